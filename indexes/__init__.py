@@ -1,0 +1,1 @@
+"""The index library: log, tiers, snapshots, generations. Synchronous; knows nothing of HTTP, Redis or models."""

@@ -1,0 +1,158 @@
+"""The data directory: which collections it holds, which aliases name them, and one process that may write to it.
+
+data/nearline.json      format version and aliases; marks the folder as ours
+data/LOCK               held while a process serves
+data/<collection>/      one folder for each collection
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+import threading
+from pathlib import Path
+
+import msgspec
+
+from indexes.collection import DRAFT_PREFIX, Collection
+from indexes.durable import FolderLock, disk_errors, publish, sync_folder
+from indexes.errors import Conflict, Damaged, InvalidInput, NotADataDirectory, NotFound
+from indexes.model import Settings, Tuning
+
+logger = logging.getLogger(__name__)
+
+FORMAT_VERSION = 1
+MARKER = "nearline.json"
+NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+NAME_RULE = "1 to 63 of a-z, 0-9, '-' and '_', beginning with a letter or digit"
+
+
+class Marker(msgspec.Struct, frozen=True):
+    format_version: int
+    aliases: dict[str, str]
+
+
+class Catalog:
+    """An open data directory with all its collections. Methods may be called from any thread; `close` it."""
+
+    def __init__(self, folder: Path, tuning: Tuning) -> None:
+        """Open the folder, making it if it does not exist or is empty.
+
+        Raises NotADataDirectory for a folder that holds other things, Locked if another process serves it.
+        """
+        self.folder = folder
+        self._tuning = tuning
+        self._change = threading.Lock()
+        self._collections: dict[str, Collection] = {}
+        self._aliases = prepare(folder)
+        self._lock = FolderLock(folder / "LOCK")
+        try:
+            for leftover in (*folder.glob(".removed-*"), *folder.glob(f"{DRAFT_PREFIX}*")):
+                shutil.rmtree(leftover, ignore_errors=True)
+            for path in sorted(folder.iterdir()):
+                if NAME.fullmatch(path.name) and (path / "log.db").is_file():
+                    self._collections[path.name] = Collection(path, tuning)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        for collection in self._collections.values():
+            collection.close()
+        self._lock.close()
+
+    @property
+    def collections(self) -> dict[str, Collection]:
+        """Open collections by their own names."""
+        return dict(self._collections)
+
+    @property
+    def aliases(self) -> dict[str, str]:
+        return dict(self._aliases)
+
+    def get(self, name: str) -> Collection:
+        """The collection of this name or alias. Raises NotFound."""
+        collection = self._collections.get(self._aliases.get(name, name))
+        if collection is None:
+            raise NotFound(f"no collection {name!r}", param="collection")
+        return collection
+
+    def create(self, name: str, settings: Settings) -> Collection:
+        check_name(name)
+        with self._change:
+            if name in self._collections or name in self._aliases:
+                raise Conflict(f"the name {name!r} is taken", param="name")
+            collection = Collection.create(self.folder / name, settings, self._tuning)
+            self._collections[name] = collection
+            return collection
+
+    def delete(self, name: str) -> None:
+        """Remove a collection and its files. Raises Conflict while an alias names it."""
+        with self._change:
+            collection = self._collections.get(name)
+            if collection is None:
+                raise NotFound(f"no collection {name!r}", param="collection")
+            if aliases := [alias for alias, target in self._aliases.items() if target == name]:
+                raise Conflict(f"alias {aliases[0]!r} names the collection {name!r}", param="collection")
+            del self._collections[name]
+            collection.close()
+            # Renamed first, so that a crash half way through leaves no half collection to open.
+            removed = self.folder / f".removed-{name}-{collection.uid}"
+            (self.folder / name).rename(removed)
+            sync_folder(self.folder)
+            shutil.rmtree(removed, ignore_errors=True)
+
+    def set_alias(self, alias: str, name: str) -> None:
+        """Let an alias name a collection, atomically and durably, whatever it named before."""
+        check_name(alias)
+        with self._change:
+            if alias in self._collections:
+                raise Conflict(f"{alias!r} is a collection", param="alias")
+            if name not in self._collections:
+                raise NotFound(f"no collection {name!r}", param="collection")
+            aliases = {**self._aliases, alias: name}
+            write_marker(self.folder, aliases)
+            self._aliases = aliases
+
+    def remove_alias(self, alias: str) -> None:
+        with self._change:
+            if alias not in self._aliases:
+                raise NotFound(f"no alias {alias!r}", param="alias")
+            aliases = {name: target for name, target in self._aliases.items() if name != alias}
+            write_marker(self.folder, aliases)
+            self._aliases = aliases
+
+
+def check_name(name: str) -> None:
+    if not NAME.fullmatch(name):
+        raise InvalidInput(f"{name!r} cannot be a name; expected {NAME_RULE}", param="name")
+
+
+def prepare(folder: Path) -> dict[str, str]:
+    """The aliases of a data directory; an empty or missing folder becomes one."""
+    marker = folder / MARKER
+    if marker.is_file():
+        try:
+            stored = msgspec.json.decode(marker.read_bytes(), type=Marker)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise Damaged(f"{marker}: {error}") from error
+        if stored.format_version != FORMAT_VERSION:
+            raise NotADataDirectory(
+                f"{folder} has format {stored.format_version}; this version of nearline reads {FORMAT_VERSION}"
+            )
+        return stored.aliases
+    if folder.exists() and not folder.is_dir():
+        raise NotADataDirectory(f"{folder} is not a folder")
+    if folder.is_dir() and any(path.name != f".{MARKER}.draft" for path in folder.iterdir()):
+        raise NotADataDirectory(
+            f"{folder} is not empty and has no {MARKER}: it is not a nearline data directory"
+        )
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    write_marker(folder, {})
+    return {}
+
+
+def write_marker(folder: Path, aliases: dict[str, str]) -> None:
+    publish(folder / MARKER, msgspec.json.encode(Marker(FORMAT_VERSION, aliases)) + b"\n")

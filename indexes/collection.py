@@ -1,0 +1,361 @@
+"""One collection: its log, its parts, and the snapshot that searches read.
+
+Opening follows these steps: open the log; load the live generation, or the newest one whose checksums hold, or
+none; read the passages after it from the log; hide what was removed after its seq; publish the snapshot. Lost or
+damaged indexes cost time at opening, never data.
+
+Threads: searches read `snapshot` from any thread. Writes and every change of parts happen on the writer's thread.
+Graphs of full deltas are built on one background thread and put in place by the writer.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from indexes import analysis
+from indexes.assembly import Assembly, segment_passages
+from indexes.builder import BuildRequest
+from indexes.durable import disk_errors, publish_folder
+from indexes.errors import Conflict, Damaged, InvalidInput, NearlineError, NotFound, NotReady, StorageError
+from indexes.filters import Filter
+from indexes.generation import Generation, Shelf, read_manifest
+from indexes.log import Applied, Log
+from indexes.model import (
+    Delete,
+    Floats,
+    Ids,
+    Operation,
+    Settings,
+    StoredDocument,
+    StoredPassage,
+    Tier,
+    Tuning,
+    Upsert,
+    WriteResult,
+)
+from indexes.parts import DeltaView, Segment, top
+from indexes.snapshot import Snapshot
+from indexes.writer import Writer
+
+logger = logging.getLogger(__name__)
+
+UNIT_TOLERANCE = 1e-3
+DRAFT_PREFIX = ".creating-"
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionInfo:
+    """Counts and sizes of one collection. `memory_bytes` leaves mapped files out, `mapped_bytes` is those."""
+
+    documents: int
+    passages: dict[Tier, int]
+    dead_passages: int
+    segments: int
+    seq: int
+    generation: int
+    generations: list[int]
+    recall: dict[str, float]
+    memory_bytes: int
+    mapped_bytes: int
+
+
+class Collection:
+    """An open collection. `Collection.create` makes one, `Collection(folder, tuning)` opens one; `close` it."""
+
+    def __init__(self, folder: Path, tuning: Tuning) -> None:
+        self.folder = folder
+        self.tuning = tuning
+        self.log = Log(folder / "log.db")
+        self.settings = self.log.settings
+        self.uid = self.log.uid
+        self.shelf = Shelf(folder)
+        self._adopting = threading.Lock()
+        self._sealing = ThreadPoolExecutor(1, thread_name_prefix=f"sealing-{folder.name}")
+        self._documents = self.log.document_count()
+        self._assembly = Assembly(self.settings, tuning, self._seal)
+        self.shelf.sweep()
+        self._snapshot = self._recover()
+        self._writer = Writer(folder.name, self._commit, operations_max=tuning.commit_ops_max)
+        for view in self._assembly.full_deltas():
+            self._seal(view)
+
+    @staticmethod
+    def create(folder: Path, settings: Settings, tuning: Tuning) -> Collection:
+        """Make an empty collection in a new folder. Raises Conflict if the folder exists."""
+        if folder.exists():
+            raise Conflict(f"{folder.name} exists already")
+        draft = folder.with_name(f"{DRAFT_PREFIX}{folder.name}")
+        shutil.rmtree(draft, ignore_errors=True)
+        try:
+            with disk_errors(draft):
+                draft.mkdir()
+            Log.create(draft / "log.db", settings, uuid.uuid4().hex).close()
+            publish_folder(draft, folder)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+        return Collection(folder, tuning)
+
+    def close(self) -> None:
+        """Finish queued writes, stop the threads, close the log. Searches under way may still finish."""
+        self._writer.close()
+        self._sealing.shutdown(wait=True, cancel_futures=True)
+        self.log.close()
+
+    # -- reading
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """What a search that begins now reads."""
+        return self._snapshot
+
+    def passages(self, ids: Sequence[int]) -> dict[int, StoredPassage]:
+        """The live ones of these, from the log: whatever an index returned, a deleted passage is absent here."""
+        return self.log.passages(ids)
+
+    def document(self, document_id: str) -> StoredDocument:
+        found = self.log.document(document_id)
+        if found is None:
+            raise NotFound(f"no document {document_id!r}", param="id")
+        return found
+
+    def exact(self, queries: Floats, k: int, condition: Filter | None = None) -> list[tuple[Ids, Floats]]:
+        """Exact search over the log's own float32 vectors: for each query [n, dimensions] its `k` best ids, scores.
+
+        One scan serves all queries. It reads every live vector: for evaluation, not for serving.
+        """
+        allowed = None if condition is None else self.snapshot.matching(condition)
+        best: list[tuple[Ids, Floats]] = [(np.empty(0, np.int64), np.empty(0, np.float32)) for _ in queries]
+        for ids, vectors in self.log.vectors(0, self.log.position().last_passage):
+            kept = slice(None) if allowed is None else np.isin(ids, allowed, assume_unique=True)
+            for at, scores in enumerate(queries @ vectors[kept].T):
+                some_ids, some_scores = top(ids[kept], scores, k)
+                known_ids, known_scores = best[at]
+                both = np.concatenate([known_scores, some_scores])
+                best[at] = top(np.concatenate([known_ids, some_ids]), both, k)
+        return best
+
+    def info(self) -> CollectionInfo:
+        snapshot = self.snapshot
+        generation = self._assembly.generation
+        return CollectionInfo(
+            documents=self._documents,
+            passages=snapshot.counts(),
+            dead_passages=snapshot.dead,
+            segments=segment_passages(snapshot)[0],
+            seq=snapshot.seq,
+            generation=snapshot.generation,
+            generations=self.shelf.numbers(),
+            recall=generation.manifest.recall if generation else {},
+            memory_bytes=sum(visible.part.bytes for visible in snapshot.parts),
+            mapped_bytes=generation.mapped_bytes if generation else 0,
+        )
+
+    # -- writing
+
+    def write(self, operations: Sequence[Operation]) -> Future[WriteResult]:
+        """Apply operations in order, all or none. The future resolves when they are synced and searchable.
+
+        Raises InvalidInput at once for a vector of the wrong shape, with NaN, or not of unit length.
+        """
+        for operation in operations:
+            if isinstance(operation, Upsert):
+                check_upsert(operation, self.settings.dimensions)
+        return self._writer.write(operations)
+
+    def delete_matching(self, condition: Filter) -> Future[WriteResult]:
+        """Delete every document that matches the filter when the writer comes to it: no update slips in between."""
+
+        def choose() -> list[Operation]:
+            ids = self.snapshot.matching(condition)
+            return [Delete(one) for one in dict.fromkeys(self.log.documents_of(ids.tolist()).values())]
+
+        return self._writer.write(choose)
+
+    def _commit(self, writes: list[Sequence[Operation]]) -> list[WriteResult]:
+        results, applied = self.log.commit(writes)
+        try:
+            self._show(applied)
+        except Exception as error:
+            # The log has it, the indexes may have half of it: only opening anew makes them agree.
+            raise StorageError(
+                f"{self.folder.name}: written, but the indexes failed: {error!r}; restart"
+            ) from error
+        return results
+
+    def _show(self, applied: list[Applied]) -> None:
+        self._documents += sum((one.upsert is not None) - (len(one.dead) > 0) for one in applied)
+        self._assembly.apply(applied)
+        if applied:
+            self._snapshot = self._assembly.snapshot(applied[-1].seq)
+
+    def _seal(self, view: DeltaView) -> None:
+        """Build the graph of a full delta in the background. If that fails, its passages stay exactly searched."""
+
+        def work() -> None:
+            try:
+                segment = Segment.seal(view, threads=self.tuning.build_threads)
+                self._writer.call(lambda: self._put(view, segment))
+            except NotReady:
+                logger.debug("%s closed while a segment was being sealed", self.folder.name)
+            except Exception:
+                logger.exception("sealing a segment of %s failed", self.folder.name)
+
+        self._sealing.submit(work)
+
+    def _put(self, view: DeltaView, segment: Segment) -> None:
+        if self._assembly.put(view, segment):
+            self._snapshot = self._assembly.snapshot(self._snapshot.seq)
+
+    # -- generations
+
+    def wants_rebuild(self) -> str | None:
+        """Why a rebuild is due by the tuning's own rules, or None. Cheap enough to ask after every write."""
+        snapshot, tuning = self.snapshot, self.tuning
+        _, in_segments = segment_passages(snapshot)
+        # Past the first rebuild, wait for a quarter of the rest: rebuilding has to stay proportional to growth.
+        many = max(tuning.segments_max * tuning.delta_passages_max, (snapshot.live - in_segments) // 4)
+        if tuning.segments_max and in_segments >= many:
+            return f"{in_segments} passages are in segments"
+        total = snapshot.live + snapshot.dead
+        if (
+            snapshot.dead > tuning.delta_passages_max // 4
+            and snapshot.dead > tuning.dead_fraction_max * total
+        ):
+            return f"{snapshot.dead} of {total} indexed passages are dead"
+        return None
+
+    def begin_build(self, hot_capacity: int | None = None) -> BuildRequest:
+        """Fix what the next generation holds: everything up to now. Later passages go to parts of their own."""
+
+        def fix() -> BuildRequest:
+            self._assembly.rotate()
+            position = self.log.position()
+            return BuildRequest(
+                collection=str(self.folder),
+                number=self.shelf.next_number(),
+                seq=position.seq,
+                last_passage=position.last_passage,
+                hot_capacity=self.settings.hot_capacity if hot_capacity is None else hot_capacity,
+                recall_target=self.tuning.recall_target,
+                threads=self.tuning.build_threads,
+            )
+
+        return self._writer.call(fix).result()
+
+    def adopt(self, number: int) -> Generation:
+        """Serve a sealed generation from now on: verify, load, replay past it, move CURRENT, swap. Also goes back.
+
+        Searches under way finish on the old snapshot. If anything fails, the old generation stays live.
+        """
+        with self._adopting:
+            generation = self._usable(number)
+            live = self._assembly.generation
+            reached = live.manifest.last_passage if live else 0
+            tail = self._assembly.read_back(self.log.entries(generation.manifest.last_passage, reached))
+
+            def install() -> None:
+                # On the writer's thread, so that nothing is removed between reading what died and publishing.
+                arranged = self._assembly.arrange(
+                    generation, tail, self.log.dead_since(generation.manifest.seq)
+                )
+                self.shelf.set_current(number)
+                self._assembly.install(arranged)
+                self._snapshot = self._assembly.snapshot(self._snapshot.seq)
+
+            self._writer.call(install).result()
+            for view in tail.parts:
+                if view.size >= self.tuning.delta_passages_max:
+                    self._seal(view)
+            self._prune(before=live.number if live else 0)
+        return generation
+
+    def rollback(self) -> Generation:
+        """Go back to the newest generation before the live one. Writes made since stay: they are replayed."""
+        live = self._assembly.generation
+        earlier = [number for number in self.shelf.numbers() if live and number < live.number]
+        if not earlier:
+            raise Conflict("there is no earlier generation to roll back to")
+        return self.adopt(earlier[-1])
+
+    def discard(self, number: int) -> None:
+        """Delete a sealed generation that could not be adopted. The live one is never deleted."""
+        if number != self.snapshot.generation:
+            shutil.rmtree(self.shelf.path(number), ignore_errors=True)
+
+    def _usable(self, number: int) -> Generation:
+        """A generation, verified and loaded, if this collection and this version can serve it."""
+        generation = Generation.load(self.shelf.path(number))
+        manifest = generation.manifest
+        if (manifest.fingerprint, manifest.analysis) != (self.settings.fingerprint, analysis.VERSION):
+            raise Damaged(f"generation {number} was built for another model or another analysis of text")
+        return generation
+
+    def _prune(self, *, before: int) -> None:
+        """Keep the live generation and the one before it, then the newest; delete the others and their history.
+
+        The swap is done by then, so trouble here is only logged.
+        """
+        numbers = self.shelf.numbers()
+        first = [number for number in (self.snapshot.generation, before) if number in numbers]
+        others = [number for number in reversed(numbers) if number not in first]
+        kept = {*first, *others[: max(self.tuning.generations_kept - len(first), 0)]}
+        try:
+            for number in numbers:
+                if number not in kept:
+                    shutil.rmtree(self.shelf.path(number))
+            oldest = min(read_manifest(self.shelf.path(number)).seq for number in kept)
+            self._writer.call(lambda: self.log.forget_operations(oldest)).result()
+        except (NearlineError, OSError) as error:
+            logger.warning("old generations of %s were not cleared away: %s", self.folder.name, error)
+
+    # -- recovery
+
+    def _recover(self) -> Snapshot:
+        position = self.log.position()
+        generation = self._load_generation(position.seq)
+        after = generation.manifest.last_passage if generation else 0
+        tail = self._assembly.read_back(self.log.entries(after, position.last_passage))
+        dead = self.log.dead_since(generation.manifest.seq) if generation else []
+        self._assembly.install(self._assembly.arrange(generation, tail, dead))
+        return self._assembly.snapshot(position.seq)
+
+    def _load_generation(self, log_seq: int) -> Generation | None:
+        """The live generation, or the newest older one that is whole and not ahead of the log."""
+        current = self.shelf.current()
+        older = [number for number in reversed(self.shelf.numbers()) if number < current]
+        for number in [current, *older] if current else []:
+            try:
+                generation = self._usable(number)
+            except (Damaged, NotFound, OSError) as error:
+                logger.error("generation %d of %s cannot be used: %s", number, self.folder.name, error)
+                continue
+            if generation.manifest.seq <= log_seq:
+                return generation
+        return None
+
+
+def check_upsert(upsert: Upsert, dimensions: int) -> None:
+    if not upsert.passages:
+        raise InvalidInput(f"document {upsert.id!r} has no passages", param="text")
+    for passage in upsert.passages:
+        check_vector(passage.vector, dimensions)
+
+
+def check_vector(vector: Floats, dimensions: int) -> None:
+    """Raises InvalidInput unless the vector is float32 [dimensions], finite and of unit length."""
+    if vector.shape != (dimensions,):
+        found = vector.shape[-1] if vector.ndim else 0
+        raise InvalidInput(f"vector has {found} dimensions, expected {dimensions}", param="vector")
+    if vector.dtype != np.float32 or not np.isfinite(vector).all():
+        raise InvalidInput("vector holds NaN or an infinity, expected finite float32 numbers", param="vector")
+    if abs(float(np.linalg.norm(vector)) - 1) > UNIT_TOLERANCE:
+        raise InvalidInput(f"vector has length {np.linalg.norm(vector):.4f}, expected 1", param="vector")

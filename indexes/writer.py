@@ -1,0 +1,144 @@
+"""The one thread that writes a collection: groups waiting writes into commits, runs other steps between them.
+
+Every caller gets a Future. Writes that wait together share one synced transaction, so the rate of commits does not
+bound the rate of writes. If a commit fails, every write in it fails with the same error and none is kept. After a
+failed sync the thread acknowledges nothing more: what the disk holds is then unknown until the log is opened again.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from indexes.errors import DiskFull, NotReady, Overloaded, StorageError
+from indexes.model import Operation, WriteResult
+
+WAITING_WRITES_MAX = 10_000
+T = TypeVar("T")
+
+Operations = Sequence[Operation] | Callable[[], Sequence[Operation]]
+Commit = Callable[[list[Sequence[Operation]]], list[WriteResult]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    operations: Operations
+    future: Future[WriteResult]
+
+    def chosen(self) -> Sequence[Operation]:
+        return self.operations() if callable(self.operations) else self.operations
+
+    def fits(self, operations: int, most: int) -> bool:
+        """Whether it may join a group that has so many operations."""
+        return not callable(self.operations) and operations + len(self.operations) <= most
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    function: Callable[[], Any]
+    future: Future[Any]
+
+
+class Writer:
+    """Runs `commit` on groups of writes of at most `operations_max` operations (one larger write goes alone)."""
+
+    def __init__(self, name: str, commit: Commit, *, operations_max: int) -> None:
+        self._commit = commit
+        self._operations_max = operations_max
+        self._queue: queue.Queue[_Write | _Step | None] = queue.Queue(WAITING_WRITES_MAX)
+        self._closing = False
+        self._entering = threading.Lock()  # nothing may slip in behind the end of the queue
+        self._failed: StorageError | None = None
+        self._thread = threading.Thread(target=self._run, name=f"writer-{name}", daemon=True)
+        self._thread.start()
+
+    def write(self, operations: Operations) -> Future[WriteResult]:
+        """The future resolves when the operations are on disk and searchable. Raises Overloaded or NotReady at once.
+
+        `operations` may be a function: it is called when all writes before it are visible, and no other comes between.
+        """
+        future: Future[WriteResult] = Future()
+        self._put(_Write(operations, future))
+        return future
+
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """Run a function on the writer's thread, between two commits."""
+        future: Future[T] = Future()
+        self._put(_Step(function, future))
+        return future
+
+    def close(self) -> None:
+        """Finish what is queued, then stop. Idempotent."""
+        with self._entering:
+            first, self._closing = not self._closing, True
+        if first:
+            self._queue.put(None)
+        self._thread.join()
+
+    def _put(self, item: _Write | _Step) -> None:
+        with self._entering:
+            if self._closing:
+                raise NotReady("the collection is closing")
+            try:
+                self._queue.put_nowait(item)
+            except queue.Full:
+                raise Overloaded(f"{WAITING_WRITES_MAX} writes are waiting already") from None
+
+    def _run(self) -> None:
+        item = self._queue.get()
+        while item is not None:
+            if isinstance(item, _Step):
+                self._step(item)
+                item = self._queue.get()
+            else:
+                item = self._group(item)
+
+    def _group(self, first: _Write) -> _Write | _Step | None:
+        """Commit `first` with the writes that wait behind it; returns the next item, which did not fit."""
+        group = [first]
+        operations = self._operations_max if callable(first.operations) else len(first.operations)
+        following: _Write | _Step | None
+        while True:
+            try:
+                following = self._queue.get_nowait()
+            except queue.Empty:
+                self._commit_group(group)
+                return self._queue.get()
+            if not isinstance(following, _Write) or not following.fits(operations, self._operations_max):
+                self._commit_group(group)
+                return following
+            group.append(following)
+            operations += len(following.chosen())
+
+    def _commit_group(self, waiting: list[_Write]) -> None:
+        # A caller that has gone leaves the group here; from here on its future can no longer be cancelled.
+        group = [write for write in waiting if write.future.set_running_or_notify_cancel()]
+        if not group:
+            return
+        try:
+            if self._failed is not None:
+                raise self._failed
+            results = self._commit([write.chosen() for write in group])
+        except Exception as error:  # noqa: BLE001 - it belongs to the callers, who wait for it
+            if isinstance(error, StorageError) and not isinstance(error, DiskFull):
+                self._failed = error
+            for write in group:
+                write.future.set_exception(error)
+        else:
+            for write, result in zip(group, results, strict=True):
+                write.future.set_result(result)
+
+    @staticmethod
+    def _step(step: _Step) -> None:
+        if not step.future.set_running_or_notify_cancel():
+            return
+        try:
+            result = step.function()
+        except Exception as error:  # noqa: BLE001 - as above
+            step.future.set_exception(error)
+        else:
+            step.future.set_result(result)

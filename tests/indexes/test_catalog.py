@@ -1,0 +1,138 @@
+"""The data directory: names, aliases, the lock, and folders that are not ours."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from indexes.catalog import Catalog
+from indexes.errors import Conflict, Damaged, InvalidInput, Locked, NotADataDirectory, NotFound
+from indexes.model import Tuning
+from tests.support.vectors import World, settings
+
+WORLD = World()
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Catalog:
+    return Catalog(tmp_path / "data", Tuning())
+
+
+def test_collections_come_back_after_opening_again(catalog: Catalog) -> None:
+    """Names, aliases and documents survive."""
+    catalog.create("docs", settings()).write([WORLD.document(1)]).result()
+    catalog.set_alias("live", "docs")
+    catalog.close()
+    again = Catalog(catalog.folder, Tuning())
+    assert again.get("live").document("d1").text == WORLD.text(1, 0)
+    again.close()
+
+
+def test_an_alias_moves(catalog: Catalog) -> None:
+    """Set again, an alias names the other collection."""
+    for name in ("one", "two"):
+        catalog.create(name, settings())
+        catalog.set_alias("live", name)
+    assert catalog.get("live") is catalog.get("two")
+    catalog.remove_alias("live")
+    with pytest.raises(NotFound):
+        catalog.get("live")
+    catalog.close()
+
+
+def test_a_taken_name_is_a_conflict(catalog: Catalog) -> None:
+    """Collections and aliases share one space of names."""
+    catalog.create("docs", settings())
+    catalog.set_alias("live", "docs")
+    for name in ("docs", "live"):
+        with pytest.raises(Conflict):
+            catalog.create(name, settings())
+    with pytest.raises(Conflict):
+        catalog.set_alias("docs", "docs")
+    catalog.close()
+
+
+def test_deleting_removes_the_files(catalog: Catalog) -> None:
+    """A deleted collection is gone from disk; one with an alias is kept until the alias goes."""
+    catalog.create("docs", settings())
+    catalog.set_alias("live", "docs")
+    with pytest.raises(Conflict):
+        catalog.delete("docs")
+    catalog.remove_alias("live")
+    catalog.delete("docs")
+    assert sorted(path.name for path in catalog.folder.iterdir()) == ["LOCK", "nearline.json"]
+    catalog.create("docs", settings())
+    catalog.close()
+
+
+@pytest.mark.parametrize(
+    "name", ["", "../up", "/etc", "a/b", "A", ".hidden", "-x", "a" * 64, "a\0b", "%2e%2e", "lock.db"]
+)
+def test_names_never_leave_the_directory(catalog: Catalog, name: str) -> None:
+    """Paths and odd characters cannot be names."""
+    with pytest.raises(InvalidInput):
+        catalog.create(name, settings())
+    catalog.close()
+
+
+def test_a_second_process_is_refused(catalog: Catalog) -> None:
+    """While one process holds the directory another gets Locked, with the holder's pid."""
+    code = "import sys; from pathlib import Path; from indexes.catalog import Catalog\n"
+    code += "from indexes.model import Tuning; from indexes.errors import Locked\n"
+    code += "try: Catalog(Path(sys.argv[1]), Tuning())\nexcept Locked as error: print(error)"
+    command = [sys.executable, "-c", code, str(catalog.folder)]
+    output = subprocess.run(
+        command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
+    ).stdout
+    import os
+
+    assert str(os.getpid()) in output
+    with pytest.raises(Locked):
+        Catalog(catalog.folder, Tuning())
+    catalog.close()
+    Catalog(catalog.folder, Tuning()).close()
+
+
+def test_a_foreign_folder_is_refused(tmp_path: Path) -> None:
+    """A folder with other things in it, or a file, is not made into a data directory."""
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.jpg").write_bytes(b"meow")
+    with pytest.raises(NotADataDirectory):
+        Catalog(tmp_path / "photos", Tuning())
+    assert [path.name for path in (tmp_path / "photos").iterdir()] == ["cat.jpg"]
+    with pytest.raises(NotADataDirectory):
+        Catalog(tmp_path / "photos" / "cat.jpg", Tuning())
+
+
+def test_a_damaged_or_foreign_marker_is_refused(tmp_path: Path) -> None:
+    """A marker that is not JSON is damage; one of a later format is not for this version."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "nearline.json").write_text("{")
+    with pytest.raises(Damaged):
+        Catalog(folder, Tuning())
+    (folder / "nearline.json").write_text('{"format_version": 99, "aliases": {}}')
+    with pytest.raises(NotADataDirectory, match="99"):
+        Catalog(folder, Tuning())
+
+
+def test_a_creation_cut_short_does_no_harm(catalog: Catalog) -> None:
+    """What a crash in the middle of creating leaves behind is swept away, and the name is free."""
+    catalog.close()
+    (catalog.folder / ".creating-docs").mkdir()
+    (catalog.folder / ".creating-docs" / "log.db").write_bytes(b"")
+    again = Catalog(catalog.folder, Tuning())
+    again.create("docs", settings())
+    assert sorted(again.collections) == ["docs"]
+    again.close()
+
+
+def test_a_first_start_cut_short_can_be_repeated(tmp_path: Path) -> None:
+    """A folder with nothing but the draft of our own marker counts as empty."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / ".nearline.json.draft").write_text("{")
+    Catalog(folder, Tuning()).close()

@@ -1,0 +1,179 @@
+"""BM25 against rank-bm25, on any history of writes."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rank_bm25 import BM25Okapi
+
+from indexes.analysis import terms
+from indexes.collection import Collection
+from indexes.lexical import GrowingLexical, SealedLexical, best_rows
+from indexes.model import Bm25, Delete, Upsert
+from indexes.rebuild import Rebuild
+from tests.support.vectors import World, delete, fill, make_collection
+
+WORLD = World()
+K1, B = Bm25().k1, Bm25().b
+
+
+def reference(texts: list[str], query: str) -> list[float]:
+    """rank-bm25's scores, with the one thing it does otherwise replaced: its idf, which may turn negative."""
+    corpus = [terms(text) for text in texts]
+    bm25 = BM25Okapi(corpus, k1=K1, b=B)
+    for term in bm25.idf:
+        df = sum(term in words for words in corpus)
+        bm25.idf[term] = float(np.log1p((len(texts) - df + 0.5) / (df + 0.5)))
+    return [float(score) for score in bm25.get_scores(terms(query))]
+
+
+def assert_like_rank_bm25(collection: Collection, texts: dict[str, str], query: str) -> None:
+    """Every live document scores what a fresh rank-bm25 index over the live documents gives it."""
+    expected = dict(zip(texts, reference(list(texts.values()), query), strict=True)) if texts else {}
+    ranking = collection.snapshot.lexical(query, 10_000)
+    stored = collection.passages(ranking.ids.tolist())
+    found = {
+        stored[i].document_id: s for i, s in zip(ranking.ids.tolist(), ranking.scores.tolist(), strict=True)
+    }
+    assert found == pytest.approx({name: score for name, score in expected.items() if score > 0}, rel=1e-5)
+    assert ranking.scores.tolist() == sorted(ranking.scores.tolist(), reverse=True)
+
+
+QUERIES = ["word1", "word3 word50 word200", "word1 word1 word2", "word399 word7 nowhere", "nowhere at all"]
+
+
+def test_scores_are_those_of_rank_bm25(tmp_path: Path) -> None:
+    """In delta, segments, hot and cold, before and after deletions, replacements and a rebuild."""
+    collection = make_collection(tmp_path / "c")
+    texts = {f"d{n}": WORLD.text(n, 0) for n in range(900)}
+    fill(collection, WORLD, range(900))
+    for query in QUERIES:
+        assert_like_rank_bm25(collection, texts, query)
+    request = collection.begin_build()
+    fill(collection, WORLD, range(40), version=1)
+    texts |= {f"d{n}": WORLD.text(n, 1) for n in range(40)}
+    collection.adopt(Rebuild(request, timeout_s=120).run(lambda *_: None))
+    delete(collection, range(500, 700))
+    for n in range(500, 700):
+        del texts[f"d{n}"]
+    for query in QUERIES:
+        assert_like_rank_bm25(collection, texts, query)
+    collection.close()
+    again = Collection(tmp_path / "c", collection.tuning)
+    for query in QUERIES:
+        assert_like_rank_bm25(again, texts, query)
+    again.close()
+
+
+WORDS = st.sampled_from(["apple", "pear", "plum", "fig", "nut"])
+TEXTS = st.lists(WORDS, min_size=1, max_size=8).map(" ".join)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("write"), st.integers(0, 6), TEXTS),
+        st.tuples(st.just("delete"), st.integers(0, 6), st.just("")),
+        st.tuples(st.just("reopen"), st.just(0), st.just("")),
+    ),
+    max_size=12,
+)
+
+
+@given(STEPS, TEXTS)
+@settings(max_examples=25, deadline=None)
+def test_any_history_of_writes_scores_like_a_fresh_index(
+    steps: list[tuple[str, int, str]], query: str
+) -> None:
+    """Writes, replacements, deletions and restarts in any order leave no trace in the statistics."""
+    with tempfile.TemporaryDirectory() as folder:
+        collection = make_collection(Path(folder) / "c")
+        texts: dict[str, str] = {}
+        for step, number, text in steps:
+            name = f"d{number}"
+            if step == "write":
+                passage = WORLD.document(number).passages[0]
+                collection.write(
+                    [Upsert(name, text, "", {}, (type(passage)(0, len(text), 1, passage.vector),))]
+                ).result()
+                texts.pop(name, None)
+                texts[name] = text
+            elif step == "delete":
+                collection.write([Delete(name)]).result()
+                texts.pop(name, None)
+            else:
+                collection.close()
+                collection = Collection(Path(folder) / "c", collection.tuning)
+        assert_like_rank_bm25(collection, texts, query)
+        collection.close()
+
+
+def test_candidates_of_another_searcher_score_the_same(tmp_path: Path) -> None:
+    """BM25 of given passages equals BM25 found by searching, and is 0 for a passage without any term."""
+    collection = make_collection(tmp_path / "c")
+    fill(collection, WORLD, range(600))
+    snapshot = collection.snapshot
+    ranking = snapshot.lexical("word5 word30", 50)
+    assert np.allclose(snapshot.lexical_scores("word5 word30", ranking.ids), ranking.scores)
+    others = np.setdiff1d(np.arange(1, 601), snapshot.lexical("word5 word30", 600).ids)
+    assert not snapshot.lexical_scores("word5 word30", others).any()
+    collection.close()
+
+
+def test_a_view_does_not_show_later_rows() -> None:
+    """Rows added to a growing index after a view was taken are in no posting of that view."""
+    index = GrowingLexical()
+    index.add("apple pear")
+    view = index.view(1)
+    index.add("apple apple plum")
+    assert view.postings("appl")[0].tolist() == [0]
+    assert not len(view.postings("plum")[0])
+    assert index.view(2).postings("appl")[1].tolist() == [1, 2]
+
+
+def test_sealed_and_growing_hold_the_same(tmp_path: Path) -> None:
+    """Sealed, saved and mapped back, an index gives the postings of the growing one."""
+    index = GrowingLexical()
+    for n in range(50):
+        index.add(WORLD.text(n))
+    index.seal(50).save(tmp_path)
+    loaded = SealedLexical.load(tmp_path)
+    view = index.view(50)
+    for word in ("word0", "word17", "word399", "absent", ""):
+        ours, theirs = loaded.postings(word), view.postings(word)
+        assert ours[0].tolist() == theirs[0].tolist()
+        assert ours[1].tolist() == theirs[1].tolist()
+    assert loaded.lengths.tolist() == view.lengths.tolist()
+    assert loaded.frequencies_of(np.array([0, 3])) == view.frequencies_of(np.array([0, 3]))
+
+
+def test_an_empty_index_can_be_sealed(tmp_path: Path) -> None:
+    """Nothing in, nothing out, no error."""
+    GrowingLexical().seal(0).save(tmp_path)
+    loaded = SealedLexical.load(tmp_path)
+    assert loaded.size == 0
+    assert not len(loaded.postings("x")[0])
+
+
+def test_ties_are_cut_in_row_order() -> None:
+    """Of equal scores, the lower rows stay."""
+    assert best_rows(np.array([1, 2, 1, 0, 1], np.float32), 3).tolist() == [1, 0, 2]
+
+
+def test_terms_fold_case_forms_and_endings() -> None:
+    """Case, Unicode forms and English endings do not matter; function words go."""
+    assert terms("The Running RUNNERS ran") == terms("runn\u0069ng runners ran")
+    assert terms("\uff21pple") == terms("apple")
+
+
+def test_a_text_of_function_words_keeps_them() -> None:
+    """There must be something to search for in "to be or not to be"."""
+    assert terms("to be or not to be") == ["to", "be", "or", "not", "to", "be"]
+
+
+def test_scripts_without_spaces_become_pairs() -> None:
+    """Japanese and Chinese text can be found by any two neighbouring characters."""
+    assert terms("東京都") == ["東京", "京都"]
+    assert terms("x東y") == ["x", "東", "y"]

@@ -1,0 +1,211 @@
+"""The log: what it keeps, what it never does twice, and what a kill leaves behind."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import apsw
+import numpy as np
+import pytest
+
+from indexes.errors import Conflict, DiskFull, NotReady, StorageError
+from indexes.log import Log
+from indexes.log_reader import LogReader
+from indexes.model import Delete
+from indexes.writer import Writer
+from tests.support.vectors import World, make_collection, settings
+
+WORLD = World()
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Log:
+    return Log.create(tmp_path / "log.db", settings(), "uid")
+
+
+def test_numbers_are_never_used_twice(log: Log) -> None:
+    """Also after everything was deleted and the log opened again, seq and passage ids go on growing."""
+    log.commit([[WORLD.document(1), WORLD.document(2)]])
+    log.commit([[Delete("d1"), Delete("d2")]])
+    before = log.position()
+    log.forget_operations(before.seq)
+    log.close()
+    again = Log(log.path)
+    _, applied = again.commit([[WORLD.document(3)]])
+    assert applied[0].seq == before.seq + 1
+    assert applied[0].first_passage == before.last_passage + 1
+    again.close()
+
+
+def test_what_was_written_is_read_back(log: Log) -> None:
+    """Text, title, metadata and the vector, bit by bit."""
+    document = WORLD.document(5)
+    log.commit([[document]])
+    stored = log.document("d5")
+    assert stored is not None
+    assert (stored.text, stored.metadata, stored.passages) == (document.text, document.metadata, 1)
+    [(ids, vectors)] = log.vectors(0, 10)
+    assert np.array_equal(vectors[0], document.passages[0].vector)
+    assert log.passages(ids.tolist())[int(ids[0])].text == document.text
+
+
+def test_a_passage_of_a_longer_document_keeps_its_own_text(log: Log) -> None:
+    """Offsets and text of each passage agree with the document."""
+    text = "First part. Second part."
+    whole = WORLD.document(1)
+    piece = whole.passages[0]
+    parts = tuple(type(piece)(start, end, 2, piece.vector) for start, end in ((0, 11), (12, 24)))
+    log.commit([[type(whole)("x", text, "Title", {}, parts)]])
+    stored = log.passages([1, 2])
+    assert [stored[1].text, stored[2].text] == ["First part.", "Second part."]
+    assert [pair for block in log.texts(0, 2) for pair in block] == [
+        (1, "Title\nFirst part."),
+        (2, "Title\nSecond part."),
+    ]
+
+
+def test_a_removal_names_what_went(log: Log) -> None:
+    """Replacing a document tells the ids and texts of its old passages, and `dead_since` remembers them."""
+    log.commit([[WORLD.document(1, passages=2)]])
+    _, applied = log.commit([[WORLD.document(1, version=1)]])
+    assert applied[0].dead == range(1, 3)
+    assert applied[0].dead_texts == (WORLD.text(1, 0),) * 2
+    assert log.dead_since(1) == [range(1, 3)]
+    assert log.dead_since(2) == []
+
+
+def test_several_writes_share_a_commit_and_keep_their_own_results(log: Log) -> None:
+    """Each write of a group learns its own seq and counts."""
+    results, _ = log.commit([[WORLD.document(1)], [WORLD.document(2), Delete("d1"), Delete("nobody")]])
+    assert [result.seq for result in results] == [1, 4]
+    assert (results[1].documents, results[1].deleted) == (1, 1)
+
+
+def test_a_failing_operation_takes_the_whole_commit_back(log: Log) -> None:
+    """If one write of a group cannot be stored, none is, and the next commit works."""
+    broken = WORLD.document(2)
+    broken = type(broken)(broken.id, broken.text, broken.title, {"x": object()}, broken.passages)  # type: ignore[dict-item]
+    with pytest.raises(TypeError):
+        log.commit([[WORLD.document(1)], [broken]])
+    assert log.position().seq == 0
+    assert log.commit([[WORLD.document(1)]])[0][0].seq == 1
+
+
+def test_a_full_disk_is_told_apart(log: Log) -> None:
+    """SQLite's SQLITE_FULL becomes DiskFull, the transaction is rolled back, and room makes it work again."""
+    log._db.execute("PRAGMA max_page_count = 20")
+    documents = [WORLD.document(number) for number in range(500)]
+    with pytest.raises(DiskFull):
+        log.commit([documents])
+    assert log.position().seq == 0
+    log._db.execute("PRAGMA max_page_count = 100000")
+    assert log.commit([documents])[0][0].documents == 500
+
+
+def test_another_process_can_read_beside_the_writer(log: Log) -> None:
+    """A reader of its own sees each commit after it happened."""
+    reader = LogReader(log.path)
+    log.commit([[WORLD.document(1)]])
+    assert reader.document("d1") is not None
+    log.commit([[Delete("d1")]])
+    assert reader.document("d1") is None
+    reader.close()
+
+
+def test_commits_are_synced(log: Log) -> None:
+    """The connection that commits runs in WAL mode with synchronous=FULL."""
+    assert log._db.pragma("journal_mode") == "wal"
+    assert log._db.pragma("synchronous") == 2
+
+
+def test_a_foreign_file_is_refused(tmp_path: Path) -> None:
+    """A SQLite file that is no log, and a file that is no SQLite, are errors with the path."""
+    other = apsw.Connection(str(tmp_path / "other.db"))
+    other.execute("CREATE TABLE t(x)")
+    other.close()
+    with pytest.raises(StorageError, match=r"other\.db"):
+        Log(tmp_path / "other.db")
+    (tmp_path / "text.db").write_text("not a database at all" * 100)
+    with pytest.raises(StorageError, match=r"text\.db"):
+        Log(tmp_path / "text.db")
+
+
+def test_a_log_is_not_made_twice(log: Log) -> None:
+    """Creating over an existing file is a conflict."""
+    with pytest.raises(Conflict):
+        Log.create(log.path, settings(), "other")
+
+
+CHILD = """
+import sys
+from pathlib import Path
+from tests.support.vectors import World, make_collection
+collection, world = make_collection(Path(sys.argv[1])), World()
+for number in range(100000):
+    collection.write([world.document(number), world.document(number + 500000)]).result()
+    print(number, flush=True)
+"""
+
+
+def test_kill_loses_nothing_acknowledged(tmp_path: Path) -> None:
+    """After SIGKILL amid writes, every acknowledged pair is there, and no pair is half there."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(tmp_path / "c")],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+    assert child.stdout is not None
+    acknowledged = -1
+    for line in child.stdout:
+        acknowledged = int(line)
+        if acknowledged >= 60:
+            break
+    child.send_signal(signal.SIGKILL)
+    rest = child.stdout.read().split()
+    child.wait()
+    acknowledged = int(rest[-1]) if rest else acknowledged
+    log = Log(tmp_path / "c" / "log.db")
+    for number in range(acknowledged + 1):
+        assert log.document(f"d{number}") is not None
+    for number in range(acknowledged + 5):
+        pair = [log.document(f"d{n}") is not None for n in (number, number + 500000)]
+        assert pair[0] == pair[1]
+    log.close()
+
+
+def test_a_failed_disk_stops_acknowledgements() -> None:
+    """After a storage error nothing more is acknowledged, even if the disk seems to work again."""
+    outcomes = iter([StorageError("the disk failed"), None])
+
+    def commit(writes: list[Any]) -> list[Any]:
+        if (error := next(outcomes)) is not None:
+            raise error
+        return [None] * len(writes)
+
+    writer = Writer("test", commit, operations_max=10)
+    for _ in range(2):
+        with pytest.raises(StorageError, match="the disk failed"):
+            writer.write([Delete("x")]).result(5)
+    writer.close()
+    with pytest.raises(NotReady):
+        writer.write([Delete("x")])
+
+
+def test_a_cancelled_write_is_not_committed(tmp_path: Path) -> None:
+    """A caller who left before the commit began leaves nothing behind, and the writer goes on."""
+    collection = make_collection(tmp_path / "c")
+    gate = threading.Event()
+    blocked = collection._writer.call(gate.wait)
+    future = collection.write([WORLD.document(1)])
+    assert future.cancel()
+    gate.set()
+    blocked.result()
+    collection.write([WORLD.document(2)]).result()
+    assert collection.snapshot.live == 1
+    collection.close()

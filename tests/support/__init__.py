@@ -1,0 +1,1 @@
+"""Fakes and real helpers that tests share; never imported by the service."""
