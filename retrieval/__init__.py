@@ -1,0 +1,1 @@
+"""The service: HTTP, embedding, caching, the query pipeline, context building, and a client for it."""

@@ -1,0 +1,39 @@
+"""The application, put together. What each part does is said where it lives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from aiohttp import web
+
+from retrieval import lifecycle
+from retrieval.config import Config
+from retrieval.keys import CONFIG, METRICS, READY
+from retrieval.metrics import Metrics
+from retrieval.middlewares import bounded_body, errors_as_json, observed
+from retrieval.routes import add_routes
+
+
+def create_app(config: Config, data: Path) -> web.Application:
+    """A service over the data directory `data`, opened when the application starts.
+
+    Starting raises NotADataDirectory, Locked or Damaged, as `Catalog` promises.
+    """
+    app = web.Application(
+        client_max_size=config.server.body_bytes_max, middlewares=[observed, errors_as_json, bounded_body]
+    )
+    app[CONFIG] = config
+    app[METRICS] = Metrics()
+    app[READY] = {"ready": False}
+    # Closed in the reverse order: first no more jobs, then no more searches, then the models, last the log.
+    app.cleanup_ctx.extend(
+        [
+            lifecycle.catalog_ctx(data),
+            lifecycle.embedders_ctx,
+            lifecycle.pipeline_ctx,
+            lifecycle.tasks_ctx,
+            lifecycle.ready_ctx,
+        ]
+    )
+    add_routes(app)
+    return app

@@ -1,0 +1,145 @@
+"""The protocol of a cache store, what it counts, two stores as one, and the breaker that a remote one needs.
+
+A store maps opaque bytes to opaque bytes for a while. It may forget early, it never answers with another
+key's value, and it never raises for troubles of its own: a get that fails is a miss, a put that fails is
+nothing, and both are counted. Callers therefore need no error handling, and none should be written around a
+store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+
+class Store(Protocol):
+    """Bytes by key, for a while. For the one event loop that created it; not for several threads."""
+
+    async def get(self, key: bytes) -> bytes | None:
+        """The value put under this key, or None. Never raises but for the caller's own cancellation."""
+
+    async def put(self, key: bytes, value: bytes, ttl_s: int) -> None:
+        """Keep the value for at most `ttl_s` seconds; nothing is kept when that is below 1. Never raises, and
+        may return before the value can be found."""
+
+    async def close(self) -> None:
+        """Release connections and tasks. Afterwards every get is a miss. May be called twice."""
+
+    @property
+    def health(self) -> str:
+        """One line for an operator: "ok" and perhaps details, or what is wrong. No address, no secret."""
+
+    @property
+    def counts(self) -> StoreCounts:
+        """Running totals since the store was made; the same object every time."""
+
+
+@dataclass(slots=True)
+class StoreCounts:
+    """Totals for the metrics endpoint. Every get ends as exactly one hit or miss, whatever else it counts as.
+
+    `failures` are operations that were tried and went wrong, `skipped` were not tried because the store is
+    known to be unwell or busy, `rejected` are values found but not trusted, `dropped` are puts given up for
+    lack of room, `evicted` are entries that made way for newer ones.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    failures: int = 0
+    skipped: int = 0
+    rejected: int = 0
+    dropped: int = 0
+    evicted: int = 0
+
+
+class TieredStore:
+    """A near store in front of a far one: memory before Redis.
+
+    A value found far is copied near for `copy_ttl_s` seconds, because its remaining time is not known here;
+    it may thus outlive its own ttl by that much. Owns both stores: `close` closes them.
+    """
+
+    def __init__(self, near: Store, far: Store, *, copy_ttl_s: int) -> None:
+        self.near = near
+        self.far = far
+        self.counts = StoreCounts()
+        self._copy_ttl_s = copy_ttl_s
+
+    async def get(self, key: bytes) -> bytes | None:
+        value = await self.near.get(key)
+        if value is None:
+            value = await self.far.get(key)
+            if value is not None:
+                await self.near.put(key, value, self._copy_ttl_s)
+        if value is None:
+            self.counts.misses += 1
+        else:
+            self.counts.hits += 1
+        return value
+
+    async def put(self, key: bytes, value: bytes, ttl_s: int) -> None:
+        await self.near.put(key, value, ttl_s)
+        await self.far.put(key, value, ttl_s)
+
+    async def close(self) -> None:
+        try:
+            await self.far.close()
+        finally:  # also when cancelled while the far side takes its time
+            await self.near.close()
+
+    @property
+    def health(self) -> str:
+        """The far store's line: the near one lives in this process and is always well."""
+        return self.far.health
+
+
+Ticket = Literal["ordinary", "trial"]
+
+
+class Breaker:
+    """Decides whether to ask at all. Each ticket from `admit` goes back, once, to another method.
+
+    Closed, it admits everybody. A failure opens it: nobody is admitted for `retry_after_s`, then one trial at
+    a time, whose success closes it and whose failure starts the wait anew.
+    """
+
+    def __init__(self, retry_after_s: float, clock: Callable[[], float]) -> None:
+        self._retry_after_s = retry_after_s
+        self._clock = clock
+        self._retry_at_s: float | None = None  # None while closed
+        self._trial = False
+        self._reason = ""
+
+    def admit(self) -> Ticket | None:
+        if self._retry_at_s is None:
+            return "ordinary"
+        if self._trial or self._clock() < self._retry_at_s:
+            return None
+        self._trial = True
+        return "trial"
+
+    def succeeded(self, ticket: Ticket) -> None:
+        # An ordinary success while open was under way before the failure; the failure is the newer fact.
+        if ticket == "trial":
+            self._trial = False
+            self._retry_at_s = None
+
+    def failed(self, ticket: Ticket, error: BaseException) -> None:
+        if ticket == "trial":
+            self._trial = False
+        elif self._retry_at_s is not None:
+            return  # one of many that were under way when Redis died; the first has started the wait
+        self._reason = type(error).__name__  # the message may name hosts and users
+        self._retry_at_s = self._clock() + self._retry_after_s
+
+    def abandoned(self, ticket: Ticket) -> None:
+        if ticket == "trial":
+            self._trial = False  # the next one tries at once
+
+    @property
+    def health(self) -> str:
+        if self._retry_at_s is None:
+            return "ok"
+        wait_s = max(0.0, self._retry_at_s - self._clock())
+        return f"unreachable: {self._reason}, next trial in {wait_s:.1f} s"

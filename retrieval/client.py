@@ -1,0 +1,164 @@
+"""A client for the service: what the commands of `jobs` and the tests speak through.
+
+    async with Client("http://127.0.0.1:8080") as client:
+        answer = await client.search("docs", query="how do refunds work")
+
+Answers are plain JSON values. An error answer raises ServiceError with the service's own words; a service that
+cannot be reached raises it too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote
+
+import aiohttp
+import msgspec
+
+JSON = dict[str, Any]
+TIMEOUT_S = 300.0
+POLL_S = 0.2
+
+
+class ServiceError(Exception):
+    """The service refused or failed. `status` is 0 if it was not reached."""
+
+    def __init__(
+        self, message: str, *, status: int = 0, kind: str = "unreachable", param: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+        self.kind = kind
+        self.param = param
+
+
+class Client:
+    """One connection pool to one service, as an async context manager. Raises ServiceError for a url without http."""
+
+    def __init__(self, url: str, *, timeout_s: float = TIMEOUT_S) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise ServiceError(f"{url!r} is no address of a service; expected http://HOST:PORT")
+        self.url = url.rstrip("/")
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(timeout=self._timeout)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def request(self, method: str, path: str, body: object = None) -> Any:
+        """The decoded answer, None for an empty one."""
+        assert self._session is not None, "use the client as an async context manager"
+        data = None if body is None else msgspec.json.encode(body)
+        headers = {"Content-Type": "application/json"} if data is not None else None
+        try:
+            async with self._session.request(method, self.url + path, data=data, headers=headers) as answer:
+                content = await answer.read()
+                if answer.status >= 400:
+                    raise error_from(answer.status, content)
+                return msgspec.json.decode(content) if content else None
+        except TimeoutError:
+            raise ServiceError(f"{self.url} did not answer in time") from None
+        except aiohttp.ClientError as error:
+            raise ServiceError(f"{self.url} cannot be reached: {error}") from None
+
+    # -- collections
+
+    async def collection(self, name: str) -> JSON:
+        found: JSON = await self.request("GET", f"/v1/collections/{quote(name, safe='')}")
+        return found
+
+    async def create_collection(self, name: str, **settings: object) -> JSON:
+        made: JSON = await self.request("POST", "/v1/collections", {"name": name, **settings})
+        return made
+
+    async def ensure_collection(self, name: str, **settings: object) -> JSON:
+        """The collection, made if it does not exist."""
+        try:
+            return await self.collection(name)
+        except ServiceError as error:
+            if error.status != 404:
+                raise
+        return await self.create_collection(name, **settings)
+
+    # -- documents
+
+    async def write(self, collection: str, documents: list[JSON]) -> JSON:
+        path = f"/v1/collections/{quote(collection, safe='')}/documents"
+        written: JSON = await self.request("POST", path, {"documents": documents})
+        return written
+
+    async def delete(self, collection: str, document_id: str) -> JSON:
+        path = f"/v1/collections/{quote(collection, safe='')}/documents/{quote(document_id, safe='')}"
+        deleted: JSON = await self.request("DELETE", path)
+        return deleted
+
+    # -- search
+
+    async def search(self, collection: str, **search: object) -> JSON:
+        found: JSON = await self.request(
+            "POST", f"/v1/collections/{quote(collection, safe='')}/search", search
+        )
+        return found
+
+    async def search_batch(self, collection: str, searches: list[JSON]) -> list[JSON]:
+        """Answers in order. Raises ServiceError with the first error among them."""
+        path = f"/v1/collections/{quote(collection, safe='')}/search/batch"
+        results: list[JSON] = (await self.request("POST", path, {"searches": searches}))["results"]
+        for result in results:
+            if "error" in result:
+                detail = result["error"]
+                raise ServiceError(
+                    detail["message"], status=422, kind=detail["type"], param=detail.get("param")
+                )
+        return results
+
+    # -- jobs
+
+    async def reindex(self, collection: str, **options: object) -> str:
+        """Start a rebuild; returns the job's id."""
+        path = f"/v1/collections/{quote(collection, safe='')}/reindex"
+        started: JSON = await self.request("POST", path, options)
+        return str(started["job"])
+
+    async def job(self, job_id: str) -> JSON:
+        found: JSON = await self.request("GET", f"/v1/jobs/{job_id}")
+        return found
+
+    async def finished(self, job_id: str, *, timeout_s: float = 7200) -> JSON:
+        """Wait for a job; raises ServiceError if it did not succeed."""
+        deadline = time.monotonic() + timeout_s
+        while (job := await self.job(job_id))["status"] in ("queued", "running"):
+            if time.monotonic() > deadline:
+                raise ServiceError(f"job {job_id} is still {job['status']} after {timeout_s:g} s")
+            await asyncio.sleep(POLL_S)
+        if job["status"] != "succeeded":
+            raise ServiceError(
+                f"{job['kind']} {job['status']}: {job['error']}", status=500, kind=job["status"]
+            )
+        return job
+
+    async def ready(self) -> bool:
+        try:
+            await self.request("GET", "/readyz")
+        except ServiceError:
+            return False
+        return True
+
+
+def error_from(status: int, content: bytes) -> ServiceError:
+    try:
+        detail = msgspec.json.decode(content)["error"]
+        return ServiceError(detail["message"], status=status, kind=detail["type"], param=detail.get("param"))
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return ServiceError(f"status {status}: {content[:200]!r}", status=status, kind="unknown")

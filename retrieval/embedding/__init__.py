@@ -1,0 +1,3 @@
+"""Text to vectors: find and verify a model, tokenise, run it in shared batches."""
+
+from __future__ import annotations

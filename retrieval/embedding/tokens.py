@@ -1,0 +1,116 @@
+"""Tokenising: a pool of tokenizers, what one text became, and counting for whoever cuts texts into passages."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from indexes.errors import Damaged
+from retrieval.embedding.models import Model
+
+LONG_TOKEN_CHARS = 32  # no entry of a vocabulary is longer
+SEGMENT_CHARS = 16_384  # tokenised at once; bounds memory, and the time that one call holds a thread
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """One text as the model reads it, special tokens included. `truncated`: its end was cut off."""
+
+    ids: list[int]
+    truncated: bool
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+class TokenizerPool:
+    """Lends each tokenizer to one thread at a time: sharing one raises "Already borrowed" under load.
+
+    There are never more than threads that tokenise at the same moment.
+    """
+
+    def __init__(self, path: Path, prepare: Callable[[Tokenizer], None]) -> None:
+        self._content = path.read_bytes()
+        self._path = path
+        self._prepare = prepare
+        self._idle: deque[Tokenizer] = deque()
+        with self.borrow():
+            pass  # a file that cannot be parsed is reported now, not on the first request
+
+    @contextlib.contextmanager
+    def borrow(self) -> Iterator[Tokenizer]:
+        try:
+            tokenizer = self._idle.pop()  # atomic: no lock needed
+        except IndexError:
+            tokenizer = self._create()
+        try:
+            yield tokenizer
+        finally:
+            self._idle.append(tokenizer)
+
+    def _create(self) -> Tokenizer:
+        try:
+            tokenizer = Tokenizer.from_buffer(self._content)
+        except Exception as error:
+            raise Damaged(f"{self._path} is not a tokenizer: {error}") from error
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        self._prepare(tokenizer)
+        return tokenizer
+
+
+class TokenCounter:
+    """Counts tokens and tells where they lie, without special tokens and without truncation. Thread-safe."""
+
+    def __init__(self, model: Model) -> None:
+        self._pool = TokenizerPool(model.tokenizer_path, lambda tokenizer: None)
+
+    def count(self, text: str) -> int:
+        """Tokens of `text`, exact up to `SEGMENT_CHARS` characters; beyond, a cut inside a word may add a few."""
+        return len(self.spans(text))
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """Start and end, in characters of `text`, of each token in order. Empty tokens are left out."""
+        found: list[tuple[int, int]] = []
+        with self._pool.borrow() as tokenizer:
+            for start, end in segments(text):
+                encoding = tokenizer.encode_batch([text[start:end]], add_special_tokens=False)[0]
+                for a, b in encoding.offsets:
+                    found.extend(in_pieces(start + a, start + b))
+        return found
+
+
+def in_pieces(start: int, end: int) -> Iterator[tuple[int, int]]:
+    """A token's span as it counts: one that stands for a very long word counts once for each piece of it.
+
+    The model reads such a word as a single unknown token. Whoever cuts texts or keeps to a budget must not take a
+    megabyte without spaces for one token.
+    """
+    for at in range(start, end, LONG_TOKEN_CHARS):
+        yield at, min(at + LONG_TOKEN_CHARS, end)
+
+
+def segments(text: str, chars_max: int = SEGMENT_CHARS) -> Iterator[tuple[int, int]]:
+    """Cut `text` into pieces of at most `chars_max` characters, at white space where there is some."""
+    start = 0
+    while len(text) - start > chars_max:
+        end = start + chars_max
+        # Search a bounded stretch: a text without spaces must not be scanned again for every piece.
+        space = next((at for at in range(end, end - chars_max // 8, -1) if text[at - 1].isspace()), end)
+        yield start, space
+        start = space
+    if start < len(text):
+        yield start, len(text)
+
+
+def pad_id(tokenizer: Tokenizer) -> int:
+    """The id that fills short rows. RoBERTa derives positions from it, so it must be the tokenizer's own."""
+    for name in ("[PAD]", "<pad>"):
+        if (found := tokenizer.token_to_id(name)) is not None:
+            return int(found)
+    return 0

@@ -1,0 +1,91 @@
+"""How our errors look over HTTP: one table from error to status, one shape for the body.
+
+    {"error": {"type": "invalid_input", "message": "k must be at most 1000, found 5000", "param": "k"}}
+
+The most specific class decides. A test holds that every error of the tree has its line here.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+from aiohttp import web
+
+from indexes.errors import (
+    Conflict,
+    Damaged,
+    DeadlineExceeded,
+    DiskFull,
+    InvalidInput,
+    Locked,
+    ModelMismatch,
+    NearlineError,
+    NotADataDirectory,
+    NotFound,
+    NotReady,
+    Overloaded,
+    StorageError,
+    TooLarge,
+    Unavailable,
+)
+
+
+class MalformedRequest(NearlineError):
+    """The body is not JSON at all."""
+
+
+STATUS: dict[type[NearlineError], int] = {
+    MalformedRequest: 400,
+    NotFound: 404,
+    Conflict: 409,
+    ModelMismatch: 409,
+    TooLarge: 413,
+    InvalidInput: 422,
+    Overloaded: 429,
+    NearlineError: 500,
+    StorageError: 500,
+    Damaged: 500,
+    Locked: 500,
+    NotADataDirectory: 500,
+    Unavailable: 503,
+    DeadlineExceeded: 503,
+    NotReady: 503,
+    DiskFull: 507,
+}
+
+
+class ErrorDetail(msgspec.Struct, omit_defaults=True):
+    type: str
+    message: str
+    param: str | None = None
+
+
+class ErrorBody(msgspec.Struct):
+    error: ErrorDetail
+
+
+def status_of(error: NearlineError) -> int:
+    """The status of the nearest class in the tree."""
+    return next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
+
+
+def body_of(error: NearlineError) -> ErrorBody:
+    return ErrorBody(ErrorDetail(type_name(type(error)), error.message, error.param))
+
+
+def type_name(kind: type[NearlineError]) -> str:
+    """`DiskFull` is `disk_full` on the wire."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower()
+
+
+def response(error: NearlineError) -> web.Response:
+    headers = (
+        {"Retry-After": str(max(1, round(error.retry_after_s)))} if isinstance(error, Unavailable) else None
+    )
+    return web.Response(
+        body=msgspec.json.encode(body_of(error)),
+        status=status_of(error),
+        content_type="application/json",
+        headers=headers,
+    )

@@ -1,0 +1,1 @@
+"""HTTP handlers. Each decodes, calls one thing, and encodes."""

@@ -1,0 +1,59 @@
+"""Collections and aliases."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp import web
+
+from indexes.model import Settings
+from retrieval.handlers.wire import answer, body, collection_of, describe, real_name
+from retrieval.keys import CATALOG, CONFIG, EMBEDDERS, TASKS
+from retrieval.schemas import AliasBody, CollectionList, CreateCollection, SetAlias
+
+
+async def create(request: web.Request) -> web.Response:
+    wanted = await body(request, CreateCollection)
+    config, catalog = request.app[CONFIG], request.app[CATALOG]
+    model = wanted.model or config.models.default
+    embedder = await request.app[EMBEDDERS].get(model)
+    settings = Settings(
+        dimensions=embedder.encoder.dimensions,
+        fingerprint=embedder.fingerprint,
+        model=model,
+        hot_capacity=config.index.hot_capacity if wanted.hot_capacity is None else wanted.hot_capacity,
+    )
+    collection = await asyncio.to_thread(catalog.create, wanted.name, settings)
+    return answer(describe(wanted.name, collection, catalog.aliases), status=201)
+
+
+async def listed(request: web.Request) -> web.Response:
+    catalog = request.app[CATALOG]
+    aliases = catalog.aliases
+    return answer(
+        CollectionList([describe(name, one, aliases) for name, one in sorted(catalog.collections.items())])
+    )
+
+
+async def shown(request: web.Request) -> web.Response:
+    _, collection = collection_of(request)
+    return answer(describe(real_name(request), collection, request.app[CATALOG].aliases))
+
+
+async def deleted(request: web.Request) -> web.Response:
+    """By its own name only: an alias must not delete what it happens to name today."""
+    name = request.match_info["collection"]
+    request.app[TASKS].require_idle(name)
+    await asyncio.to_thread(request.app[CATALOG].delete, name)
+    return web.Response(status=204)
+
+
+async def set_alias(request: web.Request) -> web.Response:
+    alias, wanted = request.match_info["alias"], await body(request, SetAlias)
+    await asyncio.to_thread(request.app[CATALOG].set_alias, alias, wanted.collection)
+    return answer(AliasBody(alias, wanted.collection))
+
+
+async def remove_alias(request: web.Request) -> web.Response:
+    await asyncio.to_thread(request.app[CATALOG].remove_alias, request.match_info["alias"])
+    return web.Response(status=204)

@@ -1,0 +1,78 @@
+"""Documents: write, read, list, delete."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import msgspec
+from aiohttp import web
+
+from indexes.errors import InvalidInput, NotFound, TooLarge
+from indexes.filters import parse_filter
+from indexes.model import Delete, StoredDocument
+from retrieval.handlers.wire import answer, body, collection_of, query_int, real_name
+from retrieval.keys import CONFIG, EMBEDDERS, METRICS, TASKS
+from retrieval.pipeline import elapsed_ms
+from retrieval.schemas import Deleted, DeleteDocuments, DocumentBody, DocumentPage, WriteDocuments, Written
+from retrieval.writing import write_documents
+
+CURSOR_MAX = 2**62
+
+
+async def write(request: web.Request) -> web.Response:
+    started = time.perf_counter()
+    wanted = await body(request, WriteDocuments)
+    name, collection = collection_of(request)
+    own_name, app = real_name(request), request.app  # now: the alias may move while this is written
+    result = await write_documents(collection, app[EMBEDDERS], wanted.documents, app[CONFIG])
+    app[TASKS].reindex_if_due(own_name, collection)
+    app[METRICS].written(name, result.documents, time.perf_counter() - started)
+    return answer(Written(result.seq, result.documents, result.passages, elapsed_ms(started)))
+
+
+async def shown(request: web.Request) -> web.Response:
+    _, collection = collection_of(request)
+    document = await asyncio.to_thread(collection.document, request.match_info["id"])
+    return answer(document_body(document))
+
+
+async def listed(request: web.Request) -> web.Response:
+    _, collection = collection_of(request)
+    limit = query_int(request, "limit", 100, least=1, most=request.app[CONFIG].limits.page_limit_max)
+    cursor = query_int(request, "cursor", 0, least=0, most=CURSOR_MAX)
+    documents, following = await asyncio.to_thread(collection.log.documents_page, cursor, limit)
+    next_cursor = None if following is None else str(following)
+    return answer(DocumentPage([document_body(one) for one in documents], next_cursor))
+
+
+async def deleted(request: web.Request) -> web.Response:
+    _, collection = collection_of(request)
+    document_id = request.match_info["id"]
+    result = await asyncio.wrap_future(collection.write([Delete(document_id)]))
+    if not result.deleted:
+        raise NotFound(f"no document {document_id!r}", param="id")
+    request.app[TASKS].reindex_if_due(real_name(request), collection)
+    return answer(Deleted(result.seq, result.deleted))
+
+
+async def delete_many(request: web.Request) -> web.Response:
+    wanted = await body(request, DeleteDocuments)
+    _, collection = collection_of(request)
+    limits = request.app[CONFIG].limits
+    if (wanted.ids is None) == (wanted.filter is None):
+        raise InvalidInput("expected either ids or filter", param="ids")
+    if wanted.ids is not None:
+        if len(wanted.ids) > limits.documents_per_request_max:
+            raise TooLarge(f"at most {limits.documents_per_request_max} ids in one request", param="ids")
+        future = collection.write([Delete(document_id) for document_id in dict.fromkeys(wanted.ids)])
+    else:
+        condition = parse_filter(wanted.filter, conditions_max=limits.filter_conditions_max)
+        future = await asyncio.to_thread(collection.delete_matching, condition)
+    result = await asyncio.wrap_future(future)
+    request.app[TASKS].reindex_if_due(real_name(request), collection)
+    return answer(Deleted(result.seq, result.deleted))
+
+
+def document_body(document: StoredDocument) -> DocumentBody:
+    return msgspec.convert(document, DocumentBody, from_attributes=True)

@@ -1,0 +1,72 @@
+"""Search, batches of searches, and context for a prompt."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp import web
+
+from indexes.errors import InvalidInput, NearlineError, TooLarge
+from retrieval.context import build_context, search_request
+from retrieval.errors import ErrorBody, body_of
+from retrieval.handlers.wire import answer, body, collection_of
+from retrieval.keys import CONFIG, EMBEDDERS, METRICS, PIPELINE
+from retrieval.schemas import ContextRequest, SearchAnswer, SearchBatch, SearchRequest, Timings
+
+CONCURRENT_SEARCHES = 8  # of one batch; a large batch must not push everybody else's query back
+
+
+async def search(request: web.Request) -> web.Response:
+    wanted = await body(request, SearchRequest)
+    name = request.match_info["collection"]
+    found = await request.app[PIPELINE].search(name, wanted)
+    request.app[METRICS].search(found)
+    return answer(found, headers=timing_headers(found.timings_ms))
+
+
+async def search_batch(request: web.Request) -> web.Response:
+    """Answers in the order of the searches; one that fails has an error in its place."""
+    wanted = await body(request, SearchBatch)
+    name, _ = collection_of(request)
+    most = request.app[CONFIG].limits.searches_per_batch_max
+    if not wanted.searches:
+        raise InvalidInput("searches is empty, expected at least one", param="searches")
+    if len(wanted.searches) > most:
+        raise TooLarge(
+            f"{len(wanted.searches)} searches in one request, at most {most} are allowed", param="searches"
+        )
+    slots = asyncio.Semaphore(CONCURRENT_SEARCHES)
+
+    async def one(search: SearchRequest) -> SearchAnswer | ErrorBody:
+        async with slots:
+            try:
+                found = await request.app[PIPELINE].search(name, search)
+            except NearlineError as error:
+                return body_of(error)
+            request.app[METRICS].search(found)
+            return found
+
+    results = await asyncio.gather(*(one(search) for search in wanted.searches))
+    return answer({"results": results})
+
+
+async def context(request: web.Request) -> web.Response:
+    wanted = await body(request, ContextRequest)
+    name, collection = collection_of(request)
+    config = request.app[CONFIG]
+    if wanted.token_budget > config.limits.token_budget_max:
+        raise TooLarge(f"token_budget must be at most {config.limits.token_budget_max}", param="token_budget")
+    embedder = await request.app[EMBEDDERS].of(collection)
+    found = await request.app[PIPELINE].search(name, search_request(wanted, config))
+    request.app[METRICS].search(found)
+    built = await asyncio.to_thread(build_context, found, wanted.token_budget, embedder.counter.count)
+    return answer(built, headers=timing_headers(found.timings_ms))
+
+
+def timing_headers(timings: Timings) -> dict[str, str]:
+    stages = {name: getattr(timings, name) for name in timings.__struct_fields__}
+    return {
+        "Server-Timing": ", ".join(f"{name};dur={ms:g}" for name, ms in stages.items()),
+        "X-Embed-Latency": f"{timings.embed:g}",
+        "X-Search-Latency": f"{timings.total - timings.embed:.3f}",
+    }

@@ -1,0 +1,42 @@
+"""Health, readiness, metrics, and the description of the API with its page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from aiohttp import web
+
+from retrieval.handlers.wire import answer
+from retrieval.keys import API, METRICS, READY
+
+PAGE = Path(__file__).with_name("docs.html")
+
+
+async def healthz(request: web.Request) -> web.Response:
+    """The process answers: nothing else is promised."""
+    return answer({"status": "ok"})
+
+
+async def readyz(request: web.Request) -> web.Response:
+    """200 once every collection is open and the models are loaded, 503 before and while closing."""
+    ready = request.app[READY]["ready"]
+    return answer({"status": "ready" if ready else "not ready"}, status=200 if ready else 503)
+
+
+async def metrics(request: web.Request) -> web.Response:
+    return web.Response(
+        body=request.app[METRICS].render(),
+        headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
+    )
+
+
+async def openapi(request: web.Request) -> web.Response:
+    return answer(request.app[API])
+
+
+async def root(request: web.Request) -> web.Response:
+    raise web.HTTPFound("/docs")
+
+
+async def docs(request: web.Request) -> web.Response:
+    return web.Response(text=PAGE.read_text(), content_type="text/html")

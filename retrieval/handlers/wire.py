@@ -1,0 +1,75 @@
+"""What all handlers share: reading a body, writing an answer."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+from aiohttp import web
+
+from indexes.collection import Collection
+from indexes.errors import InvalidInput
+from retrieval.keys import CATALOG
+from retrieval.schemas import CollectionBody, decode
+
+T = TypeVar("T")
+
+DIGITS_MAX = 19  # of 64 bits
+
+
+async def body(request: web.Request, kind: type[T]) -> T:
+    """The request's JSON body; an absent one counts as an empty object."""
+    return decode(await request.read() or b"{}", kind)
+
+
+def answer(value: object, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    return web.Response(
+        body=msgspec.json.encode(value), status=status, content_type="application/json", headers=headers
+    )
+
+
+def collection_of(request: web.Request) -> tuple[str, Collection]:
+    """The name in the path, as the client wrote it, and the collection it stands for. Raises NotFound."""
+    name = request.match_info["collection"]
+    return name, request.app[CATALOG].get(name)
+
+
+def real_name(request: web.Request) -> str:
+    """The collection's own name where the path holds an alias."""
+    name = request.match_info["collection"]
+    return request.app[CATALOG].aliases.get(name, name)
+
+
+def query_int(request: web.Request, name: str, default: int, *, least: int, most: int) -> int:
+    """A whole number from the query string. Raises InvalidInput naming it."""
+    text = request.query.get(name)
+    if text is None:
+        return default
+    short = len(text) <= DIGITS_MAX and text.isascii() and text.isdigit()
+    if not short or not least <= int(text) <= most:
+        raise InvalidInput(
+            f"{name} must be a whole number from {least} to {most}, found {text[:40]!r}", param=name
+        )
+    return int(text)
+
+
+def describe(name: str, collection: Collection, aliases: dict[str, str]) -> CollectionBody:
+    settings, info = collection.settings, collection.info()
+    return CollectionBody(
+        name=name,
+        aliases=sorted(alias for alias, target in aliases.items() if target == name),
+        model=settings.model,
+        fingerprint=settings.fingerprint,
+        dimensions=settings.dimensions,
+        hot_capacity=settings.hot_capacity,
+        documents=info.documents,
+        passages=info.passages,
+        dead_passages=info.dead_passages,
+        segments=info.segments,
+        seq=info.seq,
+        generation=info.generation,
+        generations=info.generations,
+        recall=info.recall,
+        memory_bytes=info.memory_bytes,
+        mapped_bytes=info.mapped_bytes,
+    )

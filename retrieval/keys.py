@@ -1,0 +1,23 @@
+"""What the application carries: one typed key for each part, defined once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+
+from indexes.catalog import Catalog
+from retrieval.config import Config
+from retrieval.embedders import Embedders
+from retrieval.metrics import Metrics
+from retrieval.pipeline import Pipeline
+from retrieval.tasks import Tasks
+
+CONFIG = web.AppKey("CONFIG", Config)
+METRICS = web.AppKey("METRICS", Metrics)
+CATALOG = web.AppKey("CATALOG", Catalog)
+EMBEDDERS = web.AppKey("EMBEDDERS", Embedders)
+PIPELINE = web.AppKey("PIPELINE", Pipeline)
+TASKS = web.AppKey("TASKS", Tasks)
+API = web.AppKey("API", dict[str, Any])
+READY = web.AppKey("READY", dict[str, bool])

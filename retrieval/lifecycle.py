@@ -1,0 +1,121 @@
+"""Opening and closing what the application carries, one context a part. aiohttp closes them in reverse order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+from aiohttp import web
+
+from indexes.catalog import Catalog
+from indexes.durable import publish
+from indexes.errors import NearlineError
+from indexes.model import Tuning
+from retrieval.cache import MemoryStore, ResultCache, Store, TieredStore
+from retrieval.config import Config
+from retrieval.embedders import Embedders
+from retrieval.keys import CATALOG, CONFIG, EMBEDDERS, METRICS, PIPELINE, READY, TASKS
+from retrieval.pipeline import Pipeline
+from retrieval.tasks import Tasks
+
+logger = logging.getLogger(__name__)
+
+Context = Callable[[web.Application], AsyncIterator[None]]
+SECRET_BYTES = 32
+
+
+def catalog_ctx(data: Path) -> Context:
+    async def context(app: web.Application) -> AsyncIterator[None]:
+        app[CATALOG] = await asyncio.to_thread(Catalog, data, tuning_of(app[CONFIG]))
+        app[METRICS].watch(app[CATALOG])
+        yield
+        await asyncio.to_thread(app[CATALOG].close)
+
+    return context
+
+
+async def embedders_ctx(app: web.Application) -> AsyncIterator[None]:
+    """Load the models in use now, so that the first query does not wait. One that cannot be loaded is a warning:
+    other collections still serve, and those of this model answer with the reason."""
+    app[EMBEDDERS] = embedders = Embedders(app[CONFIG], app[METRICS].embedding_observer)
+    app[METRICS].watch_embeddings(embedders.cache)
+    try:
+        await embedders.get(app[CONFIG].models.default)
+    except NearlineError as error:
+        logger.warning("the default model is not available: %s", error.message)
+    for name, collection in app[CATALOG].collections.items():
+        try:
+            await embedders.of(collection)
+        except NearlineError as error:
+            logger.warning("collection %s cannot embed text: %s", name, error.message)
+    yield
+    await embedders.close()
+
+
+async def pipeline_ctx(app: web.Application) -> AsyncIterator[None]:
+    config = app[CONFIG]
+    store = await asyncio.to_thread(result_store, config, app[CATALOG].folder)
+    results = ResultCache(store, ttl_s=max(1, int(config.cache.ttl_s)))
+    app[METRICS].watch_results(results, store)
+    app[PIPELINE] = Pipeline(app[CATALOG], app[EMBEDDERS], results, config)
+    yield
+    await asyncio.to_thread(app[PIPELINE].close)
+    await store.close()
+
+
+async def tasks_ctx(app: web.Application) -> AsyncIterator[None]:
+    app[TASKS] = Tasks(app[METRICS].job_finished)
+    yield
+    await app[TASKS].close()
+
+
+async def ready_ctx(app: web.Application) -> AsyncIterator[None]:
+    app[READY]["ready"] = True
+    yield
+    app[READY]["ready"] = False
+
+
+def result_store(config: Config, data: Path) -> Store:
+    """In this process; with `redis.url` set, in front of a Redis that several processes may share."""
+    near = MemoryStore(config.cache.results_bytes_max, time.monotonic)
+    if not config.redis.url:
+        return near
+    from retrieval.cache.redis_store import RedisStore
+
+    far = RedisStore(
+        config.redis.url,
+        secret=cache_secret(data),
+        timeout_ms=config.redis.timeout_ms,
+        retry_after_s=config.redis.retry_after_s,
+        prefix=config.redis.prefix.encode(),
+        clock=time.monotonic,
+    )
+    return TieredStore(near, far, copy_ttl_s=max(1, int(config.cache.ttl_s)))
+
+
+def cache_secret(data: Path) -> bytes:
+    """Signs what this data directory puts into Redis. It names collections by uid, so no other one needs to read it."""
+    path = data / "cache.secret"
+    if not path.is_file():
+        publish(path, secrets.token_bytes(SECRET_BYTES))
+        path.chmod(0o600)
+    return path.read_bytes()
+
+
+def tuning_of(config: Config) -> Tuning:
+    index = config.index
+    return Tuning(
+        delta_passages_max=index.delta_passages_max,
+        segments_max=index.segments_max,
+        dead_fraction_max=index.dead_fraction_max,
+        recall_target=index.recall_target,
+        build_threads=index.build_threads,
+        build_timeout_s=index.build_timeout_s,
+        generations_kept=index.generations_kept,
+        commit_ops_max=index.commit_ops_max,
+        exact_scan_passages_max=config.search.exact_scan_passages_max,
+    )

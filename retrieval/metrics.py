@@ -1,0 +1,230 @@
+"""What the service tells Prometheus. One registry for each application, so that tests may run several.
+
+Durations are in seconds, sizes in bytes, as Prometheus has it. Gauges of collections are read when scraped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from indexes.catalog import Catalog
+from retrieval.cache import EmbeddingCache, ResultCache, Store
+from retrieval.embedding.models import Kind
+from retrieval.schemas import JobBody, SearchAnswer
+
+SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
+BATCH = (1, 2, 4, 8, 16, 32, 64, 128)
+TOKENS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+
+
+class Metrics:
+    """Everything counted, and `render` for GET /metrics."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self._requests = Counter(
+            "nearline_http_requests", "Requests answered", ["method", "route", "status"], registry=registry
+        )
+        self._request_seconds = Histogram(
+            "nearline_http_request_seconds", "Time to answer", ["route"], buckets=SECONDS, registry=registry
+        )
+        self._stage_seconds = Histogram(
+            "nearline_search_stage_seconds",
+            "Time of a search by stage",
+            ["stage"],
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self._searches = Counter(
+            "nearline_searches", "Searches answered", ["collection", "cache", "cold"], registry=registry
+        )
+        self._documents = Counter(
+            "nearline_documents_written", "Documents acknowledged", ["collection"], registry=registry
+        )
+        self._write_seconds = Histogram(
+            "nearline_write_seconds",
+            "Time from request to acknowledged write",
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self._jobs = Counter("nearline_jobs", "Jobs finished", ["kind", "status"], registry=registry)
+        self._embedding = EmbeddingMetrics(registry)
+
+    def render(self) -> bytes:
+        return generate_latest(self.registry)
+
+    def request(self, method: str, route: str, status: int, seconds: float) -> None:
+        self._requests.labels(method, route, status).inc()
+        self._request_seconds.labels(route).observe(seconds)
+
+    def search(self, answer: SearchAnswer) -> None:
+        receipt, timings = answer.receipt, answer.timings_ms
+        cold = "searched" if "cold" in receipt.tiers else "skipped"
+        self._searches.labels(receipt.collection, receipt.cache, cold).inc()
+        self._stage_seconds.labels("total").observe(timings.total / 1000)
+        if receipt.cache != "hit":
+            for stage in ("embed", "dense", "lexical", "fuse", "hydrate"):
+                self._stage_seconds.labels(stage).observe(getattr(timings, stage) / 1000)
+
+    def written(self, collection: str, documents: int, seconds: float) -> None:
+        self._documents.labels(collection).inc(documents)
+        self._write_seconds.observe(seconds)
+
+    def job_finished(self, job: JobBody) -> None:
+        self._jobs.labels(job.kind, job.status).inc()
+
+    def embedding_observer(self, model: str) -> EmbeddingObserver:
+        return EmbeddingObserver(self._embedding, model)
+
+    def watch(self, catalog: Catalog) -> None:
+        self.registry.register(CollectionGauges(catalog))
+
+    def watch_results(self, results: ResultCache, store: Store) -> None:
+        self.registry.register(CacheCounters(results, store))
+
+    def watch_embeddings(self, cache: EmbeddingCache) -> None:
+        self.registry.register(EmbeddingCacheCounters(cache))
+
+
+class EmbeddingMetrics:
+    """What the batchers do, by model and lane."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.run_texts = Histogram(
+            "nearline_embedding_run_texts",
+            "Texts in one ONNX run",
+            ["model", "lane"],
+            buckets=BATCH,
+            registry=registry,
+        )
+        self.run_tokens = Histogram(
+            "nearline_embedding_run_tokens",
+            "Padded tokens in one ONNX run",
+            ["model", "lane"],
+            buckets=TOKENS,
+            registry=registry,
+        )
+        self.run_seconds = Histogram(
+            "nearline_embedding_run_seconds",
+            "Time of one ONNX run",
+            ["model", "lane"],
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self.wait_seconds = Histogram(
+            "nearline_embedding_wait_seconds",
+            "Time a text waits for its run",
+            ["model", "lane"],
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self.padding_tokens = Counter(
+            "nearline_embedding_padding_tokens",
+            "Tokens spent on padding",
+            ["model", "lane"],
+            registry=registry,
+        )
+        self.queue_tokens = Gauge(
+            "nearline_embedding_queue_tokens",
+            "Tokens waiting to be embedded",
+            ["model", "lane"],
+            registry=registry,
+        )
+        self.left = Counter(
+            "nearline_embedding_texts_left",
+            "Texts that left without a vector",
+            ["model", "lane", "reason"],
+            registry=registry,
+        )
+
+
+class EmbeddingObserver:
+    """Counts what one model's batcher does."""
+
+    def __init__(self, metrics: EmbeddingMetrics, model: str) -> None:
+        self._metrics = metrics
+        self._model = model
+
+    def ran(
+        self, lane: Kind, *, texts: int, tokens: int, padded_tokens: int, wait_s: float, run_s: float
+    ) -> None:
+        metrics, labels = self._metrics, (self._model, lane)
+        metrics.run_texts.labels(*labels).observe(texts)
+        metrics.run_tokens.labels(*labels).observe(padded_tokens)
+        metrics.run_seconds.labels(*labels).observe(run_s)
+        metrics.wait_seconds.labels(*labels).observe(wait_s)
+        metrics.padding_tokens.labels(*labels).inc(padded_tokens - tokens)
+
+    def queued(self, lane: Kind, tokens: int) -> None:
+        self._metrics.queue_tokens.labels(self._model, lane).set(tokens)
+
+    def left(self, lane: Kind, texts: int, reason: Literal["cancelled", "deadline", "refused"]) -> None:
+        self._metrics.left.labels(self._model, lane, reason).inc(texts)
+
+
+class CollectionGauges(Collector):
+    """Sizes of every collection, as they are when Prometheus asks."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+
+    def collect(self) -> Iterable[Metric]:
+        passages = GaugeMetricFamily("nearline_passages", "Live passages", labels=["collection", "tier"])
+        dead = GaugeMetricFamily("nearline_dead_passages", "Dead passages in indexes", labels=["collection"])
+        seq = GaugeMetricFamily("nearline_seq", "Last operation", labels=["collection"])
+        generation = GaugeMetricFamily("nearline_generation", "Live generation", labels=["collection"])
+        recall = GaugeMetricFamily(
+            "nearline_build_recall", "Recall@10 measured by the last rebuild", labels=["collection", "tier"]
+        )
+        memory = GaugeMetricFamily(
+            "nearline_index_memory_bytes", "Memory of the indexes", labels=["collection"]
+        )
+        for name, collection in self._catalog.collections.items():
+            info = collection.info()
+            for tier, count in info.passages.items():
+                passages.add_metric([name, tier], count)
+            for tier_name, value in info.recall.items():
+                recall.add_metric([name, tier_name], value)
+            dead.add_metric([name], info.dead_passages)
+            seq.add_metric([name], info.seq)
+            generation.add_metric([name], info.generation)
+            memory.add_metric([name], info.memory_bytes)
+        return [passages, dead, seq, generation, recall, memory]
+
+
+class CacheCounters(Collector):
+    """The result cache and the store behind it."""
+
+    def __init__(self, results: ResultCache, store: Store) -> None:
+        self._results = results
+        self._store = store
+
+    def collect(self) -> Iterable[Metric]:
+        lookups = CounterMetricFamily("nearline_result_cache", "Lookups of answers", labels=["outcome"])
+        lookups.add_metric(["hit"], self._results.hits)
+        lookups.add_metric(["miss"], self._results.misses)
+        events = CounterMetricFamily("nearline_result_store", "What happened in the store", labels=["event"])
+        counts = self._store.counts
+        for event in ("failures", "skipped", "rejected", "dropped", "evicted"):
+            events.add_metric([event], getattr(counts, event))
+        return [lookups, events]
+
+
+class EmbeddingCacheCounters(Collector):
+    """The cache of query vectors."""
+
+    def __init__(self, cache: EmbeddingCache) -> None:
+        self._cache = cache
+
+    def collect(self) -> Iterable[Metric]:
+        lookups = CounterMetricFamily(
+            "nearline_embedding_cache", "Lookups of query vectors", labels=["outcome"]
+        )
+        lookups.add_metric(["hit"], self._cache.hits)
+        lookups.add_metric(["miss"], self._cache.misses)
+        return [lookups]

@@ -1,0 +1,94 @@
+"""What every request passes through: an id and metrics, errors as JSON, and a body that arrives in time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from indexes.errors import Conflict, InvalidInput, NearlineError, NotFound, TooLarge
+from retrieval.errors import MalformedRequest, response
+from retrieval.keys import CONFIG, METRICS
+
+logger = logging.getLogger(__name__)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+class MethodNotAllowed(NearlineError):
+    """The path exists, not with this method."""
+
+
+class RequestTimeout(NearlineError):
+    """The body did not arrive in time."""
+
+
+@web.middleware
+async def observed(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Count and time the request; echo the client's X-Request-Id or give one."""
+    given = request.headers.get("X-Request-Id", "")
+    request_id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+    started = time.perf_counter()
+    answer = await handler(request)
+    answer.headers["X-Request-Id"] = request_id
+    route = request.match_info.route.resource
+    request.app[METRICS].request(
+        request.method, route.canonical if route else "unknown", answer.status, time.perf_counter() - started
+    )
+    return answer
+
+
+@web.middleware
+async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Every error leaves in our own shape; one nobody expected is logged whole and told as little as possible."""
+    try:
+        return await handler(request)
+    except NearlineError as error:
+        return response(error)
+    except web.HTTPException as error:
+        return from_aiohttp(request, error)
+    except Exception:
+        logger.exception("%s %s failed", request.method, request.path)
+        return response(NearlineError("internal error; the service's log has the details"))
+
+
+@web.middleware
+async def bounded_body(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Read the body here, whole and within the time limit: aiohttp itself would wait for a slow one for ever."""
+    if request.body_exists:
+        limit_s = request.app[CONFIG].server.body_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                await request.read()
+        except TimeoutError:
+            answer = response(RequestTimeout(f"the body did not arrive within {limit_s:g} seconds"))
+            answer.set_status(408)
+            answer.force_close()
+            return answer
+    return await handler(request)
+
+
+def from_aiohttp(request: web.Request, error: web.HTTPException) -> web.StreamResponse:
+    """aiohttp's own plain-text errors, in our shape."""
+    if error.status < 400:
+        return error
+    kinds: dict[int, NearlineError] = {
+        400: MalformedRequest(f"bad request: {error.text or error.reason}"),
+        404: NotFound(f"no such path: {request.path}"),
+        405: MethodNotAllowed(f"{request.method} is not allowed on {request.path}"),
+        409: Conflict(error.reason),
+        413: TooLarge(
+            f"the body is larger than {request.app[CONFIG].server.body_bytes_max} bytes", param="body"
+        ),
+    }
+    answer = response(kinds.get(error.status, InvalidInput(error.reason)))
+    answer.set_status(error.status)
+    if allowed := error.headers.get("Allow"):
+        answer.headers["Allow"] = allowed
+    return answer

@@ -1,0 +1,96 @@
+"""The OpenAPI 3.1 description, made from the routing table and the wire types: it cannot differ from them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from retrieval.errors import ErrorBody
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+REFERENCE = "#/components/schemas/{name}"
+PATTERN = re.compile(r":[^{}]+}")
+
+QUERY_PARAMETERS = {
+    "cursor": "Where the page begins: `next_cursor` of the page before",
+    "limit": "Documents on one page",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One operation. `request` and `answer` are the wire types of the bodies; None: there is none of ours."""
+
+    method: str
+    path: str
+    handler: Handler
+    summary: str
+    tag: str
+    request: type[Any] | None = None
+    answer: type[Any] | None = None
+    status: int = 200
+    parameters: tuple[str, ...] = ()
+
+
+def describe(routes: Sequence[Route]) -> dict[str, Any]:
+    """The whole description, as JSON-ready values."""
+    kinds = {kind for route in routes for kind in (route.request, route.answer) if kind is not None}
+    ordered = sorted(kinds | {ErrorBody}, key=lambda kind: kind.__name__)
+    references, components = msgspec.json.schema_components(ordered, ref_template=REFERENCE)
+    schemas = dict(zip(ordered, references, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        path = PATTERN.sub("}", route.path)
+        paths.setdefault(path, {})[route.method.lower()] = operation(route, path, schemas)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Nearline",
+            "version": version("nearline"),
+            "description": "Text in, ranked passages out. Every error has the shape of `ErrorBody`.",
+        },
+        "paths": paths,
+        "components": {"schemas": components},
+    }
+
+
+def operation(route: Route, path: str, schemas: dict[type[Any], dict[str, Any]]) -> dict[str, Any]:
+    answer: dict[str, Any] = {"description": "Done"}
+    if route.answer is not None:
+        answer["content"] = {"application/json": {"schema": schemas[route.answer]}}
+    error = {
+        "description": "Refused or failed",
+        "content": {"application/json": {"schema": schemas[ErrorBody]}},
+    }
+    described: dict[str, Any] = {
+        "summary": route.summary,
+        "operationId": operation_id(route.method, path),
+        "tags": [route.tag],
+        "parameters": [path_parameter(name) for name in re.findall(r"{(\w+)}", path)]
+        + [query_parameter(name) for name in route.parameters],
+        "responses": {str(route.status): answer, "default": error},
+    }
+    if route.request is not None:
+        content = {"application/json": {"schema": schemas[route.request]}}
+        described["requestBody"] = {"required": True, "content": content}
+    return described
+
+
+def path_parameter(name: str) -> dict[str, Any]:
+    return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+
+
+def query_parameter(name: str) -> dict[str, Any]:
+    return {"name": name, "in": "query", "description": QUERY_PARAMETERS[name], "schema": {"type": "integer"}}
+
+
+def operation_id(method: str, path: str) -> str:
+    words = [word for word in re.split(r"[^a-z]+", path.removeprefix("/v1").lower()) if word]
+    return "_".join([method.lower(), *words])

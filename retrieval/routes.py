@@ -1,0 +1,67 @@
+"""Every path of the service, in one table that the router and the API description both read."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+from aiohttp import web
+
+from retrieval import schemas
+from retrieval.handlers import collections, documents, jobs, search, system
+from retrieval.keys import API
+from retrieval.openapi import Route, describe
+
+C = "/v1/collections/{collection}"
+
+
+SEARCH, DOCUMENTS, COLLECTIONS, JOBS, SYSTEM = "search", "documents", "collections", "jobs", "system"
+
+# method, path, handler, summary, tag; then the wire types of request and answer, the status, query parameters
+ROUTES = (
+    Route("POST", f"{C}/search", search.search, "Search passages", SEARCH,
+          schemas.SearchRequest, schemas.SearchAnswer),
+    Route("POST", f"{C}/search/batch", search.search_batch, "Several searches at once", SEARCH,
+          schemas.SearchBatch),
+    Route("POST", f"{C}/context", search.context, "Passages for a prompt, within a token budget", SEARCH,
+          schemas.ContextRequest, schemas.ContextAnswer),
+    Route("POST", f"{C}/documents", documents.write, "Write documents, replacing those of the same id", DOCUMENTS,
+          schemas.WriteDocuments, schemas.Written),
+    Route("GET", f"{C}/documents", documents.listed, "List documents in the order they were written", DOCUMENTS,
+          None, schemas.DocumentPage, parameters=("cursor", "limit")),
+    Route("POST", f"{C}/documents/delete", documents.delete_many, "Delete documents by id or by filter", DOCUMENTS,
+          schemas.DeleteDocuments, schemas.Deleted),
+    Route("GET", f"{C}/documents/{{id:.+}}", documents.shown, "One document", DOCUMENTS,
+          None, schemas.DocumentBody),
+    Route("DELETE", f"{C}/documents/{{id:.+}}", documents.deleted, "Delete one document", DOCUMENTS,
+          None, schemas.Deleted),
+    Route("POST", "/v1/collections", collections.create, "Create a collection", COLLECTIONS,
+          schemas.CreateCollection, schemas.CollectionBody, 201),
+    Route("GET", "/v1/collections", collections.listed, "All collections", COLLECTIONS,
+          None, schemas.CollectionList),
+    Route("GET", C, collections.shown, "One collection: counts, memory, generation, recall", COLLECTIONS,
+          None, schemas.CollectionBody),
+    Route("DELETE", C, collections.deleted, "Delete a collection with all its documents", COLLECTIONS, status=204),
+    Route("PUT", "/v1/aliases/{alias}", collections.set_alias, "Let an alias name a collection", COLLECTIONS,
+          schemas.SetAlias, schemas.AliasBody),
+    Route("DELETE", "/v1/aliases/{alias}", collections.remove_alias, "Remove an alias", COLLECTIONS, status=204),
+    Route("POST", f"{C}/reindex", jobs.reindex, "Rebuild all indexes and swap them in", JOBS,
+          schemas.Reindex, schemas.JobStarted, 202),
+    Route("POST", f"{C}/rollback", jobs.rollback, "Serve the generation before the present one again", JOBS,
+          None, schemas.RolledBack),
+    Route("GET", "/v1/jobs", jobs.listed, "Jobs since the start, newest first", JOBS),
+    Route("GET", "/v1/jobs/{job}", jobs.shown, "One job: status, progress, outcome", JOBS, None, schemas.JobBody),
+    Route("GET", "/healthz", system.healthz, "Whether the process answers", SYSTEM),
+    Route("GET", "/readyz", system.readyz, "Whether the service is ready for searches", SYSTEM),
+    Route("GET", "/metrics", system.metrics, "Metrics for Prometheus", SYSTEM),
+    Route("GET", "/openapi.json", system.openapi, "This description", SYSTEM),
+    Route("GET", "/", system.root, "To the page of this description", SYSTEM, status=302),
+    Route("GET", "/docs", system.docs, "This description as a page", SYSTEM),
+)  # fmt: skip
+
+
+def add_routes(app: web.Application) -> None:
+    app[API] = describe(ROUTES)
+    for route in ROUTES:
+        app.router.add_route(route.method, route.path, route.handler)
+    app.router.add_static("/docs/assets", Path(str(files("swagger_ui"))) / "static")

@@ -1,0 +1,321 @@
+"""The wire types, version 1: what requests may hold and what answers do.
+
+Requests refuse unknown fields and wrong types; `decode` turns that into one error naming the field. Limits that an
+operator sets are checked where they apply, not here.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta, field
+
+from indexes.errors import InvalidInput
+from indexes.model import Metadata, Tier
+from retrieval.errors import MalformedRequest
+
+T = TypeVar("T")
+Mode = Literal["hybrid", "dense", "lexical"]
+JobStatus = Literal["queued", "running", "succeeded", "failed", "refused"]
+Capacity = Annotated[int, Meta(ge=0, le=1_000_000_000)]
+NonEmpty = Annotated[str, Meta(min_length=1)]
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all request bodies."""
+
+
+# --- collections ----------------------------------------------------------------------------------------------
+
+
+class CreateCollection(Request, frozen=True, kw_only=True):
+    name: str
+    model: str | None = None
+    hot_capacity: Capacity | None = None
+
+
+class SetAlias(Request, frozen=True, kw_only=True):
+    collection: str
+
+
+class CollectionBody(msgspec.Struct, kw_only=True):
+    """One collection. Recall is what the last rebuild measured at 10; memory is of the indexes."""
+
+    name: str
+    aliases: list[str]
+    model: str
+    fingerprint: str
+    dimensions: int
+    hot_capacity: int
+    documents: int
+    passages: dict[Tier, int]
+    dead_passages: int
+    segments: int
+    seq: int
+    generation: int
+    generations: list[int]
+    recall: dict[str, float]
+    memory_bytes: int
+    mapped_bytes: int
+
+
+class CollectionList(msgspec.Struct):
+    collections: list[CollectionBody]
+
+
+class AliasBody(msgspec.Struct):
+    alias: str
+    collection: str
+
+
+# --- documents ------------------------------------------------------------------------------------------------
+
+
+class NewDocument(Request, frozen=True, kw_only=True):
+    id: NonEmpty
+    text: str
+    title: str = ""
+    metadata: Metadata = {}
+    vector: list[float] | None = None
+
+
+class WriteDocuments(Request, frozen=True, kw_only=True):
+    """`wait` is accepted for clients that send it; an answer always means synced and searchable."""
+
+    documents: list[NewDocument]
+    wait: bool = True
+
+
+class DeleteDocuments(Request, frozen=True, kw_only=True):
+    ids: list[str] | None = None
+    filter: dict[str, Any] | None = None
+
+
+class Written(msgspec.Struct):
+    seq: int
+    documents: int
+    passages: int
+    took_ms: float
+
+
+class Deleted(msgspec.Struct):
+    seq: int
+    deleted: int
+
+
+class DocumentBody(msgspec.Struct):
+    id: str
+    seq: int
+    text: str
+    title: str
+    metadata: Metadata
+    passages: int
+
+
+class DocumentPage(msgspec.Struct):
+    """`next_cursor` is null on the last page."""
+
+    documents: list[DocumentBody]
+    next_cursor: str | None
+
+
+# --- search ---------------------------------------------------------------------------------------------------
+
+
+class Weights(Request, frozen=True, kw_only=True):
+    dense: Annotated[float, Meta(ge=0)] = 0.7
+    lexical: Annotated[float, Meta(ge=0)] = 0.3
+
+
+class Fusion(Request, frozen=True, kw_only=True):
+    """How hybrid search joins its two rankings; what is absent comes from the configuration."""
+
+    method: Literal["rrf", "weighted"] | None = None
+    k: Annotated[int, Meta(ge=1, le=10_000)] | None = None
+    weights: Weights | None = None
+
+
+class SearchRequest(Request, frozen=True, kw_only=True):
+    """A search. `exact` scans all stored vectors instead of the indexes: the ground truth, at its price."""
+
+    query: str | None = None
+    vector: list[float] | None = None
+    k: int | None = None
+    mode: Mode | None = None
+    filter: dict[str, Any] | None = None
+    fusion: Fusion | None = None
+    group_by_document: bool = False
+    min_score: float | None = None
+    min_seq: Annotated[int, Meta(ge=0)] | None = None
+    deadline_ms: Annotated[int, Meta(ge=1, le=600_000)] | None = None
+    cache: bool = True
+    explain: bool = False
+    exact: bool = False
+
+
+class SearchBatch(Request, frozen=True, kw_only=True):
+    searches: list[SearchRequest]
+
+
+class Scores(msgspec.Struct):
+    """Cosine similarity and BM25; null where the search did not ask for that kind."""
+
+    dense: float | None = None
+    lexical: float | None = None
+
+
+class Ranks(msgspec.Struct):
+    """Place in each ranking before fusion, from 1; null where it was not among the candidates."""
+
+    dense: int | None = None
+    lexical: int | None = None
+
+
+class Hit(msgspec.Struct, omit_defaults=True):
+    """One passage: which part of which document, its text (`text[start:end]` of the document), why it is here."""
+
+    document_id: str
+    passage: int
+    start: int
+    end: int
+    text: str
+    title: str
+    metadata: Metadata
+    score: float
+    scores: Scores
+    tier: Tier
+    ranks: Ranks | None = None
+
+
+class Receipt(msgspec.Struct):
+    """What an answer says about itself."""
+
+    collection: str
+    generation: int
+    seq: int
+    tiers: list[Tier]
+    cold_skipped: str | None
+    cache: Literal["hit", "miss", "bypass"]
+    model: str
+
+
+class Timings(msgspec.Struct):
+    """Milliseconds spent in each stage; dense and lexical may overlap with embedding."""
+
+    cache: float = 0.0
+    embed: float = 0.0
+    dense: float = 0.0
+    lexical: float = 0.0
+    fuse: float = 0.0
+    hydrate: float = 0.0
+    total: float = 0.0
+
+
+class SearchAnswer(msgspec.Struct):
+    hits: list[Hit]
+    receipt: Receipt
+    timings_ms: Timings
+
+
+class ContextRequest(Request, frozen=True, kw_only=True):
+    """Passages for a prompt: at most `token_budget` tokens of this collection's tokenizer, all markup included."""
+
+    query: NonEmpty
+    token_budget: Annotated[int, Meta(ge=1)]
+    k: int | None = None
+    mode: Mode | None = None
+    filter: dict[str, Any] | None = None
+    fusion: Fusion | None = None
+    min_score: float | None = None
+    min_seq: Annotated[int, Meta(ge=0)] | None = None
+    deadline_ms: Annotated[int, Meta(ge=1, le=600_000)] | None = None
+
+
+class Citation(msgspec.Struct):
+    """Where one numbered passage of the context comes from."""
+
+    number: int
+    document_id: str
+    passage: int
+    start: int
+    end: int
+    title: str
+    score: float
+    tokens: int
+
+
+class ContextAnswer(msgspec.Struct):
+    context: str
+    citations: list[Citation]
+    tokens: int
+    omitted: int
+    receipt: Receipt
+    timings_ms: Timings
+
+
+# --- jobs -----------------------------------------------------------------------------------------------------
+
+
+class Reindex(Request, frozen=True, kw_only=True):
+    hot_capacity: Capacity | None = None
+
+
+class JobStarted(msgspec.Struct):
+    job: str
+
+
+class JobProgress(msgspec.Struct):
+    stage: str = "waiting"
+    done: int = 0
+    total: int = 0
+
+
+class JobBody(msgspec.Struct):
+    id: str
+    kind: str
+    collection: str
+    status: JobStatus
+    progress: JobProgress
+    created_ms: int
+    finished_ms: int | None = None
+    result: dict[str, Any] = field(default_factory=dict)
+    error: str | None = None
+
+
+class Nothing(Request, frozen=True, kw_only=True):
+    """A body without fields."""
+
+
+class RolledBack(msgspec.Struct):
+    generation: int
+
+
+# --- decoding -------------------------------------------------------------------------------------------------
+
+_PLACE = re.compile(r" - at `(?:key in )?\$\.?(?P<path>.*)`$")
+_UNKNOWN = re.compile(r"unknown field `(?P<name>.*?)`")
+_MISSING = re.compile(r"missing required field `(?P<name>.*?)`")
+
+
+def decode(body: bytes, kind: type[T]) -> T:
+    """A request body as `kind`. Raises MalformedRequest if it is not JSON, InvalidInput naming the field otherwise."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise invalid(error) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise MalformedRequest(f"the body is not valid JSON: {error}") from None
+    except RecursionError:
+        raise MalformedRequest("the body is nested too deep") from None
+
+
+def invalid(error: msgspec.ValidationError) -> InvalidInput:
+    """msgspec's message without its path notation, and the path as `param`."""
+    text = str(error)
+    place = _PLACE.search(text)
+    path = place["path"] if place else ""
+    named = _UNKNOWN.search(text) or _MISSING.search(text)
+    param = ".".join(filter(None, [path, named["name"] if named else ""]))
+    return InvalidInput(f"{param}: {_PLACE.sub('', text)}" if param else text, param=param or None)

@@ -1,0 +1,121 @@
+"""The settings themselves: every section and key with its default and the values it may take.
+
+`configs/default.toml` says what each key is for, with its unit and its reason; a test holds the two equal.
+Loading, overriding and refusing are in `retrieval/config.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, field
+
+Count = Annotated[int, Meta(ge=0)]
+Positive = Annotated[int, Meta(ge=1)]
+Duration = Annotated[float, Meta(gt=0, le=31_536_000)]  # of a unit; a bound also keeps infinity out
+Weight = Annotated[float, Meta(ge=0, le=1_000_000)]
+Share = Annotated[float, Meta(gt=0, le=1)]
+Name = Annotated[str, Meta(min_length=1)]
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One table of the file. Immutable, so that any thread may read it."""
+
+
+class Server(Section, frozen=True, kw_only=True):
+    host: Name = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65_535)] = 8080
+    body_bytes_max: Positive = 33_554_432
+    body_timeout_s: Duration = 15.0
+    keepalive_timeout_s: Duration = 75.0
+    shutdown_grace_s: Duration = 25.0
+
+
+class Models(Section, frozen=True, kw_only=True):
+    folder: Name = "models"
+    default: Name = "all-MiniLM-L6-v2"
+    threads: Count = 0
+
+
+class Embedding(Section, frozen=True, kw_only=True):
+    batch_tokens_max: Positive = 4096
+    batch_texts_max: Positive = 64
+    bulk_batch_tokens_max: Positive = 512
+    queue_tokens_max: Positive = 262_144
+    query_cache_entries: Count = 10_000
+
+
+class Passages(Section, frozen=True, kw_only=True):
+    tokens_max: Annotated[int, Meta(ge=8)] = 200
+    overlap_tokens: Count = 32
+
+
+class Limits(Section, frozen=True, kw_only=True):
+    documents_per_request_max: Positive = 1000
+    document_bytes_max: Positive = 1_048_576
+    metadata_bytes_max: Positive = 16_384
+    metadata_keys_max: Count = 64
+    id_chars_max: Positive = 512
+    query_chars_max: Positive = 8192
+    k_max: Positive = 1000
+    searches_per_batch_max: Positive = 100
+    filter_conditions_max: Positive = 64
+    token_budget_max: Positive = 100_000
+    page_limit_max: Positive = 1000
+
+
+class Index(Section, frozen=True, kw_only=True):
+    hot_capacity: Count = 50_000
+    delta_passages_max: Positive = 4096
+    segments_max: Count = 8
+    dead_fraction_max: Share = 0.2
+    recall_target: Share = 0.99
+    build_threads: Positive = 1
+    build_timeout_s: Duration = 7200.0
+    generations_kept: Positive = 2
+    commit_ops_max: Positive = 512
+
+
+class Search(Section, frozen=True, kw_only=True):
+    k: Positive = 10
+    mode: Literal["hybrid", "dense", "lexical"] = "hybrid"
+    candidates: Positive = 100
+    fusion: Literal["rrf", "weighted"] = "rrf"
+    rrf_k: Positive = 10
+    weight_dense: Weight = 0.7
+    weight_lexical: Weight = 0.3
+    exact_scan_passages_max: Count = 5000
+    threads: Positive = 2
+
+
+class Cache(Section, frozen=True, kw_only=True):
+    results_bytes_max: Count = 67_108_864
+    ttl_s: Duration = 3600.0
+
+
+class Redis(Section, frozen=True, kw_only=True):
+    url: Annotated[str, Meta(pattern=r"^$|^(redis|rediss|unix)://")] = ""
+    timeout_ms: Duration = 15.0
+    retry_after_s: Duration = 5.0
+    prefix: Name = "nearline"
+
+
+class Log(Section, frozen=True, kw_only=True):
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["text", "json"] = "text"
+
+
+class Config(Section, frozen=True, kw_only=True):
+    """All settings. `Config()` holds the defaults."""
+
+    server: Server = field(default_factory=Server)
+    models: Models = field(default_factory=Models)
+    embedding: Embedding = field(default_factory=Embedding)
+    passages: Passages = field(default_factory=Passages)
+    limits: Limits = field(default_factory=Limits)
+    index: Index = field(default_factory=Index)
+    search: Search = field(default_factory=Search)
+    cache: Cache = field(default_factory=Cache)
+    redis: Redis = field(default_factory=Redis)
+    log: Log = field(default_factory=Log)

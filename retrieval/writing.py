@@ -1,0 +1,171 @@
+"""Documents in: checked, cut into passages, embedded, and written to the log as one whole.
+
+Everything that can be refused is refused before the first passage is embedded, so a bad document in a request
+leaves none of the others behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+
+from indexes.collection import Collection
+from indexes.errors import InvalidInput, TooLarge
+from indexes.filters import INTEGER_BOUND
+from indexes.log_reader import searchable_text
+from indexes.model import Floats, NewPassage, Upsert, WriteResult
+from retrieval.chunking import Span, split
+from retrieval.embedders import Embedder, Embedders
+from retrieval.plan import unit_vector
+from retrieval.schemas import NewDocument
+from retrieval.settings import Config
+
+T = TypeVar("T")
+
+TITLE_TOKENS_MAX = 48  # of a passage's budget; a longer title is cut for embedding, kept whole for reading
+SPECIAL_TOKENS = 2
+INLINE_CHARS = 4000  # about a millisecond of work
+
+
+async def write_documents(
+    collection: Collection, embedders: Embedders, documents: list[NewDocument], config: Config
+) -> WriteResult:
+    """All of them or none, synced and searchable when this returns.
+
+    Raises InvalidInput or TooLarge naming the field.
+    """
+    chars = sum(len(document.text) for document in documents)
+    await off_loop(chars, lambda: check_documents(documents, collection.settings.dimensions, config))
+    if any(document.vector is None for document in documents):
+        embedder = await embedders.of(collection)
+        upserts = await embed(documents, embedder, config)
+    else:
+        upserts = await off_loop(chars, lambda: [with_vector(document) for document in documents])
+    return await asyncio.wrap_future(await off_loop(chars, lambda: collection.write(upserts)))
+
+
+async def off_loop(chars: int, work: Callable[[], T]) -> T:
+    """In a thread, if the text is long enough to hold up every search; a short one is done before a thread wakes."""
+    return work() if chars <= INLINE_CHARS else await asyncio.to_thread(work)
+
+
+def check_documents(documents: list[NewDocument], dimensions: int, config: Config) -> None:
+    limits = config.limits
+    if not documents:
+        raise InvalidInput("documents is empty, expected at least one", param="documents")
+    if len(documents) > limits.documents_per_request_max:
+        raise TooLarge(
+            f"{len(documents)} documents in one request, at most {limits.documents_per_request_max} are allowed",
+            param="documents",
+        )
+    seen: dict[str, int] = {}
+    for at, document in enumerate(documents):
+        where = f"documents[{at}]"
+        check_document(document, where, config)
+        if (first := seen.setdefault(document.id, at)) != at:
+            raise InvalidInput(
+                f"{where}.id {document.id!r} is also documents[{first}].id", param=f"{where}.id"
+            )
+        if document.vector is not None:
+            unit_vector(document.vector, dimensions, f"{where}.vector")
+
+
+def check_document(document: NewDocument, where: str, config: Config) -> None:
+    limits = config.limits
+    if not document.text.strip():
+        raise InvalidInput(f"{where}.text is empty, expected text", param=f"{where}.text")
+    size = len(document.text.encode())
+    if size > limits.document_bytes_max:
+        raise TooLarge(
+            f"{where}.text has {size} bytes, at most {limits.document_bytes_max} are allowed",
+            param=f"{where}.text",
+        )
+    if len(document.id) > limits.id_chars_max:
+        raise TooLarge(f"{where}.id is longer than {limits.id_chars_max} characters", param=f"{where}.id")
+    if len(document.metadata) > limits.metadata_keys_max:
+        raise TooLarge(
+            f"{where}.metadata has {len(document.metadata)} keys, at most {limits.metadata_keys_max} are allowed",
+            param=f"{where}.metadata",
+        )
+    if (size := len(msgspec.json.encode((document.title, document.metadata)))) > limits.metadata_bytes_max:
+        raise TooLarge(
+            f"{where}: title and metadata have {size} bytes, at most {limits.metadata_bytes_max} are allowed",
+            param=f"{where}.metadata",
+        )
+    for key, value in document.metadata.items():
+        if isinstance(value, int) and not -INTEGER_BOUND <= value < INTEGER_BOUND:
+            raise InvalidInput(
+                f"{where}.metadata: {key!r} does not fit into 64 bits", param=f"{where}.metadata"
+            )
+    for name, text in (("id", document.id), ("text", document.text), ("title", document.title)):
+        if "\0" in text:
+            raise InvalidInput(f"{where}.{name} holds a NUL character", param=f"{where}.{name}")
+    if any(character < " " or character == "\x7f" for character in document.id):
+        raise InvalidInput(f"{where}.id holds a control character", param=f"{where}.id")
+
+
+async def embed(documents: list[NewDocument], embedder: Embedder, config: Config) -> list[Upsert]:
+    """Documents with vectors of their own keep them; the others are chunked and embedded together."""
+    chars = sum(len(document.text) for document in documents)
+    pieces = await off_loop(chars, lambda: [chunk(document, embedder, config) for document in documents])
+    texts = [piece.embedded for spans in pieces for piece in spans]
+    vectors = await embedder.documents(texts) if texts else np.empty((0, 0), np.float32)
+    return await off_loop(chars, lambda: assemble(documents, pieces, vectors))
+
+
+def assemble(documents: list[NewDocument], pieces: list[list[Piece]], vectors: Floats) -> list[Upsert]:
+    """Documents with their passages; `vectors` [passages, dimensions] are those of all pieces in order."""
+    upserts, at = [], 0
+    for document, own in zip(documents, pieces, strict=True):
+        if document.vector is not None:
+            upserts.append(with_vector(document))
+            continue
+        upserts.append(upsert_of(document, own, vectors[at : at + len(own)]))
+        at += len(own)
+    return upserts
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """A passage to be: where it lies, the text that is embedded for it (with the title), its own tokens."""
+
+    span: Span
+    embedded: str
+    tokens: int
+
+
+def chunk(document: NewDocument, embedder: Embedder, config: Config) -> list[Piece]:
+    if document.vector is not None:
+        return []
+    counter = embedder.counter
+    title = document.title
+    title_spans = counter.spans(title) if title else []
+    if len(title_spans) > TITLE_TOKENS_MAX:
+        title = title[: title_spans[TITLE_TOKENS_MAX - 1][1]]
+    room = embedder.encoder.tokens_max - SPECIAL_TOKENS - min(len(title_spans), TITLE_TOKENS_MAX)
+    tokens_max = min(config.passages.tokens_max, room)
+    overlap = min(config.passages.overlap_tokens, tokens_max // 4)
+    pieces = []
+    for span in split(document.text, counter.spans, tokens_max=tokens_max, overlap_tokens=overlap):
+        text = document.text[span.start : span.end]
+        pieces.append(Piece(span, searchable_text(title, text), counter.count(text)))
+    return pieces
+
+
+def upsert_of(document: NewDocument, pieces: list[Piece], vectors: Floats) -> Upsert:
+    passages = tuple(
+        NewPassage(piece.span.start, piece.span.end, piece.tokens, vector)
+        for piece, vector in zip(pieces, vectors, strict=True)
+    )
+    return Upsert(document.id, document.text, document.title, document.metadata, passages)
+
+
+def with_vector(document: NewDocument) -> Upsert:
+    """A document that brings its vector is one passage, whatever its length."""
+    assert document.vector is not None
+    vector = unit_vector(document.vector, len(document.vector), "vector")
+    passage = NewPassage(0, len(document.text), 0, vector)
+    return Upsert(document.id, document.text, document.title, document.metadata, (passage,))

@@ -1,0 +1,238 @@
+"""Whatever a client sends: a clear error with status and field, and nothing half written."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.support.http import Http
+
+
+@pytest.fixture(scope="module")
+def name(service: object) -> str:
+    http = Http(service.url)  # type: ignore[attr-defined]
+    collection = http.new_collection()
+    http.write(collection, {"id": "one", "text": "the only document", "metadata": {"kind": "x"}})
+    return collection
+
+
+SEARCHES: list[tuple[object, int, str | None]] = [
+    ({}, 422, "query"),
+    ({"query": ""}, 422, "query"),
+    ({"query": "  \n "}, 422, "query"),
+    ({"query": 5}, 422, "query"),
+    ({"query": "x" * 10_000}, 413, "query"),
+    ({"query": "x", "k": 0}, 422, "k"),
+    ({"query": "x", "k": -3}, 422, "k"),
+    ({"query": "x", "k": 1_000_000}, 422, "k"),
+    ({"query": "x", "k": 2.5}, 422, "k"),
+    ({"query": "x", "k": "ten"}, 422, "k"),
+    ({"query": "x", "qury": "y"}, 422, "qury"),
+    ({"query": "x", "mode": "magic"}, 422, "mode"),
+    ({"vector": [1.0] * 384, "mode": "lexical"}, 422, "query"),
+    ({"vector": [1.0] * 383}, 422, "vector"),
+    ({"vector": []}, 422, "vector"),
+    ({"vector": [0.0] * 384}, 422, "vector"),
+    ({"vector": ["a"]}, 422, "vector[0]"),
+    ({"query": "x", "filter": {"type": "eq", "key": "nobody", "value": 1}}, 422, "filter"),
+    ({"query": "x", "filter": {"type": "eq", "key": "kind"}}, 422, "filter"),
+    ({"query": "x", "filter": "kind = x"}, 422, "filter"),
+    ({"query": "x", "fusion": {"method": "best"}}, 422, "fusion.method"),
+    ({"query": "x", "fusion": {"weights": {"dense": -1}}}, 422, "fusion.weights.dense"),
+    ({"query": "x", "fusion": {"weights": {"dense": 0, "lexical": 0}}}, 422, "fusion.weights"),
+    ({"query": "x", "deadline_ms": 0}, 422, "deadline_ms"),
+    ({"query": "x", "exact": True, "mode": "hybrid"}, 422, "exact"),
+    ({"query": "x", "filter": {"type": "eq", "key": "kind", "value": 2**70}}, 422, "filter.value"),
+    ([], 422, None),
+    ("text", 422, None),
+]
+
+
+@pytest.mark.parametrize(("body", "status", "param"), SEARCHES, ids=lambda value: str(value)[:40])
+def test_bad_searches(http: Http, name: str, body: object, status: int, param: str | None) -> None:
+    """Each is refused with its status, naming the field."""
+    reply = http.call("POST", f"/v1/collections/{name}/search", body)
+    assert reply.status == status, reply
+    assert reply.body["error"].get("param") == param
+    assert reply.body["error"]["message"]
+
+
+GOOD = {"id": "good", "text": "good text"}
+WRITES: list[tuple[object, int, str | None]] = [
+    ({}, 422, "documents"),
+    ({"documents": []}, 422, "documents"),
+    ({"documents": [GOOD, {"id": "b"}]}, 422, "documents[1].text"),
+    ({"documents": [GOOD, {"id": "b", "text": ""}]}, 422, "documents[1].text"),
+    ({"documents": [GOOD, {"id": "b", "text": " \n\t "}]}, 422, "documents[1].text"),
+    ({"documents": [GOOD, {"id": "", "text": "b"}]}, 422, "documents[1].id"),
+    ({"documents": [GOOD, {"id": "x" * 600, "text": "b"}]}, 413, "documents[1].id"),
+    ({"documents": [GOOD, {"id": "b", "text": "b", "body": "c"}]}, 422, "documents[1].body"),
+    ({"documents": [GOOD, {"id": "b", "text": "nul \0 inside"}]}, 422, "documents[1].text"),
+    ({"documents": [GOOD, {"id": "new\nline", "text": "b"}]}, 422, "documents[1].id"),
+    (
+        {"documents": [GOOD, {"id": "b", "text": "b", "metadata": {"big": 2**63}}]},
+        422,
+        "documents[1].metadata",
+    ),
+    (
+        {"documents": [GOOD, {"id": "b", "text": "b", "metadata": {"deep": {"er": 1}}}]},
+        422,
+        "documents[1].metadata[...]",
+    ),
+    (
+        {"documents": [GOOD, {"id": "b", "text": "b", "metadata": {"none": None}}]},
+        422,
+        "documents[1].metadata[...]",
+    ),
+    (
+        {"documents": [GOOD, {"id": "b", "text": "b", "metadata": {"x": "y" * 20_000}}]},
+        413,
+        "documents[1].metadata",
+    ),
+    (
+        {"documents": [GOOD, {"id": "b", "text": "b", "metadata": {str(n): n for n in range(99)}}]},
+        413,
+        "documents[1].metadata",
+    ),
+    ({"documents": [GOOD, {"id": "b", "text": "b", "vector": [1.0, 2.0]}]}, 422, "documents[1].vector"),
+    ({"documents": [GOOD, GOOD]}, 422, "documents[1].id"),
+    ({"documents": [GOOD, {"id": "b", "text": "b" * 5_000_000}]}, 413, "documents[1].text"),
+    ({"documents": [{"id": str(n), "text": "t"} for n in range(10_000)]}, 413, "documents"),
+]
+
+
+@pytest.mark.parametrize(("body", "status", "param"), WRITES, ids=lambda value: str(value)[:40])
+def test_bad_writes_keep_nothing(http: Http, name: str, body: object, status: int, param: str | None) -> None:
+    """Each is refused naming the field, and the good document in the same request is not written."""
+    reply = http.call("POST", f"/v1/collections/{name}/documents", body)
+    assert reply.status == status, reply
+    assert reply.body["error"].get("param") == param
+    assert http.ok("GET", f"/v1/collections/{name}")["documents"] == 1
+    assert http.call("GET", f"/v1/collections/{name}/documents/good").status == 404
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"{",
+        b"not json",
+        b'{"query": NaN}',
+        b'{"vector": [NaN]}',
+        b'{"vector": [1e999]}',
+        b'{"query": "\xff"}',
+        b'{"query": "\\ud800"}',
+        b"[" * 100_000,
+        b'{"query": "x", "filter": ' + b'{"type":"and","filters":[' * 5000,
+        b"\x1f\x8b\x08\x00",
+        b'{"query": "a", "k": 99999999999999999999999999}',
+    ],
+    ids=lambda raw: raw[:30].decode("latin-1"),
+)
+def test_malformed_bodies(http: Http, name: str, raw: bytes) -> None:
+    """Broken JSON, NaN, bad Unicode and endless nesting are the client's error, never ours."""
+    reply = http.call("POST", f"/v1/collections/{name}/search", raw=raw)
+    assert reply.status in (400, 422), reply
+    assert reply.body["error"]["message"]
+
+
+def test_a_deeply_nested_filter_is_refused(http: Http, name: str) -> None:
+    """Valid JSON, but nested beyond reason."""
+    deep: dict[str, object] = {"type": "eq", "key": "kind", "value": "x"}
+    for _ in range(200):
+        deep = {"type": "and", "filters": [deep]}
+    reply = http.call("POST", f"/v1/collections/{name}/search", {"query": "x", "filter": deep})
+    assert (reply.status, reply.body["error"]["param"]) == (422, "filter")
+
+
+def test_unknown_things_are_404(http: Http) -> None:
+    """Collections, documents, jobs, models, aliases and paths that are not there."""
+    for method, path, body in [
+        ("GET", "/v1/collections/nowhere", None),
+        ("POST", "/v1/collections/nowhere/search", {"query": "x"}),
+        ("POST", "/v1/collections/nowhere/search/batch", {"searches": [{"query": "x"}]}),
+        ("POST", "/v1/collections/nowhere/documents", {"documents": [GOOD]}),
+        ("POST", "/v1/collections/nowhere/context", {"query": "x", "token_budget": 10}),
+        ("POST", "/v1/collections/nowhere/reindex", {}),
+        ("DELETE", "/v1/collections/nowhere", None),
+        ("GET", "/v1/jobs/none", None),
+        ("PUT", "/v1/aliases/a", {"collection": "nowhere"}),
+        ("DELETE", "/v1/aliases/none", None),
+        ("POST", "/v1/collections", {"name": "x", "model": "unknown"}),
+        ("GET", "/v1/nothing", None),
+    ]:
+        reply = http.call(method, path, body)
+        assert reply.status == 404, (path, reply)
+        assert reply.body["error"]["type"] == "not_found"
+    assert http.call("PATCH", "/v1/collections").status == 405
+
+
+@pytest.mark.parametrize("bad", ["", "UPPER", "a b", "../x", "a/b", "x" * 70, ".", "_x"])
+def test_bad_collection_names(http: Http, bad: str) -> None:
+    """Refused with the rule that names follow."""
+    reply = http.call("POST", "/v1/collections", {"name": bad})
+    assert (reply.status, reply.body["error"]["param"]) == (422, "name")
+    assert "a-z" in reply.body["error"]["message"]
+
+
+def test_a_taken_name_is_409(http: Http, name: str) -> None:
+    """Twice the same collection."""
+    assert http.call("POST", "/v1/collections", {"name": name}).status == 409
+
+
+def test_paging_and_budget_limits(http: Http, name: str) -> None:
+    """Bad page sizes, cursors and budgets name their field."""
+    for path, param in [
+        ("limit=0", "limit"),
+        ("limit=x", "limit"),
+        ("limit=9999", "limit"),
+        ("cursor=-1", "cursor"),
+        ("cursor=1e9", "cursor"),
+        ("limit=0000000000019999999", "limit"),
+        ("cursor=" + "1" * 30, "cursor"),
+    ]:
+        reply = http.call("GET", f"/v1/collections/{name}/documents?{path}")
+        assert (reply.status, reply.body["error"]["param"]) == (422, param)
+    for budget, status in [(0, 422), (10**9, 413), ("x", 422)]:
+        reply = http.call("POST", f"/v1/collections/{name}/context", {"query": "x", "token_budget": budget})
+        assert (reply.status, reply.body["error"]["param"]) == (status, "token_budget")
+    for body in (
+        {},
+        {"ids": ["a"], "filter": {"type": "eq", "key": "kind", "value": "x"}},
+        {"ids": ["a"] * 2000},
+    ):
+        assert http.call("POST", f"/v1/collections/{name}/documents/delete", body).status in (413, 422)
+
+
+def test_a_body_over_the_limit_is_413_as_json(http: Http, name: str) -> None:
+    """34 MB are refused in our own error shape."""
+    raw = json.dumps({"documents": [{"id": "x", "text": "y" * 34_000_000}]}).encode()
+    reply = http.call("POST", f"/v1/collections/{name}/documents", raw=raw)
+    assert (reply.status, reply.body["error"]["type"]) == (413, "too_large")
+
+
+def test_garbage_on_the_socket(http: Http) -> None:
+    """Bytes that are not HTTP get a 400 or a closed connection, and the service lives on."""
+    at = urlsplit(http.url)
+    for garbage in (b"\0\1\2\3\r\n\r\n", b"GET\r\n\r\n", b"POST / HTTP/1.1\r\nContent-Length: -5\r\n\r\n"):
+        with socket.create_connection((at.hostname, at.port), timeout=10) as connection:
+            connection.sendall(garbage)
+            assert connection.recv(4096)[:12] in (b"HTTP/1.1 400", b"HTTP/1.0 400", b"")
+    assert http.ok("GET", "/healthz")
+
+
+def test_serving_a_foreign_folder_is_one_clear_line(tmp_path: Path) -> None:
+    """`nearline serve` on a folder of photos exits 1 and says what is wrong."""
+    import subprocess
+    import sys
+
+    (tmp_path / "cat.jpg").write_bytes(b"meow")
+    command = [sys.executable, "-m", "jobs.cli", "serve", "--data", str(tmp_path), "--port", "0"]
+    ended = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[2], check=False
+    )
+    assert ended.returncode == 1
+    assert ended.stderr.strip().splitlines()[-1].startswith(f"nearline: {tmp_path} is not empty")

@@ -1,0 +1,122 @@
+"""Cutting texts into passages: bounded, complete, at good places."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from retrieval.chunking import Span, split
+from retrieval.embedding.models import load_model
+from retrieval.embedding.tokens import TokenCounter
+
+
+def words(text: str) -> list[tuple[int, int]]:
+    """A token is a run of up to four letters, or another visible character: words split as sub-words do."""
+    return [match.span() for match in re.finditer(r"[a-z]{1,4}|\S", text)]
+
+
+def texts_of(text: str, spans: list[Span]) -> list[str]:
+    return [text[span.start : span.end] for span in spans]
+
+
+def check(
+    text: str, spans: list[Span], tokens_max: int, spans_of: Callable[[str], list[tuple[int, int]]] = words
+) -> None:
+    covered: set[int] = set()
+    for span in spans:
+        assert 0 <= span.start < span.end <= len(text)
+        assert not text[span.start].isspace()
+        assert not text[span.end - 1].isspace()
+        assert len(spans_of(text[span.start : span.end])) <= tokens_max
+        covered.update(range(span.start, span.end))
+    assert all(at in covered for at, character in enumerate(text) if not character.isspace())
+    assert [span.start for span in spans] == sorted({span.start for span in spans})
+
+
+@settings(max_examples=300)
+@given(
+    st.text(alphabet=st.sampled_from("abcd  .!?\n\n。é𝒳") | st.characters(), max_size=400),
+    st.integers(2, 30),
+    st.data(),
+)
+def test_any_text(text: str, tokens_max: int, data: st.DataObject) -> None:
+    """Every visible character is covered, no passage is too long alone, each starts after the one before."""
+    overlap = data.draw(st.integers(0, tokens_max // 2))
+    check(text, split(text, words, tokens_max=tokens_max, overlap_tokens=overlap), tokens_max)
+
+
+def test_fitting_text_is_one_passage() -> None:
+    """A text that fits is one passage, trimmed; white space alone is none."""
+    assert split("  one two.\n\nthree ", words, tokens_max=9, overlap_tokens=2) == [Span(2, 17)]
+    assert split(" \n\t ", words, tokens_max=9, overlap_tokens=2) == []
+    assert split("", words, tokens_max=9, overlap_tokens=2) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        ("aa bb cc dd ee.\n\nff gg. hh ii jj kk ll", "aa bb cc dd ee."),
+        ("aa bb cc dd ee ff. gg hh ii jj kk ll", "aa bb cc dd ee ff."),
+        ("aa bb cc dd ee ff gg hh iiiijjjj kk ll", "aa bb cc dd ee ff gg hh"),
+        ("aa bb cc dd ee ff。gg hh ii jj kk ll", "aa bb cc dd ee ff。"),
+        ("abcd" * 20, "abcd" * 9),
+    ],
+    ids=["paragraph", "sentence", "word", "ideographic sentence", "no boundary"],
+)
+def test_where_passages_end(text: str, first: str) -> None:
+    """A cut prefers a paragraph end, then a sentence end, then a space, in the last third of the window."""
+    spans = split(text, words, tokens_max=9, overlap_tokens=0)
+    assert texts_of(text, spans)[0] == first
+    check(text, spans, 9)
+
+
+def test_overlap() -> None:
+    """Neighbours share up to the tokens asked for, starting at a word."""
+    text = " ".join(f"w{at:02}" for at in range(40))
+    spans = split(text, words, tokens_max=12, overlap_tokens=6)
+    for before, after in pairwise(spans):
+        shared = text[after.start : before.end]
+        assert 0 < len(words(shared)) <= 6
+        assert text[after.start - 1] == " "
+
+
+def test_wrong_settings() -> None:
+    """An overlap as large as the window could never end, and is refused."""
+    with pytest.raises(ValueError, match="overlap_tokens"):
+        split("a", words, tokens_max=4, overlap_tokens=4)
+
+
+@pytest.mark.model
+def test_real_tokens_in_many_languages(model_folder: Path, shared_data: Path) -> None:
+    """With the real tokenizer and eleven languages, passages tokenised alone stay within the bound."""
+    counter = TokenCounter(load_model(model_folder))
+    file = shared_data / "xquad-r" / "corpus.jsonl.gz"
+    with gzip.open(file, "rt", encoding="utf-8") as lines:
+        texts = [json.loads(line)["text"] for line in lines]
+    for at in range(0, len(texts), max(1, len(texts) // 60)):
+        text = " ".join(texts[at : at + 4])
+        check(text, split(text, counter.spans, tokens_max=40, overlap_tokens=8), 40, counter.spans)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("piece", ["Some words of a sentence. ", "検索", "x"])
+def test_a_million_characters(model_folder: Path, piece: str) -> None:
+    """A text of a million characters, with or without spaces, is cut in seconds."""
+    counter = TokenCounter(load_model(model_folder))
+    text = piece * (1_000_000 // len(piece))
+    began = time.perf_counter()
+    spans = split(text, counter.spans, tokens_max=200, overlap_tokens=32)
+    assert time.perf_counter() - began < 30
+    assert spans[0].start == 0
+    assert spans[-1].end == len(text.rstrip())
+    for span in spans[:: max(1, len(spans) // 20)]:
+        assert counter.count(text[span.start : span.end]) <= 200

@@ -1,0 +1,166 @@
+"""The real encoder: shapes, prefixes, cuts, and above all that neighbours do not change a vector."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from indexes.errors import Damaged
+from retrieval.embedding.encoder import Encoder, by_length, cgroup_cores
+from retrieval.embedding.models import KnownAnswer, Model, load_model
+from retrieval.embedding.tokens import TokenCounter, segments
+
+QUESTION = "how do I reset my password"
+
+
+@pytest.fixture(scope="module")
+def encoder(model_folder: Path) -> Encoder:
+    return Encoder(load_model(model_folder), threads=1)
+
+
+@pytest.fixture(scope="module")
+def counter(model_folder: Path) -> TokenCounter:
+    return TokenCounter(load_model(model_folder))
+
+
+TEXTS = st.text(max_size=60) | st.sampled_from(
+    [QUESTION, "x", "SELECT 1;", "word " * 300, "день " * 20, "检索" * 40]
+)
+
+
+@pytest.mark.model
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=TEXTS, neighbours=st.lists(TEXTS, min_size=1, max_size=5))
+def test_neighbours_do_not_matter(encoder: Encoder, text: str, neighbours: list[str]) -> None:
+    """A text has the same vector alone and padded among others: cosine at least .9999."""
+    (alone,) = encoder.run(encoder.tokenise([text], "document"))
+    among = encoder.run(encoder.tokenise([*neighbours, text], "document"))[-1]
+    assert float(alone @ among) >= 0.9999
+
+
+@pytest.mark.model
+def test_vectors_are_units(encoder: Encoder) -> None:
+    """Vectors are float32, one row a text in order, of length 1; an empty text has one too."""
+    vectors = encoder.encode([QUESTION, "", "a much longer text " * 100, QUESTION], "document")
+    assert vectors.dtype == np.float32
+    assert vectors.shape == (4, encoder.dimensions)
+    assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-4)
+    assert float(vectors[0] @ vectors[3]) > 0.9999
+    assert encoder.encode([], "query").shape == (0, encoder.dimensions)
+
+
+@pytest.mark.model
+def test_meaning_survives(encoder: Encoder) -> None:
+    """The nearest text to a question is the one that answers it."""
+    (question,) = encoder.encode([QUESTION], "query")
+    answers = [
+        "To change a forgotten password, follow the link in the mail.",
+        "Bees make honey.",
+        "The sky is blue.",
+    ]
+    assert int(np.argmax(encoder.encode(answers, "document") @ question)) == 0
+
+
+@pytest.mark.model
+def test_long_texts_are_cut(encoder: Encoder) -> None:
+    """A text beyond the window is cut and says so, also behind a lot of white space; its end has no influence."""
+    short, long, spaced = encoder.tokenise(["hello", "word " * 500_000, " " * 200_000 + "hello"], "document")
+    assert (short.truncated, long.truncated, spaced.truncated) == (False, True, False)
+    assert len(long) == encoder.tokens_max
+    assert short.ids == spaced.ids
+    cut = encoder.tokenise(["word " * 400 + "end"], "document")[0]
+    assert cut.ids == long.ids
+
+
+@pytest.mark.model
+def test_prefix_by_kind(model_folder: Path) -> None:
+    """Queries and documents get the prefix of their kind."""
+    model = load_model(model_folder)
+    prefixed = Model(model.folder, msgspec.structs.replace(model.manifest, query_prefix="query: "))
+    encoder = Encoder(prefixed, threads=1)
+    plain, query = encoder.tokenise(["query: hat"], "document")[0], encoder.tokenise(["hat"], "query")[0]
+    assert plain.ids == query.ids != encoder.tokenise(["hat"], "document")[0].ids
+
+
+@pytest.mark.model
+def test_strange_kernels_are_refused(model_folder: Path) -> None:
+    """A machine on which known texts get other vectors than the exporter's is told at start-up."""
+    model = load_model(model_folder)
+    wrong = KnownAnswer("hello", [1.0] + [0.0] * (model.manifest.dimensions - 1))
+    manifest = msgspec.structs.replace(model.manifest, known_answers=[wrong])
+    with pytest.raises(Damaged, match="cosine"):
+        Encoder(Model(model.folder, manifest), threads=1)
+
+
+@pytest.mark.model
+def test_threads_share_an_encoder(encoder: Encoder) -> None:
+    """Threads may tokenise and run at the same time; all get the same vectors."""
+    expected = encoder.encode([QUESTION], "query")
+    right: list[bool] = []
+
+    def work() -> None:
+        right.extend(np.allclose(encoder.encode([QUESTION], "query"), expected, atol=1e-5) for _ in range(10))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert right == [True] * 40
+
+
+@given(st.lists(st.integers(1, 40), max_size=40), st.integers(1, 100), st.integers(1, 8))
+def test_by_length(lengths: list[int], tokens_max: int, texts_max: int) -> None:
+    """Batches hold every position once and stay within both bounds, but for single texts over them."""
+    batches = list(by_length(lengths, tokens_max, texts_max))
+    assert sorted(position for batch in batches for position in batch) == list(range(len(lengths)))
+    for batch in batches:
+        assert len(batch) <= texts_max
+        assert len(batch) == 1 or max(lengths[at] for at in batch) * len(batch) <= tokens_max
+
+
+@pytest.mark.parametrize(
+    ("files", "membership", "cores"),
+    [
+        ({"cpu.max": "150000 100000"}, "0::/", 1.5),
+        ({"a/cpu.max": "max 100000", "cpu.max": "300000 100000"}, "0::/a/b", 3.0),
+        ({"a/cpu.max": "50000 100000", "cpu.max": "300000 100000"}, "0::/a", 0.5),
+        ({"cpu/x/cpu.cfs_quota_us": "200000", "cpu/x/cpu.cfs_period_us": "100000"}, "3:cpu,cpuacct:/x", 2.0),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, "3:cpu:/", None),
+        ({"cpu.max": "rubbish"}, "0::/", None),
+        ({}, "0::/nowhere", None),
+    ],
+)
+def test_cgroup_cores(tmp_path: Path, files: dict[str, str], membership: str, cores: float | None) -> None:
+    """The tightest CPU quota from our group up to the root counts, of both versions; none is no limit."""
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    own = tmp_path / "self"
+    own.write_text(membership + "\n")
+    assert cgroup_cores(tmp_path, own) == cores
+    assert cgroup_cores(tmp_path, tmp_path / "absent") is None
+
+
+@pytest.mark.model
+def test_counter(encoder: Encoder, counter: TokenCounter) -> None:
+    """Tokens are counted without special ones and without truncation, and lie where the spans say."""
+    assert counter.count(QUESTION) == len(encoder.tokenise([QUESTION], "document")[0]) - 2
+    assert counter.count("word " * 5000) == 5000
+    assert counter.count("") == 0
+    text = "Zwölf Boxkämpfer\njagen 検索."
+    assert [text[start:end] for start, end in counter.spans(text)][-4:] == ["gen", "検", "索", "."]
+
+
+@given(st.text(alphabet="ab \n", max_size=300), st.integers(8, 40))
+def test_segments(text: str, chars_max: int) -> None:
+    """Segments cover the text in order without gaps, none longer than allowed."""
+    cuts = list(segments(text, chars_max))
+    assert "".join(text[start:end] for start, end in cuts) == text
+    assert all(0 < end - start <= chars_max for start, end in cuts)

@@ -1,0 +1,61 @@
+"""Every error has its status, and looks the same over HTTP."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from indexes import errors as tree
+from indexes.errors import NearlineError
+from retrieval.errors import STATUS, response, status_of, type_name
+
+
+def subclasses(kind: type[NearlineError]) -> set[type[NearlineError]]:
+    return {kind}.union(*(subclasses(child) for child in kind.__subclasses__()))
+
+
+OURS = sorted(
+    (kind for kind in subclasses(NearlineError) if kind.__module__ == tree.__name__), key=lambda k: k.__name__
+)
+
+
+@pytest.mark.parametrize("kind", OURS)
+def test_every_error_of_the_tree_is_in_the_table(kind: type[NearlineError]) -> None:
+    """Each class has a line of its own, so that adding one means deciding its status."""
+    assert kind in STATUS
+
+
+def test_the_tree_is_drawn_in_full() -> None:
+    """The picture in the module's docstring names every class."""
+    for kind in OURS:
+        assert f" {kind.__name__} " in f"{tree.__doc__} ".replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (tree.InvalidInput("x", param="k"), 422),
+        (tree.TooLarge("x"), 413),
+        (tree.NotFound("x"), 404),
+        (tree.ModelMismatch("x"), 409),
+        (tree.Overloaded("x", retry_after_s=3), 429),
+        (tree.DeadlineExceeded("x"), 503),
+        (tree.DiskFull("x"), 507),
+        (tree.Damaged("x"), 500),
+    ],
+)
+def test_statuses(error: NearlineError, status: int) -> None:
+    """The documented ones."""
+    assert status_of(error) == status
+
+
+def test_the_body() -> None:
+    """Type, message and, where there is one, the field; Retry-After for what is worth trying again."""
+    answer = response(tree.Overloaded("too much", retry_after_s=2.4, param="documents"))
+    assert answer.status == 429
+    assert answer.headers["Retry-After"] == "2"
+    assert isinstance(answer.body, bytes)
+    assert msgspec.json.decode(answer.body) == {
+        "error": {"type": "overloaded", "message": "too much", "param": "documents"}
+    }
+    assert type_name(tree.DiskFull) == "disk_full"

@@ -1,0 +1,128 @@
+"""Jobs: one rebuild at a time, what became of it, and patience after failures."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from indexes.collection import Collection
+from indexes.errors import Conflict, NotFound
+from indexes.model import Tuning
+from retrieval.schemas import JobBody
+from retrieval.tasks import Tasks
+from tests.support.vectors import World, fill, make_collection
+
+WORLD = World()
+
+
+def with_tasks(folder: Path, story: Callable[[Tasks, Collection, list[JobBody]], Awaitable[None]]) -> None:
+    """Run a story with a small collection that wants a rebuild."""
+    tuning = Tuning(delta_passages_max=64, segments_max=1)
+    collection = make_collection(folder / "c", tuning=tuning)
+    fill(collection, WORLD, range(200))
+    collection._sealing.submit(lambda: None).result()
+    collection._writer.call(lambda: None).result()
+
+    async def told() -> None:
+        finished: list[JobBody] = []
+        tasks = Tasks(finished.append)
+        try:
+            await story(tasks, collection, finished)
+        finally:
+            await tasks.close()
+
+    asyncio.run(told())
+    collection.close()
+
+
+async def ended(tasks: Tasks, job: JobBody) -> JobBody:
+    while job.status in ("queued", "running"):  # noqa: ASYNC110 - as a client would: jobs are polled
+        await asyncio.sleep(0.02)
+    return tasks.get(job.id)
+
+
+def test_a_rebuild_succeeds_and_is_remembered(tmp_path: Path) -> None:
+    """Status, progress and outcome stay readable; a second job for the same collection has to wait its turn."""
+
+    async def story(tasks: Tasks, collection: Collection, finished: list[JobBody]) -> None:
+        job = tasks.reindex("c", collection)
+        with pytest.raises(Conflict):
+            tasks.reindex("c", collection)
+        done = await ended(tasks, job)
+        assert (done.status, done.error, done.result["generation"]) == ("succeeded", None, 1)
+        assert done.finished_ms is not None
+        assert finished == [done]
+        assert tasks.all() == [done]
+        with pytest.raises(NotFound):
+            tasks.get("another")
+
+    with_tasks(tmp_path, story)
+
+
+def test_rebuilds_start_by_themselves_when_due(tmp_path: Path) -> None:
+    """Full segments start one; right after it none is due."""
+
+    async def story(tasks: Tasks, collection: Collection, finished: list[JobBody]) -> None:
+        tasks.reindex_if_due("c", collection)
+        tasks.reindex_if_due("c", collection)
+        assert len(tasks.all()) == 1
+        await ended(tasks, tasks.all()[0])
+        tasks.reindex_if_due("c", collection)
+        assert len(tasks.all()) == 1
+
+    with_tasks(tmp_path, story)
+
+
+def test_after_a_failure_it_is_not_tried_at_every_write(tmp_path: Path) -> None:
+    """A failed rebuild pauses the next one by itself; one by hand is still taken, and leaves no generation behind."""
+
+    async def story(tasks: Tasks, collection: Collection, finished: list[JobBody]) -> None:
+        real = collection.shelf.set_current
+
+        def fail(number: int) -> None:
+            raise OSError(28, "No space left on device")
+
+        collection.shelf.set_current = fail  # type: ignore[method-assign]
+        tasks.reindex_if_due("c", collection)
+        assert (await ended(tasks, tasks.all()[0])).status == "failed"
+        tasks.reindex_if_due("c", collection)
+        assert len(tasks.all()) == 1
+        assert collection.shelf.numbers() == []
+        collection.shelf.set_current = real  # type: ignore[method-assign]
+        assert (await ended(tasks, tasks.reindex("c", collection))).status == "succeeded"
+
+    with_tasks(tmp_path, story)
+
+
+def test_closing_ends_what_is_being_built(tmp_path: Path) -> None:
+    """The child is ended, the job says so, and nothing of it is live."""
+
+    async def story(tasks: Tasks, collection: Collection, finished: list[JobBody]) -> None:
+        job = tasks.reindex("c", collection)
+        await asyncio.sleep(0.1)
+        await tasks.close()
+        assert job.status in ("failed", "succeeded")
+        if job.status == "failed":
+            assert collection.snapshot.generation == 0
+            assert "clos" in (job.error or "") or "cancel" in (job.error or "")
+
+    with_tasks(tmp_path, story)
+
+
+def test_a_build_that_dies_is_a_failed_job(tmp_path: Path) -> None:
+    """When the log is not readable for the child, the job fails with the reason, and the service goes on."""
+
+    async def story(tasks: Tasks, collection: Collection, finished: list[JobBody]) -> None:
+        shutil.move(collection.folder, collection.folder.with_name("elsewhere"))
+        job = await ended(tasks, tasks.reindex("c", collection))
+        shutil.rmtree(collection.folder, ignore_errors=True)
+        shutil.move(collection.folder.with_name("elsewhere"), collection.folder)
+        assert job.status == "failed"
+        assert "build of generation 1 failed" in (job.error or "")
+        assert len(collection.snapshot.dense(WORLD.queries(1)[0], 5).ranking) == 5
+
+    with_tasks(tmp_path, story)
