@@ -1,0 +1,71 @@
+"""The command `nearline`. Each subcommand lives in `jobs/commands` and is imported only when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+from indexes.errors import NearlineError
+from retrieval.client import ServiceError
+
+COMMANDS = {
+    "serve": "Serve a data directory over HTTP.",
+    "demo": "Index the docstrings of this Python, serve them, and search them.",
+    "ingest": "Send files and folders to a running service.",
+    "search": "Ask a running service.",
+    "reindex": "Rebuild the indexes of a collection and swap them in.",
+    "evaluate": "Measure recall, and ranking quality where there are judgements.",
+    "export-model": "Make a quantised ONNX model for serving.",
+    "bench": "Measure latency, recall, memory and ingest rate on this machine.",
+}
+
+
+class LazyGroup(click.Group):
+    """Knows the names at once and loads a command's module when it is needed: `--help` stays instant."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"jobs.commands.{cmd_name.replace('-', '_')}")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="nearline")
+def cli() -> None:
+    """Nearline: text in, ranked passages out."""
+
+
+def main() -> None:
+    """Exit code 0 when the command did what was asked, 1 with one clear line when not, 2 for a wrong call."""
+    try:
+        cli.main(standalone_mode=False)
+    except click.exceptions.Abort:
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.exceptions.Exit as leaving:
+        sys.exit(leaving.exit_code)
+    except (NearlineError, ServiceError) as error:
+        click.echo(f"nearline: {error.message}", err=True)
+        sys.exit(1)
+    except OSError as error:
+        click.echo(f"nearline: {error}", err=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""nearline demo"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from pathlib import Path
+
+import click
+
+from jobs.commands.ingest import progress_bar
+from jobs.commands.options import console
+from jobs.commands.reindex import rebuild
+from jobs.commands.search import show
+from jobs.docstrings import docstrings
+from jobs.ingesting import ingest
+from jobs.server_process import serving
+from jobs.sources import SourceDocument
+from retrieval.client import Client
+
+COLLECTION = "python"
+HOT_CAPACITY = 2000
+WARM_UP = 20
+QUERIES = (
+    "read a file line by line without loading it into memory",
+    "run a function in another process and get its result back",
+    "stop waiting for a task after some seconds",
+    "parse a date like 2026-11-21T10:00",
+    "compare two texts and show the differences",
+)
+
+
+@click.command(epilog="Example: nearline demo")
+@click.option(
+    "--data", type=click.Path(path_type=Path), help="Keep the data here. [default: a temporary folder]"
+)
+def command(data: Path | None) -> None:
+    """Index the docstrings of this Python, serve them, and search them over HTTP."""
+    if data is not None:
+        play(data)
+        return
+    with tempfile.TemporaryDirectory(prefix="nearline-demo-") as folder:
+        play(Path(folder) / "data")
+
+
+def play(data: Path) -> None:
+    console.print("Reading the docstrings of the Python standard library ...")
+    documents = list(docstrings())
+    with serving(data) as server:
+        console.print(f"Serving at {server.url}. Embedding {len(documents)} docstrings on this CPU ...")
+        asyncio.run(fill(server.url, documents))
+        console.print(
+            f"Rebuilding: the newest {HOT_CAPACITY} passages stay hot, the others move to the cold tier ..."
+        )
+        asyncio.run(rebuild(server.url, COLLECTION, None))
+        asyncio.run(ask_all(server.url))
+    console.print(
+        "\nTo go on: [bold].venv/bin/nearline serve --data data[/], then open http://127.0.0.1:8080/docs"
+    )
+
+
+async def fill(url: str, documents: list[SourceDocument]) -> None:
+    async with Client(url) as client:
+        await client.ensure_collection(COLLECTION, hot_capacity=HOT_CAPACITY)
+        total = documents[-1].bytes_read
+        with progress_bar(total, label="docstrings") as on_progress:
+            done = await ingest(client, COLLECTION, documents, on_progress)
+        console.print(f"{done.documents} documents, {done.passages} passages, durable and searchable.")
+
+
+async def ask_all(url: str) -> None:
+    async with Client(url) as client:
+        for number in range(WARM_UP):  # so that the timings below are those of a service in use
+            await client.search(COLLECTION, query=f"warm up {number}", cache=False)
+        for query in QUERIES:
+            console.print(f"\n[bold yellow]{query}[/]")
+            show(await client.search(COLLECTION, query=query, k=3, group_by_document=True))
+        console.print("\n[bold yellow]The first query again: the answer comes from the cache[/]")
+        show(await client.search(COLLECTION, query=QUERIES[0], k=3, group_by_document=True))

@@ -1,0 +1,73 @@
+"""nearline search"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import click
+import msgspec
+from rich.markup import escape
+
+from jobs.commands.options import COLLECTION, JSON, URL, console, print_json
+from retrieval.client import Client
+
+SHOWN_CHARS = 240
+
+
+@click.command(epilog="Example: nearline search -c docs 'how do refunds work' -k 5")
+@click.argument("query")
+@URL
+@COLLECTION
+@click.option("-k", type=int, default=10, show_default=True, help="Hits wanted.")
+@click.option("--mode", type=click.Choice(["hybrid", "dense", "lexical"]), help="[default: the service's]")
+@click.option(
+    "--filter", "condition", help='A filter in JSON, such as \'{"type":"eq","key":"lang","value":"en"}\'.'
+)
+@JSON
+def command(
+    query: str, url: str, collection: str, k: int, mode: str | None, condition: str | None, as_json: bool
+) -> None:
+    """Ask a running service."""
+    search: dict[str, Any] = {"query": query, "k": k}
+    if mode:
+        search["mode"] = mode
+    if condition:
+        try:
+            search["filter"] = msgspec.json.decode(condition)
+        except msgspec.DecodeError as error:
+            raise click.BadParameter(f"not JSON: {error}", param_hint="--filter") from None
+    answer = asyncio.run(ask(url, collection, search))
+    if as_json:
+        print_json(answer)
+    else:
+        show(answer)
+
+
+async def ask(url: str, collection: str, search: dict[str, Any]) -> dict[str, Any]:
+    async with Client(url) as client:
+        return await client.search(collection, **search)
+
+
+def show(answer: dict[str, Any]) -> None:
+    """Hits with their scores and tiers, then what the receipt says."""
+    for number, hit in enumerate(answer["hits"], 1):
+        scores = ", ".join(
+            f"{name} {value:.3f}" for name, value in hit["scores"].items() if value is not None
+        )
+        title = f" [bold]{escape(hit['title'])}[/]" if hit["title"] else ""
+        console.print(
+            f"[dim]{number:>2}[/]{title} [cyan]{escape(hit['document_id'])}[/]#{hit['passage']}"
+            f" [dim]{hit['tier']}, score {hit['score']:.4f} ({scores})[/]"
+        )
+        text = " ".join(hit["text"].split())
+        cut = text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + " ..."
+        console.print(f"   {escape(cut)}")
+    receipt, timings = answer["receipt"], answer["timings_ms"]
+    tiers = "+".join(receipt["tiers"])
+    stages = ", ".join(f"{name} {ms:.1f}" for name, ms in timings.items() if name != "total" and ms)
+    cold = f"; cold not searched: {receipt['cold_skipped']}" if receipt["cold_skipped"] else ""
+    console.print(
+        f"[dim]{timings['total']:.1f} ms ({stages}); {tiers}; generation {receipt['generation']},"
+        f" seq {receipt['seq']}, cache {receipt['cache']}{cold}[/]"
+    )

@@ -1,0 +1,33 @@
+"""nearline serve"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from jobs.serving import run
+from retrieval.config import ignored_variables, load_config
+
+
+@click.command(epilog="Example: nearline serve --data data --port 8080")
+@click.option(
+    "--data", type=click.Path(path_type=Path), required=True, help="The data directory; made if absent."
+)
+@click.option("--host", help="Address to listen on. [default: 127.0.0.1]")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), help="Port; 0 takes a free one and says which. [default: 8080]"
+)
+@click.option("--config", type=click.Path(path_type=Path), help="A TOML file like configs/default.toml.")
+def command(data: Path, host: str | None, port: int | None, config: Path | None) -> None:
+    """Serve a data directory over HTTP until a signal ends it."""
+    environ = dict(os.environ)
+    if host is not None:
+        environ["NEARLINE_SERVER_HOST"] = host
+    if port is not None:
+        environ["NEARLINE_SERVER_PORT"] = str(port)
+    settings = load_config(config, environ)
+    for name in ignored_variables(environ):
+        click.echo(f"nearline: the environment variable {name} names no setting and is ignored", err=True)
+    run(settings, data)

@@ -1,0 +1,110 @@
+"""The demo's corpus: the docstrings of the Python that is running, five to six thousand of them.
+
+Real text, in English, about something every reader knows, and already on every machine. The standard
+library's files are parsed, never imported: importing some of them opens windows or browsers. Compiled modules
+have no docstrings in files and are left out.
+"""
+
+from __future__ import annotations
+
+import ast
+import sysconfig
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from jobs.sources import SourceDocument
+
+CHARS_MIN = 20
+SIGNATURE_CHARS_MAX = 160
+# Tests, fixtures, and what installed packages or the build left beside the library.
+FOLDERS_LEFT_OUT = frozenset({
+    "__phello__", "__pycache__", "dist-packages", "idle_test", "idlelib", "lib-dynload", "lib2to3",
+    "pydoc_data", "site-packages", "test", "tests", "turtledemo",
+})  # fmt: skip
+
+Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def docstrings(library: Path | None = None) -> Iterator[SourceDocument]:
+    """The docstrings below `library`, the running Python's standard library by default, in a fixed order.
+
+    One document per documented module, class, function and method, in the order of the files by path and of
+    the lines in them. Definitions with a leading underscore are left out, files with one are not: half of
+    `datetime`, `decimal` and `concurrent.futures` is written in such files. The id is
+    the qualified name (`asyncio.queues.Queue.get`) and unique: of alternative definitions of one name the
+    first that has a docstring counts. Texts shorter than `CHARS_MIN` characters and files that cannot be
+    parsed are left out. `metadata` holds `module`, `kind` (module, class or function) and `line`.
+    """
+    root = library if library is not None else Path(sysconfig.get_path("stdlib"))
+    seen: set[str] = set()
+    for path in _source_files(root):
+        for document in _file_docstrings(path, path.relative_to(root)):
+            if document.id not in seen:
+                seen.add(document.id)
+                yield document
+
+
+def _source_files(folder: Path) -> Iterator[Path]:
+    for path in sorted(folder.iterdir()):
+        if path.is_dir():
+            if path.name not in FOLDERS_LEFT_OUT and path.name.isidentifier() and _is_public(path.name):
+                yield from _source_files(path)
+        elif path.suffix == ".py":
+            yield path
+
+
+def _file_docstrings(path: Path, relative: Path) -> Iterator[SourceDocument]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about the library's own escapes, which are not ours to mend
+            tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return
+    module = ".".join(relative.with_suffix("").parts).removesuffix(".__init__")
+    for name, node in _documented(tree, module):
+        text = ast.get_docstring(node)
+        if text is not None and len(text) >= CHARS_MIN:
+            yield _document(name, node, text, module, relative)
+
+
+def _documented(node: ast.AST, name: str) -> Iterator[tuple[str, Documented]]:
+    """`node` and the public things defined in it, with qualified names. A function's insides are not."""
+    if isinstance(node, Documented):
+        yield name, node
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            if _is_public(child.name):
+                yield from _documented(child, f"{name}.{child.name}")
+        elif isinstance(child, ast.If | ast.Try | ast.ExceptHandler | ast.With):
+            yield from _documented(child, name)
+
+
+def _is_public(name: str) -> bool:
+    return not name.startswith("_") or (name.startswith("__") and name.endswith("__"))
+
+
+def _document(name: str, node: Documented, text: str, module: str, relative: Path) -> SourceDocument:
+    line = 1 if isinstance(node, ast.Module) else node.lineno
+    return SourceDocument(
+        id=name,
+        text=text,
+        title=name + _signature(node),
+        metadata={"module": module, "kind": _kind(node), "line": line},
+        source=f"{relative.as_posix()}:{line}",
+    )
+
+
+def _kind(node: Documented) -> str:
+    if isinstance(node, ast.Module):
+        return "module"
+    return "class" if isinstance(node, ast.ClassDef) else "function"
+
+
+def _signature(node: Documented) -> str:
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return ""
+    signature = f"({ast.unparse(node.args)})"
+    return signature if len(signature) <= SIGNATURE_CHARS_MAX else "(...)"

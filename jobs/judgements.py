@@ -1,0 +1,78 @@
+"""Queries and relevance judgements from files: what the ranking is measured against.
+
+queries   JSON lines {"id", "text"}, plain or .gz
+qrels     lines of query id, document id, grade, separated by tabs or blanks (TREC's extra second column allowed)
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from indexes.errors import InvalidInput
+
+QRELS_COLUMNS = (3, 4)
+
+
+class Query(msgspec.Struct, frozen=True):
+    id: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    query: str
+    document: str
+    grade: int
+
+
+def read_queries(path: Path) -> list[Query]:
+    """Raises InvalidInput naming file and line."""
+    queries = []
+    with opened(path) as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                queries.append(msgspec.json.decode(line, type=Query))
+            except msgspec.DecodeError as error:
+                raise InvalidInput(
+                    f"{path}, line {number}: expected a query with id and text: {error}"
+                ) from None
+    if not queries:
+        raise InvalidInput(f"{path} holds no queries")
+    return queries
+
+
+def read_judgements(path: Path) -> list[Judgement]:
+    """Raises InvalidInput naming file and line."""
+    judgements = []
+    with opened(path) as lines:
+        for number, line in enumerate(lines, 1):
+            fields = line.split("\t") if "\t" in line else line.split()
+            if not line.strip():
+                continue
+            try:
+                if len(fields) not in QRELS_COLUMNS:
+                    raise ValueError
+                judgements.append(Judgement(fields[0], fields[-2], int(fields[-1])))
+            except ValueError:
+                raise InvalidInput(
+                    f"{path}, line {number}: expected query, document, grade; found {line.strip()!r}"
+                ) from None
+    if not judgements:
+        raise InvalidInput(f"{path} holds no judgements")
+    return judgements
+
+
+def opened(path: Path) -> IO[str]:
+    if not path.is_file():
+        raise InvalidInput(f"{path} is not a file")
+    if path.suffix == ".gz":
+        return io.TextIOWrapper(gzip.open(path, "rb"), encoding="utf-8")
+    return path.open(encoding="utf-8")

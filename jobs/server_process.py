@@ -1,0 +1,94 @@
+"""A real service in a process of its own, on a free loopback port: for the demo, the benchmark and the tests."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from indexes.errors import NearlineError
+from jobs.serving import READY_LINE
+
+START_S = 120.0
+STOP_S = 40.0
+
+
+class ServerProcess:
+    """`nearline serve` as a child. Ready when the constructor returns; `stop` or `kill` it."""
+
+    def __init__(self, data: Path, environ: Mapping[str, str] | None = None) -> None:
+        """Raises NearlineError with the child's last line if it ends before it is ready."""
+        command = [sys.executable, "-m", "jobs.cli", "serve", "--data", str(data), "--port", "0"]
+        self._log = (data.parent / f"{data.name}.server.log").open("ab")
+        self._child = subprocess.Popen(
+            command,
+            env={**os.environ, **(environ or {})},
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            start_new_session=True,
+        )
+        self.url = self._wait_for_url()
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    def stop(self) -> int:
+        """SIGTERM and wait: the exit status."""
+        if self._child.poll() is None:
+            self._child.send_signal(signal.SIGTERM)
+        try:
+            return self._child.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise NearlineError("the service did not stop in time") from None
+        finally:
+            self._close()
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash would."""
+        self._child.kill()
+        self._child.wait()
+        self._close()
+
+    def _wait_for_url(self) -> str:
+        lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+        def read() -> None:
+            for line in self._child.stdout or ():
+                lines.put(line)
+            lines.put("")
+
+        threading.Thread(target=read, daemon=True).start()
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            with contextlib.suppress(queue.Empty):
+                line = lines.get(timeout=0.5)
+                if line.startswith(READY_LINE):
+                    return line.removeprefix(READY_LINE).strip()
+                if not line:
+                    break
+        self.kill()
+        tail = Path(self._log.name).read_text(errors="replace").strip().splitlines()[-1:]
+        raise NearlineError(f"the service did not start: {tail[0] if tail else 'no message'}")
+
+    def _close(self) -> None:
+        self._log.close()
+
+
+@contextlib.contextmanager
+def serving(data: Path, environ: Mapping[str, str] | None = None) -> Iterator[ServerProcess]:
+    """A service for the length of a with-block."""
+    server = ServerProcess(data, environ)
+    try:
+        yield server
+    finally:
+        server.stop()

@@ -1,0 +1,108 @@
+"""Files that are one document each: plain text, and Markdown with its front matter."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+
+from jobs.sources.files import SourceFile
+from jobs.sources.model import MetadataValue, SourceDocument, SourceOptions, SourceReport
+
+
+def read_text(file: SourceFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:
+    """The file as one document, titled by its name; none if it holds only white space."""
+    yield from _document(file, file.text(options.document_bytes_max), {}, None, report)
+
+
+def read_markdown(file: SourceFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:
+    """The file as one document: front matter becomes metadata, all else stays text, headings included.
+
+    The title is the first of: `title` in the front matter, the first heading, the file's name.
+    """
+    metadata, text = split_front_matter(file.text(options.document_bytes_max))
+    title = metadata.pop("title", None)
+    yield from _document(file, text, metadata, str(title) if title else first_heading(text), report)
+
+
+def _document(
+    file: SourceFile, text: str, metadata: dict[str, MetadataValue], title: str | None, report: SourceReport
+) -> Iterator[SourceDocument]:
+    if not text.strip():
+        report.empty += 1
+        report.note(f"{file.place()}: no text, skipped")
+        return
+    yield SourceDocument(
+        id=file.found.name,
+        text=text,
+        title=title or PurePosixPath(file.found.name).name,
+        metadata=metadata,
+        source=file.place(),
+        bytes_read=file.bytes_read,
+    )
+
+
+_FRONT_MATTER = re.compile(r"\A---[ \t]*\n(.*?)^---[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
+_SIMPLE_LINE = re.compile(r"([A-Za-z_][\w.-]*):[ \t]+(\S.*?)[ \t]*")
+
+
+def split_front_matter(text: str) -> tuple[dict[str, MetadataValue], str]:
+    """The simple `key: value` lines of a leading `---` block, and the text after it.
+
+    This reads the flat part of YAML that filters can use, not YAML: nested values and lists over several
+    lines are left out. A block that is never closed, or holds no key, is text (a rule, most likely).
+    """
+    block = _FRONT_MATTER.match(text)
+    if block is None:
+        return {}, text
+    lines = [line for line in block[1].split("\n") if line.strip() and not line.lstrip().startswith("#")]
+    if lines and not re.match(r"[A-Za-z_][\w.-]*:(?:\s|$)", lines[0]):
+        return {}, text
+    metadata: dict[str, MetadataValue] = {}
+    for line in lines:
+        simple = _SIMPLE_LINE.fullmatch(line)
+        if simple and (value := _value(simple[2])) is not None:
+            metadata[simple[1]] = value
+    return metadata, text[block.end() :]
+
+
+def _value(written: str) -> MetadataValue | None:
+    if written[0] in "\"'" and written[-1] == written[0] and len(written) > 1:
+        return written[1:-1]
+    if written in {"|", ">", "|-", ">-", "null", "~", "{}", "[]"} or written[0] in "{&*!":
+        return None
+    if written[0] == "[":
+        return _list(written)
+    written = re.sub(r"\s+#.*$", "", written)
+    if written in {"true", "false"}:
+        return written == "true"
+    if re.fullmatch(r"-?(0|[1-9]\d{0,17})", written):
+        return int(written)
+    if re.fullmatch(r"-?(0|[1-9]\d*)\.\d+", written):
+        return float(written)
+    return written
+
+
+def _list(written: str) -> list[str] | None:
+    if not written.endswith("]"):
+        return None
+    items = [item.strip().strip("\"'") for item in written[1:-1].split(",")]
+    return [item for item in items if item]
+
+
+def first_heading(text: str) -> str | None:
+    """The first Markdown heading, `# like this` or underlined; headings inside fenced code do not count."""
+    fence = ""
+    before = ""
+    for line in text.split("\n"):
+        mark = re.match(r" {0,3}(```+|~~~+)", line)
+        if mark and (not fence or mark[1].startswith(fence)):
+            fence = "" if fence else mark[1]
+        elif not fence:
+            if heading := re.match(r" {0,3}#{1,6}[ \t]+(.+?)[ \t]*#*[ \t]*$", line):
+                return heading[1].strip()
+            if before and re.fullmatch(r" {0,3}(=+|-{2,})[ \t]*", line):
+                return before
+        # What can be underlined: running text, not a list, quote, table or code.
+        before = line.strip() if re.match(r" {0,3}[^\s\-*+>|#=`~]", line) and not fence else ""
+    return None

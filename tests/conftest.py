@@ -1,0 +1,45 @@
+"""Fixtures that more than one folder uses: where the model and the real collections are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jobs.server_process import ServerProcess, serving
+from tests.support.http import Http
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session")
+def model_folder() -> Path:
+    """The exported default model. `make setup` leaves it in models/."""
+    folder = Path(os.environ.get("NEARLINE_TEST_MODEL", ROOT / "models" / "all-MiniLM-L6-v2"))
+    if not (folder / "manifest.json").is_file():
+        pytest.skip(f"no model in {folder}; make setup puts it there")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Real collections with judgements, beside the checkout."""
+    folder = Path(os.environ.get("NEARLINE_TEST_DATA", ROOT.parent / "shared" / "data"))
+    if not folder.is_dir():
+        pytest.skip(f"no folder {folder} with real collections")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def service(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Iterator[ServerProcess]:
+    """One real service, shared by tests that each make a collection of their own."""
+    data = tmp_path_factory.mktemp("service") / "data"
+    with serving(data, {"NEARLINE_MODELS_FOLDER": str(model_folder.parent)}) as server:
+        yield server
+
+
+@pytest.fixture
+def http(service: ServerProcess) -> Http:
+    return Http(service.url)

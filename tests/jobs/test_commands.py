@@ -1,0 +1,214 @@
+"""The command line, as a user types it, against a real service."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jobs.cli import COMMANDS
+from jobs.server_process import ServerProcess
+from tests.support.http import Http
+
+ROOT = Path(__file__).parents[2]
+
+
+def nearline(*arguments: object, cwd: Path = ROOT, **environ: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "jobs.cli", *map(str, arguments)]
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=cwd,
+        timeout=240,
+        env={**os.environ, "COLUMNS": "160", "PYTHONPATH": str(ROOT), **environ},
+    )
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_with_an_example(name: str) -> None:
+    """`--help` works without a service or a model and shows how to call it."""
+    ended = nearline(name, "--help")
+    assert ended.returncode == 0
+    assert f"Example: nearline {name}" in " ".join(ended.stdout.split())
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder as people have them."""
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "soup.md").write_text("# Soup\n\nThe soup needs lemongrass and patience.\n")
+    (tmp_path / "notes" / "bread.txt").write_text("Sourdough needs a starter and a warm kitchen.")
+    (tmp_path / "notes" / "picture.jpg").write_bytes(b"\xff\xd8")
+    (tmp_path / "rows.csv").write_text(
+        "id,text,title,year\n1,The moon is far away.,Moon,1969\n2,Mars is further.,Mars,2021\n"
+    )
+    (tmp_path / "lines.jsonl").write_text(
+        '{"id": "x", "text": "Whales sing."}\n{"id": "y", "text": "Bats listen."}\n'
+    )
+    return tmp_path
+
+
+def test_ingest_search_reindex_evaluate(service: ServerProcess, http: Http, folder: Path) -> None:
+    """Files of each kind go in, are found, rebuilt, and measured."""
+    name = http.new_collection()
+    paths = [folder / "notes", folder / "rows.csv", folder / "lines.jsonl"]
+    ended = nearline("ingest", *paths, "--url", service.url, "-c", name)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("6 documents, 6 passages written")
+
+    ended = nearline("search", "--url", service.url, "-c", name, "which spice goes into soup?", "-k", "2")
+    assert ended.returncode == 0
+    assert "lemongrass" in ended.stdout
+    assert "seq 6" in ended.stdout
+
+    found = nearline(
+        "search", "--url", service.url, "-c", name, "animals and sound", "--json", "--mode", "dense"
+    )
+    assert {hit["document_id"] for hit in json.loads(found.stdout)["hits"][:2]} == {"x", "y"}
+    condition = '{"type": "eq", "key": "year", "value": "1969"}'
+    found = nearline("search", "--url", service.url, "-c", name, "planet", "--json", "--filter", condition)
+    assert [hit["title"] for hit in json.loads(found.stdout)["hits"]] == ["Moon"]
+
+    ended = nearline("reindex", "--url", service.url, "--collection", name)
+    assert ended.returncode == 0, ended.stderr
+    assert "generation 1 is live: 6 passages hot, 0 cold" in ended.stdout
+    job = nearline("reindex", "--url", service.url, "--collection", name, "--json")
+    assert json.loads(job.stdout)["result"]["generation"] == 2
+
+    ended = nearline("evaluate", "--url", service.url, "--collection", name, "--json")
+    assert ended.returncode == 0, ended.stderr
+    report = json.loads(ended.stdout)
+    assert report["recall"]["overall"] == 1
+    assert report["queries"] == 6
+    assert report["below"] == []
+
+
+def test_evaluate_reads_judgements(service: ServerProcess, http: Http, tmp_path: Path) -> None:
+    """nDCG and MRR for every kind of search; below a floor the exit code is 1; a bad file names its line."""
+    name = http.new_collection()
+    http.write(
+        name, {"id": "a", "text": "Apples grow on trees."}, {"id": "b", "text": "Boats float on water."}
+    )
+    (tmp_path / "q.jsonl").write_text(
+        '{"id": "1", "text": "fruit trees"}\n{"id": "2", "text": "ships at sea"}\n'
+    )
+    (tmp_path / "qrels.tsv").write_text("1\ta\t1\n2\tb\t1\n")
+    arguments = [
+        "evaluate",
+        "--url",
+        service.url,
+        "-c",
+        name,
+        "--queries",
+        tmp_path / "q.jsonl",
+        "--qrels",
+        tmp_path / "qrels.tsv",
+    ]
+    ended = nearline(*arguments, "--json")
+    assert ended.returncode == 0, ended.stderr
+    report = json.loads(ended.stdout)
+    assert report["rankings"]["dense"] == {"ndcg@10": 1, "mrr@10": 1}
+    assert set(report["rankings"]) == {"dense", "lexical", "hybrid rrf", "hybrid weighted"}
+    table = nearline(*arguments)
+    assert "hybrid weighted" in table.stdout
+    assert nearline(*arguments, "--k", "1", "--recall-floor", "1.0", "--ndcg-floor", "1").returncode in (0, 2)
+    (tmp_path / "qrels.tsv").write_text("1\ta\t1\n2\tb\tone\n")
+    ended = nearline(*arguments)
+    assert ended.returncode == 1
+    assert "qrels.tsv, line 2" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["search", "x", "--url", "http://127.0.0.1:9", "-c", "c"], "cannot be reached"),
+        (["reindex", "--url", "http://127.0.0.1:9", "-c", "c"], "cannot be reached"),
+        (["evaluate", "--url", "http://127.0.0.1:9", "-c", "c"], "cannot be reached"),
+    ],
+)
+def test_no_service_is_one_clear_line(arguments: list[str], message: str) -> None:
+    """Exit code 1, one line, no traceback."""
+    ended = nearline(*arguments)
+    assert ended.returncode == 1
+    assert message in ended.stderr
+    assert len(ended.stderr.strip().splitlines()) == 1
+
+
+def test_errors_of_the_service_reach_the_user(service: ServerProcess, folder: Path) -> None:
+    """An unknown collection, and a malformed file, are told in one line each; --create makes the collection."""
+    ended = nearline("ingest", folder / "lines.jsonl", "--url", service.url, "-c", "not-there")
+    assert (ended.returncode, "no collection 'not-there'" in ended.stderr) == (1, True)
+    (folder / "broken.jsonl").write_text('{"id": "x", "text": "fine"}\n{"id": oops}\n')
+    ended = nearline(
+        "ingest", folder / "broken.jsonl", "--url", service.url, "-c", "made-by-create", "--create"
+    )
+    assert ended.returncode == 1
+    assert "broken.jsonl" in ended.stderr
+    assert "2" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_wrong_call_is_exit_code_2() -> None:
+    """Unknown commands and options, and missing arguments, are the usual usage errors."""
+    assert nearline("serch").returncode == 2
+    assert nearline("search").returncode == 2
+    assert nearline("serve", "--data", "x", "--prot", "1").returncode == 2
+
+
+def test_a_bad_setting_stops_the_start(tmp_path: Path) -> None:
+    """Unknown keys in file or environment are refused before anything is opened."""
+    ended = nearline("serve", "--data", tmp_path / "data", NEARLINE_SEARCH_KK="3")
+    assert ended.returncode == 1
+    assert "NEARLINE_SEARCH_KK" in ended.stderr
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.slow
+def test_the_demo(model_folder: Path) -> None:
+    """`nearline demo` indexes the docstrings, rebuilds, and shows hits with tiers and timings."""
+    ended = nearline("demo", NEARLINE_MODELS_FOLDER=str(model_folder.parent))
+    assert ended.returncode == 0, ended.stderr
+    assert "hot+cold" in ended.stdout
+    assert "cache hit" in ended.stdout
+    assert "difflib" in ended.stdout
+
+
+@pytest.mark.slow
+def test_the_benchmark_writes_a_report(model_folder: Path, tmp_path: Path, folder: Path) -> None:
+    """On a small corpus every figure is there, with the machine and the versions."""
+    corpus = tmp_path / "corpus.jsonl"
+    lines = [
+        json.dumps(
+            {
+                "id": str(n),
+                "text": f"Entry {n} tells of item {n * 7 % 1000} and colour {n % 13} in room {n % 31} today.",
+            }
+        )
+        for n in range(1500)
+    ]
+    corpus.write_text("\n".join(lines))
+    ended = nearline(
+        "bench", "--corpus", corpus, "--queries", "120", "--no-peers", "--out", tmp_path / "reports", "--json",
+        NEARLINE_MODELS_FOLDER=str(model_folder.parent),
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    report = json.loads(ended.stdout)
+    assert {
+        "machine",
+        "versions",
+        "settings",
+        "uncached",
+        "cached",
+        "recall",
+        "memory",
+        "ingest",
+        "insert",
+    } <= set(report)
+    assert report["recall"]["overall"] > 0.9
+    assert len(list((tmp_path / "reports").glob("bench-*.json"))) == 1

@@ -1,0 +1,456 @@
+"""Reading files for ingestion: real files, with what real files have in them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from indexes.errors import InvalidInput, TooLarge
+from jobs.sources import SourceDocument, SourceOptions, SourceReport, read_documents, total_bytes
+
+LENIENT = SourceOptions(lenient=True)
+
+
+def put(folder: Path, name: str, content: str | bytes) -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def read(*paths: Path, options: SourceOptions | None = None) -> tuple[list[SourceDocument], SourceReport]:
+    report = SourceReport()
+    return list(read_documents(paths, options=options, report=report)), report
+
+
+def refusal(*paths: Path, options: SourceOptions | None = None) -> str:
+    with pytest.raises(InvalidInput) as caught:
+        read(*paths, options=options)
+    assert "\n" not in caught.value.message
+    return caught.value.message
+
+
+# -- JSON Lines
+
+
+def test_jsonl_with_bom_crlf_and_blank_lines(tmp_path: Path) -> None:
+    """A byte order mark, Windows line ends and blank lines are no part of the data."""
+    path = put(
+        tmp_path,
+        "a.jsonl",
+        b'\xef\xbb\xbf{"id": "1", "text": "one", "title": "One"}\r\n\r\n   \n'
+        b'{"id": 2, "text": "zwei \\u00fc"}\r\n',
+    )
+    documents, report = read(path)
+    assert [(d.id, d.text, d.title) for d in documents] == [("1", "one", "One"), ("2", "zwei ü", None)]
+    assert [d.source for d in documents] == [f"{path}:1", f"{path}:4"]
+    assert (report.files, report.documents, report.empty) == (1, 2, 0)
+
+
+def test_jsonl_metadata(tmp_path: Path) -> None:
+    """Other flat fields become metadata under the object `metadata`; nulls and nested fields are left out."""
+    row = {
+        "id": "1",
+        "text": "t",
+        "year": 2021,
+        "lang": "de",
+        "tags": ["a", "b"],
+        "ok": True,
+        "none": None,
+        "nested": {"x": 1},
+        "numbers": [1, 2],
+        "metadata": {"lang": "en", "score": 0.5, "gone": None},
+    }
+    path = put(tmp_path, "a.jsonl", json.dumps(row))
+    assert read(path)[0][0].metadata == {
+        "year": 2021, "lang": "en", "tags": ["a", "b"], "ok": True, "score": 0.5
+    }  # fmt: skip
+    only = read(path, options=SourceOptions(other_fields=False))[0][0]
+    assert only.metadata == {"lang": "en", "score": 0.5}
+
+
+def test_jsonl_of_a_beir_collection_and_renamed_fields(tmp_path: Path) -> None:
+    """`_id` is taken where `id` is absent, and every field can be named."""
+    beir = put(tmp_path, "corpus.jsonl", '{"_id": "d1", "title": "", "text": "x", "metadata": {}}\n')
+    assert read(beir)[0] == [
+        SourceDocument(id="d1", text="x", source=f"{beir}:1", bytes_read=beir.stat().st_size)
+    ]
+    other = put(tmp_path, "other.jsonl", '{"key": "k", "body": "b", "head": "h"}\n')
+    options = SourceOptions(id_field="key", text_field="body", title_field="head")
+    (document,), _ = read(other, options=options)
+    assert (document.id, document.text, document.title, document.metadata) == ("k", "b", "h", {})
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ('{"id": "1", "text": x}', ":2:21: not JSON: invalid character"),
+        ('{"id": "ü", "text": x}', ":2:21: not JSON: invalid character"),
+        ('{"id": "1", "text": "x"', ":2:24: not JSON: Input data was truncated"),
+        ('{"id": "1", "text": NaN}', ":2:21: not JSON"),
+        ('["1", "x"]', ":2: expected a JSON object"),
+        ("[" * 100_000, "not JSON: nested too deeply"),
+        ('{"id": "1", "body": "x"}', ":2: no field 'text'; found: id, body"),
+        ('{"id": "1", "text": 5}', ":2: field 'text': expected a string, found a number"),
+        ('{"id": "1", "text": "x", "title": []}', ":2: field 'title': expected a string, found a list"),
+        ('{"text": "x"}', ":2: no id: field 'id' is missing or empty"),
+        ('{"id": true, "text": "x"}', ":2: field 'id': expected a string or an integer, found a boolean"),
+        ('{"id": ["1"], "text": "x"}', ":2: field 'id': expected a string or an integer, found a list"),
+        ('{"id": "1", "text": "x", "metadata": {"a": {"b": 1}}}', ":2: metadata 'a': expected a string,"),
+    ],
+)
+def test_a_bad_line_is_named_or_skipped(tmp_path: Path, line: str, says: str) -> None:
+    """A bad line raises with file, line and column; leniently it is skipped, counted and noted, and its
+    neighbours survive."""
+    good = '{"id": "good%d", "text": "x"}\n'
+    path = put(tmp_path, "a.jsonl", good % 1 + line + "\n" + good % 2)
+    message = refusal(path)
+    assert message.startswith(str(path))
+    assert says in message
+    documents, report = read(path, options=LENIENT)
+    assert [d.id for d in documents] == ["good1", "good2"]
+    assert report.unreadable == 1
+    assert says in report.notes[0]
+
+
+def test_a_line_that_is_not_utf8(tmp_path: Path) -> None:
+    """The refusal gives the line and the column of the byte at fault."""
+    path = put(tmp_path, "a.jsonl", b'{"id": "1", "text": "x"}\n{"id": "2", "text": "caf\xe9"}\n')
+    assert refusal(path) == f"{path}:2:25: not UTF-8 text (found byte 0xe9)"
+    assert [d.id for d in read(path, options=LENIENT)[0]] == ["1"]
+
+
+def test_rows_without_text_are_skipped_and_counted(tmp_path: Path) -> None:
+    """Empty, blank and null texts are no documents, and no errors either."""
+    rows = [{"id": str(n), "text": text} for n, text in enumerate(["", "  \n\t", None, "x"])]
+    path = put(tmp_path, "a.jsonl", "\n".join(json.dumps(row) for row in rows))
+    documents, report = read(path)
+    assert [d.id for d in documents] == ["3"]
+    assert report.empty == 3
+    assert "3 empty" in report.summary()
+
+
+def test_a_huge_line_is_refused_without_being_held(tmp_path: Path) -> None:
+    """A line over the limit raises TooLarge with its number, and memory never grew with it."""
+    path = tmp_path / "huge.jsonl"
+    with path.open("wb") as out:
+        out.write(b'{"id": "1", "text": "x"}\n{"id": "2", "text": "')
+        for _ in range(40):
+            out.write(b"x" * 1_000_000)
+        out.write(b'"}\n')
+    options = SourceOptions(document_bytes_max=1_000_000)
+    tracemalloc.start()
+    try:
+        with pytest.raises(TooLarge, match=r"huge\.jsonl:2: a line longer than the 1,000,000 bytes"):
+            read(path, options=options)
+        assert tracemalloc.get_traced_memory()[1] < 8_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_large_line_within_the_limit_is_read(tmp_path: Path) -> None:
+    """A text of megabytes is one document."""
+    path = put(tmp_path, "a.jsonl", json.dumps({"id": "1", "text": "word " * 500_000}))
+    assert len(read(path)[0][0].text) == 2_500_000
+
+
+# -- compressed
+
+
+def test_gzip_is_read_and_progress_counts_bytes_on_disk(tmp_path: Path) -> None:
+    """Compressed files count as they lie on disk: progress ends at total_bytes, and never falls."""
+    lines = "".join(json.dumps({"id": str(n), "text": f"text {n}"}) + "\n" for n in range(5000))
+    zipped = put(tmp_path, "in/a.jsonl.gz", gzip.compress(lines.encode()))
+    put(tmp_path, "in/b.txt", "plain")
+    documents, report = read(tmp_path / "in")
+    assert (report.documents, report.files) == (5001, 2)
+    progress = [d.bytes_read for d in documents]
+    assert progress == sorted(progress)
+    assert progress[-1] == total_bytes([tmp_path / "in"]) == zipped.stat().st_size + 5
+
+
+def test_a_damaged_gzip_is_named(tmp_path: Path) -> None:
+    """A file cut short, and one that is no gzip at all, raise with their path."""
+    whole = gzip.compress(os.urandom(1000) + b"\n")
+    assert "damaged or cut short" in refusal(put(tmp_path, "cut.txt.gz", whole[:-20]))
+    assert "damaged or cut short" in refusal(put(tmp_path, "not.jsonl.gz", b"plain text\n"))
+
+
+# -- CSV and TSV
+
+
+def test_csv_with_quotes_newlines_and_bom(tmp_path: Path) -> None:
+    """Quoted delimiters, quotes and newlines belong to the cell; lines are counted through them."""
+    path = put(
+        tmp_path,
+        "faq.csv",
+        b"\xef\xbb\xbfid,title,text,lang,year\r\n"
+        b'1,"Hello, ""you""","first line\r\nsecond, line",en,2021\r\n'
+        b"\r\n"
+        b"2,,plain,,\r\n"
+        b"3,empty,  ,en,2020\r\n",
+    )
+    documents, report = read(path)
+    assert [(d.id, d.title, d.text) for d in documents] == [
+        ("1", 'Hello, "you"', "first line\r\nsecond, line"),
+        ("2", None, "plain"),
+    ]
+    assert [d.metadata for d in documents] == [{"lang": "en", "year": "2021"}, {}]
+    assert [d.source for d in documents] == [f"{path}:2", f"{path}:5"]
+    assert report.empty == 1
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+def test_the_delimiter_is_found_by_the_text_column(tmp_path: Path, delimiter: str) -> None:
+    """Texts full of other delimiters do not mislead: the header decides."""
+    header = delimiter.join(["id", "text", "note"])
+    row = delimiter.join(["1", '"a, b; c | d, e, f"', "n"])
+    documents, _ = read(put(tmp_path, "a.csv", f"{header}\n{row}\n"))
+    assert (documents[0].text, documents[0].metadata) == ("a, b; c | d, e, f", {"note": "n"})
+
+
+def test_columns_can_be_named_and_numbers_declared(tmp_path: Path) -> None:
+    """Named columns fill the document; declared columns become numbers; all else stays text as written."""
+    path = put(tmp_path, "a.csv", "sku,body,price,zip\n7,lamp,12.50,00123\n8,desk,,1\n")
+    options = SourceOptions(id_field="sku", text_field="body", number_fields=frozenset({"price"}))
+    documents, _ = read(path, options=options)
+    assert [(d.id, d.metadata) for d in documents] == [
+        ("7", {"price": 12.5, "zip": "00123"}),
+        ("8", {"zip": "1"}),
+    ]
+
+
+@pytest.mark.parametrize("price", ["dear", "nan", "1e999"])
+def test_a_declared_number_must_be_one(tmp_path: Path, price: str) -> None:
+    """What is no finite number in a number column is refused with its line."""
+    path = put(tmp_path, "a.csv", f"id,text,price\n1,x,{price}\n")
+    options = SourceOptions(number_fields=frozenset({"price"}))
+    assert f":2: column 'price': expected a number, found '{price}'" in refusal(path, options=options)
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        (b"2,x,y,z", ":3: expected 2 cells as in the header, found 4"),
+        (b"2", ":3: expected 2 cells as in the header, found 1"),
+        (b'2,"x" y', ":3: not a row of a table"),
+        (b"2,caf\xe9", ":3: not UTF-8 text"),
+        (b",x", ":3: no id: field 'id' is missing or empty"),
+    ],
+)
+def test_a_bad_row_is_named_or_skipped(tmp_path: Path, row: bytes, says: str) -> None:
+    """A bad row raises with file and line; leniently it is skipped and its neighbours survive."""
+    path = put(tmp_path, "a.csv", b"id,text\n1,x\n" + row + b"\n3,x\n")
+    assert f"{path}{says}" in refusal(path)
+    documents, report = read(path, options=LENIENT)
+    assert [d.id for d in documents] == ["1", "3"]
+    assert report.unreadable == 1
+
+
+def test_a_quote_that_is_never_closed_is_refused_at_its_row(tmp_path: Path) -> None:
+    """It must not swallow the rest of the file as one document."""
+    path = put(tmp_path, "a.csv", 'id,text\n1,x\n2,"open\n3,x\n4,x\n')
+    assert refusal(path).startswith(f"{path}:3: not a row of a table")
+
+
+def test_plain_tsv_has_no_quotes(tmp_path: Path) -> None:
+    """With quoted=False a quote is a character like others."""
+    path = put(tmp_path, "a.tsv", 'id\ttext\n1\t"never closed, with commas\n')
+    assert read(path, options=SourceOptions(quoted=False))[0][0].text == '"never closed, with commas'
+
+
+def test_a_cell_longer_than_the_csv_modules_own_limit(tmp_path: Path) -> None:
+    """128 KiB is that module's limit, not ours."""
+    path = put(tmp_path, "a.csv", f"id,text\n1,{'x' * 300_000}\n")
+    assert len(read(path)[0][0].text) == 300_000
+
+
+def test_headers_that_cannot_work_are_refused(tmp_path: Path) -> None:
+    """Without the text column, or with a column named twice, nothing is read."""
+    assert "no column 'text' in the header: 'id,body'" in refusal(put(tmp_path, "a.csv", "id,body\n1,x\n"))
+    assert "names a column twice: id" in refusal(put(tmp_path, "b.csv", "id,text,id\n1,x,2\n"))
+
+
+def test_rows_can_be_numbered(tmp_path: Path) -> None:
+    """Rows without an id get file and line, if asked for."""
+    path = put(tmp_path, "a.csv", "text\nfirst\nsecond\n")
+    documents, _ = read(path, options=SourceOptions(number_rows=True))
+    assert [d.id for d in documents] == ["a.csv#2", "a.csv#3"]
+
+
+# -- text and Markdown
+
+
+def test_text_files(tmp_path: Path) -> None:
+    """The id is the path below the given folder, the title the file's name; line ends become plain."""
+    put(tmp_path, "in/sub/b.txt", b"\xef\xbb\xbftwo\r\nlines\r")
+    put(tmp_path, "in/a.rst", "one")
+    put(tmp_path, "in/c.txt", " \n")
+    documents, report = read(tmp_path / "in")
+    assert [(d.id, d.title, d.text) for d in documents] == [
+        ("in/a.rst", "a.rst", "one"),
+        ("in/sub/b.txt", "b.txt", "two\nlines\n"),
+    ]
+    assert report.empty == 1
+
+
+def test_a_text_file_that_is_not_utf8(tmp_path: Path) -> None:
+    """It raises with line and column; leniently it is skipped and the next file is read."""
+    bad = put(tmp_path, "a.txt", b"fine\nfa\xe7ade")
+    put(tmp_path, "b.txt", "good")
+    assert refusal(tmp_path) == f"{bad}:2:3: not UTF-8 text (found byte 0xe7)"
+    documents, report = read(tmp_path, options=LENIENT)
+    assert [d.id for d in documents] == [f"{tmp_path.name}/b.txt"]
+    assert report.unreadable == 1
+
+
+def test_a_text_file_over_the_limit(tmp_path: Path) -> None:
+    """It is refused as too large."""
+    path = put(tmp_path, "a.txt", "x" * 1001)
+    with pytest.raises(TooLarge, match="1,000 bytes"):
+        read(path, options=SourceOptions(document_bytes_max=1000))
+
+
+def test_markdown_front_matter_and_heading(tmp_path: Path) -> None:
+    """Flat front matter becomes metadata and leaves the text; all the rest of the text stays."""
+    path = put(
+        tmp_path,
+        "a.md",
+        "---\r\nlang: en\r\nweight: 10\r\ndraft: false\r\nquoted: '10'\r\nratio: 0.5\r\n"
+        "date: 2021-02-03\r\n"
+        'zip: 00123\r\ntags: [one, "two"]\r\nempty:\r\nnested:\r\n  key: value\r\nlist:\r\n  - item\r\n---\r\n'
+        "```sh\r\n# a comment, no heading\r\n```\r\n\r\n## The *title* ##\r\n\r\nText.\r\n",
+    )
+    (document,), _ = read(path)
+    assert document.metadata == {
+        "lang": "en", "weight": 10, "draft": False, "quoted": "10", "ratio": 0.5, "date": "2021-02-03",
+        "zip": "00123", "tags": ["one", "two"],
+    }  # fmt: skip
+    assert document.title == "The *title*"
+    assert document.text.startswith("```sh\n# a comment")
+    assert document.text.endswith("\n\nText.\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "title"),
+    [
+        ("---\ntitle: From the front matter\n---\n# Heading\n", "From the front matter"),
+        ("Underlined\n==========\n\ntext", "Underlined"),
+        ("- item\n---\ntext\n\n# Later\n", "Later"),
+        ("no heading at all, #hashtag\n", "a.md"),
+        ("~~~\n# inside\n~~~\n", "a.md"),
+    ],
+)
+def test_markdown_titles(tmp_path: Path, text: str, title: str) -> None:
+    """Front matter first, then the first real heading, then the file's name."""
+    (document,), _ = read(put(tmp_path, "a.md", text))
+    assert document.title == title
+
+
+@pytest.mark.parametrize("text", ["---\nkey: never closed\n", "---\n\nA rule above.\n\n---\nand below\n"])
+def test_what_only_looks_like_front_matter_stays_text(tmp_path: Path, text: str) -> None:
+    """A rule at the top of a page is no front matter."""
+    (document,), _ = read(put(tmp_path, "a.md", text))
+    assert (document.text, document.metadata) == (text, {})
+
+
+# -- folders
+
+
+def test_folders_are_read_in_order_without_hidden_and_unknown_files(tmp_path: Path) -> None:
+    """Names decide the order; hidden entries are ignored, files of other kinds counted and noted."""
+    for name in [
+        "b.txt",
+        "a/z.txt",
+        "a/B.TXT",
+        "c.md",
+        ".hidden.txt",
+        ".git/config.txt",
+        "pic.png",
+        "Makefile",
+    ]:
+        put(tmp_path, name, "text")
+    documents, report = read(tmp_path)
+    names = ["a/B.TXT", "a/z.txt", "b.txt", "c.md"]
+    assert [d.id for d in documents] == [f"{tmp_path.name}/{name}" for name in names]
+    assert report.other_files == 2
+    assert any("pic.png" in note for note in report.notes)
+
+
+def test_links_out_of_the_folder_are_not_followed(tmp_path: Path) -> None:
+    """Links to files inside are read, as in mounted volumes; links out, to folders and to nothing are not."""
+    secret = put(tmp_path, "outside/secret.txt", "secret")
+    folder = tmp_path / "in"
+    put(folder, "..data/real.txt", "real")
+    (folder / "linked.txt").symlink_to(Path("..data") / "real.txt")
+    (folder / "secret.txt").symlink_to(secret)
+    (folder / "round").symlink_to(folder)
+    (folder / "outside").symlink_to(secret.parent)
+    (folder / "gone.txt").symlink_to(folder / "nowhere.txt")
+    documents, report = read(folder)
+    assert [(d.id, d.text) for d in documents] == [("in/linked.txt", "real")]
+    assert report.links == 4
+
+
+def test_a_pipe_in_a_folder_does_not_hang(tmp_path: Path) -> None:
+    """What is no regular file is passed over in a folder, and refused when it is named."""
+    os.mkfifo(tmp_path / "pipe.txt")
+    assert read(tmp_path)[1].other_files == 1
+    assert "not a regular file" in refusal(tmp_path / "pipe.txt")
+
+
+def test_named_files_need_a_known_kind_or_a_format(tmp_path: Path) -> None:
+    """A file of unknown name is refused when named, unless the format is given."""
+    path = put(tmp_path, "notes", "text")
+    assert "of no known kind; known are .jsonl" in refusal(path)
+    assert read(path, options=SourceOptions(format="text"))[0][0].id == "notes"
+
+
+def test_missing_paths_are_refused_before_anything_is_read(tmp_path: Path) -> None:
+    """A slip in the last path must not show after hours of reading the first."""
+    put(tmp_path, "a.txt", "text")
+    with pytest.raises(InvalidInput, match="no such file or folder"):
+        next(read_documents([tmp_path / "a.txt", tmp_path / "b.txt"], options=LENIENT))
+
+
+def test_duplicate_ids_are_reported(tmp_path: Path) -> None:
+    """Both documents are yielded, since the last one counts; the report counts and names the second."""
+    first = put(tmp_path, "one/a.txt", "first")
+    second = put(tmp_path, "two/a.txt", "second")
+    documents, report = read(first, second)
+    assert [d.text for d in documents] == ["first", "second"]
+    assert report.duplicates == 1
+    assert report.notes == [f"{second}: the id 'a.txt' came before; the last one counts"]
+
+
+def test_a_name_of_arbitrary_bytes_is_refused_legibly(tmp_path: Path) -> None:
+    """Such a name can be no id; the message can be printed all the same."""
+    try:
+        put(tmp_path, os.fsdecode(b"caf\xe9.txt"), "text")
+    except OSError:
+        pytest.skip("this file system takes UTF-8 names only")
+    assert "caf\\xe9.txt: the file's name is not UTF-8" in refusal(tmp_path)
+    assert read(tmp_path, options=LENIENT)[1].unreadable == 1
+
+
+def test_notes_are_bounded(tmp_path: Path) -> None:
+    """A million bad rows fill counters, not memory."""
+    path = put(tmp_path, "a.jsonl", "bad\n" * 1000)
+    _, report = read(path, options=LENIENT)
+    assert report.unreadable == 1000
+    assert len(report.notes) == report.notes_max
+
+
+def test_reading_is_lazy(tmp_path: Path) -> None:
+    """The first document comes before the second file is opened."""
+    put(tmp_path, "a.txt", "text")
+    put(tmp_path, "b.txt", b"\xff")
+    documents = read_documents([tmp_path])
+    assert next(documents).id == f"{tmp_path.name}/a.txt"
+    with pytest.raises(InvalidInput):
+        next(documents)

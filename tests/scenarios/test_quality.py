@@ -1,0 +1,146 @@
+"""Ranking quality and recall on real questions, through the HTTP API of a real service, before and after a rebuild."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from indexes.log_reader import LogReader
+from jobs.evaluating import measure_rankings
+from jobs.ingesting import ingest
+from jobs.judgements import read_judgements, read_queries
+from jobs.server_process import ServerProcess, serving
+from jobs.sources import read_documents
+from retrieval.client import Client
+from retrieval.embedding.encoder import Encoder
+from retrieval.embedding.models import load_model
+from tests.support.http import Http
+
+QUESTIONS = 1000
+ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("quality") / "data"
+
+
+@pytest.fixture(scope="module")
+def squad(data: Path, model_folder: Path, shared_data: Path) -> Iterator[ServerProcess]:
+    """squad-sent, 13,447 passages, of which 5,000 will be hot after a rebuild."""
+    environ = {"NEARLINE_MODELS_FOLDER": str(model_folder.parent), "NEARLINE_INDEX_SEGMENTS_MAX": "0"}
+    with serving(data, environ) as server:
+        asyncio.run(fill(server.url, shared_data / "squad-sent" / "corpus.jsonl.gz"))
+        yield server
+
+
+async def fill(url: str, corpus: Path) -> None:
+    async with Client(url) as client:
+        await client.create_collection("squad", hot_capacity=5000)
+        done = await ingest(client, "squad", read_documents([corpus]), lambda *_: None)
+        assert done.documents == 13_447
+
+
+@pytest.fixture(scope="module")
+def rankings(squad: ServerProcess, shared_data: Path) -> dict[str, dict[str, dict[str, float]]]:
+    """nDCG@10 and MRR of each kind of search over 1,000 random questions, before the rebuild and after it."""
+
+    async def measured() -> dict[str, dict[str, float]]:
+        import random
+
+        questions = read_queries(shared_data / "squad-sent" / "queries.jsonl.gz")
+        chosen = random.Random(0).sample(questions, QUESTIONS)
+        judgements = read_judgements(shared_data / "squad-sent" / "qrels.tsv")
+        async with Client(squad.url) as client:
+            return await measure_rankings(client, "squad", chosen, judgements, lambda *_: None)
+
+    before = asyncio.run(measured())
+    job = Http(squad.url).reindex("squad")
+    assert job["status"] == "succeeded", job
+    return {"before": before, "after": asyncio.run(measured())}
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_hybrid_beats_both_of_its_parts(rankings: dict[str, Any], when: str) -> None:
+    """Rank fusion reaches .76 and weighted fusion .78, each at least .03 above dense and BM25 alone."""
+    scores = {name: values["ndcg@10"] for name, values in rankings[when].items()}
+    assert scores["hybrid rrf"] >= 0.76, scores
+    assert scores["hybrid weighted"] >= 0.78, scores
+    alone = max(scores["dense"], scores["lexical"])
+    assert min(scores["hybrid rrf"], scores["hybrid weighted"]) >= alone + 0.03, scores
+
+
+def test_a_rebuild_costs_no_quality(rankings: dict[str, Any]) -> None:
+    """With more than half of the passages cold, every score is within .01 of what it was."""
+    for name, values in rankings["before"].items():
+        assert values["ndcg@10"] == pytest.approx(rankings["after"][name]["ndcg@10"], abs=0.01), name
+
+
+def test_most_passages_are_cold(squad: ServerProcess, rankings: object) -> None:
+    """The rebuild kept 5,000 hot and moved all others, more than half, to the cold tier."""
+    passages = Http(squad.url).ok("GET", "/v1/collections/squad")["passages"]
+    assert (passages["delta"], passages["hot"]) == (0, 5000)
+    assert passages["cold"] >= 13_447 - 5000
+
+
+def test_evaluate_agrees_with_an_independent_count(
+    squad: ServerProcess, rankings: object, data: Path, shared_data: Path, model_folder: Path
+) -> None:
+    """`nearline evaluate` prints recall@10 of .98 or more, and numpy over the log's vectors counts the same."""
+    queries_file = shared_data / "squad-sent" / "queries.jsonl.gz"
+    command = [sys.executable, "-m", "jobs.cli", "evaluate", "--url", squad.url, "-c", "squad", "--json"]
+    command += ["--queries", str(queries_file), "--sample", "200", "--seed", "5", "--recall-floor", "0.98"]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert ended.returncode == 0, ended.stderr + ended.stdout
+    report = json.loads(ended.stdout)
+    assert report["recall"]["overall"] >= 0.98
+    assert set(report["recall"]["tiers"]) == {"hot", "cold"}
+
+    import random
+
+    chosen = random.Random(5).sample(read_queries(queries_file), 200)
+    log = LogReader(data / "squad" / "log.db")
+    blocks = list(log.vectors(0, log.position().last_passage))
+    ids = np.concatenate([block[0] for block in blocks])
+    vectors = np.concatenate([block[1] for block in blocks])
+    names = log.documents_of(ids.tolist())
+    encoder = Encoder(load_model(model_folder), threads=1)
+    http = Http(squad.url)
+    found = 0
+    for query in chosen:
+        scores = vectors @ encoder.encode([query.text], "query")[0]
+        truth = {names[int(one)] for one in ids[np.argsort(-scores)[:10]]}
+        found += len(truth & set(http.found("squad", query=query.text, mode="dense", cache=False)))
+    log.close()
+    assert report["recall"]["overall"] == pytest.approx(found / 2000, abs=0.001)
+
+
+def test_evaluate_fails_below_a_floor(squad: ServerProcess, rankings: object, shared_data: Path) -> None:
+    """Exit code 1, and the line that says which floor was missed."""
+    command = [
+        sys.executable,
+        "-m",
+        "jobs.cli",
+        "evaluate",
+        "--url",
+        squad.url,
+        "-c",
+        "squad",
+        "--sample",
+        "20",
+    ]
+    command += ["--queries", str(shared_data / "squad-sent" / "queries.jsonl.gz")]
+    command += ["--qrels", str(shared_data / "squad-sent" / "qrels.tsv"), "--ndcg-floor", "0.999"]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert ended.returncode == 1
+    assert "nDCG@10 of hybrid" in ended.stdout

@@ -1,0 +1,86 @@
+"""The shape of the code: direction of imports, modules that stand alone, rooms of a readable size."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("indexes", "retrieval", "jobs")
+MODULES = sorted(
+    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for package in PACKAGES
+    for path in (ROOT / package).rglob("*.py")
+    if path.name != "__init__.py"
+)
+LINES_MAX = 400
+
+
+def test_imports_go_one_way() -> None:
+    """import-linter's contracts hold: jobs -> retrieval -> indexes, and serving never imports PyTorch."""
+    code = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports())"
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stdout
+
+
+def imports_of(module: str) -> set[str]:
+    """Modules of ours that a module imports, also inside functions."""
+    tree = ast.parse((ROOT / module.replace(".", "/")).with_suffix(".py").read_text())
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found & set(MODULES)
+
+
+def test_no_cycles() -> None:
+    """Following imports never leads back."""
+    graph = {module: imports_of(module) for module in MODULES}
+    done: set[str] = set()
+
+    def visit(module: str, path: tuple[str, ...]) -> None:
+        assert module not in path, " -> ".join([*path, module])
+        if module not in done:
+            for imported in graph[module]:
+                visit(imported, (*path, module))
+            done.add(module)
+
+    for module in MODULES:
+        visit(module, ())
+
+
+def test_every_module_imports_alone() -> None:
+    """No module depends on another having been imported before it."""
+    code = "import importlib, sys\nfor name in sys.argv[1:]:\n"
+    code += (
+        "    for loaded in [m for m in sys.modules if m.split('.')[0] in ('indexes', 'retrieval', 'jobs')]:\n"
+    )
+    code += "        del sys.modules[loaded]\n"
+    code += "    importlib.import_module(name)\n"
+    ended = subprocess.run(
+        [sys.executable, "-c", code, *MODULES], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_serving_needs_no_pytorch() -> None:
+    """Importing the whole service loads neither torch nor onnx."""
+    code = "import sys, jobs.serving; heavy = {'torch', 'transformers', 'onnx', 'sentence_transformers'}\n"
+    code += "sys.exit(', '.join(heavy & set(sys.modules)) or 0)"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_modules_are_rooms_not_halls(module: str) -> None:
+    """No module is longer than about 400 lines, and each says in its first line what it is for."""
+    source = (ROOT / module.replace(".", "/")).with_suffix(".py").read_text()
+    assert len(source.splitlines()) <= LINES_MAX
+    assert ast.get_docstring(ast.parse(source))
