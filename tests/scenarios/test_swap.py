@@ -142,7 +142,7 @@ def test_sigterm_finishes_what_was_accepted(tmp_path: Path, model_folder: Path) 
     http = Http(server.url)
     http.ok("POST", "/v1/collections", {"name": "notes"})
     replies = []
-    documents = [document(number) for number in range(800)]
+    documents = [{"id": f"n{number}", "text": text(number) * 6} for number in range(800)]
     path = "/v1/collections/notes/documents"
     writing = threading.Thread(
         target=lambda: replies.append(http.call("POST", path, {"documents": documents}))
