@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TypeVar
 
 import msgspec
@@ -54,7 +55,7 @@ def query_int(request: web.Request, name: str, default: int, *, least: int, most
 
 
 def describe(name: str, collection: Collection, aliases: dict[str, str]) -> CollectionBody:
-    settings, info = collection.settings, collection.info()
+    settings = collection.settings
     return CollectionBody(
         name=name,
         aliases=sorted(alias for alias, target in aliases.items() if target == name),
@@ -62,14 +63,5 @@ def describe(name: str, collection: Collection, aliases: dict[str, str]) -> Coll
         fingerprint=settings.fingerprint,
         dimensions=settings.dimensions,
         hot_capacity=settings.hot_capacity,
-        documents=info.documents,
-        passages=info.passages,
-        dead_passages=info.dead_passages,
-        segments=info.segments,
-        seq=info.seq,
-        generation=info.generation,
-        generations=info.generations,
-        recall=info.recall,
-        memory_bytes=info.memory_bytes,
-        mapped_bytes=info.mapped_bytes,
+        **asdict(collection.info()),
     )

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from jobs.server_process import serving
 from tests.support.http import Http
 
 
@@ -222,6 +223,21 @@ def test_garbage_on_the_socket(http: Http) -> None:
             connection.sendall(garbage)
             assert connection.recv(4096)[:12] in (b"HTTP/1.1 400", b"HTTP/1.0 400", b"")
     assert http.ok("GET", "/healthz")
+
+
+def test_a_body_that_does_not_arrive(tmp_path: Path, model_folder: Path) -> None:
+    """A client that stops in the middle of its body gets 408 and is disconnected; others are served meanwhile."""
+    environ = {"NEARLINE_MODELS_FOLDER": str(model_folder.parent), "NEARLINE_SERVER_BODY_TIMEOUT_S": "0.5"}
+    with serving(tmp_path / "data", environ) as server:
+        at = urlsplit(server.url)
+        with socket.create_connection((at.hostname, at.port), timeout=20) as connection:
+            connection.sendall(b"POST /v1/collections HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{")
+            assert Http(server.url).ok("GET", "/healthz")
+            received = b""
+            while block := connection.recv(4096):
+                received += block
+        assert received.startswith(b"HTTP/1.1 408")
+        assert b"did not arrive within 0.5 seconds" in received
 
 
 def test_serving_a_foreign_folder_is_one_clear_line(tmp_path: Path) -> None:
