@@ -44,7 +44,7 @@ check: $(VENV)/.installed ## lint, formatting, types, direction of imports
 serve: setup ## the service, on the data in data/
 	$(VENV)/bin/nearline serve --data data $(ARGS)
 
-bench: setup $(BENCH_VENV)/.installed ## measure beside the libraries others use
+bench: setup $(BENCH_VENV)/.installed ## measure beside the libraries others use (ARGS='index --peers': the indexes alone)
 	$(BENCH_VENV)/bin/nearline bench $(ARGS)
 
 torture: setup ## long random runs: kills, full disks, load

@@ -6,6 +6,7 @@ Belongs to one thread. It never changes what a snapshot holds: every step puts n
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -13,24 +14,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from indexes.analysis import terms
+from indexes.delta import Delta, DeltaView
 from indexes.errors import Conflict
-from indexes.filters import FilterIndex
 from indexes.generation import Generation
 from indexes.log import Applied
 from indexes.log_reader import Entry, searchable_text
-from indexes.model import Settings, Tuning
-from indexes.parts import Delta, DeltaView, Part, Segment
+from indexes.masks import rows_in
+from indexes.model import Rows, Settings, Tuning
+from indexes.parts import Part
+from indexes.segment import Segment
 from indexes.snapshot import Snapshot, Visible
 
-OnFull = Callable[[DeltaView], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Tail:
-    """Passages read back from the log: parts of a snapshot, and their filters."""
-
-    parts: list[DeltaView]
-    filters: FilterIndex
+MERGE_FACTOR = 4
+MERGE_LEVEL_MAX = 1  # segments above it stay as they are: merging them again costs minutes of a core
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +35,6 @@ class Arrangement:
 
     generation: Generation | None
     parts: list[Visible]
-    filters: FilterIndex
 
 
 class Assembly:
@@ -48,22 +43,20 @@ class Assembly:
     `on_full` is called with each full delta, so that somebody may seal it and `put` the segment in its place.
     """
 
-    def __init__(self, settings: Settings, tuning: Tuning, on_full: OnFull) -> None:
+    def __init__(self, settings: Settings, tuning: Tuning) -> None:
         self._settings = settings
         self._tuning = tuning
-        self._on_full = on_full
+        self.on_full: Callable[[DeltaView], None] = lambda view: None
         self._parts: list[Visible] = []
-        self._recent_filters = FilterIndex()
         self._delta = self._new_delta()
         self.generation: Generation | None = None
+        self.build_ends = 0  # last passage of the newest build: no segment may lie on both sides of it
 
     def snapshot(self, seq: int) -> Snapshot:
-        sealed = (self.generation.filters,) if self.generation else ()
         return Snapshot(
             seq=seq,
             generation=self.generation.number if self.generation else 0,
             parts=tuple(self._parts),
-            filters=(*sealed, self._recent_filters),
             bm25=self._settings.bm25,
             exact_scan_max=self._tuning.exact_scan_passages_max,
         )
@@ -88,7 +81,7 @@ class Assembly:
         if full:
             view = self._parts[-1].part
             assert isinstance(view, DeltaView)
-            self._on_full(view)
+            self.on_full(view)
 
     def _add(self, applied: Applied) -> None:
         upsert = applied.upsert
@@ -98,8 +91,7 @@ class Assembly:
             if self._delta.full:
                 self.rotate()
             text = searchable_text(upsert.title, upsert.text[passage.start : passage.end])
-            self._delta.append(number, passage.vector, text)
-        self._recent_filters.add(passages, upsert.metadata)
+            self._delta.append(number, passage.vector, text, upsert.metadata)
 
     def _show_growth(self) -> None:
         """Let the last part be a fresh view of the delta."""
@@ -140,35 +132,74 @@ class Assembly:
                 return True
         return False
 
-    def arrange(self, generation: Generation | None, tail: Tail, dead: Sequence[range]) -> Arrangement:
+    def mergeable(self) -> list[Visible]:
+        """Neighbouring segments of about one size that should become one; empty where there are not enough."""
+        run: list[Visible] = []
+        for visible in self._parts:
+            if not isinstance(visible.part, Segment) or self._level(visible) > MERGE_LEVEL_MAX:
+                run = []
+                continue
+            fits = not run or (
+                self._level(run[-1]) == self._level(visible)
+                and (last_id(run[-1].part) <= self.build_ends) == (last_id(visible.part) <= self.build_ends)
+            )
+            run = [*run, visible] if fits else [visible]
+            if len(run) == MERGE_FACTOR:
+                return run
+        return []
+
+    def put_merged(self, sources: Sequence[Visible], segment: Segment) -> bool:
+        """One segment in the place of several; False if a generation has taken that place meanwhile.
+
+        `sources` are the parts as they were when merging began: what was removed since then is hidden in the result.
+        """
+        merged = {id(visible.part) for visible in sources}
+        places = [at for at, visible in enumerate(self._parts) if id(visible.part) in merged]
+        if len(places) < len(sources):
+            return False
+        removed = [
+            before.part.ids_of(died_since(before, self._parts[at]))
+            for before, at in zip(sources, places, strict=True)
+        ]
+        rows = segment.rows_of(np.concatenate(removed))
+        counts = Counter(segment.lexical.frequencies_of(rows))
+        place = [Visible.whole(segment).without(rows, counts)] if segment.size else []
+        self._parts[places[0] : places[-1] + 1] = place
+        return True
+
+    def _level(self, visible: Visible) -> int:
+        """0 for the size of one delta, 1 for that of MERGE_FACTOR of them, and so on."""
+        return round(math.log(max(visible.part.size / self._tuning.delta_passages_max, 1), MERGE_FACTOR))
+
+    def arrange(
+        self, generation: Generation | None, tail: Sequence[DeltaView], dead: Sequence[range]
+    ) -> Arrangement:
         """A generation, the passages read back behind it, and the present parts that are newer than both.
 
         `dead` are the passages removed since the generation's seq. Nothing changes until it is installed.
         """
         last = generation.manifest.last_passage if generation else 0
         newer = [visible for visible in self._parts if holds_after(visible.part, last)]
-        loaded: list[Part] = [*([generation] if generation else []), *tail.parts]
+        loaded: list[Part] = [*([generation] if generation else []), *tail]
         parts = [*(hide_ranges(Visible.whole(part), dead) for part in loaded), *newer]
-        return Arrangement(generation, parts, tail.filters.joined(self._recent_filters, above=last))
+        return Arrangement(generation, parts)
 
     def install(self, arrangement: Arrangement) -> None:
         self._parts = arrangement.parts
-        self._recent_filters = arrangement.filters
         self.generation = arrangement.generation
 
-    def read_back(self, entries: Iterable[Entry]) -> Tail:
+    def read_back(self, entries: Iterable[Entry]) -> list[DeltaView]:
         """Parts of these passages, ascending, as if they had just been written. Any thread may call this."""
-        tail = Tail([], FilterIndex())
+        views: list[DeltaView] = []
         delta = self._new_delta()
         for entry in entries:
             if delta.full:
-                tail.parts.append(delta.view())
+                views.append(delta.view())
                 delta = self._new_delta()
-            delta.append(entry.passage, entry.vector, entry.text)
-            tail.filters.add(range(entry.passage, entry.passage + 1), entry.metadata)
+            delta.append(entry.passage, entry.vector, entry.text, entry.metadata)
         if delta.size:
-            tail.parts.append(delta.view())
-        return tail
+            views.append(delta.view())
+        return views
 
     def full_deltas(self) -> list[DeltaView]:
         """Closed deltas that nobody has sealed yet."""
@@ -178,6 +209,18 @@ class Assembly:
             for view in views
             if view.size >= self._tuning.delta_passages_max and not self._delta.owns(view)
         ]
+
+
+def died_since(before: Visible, now: Visible) -> Rows:
+    """Rows of one part that lived then and do not now."""
+    if now.alive is None:
+        return np.empty(0, np.int64)
+    died = ~now.alive if before.alive is None else before.alive & ~now.alive
+    return rows_in(died, now.part.size)
+
+
+def last_id(part: Part) -> int:
+    return int(part.ids_of(np.array([part.size - 1]))[0])
 
 
 def hide_ranges(visible: Visible, ranges: Sequence[range]) -> Visible:

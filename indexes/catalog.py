@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from indexes import failpoints
 from indexes.collection import DRAFT_PREFIX, Collection
 from indexes.durable import FolderLock, disk_errors, publish, sync_folder
 from indexes.errors import Conflict, Damaged, InvalidInput, NotADataDirectory, NotFound
@@ -84,6 +85,7 @@ class Catalog:
             if name in self._collections or name in self._aliases:
                 raise Conflict(f"the name {name!r} is taken", param="name")
             collection = Collection.create(self.folder / name, settings, self._tuning)
+            failpoints.reach("create.opened")
             self._collections[name] = collection
             return collection
 
@@ -99,9 +101,13 @@ class Catalog:
             collection.close()
             # Renamed first, so that a crash half way through leaves no half collection to open.
             removed = self.folder / f".removed-{name}-{collection.uid}"
+            failpoints.reach("delete.closed")
             (self.folder / name).rename(removed)
+            failpoints.reach("delete.renamed")
             sync_folder(self.folder)
+            failpoints.reach("delete.synced")
             shutil.rmtree(removed, ignore_errors=True)
+            failpoints.reach("delete.removed")
 
     def set_alias(self, alias: str, name: str) -> None:
         """Let an alias name a collection, atomically and durably, whatever it named before."""
@@ -112,7 +118,9 @@ class Catalog:
             if name not in self._collections:
                 raise NotFound(f"no collection {name!r}", param="collection")
             aliases = {**self._aliases, alias: name}
+            failpoints.reach("alias.begin")
             write_marker(self.folder, aliases)
+            failpoints.reach("alias.written")
             self._aliases = aliases
 
     def remove_alias(self, alias: str) -> None:
@@ -150,6 +158,7 @@ def prepare(folder: Path) -> dict[str, str]:
         )
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
+    failpoints.reach("prepare.folder_made")
     write_marker(folder, {})
     return {}
 

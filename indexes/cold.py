@@ -1,137 +1,154 @@
 """The cold shard (faiss): IVF lists of 4-bit product-quantised residuals, at about 60 bytes of memory a passage.
 
-The codes only choose candidates. Every candidate is scored again from the stored vectors (`VectorFile`), so its
-score is exact and comparable with the hot tier's. FastScan codes (Andre et al. 2015) are read with SIMD shuffles
-and their codebooks train in seconds.
+The codes only choose candidates. Every candidate is scored again from the stored vectors, so its score is exact and
+comparable with the hot tier's. FastScan codes (Andre et al. 2015) are read with SIMD shuffles and their codebooks
+train in seconds. Rows are ordered by list, so the candidates of a query lie close together in the mapped file.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import faiss
+import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from indexes.errors import Damaged
+from indexes.masks import Bits, count_bits, first_bits, flags_of
 from indexes.model import Floats, Rows
+from indexes.parts import NOTHING, Found
+from indexes.vectors import StoredVectors, among
 
-TRAINING_VECTORS_PER_LIST = 64
 COLD_PASSAGES_MIN = 256  # fewer cannot train a quantiser and are not worth one
 OVERSAMPLING = 4  # candidates scored again for each place in the ranking, where the settings ask for fewer
-SHARE_MIN = 0.01  # of the rows a filter allows; below it, probes are not widened further
+WIDE_SHARE = 0.5  # of the rows allowed; from here on a filter is applied while all near lists are scanned
 FILE_BYTES_MAX = 1 << 36
 
 
-@dataclass(frozen=True, slots=True)
-class ColdSettings:
-    """How a query searches: lists probed, and at least how many candidates are scored again."""
+class ColdSettings(msgspec.Struct, frozen=True):
+    """How a query searches: lists probed, and at least how many candidates are scored again.
 
-    probes: int
-    rescored: int
+    `filtered_share` is for filters: how much of what a filter allows must lie in the probed lists.
+    """
+
+    probes: int = 0
+    rescored: int = 0
+    filtered_share: float = 1.0
 
 
 class ColdShard:
     """Searches the passages of the cold tier. Immutable and safe from any number of threads.
 
-    Row numbers are those of the generation's vector file; the cold rows follow the hot ones.
+    Row numbers are those of the generation's vectors; the cold rows follow the hot ones, ordered by list.
     """
 
-    def __init__(self, index: faiss.IndexIVF, settings: ColdSettings, rows: int) -> None:
+    def __init__(self, index: Any, vectors: StoredVectors, first_row: int, settings: ColdSettings) -> None:
         self._index = index
+        self._vectors = vectors
+        self._first_row = first_row
         self.settings = settings
         self.size = int(index.ntotal)
-        self._rows = rows
+        self._starts = first_row + list_starts(index)
+        self._refined = refined(index, vectors)
 
     @staticmethod
-    def train(sample: Floats, size: int, *, seed: int = 7) -> faiss.IndexIVF:
-        """An empty index for `size` vectors, trained on `sample` [n, dimensions]."""
-        dimensions = sample.shape[1]
-        lists = lists_for(size)
-        index = faiss.index_factory(
-            dimensions, f"IVF{lists},PQ{codes_for(dimensions)}x4fsr", faiss.METRIC_INNER_PRODUCT
-        )
-        index.cp.seed = seed
-        index.train(np.ascontiguousarray(sample))
-        return index
-
-    @staticmethod
-    def load(path: Path, settings: ColdSettings, rows: int) -> ColdShard:
-        """Read a file whose checksum was verified, for a generation of `rows` in all.
-
-        Raises Damaged if faiss cannot parse it all the same.
-        """
+    def load(path: Path, vectors: StoredVectors, first_row: int, settings: ColdSettings) -> ColdShard:
+        """Read a file whose checksum was verified. Raises Damaged if faiss cannot parse it all the same."""
         faiss.set_deserialization_vector_byte_limit(FILE_BYTES_MAX)
         try:
-            return ColdShard(faiss.read_index(str(path)), settings, rows)
+            return ColdShard(faiss.read_index(str(path)), vectors, first_row, settings)
         except RuntimeError as error:
             raise Damaged(f"{path}: {error}") from error
-
-    def candidates(self, query: Floats, depth: int, allowed: NDArray[np.uint8] | None) -> Rows:
-        """Rows of the most promising candidates, by quantised score, unsorted.
-
-        `allowed` is a packed bitmap over all rows of the generation (little-endian bits), or None for all of them.
-        The fewer are allowed, the further out the nearest ones lie, so more lists are probed.
-        """
-        wanted = min(self.size, max(self.settings.rescored, OVERSAMPLING * depth))
-        selector = None if allowed is None else faiss.IDSelectorBitmap(allowed)
-        # Enough lists to hold what is wanted, with some to spare for uneven ones.
-        probes = max(self.settings.probes, math.ceil(1.5 * wanted * self.lists / self.size))
-        if allowed is not None:
-            share = max(int(np.bitwise_count(allowed).sum()) / self._rows, SHARE_MIN)
-            probes = math.ceil(probes / math.sqrt(min(share, 1)))
-        parameters = faiss.SearchParametersIVF(nprobe=min(probes, self.lists), sel=selector)
-        _, rows = self._index.search(query[None, :], wanted, params=parameters)
-        found: Rows = rows[0][rows[0] >= 0]
-        return found
 
     @property
     def lists(self) -> int:
         return int(self._index.nlist)
 
+    def count(self, allowed: Bits) -> int:
+        """Cold rows among the allowed ones."""
+        return count_bits(allowed) - count_bits(first_bits(allowed, self._first_row))
 
-class VectorFile:
-    """Stored vectors of a generation: float16 [rows, dimensions], memory-mapped, cold rows ordered by list.
+    def nearest(self, query: Floats, depth: int, allowed: Bits | None, count: int) -> Found:
+        """Up to `depth` of the `count` allowed rows, with exact scores, best first. May find fewer than there are."""
+        depth = min(depth, count)
+        if depth == 0:
+            return NOTHING
+        wanted = min(count, max(self.settings.rescored, OVERSAMPLING * depth))
+        if allowed is None or count >= WIDE_SHARE * self.size:
+            return self._nearest_lists(query, depth, wanted, allowed, count / self.size)
+        return self._nearest_allowed(query, depth, wanted, allowed, count)
 
-    float16 moves an inner product of unit vectors by about 1e-5, far below any difference in rank that matters.
-    """
+    def _nearest_lists(
+        self, query: Floats, depth: int, wanted: int, allowed: Bits | None, share: float
+    ) -> Found:
+        """Scan the lists nearest to the query: candidates by code, then by vector, in one call."""
+        # Enough lists to hold what is wanted, with some to spare for uneven ones; more where rows are left out,
+        # because the nearest ones that stay lie further out.
+        fewest = 1.5 * wanted * self.lists / (share * self.size)
+        probes = math.ceil(max(self.settings.probes, fewest) / math.sqrt(share))
+        lists = faiss.SearchParametersIVF(
+            nprobe=min(probes, self.lists), sel=None if allowed is None else among(allowed)
+        )
+        parameters = faiss.IndexRefineSearchParameters(k_factor=wanted / depth, base_index_params=lists)
+        scores, rows = self._refined.search(query[None, :], depth, params=parameters)
+        found = int(np.count_nonzero(rows[0] >= 0))
+        return rows[0, :found], scores[0, :found]
 
-    def __init__(self, path: Path) -> None:
-        # A plain view of the map: indexing a numpy.memmap costs several times as much.
-        self._values: NDArray[np.float16] = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+    def _nearest_allowed(self, query: Floats, depth: int, wanted: int, allowed: Bits, count: int) -> Found:
+        """Scan lists in the order of their nearness until they hold enough of the allowed rows; skip empty ones.
 
-    def __len__(self) -> int:
-        return len(self._values)
+        What a filter lets through may lie anywhere, also far from the query, so a fixed number of lists would
+        find too little of it.
+        """
+        similarities, lists = self._index.quantizer.search(query[None, :], self.lists)
+        held = self._allowed_by_list(allowed)[lists[0]]
+        enough = max(self.settings.filtered_share * count, 1.5 * wanted)
+        probed = int(np.searchsorted(np.cumsum(held), min(enough, count))) + 1
+        chosen = np.flatnonzero(held[:probed])
+        rows = self._scan_lists(query, wanted, lists[0, chosen], similarities[0, chosen], allowed)
+        scores = self._vectors.scores(rows, query)
+        order = np.lexsort((rows, -scores))[:depth]
+        return rows[order], scores[order]
 
-    @property
-    def bytes(self) -> int:
-        return int(self._values.nbytes)
+    def _scan_lists(
+        self, query: Floats, wanted: int, lists: Rows, similarities: Floats, allowed: Bits
+    ) -> Rows:
+        """The most promising of the allowed rows in these lists, by code, unsorted."""
+        codes, rows = np.empty((1, wanted), np.float32), np.empty((1, wanted), np.int64)
+        parameters = faiss.SearchParametersIVF(nprobe=len(lists), sel=among(allowed))
+        # The wrapper of faiss takes no parameters here, so this is the call below it.
+        self._index.search_preassigned_c(
+            1,
+            faiss.swig_ptr(np.ascontiguousarray(query)),
+            wanted,
+            faiss.swig_ptr(np.ascontiguousarray(lists)),
+            faiss.swig_ptr(np.ascontiguousarray(similarities)),
+            faiss.swig_ptr(codes),
+            faiss.swig_ptr(rows),
+            False,
+            parameters,
+        )
+        found: Rows = rows[0][rows[0] >= 0]
+        return found
 
-    def take(self, rows: Rows) -> Floats:
-        return self._values[rows].astype(np.float32)
-
-    def scores(self, rows: Rows, query: Floats) -> Floats:
-        """Inner products of these rows with a query, float32 [rows]. Reads in row order, as the disk likes it."""
-        order = np.argsort(rows)
-        scores = np.empty(len(rows), np.float32)
-        scores[order] = self.take(rows[order]) @ query
-        return scores
+    def _allowed_by_list(self, allowed: Bits) -> Rows:
+        flags = flags_of(allowed, self._vectors.rows)
+        before = np.concatenate([[0], np.cumsum(flags, dtype=np.int64)])
+        return np.diff(before[self._starts])
 
 
-def rescore(vectors: VectorFile, rows: Rows, query: Floats, depth: int) -> tuple[Rows, Floats]:
-    """The best `depth` of these rows by exact score, best first."""
-    scores = vectors.scores(rows, query)
-    order = np.lexsort((rows, -scores))[:depth]
-    return rows[order], scores[order]
+def refined(index: Any, vectors: StoredVectors) -> Any:
+    """Index and vectors as one search. faiss wants both to hold the same rows; here the lists hold the cold ones."""
+    held = index.ntotal
+    index.ntotal = vectors.rows
+    both = faiss.IndexRefine(index, vectors.index)
+    index.ntotal = held
+    return both
 
 
-def lists_for(size: int) -> int:
-    """About twice the square root, as a power of two: short lists keep one probe cheap."""
-    return 1 << max(2, round(math.log2(2 * math.sqrt(max(size, 1)))))
-
-
-def codes_for(dimensions: int) -> int:
-    """Sub-vectors of four dimensions each, or the nearest smaller size that divides the vector."""
-    return next(dimensions // width for width in (4, 3, 2, 1) if dimensions % width == 0)
+def list_starts(index: Any) -> Rows:
+    """Position of the first row of each list, and at the end the number of rows: int64 [lists + 1]."""
+    sizes = [index.invlists.list_size(number) for number in range(index.nlist)]
+    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)

@@ -15,19 +15,20 @@ import shutil
 import threading
 import uuid
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from indexes import analysis
+from indexes import analysis, failpoints
 from indexes.assembly import Assembly, segment_passages
 from indexes.builder import BuildRequest
 from indexes.durable import disk_errors, publish_folder
-from indexes.errors import Conflict, Damaged, InvalidInput, NearlineError, NotFound, NotReady, StorageError
+from indexes.errors import Conflict, Damaged, InvalidInput, NearlineError, NotFound, StorageError
 from indexes.filters import Filter
 from indexes.generation import Generation, Shelf, read_manifest
+from indexes.hits import Hits
 from indexes.log import Applied, Log
 from indexes.model import (
     Delete,
@@ -42,8 +43,10 @@ from indexes.model import (
     Upsert,
     WriteResult,
 )
-from indexes.parts import DeltaView, Segment, top
-from indexes.snapshot import Snapshot
+from indexes.parts import top
+from indexes.placement import Moves
+from indexes.sealing import Sealing
+from indexes.snapshot import Snapshot, sum_by_tier
 from indexes.writer import Writer
 
 logger = logging.getLogger(__name__)
@@ -54,7 +57,10 @@ DRAFT_PREFIX = ".creating-"
 
 @dataclass(frozen=True, slots=True)
 class CollectionInfo:
-    """Counts and sizes of one collection. `memory_bytes` leaves mapped files out, `mapped_bytes` is those."""
+    """Counts and sizes of one collection. `memory_bytes` leaves mapped files out, `mapped_bytes` is those.
+
+    `moves` is what the rebuild of the live generation moved between tiers.
+    """
 
     documents: int
     passages: dict[Tier, int]
@@ -65,7 +71,9 @@ class CollectionInfo:
     generations: list[int]
     recall: dict[str, float]
     memory_bytes: int
+    tier_bytes: dict[Tier, int]
     mapped_bytes: int
+    moves: Moves | None
 
 
 class Collection:
@@ -79,14 +87,28 @@ class Collection:
         self.uid = self.log.uid
         self.shelf = Shelf(folder)
         self._adopting = threading.Lock()
-        self._sealing = ThreadPoolExecutor(1, thread_name_prefix=f"sealing-{folder.name}")
+        self.hits = Hits(folder / "hits.msgpack", hot_capacity=self.settings.hot_capacity)
         self._documents = self.log.document_count()
-        self._assembly = Assembly(self.settings, tuning, self._seal)
-        self.shelf.sweep()
-        self._snapshot = self._recover()
         self._writer = Writer(folder.name, self._commit, operations_max=tuning.commit_ops_max)
+        self._assembly = Assembly(self.settings, tuning)
+        self._sealing = Sealing(
+            folder.name,
+            self._assembly,
+            threads=tuning.build_threads,
+            on_writer=self._writer.call,
+            publish=self._publish,
+        )
+        self.shelf.sweep()
+        failpoints.reach("open.swept")
+        try:
+            self._snapshot = self._recover()
+            failpoints.reach("open.recovered")
+        except BaseException:
+            self._writer.close()
+            self.log.close()
+            raise
         for view in self._assembly.full_deltas():
-            self._seal(view)
+            self._sealing.seal(view)
 
     @staticmethod
     def create(folder: Path, settings: Settings, tuning: Tuning) -> Collection:
@@ -98,8 +120,11 @@ class Collection:
         try:
             with disk_errors(draft):
                 draft.mkdir()
+            failpoints.reach("create.folder_made")
             Log.create(draft / "log.db", settings, uuid.uuid4().hex).close()
+            failpoints.reach("create.log_made")
             publish_folder(draft, folder)
+            failpoints.reach("create.published")
         finally:
             shutil.rmtree(draft, ignore_errors=True)
         return Collection(folder, tuning)
@@ -107,7 +132,8 @@ class Collection:
     def close(self) -> None:
         """Finish queued writes, stop the threads, close the log. Searches under way may still finish."""
         self._writer.close()
-        self._sealing.shutdown(wait=True, cancel_futures=True)
+        self._sealing.close()
+        self.hits.save()
         self.log.close()
 
     # -- reading
@@ -156,7 +182,9 @@ class Collection:
             generations=self.shelf.numbers(),
             recall=generation.manifest.recall if generation else {},
             memory_bytes=sum(visible.part.bytes for visible in snapshot.parts),
+            tier_bytes=sum_by_tier(visible.part.tier_bytes() for visible in snapshot.parts),
             mapped_bytes=generation.mapped_bytes if generation else 0,
+            moves=generation.manifest.moves if generation else None,
         )
 
     # -- writing
@@ -182,6 +210,7 @@ class Collection:
 
     def _commit(self, writes: list[Sequence[Operation]]) -> list[WriteResult]:
         results, applied = self.log.commit(writes)
+        failpoints.reach("commit.before_show")
         try:
             self._show(applied)
         except Exception as error:
@@ -197,23 +226,9 @@ class Collection:
         if applied:
             self._snapshot = self._assembly.snapshot(applied[-1].seq)
 
-    def _seal(self, view: DeltaView) -> None:
-        """Build the graph of a full delta in the background. If that fails, its passages stay exactly searched."""
-
-        def work() -> None:
-            try:
-                segment = Segment.seal(view, threads=self.tuning.build_threads)
-                self._writer.call(lambda: self._put(view, segment))
-            except NotReady:
-                logger.debug("%s closed while a segment was being sealed", self.folder.name)
-            except Exception:
-                logger.exception("sealing a segment of %s failed", self.folder.name)
-
-        self._sealing.submit(work)
-
-    def _put(self, view: DeltaView, segment: Segment) -> None:
-        if self._assembly.put(view, segment):
-            self._snapshot = self._assembly.snapshot(self._snapshot.seq)
+    def _publish(self) -> None:
+        """Let searches read the present parts, at the same seq."""
+        self._snapshot = self._assembly.snapshot(self._snapshot.seq)
 
     # -- generations
 
@@ -239,6 +254,7 @@ class Collection:
         def fix() -> BuildRequest:
             self._assembly.rotate()
             position = self.log.position()
+            self._assembly.build_ends = position.last_passage
             return BuildRequest(
                 collection=str(self.folder),
                 number=self.shelf.next_number(),
@@ -249,6 +265,8 @@ class Collection:
                 threads=self.tuning.build_threads,
             )
 
+        self.hits.save()  # the builder reads them
+        self.hits.fade()
         return self._writer.call(fix).result()
 
     def adopt(self, number: int) -> Generation:
@@ -258,6 +276,7 @@ class Collection:
         """
         with self._adopting:
             generation = self._usable(number)
+            failpoints.reach("adopt.verified")
             live = self._assembly.generation
             reached = live.manifest.last_passage if live else 0
             tail = self._assembly.read_back(self.log.entries(generation.manifest.last_passage, reached))
@@ -267,14 +286,17 @@ class Collection:
                 arranged = self._assembly.arrange(
                     generation, tail, self.log.dead_since(generation.manifest.seq)
                 )
+                failpoints.reach("adopt.arranged")
                 self.shelf.set_current(number)
+                failpoints.reach("adopt.current_moved")
                 self._assembly.install(arranged)
-                self._snapshot = self._assembly.snapshot(self._snapshot.seq)
+                self._publish()
 
             self._writer.call(install).result()
-            for view in tail.parts:
+            failpoints.reach("adopt.shown")
+            for view in tail:
                 if view.size >= self.tuning.delta_passages_max:
-                    self._seal(view)
+                    self._sealing.seal(view)
             self._prune(before=live.number if live else 0)
         return generation
 
@@ -311,7 +333,9 @@ class Collection:
         try:
             for number in numbers:
                 if number not in kept:
+                    failpoints.reach("prune.begin")
                     shutil.rmtree(self.shelf.path(number))
+                    failpoints.reach("prune.removed")
             oldest = min(read_manifest(self.shelf.path(number)).seq for number in kept)
             self._writer.call(lambda: self.log.forget_operations(oldest)).result()
         except (NearlineError, OSError) as error:

@@ -2,7 +2,7 @@
 
 After `publish` or `publish_folder` returns, the new name survives a power loss with all its bytes; before it
 returns, a reader sees the old state whole. A full disk raises DiskFull, any other trouble StorageError, and
-the old state stands.
+the old state stands. After a failed sync nothing more is published by this process (`failures`).
 """
 
 from __future__ import annotations
@@ -14,10 +14,41 @@ import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
+from indexes import failpoints, failures
 from indexes.errors import Damaged, DiskFull, Locked, StorageError
 
 READ_BYTES = 1 << 20
+NO_ROOM = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+)  # the disk, the quota or the process's own limit is used up
+
+
+class Disk:
+    """What publishing asks of the disk. All of it goes through `disk`, where a test may put one that fails or forgets.
+
+    Methods raise OSError, as the calls below them do.
+    """
+
+    def write(self, file: BinaryIO, content: bytes) -> None:
+        file.write(content)
+        file.flush()
+
+    def sync(self, descriptor: int, path: Path) -> None:
+        """Of a file or a folder, which is open as `descriptor`."""
+        os.fsync(descriptor)
+
+    def replace(self, draft: Path, path: Path) -> None:
+        draft.replace(path)
+
+    def rename(self, draft: Path, final: Path) -> None:
+        draft.rename(final)
+
+
+disk = Disk()
 
 
 def publish(path: Path, content: bytes) -> None:
@@ -26,11 +57,14 @@ def publish(path: Path, content: bytes) -> None:
     try:
         with disk_errors(path):
             with draft.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(path)
+                disk.write(file, content)
+                failpoints.reach("publish.written")
+                sync(file.fileno(), draft)
+            failpoints.reach("publish.synced")
+            disk.replace(draft, path)
+            failpoints.reach("publish.renamed")
             sync_folder(path.parent)
+            failpoints.reach("publish.folder_synced")
     finally:
         draft.unlink(missing_ok=True)
 
@@ -38,17 +72,21 @@ def publish(path: Path, content: bytes) -> None:
 def publish_folder(draft: Path, final: Path) -> None:
     """Give the folder `draft`, with every file in it synced, the name `final`, which must not exist yet."""
     with disk_errors(final):
+        failpoints.reach("publish_folder.written")
         for path in sorted(draft.rglob("*")):
             sync_folder(path) if path.is_dir() else sync_file(path)
         sync_folder(draft)
-        draft.rename(final)
+        failpoints.reach("publish_folder.synced")
+        disk.rename(draft, final)
+        failpoints.reach("publish_folder.renamed")
         sync_folder(final.parent)
+        failpoints.reach("publish_folder.folder_synced")
 
 
 def sync_file(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        sync(descriptor, path)
     finally:
         os.close(descriptor)
 
@@ -57,9 +95,23 @@ def sync_folder(path: Path) -> None:
     """A rename is only a promise until the folder that holds the name is synced too."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(descriptor)
+        sync(descriptor, path)
     finally:
         os.close(descriptor)
+
+
+def sync(descriptor: int, path: Path) -> None:
+    """Never tried twice: after a failure the system may forget the bytes and call the next sync a success."""
+    failures.require_none()
+    try:
+        with disk_errors(path):
+            failpoints.reach("sync.begin")
+            disk.sync(descriptor, path)
+    except DiskFull:
+        raise
+    except StorageError as error:
+        failures.report(error)
+        raise
 
 
 def sha256(path: Path) -> str:
@@ -87,7 +139,7 @@ def disk_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in NO_ROOM:
             raise DiskFull(f"no space left for {path}") from error
         raise StorageError(f"{path}: {error.strerror or error}") from error
 
@@ -105,9 +157,16 @@ class FolderLock:
             owner = self._file.read().strip() or "unknown"
             self._file.close()
             raise Locked(f"{path.parent} is in use by another nearline process (pid {owner})") from None
-        self._file.truncate(0)
-        self._file.write(f"{os.getpid()}\n")
-        self._file.flush()
+        with disk_errors(path):
+            self._file.truncate(0)
+            self._file.write(f"{os.getpid()}\n")
+            self._file.flush()
+        self._open = True
+        failures.hold()
 
     def close(self) -> None:
+        """Idempotent."""
+        if self._open:
+            self._open = False
+            failures.release()
         self._file.close()

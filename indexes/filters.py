@@ -1,28 +1,29 @@
-"""Filters on metadata: the grammar, and the bitmap index that answers it.
+"""Filters on metadata: the grammar, and what it means.
 
 The grammar is that of OpenAI's vector stores: comparisons `{"type": "eq", "key": ..., "value": ...}` with eq, ne,
 gt, gte, lt, lte, in, nin, and compounds `{"type": "and", "filters": [...]}` with and, or.
 
-Meaning: a value compares with values of its own kind (string, number, boolean). A list of strings matches `eq` if
-it holds the string. `ne` and `nin` are the complement of `eq` and `in`: documents without the key match them. A key
-that no document has is an error, because it is nearly always a spelling mistake.
+Meaning: a value compares with values of its own kind (string, number, boolean). 1 and 1.0 are the same number, True
+is none; integers and floats compare exactly, also beyond 2**53. Strings sort by code points. A list of strings
+matches a comparison if one of its strings does. `ne` and `nin` are the complement of `eq` and `in`: documents without
+the key match them. A key that no document has is an error, because it is nearly always a spelling mistake.
 
-The index only ever adds passages. Which of them live is decided elsewhere, so deletions need no work here.
+A filter index (`filter_index`, `filter_columns`) only says which rows have which values; `evaluate` does the rest.
+Which rows live is decided elsewhere, so deletions need no work here.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import msgspec
-from pyroaring import BitMap64
+from pyroaring import BitMap
 
 from indexes.errors import InvalidInput
-from indexes.model import Metadata, Scalar
+from indexes.model import Scalar
 
 Kind = Literal["string", "number", "boolean"]
 
@@ -97,6 +98,8 @@ def _check_value(comparison: Comparison, where: str) -> None:
         expected = "a list" if not is_list else "one value"
         raise InvalidInput(f"{where}.value must be {expected} for {comparison.type}", param=f"{where}.value")
     values = comparison.value if isinstance(comparison.value, list) else [comparison.value]
+    if any(one != one for one in values):  # noqa: PLR0124 - only NaN differs from itself
+        raise InvalidInput(f"{where}.value is not a number", param=f"{where}.value")
     if any(isinstance(one, int) and not -INTEGER_BOUND <= one < INTEGER_BOUND for one in values):
         raise InvalidInput(f"{where}.value does not fit into 64 bits", param=f"{where}.value")
     if comparison.type in ORDERINGS and isinstance(comparison.value, bool):
@@ -112,106 +115,36 @@ def keys_of(condition: Filter) -> Iterator[str]:
             yield from keys_of(part)
 
 
-class FilterIndex:
-    """Which passages have which value: for each key and kind, value to bitmap of passage ids.
-
-    One thread adds, any thread matches. A match may see a passage half added; the snapshot's own bounds hide it.
-    """
-
-    def __init__(self) -> None:
-        self._values: dict[str, dict[Kind, dict[Scalar, BitMap64]]] = {}
-        self._all = BitMap64()
-
-    def __len__(self) -> int:
-        return len(self._all)
+class Answers(Protocol):
+    """What `evaluate` asks of an index over rows 0 to size-1. It may change the bitmaps it gets."""
 
     @property
-    def keys(self) -> list[str]:
-        return sorted(self._values)
+    def size(self) -> int: ...
+    def equal(self, key: str, values: Sequence[Scalar]) -> BitMap:
+        """Rows that have any of these values."""
+        ...
 
-    @property
-    def all(self) -> BitMap64:
-        return self._all
+    def ordered(self, key: str, ordering: str, bound: Scalar) -> BitMap:
+        """Rows that have a value of the bound's kind that is gt, gte, lt or lte the bound."""
+        ...
 
-    def add(self, passages: range, metadata: Metadata) -> None:
-        """Index the metadata of one document for all its passages."""
-        if not len(passages):
-            return
-        for key, value in metadata.items():
-            for one in value if isinstance(value, list) else [value]:
-                bitmaps = self._values.setdefault(key, {}).setdefault(kind_of(one), {})
-                bitmaps.setdefault(one, BitMap64()).add_range(passages.start, passages.stop)
-        self._all.add_range(passages.start, passages.stop)
 
-    def match(self, condition: Filter) -> BitMap64:
-        """Ids of the passages that satisfy the filter, as far as this index knows them. The caller may change it."""
-        if isinstance(condition, Compound):
-            parts = [self.match(part) for part in condition.filters]
-            result = parts[0]
-            for part in parts[1:]:
-                result = result & part if condition.type == "and" else result | part
-            return result
-        if condition.type in ("ne", "nin"):
-            return self._all - self._equal(condition.key, condition.value)
-        if condition.type in ("eq", "in"):
-            return self._equal(condition.key, condition.value)
-        return self._ordered(condition)
-
-    def _equal(self, key: str, value: Scalar | list[Scalar]) -> BitMap64:
-        wanted = value if isinstance(value, list) else [value]
-        kinds = self._values.get(key, {})
-        found = [bitmap for one in wanted if (bitmap := kinds.get(kind_of(one), {}).get(one)) is not None]
-        return BitMap64.union(*found) if found else BitMap64()
-
-    def _ordered(self, comparison: Comparison) -> BitMap64:
-        bound = comparison.value
-        assert not isinstance(bound, list)
-        holds = ORDERINGS[comparison.type]
-        bitmaps = self._values.get(comparison.key, {}).get(kind_of(bound), {})
-        # list() copies in one step, so a writer that adds a value meanwhile does no harm.
-        found = [bitmap for value, bitmap in list(bitmaps.items()) if holds(value, bound)]
-        return BitMap64.union(*found) if found else BitMap64()
-
-    def joined(self, other: FilterIndex, *, above: int) -> FilterIndex:
-        """A new index with all of this one, and of the other the passages with larger ids than `above`."""
-        result = FilterIndex()
-        for source, least in ((self, 0), (other, above + 1)):
-            for key, kinds in source._values.items():
-                for kind, bitmaps in kinds.items():
-                    into = result._values.setdefault(key, {}).setdefault(kind, {})
-                    for value, bitmap in bitmaps.items():
-                        if kept := from_id(bitmap, least):
-                            into[value] = into[value] | kept if value in into else kept
-            result._all |= from_id(source._all, least)
+def evaluate(condition: Filter, index: Answers) -> BitMap:
+    """Rows of the index that satisfy the filter. The caller may change the bitmap."""
+    if isinstance(condition, Compound):
+        result = evaluate(condition.filters[0], index)
+        for part in condition.filters[1:]:
+            if condition.type == "and":
+                result &= evaluate(part, index)
+            else:
+                result |= evaluate(part, index)
         return result
-
-    def save(self, path: Path) -> None:
-        """Write the index as MessagePack. Not synced: the publisher does that."""
-        stored = [
-            (key, kind, [(value, bitmap.serialize()) for value, bitmap in bitmaps.items()])
-            for key, kinds in self._values.items()
-            for kind, bitmaps in kinds.items()
-        ]
-        path.write_bytes(msgspec.msgpack.encode((self._all.serialize(), stored)))
-
-    @staticmethod
-    def load(path: Path) -> FilterIndex:
-        index = FilterIndex()
-        stored_type = tuple[bytes, list[tuple[str, Kind, list[tuple[Scalar, bytes]]]]]
-        everything, stored = msgspec.msgpack.decode(path.read_bytes(), type=stored_type)
-        index._all = BitMap64.deserialize(everything)
-        for key, kind, values in stored:
-            index._values.setdefault(key, {})[kind] = {
-                value: BitMap64.deserialize(raw) for value, raw in values
-            }
-        return index
-
-
-def from_id(bitmap: BitMap64, least: int) -> BitMap64:
-    """A copy without the ids below `least`."""
-    kept = bitmap.copy()
-    kept.remove_range(0, least)
-    return kept
+    key, value = condition.key, condition.value
+    if condition.type in ORDERINGS:
+        assert not isinstance(value, list)
+        return index.ordered(key, condition.type, value)
+    found = index.equal(key, value if isinstance(value, list) else [value])
+    return found.flip(0, index.size) if condition.type in ("ne", "nin") else found
 
 
 def kind_of(value: Scalar) -> Kind:

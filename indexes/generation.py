@@ -4,11 +4,11 @@
         manifest.json      format, seq, parameters, measured recall, and size and SHA-256 of every other file
         ids.npy            int64   [rows]  passage id of each row: the hot rows first, then the cold ones by list
         order.npy          uint32  [rows]  rows sorted by passage id
-        vectors.npy        float16 [rows, dimensions]
+        vectors.f16        float16 [rows, dimensions], see StoredVectors
         hot.hnsw           hnswlib graph of the hot rows
-        cold.ivfpq         faiss lists of the cold rows (absent where there are none)
+        cold.ivf           faiss lists of the cold rows (absent where there are none)
         lexical/*.npy      see SealedLexical
-        filters.msgpack    see FilterIndex
+        filters/           see SealedFilters
 
 `CURRENT` beside `generations/` names the live one. Nothing is parsed before its checksum was verified.
 """
@@ -23,18 +23,22 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from indexes.cold import ColdSettings, ColdShard, VectorFile, rescore
+from indexes.cold import ColdSettings, ColdShard
+from indexes.cold_training import Training
 from indexes.durable import publish, sha256, verify
 from indexes.errors import Damaged, NotFound
-from indexes.filters import FilterIndex
+from indexes.filter_columns import SealedFilters
 from indexes.hot import HotGraph
 from indexes.lexical import SealedLexical, load_array
+from indexes.masks import Bits, count_bits, first_bits
 from indexes.model import TIERS, Floats, Ids, Rows, Tier
-from indexes.parts import Bits, rows_in, search_graph, top
+from indexes.parts import NOTHING, Found, merge, search_graph
+from indexes.placement import Moves
+from indexes.vectors import StoredVectors, among, both, within
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
 HOT, COLD = np.int8(TIERS.index("hot")), np.int8(TIERS.index("cold"))
 
@@ -45,7 +49,10 @@ class SealedFile(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a generation says of itself. Recalls are at 10, measured by the builder on the loaded index."""
+    """What a generation says of itself.
+
+    Recalls are at 10, measured by the builder on the loaded index; `peak_bytes` is the builder's own memory by stage.
+    """
 
     format_version: int = FORMAT_VERSION
     number: int
@@ -56,13 +63,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     analysis: str
     hot: int
     cold: int
+    moves: Moves
     ef: int
-    lists: int
-    probes: int
-    rescored: int
+    training: Training
+    search: ColdSettings
     recall: dict[str, float]
     built_ms: int
     build_s: float
+    peak_bytes: dict[str, int]
     versions: dict[str, str]
     files: dict[str, SealedFile]
 
@@ -73,18 +81,20 @@ class Generation:
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder = folder
         self.manifest = manifest
+        self.size = rows = manifest.hot + manifest.cold
         self._ids: Ids = load_array(folder / "ids.npy")  # type: ignore[assignment]
         self._order: NDArray[np.uint32] = load_array(folder / "order.npy")  # type: ignore[assignment]
-        self._vectors = VectorFile(folder / "vectors.npy")
+        self.vectors = StoredVectors.load(folder / "vectors.f16", rows, manifest.dimensions)
         self._hot = (
             HotGraph.load(folder / "hot.hnsw", manifest.dimensions, ef=manifest.ef) if manifest.hot else None
         )
-        settings = ColdSettings(manifest.probes, manifest.rescored)
-        rows = manifest.hot + manifest.cold
-        self._cold = ColdShard.load(folder / "cold.ivfpq", settings, rows) if manifest.cold else None
+        self._cold = (
+            ColdShard.load(folder / "cold.ivf", self.vectors, manifest.hot, manifest.search)
+            if manifest.cold
+            else None
+        )
         self.lexical = SealedLexical.load(folder / "lexical")
-        self.filters = FilterIndex.load(folder / "filters.msgpack")
-        self.size = rows
+        self.filters = SealedFilters.load(folder / "filters")
 
     @staticmethod
     def load(folder: Path) -> Generation:
@@ -101,12 +111,15 @@ class Generation:
     @property
     def bytes(self) -> int:
         """Memory of the graph and the lists. The other files are memory maps, and the system's to keep or drop."""
-        cold = self.manifest.files["cold.ivfpq"].bytes if self._cold else 0
-        return (self._hot.bytes if self._hot else 0) + cold
+        return sum(self.tier_bytes().values()) + self.filters.bytes
+
+    def tier_bytes(self) -> dict[Tier, int]:
+        cold = self.manifest.files["cold.ivf"].bytes if self._cold else 0
+        return {"hot": self._hot.bytes if self._hot else 0, "cold": cold}
 
     @property
     def mapped_bytes(self) -> int:
-        return self._vectors.bytes + self._ids.nbytes + self._order.nbytes + self.lexical.bytes
+        return self.vectors.bytes + self._ids.nbytes + self._order.nbytes + self.lexical.bytes
 
     def ids_of(self, rows: Rows) -> Ids:
         return self._ids[rows]
@@ -124,39 +137,40 @@ class Generation:
     def tier_rows(self) -> dict[Tier, range]:
         return {"hot": range(self.manifest.hot), "cold": range(self.manifest.hot, self.size)}
 
-    def scores(self, rows: Rows, query: Floats) -> Floats:
-        return self._vectors.scores(rows, query)
+    def nearest(self, query: Floats, depth: int, allowed: Bits | None, scan_max: int) -> Found:
+        """Hot first, then cold. Both score exactly, so that the two merge by score."""
+        if allowed is not None and count_bits(allowed) <= scan_max:
+            return self.vectors.nearest(query, depth, among(allowed))
+        hot = self.nearest_hot(query, depth, allowed, scan_max)
+        return merge(hot, self.nearest_cold(query, depth, allowed, scan_max), depth)
 
-    def take(self, rows: Rows) -> Floats:
-        """Stored vectors, float32 [rows, dimensions]."""
-        return self._vectors.take(rows)
-
-    def nearest(self, query: Floats, depth: int, allowed: Bits | None) -> tuple[Rows, Floats]:
-        """Hot first, then cold; cold candidates scored exactly, so that the two merge by score."""
-        hot_rows, hot_scores = self.nearest_hot(query, depth, allowed)
-        cold_rows, cold_scores = self.nearest_cold(query, depth, allowed)
-        return top(np.concatenate([hot_rows, cold_rows]), np.concatenate([hot_scores, cold_scores]), depth)
-
-    def nearest_hot(self, query: Floats, depth: int, allowed: Bits | None) -> tuple[Rows, Floats]:
+    def nearest_hot(self, query: Floats, depth: int, allowed: Bits | None, scan_max: int) -> Found:
         if self._hot is None:
             return NOTHING
         hot = self.manifest.hot
-        found = search_graph(self._hot, hot, query, depth, hot_bits(allowed, hot))
-        return found if found is not None else self._scan(query, depth, allowed, self.tier_rows()["hot"])
+        bits = None if allowed is None else first_bits(allowed, hot)
+        if bits is None or count_bits(bits) > min(scan_max, hot // 2):
+            found = search_graph(self._hot, query, depth, bits)
+            if found is not None:
+                return found
+        return self._scan(query, depth, bits, self.tier_rows()["hot"])
 
-    def nearest_cold(self, query: Floats, depth: int, allowed: Bits | None) -> tuple[Rows, Floats]:
+    def nearest_cold(self, query: Floats, depth: int, allowed: Bits | None, scan_max: int) -> Found:
         if self._cold is None:
             return NOTHING
-        candidates = self._cold.candidates(query, depth, allowed)
-        if len(candidates) < min(depth, self._cold.size):
+        cold = self.tier_rows()["cold"]
+        count = self._cold.size if allowed is None else self._cold.count(allowed)
+        if allowed is not None and count <= scan_max:
+            return self._scan(query, depth, allowed, cold)
+        found = self._cold.nearest(query, depth, allowed, count)
+        if len(found[0]) < min(depth, count):
             # The probed lists hold too few rows that are allowed: look at each of those.
-            return self._scan(query, depth, allowed, self.tier_rows()["cold"])
-        return rescore(self._vectors, candidates, query, depth)
+            return self._scan(query, depth, allowed, cold)
+        return found
 
-    def _scan(self, query: Floats, depth: int, allowed: Bits | None, within: range) -> tuple[Rows, Floats]:
-        rows = np.arange(self.size) if allowed is None else rows_in(allowed, self.size)
-        rows = rows[(rows >= within.start) & (rows < within.stop)]
-        return top(rows, self._vectors.scores(rows, query), depth)
+    def _scan(self, query: Floats, depth: int, allowed: Bits | None, rows: range) -> Found:
+        selector = within(rows) if allowed is None else both(within(rows), among(allowed))
+        return self.vectors.nearest(query, depth, selector)
 
     def tune(self, *, ef: int | None = None, cold: ColdSettings | None = None) -> None:
         """Try other search settings. Only for a generation that no search reads yet: the builder's."""
@@ -168,19 +182,6 @@ class Generation:
     @property
     def lists(self) -> int:
         return self._cold.lists if self._cold else 0
-
-
-NOTHING: tuple[Rows, Floats] = (np.empty(0, np.int64), np.empty(0, np.float32))
-
-
-def hot_bits(allowed: Bits | None, hot: int) -> Bits | None:
-    """The bitmap of the hot rows alone: what lies past them in the last byte is cleared."""
-    if allowed is None:
-        return None
-    bits = allowed[: (hot + 7) // 8].copy()
-    if hot % 8:
-        bits[-1] &= (1 << (hot % 8)) - 1
-    return bits
 
 
 def read_manifest(folder: Path) -> Manifest:

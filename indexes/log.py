@@ -11,8 +11,9 @@ Promises
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,11 @@ from typing import Any
 import apsw
 import msgspec
 
-from indexes.errors import Conflict
+from indexes import failpoints, failures
+from indexes.errors import Conflict, DiskFull, StorageError
 from indexes.log_reader import FORMAT_VERSION, LogReader, searchable_text
 from indexes.model import Delete, Operation, Settings, Upsert, WriteResult
-from indexes.sqlite import connect, sqlite_errors
+from indexes.sqlite import Checkpoints, checkpoint, connect, sqlite_errors
 
 SCHEMA = """
 CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -70,6 +72,8 @@ class Log(LogReader):
 
     def __init__(self, path: Path) -> None:
         self._db = connect(path)
+        self._checkpoints = Checkpoints(self._db, path)
+        self._failed = False
         super().__init__(path)
 
     @staticmethod
@@ -77,48 +81,86 @@ class Log(LogReader):
         """Make a new log. Raises Conflict if the file exists."""
         if path.exists():
             raise Conflict(f"{path} exists already")
-        db = connect(path, create=True)
         meta = {
             "format_version": str(FORMAT_VERSION),
             "uid": uid,
             "settings": msgspec.json.encode(settings).decode(),
         }
-        with sqlite_errors(path), db:
-            db.execute(SCHEMA)
-            db.executemany("INSERT INTO meta VALUES(?, ?)", list(meta.items()))
-        db.close()
+        with changing(path):
+            db = connect(path, create=True)
+            with db:
+                db.execute(SCHEMA)
+                db.executemany("INSERT INTO meta VALUES(?, ?)", list(meta.items()))
+            checkpoint(db, path)  # closing would do it too, but keeps a failed sync to itself
+            db.close()
         return Log(path)
 
     def close(self) -> None:
+        """Moves the WAL into the file, unless the storage has failed: then all stays as it is for the next opening."""
         super().close()
+        with contextlib.suppress(StorageError), self._changing():
+            checkpoint(self._db, self.path)
+        if self._failed:
+            self._db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        self._checkpoints.close()
         self._db.close()
 
     def commit(self, writes: Sequence[Sequence[Operation]]) -> tuple[list[WriteResult], list[Applied]]:
         """Apply several writes in one synced transaction: one result for each, and all operations in order.
 
-        Raises DiskFull or StorageError after rolling back all of them.
+        Raises DiskFull after rolling back all of them. After a StorageError they may be there or not when the log is
+        opened again, and nothing more is committed before that.
         """
         db = self._db
         results: list[WriteResult] = []
         applied: list[Applied] = []
-        with sqlite_errors(self.path):
+        with self._changing():
+            failpoints.reach("commit.begin")
             db.execute("BEGIN IMMEDIATE")
             try:
                 for operations in writes:
                     done = [apply(db, operation) for operation in operations]
                     applied += done
                     results.append(summarise(operations, done, last_seq(db)))
+                failpoints.reach("commit.before_sync")
                 db.execute("COMMIT")
             except BaseException:
                 if db.in_transaction:
                     db.execute("ROLLBACK")
                 raise
+            failpoints.reach("commit.synced")
+            self._checkpoints.run_if_due()
         return results, applied
 
     def forget_operations(self, before_seq: int) -> None:
         """Drop the history up to and including `before_seq`: every kept generation is at least that new."""
-        with sqlite_errors(self.path):
+        with self._changing():
+            failpoints.reach("forget.begin")
             self._db.execute("DELETE FROM operations WHERE seq <= ?", (before_seq,))
+            failpoints.reach("forget.synced")
+            self._checkpoints.run_if_due()
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        try:
+            with changing(self.path, self._db):
+                yield
+        except StorageError as error:
+            self._failed |= not isinstance(error, DiskFull)
+            raise
+
+
+@contextlib.contextmanager
+def changing(path: Path, db: apsw.Connection | None = None) -> Iterator[None]:
+    """Refuse to begin after a failure, and report one that happens."""
+    failures.require_none()
+    try:
+        with sqlite_errors(path, db):
+            yield
+    except StorageError as error:
+        if not isinstance(error, DiskFull):
+            failures.report(error)
+        raise
 
 
 def apply(db: apsw.Connection, operation: Operation) -> Applied:

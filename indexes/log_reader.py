@@ -5,11 +5,13 @@ Every read borrows a connection of its own and holds no transaction longer than 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import apsw
 import msgspec
 import numpy as np
 
@@ -68,6 +70,17 @@ class LogReader:
         with self._readers.borrow() as db:
             return db.execute(sql, parameters).fetchall()
 
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[apsw.Connection]:
+        """A connection for several reads that must see one and the same commit. For the length of a page, no longer."""
+        with self._readers.borrow() as db:
+            db.execute("BEGIN")
+            try:
+                yield db
+            finally:
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
+
     # -- single things
 
     def position(self) -> LogPosition:
@@ -102,6 +115,32 @@ class LogReader:
         sql = "SELECT dead_first, dead_passages FROM operations WHERE seq > ? AND dead_passages > 0"
         return [range(first, first + count) for first, count in self._rows(sql, (seq,))]
 
+    def passage_ids(self, upto: int) -> Ids:
+        """Ids of all live passages up to this one, ascending. Reads documents only, whose passages are consecutive."""
+        sql = "SELECT pk, first_passage, passages FROM documents WHERE pk > ? AND first_passage <= ? ORDER BY pk"
+        blocks = [np.array(rows, np.int64) for rows in self._scan(sql, 0, upto)]
+        if not blocks:
+            return np.empty(0, np.int64)
+        _, starts, counts = np.concatenate(blocks).T
+        before = np.cumsum(counts) - counts
+        ids: Ids = np.arange(int(counts.sum())) + np.repeat(starts - before, counts)
+        return ids[ids <= upto]
+
+    def vectors_of(self, ids: Sequence[int]) -> Floats:
+        """Vectors of the live ones among these passages, float32 [found, dimensions], in the order of their ids.
+
+        Memory holds the result and one block of rows.
+        """
+        sql = "SELECT p.vector FROM passages p WHERE p.id IN (SELECT value FROM json_each(?)) ORDER BY p.id"
+        vectors = np.empty((len(ids), self.settings.dimensions), np.float32)
+        found = 0
+        for start in range(0, len(ids), SCAN_ROWS):
+            rows = self._rows(sql, (json_list(ids[start : start + SCAN_ROWS]),))
+            for (blob,) in rows:
+                vectors[found] = np.frombuffer(blob, np.float32)
+                found += 1
+        return vectors[:found]
+
     # -- scans: live passages with after < id <= upto, ascending, in blocks
 
     def vectors(self, after: int, upto: int) -> Iterator[tuple[Ids, Floats]]:
@@ -117,6 +156,14 @@ class LogReader:
             f"SELECT p.id, d.title, coalesce(p.text, d.text) {LIVE} {BETWEEN}", after, upto
         ):
             yield [(passage, searchable_text(title, text)) for passage, title, text in rows]
+
+    def searchable(self, after: int, upto: int) -> Iterator[list[tuple[int, str, str]]]:
+        """(passage id, searchable text, its document's metadata as JSON)."""
+        sql = f"SELECT p.id, d.title, coalesce(p.text, d.text), d.metadata {LIVE} {BETWEEN}"
+        for rows in self._scan(sql, after, upto):
+            yield [
+                (passage, searchable_text(title, text), metadata) for passage, title, text, metadata in rows
+            ]
 
     def metadata(self, after: int, upto: int) -> Iterator[list[tuple[int, str]]]:
         """(passage id, its document's metadata as JSON)."""

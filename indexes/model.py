@@ -157,4 +157,4 @@ class Tuning:
     build_timeout_s: float = 7200
     generations_kept: int = 2
     commit_ops_max: int = 512
-    exact_scan_passages_max: int = 5000
+    exact_scan_passages_max: int = 10_000

@@ -11,21 +11,24 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from pyroaring import BitMap64
+from numpy.typing import NDArray
 
+from indexes.bitmaps import to_bits
+from indexes.bm25 import Statistics, best_of, score_rows, weigh
 from indexes.errors import InvalidInput
-from indexes.filters import Filter, FilterIndex, keys_of
-from indexes.lexical import Statistics, best_rows, score_all, score_rows, weigh
-from indexes.model import TIERS, Bm25, DenseResult, Floats, Ids, Ranking, Rows, Tier
-from indexes.parts import (
+from indexes.filters import Filter, keys_of
+from indexes.masks import (
     Bits,
-    Part,
-    as_ranking,
     bits_at,
-    pack_rows,
+    clear_rows,
+    count_bits,
+    first_bits,
+    flags_of,
+    pack_flags,
     rows_in,
-    scan,
 )
+from indexes.model import TIERS, Bm25, DenseResult, Floats, Ids, Ranking, Rows, Tier
+from indexes.parts import Part, as_ranking
 
 NO_COLD = "the collection has no cold passages"
 NO_COLD_MATCH = "no cold passage matches the filter"
@@ -53,11 +56,11 @@ class Visible:
     def without(self, rows: Rows, terms: Counter[str]) -> Visible:
         """The same part with these rows dead too. Rows that are dead already count once."""
         size = self.part.size
-        alive = pack_rows(np.arange(size), size) if self.alive is None else self.alive.copy()
+        alive = pack_flags(np.ones(size, bool)) if self.alive is None else self.alive.copy()
         fresh = np.unique(rows[bits_at(alive, rows)])
         if not len(fresh):
             return self
-        np.bitwise_and.at(alive, fresh >> 3, ~(np.uint8(1) << (fresh & 7).astype(np.uint8)))
+        clear_rows(alive, fresh)
         self.dead_terms.update(terms)
         length = int(self.part.lexical.lengths[fresh].sum())
         return replace(
@@ -73,9 +76,13 @@ class Visible:
         if self.alive is None:
             return Visible.whole(part)
         flags = np.ones(part.size, bool)
-        flags[: self.part.size] = np.unpackbits(self.alive, count=self.part.size, bitorder="little")
-        alive = np.packbits(flags, bitorder="little")
+        flags[: self.part.size] = self.alive_flags()
+        alive = pack_flags(flags)
         return replace(self, part=part, alive=alive, by_tier=count_by_tier(part, alive))
+
+    def alive_flags(self) -> NDArray[np.bool_]:
+        """One boolean a row."""
+        return np.ones(self.part.size, bool) if self.alive is None else flags_of(self.alive, self.part.size)
 
     @property
     def live(self) -> int:
@@ -89,7 +96,6 @@ class Snapshot:
     seq: int
     generation: int
     parts: tuple[Visible, ...]
-    filters: tuple[FilterIndex, ...]
     bm25: Bm25
     exact_scan_max: int
 
@@ -98,17 +104,12 @@ class Snapshot:
     def dense(self, query: Floats, depth: int, condition: Filter | None = None) -> DenseResult:
         """The `depth` passages nearest to a unit vector. Raises InvalidInput for a filter key nobody has."""
         selection = self._select(condition)
-        scanning = condition is not None and sum(chosen.count for chosen in selection) <= self.exact_scan_max
         rankings = []
         for chosen in selection:
             if chosen.count:
                 part = chosen.visible.part
-                found = (
-                    scan(part, query, depth, chosen.allowed)
-                    if scanning
-                    else part.nearest(query, depth, chosen.allowed)
-                )
-                rankings.append(as_ranking(part, *found))
+                found = part.nearest(query, depth, chosen.allowed, self.exact_scan_max)
+                rankings.append(as_ranking(part, found))
         searched = sum_by_tier(chosen.by_tier for chosen in selection)
         tiers = tuple(tier for tier in TIERS if searched[tier])
         skipped = None if searched["cold"] else (NO_COLD_MATCH if self.counts()["cold"] else NO_COLD)
@@ -123,16 +124,13 @@ class Snapshot:
             if not chosen.count:
                 continue
             part = chosen.visible.part
-            scores = score_all(part.lexical, query)
-            if chosen.allowed is not None:
-                scores *= np.unpackbits(chosen.allowed, count=part.size, bitorder="little")
-            rows = best_rows(scores, depth)
-            rankings.append(as_ranking(part, rows, scores[rows]))
+            found = best_of(part.lexical, query, depth, chosen.allowed)
+            rankings.append(as_ranking(part, found))
         return Ranking.merge(rankings, depth)
 
     def dense_scores(self, query: Floats, ids: Ids) -> Floats:
         """Exact inner products of these passages, NaN for one that is in no part."""
-        return self._score(ids, lambda part, rows: part.scores(rows, query))
+        return self._score(ids, lambda part, rows: part.vectors.scores(rows, query))
 
     def lexical_scores(self, text: str, ids: Ids) -> Floats:
         """BM25 of these passages, NaN for one that is in no part."""
@@ -190,16 +188,14 @@ class Snapshot:
     def _select(self, condition: Filter | None) -> list[Selected]:
         if condition is None:
             return [Selected(visible, visible.alive, visible.by_tier) for visible in self.parts]
-        known = {key for index in self.filters for key in index.keys}
+        known = {key for visible in self.parts for key in visible.part.filters.keys}
         for key in keys_of(condition):
             if key not in known:
                 listed = ", ".join(sorted(known)[:20]) or "none"
                 raise InvalidInput(
                     f"no document has the metadata key {key!r}; known keys: {listed}", param="filter"
                 )
-        matched = BitMap64.union(*(index.match(condition) for index in self.filters))
-        ids = np.frombuffer(matched.to_array(), np.uint64).astype(np.int64)
-        return [_chosen(visible, ids) for visible in self.parts]
+        return [_chosen(visible, condition) for visible in self.parts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,20 +215,24 @@ class Selected:
         return np.arange(size) if self.allowed is None else rows_in(self.allowed, size)
 
 
-def _chosen(visible: Visible, ids: Ids) -> Selected:
-    rows = visible.part.rows_of(ids)
-    bits = pack_rows(rows[rows >= 0], visible.part.size)
+def _chosen(visible: Visible, condition: Filter) -> Selected:
+    part = visible.part
+    bits = to_bits(part.filters.match(condition), part.size)
     if visible.alive is not None:
         bits &= visible.alive
-    return Selected(visible, bits, count_by_tier(visible.part, bits))
+    return Selected(visible, bits, count_by_tier(part, bits))
 
 
 def count_by_tier(part: Part, bits: Bits) -> dict[Tier, int]:
     """Rows set in a bitmap, tier by tier."""
-    flags = np.unpackbits(bits, count=part.size, bitorder="little")
     return {
-        tier: int(np.count_nonzero(flags[rows.start : rows.stop])) for tier, rows in part.tier_rows().items()
+        tier: count_before(bits, rows.stop) - count_before(bits, rows.start)
+        for tier, rows in part.tier_rows().items()
     }
+
+
+def count_before(bits: Bits, row: int) -> int:
+    return count_bits(first_bits(bits, row))
 
 
 def sum_by_tier(counts: Iterable[Mapping[Tier, int]]) -> dict[Tier, int]:

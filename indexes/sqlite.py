@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import queue
 from collections.abc import Iterator
 from pathlib import Path
 
 import apsw
 
+from indexes import failpoints
+from indexes.durable import NO_ROOM
 from indexes.errors import DiskFull, InvalidInput, NotFound, StorageError, Unavailable
 
+logger = logging.getLogger(__name__)
+
 BUSY_TIMEOUT_MS = 10_000
+CHECKPOINT_PAGES = 1000  # of the WAL, at which they are moved into the database file; as SQLite itself would
 READERS_KEPT = 8
 READER_CACHE_KIB, WRITER_CACHE_KIB = 4096, 16384
 
@@ -25,13 +31,53 @@ def connect(path: Path, *, read_only: bool = False, create: bool = False) -> aps
         db = apsw.Connection(str(path), flags=flags)
         db.set_busy_timeout(BUSY_TIMEOUT_MS)
         if not read_only:
-            db.execute("PRAGMA journal_mode = WAL")
+            # Where the switch fails, SQLite raises nothing and names the mode that stays.
+            if db.execute("PRAGMA journal_mode = WAL").get != "wal":
+                db.close()
+                raise StorageError(f"{path} cannot be switched to a write-ahead log")
             # FULL, not the WAL default of NORMAL: an acknowledged write must survive a power loss.
             db.execute("PRAGMA synchronous = FULL")
             db.execute("PRAGMA journal_size_limit = 67108864")
         # Small for readers: they come in numbers, and the system caches the file once for all of them.
         db.execute(f"PRAGMA cache_size = -{READER_CACHE_KIB if read_only else WRITER_CACHE_KIB}")
     return db
+
+
+class Checkpoints:
+    """Moves a connection's WAL into the database file when it has grown, in place of SQLite's own automatic.
+
+    That one keeps a failed sync to itself, and the next one may then succeed without the bytes being on disk.
+    """
+
+    def __init__(self, db: apsw.Connection, path: Path) -> None:
+        self._db = db
+        self._path = path
+        self._pages = 0
+        db.set_wal_hook(self._note)
+
+    def _note(self, db: apsw.Connection, name: str, pages: int) -> int:
+        self._pages = pages
+        return apsw.SQLITE_OK
+
+    def run_if_due(self) -> None:
+        """After a commit. Raises StorageError if a sync fails; a full disk leaves the pages where they are safe too."""
+        if self._pages < CHECKPOINT_PAGES:
+            return
+        failpoints.reach("checkpoint.begin")
+        try:
+            checkpoint(self._db, self._path)
+        except DiskFull:
+            logger.warning("no space left to move the WAL of %s into the file", self._path)
+        failpoints.reach("checkpoint.end")
+
+    def close(self) -> None:
+        self._db.set_wal_hook(None)
+
+
+def checkpoint(db: apsw.Connection, path: Path) -> None:
+    """Move what no reader needs from the WAL into the database file, both synced. Waits for nobody."""
+    with sqlite_errors(path, db), contextlib.suppress(apsw.BusyError):
+        db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
 
 
 class Readers:
@@ -66,8 +112,8 @@ class Readers:
 
 
 @contextlib.contextmanager
-def sqlite_errors(path: Path) -> Iterator[None]:
-    """Translate SQLite's errors into ours, with the path."""
+def sqlite_errors(path: Path, db: apsw.Connection | None = None) -> Iterator[None]:
+    """Translate SQLite's errors into ours, with the path. With the connection, a used-up quota is a full disk too."""
     try:
         yield
     except apsw.FullError as error:
@@ -76,5 +122,18 @@ def sqlite_errors(path: Path) -> Iterator[None]:
         raise Unavailable(f"{path} is locked by another program", retry_after_s=5) from error
     except apsw.TooBigError as error:
         raise InvalidInput(f"a value is too large for the log: {error}") from error
+    except apsw.IOError as error:
+        if db is not None and lacks_room(error, db):
+            raise DiskFull(f"no space left for {path}") from error
+        raise StorageError(f"{path}: {type(error).__name__}: {error}") from error
     except apsw.Error as error:
         raise StorageError(f"{path}: {type(error).__name__}: {error}") from error
+
+
+def lacks_room(error: apsw.IOError, db: apsw.Connection) -> bool:
+    """Whether a write failed for want of room where SQLite does not say so: a quota, a limit, its shared memory.
+
+    A failed sync never counts: what it leaves on the disk is unknown, whatever the reason.
+    """
+    growing = (apsw.SQLITE_IOERR_WRITE, apsw.SQLITE_IOERR_SHMSIZE)
+    return getattr(error, "extendedresult", 0) in growing and db.system_errno in NO_ROOM

@@ -2,7 +2,8 @@
 
 Every caller gets a Future. Writes that wait together share one synced transaction, so the rate of commits does not
 bound the rate of writes. If a commit fails, every write in it fails with the same error and none is kept. After a
-failed sync the thread acknowledges nothing more: what the disk holds is then unknown until the log is opened again.
+storage error other than a full disk the thread acknowledges nothing more, and reports it (`failures`): what the disk
+holds is then unknown until the log is opened again.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from indexes.errors import DiskFull, NotReady, Overloaded, StorageError
+from indexes import failpoints, failures
+from indexes.errors import Damaged, DiskFull, NotReady, Overloaded, StorageError
 from indexes.model import Operation, WriteResult
 
 WAITING_WRITES_MAX = 10_000
@@ -123,22 +125,28 @@ class Writer:
             if self._failed is not None:
                 raise self._failed
             results = self._commit([write.chosen() for write in group])
+            failpoints.reach("commit.acknowledge")
         except Exception as error:  # noqa: BLE001 - it belongs to the callers, who wait for it
-            if isinstance(error, StorageError) and not isinstance(error, DiskFull):
-                self._failed = error
+            self._note(error)
             for write in group:
                 write.future.set_exception(error)
         else:
             for write, result in zip(group, results, strict=True):
                 write.future.set_result(result)
 
-    @staticmethod
-    def _step(step: _Step) -> None:
+    def _step(self, step: _Step) -> None:
         if not step.future.set_running_or_notify_cancel():
             return
         try:
             result = step.function()
         except Exception as error:  # noqa: BLE001 - as above
+            self._note(error)
             step.future.set_exception(error)
         else:
             step.future.set_result(result)
+
+    def _note(self, error: Exception) -> None:
+        """Before the caller learns of it: whoever is told of a failure finds it in force."""
+        if isinstance(error, StorageError) and not isinstance(error, (DiskFull, Damaged)):
+            self._failed = error
+            failures.report(error)

@@ -18,6 +18,9 @@ COMMANDS = {
     "reindex": "Rebuild the indexes of a collection and swap them in.",
     "evaluate": "Measure recall, and ranking quality where there are judgements.",
     "export-model": "Make a quantised ONNX model for serving.",
+    "backup": "Copy collections to a folder, also while they are served.",
+    "restore": "Put collections of a backup into a data directory.",
+    "verify": "Check that a data directory or a backup is whole.",
     "bench": "Measure latency, recall, memory and ingest rate on this machine.",
 }
 

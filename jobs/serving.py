@@ -1,4 +1,7 @@
-"""Runs the service in this process until SIGTERM or SIGINT: stop being ready, finish what was accepted, close."""
+"""Runs the service in this process until SIGTERM or SIGINT: stop being ready, finish what was accepted, close.
+
+A storage that fails ends it the same way, but with exit code 1: only a new process can tell what the disk holds.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import asyncio
 import json
 import logging
 import signal
+import sys
 from pathlib import Path
 
 from aiohttp import web
@@ -13,18 +17,21 @@ from aiohttp import web
 from retrieval.app import create_app
 from retrieval.config import Config
 from retrieval.keys import READY
+from retrieval.lifecycle import FAILED
 
 READY_LINE = "nearline listens on "
 DRAIN_S = 0.2  # between failing readiness and closing the socket, for a load balancer to notice
 
 
 def run(config: Config, data: Path) -> None:
-    """Blocks until the service has ended. Raises what opening the data directory raises."""
+    """Blocks until the service has ended. Raises what opening the data directory raises, and SystemExit as above."""
     set_up_logging(config)
-    asyncio.run(serve(config, data))
+    if not asyncio.run(serve(config, data)):
+        sys.exit(1)
 
 
-async def serve(config: Config, data: Path) -> None:
+async def serve(config: Config, data: Path) -> bool:
+    """Whether the service ended because it was asked to, not because its storage failed."""
     app = create_app(config, data)
     runner = web.AppRunner(
         app,
@@ -41,11 +48,20 @@ async def serve(config: Config, data: Path) -> None:
         site = web.TCPSite(runner, config.server.host, config.server.port)
         await site.start()
         print(f"{READY_LINE}{url_of(runner)}", flush=True)  # noqa: T201 - other programs wait for this line
-        await stop.wait()
+        await first_of(stop, app[FAILED])
         app[READY]["ready"] = False
         await asyncio.sleep(DRAIN_S)
     finally:
         await runner.cleanup()
+    return not app[FAILED].is_set()
+
+
+async def first_of(*events: asyncio.Event) -> None:
+    """Wait until one of them is set."""
+    waiting = [asyncio.create_task(event.wait()) for event in events]
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    for task in waiting:
+        task.cancel()
 
 
 def url_of(runner: web.AppRunner) -> str:

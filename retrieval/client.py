@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote
@@ -102,6 +103,31 @@ class Client:
         path = f"/v1/collections/{quote(collection, safe='')}/documents/{quote(document_id, safe='')}"
         deleted: JSON = await self.request("DELETE", path)
         return deleted
+
+    async def document(self, collection: str, document_id: str, *, vectors: bool = False) -> JSON:
+        path = f"/v1/collections/{quote(collection, safe='')}/documents/{quote(document_id, safe='')}"
+        found: JSON = await self.request("GET", f"{path}?vectors=true" if vectors else path)
+        return found
+
+    async def scroll(self, collection: str, **options: object) -> AsyncIterator[JSON]:
+        """Every document in the order of writing, a page of `limit` at a time.
+
+        Options are those of the endpoint: `filter`, `limit`, `vectors`, `text`, and a `cursor` to begin at.
+        """
+        path = f"/v1/collections/{quote(collection, safe='')}/documents/scroll"
+        while True:
+            page: JSON = await self.request("POST", path, options)
+            for document in page["documents"]:
+                yield document
+            if page["cursor"] is None:
+                return
+            options["cursor"] = page["cursor"]
+
+    async def count(self, collection: str, **options: object) -> JSON:
+        """`documents`, `passages` and the `seq` at which they were counted; `filter` narrows it."""
+        path = f"/v1/collections/{quote(collection, safe='')}/documents/count"
+        counted: JSON = await self.request("POST", path, options)
+        return counted
 
     # -- search
 

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from aiohttp import web
 
+from indexes import failures
 from indexes.catalog import Catalog
 from indexes.durable import publish
-from indexes.errors import NearlineError
+from indexes.errors import NearlineError, StorageError
 from indexes.model import Tuning
 from retrieval.cache import MemoryStore, ResultCache, Store, TieredStore
 from retrieval.config import Config
@@ -24,18 +25,39 @@ from retrieval.tasks import Tasks
 
 logger = logging.getLogger(__name__)
 
+FAILED = web.AppKey("FAILED", asyncio.Event)  # set when the storage has failed and the service has to leave
+
 Context = Callable[[web.Application], AsyncIterator[None]]
 SECRET_BYTES = 32
 
 
 def catalog_ctx(data: Path) -> Context:
     async def context(app: web.Application) -> AsyncIterator[None]:
-        app[CATALOG] = await asyncio.to_thread(Catalog, data, tuning_of(app[CONFIG]))
-        app[METRICS].watch(app[CATALOG])
-        yield
-        await asyncio.to_thread(app[CATALOG].close)
+        app[FAILED] = asyncio.Event()
+        forget = failures.listen(leave_on_failure(app, asyncio.get_running_loop()))
+        try:
+            app[CATALOG] = await asyncio.to_thread(Catalog, data, tuning_of(app[CONFIG]))
+            app[METRICS].watch(app[CATALOG])
+            yield
+            await asyncio.to_thread(app[CATALOG].close)
+        finally:
+            forget()
 
     return context
+
+
+def leave_on_failure(app: web.Application, loop: asyncio.AbstractEventLoop) -> failures.Listener:
+    """After a failed sync: not ready any more, and `FAILED` is set, so that whoever runs the service ends it."""
+
+    def leave(error: StorageError) -> None:
+        logger.critical("the storage failed, leaving: %s", error.message)
+        app[READY]["ready"] = False
+        app[FAILED].set()
+
+    def on_any_thread(error: StorageError) -> None:
+        loop.call_soon_threadsafe(leave, error)
+
+    return on_any_thread
 
 
 async def embedders_ctx(app: web.Application) -> AsyncIterator[None]:

@@ -21,7 +21,9 @@ PATTERN = re.compile(r":[^{}]+}")
 QUERY_PARAMETERS = {
     "cursor": "Where the page begins: `next_cursor` of the page before",
     "limit": "Documents on one page",
+    "vectors": "Whether to list the passages with their vectors",
 }
+FLAGS = {"vectors"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,8 @@ def path_parameter(name: str) -> dict[str, Any]:
 
 
 def query_parameter(name: str) -> dict[str, Any]:
-    return {"name": name, "in": "query", "description": QUERY_PARAMETERS[name], "schema": {"type": "integer"}}
+    kind = "boolean" if name in FLAGS else "integer"
+    return {"name": name, "in": "query", "description": QUERY_PARAMETERS[name], "schema": {"type": kind}}
 
 
 def operation_id(method: str, path: str) -> str:

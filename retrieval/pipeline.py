@@ -24,6 +24,7 @@ from indexes.collection import Collection
 from indexes.errors import DeadlineExceeded
 from indexes.model import DenseResult, Floats, Ids, Ranking, StoredPassage, Tier
 from indexes.snapshot import Snapshot
+from indexes.vectors import search_with_one_thread
 from retrieval.cache import ResultCache
 from retrieval.embedders import Embedders
 from retrieval.fusion import reciprocal_rank, weighted
@@ -92,7 +93,9 @@ class Pipeline:
         self._results = results
         self._config = config
         self._scanning = asyncio.Semaphore(1)
-        self._pool = ThreadPoolExecutor(config.search.threads, thread_name_prefix="search")
+        self._pool = ThreadPoolExecutor(
+            config.search.threads, thread_name_prefix="search", initializer=search_with_one_thread
+        )
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
@@ -276,6 +279,8 @@ def hydrate(
             seen.add(passage.document_id)
             chosen.append((position, passage))
         at = upto
+    if not planned.exact:
+        collection.hits.count(passage.id for _, passage in chosen[: planned.k])
     return make_hits(snapshot, planned, vector, fused, chosen[: planned.k]), vanished
 
 

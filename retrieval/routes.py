@@ -8,7 +8,7 @@ from pathlib import Path
 from aiohttp import web
 
 from retrieval import schemas
-from retrieval.handlers import collections, documents, jobs, search, system
+from retrieval.handlers import collections, documents, jobs, scrolling, search, system
 from retrieval.keys import API
 from retrieval.openapi import Route, describe
 
@@ -28,11 +28,15 @@ ROUTES = (
     Route("POST", f"{C}/documents", documents.write, "Write documents, replacing those of the same id", DOCUMENTS,
           schemas.WriteDocuments, schemas.Written),
     Route("GET", f"{C}/documents", documents.listed, "List documents in the order they were written", DOCUMENTS,
-          None, schemas.DocumentPage, parameters=("cursor", "limit")),
+          None, schemas.DocumentPage, parameters=("cursor", "limit", "vectors")),
+    Route("POST", f"{C}/documents/scroll", scrolling.scroll, "Follow all documents, or those that match", DOCUMENTS,
+          schemas.ScrollDocuments, schemas.ScrollPage),
+    Route("POST", f"{C}/documents/count", scrolling.count, "Count all documents, or those that match", DOCUMENTS,
+          schemas.CountDocuments, schemas.CountBody),
     Route("POST", f"{C}/documents/delete", documents.delete_many, "Delete documents by id or by filter", DOCUMENTS,
           schemas.DeleteDocuments, schemas.Deleted),
     Route("GET", f"{C}/documents/{{id:.+}}", documents.shown, "One document", DOCUMENTS,
-          None, schemas.DocumentBody),
+          None, schemas.DocumentBody, parameters=("vectors",)),
     Route("DELETE", f"{C}/documents/{{id:.+}}", documents.deleted, "Delete one document", DOCUMENTS,
           None, schemas.Deleted),
     Route("POST", "/v1/collections", collections.create, "Create a collection", COLLECTIONS,

@@ -10,10 +10,11 @@ import re
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
-from msgspec import Meta, field
+from msgspec import UNSET, Meta, UnsetType, field
 
 from indexes.errors import InvalidInput
 from indexes.model import Metadata, Tier
+from indexes.placement import Moves
 from retrieval.errors import MalformedRequest
 
 T = TypeVar("T")
@@ -58,7 +59,9 @@ class CollectionBody(msgspec.Struct, kw_only=True):
     generations: list[int]
     recall: dict[str, float]
     memory_bytes: int
+    tier_bytes: dict[Tier, int]
     mapped_bytes: int
+    moves: Moves | None
 
 
 class CollectionList(msgspec.Struct):
@@ -93,6 +96,20 @@ class DeleteDocuments(Request, frozen=True, kw_only=True):
     filter: dict[str, Any] | None = None
 
 
+class ScrollDocuments(Request, frozen=True, kw_only=True):
+    """One page in the order of writing. `cursor` is that of the page before; the filter stays the same throughout."""
+
+    filter: dict[str, Any] | None = None
+    cursor: str | None = None
+    limit: int = 100
+    vectors: bool = False
+    text: bool = True
+
+
+class CountDocuments(Request, frozen=True, kw_only=True):
+    filter: dict[str, Any] | None = None
+
+
 class Written(msgspec.Struct):
     seq: int
     documents: int
@@ -105,20 +122,47 @@ class Deleted(msgspec.Struct):
     deleted: int
 
 
-class DocumentBody(msgspec.Struct):
+class PassageBody(msgspec.Struct):
+    """`text[start:end]` of its document, and the unit vector it is searched by."""
+
+    passage: int
+    start: int
+    end: int
+    tokens: int
+    vector: list[float]
+
+
+class DocumentBody(msgspec.Struct, kw_only=True):
+    """`passages` is their number, or with `vectors` the passages themselves; `text` may be left out of a scroll."""
+
     id: str
     seq: int
-    text: str
+    text: str | UnsetType = UNSET
     title: str
     metadata: Metadata
-    passages: int
+    passages: int | list[PassageBody]
 
 
 class DocumentPage(msgspec.Struct):
-    """`next_cursor` is null on the last page."""
+    """`next_cursor` is null on the last page. A page of long documents may hold fewer than `limit`."""
 
     documents: list[DocumentBody]
     next_cursor: str | None
+
+
+class ScrollPage(msgspec.Struct):
+    """`cursor` is null on the last page. A page of long documents may hold fewer than `limit`."""
+
+    documents: list[DocumentBody]
+    cursor: str | None
+
+
+class CountBody(msgspec.Struct):
+    """What matches, or everything, as it was after operation `seq`."""
+
+    documents: int
+    passages: int
+    seq: int
 
 
 # --- search ---------------------------------------------------------------------------------------------------

@@ -85,7 +85,7 @@ class Search(Section, frozen=True, kw_only=True):
     rrf_k: Positive = 10
     weight_dense: Weight = 0.7
     weight_lexical: Weight = 0.3
-    exact_scan_passages_max: Count = 5000
+    exact_scan_passages_max: Count = 10_000
     threads: Positive = 2
 
 

@@ -124,6 +124,7 @@ class Tasks:
             "seq": manifest.seq,
             "hot": manifest.hot,
             "cold": manifest.cold,
+            "moves": manifest.moves,
             "recall": manifest.recall,
             "build_s": manifest.build_s,
         }

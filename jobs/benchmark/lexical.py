@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from indexes.analysis import terms
-from indexes.lexical import GrowingLexical, SealedLexical, Statistics, best_rows, score_all, weigh
+from indexes.bm25 import Statistics, best_of, weigh
+from indexes.lexical import GrowingLexical, SealedLexical
 from indexes.log_reader import LogReader
 from indexes.model import Bm25
 from jobs.benchmark.service import percentiles
@@ -72,7 +73,7 @@ def nearline_sealed(texts: list[str], folder: Path) -> Search:
     statistics = Statistics(sealed.size, sealed.length)
 
     def search(query: str) -> Any:
-        return best_rows(score_all(sealed, weigh(query, [sealed], statistics, Bm25())), K)
+        return best_of(sealed, weigh(query, [sealed], statistics, Bm25()), K)
 
     return search
 
@@ -87,7 +88,7 @@ def nearline_with_delta(texts: list[str], folder: Path) -> Search:
 
     def search(query: str) -> Any:
         weighed = weigh(query, [sealed, view], statistics, Bm25())
-        return [best_rows(score_all(part, weighed), K) for part in (sealed, view)]
+        return [best_of(part, weighed, K) for part in (sealed, view)]
 
     return search
 

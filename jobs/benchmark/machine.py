@@ -9,7 +9,7 @@ from pathlib import Path
 
 LIBRARIES = (
     "nearline", "aiohttp", "apsw", "faiss-cpu", "hnswlib", "msgspec", "numpy", "onnxruntime", "tokenizers",
-    "sentence-transformers", "torch",
+    "sentence-transformers", "torch", "lancedb", "qdrant-edge-py", "usearch",
 )  # fmt: skip
 
 

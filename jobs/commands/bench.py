@@ -26,6 +26,7 @@ from jobs.benchmark.service import (
     recall,
     sample_queries,
 )
+from jobs.commands import bench_index
 from jobs.commands.options import JSON, console, errors, print_json
 from jobs.docstrings import docstrings
 from jobs.server_process import serving
@@ -35,7 +36,11 @@ from retrieval.client import Client
 TINY = 200  # documents of the collection that memory is compared with
 
 
-@click.command(epilog="Example: nearline bench --corpus corpus.jsonl.gz --passages 100000")
+@click.group(
+    invoke_without_command=True,
+    epilog="Example: nearline bench --corpus corpus.jsonl.gz --passages 100000. "
+    "The index library alone, beside others: nearline bench index --help",
+)
 @click.option(
     "--corpus", type=click.Path(path_type=Path, exists=True), help="Documents to index. [default: docstrings]"
 )
@@ -62,7 +67,9 @@ TINY = 200  # documents of the collection that memory is compared with
     "--peers/--no-peers", "with_peers", default=True, help="Measure sentence-transformers and hnswlib too."
 )
 @JSON
+@click.pass_context
 def command(
+    context: click.Context,
     corpus: Path | None,
     passages: int,
     hot_capacity: int | None,
@@ -73,6 +80,8 @@ def command(
     as_json: bool,
 ) -> None:
     """Measure latency, recall, memory and ingest rate on this machine. Run nothing else meanwhile."""
+    if context.invoked_subcommand is not None:
+        return
     documents = list(islice(read_documents([corpus]) if corpus else docstrings(), passages))
     hot = len(documents) // 10 if hot_capacity is None else hot_capacity
     with tempfile.TemporaryDirectory(prefix="nearline-bench-") as folder:
@@ -86,6 +95,9 @@ def command(
     else:
         show(report)
         console.print(f"Report: {path}")
+
+
+command.add_command(bench_index.command)
 
 
 def measure(

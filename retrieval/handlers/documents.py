@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 
-import msgspec
 from aiohttp import web
 
+from indexes import scrolling
 from indexes.errors import InvalidInput, NotFound, TooLarge
 from indexes.filters import parse_filter
-from indexes.model import Delete, StoredDocument
+from indexes.model import Delete
+from retrieval.handlers.scrolling import document_body, encoded, query_flag
 from retrieval.handlers.wire import answer, body, collection_of, query_int, real_name
 from retrieval.keys import CONFIG, EMBEDDERS, METRICS, TASKS
 from retrieval.pipeline import elapsed_ms
-from retrieval.schemas import Deleted, DeleteDocuments, DocumentBody, DocumentPage, WriteDocuments, Written
+from retrieval.schemas import Deleted, DeleteDocuments, WriteDocuments, Written
 from retrieval.writing import write_documents
 
 CURSOR_MAX = 2**62
@@ -33,17 +34,23 @@ async def write(request: web.Request) -> web.Response:
 
 async def shown(request: web.Request) -> web.Response:
     _, collection = collection_of(request)
-    document = await asyncio.to_thread(collection.document, request.match_info["id"])
-    return answer(document_body(document))
+    vectors, document_id = query_flag(request, "vectors"), request.match_info["id"]
+    found = await asyncio.to_thread(scrolling.document, collection, document_id, vectors=vectors)
+    return answer(document_body(found))
 
 
 async def listed(request: web.Request) -> web.Response:
     _, collection = collection_of(request)
     limit = query_int(request, "limit", 100, least=1, most=request.app[CONFIG].limits.page_limit_max)
     cursor = query_int(request, "cursor", 0, least=0, most=CURSOR_MAX)
-    documents, following = await asyncio.to_thread(collection.log.documents_page, cursor, limit)
-    next_cursor = None if following is None else str(following)
-    return answer(DocumentPage([document_body(one) for one in documents], next_cursor))
+    vectors = query_flag(request, "vectors")
+
+    def work() -> dict[str, object]:
+        page = scrolling.page(collection, cursor, limit, vectors=vectors)
+        following = None if page.following is None else str(page.following)
+        return {"documents": encoded(page), "next_cursor": following}
+
+    return answer(await asyncio.to_thread(work))
 
 
 async def deleted(request: web.Request) -> web.Response:
@@ -72,7 +79,3 @@ async def delete_many(request: web.Request) -> web.Response:
     result = await asyncio.wrap_future(future)
     request.app[TASKS].reindex_if_due(real_name(request), collection)
     return answer(Deleted(result.seq, result.deleted))
-
-
-def document_body(document: StoredDocument) -> DocumentBody:
-    return msgspec.convert(document, DocumentBody, from_attributes=True)

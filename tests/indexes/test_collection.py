@@ -16,7 +16,7 @@ from indexes.errors import Conflict, DiskFull, InvalidInput, NotFound
 from indexes.filters import Comparison, Compound, Filter
 from indexes.model import Delete, NewPassage, Tuning, Upsert
 from indexes.rebuild import Rebuild
-from tests.support.vectors import DIMENSIONS, World, delete, fill, found_ids, make_collection
+from tests.support.vectors import DIMENSIONS, World, delete, fill, found_ids, make_collection, settled
 
 WORLD = World()
 TUNING = Tuning(delta_passages_max=256, segments_max=0)
@@ -295,7 +295,7 @@ def test_a_collection_opens_without_its_generations(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["hot.hnsw", "cold.ivfpq", "vectors.npy", "lexical/rows.npy", "manifest.json", "ids.npy"]
+    "name", ["hot.hnsw", "cold.ivf", "vectors.f16", "lexical/rows.npy", "manifest.json", "ids.npy"]
 )
 def test_a_damaged_file_is_found_out_before_it_is_parsed(tmp_path: Path, name: str) -> None:
     """With one flipped byte in any file of the live generation, the log alone serves, whole."""
@@ -317,7 +317,7 @@ def test_full_deltas_become_segments(tmp_path: Path) -> None:
     """Past the delta's capacity passages move into sealed graphs, and stay found."""
     collection = make_collection(tmp_path / "c")
     fill(collection, WORLD, range(1000))
-    collection._sealing.submit(lambda: None).result()  # what was queued before is done
+    settled(collection)
     collection._writer.call(lambda: None).result()
     info = collection.info()
     assert info.segments == 3
@@ -367,7 +367,7 @@ def test_equal_passages(tmp_path: Path) -> None:
     rebuild(collection, 400)
     for k in (10, 400, 1500):
         assert len(collection.snapshot.dense(vector, k).ranking) == k
-    assert collection.info().recall == {"hot": 1, "cold": 1}
+    assert collection.info().recall == {"hot": 1, "cold": 1, "cold_filtered": 1}
     collection.close()
 
 
@@ -396,7 +396,7 @@ def test_rebuilds_are_wanted_by_rule(tmp_path: Path) -> None:
     fill(collection, WORLD, range(100))
     assert collection.wants_rebuild() is None
     fill(collection, WORLD, range(100, 600))
-    collection._sealing.submit(lambda: None).result()
+    settled(collection)
     collection._writer.call(lambda: None).result()
     assert "segments" in (collection.wants_rebuild() or "")
     rebuild(collection)
@@ -494,7 +494,7 @@ def test_passages_deleted_during_a_build_do_not_hide_others(tmp_path: Path) -> N
     request = collection.begin_build()
 
     def progress(stage: str, done: int, total: int) -> None:
-        if stage == "graph" and done == 0:
+        if stage == "dense" and done == 0:
             delete(collection, range(500))
 
     number = Rebuild(request, timeout_s=60).run(progress)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from indexes.errors import InvalidInput
-from indexes.filters import Comparison, Compound, FilterIndex, parse_filter
-from indexes.model import Scalar
+from indexes.filters import Comparison, Compound, parse_filter
 
 
 def test_a_nested_filter_is_parsed() -> None:
@@ -62,44 +59,3 @@ def test_too_many_or_too_deep_is_refused() -> None:
         deep = {"type": "and", "filters": [deep]}
     with pytest.raises(InvalidInput, match="too deep"):
         parse_filter(deep, conditions_max=100)
-
-
-def test_kinds_do_not_mix() -> None:
-    """True is not 1, "1" is not 1, and 1.0 is."""
-    index = FilterIndex()
-    values: list[Scalar] = [True, 1, "1", 1.0]
-    for at, value in enumerate(values):
-        index.add(range(at, at + 1), {"x": value})
-    assert list(index.match(Comparison("eq", "x", 1))) == [1, 3]
-    assert list(index.match(Comparison("eq", "x", True))) == [0]
-    assert list(index.match(Comparison("eq", "x", "1"))) == [2]
-    assert list(index.match(Comparison("gte", "x", 0))) == [1, 3]
-    assert list(index.match(Comparison("gte", "x", "0"))) == [2]
-
-
-def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
-    """A loaded index matches like the saved one."""
-    index = FilterIndex()
-    index.add(range(1, 4), {"topic": "a", "n": 1.5, "ok": True, "tags": ["x", "y"]})
-    index.add(range(4, 5), {"topic": "b"})
-    index.save(tmp_path / "filters")
-    loaded = FilterIndex.load(tmp_path / "filters")
-    for condition in (
-        Comparison("ne", "topic", "a"),
-        Comparison("lt", "n", 2),
-        Comparison("eq", "tags", "y"),
-        Comparison("eq", "ok", True),
-    ):
-        assert list(loaded.match(condition)) == list(index.match(condition))
-    assert loaded.keys == ["n", "ok", "tags", "topic"]
-
-
-def test_joining_keeps_the_newer_ids_only() -> None:
-    """Of the other index, ids up to the bound are left out."""
-    old, new = FilterIndex(), FilterIndex()
-    old.add(range(1, 3), {"a": "x"})
-    new.add(range(1, 6), {"a": "x", "b": 1})
-    joined = old.joined(new, above=3)
-    assert list(joined.match(Comparison("eq", "a", "x"))) == [1, 2, 4, 5]
-    assert list(joined.match(Comparison("eq", "b", 1))) == [4, 5]
-    assert list(new.match(Comparison("eq", "b", 1))) == [1, 2, 3, 4, 5]

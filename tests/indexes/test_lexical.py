@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from rank_bm25 import BM25Okapi
 
 from indexes.analysis import terms
+from indexes.bm25 import best_rows
 from indexes.collection import Collection
-from indexes.lexical import GrowingLexical, SealedLexical, best_rows
+from indexes.lexical import GrowingLexical, SealedLexical
 from indexes.model import Bm25, Delete, Upsert
 from indexes.rebuild import Rebuild
 from tests.support.vectors import World, delete, fill, make_collection

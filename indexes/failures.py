@@ -1,0 +1,69 @@
+"""What a failed sync means: this process acknowledges nothing more, and whoever asked is told, so that it can leave.
+
+A second sync after a failed one may succeed without the bytes being on disk, so nothing is tried again. Only opening
+the data directory anew, in a new process, shows what the disk holds.
+
+A failure counts from the moment it is reported until the data directory (`FolderLock`) is closed; a process that
+holds none has nothing to acknowledge. Everything here may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from indexes.errors import StorageError
+
+Listener = Callable[[StorageError], None]
+
+_change = threading.Lock()
+_held = 0
+_first: StorageError | None = None
+_listeners: list[Listener] = []
+
+
+def report(error: StorageError) -> None:
+    """The storage failed. The first report is passed on to every listener, on the thread that reports."""
+    global _first  # noqa: PLW0603 - the state is the process's: it is the process that has to leave
+    with _change:
+        if not _held or _first is not None:
+            return
+        _first = error
+        told = list(_listeners)
+    for listener in told:
+        listener(error)
+
+
+def require_none() -> None:
+    """Raise StorageError if a failure was reported. Asked before everything that would be acknowledged."""
+    if _first is not None:
+        raise StorageError(f"the storage failed before, restart the service: {_first.message}")
+
+
+def listen(listener: Listener) -> Callable[[], None]:
+    """Have `listener` called at the first report. The function returned ends that."""
+    with _change:
+        _listeners.append(listener)
+
+    def forget() -> None:
+        with _change:
+            if listener in _listeners:
+                _listeners.remove(listener)
+
+    return forget
+
+
+def hold() -> None:
+    """A data directory is open now."""
+    global _held  # noqa: PLW0603 - as above
+    with _change:
+        _held += 1
+
+
+def release() -> None:
+    """It is closed; with the last one, what was reported is over."""
+    global _held, _first  # noqa: PLW0603 - as above
+    with _change:
+        _held -= 1
+        if not _held:
+            _first = None

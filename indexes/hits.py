@@ -1,0 +1,91 @@
+"""Counts which passages searches return, so that a rebuild can keep the wanted ones in the hot tier.
+
+Hints, not data: they live in memory, are written beside the log at each rebuild and at closing, and a file that is
+missing or damaged only means that counting starts anew. Counts halve at every rebuild, so that what was asked
+for last month makes room for what is asked for now.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from indexes.durable import publish
+from indexes.errors import StorageError
+from indexes.model import Ids
+
+logger = logging.getLogger(__name__)
+
+ENTRIES_MIN = 10_000
+FADING = 0.5
+
+
+class Hits:
+    """Bounded counts by passage id. Any thread counts; one call costs about a microsecond a passage."""
+
+    def __init__(self, path: Path, *, hot_capacity: int) -> None:
+        self._path = path
+        self._entries_max = max(4 * hot_capacity, ENTRIES_MIN)
+        self._counts: dict[int, float] = load(path)
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def count(self, passages: Iterable[int]) -> None:
+        """One hit for each of these."""
+        with self._lock:
+            counts = self._counts
+            for passage in passages:
+                counts[passage] = counts.get(passage, 0.0) + 1
+            if len(counts) > self._entries_max:
+                self._fade(least=1.0)
+
+    def fade(self) -> None:
+        """Let old hits weigh half of new ones. Called at each rebuild."""
+        with self._lock:
+            self._fade(least=FADING)
+
+    def most(self) -> tuple[Ids, NDArray[np.float64]]:
+        """Passage ids and their counts, most hit first; equal counts newest first."""
+        with self._lock:
+            ids = np.fromiter(self._counts.keys(), np.int64, len(self._counts))
+            counts = np.fromiter(self._counts.values(), np.float64, len(self._counts))
+        order = np.lexsort((-ids, -counts))
+        return ids[order], counts[order]
+
+    def save(self) -> None:
+        """Publish the counts. Trouble is logged: hits are not worth failing for."""
+        ids, counts = self.most()
+        content = msgspec.msgpack.encode((ids.tobytes(), counts.astype(np.float32).tobytes()))
+        try:
+            publish(self._path, content)
+        except StorageError as error:
+            logger.warning("hit counts were not saved: %s", error.message)
+
+    def _fade(self, *, least: float) -> None:
+        """Halve every count and forget those that fall below `least`. While even that leaves too many, go on."""
+        while True:
+            self._counts = {
+                passage: count * FADING for passage, count in self._counts.items() if count * FADING >= least
+            }
+            if len(self._counts) <= self._entries_max:
+                return
+
+
+def load(path: Path) -> dict[int, float]:
+    try:
+        ids, counts = msgspec.msgpack.decode(path.read_bytes(), type=tuple[bytes, bytes])
+        numbers = np.frombuffer(ids, np.int64).tolist()
+        return dict(zip(numbers, np.frombuffer(counts, np.float32).tolist(), strict=True))
+    except FileNotFoundError:
+        return {}
+    except (OSError, msgspec.DecodeError, ValueError) as error:
+        logger.warning("hit counts in %s cannot be read, counting anew: %s", path, error)
+        return {}

@@ -1,0 +1,76 @@
+"""How much memory a build and a serving process take: measured, and foretold by a formula.
+
+Memory here is a process's own (anonymous pages). Pages of mapped files come on top while the system has room for them,
+and go when it has not. ARCHITECTURE.md compares the formula with measurements.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from indexes.cold_training import SAMPLE_MAX, TRIAL_ROWS
+from indexes.hot import M
+
+STATUS = Path("/proc/self/status")
+EVERY_S = 0.02
+
+PROCESS_BYTES = 55e6  # Python with faiss, hnswlib and numpy, before anything is read
+NUMBERS_BYTES = 48  # ids, places and order of a passage, as integers of eight bytes
+CODE_BYTES = 72  # a cold passage in its list: code, id, the room lists grow into
+TRAINING_BYTES = 40e6  # what clustering and codebooks need beside the vectors
+LEXICAL_BUFFER_BYTES = 85e6  # postings that are being sorted, and the words seen last
+TERM_BYTES = 200
+
+
+def own_bytes() -> int:
+    """Anonymous memory of this process; 0 where the system does not tell."""
+    try:
+        lines = STATUS.read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon")), 0)
+
+
+class PeakMemory:
+    """Notes the largest `own_bytes` of each stage of a piece of work, on a thread of its own."""
+
+    def __init__(self) -> None:
+        self.peaks: dict[str, int] = defaultdict(int)
+        self.stage = "start"
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="peak-memory", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(EVERY_S):
+            stage = self.stage
+            self.peaks[stage] = max(self.peaks[stage], own_bytes())
+
+
+def graph_bytes(passages: int, dimensions: int) -> float:
+    """An HNSW graph: float32 vectors, 2M links on the ground level, a label, and the sparse levels above."""
+    return passages * (4 * dimensions + 8 * M + 4 + 8 + 8 + 8)
+
+
+def build_bytes(hot: int, cold: int, dimensions: int, terms: int) -> float:
+    """Peak of a build: the largest of its stages. `terms` is the number of different words in all texts."""
+    passages = hot + cold
+    # The sample, the part of it that is tried, and the residuals of that.
+    vectors = min(cold, SAMPLE_MAX) + 2 * min(cold, TRIAL_ROWS)
+    sample = 4 * dimensions * vectors + TRAINING_BYTES if cold else 0
+    dense = graph_bytes(hot, dimensions) + CODE_BYTES * cold
+    texts = LEXICAL_BUFFER_BYTES + TERM_BYTES * terms + 4 * passages
+    return PROCESS_BYTES + NUMBERS_BYTES * passages + max(sample, dense, texts)

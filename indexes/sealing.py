@@ -1,0 +1,126 @@
+"""Segments in the making: full deltas get their graphs, and neighbouring segments become one, beside the serving.
+
+One thread seals and one merges, so that no merge delays a seal. Both run at low priority (Linux gives each thread its
+own): searches and writes get the cores first. What is made is put in place on the writer's thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from indexes import failpoints
+from indexes.assembly import Assembly
+from indexes.delta import DeltaView
+from indexes.errors import NotReady
+from indexes.segment import Segment
+from indexes.snapshot import Visible
+
+logger = logging.getLogger(__name__)
+
+NICENESS = 10
+
+
+class Sealing:
+    """Seals and merges for one collection. What fails is logged and costs speed only: the delta serves on."""
+
+    def __init__(
+        self,
+        name: str,
+        assembly: Assembly,
+        *,
+        threads: int,
+        on_writer: Callable[[Callable[[], None]], Any],
+        publish: Callable[[], None],
+    ) -> None:
+        """`on_writer` runs a function on the writer's thread; `publish` shows searches what the assembly now holds."""
+        self._name = name
+        self._assembly = assembly
+        self._threads = threads
+        self._on_writer = on_writer
+        self._publish = publish
+        assembly.on_full = self.seal
+        self._merge_under_way = False
+        self._seals = ThreadPoolExecutor(1, f"sealing-{name}", initializer=lower_priority)
+        self._merges = ThreadPoolExecutor(1, f"merging-{name}", initializer=lower_priority)
+
+    def seal(self, view: DeltaView) -> None:
+        """Make a segment of a full delta, in the background."""
+
+        def work() -> None:
+            segment = Segment.seal(view, threads=self._threads)
+            failpoints.reach("seal.built")
+            self._on_writer(lambda: self._put(view, segment))
+
+        self._submit(self._seals, "sealing a segment", work)
+
+    def close(self) -> None:
+        """Drop what waits, wait for what runs."""
+        for pool in (self._seals, self._merges):
+            pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._seals, self._merges):
+            pool.shutdown(wait=True)
+
+    def wait(self) -> None:
+        """Return once nothing is queued or under way. Not for the writer's thread."""
+        for pool in (self._seals, self._merges):
+            pool.submit(lambda: None).result()
+
+    # -- on the writer's thread
+
+    def _put(self, view: DeltaView, segment: Segment) -> None:
+        if self._assembly.put(view, segment):
+            self._publish()
+            failpoints.reach("seal.shown")
+        self._merge()
+
+    def _merge(self) -> None:
+        """Begin to merge what should be merged, one merge at a time."""
+        sources = [] if self._merge_under_way else self._assembly.mergeable()
+        if not sources:
+            return
+        self._merge_under_way = True
+
+        def work() -> None:
+            merged = None
+            try:
+                merged = Segment.merged(sources, threads=self._threads)
+                failpoints.reach("merge.built")
+            finally:
+                self._on_writer(lambda: self._put_merged(sources, merged))
+
+        self._submit(self._merges, "merging segments", work)
+
+    def _put_merged(self, sources: Sequence[Visible], merged: Segment | None) -> None:
+        self._merge_under_way = False
+        if merged is None:
+            return  # it failed; the next sealed segment tries again
+        if self._assembly.put_merged(sources, merged):
+            self._publish()
+            failpoints.reach("merge.shown")
+        self._merge()
+
+    def _submit(self, pool: ThreadPoolExecutor, what: str, work: Callable[[], None]) -> None:
+        def guarded() -> None:
+            try:
+                work()
+            except NotReady:
+                logger.debug("%s closed while %s", self._name, what)
+            except Exception:
+                logger.exception("%s of %s failed", what, self._name)
+
+        try:
+            pool.submit(guarded)
+        except RuntimeError:
+            logger.debug("%s closed before %s", self._name, what)
+
+
+def lower_priority() -> None:
+    try:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+    except OSError as error:  # a hardened container may forbid even this
+        logger.debug("background threads keep their priority: %s", error)

@@ -1,0 +1,135 @@
+"""What only Nearline is asked: searches under filters, and searches while others write."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indexes.filters import Comparison
+from indexes.model import Floats, Tuning
+from jobs.benchmark.index.material import BUCKETS, Material, further, upsert
+from jobs.benchmark.index.nearline import Nearline
+from jobs.benchmark.index.timing import Bench, medians, one_pass
+from jobs.benchmark.index.truth import best_scores, recall
+from jobs.benchmark.service import percentiles
+
+SHARES = (0.5, 0.1, 0.01, 0.001)
+BATCH = 64
+VECTORS_AT_ONCE = 8192
+SEALING_WAIT_S = 600
+
+
+def run(engine: Nearline, folder: Path, material: Material, bench: Bench, ingest: int) -> dict[str, Any]:
+    """With the settings its builder chose. Leaves `ingest` more passages in the collection."""
+    engine.open(folder, bench.vectors)
+    try:
+        return {
+            "filtered": [filtered(engine, material, bench, share) for share in SHARES],
+            "while_writing": while_writing(engine, material, bench, ingest) if ingest else None,
+        }
+    finally:
+        engine.close()
+
+
+def filtered(engine: Nearline, material: Material, bench: Bench, share: float) -> dict[str, Any]:
+    """Recall among the passages the filter allows, and the share of answers as full as they could be."""
+    below = max(round(share * BUCKETS), 1)
+    condition = Comparison("lt", "bucket", below)
+    allowed = material.buckets < below
+    best = best_scores(bench.vectors, bench.queries, bench.k, allowed)
+    times: list[dict[str, float]] = []
+    found: list[NDArray[np.int64]] = []
+    for _ in range(bench.repeat):
+        found, taken = [], []
+        for query in bench.queries:
+            begun = time.perf_counter()
+            ids = engine.collection.snapshot.dense(query, bench.k, condition).ranking.ids
+            taken.append((time.perf_counter() - begun) * 1000)
+            found.append(engine.rows_of(ids))
+        times.append(percentiles(taken))
+    if any(not allowed[rows].all() for rows in found):
+        raise AssertionError(f"a search under bucket < {below} returned a passage of another bucket")
+    return {
+        "share": share,
+        "passages": int(allowed.sum()),
+        "recall": round(recall(found, bench.vectors, bench.queries, best), 4),
+        "full": round(float(np.mean([len(rows) == best.shape[1] for rows in found])), 4),
+        **medians(times),
+    }
+
+
+def while_writing(engine: Nearline, material: Material, bench: Bench, count: int) -> dict[str, Any]:
+    """Search latencies before, while and after a thread writes `count` passages in batches, each synced."""
+    texts = material.texts(VECTORS_AT_ONCE)
+    _, idle = one_pass(engine, bench.queries, bench.k)
+    writer = Writing(lambda: write(engine, bench.vectors, texts, count))
+    writer.start()
+    busy: list[float] = []
+    while writer.is_alive():
+        _, taken = one_pass(engine, bench.queries[: max(len(bench.queries) // 10, 10)], bench.k)
+        busy += taken
+    writer.join()
+    if writer.error is not None:
+        raise writer.error
+    info = engine.collection.info()
+    _, behind = one_pass(engine, bench.queries, bench.k)
+    wait_for_segments(engine)
+    _, after = one_pass(engine, bench.queries, bench.k)
+    return {
+        "passages_written": count,
+        "passages_per_s": round(count / writer.seconds, 1),
+        "searches_meanwhile": len(busy),
+        "idle": percentiles(idle),
+        "while_writing": percentiles(busy),
+        "right_after": {**percentiles(behind), "passages_in_delta": info.passages["delta"]},
+        "after_sealing": {
+            **percentiles(after),
+            "segments": engine.collection.info().segments,
+            "passages_in_delta": engine.collection.info().passages["delta"],
+        },
+    }
+
+
+class Writing(threading.Thread):
+    """Runs the writes, and keeps what went wrong for whoever joins it."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        super().__init__(name="writing", daemon=True)
+        self._work = work
+        self.error: BaseException | None = None
+        self.seconds = 0.0
+
+    def run(self) -> None:
+        begun = time.perf_counter()
+        try:
+            self._work()
+        except BaseException as error:  # noqa: BLE001 - raised again where the thread is joined
+            self.error = error
+        self.seconds = time.perf_counter() - begun
+
+
+def write(engine: Nearline, vectors: Floats, texts: list[str], count: int) -> None:
+    for start in range(0, count, VECTORS_AT_ONCE):
+        block = further(vectors, min(VECTORS_AT_ONCE, count - start), seed=start)
+        for at in range(0, len(block), BATCH):
+            engine.collection.write(
+                [
+                    upsert(f"load-{start + row}", texts[row % len(texts)], block[row], row % BUCKETS)
+                    for row in range(at, min(at + BATCH, len(block)))
+                ]
+            ).result()
+
+
+def wait_for_segments(engine: Nearline) -> None:
+    """Until every full delta has become a segment, or SEALING_WAIT_S have passed."""
+    deadline = time.monotonic() + SEALING_WAIT_S
+    while time.monotonic() < deadline:
+        if engine.collection.info().passages["delta"] < Tuning().delta_passages_max:
+            return
+        time.sleep(0.2)

@@ -1,0 +1,373 @@
+"""The filter index of a part: growing, sealed, loaded, built and merged, it answers as plain Python does."""
+
+from __future__ import annotations
+
+import bisect
+import math
+import operator
+import random
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from indexes.errors import InvalidInput
+from indexes.filter_columns import ARRAYS, SealedFilters
+from indexes.filter_index import REMEMBERED_MAX, FilterPart, FiltersBuilder, GrowingFilters
+from indexes.filter_pools import NumberPool, Pool, TextPool
+from indexes.filters import Comparison, Compound, Filter, kind_of, parse_filter
+from indexes.model import Metadata, Scalar
+
+# --- the meaning, in plain Python -----------------------------------------------------------------------------
+
+HOLDS = {"gt": operator.gt, "gte": operator.ge, "lt": operator.lt, "lte": operator.le, "eq": operator.eq}
+
+
+def satisfies(metadata: Metadata, condition: Filter) -> bool:
+    if isinstance(condition, Compound):
+        inner = [satisfies(metadata, part) for part in condition.filters]
+        return all(inner) if condition.type == "and" else any(inner)
+    if condition.type in ("ne", "nin"):
+        opposite = Comparison("eq" if condition.type == "ne" else "in", condition.key, condition.value)
+        return not satisfies(metadata, opposite)
+    holds = HOLDS["eq" if condition.type == "in" else condition.type]
+    wanted = condition.value if isinstance(condition.value, list) else [condition.value]
+    held = metadata.get(condition.key, [])
+    return any(
+        kind_of(have) == kind_of(want) and holds(have, want)
+        for have in (held if isinstance(held, list) else [held])
+        for want in wanted
+    )
+
+
+def expected(rows: Sequence[Metadata], condition: Filter) -> list[int]:
+    return [row for row, metadata in enumerate(rows) if satisfies(metadata, condition)]
+
+
+def keys_in(rows: Sequence[Metadata]) -> frozenset[str]:
+    return frozenset(key for metadata in rows for key, value in metadata.items() if value != [])
+
+
+# --- every way to make an index ---------------------------------------------------------------------------------
+
+
+def grown(rows: Sequence[Metadata]) -> GrowingFilters:
+    growing = GrowingFilters()
+    assert [growing.add(metadata) for metadata in rows] == list(range(len(rows)))
+    return growing
+
+
+def sealed(rows: Sequence[Metadata]) -> SealedFilters:
+    return grown(rows).seal(len(rows))
+
+
+def built(rows: Sequence[Metadata], order: Sequence[int]) -> SealedFilters:
+    """Rows of equal metadata together, otherwise in this order."""
+    builder, done = FiltersBuilder(len(rows)), set()
+    for row in order:
+        same = [other for other in order if repr(rows[other]) == repr(rows[row])]
+        if row not in done:
+            builder.add(np.array(same), rows[row])
+            done |= set(same)
+    return builder.finish()
+
+
+def loaded(index: SealedFilters, folder: Path) -> SealedFilters:
+    index.save(folder)
+    return SealedFilters.load(folder)
+
+
+def merged(rows: Sequence[Metadata], kept: Sequence[bool], cut: int) -> SealedFilters:
+    halves = ((rows[:cut], kept[:cut]), (rows[cut:], kept[cut:]))
+    return SealedFilters.merged([(sealed(half), np.array(flags, bool)) for half, flags in halves])
+
+
+# --- random metadata and filters --------------------------------------------------------------------------------
+
+KEYS = ["a", "b", "with/../dots", "ключ"]
+TEXTS = st.sampled_from(
+    ["", "a", "a\0", "A", "ab", "seven77", "seven777", "seven77\0", "é", "\uffff", "😀", "1"]
+)
+NUMBERS: st.SearchStrategy[int | float] = st.one_of(
+    st.sampled_from(
+        [0, -0.0, 1, 1.0, 0.1, -1, 2**53, 2.0**53, 2**53 + 1, 2**53 + 2, 2.0**63, 2**63 - 1, -(2**63)]
+    ),
+    st.sampled_from([2**62 + at for at in range(-3, 4)]),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(allow_nan=False),
+)
+SCALARS: st.SearchStrategy[Scalar] = st.one_of(TEXTS, st.text(max_size=20), NUMBERS, st.booleans())
+METADATA = st.dictionaries(st.sampled_from(KEYS), st.one_of(SCALARS, st.lists(TEXTS, max_size=3)), max_size=4)
+COMPARISONS = st.one_of(
+    st.builds(Comparison, st.sampled_from(["eq", "ne"]), st.sampled_from(KEYS), SCALARS),
+    st.builds(
+        Comparison, st.sampled_from(["in", "nin"]), st.sampled_from(KEYS), st.lists(SCALARS, max_size=4)
+    ),
+    st.builds(
+        Comparison,
+        st.sampled_from(["gt", "gte", "lt", "lte"]),
+        st.sampled_from(KEYS),
+        st.one_of(TEXTS, NUMBERS),
+    ),
+)
+FILTERS: st.SearchStrategy[Filter] = st.recursive(
+    COMPARISONS,
+    lambda inner: st.builds(
+        Compound, st.sampled_from(["and", "or"]), st.lists(inner, min_size=1, max_size=3)
+    ),
+    max_leaves=4,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_every_index_answers_as_plain_python(data: st.DataObject) -> None:
+    """Growing, sealed, built in any order, loaded and merged indexes agree with the meaning, filter by filter."""
+    rows = data.draw(st.lists(METADATA, max_size=12))
+    kept = data.draw(st.lists(st.booleans(), min_size=len(rows), max_size=len(rows)))
+    cut = data.draw(st.integers(0, len(rows)))
+    order = data.draw(st.permutations(range(len(rows))))
+    left = [metadata for metadata, flag in zip(rows, kept, strict=True) if flag]
+    with TemporaryDirectory() as one, TemporaryDirectory() as other:
+        ways: list[tuple[FilterPart, list[Metadata]]] = [
+            (grown(rows).view(len(rows)), rows),
+            (grown(rows).view(cut), rows[:cut]),
+            (sealed(rows), rows),
+            (grown(rows).seal(cut), rows[:cut]),
+            (built(rows, order), rows),
+            (loaded(sealed(rows), Path(one)), rows),
+            (merged(rows, kept, cut), left),
+            (loaded(merged(rows, kept, cut), Path(other)), left),
+        ]
+        for condition in data.draw(st.lists(FILTERS, min_size=1, max_size=6)):
+            for index, held in ways:
+                assert list(index.match(condition)) == expected(held, condition)
+        for index, held in ways:
+            assert (index.size, index.keys) == (len(held), keys_in(held))
+
+
+NEIGHBOURS: list[Scalar] = [
+    sign * number
+    for sign in (1, -1)
+    for number in (0, 0.0, 1, 1.0, 2**53 - 1, 2**53, 2.0**53, 2**53 + 1, 2**53 + 2, 2.0**53 + 2, 2**63 - 513)
+]
+NEIGHBOURS += [2**62 + at for at in range(-3, 4)] + [
+    2.0**62,
+    2**63 - 512,
+    2**63 - 1,
+    2.0**63,
+    -(2**63),
+    -(2.0**63),
+]
+NEIGHBOURS += [math.inf, -math.inf, True, False, "1", ""]
+
+
+@pytest.mark.parametrize("bound", NEIGHBOURS)
+def test_numbers_that_round_alike_stay_apart(bound: Scalar) -> None:
+    """Every comparison of large integers with each other and with floats is exact, and kinds do not mix."""
+    rows: list[Metadata] = [{"a": number} for number in NEIGHBOURS]
+    everywhere = np.ones(len(rows), bool)
+    indexes: list[FilterPart] = [grown(rows).view(len(rows)), sealed(rows)]
+    indexes.append(SealedFilters.merged([(sealed(rows), everywhere)]))
+    for operation in ("eq", "ne", "gt", "gte", "lt", "lte"):
+        condition = Comparison(operation, "a", bound)
+        for index in indexes:
+            assert list(index.match(condition)) == expected(rows, condition), operation
+
+
+# --- sizes at which the layout changes --------------------------------------------------------------------------
+
+ROWS = 70_000  # more than one roaring container
+
+
+def big_world() -> list[Metadata]:
+    """Values that half, a tenth, a hundredth and one of the rows have, a list, and rows without any."""
+    rng = random.Random(5)
+    return [
+        {
+            "half": rng.random() < 0.5,
+            "tenth": rng.randrange(10),
+            "hundredth": f"topic {rng.randrange(100)}",
+            "own": row * 1.5 - 30_000,
+            "url": f"https://example.org/pages/{row * 7919 % ROWS}",
+            "tags": rng.sample(["red", "green", "blue", "rare"][: 3 + (row % 500 == 0)], rng.randrange(3)),
+        }
+        if row % 11
+        else {}
+        for row in range(ROWS)
+    ]
+
+
+BIG_FILTERS: list[Filter] = [
+    Comparison("eq", "half", True),
+    Comparison("ne", "half", True),
+    Comparison("eq", "tenth", 3.0),
+    Comparison("in", "tenth", [1, 2, 7, 11]),
+    Comparison("gte", "tenth", 4),
+    Comparison("lt", "tenth", 100),
+    Comparison("eq", "hundredth", "topic 7"),
+    Comparison("lte", "hundredth", "topic 50"),
+    Comparison("gt", "own", 12.5),
+    Comparison("lt", "own", -29_900),
+    Comparison("eq", "own", 0),
+    Comparison("eq", "url", "https://example.org/pages/123"),
+    Comparison("gt", "url", "https://example.org/pages/5"),
+    Comparison("eq", "tags", "green"),
+    Comparison("gte", "tags", "r"),
+    Comparison("nin", "tags", ["green", "rare"]),
+    Compound("and", [Comparison("eq", "half", False), Comparison("lt", "own", 0)]),
+]
+
+
+def test_large_matches_are_exact(tmp_path: Path) -> None:
+    """Values of half the rows and values of one row, alone and in ranges, in growing, loaded and merged indexes."""
+    rows = big_world()
+    whole = sealed(rows)
+    kept = np.random.default_rng(1).random(ROWS) < 0.8
+    left = [metadata for metadata, flag in zip(rows, kept, strict=True) if flag]
+    mapped = loaded(whole, tmp_path)
+    indexes: list[tuple[FilterPart, list[Metadata]]] = [
+        (grown(rows).view(ROWS), rows),
+        (mapped, rows),
+        (merged(rows, kept.tolist(), 20_000), left),
+        (SealedFilters.merged([(mapped, kept)]), left),
+    ]
+    for condition in BIG_FILTERS:
+        answers = {id(held): expected(held, condition) for held in (rows, left)}
+        for index, held in indexes:
+            assert index.match(condition).to_array().tolist() == answers[id(held)]
+
+
+def test_values_the_builder_forgot_are_joined_again() -> None:
+    """A builder that meets more values than it remembers still gives each value all its rows."""
+    values = REMEMBERED_MAX + 5_000
+    builder = FiltersBuilder(2 * values)
+    for row in range(2 * values):
+        builder.add(np.array([row]), {"text": f"v{row % values}", "number": row % values})
+    index = builder.finish()
+    for value in (0, 4_999, 5_000, values - 1):
+        assert list(index.match(Comparison("eq", "text", f"v{value}"))) == [value, value + values]
+        assert list(index.match(Comparison("eq", "number", value))) == [value, value + values]
+    assert len(index.match(Comparison("lt", "number", 100))) == 200
+
+
+@pytest.mark.parametrize("pool", [TextPool(2), NumberPool(2)])
+def test_a_pool_remembers_no_more_than_it_may(pool: Pool) -> None:
+    """When it is full it forgets all it knew: a value that comes again gets a second code."""
+    assert [pool.add(value) for value in (5, 6, 5, 7, 7, 5)] == [0, 1, 0, 2, 2, 3]
+
+
+def test_a_builder_refuses_rows_it_has_no_place_for() -> None:
+    """A row at or past the size is our bug, and does not vanish quietly."""
+    with pytest.raises(AssertionError, match="row 3 of 3"):
+        FiltersBuilder(3).add(np.array([1, 3]), {"a": 1})
+
+
+# --- promises beside the answers --------------------------------------------------------------------------------
+
+
+def test_a_match_belongs_to_its_caller(tmp_path: Path) -> None:
+    """Changing a result changes no later one."""
+    rows: list[Metadata] = [{"a": row % 2} for row in range(3000)]
+    index = loaded(sealed(rows), tmp_path)
+    for part in (index, grown(rows).view(3000)):
+        part.match(Comparison("eq", "a", 1)).clear()
+        assert len(part.match(Comparison("eq", "a", 1))) == 1500
+
+
+def test_a_view_is_frozen() -> None:
+    """Rows and keys added after a view was taken do not show in it."""
+    growing = GrowingFilters()
+    growing.add({"a": 1})
+    before = growing.view(1)
+    growing.add({"a": 1, "b": 2})
+    assert (before.size, before.keys, list(before.match(Comparison("eq", "a", 1)))) == (
+        1,
+        frozenset("a"),
+        [0],
+    )
+    assert list(before.match(Comparison("ne", "b", 2))) == [0]
+    after = growing.view(2)
+    assert (after.keys, list(after.match(Comparison("eq", "b", 2)))) == (frozenset("ab"), [1])
+
+
+def test_views_answer_while_rows_are_added() -> None:
+    """Readers beside the writer get exactly the rows of their view, and so does one who seals."""
+    growing, latest = GrowingFilters(), [0]
+    failures: list[tuple[int, Filter]] = []
+    conditions: list[Filter] = [
+        Comparison("lt", "n", 50),
+        Comparison("gte", "text", "t5"),
+        Comparison("eq", "text", "t7"),
+    ]
+    rows: list[Metadata] = [
+        {"n": row % 100, "text": f"t{row % 1000}", f"key{row // 100}": True} for row in range(10_000)
+    ]
+    answers = [expected(rows, condition) for condition in conditions]
+
+    def read() -> None:
+        size = 0
+        while size < len(rows):
+            size = latest[0]
+            for part in (growing.view(size), growing.seal(size)):
+                for condition, answer in zip(conditions, answers, strict=True):
+                    if list(part.match(condition)) != answer[: bisect.bisect_left(answer, size)]:
+                        failures.append((size, condition))
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    for metadata in rows:
+        latest[0] = growing.add(metadata) + 1
+    for reader in readers:
+        reader.join()
+    assert not failures
+
+
+def test_files_are_few_and_named_by_us(tmp_path: Path) -> None:
+    """Keys never become file names, however many there are."""
+    loaded(sealed([{f"../{at}/key": at, "": str(at)} for at in range(50)]), tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        ["directory.msgpack", *(f"{name}.npy" for name in ARRAYS)]
+    )
+
+
+def test_memory_is_counted_and_maps_are_not(tmp_path: Path) -> None:
+    """A sealed index in memory knows its size; a loaded one holds none."""
+    index = sealed([{"a": f"value {row}", "n": row} for row in range(1000)])
+    assert index.bytes >= 1000 * (9 + 4 + 4 + 8 + 4 + 4)
+    assert loaded(index, tmp_path).bytes == 0
+    assert grown([{"n": row} for row in range(1000)]).view(1000).bytes >= 1000 * 18
+
+
+def test_many_distinct_values_cost_few_bytes(tmp_path: Path) -> None:
+    """On disk a distinct number costs 16 bytes, a string 12 and its text, a wide value a bit a row in steps of 8 kB."""
+    rows: list[Metadata] = [
+        {"n": row + 0.5, "s": f"{row:07d}", "half": row % 2 == 0} for row in range(20_000)
+    ]
+    loaded(sealed(rows), tmp_path)
+    used = sum(path.stat().st_size for path in tmp_path.iterdir())
+    assert used <= 20_000 * (16 + 12 + 7 + 2 / 8) + 3 * 8192
+
+
+def test_not_a_number_is_left_out() -> None:
+    """NaN matches nothing, disturbs nothing, and no filter may ask for it."""
+    rows: list[Metadata] = [{"a": 1}, {"a": math.nan}, {"a": 3}]
+    for part in (grown(rows).view(3), sealed(rows)):
+        assert list(part.match(Comparison("gt", "a", 0))) == [0, 2]
+        assert list(part.match(Comparison("ne", "a", 1))) == [1, 2]
+    with pytest.raises(InvalidInput, match="not a number"):
+        parse_filter({"type": "eq", "key": "a", "value": math.nan}, conditions_max=1)
+
+
+def test_half_a_surrogate_pair_matches_itself() -> None:
+    """A string that is no valid UTF-8 neither fails nor matches another."""
+    rows: list[Metadata] = [{"a": "\ud800"}, {"a": "\ud801"}, {"a": "\uffff"}]
+    for part in (grown(rows).view(3), sealed(rows)):
+        assert list(part.match(Comparison("eq", "a", "\ud800"))) == [0]
+        assert list(part.match(Comparison("gt", "a", "\ud800"))) == [1, 2]

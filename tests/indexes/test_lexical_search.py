@@ -1,0 +1,110 @@
+"""Searching a lexical index: finding terms, the best rows, and counts over chosen rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from indexes.analysis import terms
+from indexes.bm25 import LexicalPart, Statistics, best_of, best_rows, score_all, score_rows, weigh
+from indexes.lexical import SLICE_POSTINGS, GrowingLexical, Names, SealedLexical
+from indexes.masks import pack_flags
+from indexes.model import Bm25
+from tests.support.texts import read_texts
+
+WORDS = st.sampled_from(["apple", "pear", "plum", "fig", "nut", "lime"])
+TEXTS = st.lists(st.lists(WORDS, min_size=1, max_size=6).map(" ".join), max_size=40)
+
+
+def sealed(texts: list[str]) -> SealedLexical:
+    index = GrowingLexical()
+    for text in texts:
+        index.add(text)
+    return index.seal(len(texts))
+
+
+def statistics_of(*parts: LexicalPart) -> Statistics:
+    return Statistics(sum(part.size for part in parts), sum(part.length for part in parts))
+
+
+@given(
+    TEXTS, st.lists(WORDS, max_size=4).map(" ".join), st.integers(1, 12), st.randoms(use_true_random=False)
+)
+@settings(max_examples=150, deadline=None)
+def test_the_best_are_the_best_of_all(texts: list[str], query: str, depth: int, random: Random) -> None:
+    """The best rows among those allowed, with the scores that all rows together get; equals in row order."""
+    part = sealed(texts)
+    weighed = weigh(query, [part], statistics_of(part), Bm25())
+    scores = score_all(part, weighed)
+    flags = np.array([random.random() < 0.6 for _ in texts], bool)
+    for allowed in (None, flags):
+        expected = best_rows(scores if allowed is None else scores * allowed, depth)
+        rows, found = best_of(part, weighed, depth, None if allowed is None else pack_flags(allowed))
+        assert rows.tolist() == expected.tolist()
+        assert found.tolist() == scores[expected].tolist()
+    some = np.flatnonzero(flags)
+    assert score_rows(part, weighed, some).tolist() == scores[some].tolist()
+
+
+def test_the_best_of_real_text(shared_data: Path) -> None:
+    """Where far more rows are touched than wanted, the same rows come first as when all are sorted."""
+    part = sealed(read_texts(shared_data / "squad-sent"))
+    allowed = np.random.default_rng(1).random(part.size) < 0.4
+    for query in read_texts(shared_data / "squad-sent", file="queries.jsonl.gz", limit=100):
+        weighed = weigh(query, [part], statistics_of(part), Bm25())
+        scores = score_all(part, weighed)
+        assert best_of(part, weighed, 20)[0].tolist() == best_rows(scores, 20).tolist()
+        some = best_of(part, weighed, 20, pack_flags(allowed))[0]
+        assert some.tolist() == best_rows(scores * allowed, 20).tolist()
+
+
+def test_a_query_scores_parts_it_was_not_weighed_with() -> None:
+    """The postings a query keeps save a look-up and are not needed: another part of the same texts scores the same."""
+    texts = ["apple pear", "pear plum plum", "fig"]
+    part, same = sealed(texts), sealed(texts)
+    growing = GrowingLexical()
+    for text in texts:
+        growing.add(text)
+    weighed = weigh("plum pear nowhere", [part], statistics_of(part), Bm25())
+    for other in (same, growing.view(3)):
+        assert score_all(other, weighed).tolist() == score_all(part, weighed).tolist()
+        assert best_of(other, weighed, 2)[0].tolist() == [1, 0]
+
+
+@given(st.lists(st.text(alphabet="abcé東", min_size=1, max_size=4), max_size=300), st.text(max_size=3))
+@settings(max_examples=100, deadline=None)
+def test_every_term_is_found_and_no_other(words: list[str], other: str) -> None:
+    """Each term of a dictionary has its place; a term that is not there has none."""
+    encoded = sorted({word.encode() for word in words})
+    offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+    names = Names(np.frombuffer(b"".join(encoded), np.uint8), offsets)
+    assert list(names) == encoded
+    assert [names.find(name) for name in encoded] == list(range(len(encoded)))
+    if (name := other.encode(errors="replace")) not in encoded:
+        assert names.find(name) is None
+
+
+def test_chosen_rows_are_counted(shared_data: Path) -> None:
+    """In how many of the chosen rows each term occurs, over more postings than one slice holds."""
+    texts = read_texts(shared_data / "scifact")
+    part = sealed(texts)
+    assert len(part.rows) > SLICE_POSTINGS
+    chosen = np.random.default_rng(2).choice(len(texts), 300, replace=False)
+    expected = Counter(term for row in chosen for term in set(terms(texts[row])))
+    assert part.frequencies_of(chosen) == expected
+
+
+@pytest.mark.parametrize("texts", [[], ["", ""]])
+def test_nothing_is_found_in_nothing(texts: list[str]) -> None:
+    """An index without terms answers every query with no rows."""
+    part = sealed(texts)
+    weighed = weigh("apple", [part], statistics_of(part), Bm25())
+    assert not len(best_of(part, weighed, 10)[0])
+    assert score_all(part, weighed).tolist() == [0] * len(texts)
+    assert part.frequencies_of(np.arange(len(texts))) == {}

@@ -1,0 +1,138 @@
+"""Deltas become segments and segments become larger ones, while passages come and go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from indexes.collection import Collection
+from indexes.model import Floats, Tuning
+from indexes.rebuild import Rebuild
+from indexes.segment import Segment
+from tests.support.vectors import World, delete, fill, found_ids, make_collection, settled
+
+WORLD = World(seed=3)
+TUNING = Tuning(delta_passages_max=64, segments_max=0)
+
+
+def sizes(collection: Collection) -> list[int]:
+    return [v.part.size for v in collection.snapshot.parts if isinstance(v.part, Segment)]
+
+
+def exact_share(collection: Collection, queries: Floats, k: int = 10) -> float:
+    """Recall of dense search against the log's own vectors."""
+    shares = []
+    for query, (truth, _) in zip(queries, collection.exact(queries, k), strict=True):
+        found = collection.snapshot.dense(query, k).ranking.ids
+        shares.append(np.isin(truth, found).mean())
+    return float(np.mean(shares))
+
+
+def test_four_neighbours_of_one_size_become_one(tmp_path: Path) -> None:
+    """Sixteen sealed deltas end as one segment of the second level or four of the first, in the order of their ids."""
+    collection = make_collection(tmp_path / "c", tuning=TUNING)
+    fill(collection, WORLD, range(16 * 64 + 10))
+    settled(collection)
+    assert sizes(collection) == [1024]
+    ids = np.concatenate([v.part.ids_of(np.arange(v.part.size)) for v in collection.snapshot.parts])
+    assert (np.diff(ids) == 1).all()
+    assert exact_share(collection, WORLD.queries(40)) >= 0.99
+    collection.close()
+
+
+def test_merged_segments_leave_the_dead_behind(tmp_path: Path) -> None:
+    """What was deleted before a merge is in no index any more; scores, filters and texts of the rest are as before."""
+    collection = make_collection(tmp_path / "c", tuning=TUNING)
+    fill(collection, WORLD, range(3 * 64 + 1))
+    settled(collection)
+    assert sizes(collection) == [64, 64, 64]
+    delete(collection, range(0, 150, 2))
+    text = WORLD.text(1, 0)
+    before = collection.snapshot.lexical(text, 20)
+    fill(collection, WORLD, range(193, 4 * 64 + 1))
+    settled(collection)
+    assert sizes(collection) == [4 * 64 - 75]
+    assert collection.snapshot.dead == 0
+    delete(collection, range(193, 4 * 64 + 1))
+    after = collection.snapshot.lexical(text, 20)
+    assert after.ids.tolist() == before.ids.tolist()
+    np.testing.assert_allclose(after.scores, before.scores, rtol=1e-5)
+    assert collection.snapshot.live == 193 - 75
+    collection.close()
+
+
+def test_deletions_during_a_merge_hold(tmp_path: Path) -> None:
+    """A passage deleted after a merge began is hidden in its result, and counted out of BM25."""
+    collection = make_collection(tmp_path / "c", tuning=TUNING)
+    fill(collection, WORLD, range(4 * 64))
+    settled(collection)
+    # The merge by itself is over; repeat one by hand, with deletions between its beginning and its end.
+    collection = reopened(collection)
+    sources = [v for v in collection.snapshot.parts if isinstance(v.part, Segment)]
+    merged = Segment.merged(sources, threads=1)
+    delete(collection, range(10, 60))
+    assert collection._writer.call(lambda: collection._assembly.put_merged(sources, merged)).result()
+    collection._writer.call(collection._publish).result()
+    assert collection.snapshot.live == 206
+    assert collection.snapshot.dead == 50
+    for number in range(0, 100, 3):
+        found = found_ids(collection, WORLD.vector(number, 0, 0), 1)
+        assert (found == [f"d{number}"]) == (not 10 <= number < 60)
+    statistics = collection.snapshot.statistics()
+    assert statistics.passages == 206
+    assert statistics.length == 206 * 15
+    collection.close()
+
+
+def reopened(collection: Collection) -> Collection:
+    collection.close()
+    again = Collection(collection.folder, collection.tuning)
+    settled(again)
+    return again
+
+
+def test_no_merge_crosses_a_build(tmp_path: Path) -> None:
+    """Segments before and after the beginning of a build stay apart, so that the generation can take their place."""
+    collection = make_collection(tmp_path / "c", tuning=TUNING)
+    fill(collection, WORLD, range(2 * 64))
+    settled(collection)
+    request = collection.begin_build(hot_capacity=1000)
+    fill(collection, WORLD, range(128, 128 + 3 * 64 + 1))
+    settled(collection)
+    assert sizes(collection) == [64] * 5
+    fill(collection, WORLD, range(321, 128 + 4 * 64 + 1))
+    settled(collection)
+    assert sizes(collection) == [64, 64, 256]
+    collection.adopt(Rebuild(request, timeout_s=60).run(lambda *_: None))
+    assert sizes(collection) == [256]
+    assert collection.snapshot.live == 385
+    assert exact_share(collection, WORLD.queries(20)) >= 0.99
+    collection.close()
+
+
+def test_all_of_a_merge_dead(tmp_path: Path) -> None:
+    """Segments with nothing alive merge into none."""
+    collection = make_collection(tmp_path / "c", tuning=TUNING)
+    fill(collection, WORLD, range(3 * 64))
+    settled(collection)
+    delete(collection, range(3 * 64))
+    fill(collection, WORLD, range(1000, 1065))
+    settled(collection)
+    delete(collection, range(1000, 1065))
+    assert collection.snapshot.live == 0
+    assert not len(collection.snapshot.dense(WORLD.queries(1)[0], 10).ranking)
+    collection.close()
+
+
+def test_the_search_does_not_change_when_segments_merge(tmp_path: Path) -> None:
+    """A snapshot taken before a merge answers as before, after it."""
+    collection = make_collection(tmp_path / "c", tuning=TUNING)
+    fill(collection, WORLD, range(4 * 64 - 1))
+    old = collection.snapshot
+    query = WORLD.queries(1)[0]
+    before = old.dense(query, 10).ranking
+    fill(collection, WORLD, range(255, 300))
+    settled(collection)
+    assert old.dense(query, 10).ranking.ids.tolist() == before.ids.tolist()
+    collection.close()

@@ -1,0 +1,173 @@
+"""What a workload was promised, kept by another process than the one that dies: this one, which reads its pipe.
+
+An acknowledged operation must be there afterwards. One that was begun and not acknowledged may be there, but only
+whole; several of them in the order in which they were begun.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import combinations
+from pathlib import Path
+
+import msgspec
+
+from indexes.catalog import Catalog
+from indexes.rebuild import child_environment
+from tests.support.inspection import Value, everything
+from tests.support.workload import TUNING, Options
+
+ROOT = Path(__file__).parents[2]
+Facts = Mapping[str, Value]
+END_S_MAX = 120.0
+
+
+class Line(msgspec.Struct):
+    """One line of a workload."""
+
+    by: str = ""
+    n: int = 0
+    do: dict[str, Value] | None = None
+    seq: int | None = None
+    error: str = ""
+    message: str = ""
+    started: bool = False
+    failed: bool = False
+    visits: dict[str, int] = {}
+    steps: int = 0
+    lost: bool = False
+
+
+@dataclass
+class Promises:
+    """Of one actor. No other actor touches its facts."""
+
+    certain: dict[str, Value] = field(default_factory=dict)
+    open: dict[int, dict[str, Value]] = field(default_factory=dict)  # begun, by number
+    seqs: dict[str, int] = field(default_factory=dict)  # of the documents in `certain`, where one is known
+
+    def read(self, line: Line) -> None:
+        if line.do is not None:
+            self.open[line.n] = line.do
+        elif line.seq is not None:
+            done = self.open.pop(line.n)
+            self.certain |= done
+            self._note_seqs(done, line.seq)
+        elif line.error == "DiskFull":
+            del self.open[line.n]  # rolled back whole
+        # After any other error it may have happened or not: it stays open.
+
+    def _note_seqs(self, done: Facts, last: int) -> None:
+        for back, key in enumerate(reversed(list(done))):
+            self.seqs.pop(key, None)
+            if done[key] is not None and key.startswith("doc:"):
+                self.seqs[key] = last - back
+
+    def allowed(self) -> Iterator[dict[str, Value]]:
+        """Every state there may be: what is certain, with any of the open operations applied in order."""
+        for count in range(len(self.open) + 1):
+            for chosen in combinations(sorted(self.open), count):
+                state = dict(self.certain)
+                for number in chosen:
+                    state |= self.open[number]
+                yield state
+
+    def keys(self) -> set[str]:
+        return {*self.certain, *(key for one in self.open.values() for key in one)}
+
+
+class Oracle:
+    """The promises made to all actors, over any number of runs on one folder."""
+
+    def __init__(self) -> None:
+        self.actors: dict[str, Promises] = {}
+        self.acknowledged = 0
+
+    def read(self, lines: Iterable[Line]) -> None:
+        for line in lines:
+            if line.by:
+                self.actors.setdefault(line.by, Promises()).read(line)
+                self.acknowledged += line.seq is not None
+
+    def check(self, folder: Path) -> dict[str, Value]:
+        """Open the directory and compare; from now on what was found is certain. Returns it."""
+        catalog = Catalog(folder, TUNING)
+        try:
+            found = everything(catalog)
+            self._compare(found)
+            self._compare_seqs(catalog)
+        finally:
+            catalog.close()
+        return found
+
+    def _compare(self, found: dict[str, Value]) -> None:
+        unclaimed = set(found)
+        for name, promises in self.actors.items():
+            keys = promises.keys()
+            unclaimed -= keys
+            own = {key: found[key] for key in keys if key in found}
+            if not any(own == without_none(state) for state in promises.allowed()):
+                expected = without_none(promises.certain)
+                lost = {k: (v, own.get(k)) for k, v in expected.items() if own.get(k) != v}
+                extra = {k: v for k, v in own.items() if k not in expected}
+                raise AssertionError(
+                    f"{name}: promised and otherwise {lost}, there and not promised {extra}, open {promises.open}"
+                )
+            for key in [key for one in promises.open.values() for key in one]:
+                promises.seqs.pop(key, None)
+            promises.certain = {key: own.get(key) for key in keys}
+            promises.open.clear()
+        assert not unclaimed, f"phantoms: {unclaimed}"
+
+    def _compare_seqs(self, catalog: Catalog) -> None:
+        """A document that is as it was acknowledged has the seq it was acknowledged with."""
+        for promises in self.actors.values():
+            for key, seq in promises.seqs.items():
+                _, collection, number = key.split(":")
+                if promises.certain[key] is not None and collection in catalog.collections:
+                    stored = catalog.get(collection).document(f"d{number}").seq
+                    assert stored == seq, (key, stored, seq)
+            promises.seqs.clear()
+
+
+def without_none(facts: Facts) -> dict[str, Value]:
+    return {key: value for key, value in facts.items() if value is not None}
+
+
+class Child:
+    """A workload in a process of its own."""
+
+    def __init__(self, folder: Path, options: Options, environ: Mapping[str, str] | None = None) -> None:
+        self._errors = (folder.parent / f"{folder.name}.errors").open("w+b")
+        self._process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "tests.support.workload",
+                str(folder),
+                msgspec.json.encode(options).decode(),
+            ],
+            cwd=ROOT,
+            env={**child_environment(), **(environ or {})},
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+        )
+
+    def lines(self) -> Iterator[Line]:
+        """As they come, until the child ends."""
+        for text in self._process.stdout or ():
+            yield msgspec.json.decode(text, type=Line)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def end(self) -> tuple[int, str]:
+        """Wait: the exit status and what it wrote to standard error."""
+        status = self._process.wait(END_S_MAX)
+        self._errors.seek(0)
+        text = self._errors.read().decode(errors="replace")
+        self._errors.close()
+        return status, text

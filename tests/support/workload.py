@@ -1,0 +1,274 @@
+"""A program that works on a data directory and says, on standard output, what it is about to do and what was done.
+
+    python -m tests.support.workload FOLDER '{"story": "tour"}'
+
+It is there to be killed. Whoever reads its output knows what must be on the disk afterwards (`oracle`). A line is one
+JSON object: {"by", "n", "do": {fact: value}} before an attempt, which happens whole or not at all, then either
+{"by", "n", "seq"} when it was acknowledged or {"by", "n", "error"}. Facts are those of `inspection.everything`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import apsw
+import msgspec
+
+from indexes import durable, failpoints, log, sqlite
+from indexes.builder import build
+from indexes.catalog import Catalog
+from indexes.collection import Collection
+from indexes.durable import Disk
+from indexes.errors import NearlineError
+from indexes.filters import Comparison, Compound
+from indexes.model import Delete, Operation, Tuning, WriteResult
+from indexes.rebuild import Rebuild
+from tests.support.inspection import Value
+from tests.support.power import Platter
+from tests.support.vectors import settings, settled
+from tests.support.versions import OWNERS, document
+
+MAIN = "main"
+LOST = "lost"
+TUNING = Tuning(delta_passages_max=32, segments_max=0, recall_target=0.9)
+CHECKPOINT_PAGES = 30  # so that a short story has checkpoints too
+STORM_NUMBERS = 400
+
+Tell = Callable[[Mapping[str, object]], None]
+
+
+class Options(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """`seed` decides everything random; `round` numbers the runs on one folder, so that no version comes twice. A
+    `short` tour has one rebuild instead of three.
+
+    With `lose_at_step` the power fails there (`Platter`): what is left lies in LOST beside the parent of FOLDER, which
+    must exist. `unsynced` leaves syncs out, to show that this is noticed.
+    """
+
+    story: str
+    seed: int = 0
+    round: int = 0
+    hot_capacity: int = 1000
+    builds_in_children: float = 0.3
+    short: bool = False
+    count: bool = False
+    lose_at_step: int = 0
+    unsynced: Literal["", "commits", "files"] = ""
+
+
+class Actor:
+    """Does one thing after the other and tells of each."""
+
+    def __init__(self, name: str, catalog: Catalog, tell: Tell) -> None:
+        self.catalog = catalog
+        self._name = name
+        self._tell = tell
+        self._attempts = 0
+
+    @property
+    def main(self) -> Collection:
+        return self.catalog.get(MAIN)
+
+    def attempt(self, do: Mapping[str, Value], work: Callable[[], object]) -> object:
+        """What `work` returned, or None if it failed."""
+        self._attempts += 1
+        about: dict[str, object] = {"by": self._name, "n": self._attempts}
+        self._tell(about | {"do": do})
+        try:
+            result = work()
+        except NearlineError as error:
+            self._tell(about | {"error": type(error).__name__, "message": error.message})
+            return None
+        self._tell(about | {"seq": result.seq if isinstance(result, WriteResult) else 0})
+        return True if result is None else result
+
+    def write(self, versions: Mapping[int, int | None]) -> object:
+        """One write of several documents: a version, or None to delete."""
+        operations: list[Operation] = [
+            Delete(f"d{number}") if version is None else document(number, version)
+            for number, version in versions.items()
+        ]
+        facts: dict[str, Value] = {f"doc:{MAIN}:{number}": version for number, version in versions.items()}
+        return self.attempt(facts, lambda: self.main.write(operations).result())
+
+    def delete_topic(self, owner: int, topic: int, numbers: range) -> object:
+        """Delete an owner's documents of one topic, by filter."""
+        of_both = [number for number in numbers if number % OWNERS == owner and number % 7 == topic]
+        condition = Compound(
+            "and", [Comparison("eq", "owner", owner), Comparison("eq", "topic", f"t{topic}")]
+        )
+        facts: dict[str, Value] = {f"doc:{MAIN}:{number}": None for number in of_both}
+        return self.attempt(facts, lambda: self.main.delete_matching(condition).result())
+
+    def create(self, name: str, **changes: object) -> object:
+        return self.attempt(
+            {f"collection:{name}": True}, lambda: self.catalog.create(name, settings(**changes))
+        )
+
+    def delete(self, name: str) -> object:
+        return self.attempt({f"collection:{name}": None}, lambda: self.catalog.delete(name))
+
+    def set_alias(self, alias: str, name: str) -> object:
+        return self.attempt({f"alias:{alias}": name}, lambda: self.catalog.set_alias(alias, name))
+
+    def remove_alias(self, alias: str) -> object:
+        return self.attempt({f"alias:{alias}": None}, lambda: self.catalog.remove_alias(alias))
+
+    def rebuild(self, *, in_child: bool) -> object:
+        """Build a generation, in a process of its own or in this one, and adopt it."""
+
+        def work() -> None:
+            request = self.main.begin_build()
+            if in_child:
+                Rebuild(request, timeout_s=60).run(lambda *_: None)
+            else:
+                build(request, lambda *_: None)
+            self.main.adopt(request.number)
+
+        return self.attempt({}, work)
+
+    def rollback(self) -> object:
+        return self.attempt({}, self._roll_back)
+
+    def _roll_back(self) -> None:
+        self.main.rollback()
+
+    def settle(self) -> None:
+        with contextlib.suppress(NearlineError):  # after a failure there may be nothing to settle
+            settled(self.main)
+
+
+def tour(folder: Path, tell: Tell, options: Options) -> None:
+    """Everything a data directory goes through, once, in a fixed order, on one thread."""
+    for life in (first_life, second_life):
+        catalog = Catalog(folder, TUNING)
+        life(Actor("tour", catalog, tell), options)
+        catalog.close()
+
+
+def first_life(actor: Actor, options: Options) -> None:
+    actor.create(MAIN, hot_capacity=options.hot_capacity)
+    for first in range(0, 80, 20):
+        actor.write(dict.fromkeys(range(first, first + 20), 1))
+    actor.settle()
+    actor.set_alias("live", MAIN)
+    actor.rebuild(in_child=False)
+    actor.write({0: 2, 1: 2, 20: None, 21: None})
+    if not options.short:
+        actor.rebuild(in_child=False)
+        actor.write({80: 1, 2: None})
+        actor.rebuild(in_child=False)
+        actor.rollback()
+    actor.create("other")
+    actor.set_alias("live", "other")
+    actor.set_alias("live", MAIN)
+    actor.delete("other")
+    actor.delete_topic(0, 4, range(100))
+    actor.remove_alias("live")
+
+
+def second_life(actor: Actor, options: Options) -> None:
+    actor.write({0: 3, 90: 1})
+
+
+def storm(folder: Path, tell: Tell, options: Options) -> None:
+    """Writes of two threads; beside them rebuilds, swaps, rollbacks, aliases, new and deleted collections. Endless."""
+    catalog = Catalog(folder, TUNING)
+    start = Actor("start", catalog, tell)
+    if MAIN not in catalog.collections:
+        start.create(MAIN, hot_capacity=options.hot_capacity)
+    for owner in range(OWNERS):
+        actor = Actor(f"writer{owner}", catalog, tell)
+        threading.Thread(target=write_on, args=(actor, owner, options), daemon=True).start()
+    tell({"started": True})
+    change_on(Actor("admin", catalog, tell), options)
+
+
+def write_on(actor: Actor, owner: int, options: Options) -> None:
+    rng = random.Random(f"{options.seed} {owner}")
+    own = range(owner, STORM_NUMBERS, OWNERS)
+    version = options.round * 100_000
+    while True:
+        if rng.random() < 0.05:
+            actor.delete_topic(owner, rng.randrange(7), range(STORM_NUMBERS))
+            continue
+        version += 1
+        numbers = rng.sample(own, rng.randint(1, 8))
+        actor.write({number: None if rng.random() < 0.25 else version for number in numbers})
+
+
+def change_on(actor: Actor, options: Options) -> None:
+    rng = random.Random(f"{options.seed} changes")
+    while True:
+        what = rng.random()
+        if what < 0.4:
+            actor.rebuild(in_child=rng.random() < options.builds_in_children)
+        elif what < 0.5:
+            if len(actor.main.shelf.numbers()) > 1:
+                actor.rollback()
+        elif what < 0.7:
+            actor.set_alias(rng.choice(("live", "next")), MAIN)
+        elif what < 0.8:
+            if "live" in actor.catalog.aliases:
+                actor.remove_alias("live")
+        elif "other" in actor.catalog.collections:
+            actor.delete("other")
+        else:
+            actor.create("other")
+        time.sleep(rng.random() * 0.02)
+
+
+STORIES = {"tour": tour, "storm": storm}
+
+
+def tell_on_standard_output(line: Mapping[str, object]) -> None:
+    """In one call to the system: what was told before a kill is told, and lines of two threads do not mix."""
+    os.write(1, json.dumps(line).encode() + b"\n")
+
+
+def main(arguments: list[str]) -> None:
+    folder, options = Path(arguments[0]), msgspec.json.decode(arguments[1], type=Options)
+    sqlite.CHECKPOINT_PAGES = CHECKPOINT_PAGES
+    visits: Counter[str] = Counter()
+    if options.count:
+        failpoints.reach = lambda name: visits.update([name])
+    if options.unsynced == "commits":
+        vars(log)["connect"] = connect_without_syncing
+    platter = Platter(folder.parent) if options.lose_at_step or options.count else None
+    if platter:
+        platter.on_step = partial(lose_power, platter, options)
+    with platter.installed() if platter else contextlib.nullcontext():
+        if options.unsynced == "files":
+            durable.disk = Disk()
+        STORIES[options.story](folder, tell_on_standard_output, options)
+    if options.count and platter:
+        tell_on_standard_output({"visits": visits, "steps": platter.steps})
+
+
+def lose_power(platter: Platter, options: Options, step: int) -> None:
+    if step != options.lose_at_step:
+        return
+    platter.lose(platter.root.with_name(LOST), random.Random(options.seed))
+    tell_on_standard_output({"lost": True})
+    os._exit(0)
+
+
+def connect_without_syncing(path: Path, **how: bool) -> apsw.Connection:
+    db = sqlite.connect(path, **how)
+    db.execute("PRAGMA synchronous = OFF")
+    return db
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
