@@ -27,7 +27,7 @@ from indexes.builder import BuildRequest
 from indexes.durable import disk_errors, publish_folder
 from indexes.errors import Conflict, Damaged, InvalidInput, NearlineError, NotFound, StorageError
 from indexes.filters import Filter
-from indexes.generation import Generation, Shelf, read_manifest
+from indexes.generation import Generation, Shelf
 from indexes.hits import Hits
 from indexes.log import Applied, Log
 from indexes.model import (
@@ -310,8 +310,8 @@ class Collection:
 
     def discard(self, number: int) -> None:
         """Delete a sealed generation that could not be adopted. The live one is never deleted."""
-        if number != self.snapshot.generation:
-            shutil.rmtree(self.shelf.path(number), ignore_errors=True)
+        if number != self.snapshot.generation and number in self.shelf.numbers():
+            self.shelf.remove(number)
 
     def _usable(self, number: int) -> Generation:
         """A generation, verified and loaded, if this collection and this version can serve it."""
@@ -326,17 +326,17 @@ class Collection:
 
         The swap is done by then, so trouble here is only logged.
         """
-        numbers = self.shelf.numbers()
-        first = [number for number in (self.snapshot.generation, before) if number in numbers]
-        others = [number for number in reversed(numbers) if number not in first]
+        seqs = self.shelf.seqs()
+        first = [number for number in (self.snapshot.generation, before) if number in seqs]
+        others = [number for number in reversed(seqs) if number not in first]
         kept = {*first, *others[: max(self.tuning.generations_kept - len(first), 0)]}
         try:
-            for number in numbers:
+            for number in self.shelf.numbers():
                 if number not in kept:
                     failpoints.reach("prune.begin")
-                    shutil.rmtree(self.shelf.path(number))
+                    self.shelf.remove(number)
                     failpoints.reach("prune.removed")
-            oldest = min(read_manifest(self.shelf.path(number)).seq for number in kept)
+            oldest = min(seqs[number] for number in kept)
             self._writer.call(lambda: self.log.forget_operations(oldest)).result()
         except (NearlineError, OSError) as error:
             logger.warning("old generations of %s were not cleared away: %s", self.folder.name, error)

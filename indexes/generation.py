@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from indexes.cold import ColdSettings, ColdShard
 from indexes.cold_training import Training
-from indexes.durable import publish, sha256, verify
+from indexes.durable import disk_errors, publish, sha256, verify
 from indexes.errors import Damaged, NotFound
 from indexes.filter_columns import SealedFilters
 from indexes.hot import HotGraph
@@ -237,10 +237,29 @@ class Shelf:
         """Durable once this returns; the marker moves by rename, so it always names a whole generation."""
         publish(self._marker, f"{number}\n".encode())
 
+    def seqs(self) -> dict[int, int]:
+        """The seq of each sealed generation whose manifest can be read, by number."""
+        found = {}
+        for number in self.numbers():
+            try:
+                found[number] = read_manifest(self.path(number)).seq
+            except (Damaged, NotFound) as error:
+                logger.warning("generation %d is of no use: %s", number, error.message)
+        return found
+
+    def remove(self, number: int) -> None:
+        """Delete a generation. Renamed first, so that nobody finds half of one under its name."""
+        removed = self.folder / f".removed-{number:06d}"
+        shutil.rmtree(removed, ignore_errors=True)
+        with disk_errors(removed):
+            self.path(number).rename(removed)
+        shutil.rmtree(removed, ignore_errors=True)
+
     def sweep(self) -> None:
-        """Remove drafts that a dead builder left behind."""
-        for draft in self.folder.glob(".draft-*"):
-            shutil.rmtree(draft, ignore_errors=True)
+        """Remove what a dead builder, or a death while removing, left behind."""
+        for pattern in (".draft-*", ".removed-*"):
+            for leftover in self.folder.glob(pattern):
+                shutil.rmtree(leftover, ignore_errors=True)
 
     def next_number(self) -> int:
         return max([0, self.current(), *self.numbers()]) + 1

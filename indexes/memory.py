@@ -65,6 +65,18 @@ def graph_bytes(passages: int, dimensions: int) -> float:
     return passages * (4 * dimensions + 8 * M + 4 + 8 + 8 + 8)
 
 
+def cold_bytes(passages: int, lists: int, dimensions: int) -> float:
+    """Half a byte of code for four dimensions, an id; a centre for each list, which is filled up to blocks of 32."""
+    code = dimensions / 8
+    return passages * (code + 8) + lists * (4 * dimensions + 16 * code)
+
+
+def serving_bytes(hot: int, cold: int, lists: int, in_segments: int, dimensions: int) -> float:
+    """The dense indexes in memory: what `CollectionInfo.tier_bytes` adds up to, less the delta."""
+    segments = graph_bytes(in_segments, dimensions) + 2 * dimensions * in_segments
+    return graph_bytes(hot, dimensions) + cold_bytes(cold, lists, dimensions) + segments
+
+
 def build_bytes(hot: int, cold: int, dimensions: int, terms: int) -> float:
     """Peak of a build: the largest of its stages. `terms` is the number of different words in all texts."""
     passages = hot + cold

@@ -11,6 +11,7 @@ import pytest
 
 from indexes.collection import Collection
 from indexes.filters import Comparison, Filter
+from indexes.memory import serving_bytes
 from indexes.model import Metadata, NewPassage, Settings, Tuning, Upsert
 from indexes.rebuild import Rebuild
 from tests.support.vectors import World, delete
@@ -96,6 +97,16 @@ def test_the_settings_were_measured(collection: Collection) -> None:
     assert 0 < manifest.search.filtered_share <= 1
     assert manifest.search.probes > 0
     assert all(manifest.recall[name] >= 0.98 for name in ("hot", "cold", "cold_filtered"))
+
+
+def test_memory_is_as_foretold(collection: Collection) -> None:
+    """The formula gives the size of the indexes in memory within 15 percent."""
+    generation = collection._assembly.generation
+    assert generation is not None
+    manifest = generation.manifest
+    foretold = serving_bytes(manifest.hot, manifest.cold, manifest.training.lists, 0, manifest.dimensions)
+    assert sum(collection.info().tier_bytes.values()) == pytest.approx(foretold, rel=0.15)
+    assert manifest.peak_bytes["train"] > 0
 
 
 def test_tombstones_do_not_starve_a_search(folder: Path, tmp_path: Path) -> None:

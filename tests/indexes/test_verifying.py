@@ -231,7 +231,7 @@ def test_every_file_of_a_generation_is_checked(data: Path, monkeypatch: pytest.M
 
 
 def test_a_generation_that_brings_the_process_down(data: Path) -> None:
-    """A graph with a right checksum, whose walk begins far outside, kills whoever searches it: a child, and we go on."""
+    """A graph with a right checksum, whose walk begins far outside, kills whoever searches it: only a child."""
     graph = generation(data) / "hot.hnsw"
     content = bytearray(graph.read_bytes())
     content[48:56] = (2**31 - 1).to_bytes(4, "little") * 2  # hnswlib's highest level and entry point
