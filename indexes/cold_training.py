@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from indexes.cold import search_ns
 from indexes.model import Floats, Rows
 from indexes.probing import probes_of
 
@@ -32,10 +33,6 @@ CANDIDATES = 100
 TRIAL_ITERATIONS, ITERATIONS = 4, 10
 VECTORS_PER_LIST_MIN = 16  # of the sample; with fewer a centre is not a mean
 DIRECT, RESIDUAL = "x4fs", "x4fsr"
-
-# Nanoseconds, one thread, 384 dimensions, AVX512; only their proportion matters.
-RANK_A_LIST_NS = 40
-SCAN_A_CODE_NS = 5
 
 
 class Training(msgspec.Struct, frozen=True):
@@ -65,24 +62,24 @@ def train(sample: Floats, size: int, target: float) -> tuple[Any, Training]:
     """An empty index for `size` vectors, trained on `sample` [n, dimensions] for this recall, and how it was chosen."""
     part = np.ascontiguousarray(sample[:: -(-len(sample) // TRIAL_ROWS)])
     trial = make_trial(part)
-    shares = {lists: scanned_share(part, trial, lists, target) for lists in candidates_for(size, len(part))}
-    lists = min(shares, key=lambda number: RANK_A_LIST_NS * number + SCAN_A_CODE_NS * shares[number] * size)
+    reaches = {lists: reach(part, trial, lists, target) for lists in candidates_for(size, len(part))}
+    lists = min(reaches, key=lambda number: search_ns(number, *reaches[number], size))
     quantizer = clustered(sample, lists, ITERATIONS)
     built = {codes: trained(quantizer, part, lists, codes) for codes in (DIRECT, RESIDUAL)}
     kept = {codes: kept_share(index, part, trial) for codes, index in built.items()}
     codes = max(kept, key=lambda name: kept[name])
     chosen = built[codes]
     chosen.reset()
-    rounded = {number: round(share, 4) for number, share in shares.items()}
+    rounded = {number: round(share, 4) for number, (_, share) in reaches.items()}
     return chosen, Training(
         len(sample), lists, codes, rounded, {name: round(share, 4) for name, share in kept.items()}
     )
 
 
 def candidates_for(size: int, sample: int) -> list[int]:
-    """Numbers of lists to try: powers of two around the square root of the size and above."""
+    """Numbers of lists to try: powers of two around the square root of the size."""
     root = 1 << max(2, round(math.log2(math.sqrt(max(size, 1)))))
-    tried = [number for number in (root, 2 * root, 4 * root) if number * VECTORS_PER_LIST_MIN <= sample]
+    tried = [number for number in (root // 2, root, 2 * root) if number * VECTORS_PER_LIST_MIN <= sample]
     return tried or [max(1, min(root, sample // VECTORS_PER_LIST_MIN))]
 
 
@@ -106,8 +103,8 @@ def clustered(sample: Floats, lists: int, iterations: int) -> Any:
     return quantizer
 
 
-def scanned_share(sample: Floats, trial: Trial, lists: int, target: float) -> float:
-    """Share of the sample to scan, nearest lists first, for `target` of the true neighbours to be in it."""
+def reach(sample: Floats, trial: Trial, lists: int, target: float) -> tuple[int, float]:
+    """How many lists, nearest first, hold `target` of the true neighbours, and what share of the sample they hold."""
     quantizer = clustered(sample, lists, TRIAL_ITERATIONS)
     home = quantizer.search(sample, 1)[1][:, 0]
     order = quantizer.search(trial.queries, lists)[1]
@@ -116,7 +113,7 @@ def scanned_share(sample: Floats, trial: Trial, lists: int, target: float) -> fl
     places = np.take_along_axis(place, home[trial.nearest], axis=1)
     probes = int(np.quantile(places, target)) + 1
     sizes: NDArray[np.int64] = np.bincount(home, minlength=lists)
-    return float(sizes[order[:, :probes]].sum(axis=1).mean() / len(sample))
+    return probes, float(sizes[order[:, :probes]].sum(axis=1).mean() / len(sample))
 
 
 def trained(quantizer: Any, sample: Floats, lists: int, codes: str) -> Any:
