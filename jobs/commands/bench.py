@@ -185,7 +185,7 @@ def tier_bytes(collection: Path) -> dict[str, float]:
     """Size of each tier's index in the live generation, by its own passages."""
     shelf = Shelf(collection)
     manifest = read_manifest(shelf.path(shelf.current()))
-    sizes = {"hot": ("hot.hnsw", manifest.hot), "cold": ("cold.ivfpq", manifest.cold)}
+    sizes = {"hot": ("hot.hnsw", manifest.hot), "cold": ("cold.ivf", manifest.cold)}
     return {
         f"{tier}_index_bytes_per_passage": round(manifest.files[name].bytes / count, 1)
         for tier, (name, count) in sizes.items()

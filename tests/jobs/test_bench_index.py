@@ -83,6 +83,21 @@ def test_tiers_are_those_asked_for(report: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
+def test_ratios_are_those_of_the_rows(report: dict[str, Any]) -> None:
+    """Each ratio is the peer's need over Nearline's; an engine shown for information alone is not compared with."""
+    rows = report["rows"]
+    for name, ratio in report["ratios"].items():
+        assert "faiss IVF-PQ" not in ratio["by_peer"]
+        latency = rows["hnswlib"]["best"]["p50_ms"] / rows[name]["best"]["p50_ms"]
+        assert ratio["by_peer"]["hnswlib"]["latency"] == pytest.approx(latency, abs=0.01)
+        assert (
+            min(ratio["by_peer"].values(), key=lambda one: one["own_memory"])
+            == (ratio["by_peer"][ratio["best_peer"]["own_memory"]])
+        )
+    assert set(report["ratios"]) == {"nearline, all cold", "nearline, hot and cold"}
+
+
+@pytest.mark.slow
 def test_nearline_under_filters_and_writes(report: dict[str, Any]) -> None:
     """Searches are measured at every share of passages a filter allows, and while passages are written."""
     measured = report["nearline_under_load"]

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from indexes.cold import ColdSettings
 from indexes.collection import Collection
-from indexes.generation import Generation
+from indexes.generation import Generation, Shelf
 from indexes.model import Floats, Ids, Tuning
 from indexes.rebuild import Rebuild
 from jobs.benchmark.index.engine import Engine, Found, Setting
@@ -145,7 +145,14 @@ class Nearline(Engine):
 
 
 def copy_collection(material: Path, folder: Path) -> None:
-    """A closed collection and the arrays that belong to it, in a new folder that may be written to."""
+    """A closed collection with its live generation alone, and the ids of its rows, in a new folder."""
+    collection = material / COLLECTION
+    shelf = Shelf(collection)
+    older = {shelf.path(number).name for number in shelf.numbers()} - {shelf.path(shelf.current()).name}
+
+    def left_out(parent: str, names: list[str]) -> set[str]:
+        return older.intersection(names) if Path(parent) == shelf.folder else set()
+
     folder.mkdir(parents=True)
-    shutil.copytree(material / COLLECTION, folder / COLLECTION)
+    shutil.copytree(collection, folder / COLLECTION, ignore=left_out)
     shutil.copyfile(material / "ids.npy", folder / "ids.npy")

@@ -45,11 +45,20 @@ def show(report: dict[str, Any], console: Console) -> None:
         if name not in measured:
             console.print(f"{name} {reason_of(row)}", markup=False)
     for name, ratio in report["ratios"].items():
-        console.print(
-            f"{name}: {ratio['memory']} times less memory than {ratio['smallest_peer']}, "
-            f"{ratio['latency']} times as fast as {ratio['fastest_peer']}"
-        )
+        show_ratios(name, ratio, console)
     show_load(report["nearline_under_load"], console)
+
+
+def show_ratios(name: str, ratio: dict[str, Any], console: Console) -> None:
+    """What each peer needs, as a multiple of what Nearline needs."""
+    best, by_peer = ratio["best_peer"], ratio["by_peer"]
+    table = Table(f"{name} = 1", *(what.replace("_", " ") for what in best))
+    for peer, values in by_peer.items():
+        table.add_row(
+            peer,
+            *(f"{value:.2f}" + (" (best)" if best[what] == peer else "") for what, value in values.items()),
+        )
+    console.print(table)
 
 
 def searches(name: str, row: dict[str, Any]) -> list[list[str]]:
