@@ -7,6 +7,7 @@
 #   PYTHON        the interpreter that makes the environments            (python3)
 #   TORCH_ARGS    further pip arguments for PyTorch, e.g. another index  (none)
 #   ARGS          passed on to nearline or pytest                        (none)
+#   NEARLINE_TORTURE_KILLS, _LOSSES, _STEPS, _DAMAGES   how much of each `make torture` does   (200, 50, 10000, 1000)
 
 PYTHON ?= python3
 TORCH_ARGS ?=
@@ -47,7 +48,7 @@ serve: setup ## the service, on the data in data/
 bench: setup $(BENCH_VENV)/.installed ## measure beside the libraries others use (ARGS='index --peers': the indexes alone)
 	$(BENCH_VENV)/bin/nearline bench $(ARGS)
 
-torture: setup ## long random runs: kills, full disks, load
+torture: setup ## long random runs: kills, power losses, failing and full disks, damaged files, load
 	$(VENV)/bin/python -m pytest -m torture $(ARGS)
 
 clean: ## remove environments, caches and builds; models/ and data/ stay

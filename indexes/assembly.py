@@ -76,12 +76,10 @@ class Assembly:
         if not self._delta.size:
             return
         self._show_growth()
-        full = self._delta.full
         self._delta = self._new_delta()
-        if full:
-            view = self._parts[-1].part
-            assert isinstance(view, DeltaView)
-            self.on_full(view)
+        view = self._parts[-1].part
+        assert isinstance(view, DeltaView)
+        self.on_full(view)
 
     def _add(self, applied: Applied) -> None:
         upsert = applied.upsert

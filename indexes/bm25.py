@@ -84,14 +84,18 @@ class WeightedQuery:
 
 
 def weigh(text: str, parts: Sequence[LexicalPart], statistics: Statistics, bm25: Bm25) -> WeightedQuery:
-    """Count each query term over all parts. A term no live passage holds gets no weight at all."""
+    """Count each query term over all parts.
+
+    A term that only dead passages hold counts as held by one: it finds nothing, and a search on an older snapshot,
+    whose dead may be counted ahead of it, still finds what lived then.
+    """
     counts = Counter(terms_of(text))
     met = [[part.postings(term) for term in counts] for part in parts]
     weights = {}
     for at, (term, count) in enumerate(counts.items()):
-        df = sum(len(postings[at][0]) for postings in met)
-        df -= sum(dead.get(term, 0) for dead in statistics.dead)
-        if df > 0:
+        held = sum(len(postings[at][0]) for postings in met)
+        if held:
+            df = max(held - sum(dead.get(term, 0) for dead in statistics.dead), 1)
             rest = max(statistics.passages - df, 0)
             weights[at] = (term, count * math.log1p((rest + 0.5) / (df + 0.5)))
     return WeightedQuery(

@@ -193,7 +193,7 @@ def write_manifest(
     final = msgspec.structs.replace(
         manifest, **asdict(measured), build_s=round(build_s, 3), peak_bytes=peaks, files=seal_files(draft)
     )
-    (draft / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(final), indent=2) + b"\n")
+    (draft / MANIFEST).write_bytes(final.sealed())
 
 
 def main() -> int:

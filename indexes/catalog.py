@@ -156,8 +156,11 @@ def prepare(folder: Path) -> dict[str, str]:
         raise NotADataDirectory(
             f"{folder} is not empty and has no {MARKER}: it is not a nearline data directory"
         )
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
+        for path in made:
+            sync_folder(path.parent)
     failpoints.reach("prepare.folder_made")
     write_marker(folder, {})
     return {}

@@ -1,4 +1,4 @@
-"""The cold shard (faiss): IVF lists of 4-bit product-quantised residuals, at about 60 bytes of memory a passage.
+"""The cold shard (faiss): IVF lists of 4-bit product-quantised codes, at about 60 bytes of memory a passage.
 
 The codes only choose candidates. Every candidate is scored again from the stored vectors, so its score is exact and
 comparable with the hot tier's. FastScan codes (Andre et al. 2015) are read with SIMD shuffles and their codebooks
@@ -122,13 +122,15 @@ class ColdShard:
         """The most promising of the allowed rows in these lists, by code, unsorted."""
         codes, rows = np.empty((1, wanted), np.float32), np.empty((1, wanted), np.int64)
         parameters = faiss.SearchParametersIVF(nprobe=len(lists), sel=among(allowed))
-        # The wrapper of faiss takes no parameters here, so this is the call below it.
+        query, lists = np.ascontiguousarray(query), np.ascontiguousarray(lists)
+        similarities = np.ascontiguousarray(similarities)
+        # The wrapper of faiss takes no parameters here, so this is the call below it. It gets bare pointers.
         self._index.search_preassigned_c(
             1,
-            faiss.swig_ptr(np.ascontiguousarray(query)),
+            faiss.swig_ptr(query),
             wanted,
-            faiss.swig_ptr(np.ascontiguousarray(lists)),
-            faiss.swig_ptr(np.ascontiguousarray(similarities)),
+            faiss.swig_ptr(lists),
+            faiss.swig_ptr(similarities),
             faiss.swig_ptr(codes),
             faiss.swig_ptr(rows),
             False,

@@ -122,6 +122,7 @@ def trained(quantizer: Any, sample: Floats, lists: int, codes: str) -> Any:
     factory = f"IVF{lists},PQ{codes_for(dimensions)}{codes}"
     index = faiss.index_factory(dimensions, factory, faiss.METRIC_INNER_PRODUCT)
     index.quantizer.add(quantizer.reconstruct_n(0, lists))  # trained already: only the codebooks are left
+    index.pq.cp.min_points_per_centroid = 1  # as above: a warning for each of a hundred codebooks otherwise
     index.train(sample)
     index.add(sample)
     return index

@@ -5,7 +5,7 @@ none; read the passages after it from the log; hide what was removed after its s
 damaged indexes cost time at opening, never data.
 
 Threads: searches read `snapshot` from any thread. Writes and every change of parts happen on the writer's thread.
-Graphs of full deltas are built on one background thread and put in place by the writer.
+Graphs are built on background threads (`sealing`) and put in place by the writer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from indexes.assembly import Assembly, segment_passages
 from indexes.builder import BuildRequest
 from indexes.durable import disk_errors, publish_folder
 from indexes.errors import Conflict, Damaged, InvalidInput, NearlineError, NotFound, StorageError
-from indexes.filters import Filter
+from indexes.filters import INTEGER_BOUND, Filter
 from indexes.generation import Generation, Shelf
 from indexes.hits import Hits
 from indexes.log import Applied, Log
@@ -87,6 +87,7 @@ class Collection:
         self.uid = self.log.uid
         self.shelf = Shelf(folder)
         self._adopting = threading.Lock()
+        self._lost_generation = 0  # the live one by its marker, if it could not be used
         self.hits = Hits(folder / "hits.msgpack", hot_capacity=self.settings.hot_capacity)
         self._documents = self.log.document_count()
         self._writer = Writer(folder.name, self._commit, operations_max=tuning.commit_ops_max)
@@ -132,8 +133,8 @@ class Collection:
     def close(self) -> None:
         """Finish queued writes, stop the threads, close the log. Searches under way may still finish."""
         self._writer.close()
-        self._sealing.close()
         self.hits.save()
+        self._sealing.close()
         self.log.close()
 
     # -- reading
@@ -171,7 +172,8 @@ class Collection:
 
     def info(self) -> CollectionInfo:
         snapshot = self.snapshot
-        generation = self._assembly.generation
+        parts = [visible.part for visible in snapshot.parts]
+        generation = next((part for part in parts if isinstance(part, Generation)), None)
         return CollectionInfo(
             documents=self._documents,
             passages=snapshot.counts(),
@@ -234,6 +236,8 @@ class Collection:
 
     def wants_rebuild(self) -> str | None:
         """Why a rebuild is due by the tuning's own rules, or None. Cheap enough to ask after every write."""
+        if self._lost_generation:
+            return f"generation {self._lost_generation} could not be used"
         snapshot, tuning = self.snapshot, self.tuning
         _, in_segments = segment_passages(snapshot)
         # Past the first rebuild, wait for a quarter of the rest: rebuilding has to stay proportional to growth.
@@ -255,6 +259,8 @@ class Collection:
             self._assembly.rotate()
             position = self.log.position()
             self._assembly.build_ends = position.last_passage
+            self.hits.save()  # the builder reads them
+            self.hits.fade()
             return BuildRequest(
                 collection=str(self.folder),
                 number=self.shelf.next_number(),
@@ -265,8 +271,6 @@ class Collection:
                 threads=self.tuning.build_threads,
             )
 
-        self.hits.save()  # the builder reads them
-        self.hits.fade()
         return self._writer.call(fix).result()
 
     def adopt(self, number: int) -> Generation:
@@ -288,6 +292,7 @@ class Collection:
                 )
                 failpoints.reach("adopt.arranged")
                 self.shelf.set_current(number)
+                self._lost_generation = 0
                 failpoints.reach("adopt.current_moved")
                 self._assembly.install(arranged)
                 self._publish()
@@ -327,7 +332,7 @@ class Collection:
         The swap is done by then, so trouble here is only logged.
         """
         seqs = self.shelf.seqs()
-        first = [number for number in (self.snapshot.generation, before) if number in seqs]
+        first = [number for number in (self.snapshot.generation, before) if number]
         others = [number for number in reversed(seqs) if number not in first]
         kept = {*first, *others[: max(self.tuning.generations_kept - len(first), 0)]}
         try:
@@ -336,7 +341,7 @@ class Collection:
                     failpoints.reach("prune.begin")
                     self.shelf.remove(number)
                     failpoints.reach("prune.removed")
-            oldest = min(seqs[number] for number in kept)
+            oldest = min(seqs.get(number, 0) for number in kept)
             self._writer.call(lambda: self.log.forget_operations(oldest)).result()
         except (NearlineError, OSError) as error:
             logger.warning("old generations of %s were not cleared away: %s", self.folder.name, error)
@@ -363,7 +368,9 @@ class Collection:
                 logger.error("generation %d of %s cannot be used: %s", number, self.folder.name, error)
                 continue
             if generation.manifest.seq <= log_seq:
+                self._lost_generation = current if number != current else 0
                 return generation
+        self._lost_generation = current
         return None
 
 
@@ -372,6 +379,9 @@ def check_upsert(upsert: Upsert, dimensions: int) -> None:
         raise InvalidInput(f"document {upsert.id!r} has no passages", param="text")
     for passage in upsert.passages:
         check_vector(passage.vector, dimensions)
+    for key, value in upsert.metadata.items():
+        if isinstance(value, int) and not -INTEGER_BOUND <= value < INTEGER_BOUND:
+            raise InvalidInput(f"metadata {key!r} does not fit into 64 bits", param="metadata")
 
 
 def check_vector(vector: Floats, dimensions: int) -> None:

@@ -60,10 +60,10 @@ class DeltaView:
 
     @property
     def bytes(self) -> int:
-        return int(self.vectors.bytes + self.ids.nbytes)
+        return int(self.vectors.bytes + self.ids.nbytes + self.filters.bytes)
 
     def tier_bytes(self) -> dict[Tier, int]:
-        return {"delta": self.bytes}
+        return {"delta": self.vectors.bytes}
 
     def ids_of(self, rows: Rows) -> Ids:
         return self.ids[rows]

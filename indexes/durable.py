@@ -20,11 +20,8 @@ from indexes import failpoints, failures
 from indexes.errors import Damaged, DiskFull, Locked, StorageError
 
 READ_BYTES = 1 << 20
-NO_ROOM = (
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EFBIG,
-)  # the disk, the quota or the process's own limit is used up
+# The disk, the quota or the process's own limit is used up.
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Disk:

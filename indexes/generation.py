@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import shutil
 from pathlib import Path
@@ -73,6 +74,16 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     peak_bytes: dict[str, int]
     versions: dict[str, str]
     files: dict[str, SealedFile]
+    sha256: str = ""
+
+    def digest(self) -> str:
+        """SHA-256 of everything else in the manifest."""
+        return hashlib.sha256(msgspec.json.encode(msgspec.structs.replace(self, sha256=""))).hexdigest()
+
+    def sealed(self) -> bytes:
+        """The content of the file, with its own checksum."""
+        final = msgspec.structs.replace(self, sha256=self.digest())
+        return msgspec.json.format(msgspec.json.encode(final), indent=2) + b"\n"
 
 
 class Generation:
@@ -149,7 +160,10 @@ class Generation:
             return NOTHING
         hot = self.manifest.hot
         bits = None if allowed is None else first_bits(allowed, hot)
-        if bits is None or count_bits(bits) > min(scan_max, hot // 2):
+        count = hot if bits is None else count_bits(bits)
+        if not count:
+            return NOTHING
+        if bits is None or count > min(scan_max, hot // 2):
             found = search_graph(self._hot, query, depth, bits)
             if found is not None:
                 return found
@@ -160,6 +174,8 @@ class Generation:
             return NOTHING
         cold = self.tier_rows()["cold"]
         count = self._cold.size if allowed is None else self._cold.count(allowed)
+        if not count:
+            return NOTHING
         if allowed is not None and count <= scan_max:
             return self._scan(query, depth, allowed, cold)
         found = self._cold.nearest(query, depth, allowed, count)
@@ -190,11 +206,14 @@ def read_manifest(folder: Path) -> Manifest:
     if not path.is_file():
         raise NotFound(f"no generation in {folder}")
     try:
-        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+        content = path.read_bytes()
+        manifest = msgspec.json.decode(content, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Damaged(f"{path}: {error}") from error
     if manifest.format_version != FORMAT_VERSION:
         raise Damaged(f"{path}: format {manifest.format_version}; this version reads {FORMAT_VERSION}")
+    if content != manifest.sealed():
+        raise Damaged(f"{path} is damaged: its checksum differs")
     return manifest
 
 
@@ -255,9 +274,10 @@ class Shelf:
             self.path(number).rename(removed)
         shutil.rmtree(removed, ignore_errors=True)
 
-    def sweep(self) -> None:
-        """Remove what a dead builder, or a death while removing, left behind."""
-        for pattern in (".draft-*", ".removed-*"):
+    def sweep(self, builder: int | None = None) -> None:
+        """Remove what dead builders, and deaths while removing, left behind; or the draft of one process alone."""
+        patterns = (".draft-*", ".removed-*") if builder is None else (f".draft-*-{builder}",)
+        for pattern in patterns:
             for leftover in self.folder.glob(pattern):
                 shutil.rmtree(leftover, ignore_errors=True)
 

@@ -78,7 +78,7 @@ class GrowingView:
         return self.index.read(term, self.size)
 
     def frequencies_of(self, rows: Rows) -> dict[str, int]:
-        return self.index.seal(self.size).frequencies_of(rows)
+        return self.index.seal(self.size).frequencies_of(rows) if len(rows) else {}
 
 
 class SealedLexical:

@@ -165,11 +165,6 @@ class LogReader:
                 (passage, searchable_text(title, text), metadata) for passage, title, text, metadata in rows
             ]
 
-    def metadata(self, after: int, upto: int) -> Iterator[list[tuple[int, str]]]:
-        """(passage id, its document's metadata as JSON)."""
-        for rows in self._scan(f"SELECT p.id, d.metadata {LIVE} {BETWEEN}", after, upto):
-            yield [tuple(row) for row in rows]
-
     def entries(self, after: int, upto: int) -> Iterator[Entry]:
         """Everything the indexes need of each passage, one by one."""
         sql = f"SELECT p.id, d.title, coalesce(p.text, d.text), d.metadata, p.vector {LIVE} {BETWEEN}"

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from indexes.cold_training import SAMPLE_MAX, TRIAL_ROWS
+from indexes.cold_training import SAMPLE_MAX, TRIAL_ROWS, codes_for
 from indexes.hot import M
 
 STATUS = Path("/proc/self/status")
@@ -20,8 +20,8 @@ EVERY_S = 0.02
 
 PROCESS_BYTES = 55e6  # Python with faiss, hnswlib and numpy, before anything is read
 NUMBERS_BYTES = 48  # ids, places and order of a passage, as integers of eight bytes
-CODE_BYTES = 72  # a cold passage in its list: code, id, the room lists grow into
-TRAINING_BYTES = 40e6  # what clustering and codebooks need beside the vectors
+LIST_GROWTH = 1.3  # the room that lists grow into while they are filled
+TRAINING_BYTES = 10e6  # what clustering and codebooks need beside the vectors
 LEXICAL_BUFFER_BYTES = 85e6  # postings that are being sorted, and the words seen last
 TERM_BYTES = 200
 
@@ -67,7 +67,7 @@ def graph_bytes(passages: int, dimensions: int) -> float:
 
 def cold_bytes(passages: int, lists: int, dimensions: int) -> float:
     """Half a byte of code for four dimensions, an id; a centre for each list, which is filled up to blocks of 32."""
-    code = dimensions / 8
+    code = codes_for(dimensions) / 2
     return passages * (code + 8) + lists * (4 * dimensions + 16 * code)
 
 
@@ -83,6 +83,6 @@ def build_bytes(hot: int, cold: int, dimensions: int, terms: int) -> float:
     # The sample, the part of it that is tried, and the residuals of that.
     vectors = min(cold, SAMPLE_MAX) + 2 * min(cold, TRIAL_ROWS)
     sample = 4 * dimensions * vectors + TRAINING_BYTES if cold else 0
-    dense = graph_bytes(hot, dimensions) + CODE_BYTES * cold
+    dense = graph_bytes(hot, dimensions) + LIST_GROWTH * (codes_for(dimensions) / 2 + 8) * cold
     texts = LEXICAL_BUFFER_BYTES + TERM_BYTES * terms + 4 * passages
     return PROCESS_BYTES + NUMBERS_BYTES * passages + max(sample, dense, texts)

@@ -1,6 +1,6 @@
 """What a snapshot is made of: the protocol that delta, segment and generation share, and what their searches share.
 
-A part holds passages in rows 0 to size-1. `allowed` is everywhere a packed bitmap over rows (`bitmaps`), or None for
+A part holds passages in rows 0 to size-1. `allowed` is everywhere a packed mask over rows (`masks`), or None for
 all rows: the passages that live and that the filter lets through.
 """
 

@@ -8,11 +8,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
 from indexes.builder import BuildRequest
 from indexes.errors import NotReady, StorageError
+from indexes.generation import Shelf
 
 Progress = Callable[[str, int, int], None]
 
@@ -50,6 +52,8 @@ class Rebuild:
             timer.cancel()
             child.kill()
             child.wait()
+            # A builder that was killed cannot clear up after itself, and the next one may need the room.
+            Shelf(Path(self.request.collection)).sweep(builder=child.pid)
             drain.join(timeout=5)
         if self._cancelled.is_set():
             raise NotReady("the build was cancelled")

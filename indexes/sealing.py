@@ -10,8 +10,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from indexes import failpoints
 from indexes.assembly import Assembly
@@ -19,6 +18,7 @@ from indexes.delta import DeltaView
 from indexes.errors import NotReady
 from indexes.segment import Segment
 from indexes.snapshot import Visible
+from indexes.vectors import search_with_one_thread
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class Sealing:
         assembly: Assembly,
         *,
         threads: int,
-        on_writer: Callable[[Callable[[], None]], Any],
+        on_writer: Callable[[Callable[[], None]], Future[None]],
         publish: Callable[[], None],
     ) -> None:
         """`on_writer` runs a function on the writer's thread; `publish` shows searches what the assembly now holds."""
@@ -45,21 +45,23 @@ class Sealing:
         self._publish = publish
         assembly.on_full = self.seal
         self._merge_under_way = False
-        self._seals = ThreadPoolExecutor(1, f"sealing-{name}", initializer=lower_priority)
-        self._merges = ThreadPoolExecutor(1, f"merging-{name}", initializer=lower_priority)
+        self._closing = threading.Event()
+        self._seals = ThreadPoolExecutor(1, f"sealing-{name}", initializer=work_quietly)
+        self._merges = ThreadPoolExecutor(1, f"merging-{name}", initializer=work_quietly)
 
     def seal(self, view: DeltaView) -> None:
         """Make a segment of a full delta, in the background."""
 
         def work() -> None:
-            segment = Segment.seal(view, threads=self._threads)
+            segment = Segment.seal(view, threads=self._threads, go_on=self._go_on)
             failpoints.reach("seal.built")
-            self._on_writer(lambda: self._put(view, segment))
+            self._on_writer(lambda: self._put(view, segment)).result()
 
         self._submit(self._seals, "sealing a segment", work)
 
     def close(self) -> None:
-        """Drop what waits, wait for what runs."""
+        """Drop what waits, and what runs too at its next block of rows."""
+        self._closing.set()
         for pool in (self._seals, self._merges):
             pool.shutdown(wait=False, cancel_futures=True)
         for pool in (self._seals, self._merges):
@@ -67,8 +69,11 @@ class Sealing:
 
     def wait(self) -> None:
         """Return once nothing is queued or under way. Not for the writer's thread."""
-        for pool in (self._seals, self._merges):
-            pool.submit(lambda: None).result()
+        while True:
+            for pool in (self._seals, self._merges):
+                pool.submit(lambda: None).result()
+            if not self._merge_under_way:
+                return
 
     # -- on the writer's thread
 
@@ -88,10 +93,10 @@ class Sealing:
         def work() -> None:
             merged = None
             try:
-                merged = Segment.merged(sources, threads=self._threads)
+                merged = Segment.merged(sources, threads=self._threads, go_on=self._go_on)
                 failpoints.reach("merge.built")
             finally:
-                self._on_writer(lambda: self._put_merged(sources, merged))
+                self._on_writer(lambda: self._put_merged(sources, merged)).result()
 
         self._submit(self._merges, "merging segments", work)
 
@@ -103,6 +108,11 @@ class Sealing:
             self._publish()
             failpoints.reach("merge.shown")
         self._merge()
+
+    def _go_on(self) -> None:
+        """Asked between two blocks of rows."""
+        if self._closing.is_set():
+            raise NotReady("the collection is closing")
 
     def _submit(self, pool: ThreadPoolExecutor, what: str, work: Callable[[], None]) -> None:
         def guarded() -> None:
@@ -119,7 +129,9 @@ class Sealing:
             logger.debug("%s closed before %s", self._name, what)
 
 
-def lower_priority() -> None:
+def work_quietly() -> None:
+    """For each of the threads: low priority, and no team of further threads in faiss."""
+    search_with_one_thread()
     try:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
     except OSError as error:  # a hardened container may forbid even this

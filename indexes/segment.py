@@ -1,12 +1,13 @@
 """Segments of the hot tier: sealed deltas, and several of them merged into one. Immutable, in memory.
 
 A segment holds an HNSW graph, its vectors again in float16 (for filters and exact scores), and sealed lexical and
-filter indexes. Sealing and merging take seconds: call them away from searches and from the writer.
+filter indexes. Sealing and merging take seconds: call them away from searches and from the writer. Between two blocks
+of rows they call `go_on`, which may raise to end them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,13 @@ from indexes.vectors import StoredVectors
 
 SEGMENT_EF = 128
 SEGMENT_EF_CONSTRUCTION = 100  # half of a generation's: a segment lives for minutes and is small
-BLOCK_ROWS = 1024  # added to a graph at once: between two blocks other threads get their turn
+BLOCK_ROWS = 512  # added to a graph at once: between two blocks other threads get their turn
+
+GoOn = Callable[[], None]
+
+
+def always() -> None:
+    """Nobody wants to stop the work."""
 
 
 class Segment:
@@ -46,19 +53,19 @@ class Segment:
         self.filters = filters
 
     @staticmethod
-    def seal(view: DeltaView, *, threads: int) -> Segment:
+    def seal(view: DeltaView, *, threads: int, go_on: GoOn = always) -> Segment:
         """The passages of a full delta, row by row."""
         vectors = copy_rows([(view.vectors, np.arange(view.size))], view.vectors.halves.shape[1])
         return Segment(
             view.ids.copy(),
             vectors,
-            build_graph(vectors, threads),
+            build_graph(vectors, threads, go_on),
             view.growing_lexical.seal(view.size),
             view.growing_filters.seal(view.size),
         )
 
     @staticmethod
-    def merged(sources: Sequence[Visible], *, threads: int) -> Segment:
+    def merged(sources: Sequence[Visible], *, threads: int, go_on: GoOn = always) -> Segment:
         """One segment of the rows that live in several, in the order given, which is that of their ids."""
         segments = [visible.part for visible in sources if isinstance(visible.part, Segment)]
         kept = [visible.alive_flags() for visible in sources]
@@ -70,7 +77,7 @@ class Segment:
         return Segment(
             np.concatenate([segment.ids[flags] for segment, flags in pairs]),
             vectors,
-            build_graph(vectors, threads),
+            build_graph(vectors, threads, go_on),
             merge_sealed([(segment.lexical, flags) for segment, flags in pairs]),
             SealedFilters.merged([(segment.filters, flags) for segment, flags in pairs]),
         )
@@ -112,9 +119,10 @@ def copy_rows(sources: Sequence[tuple[StoredVectors, Rows]], dimensions: int) ->
     return copied
 
 
-def build_graph(vectors: StoredVectors, threads: int) -> HotGraph:
+def build_graph(vectors: StoredVectors, threads: int, go_on: GoOn) -> HotGraph:
     def blocks() -> Iterator[tuple[Rows, Floats]]:
         for start in range(0, vectors.rows, BLOCK_ROWS):
+            go_on()
             rows = np.arange(start, min(start + BLOCK_ROWS, vectors.rows))
             yield rows, vectors.take(rows)
 

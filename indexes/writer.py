@@ -1,9 +1,9 @@
 """The one thread that writes a collection: groups waiting writes into commits, runs other steps between them.
 
 Every caller gets a Future. Writes that wait together share one synced transaction, so the rate of commits does not
-bound the rate of writes. If a commit fails, every write in it fails with the same error and none is kept. After a
-storage error other than a full disk the thread acknowledges nothing more, and reports it (`failures`): what the disk
-holds is then unknown until the log is opened again.
+bound the rate of writes. If a commit fails, every write in it fails with the same error and none is kept; only after
+a storage error other than a full disk is it unknown what the disk holds until the log is opened again. Then the
+thread acknowledges nothing more, and reports it (`failures`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Writer:
     def __init__(self, name: str, commit: Commit, *, operations_max: int) -> None:
         self._commit = commit
         self._operations_max = operations_max
-        self._queue: queue.Queue[_Write | _Step | None] = queue.Queue(WAITING_WRITES_MAX)
+        self._queue: queue.Queue[_Write | _Step | None] = queue.Queue()
         self._closing = False
         self._entering = threading.Lock()  # nothing may slip in behind the end of the queue
         self._failed: StorageError | None = None
@@ -85,10 +85,10 @@ class Writer:
         with self._entering:
             if self._closing:
                 raise NotReady("the collection is closing")
-            try:
-                self._queue.put_nowait(item)
-            except queue.Full:
-                raise Overloaded(f"{WAITING_WRITES_MAX} writes are waiting already") from None
+            # Steps are few and must not be turned away: they put in place what took seconds to make.
+            if isinstance(item, _Write) and self._queue.qsize() >= WAITING_WRITES_MAX:
+                raise Overloaded(f"{WAITING_WRITES_MAX} writes are waiting already")
+            self._queue.put_nowait(item)
 
     def _run(self) -> None:
         item = self._queue.get()

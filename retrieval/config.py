@@ -20,6 +20,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
+from indexes import failpoints
 from indexes.errors import InvalidInput
 from retrieval.settings import Config
 
@@ -48,7 +49,10 @@ def ignored_variables(environ: Mapping[str, str]) -> list[str]:
     return sorted(
         name
         for name, value in environ.items()
-        if name.startswith(PREFIX) and not _section_of(name) and not _is_service_link(name, value)
+        if name.startswith(PREFIX)
+        and name != failpoints.VARIABLE
+        and not _section_of(name)
+        and not _is_service_link(name, value)
     )
 
 

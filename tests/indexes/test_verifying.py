@@ -198,7 +198,7 @@ def reseal(folder: Path, **changes: object) -> None:
         name: SealedFile((folder / name).stat().st_size, sha256(folder / name)) for name in manifest.files
     }
     changed = msgspec.structs.replace(manifest, files=files, **changes)
-    (folder / "manifest.json").write_bytes(msgspec.json.encode(changed))
+    (folder / "manifest.json").write_bytes(changed.sealed())
 
 
 def test_a_generation_that_is_being_deleted(data: Path) -> None:

@@ -1,6 +1,8 @@
 """Kill -9 in a loop, during mixed writes, deletions and rebuilds, against an oracle of what was acknowledged.
 
-`make torture` runs it NEARLINE_TORTURE_KILLS times (50). A short form of two kills is part of `make test`.
+The whole service over HTTP, with its model. `tests/faults/test_kills.py` does the same to the indexes alone, where a
+kill costs a second. `make torture` runs it NEARLINE_TORTURE_KILLS times (50). A short form of two kills is part of
+`make test`.
 """
 
 from __future__ import annotations

@@ -20,10 +20,15 @@ SCORE_TOLERANCE = 2e-3  # of float16 storage
 
 
 def everything(catalog: Catalog) -> dict[str, Value]:
-    """What the directory holds, as flat facts: `collection:main` True, `alias:live` "main", `doc:main:5` version."""
+    """What the directory holds, as flat facts.
+
+    `collection:main` True, `alias:live` "main", `generation:main` its number, `doc:main:5` a version.
+    """
     facts: dict[str, Value] = {f"alias:{alias}": name for alias, name in catalog.aliases.items()}
     for name, collection in catalog.collections.items():
         facts[f"collection:{name}"] = True
+        if collection.snapshot.generation:
+            facts[f"generation:{name}"] = collection.snapshot.generation
         for number, (version, _) in consistent(collection).items():
             facts[f"doc:{name}:{number}"] = version
     return facts

@@ -55,6 +55,9 @@ class Promises:
         elif line.seq is not None:
             done = self.open.pop(line.n)
             self.certain |= done
+            for earlier in self.open.values():  # came before, if it came at all
+                for key in done:
+                    earlier.pop(key, None)
             self._note_seqs(done, line.seq)
         elif line.error == "DiskFull":
             del self.open[line.n]  # rolled back whole

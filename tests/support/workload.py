@@ -10,9 +10,11 @@ JSON object: {"by", "n", "do": {fact: value}} before an attempt, which happens w
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import random
+import subprocess
 import sys
 import threading
 import time
@@ -26,6 +28,7 @@ import apsw
 import msgspec
 
 from indexes import durable, failpoints, log, sqlite
+from indexes.backup import back_up
 from indexes.builder import build
 from indexes.catalog import Catalog
 from indexes.collection import Collection
@@ -41,16 +44,19 @@ from tests.support.versions import OWNERS, document
 
 MAIN = "main"
 LOST = "lost"
+BACKUPS = "backups"
 TUNING = Tuning(delta_passages_max=32, segments_max=0, recall_target=0.9)
 CHECKPOINT_PAGES = 30  # so that a short story has checkpoints too
 STORM_NUMBERS = 400
+
+NUMBERS_OF_ATTEMPTS = itertools.count(1)
 
 Tell = Callable[[Mapping[str, object]], None]
 
 
 class Options(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """`seed` decides everything random; `round` numbers the runs on one folder, so that no version comes twice. A
-    `short` tour has one rebuild instead of three.
+    `short` tour has one rebuild instead of three. `children` is the share of builds and backups in own processes.
 
     With `lose_at_step` the power fails there (`Platter`): what is left lies in LOST beside the parent of FOLDER, which
     must exist. `unsynced` leaves syncs out, to show that this is noticed.
@@ -60,7 +66,7 @@ class Options(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     seed: int = 0
     round: int = 0
     hot_capacity: int = 1000
-    builds_in_children: float = 0.3
+    children: float = 0.3
     short: bool = False
     count: bool = False
     lose_at_step: int = 0
@@ -74,7 +80,6 @@ class Actor:
         self.catalog = catalog
         self._name = name
         self._tell = tell
-        self._attempts = 0
 
     @property
     def main(self) -> Collection:
@@ -82,8 +87,7 @@ class Actor:
 
     def attempt(self, do: Mapping[str, Value], work: Callable[[], object]) -> object:
         """What `work` returned, or None if it failed."""
-        self._attempts += 1
-        about: dict[str, object] = {"by": self._name, "n": self._attempts}
+        about: dict[str, object] = {"by": self._name, "n": next(NUMBERS_OF_ATTEMPTS)}
         self._tell(about | {"do": do})
         try:
             result = work()
@@ -130,19 +134,41 @@ class Actor:
 
         def work() -> None:
             request = self.main.begin_build()
+            assert request.number == number
             if in_child:
                 Rebuild(request, timeout_s=60).run(lambda *_: None)
             else:
                 build(request, lambda *_: None)
-            self.main.adopt(request.number)
+            self.main.adopt(number)
+
+        if MAIN not in self.catalog.collections:
+            return None
+        number = self.main.shelf.next_number()
+        return self.attempt({f"generation:{MAIN}": number}, work)
+
+    def back_up(self, target: Path, *, in_child: bool) -> object:
+        """With the command `nearline backup`, or in this process."""
+
+        def work() -> None:
+            data = self.catalog.folder
+            if not in_child:
+                back_up(data, target, progress=lambda *_: None)
+                return
+            command = [sys.executable, "-m", "jobs.cli", "backup", "--data", str(data), "--to", str(target)]
+            ended = subprocess.run(command, capture_output=True, text=True, check=False)
+            if ended.returncode:
+                raise NearlineError(ended.stderr)
 
         return self.attempt({}, work)
 
     def rollback(self) -> object:
-        return self.attempt({}, self._roll_back)
-
-    def _roll_back(self) -> None:
-        self.main.rollback()
+        """To the generation before the live one, if there is one."""
+        if MAIN not in self.catalog.collections:
+            return None
+        earlier = [one for one in self.main.shelf.numbers() if one < self.main.snapshot.generation]
+        if not earlier:
+            return None
+        return self.attempt({f"generation:{MAIN}": earlier[-1]}, lambda: self.main.adopt(earlier[-1]))
 
     def settle(self) -> None:
         with contextlib.suppress(NearlineError):  # after a failure there may be nothing to settle
@@ -183,7 +209,7 @@ def second_life(actor: Actor, options: Options) -> None:
 
 
 def storm(folder: Path, tell: Tell, options: Options) -> None:
-    """Writes of two threads; beside them rebuilds, swaps, rollbacks, aliases, new and deleted collections. Endless."""
+    """Writes of two threads, and beside them whatever else may change a directory or read it. Endless."""
     catalog = Catalog(folder, TUNING)
     start = Actor("start", catalog, tell)
     if MAIN not in catalog.collections:
@@ -192,6 +218,7 @@ def storm(folder: Path, tell: Tell, options: Options) -> None:
         actor = Actor(f"writer{owner}", catalog, tell)
         threading.Thread(target=write_on, args=(actor, owner, options), daemon=True).start()
     tell({"started": True})
+    threading.Thread(target=back_up_on, args=(Actor("backup", catalog, tell), options), daemon=True).start()
     change_on(Actor("admin", catalog, tell), options)
 
 
@@ -208,15 +235,23 @@ def write_on(actor: Actor, owner: int, options: Options) -> None:
         actor.write({number: None if rng.random() < 0.25 else version for number in numbers})
 
 
+def back_up_on(actor: Actor, options: Options) -> None:
+    """One backup after the other into BACKUPS beside the data directory, named by round and number."""
+    rng = random.Random(f"{options.seed} backups")
+    for number in itertools.count():
+        target = actor.catalog.folder.with_name(BACKUPS) / f"{options.round}-{number}"
+        actor.back_up(target, in_child=rng.random() < options.children)
+        time.sleep(rng.random() * 0.3)
+
+
 def change_on(actor: Actor, options: Options) -> None:
     rng = random.Random(f"{options.seed} changes")
     while True:
         what = rng.random()
         if what < 0.4:
-            actor.rebuild(in_child=rng.random() < options.builds_in_children)
+            actor.rebuild(in_child=rng.random() < options.children)
         elif what < 0.5:
-            if len(actor.main.shelf.numbers()) > 1:
-                actor.rollback()
+            actor.rollback()
         elif what < 0.7:
             actor.set_alias(rng.choice(("live", "next")), MAIN)
         elif what < 0.8:

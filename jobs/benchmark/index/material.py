@@ -145,8 +145,8 @@ def export(folder: Path) -> None:
         last = log.position().last_passage
         buckets = [
             (passage, decode_metadata(text)["bucket"])
-            for block in log.metadata(0, last)
-            for passage, text in block
+            for block in log.searchable(0, last)
+            for passage, _, text in block
         ]
         shape = (len(buckets), log.settings.dimensions)
         vectors = np.lib.format.open_memmap(folder / "vectors.npy", mode="w+", dtype=np.float32, shape=shape)

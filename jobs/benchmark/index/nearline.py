@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from indexes.cold import ColdSettings
 from indexes.collection import Collection
 from indexes.generation import Generation, Shelf
+from indexes.memory import build_bytes
 from indexes.model import Floats, Ids, Tuning
 from indexes.rebuild import Rebuild
 from jobs.benchmark.index.engine import Engine, Found, Setting
@@ -56,6 +57,7 @@ def rebuild(
         manifest = msgspec.to_builtins(generation.manifest)
         return {
             "build_s": round(seconds, 1),
+            "foretold_peak_bytes": round(foretold(generation)),
             **watch.peaks(),
             "manifest": {
                 name: value for name, value in manifest.items() if name not in ("files", "versions")
@@ -64,6 +66,13 @@ def rebuild(
         }
     finally:
         open_collection.close()
+
+
+def foretold(generation: Generation) -> float:
+    """What the formula says the builder would need at most, of its own."""
+    manifest = generation.manifest
+    words = len(generation.lexical.names)
+    return build_bytes(manifest.hot, manifest.cold, manifest.dimensions, words)
 
 
 class Nearline(Engine):

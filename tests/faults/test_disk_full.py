@@ -1,0 +1,205 @@
+"""A disk without room: writes are refused, reads go on, nothing half-written is published, and room mends it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from indexes.builder import BuildRequest
+from indexes.collection import Collection
+from indexes.errors import DiskFull
+from indexes.generation import Generation
+from jobs.server_process import ServerProcess, serving
+from tests.support.http import Http
+from tests.support.inspection import consistent
+from tests.support.vectors import make_collection
+from tests.support.versions import document
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass
+class Room:
+    """How the disk of a data directory is filled up, and how room comes back."""
+
+    data: Path
+    fill: Callable[[ServerProcess], None]
+    free: Callable[[ServerProcess], None]
+
+
+def limited(folder: Path) -> Iterator[Room]:
+    """The limit of a process on the size of its files, which an operator may lift: EFBIG where a disk says ENOSPC."""
+
+    def set_limit(server: ServerProcess, limit: int) -> None:
+        _, most = resource.prlimit(server.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (limit, most))
+
+    yield Room(
+        folder / "data",
+        fill=lambda server: set_limit(server, 16_384),
+        free=lambda server: set_limit(server, resource.RLIM_INFINITY),
+    )
+
+
+def mounted(folder: Path) -> Iterator[Room]:
+    """A small file system of its own, filled by another file."""
+    data = folder / "data"
+    data.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=24m", "nearline-test", str(data)]
+    try:
+        refused = subprocess.run(command, capture_output=True, check=False).returncode
+    except FileNotFoundError:
+        refused = 1
+    if refused:
+        pytest.skip("mounting a file system is not permitted here")
+    other = data / ".removed-nothing"  # a name that an opening catalog takes for its own litter
+
+    def fill(server: ServerProcess) -> None:
+        with other.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+
+    try:
+        yield Room(data, fill, lambda server: other.unlink())
+    finally:
+        subprocess.run(["umount", str(data)], check=True)
+
+
+@pytest.fixture(params=[limited, mounted])
+def room(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Room]:
+    yield from request.param(tmp_path)
+
+
+def test_a_full_disk_under_the_service(room: Room, model_folder: Path) -> None:
+    """Writes get 507, searches and documents are served, a rebuild publishes nothing; with room, all of it works."""
+    with serving(room.data, {"NEARLINE_MODELS_FOLDER": str(model_folder.parent)}) as server:
+        http = Http(server.url)
+        name = http.new_collection()
+        for number in range(50):
+            http.write(name, {"id": f"d{number}", "text": f"animal number {number}"})
+        assert http.reindex(name)["status"] == "succeeded"
+
+        room.fill(server)
+        written = write_until_refused(http, name, 507)
+        for number in (0, 49, *range(50, written)):
+            assert http.call("GET", f"/v1/collections/{name}/documents/d{number}").status == 200
+        assert http.call("GET", f"/v1/collections/{name}/documents/d{written}").status == 404
+        assert "d7" in http.found(name, query="animal number 7", k=50, cache=False)
+        assert http.call("PUT", "/v1/aliases/live", {"collection": name}).status in {200, 507}
+        assert http.reindex(name)["status"] == "failed"
+        info = http.ok("GET", f"/v1/collections/{name}")
+        assert info["documents"] == written
+        assert info["generation"] == 1
+        assert http.call("GET", "/readyz").status == 200
+
+        room.free(server)
+        http.write(name, {"id": f"d{written}", "text": "room again"})
+        assert http.reindex(name)["status"] == "succeeded"
+        assert f"d{written}" in http.found(name, query="room again", cache=False)
+        assert http.ok("GET", f"/v1/collections/{name}")["documents"] == written + 1
+        assert http.call("PUT", "/v1/aliases/live", {"collection": name}).status == 200
+
+
+def write_until_refused(http: Http, name: str, status: int) -> int:
+    """How many documents there are when the first is refused, with this status."""
+    for number in itertools.count(50):
+        body = {"documents": [{"id": f"d{number}", "text": "more and more " * 50}]}
+        reply = http.call("POST", f"/v1/collections/{name}/documents", body)
+        if reply.status != 200:
+            assert reply.status == status, reply
+            return number
+    raise AssertionError
+
+
+BUILDER_WITH_A_LIMIT = """
+import resource, sys
+from indexes import builder
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv.pop(1)), resource.RLIM_INFINITY))
+sys.exit(builder.main())
+"""
+
+
+def build_with_limit(request: BuildRequest, bytes_max: int) -> bool:
+    """Whether a builder succeeded that may write no file larger than that."""
+    command = [
+        sys.executable,
+        "-c",
+        BUILDER_WITH_A_LIMIT,
+        str(bytes_max),
+        msgspec.json.encode(request).decode(),
+    ]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode == 0
+
+
+def never_half_published(collection: Collection, limits: list[int]) -> None:
+    """For each limit: the generation is there and whole, or nothing of it is."""
+    for limit in limits:
+        request = collection.begin_build()
+        built = build_with_limit(request, limit)
+        assert (request.number in collection.shelf.numbers()) == built, limit
+        assert not list(collection.shelf.folder.glob(".draft-*")), limit
+        if built:
+            Generation.load(collection.shelf.path(request.number))
+            collection.adopt(request.number)
+            consistent(collection)
+
+
+@pytest.fixture
+def collection(tmp_path: Path) -> Iterator[Collection]:
+    collection = make_collection(tmp_path / "c", hot_capacity=100)
+    for start in range(1, 400, 50):
+        collection.write([document(number, 1) for number in range(start, start + 50)]).result()
+    yield collection
+    collection.close()
+
+
+def sizes(collection: Collection) -> list[int]:
+    """Of the files of a generation, from small to large."""
+    request = collection.begin_build()
+    assert build_with_limit(request, 1 << 30)
+    return sorted({path.stat().st_size for path in collection.shelf.path(request.number).rglob("*.*")})
+
+
+def test_no_half_generation_is_published(collection: Collection) -> None:
+    """A builder that runs out of room at its smallest, a middle or its largest file leaves no generation behind."""
+    found = sizes(collection)
+    never_half_published(collection, [found[0] - 1, found[len(found) // 2] - 1, found[-1] - 1, found[-1]])
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(1200)
+def test_no_half_generation_at_any_limit(collection: Collection) -> None:
+    """The same just below, at and above the size of every file."""
+    never_half_published(collection, [size + by for size in sizes(collection) for by in (-4096, -1, 0, 1)])
+
+
+def test_a_full_disk_below_a_collection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without room for its marker a generation is not adopted; the one before serves, and room makes it work."""
+    collection = make_collection(tmp_path / "c")
+    collection.write([document(number, 1) for number in range(20)]).result()
+    request = collection.begin_build()
+    assert build_with_limit(request, 1 << 30)
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(DiskFull):
+        collection.adopt(request.number)
+    assert collection.snapshot.generation == 0
+    monkeypatch.undo()
+    collection.write([document(20, 1)]).result()
+    assert collection.adopt(request.number).number == request.number
+    assert len(consistent(collection)) == 21
+    collection.close()
