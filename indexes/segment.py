@@ -23,7 +23,7 @@ from indexes.parts import Found, find_sorted, scan, search_graph
 from indexes.snapshot import Visible
 from indexes.vectors import StoredVectors
 
-SEGMENT_EF = 128
+SEGMENT_EF = 64  # a small graph finds its nearest with half the width that a large one needs
 SEGMENT_EF_CONSTRUCTION = 100  # half of a generation's: a segment lives for minutes and is small
 BLOCK_ROWS = 512  # added to a graph at once: between two blocks other threads get their turn
 
