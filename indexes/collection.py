@@ -308,7 +308,7 @@ class Collection:
     def rollback(self) -> Generation:
         """Go back to the newest generation before the live one. Writes made since stay: they are replayed."""
         live = self._assembly.generation
-        earlier = [number for number in self.shelf.numbers() if live and number < live.number]
+        earlier = [number for number in self.shelf.seqs() if live and number < live.number]
         if not earlier:
             raise Conflict("there is no earlier generation to roll back to")
         return self.adopt(earlier[-1])
