@@ -133,13 +133,6 @@ def best_of(
     return best, scores[best]
 
 
-def score_all(part: LexicalPart, query: WeightedQuery) -> Floats:
-    """BM25 of every row of the part, float32 [size]; 0 where no term occurs."""
-    scores = np.zeros(part.size, np.float32)
-    np.add.at(scores, *_gains(part, query))
-    return scores
-
-
 def score_rows(part: LexicalPart, query: WeightedQuery, wanted: Rows) -> Floats:
     """BM25 of these rows only, float32 [len(wanted)]: for candidates another searcher found."""
     scores = np.zeros(len(wanted), np.float32)
@@ -176,15 +169,3 @@ def _saturated(frequencies: NDArray[np.uint16], lengths: NDArray[np.uint32], que
     tf *= np.float32(k1 + 1)
     tf /= norm
     return tf
-
-
-def best_rows(scores: Floats, depth: int) -> Rows:
-    """Rows of the `depth` largest positive scores, best first; equal scores in row order."""
-    touched = np.flatnonzero(scores > 0)
-    if len(touched) > depth:
-        values = scores[touched]
-        threshold = np.partition(values, len(values) - depth)[len(values) - depth]
-        # Everything at the threshold stays until the sort below, so that ties are cut in row order, not by chance.
-        touched = touched[values >= threshold]
-    order = np.lexsort((touched, -scores[touched]))[:depth]
-    return touched[order].astype(np.int64)

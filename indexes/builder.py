@@ -30,6 +30,7 @@ import msgspec
 import numpy as np
 
 from indexes import analysis, failpoints
+from indexes.arrays import find_sorted
 from indexes.cold import ColdSettings
 from indexes.dense_builder import FIRST_EF, DenseRows, write_dense
 from indexes.durable import publish_folder
@@ -43,7 +44,6 @@ from indexes.log_reader import LogReader, decode_metadata
 from indexes.measuring import Measured, choose_settings
 from indexes.memory import PeakMemory
 from indexes.model import Ids
-from indexes.parts import find_sorted
 from indexes.placement import Moves, Placement, place
 
 Progress = Callable[[str, int, int], None]

@@ -15,6 +15,7 @@ import faiss
 import msgspec
 import numpy as np
 
+from indexes.arrays import ends_of
 from indexes.errors import Damaged
 from indexes.masks import Bits, count_bits, first_bits, flags_of
 from indexes.model import Floats, Rows
@@ -141,8 +142,7 @@ class ColdShard:
 
     def _allowed_by_list(self, allowed: Bits) -> Rows:
         flags = flags_of(allowed, self._vectors.rows)
-        before = np.concatenate([[0], np.cumsum(flags, dtype=np.int64)])
-        return np.diff(before[self._starts])
+        return np.diff(ends_of(flags)[self._starts])
 
 
 def search_ns(lists: int, probes: int, share: float, size: int, rescored: int = 0) -> float:
@@ -163,4 +163,4 @@ def refined(index: Any, vectors: StoredVectors) -> Any:
 def list_starts(index: Any) -> Rows:
     """Position of the first row of each list, and at the end the number of rows: int64 [lists + 1]."""
     sizes = [index.invlists.list_size(number) for number in range(index.nlist)]
-    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    return ends_of(np.array(sizes, np.int64))

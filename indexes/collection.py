@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from indexes import analysis, failpoints
+from indexes.arrays import top
 from indexes.assembly import Assembly, segment_passages
 from indexes.builder import BuildRequest
 from indexes.durable import disk_errors, publish_folder
@@ -43,7 +44,6 @@ from indexes.model import (
     Upsert,
     WriteResult,
 )
-from indexes.parts import top
 from indexes.placement import Moves
 from indexes.sealing import Sealing
 from indexes.snapshot import Snapshot, sum_by_tier
@@ -259,8 +259,6 @@ class Collection:
             self._assembly.rotate()
             position = self.log.position()
             self._assembly.build_ends = position.last_passage
-            self.hits.save()  # the builder reads them
-            self.hits.fade()
             return BuildRequest(
                 collection=str(self.folder),
                 number=self.shelf.next_number(),
@@ -271,7 +269,10 @@ class Collection:
                 threads=self.tuning.build_threads,
             )
 
-        return self._writer.call(fix).result()
+        self.hits.save()  # the builder reads them
+        request = self._writer.call(fix).result()
+        self.hits.fade()
+        return request
 
     def adopt(self, number: int) -> Generation:
         """Serve a sealed generation from now on: verify, load, replay past it, move CURRENT, swap. Also goes back.

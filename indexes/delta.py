@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from indexes.arrays import find_sorted
 from indexes.filter_index import GrowingFilters
 from indexes.lexical import GrowingLexical
 from indexes.masks import Bits
 from indexes.model import TIERS, Floats, Ids, Metadata, Rows, Tier
-from indexes.parts import Found, find_sorted, scan
+from indexes.parts import Found, scan
 from indexes.vectors import StoredVectors
 
 

@@ -17,12 +17,12 @@ from typing import Any
 import faiss
 import numpy as np
 
+from indexes.arrays import find_sorted
 from indexes.cold import list_starts
 from indexes.cold_training import Training, train, training_size
 from indexes.hot import HotGraph
 from indexes.log_reader import LogReader
 from indexes.model import Floats, Ids, Rows
-from indexes.parts import find_sorted
 from indexes.placement import Placement
 from indexes.vectors import Halves, StoredVectors
 

@@ -35,8 +35,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
+from indexes.arrays import changes, ends_of
 from indexes.bitmaps import bitmap_of
-from indexes.filter_values import Numbers, Positions, Texts, Values, changes, ends_of, joined, narrow
+from indexes.filter_values import Numbers, Positions, Texts, Values, joined, narrow
 from indexes.filters import Filter, Kind, evaluate, kind_of
 from indexes.lexical import load_array
 from indexes.model import Scalar

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from indexes.arrays import changes, ends_of
 from indexes.model import Scalar
 
 Positions = NDArray[np.int64]
@@ -200,20 +201,6 @@ def split(value: Scalar) -> tuple[float, int]:
     """Key and residue of a number (see Numbers)."""
     key = float(value) + 0.0  # there is one zero
     return key, value - int(key) if isinstance(value, int) else 0
-
-
-def changes(values: NDArray[np.generic]) -> NDArray[np.bool_]:
-    """For each value, whether it differs from the one before it; the first does."""
-    differs = np.ones(len(values), bool)
-    np.not_equal(values[1:], values[:-1], out=differs[1:])
-    return differs
-
-
-def ends_of(lengths: Positions) -> Positions:
-    """Where pieces of these lengths begin when laid end to end, and where the last one ends."""
-    offsets = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    return offsets
 
 
 def narrow(offsets: Positions) -> NDArray[np.unsignedinteger]:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexes.analysis import terms as terms_of
+from indexes.arrays import ends_of
 from indexes.bm25 import NO_POSTINGS, Postings
 from indexes.model import Rows
 
@@ -126,14 +127,12 @@ class SealedLexical:
     ) -> SealedLexical:
         """From sorted terms, the number of postings of each, and the postings end to end."""
         encoded = [name.encode() for name in names]
-        offsets = np.concatenate([[0], np.cumsum([len(name) for name in encoded], dtype=np.int64)]).astype(
-            np.int64
-        )
+        offsets = ends_of(np.array([len(name) for name in encoded], np.int64))
         return SealedLexical(
             {
                 "terms": np.frombuffer(b"".join(encoded), np.uint8),
                 "offsets": offsets,
-                "starts": np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
+                "starts": ends_of(sizes),
                 "rows": rows.astype(np.uint32, copy=False),
                 "frequencies": frequencies.astype(np.uint16, copy=False),
                 "lengths": lengths.astype(np.uint32, copy=False),
@@ -176,7 +175,7 @@ class SealedLexical:
         """In how many of the chosen rows (bool [size]) each term occurs, int64 [terms]. Reads all postings."""
         counts = np.empty(len(self.names), np.int64)
         for terms, postings in self.slices():
-            before = np.concatenate([[0], np.cumsum(chosen[self.rows[postings]])])
+            before = ends_of(chosen[self.rows[postings]])
             bounds = self.starts[terms.start : terms.stop + 1] - postings.start
             counts[terms] = np.diff(before[bounds])
         return counts

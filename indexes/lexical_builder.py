@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexes.analysis import terms
+from indexes.arrays import changes, ends_of
 from indexes.durable import disk_errors
 from indexes.errors import InvalidInput
 from indexes.lexical import TF_MAX, SealedLexical
@@ -113,10 +114,10 @@ class LexicalBuilder:
         keys |= np.repeat(rows, self._lengths[rows])
         self._rows, self._occurrences = array("I"), array("I")
         keys.sort()
-        first = first_of_equals(keys)
+        first = np.flatnonzero(changes(keys))
         frequencies = np.minimum(np.diff(first, append=len(keys)), TF_MAX).astype(np.uint16)
         keys = keys[first]
-        first = first_of_equals(keys >> np.uint64(32))
+        first = np.flatnonzero(changes(keys >> np.uint64(32)))
         counts = np.diff(first, append=len(keys)).astype(np.uint32)
         self._runs.append(order[keys[first] >> np.uint64(32)], counts, keys.astype(np.uint32), frequencies)
 
@@ -202,17 +203,3 @@ def merge_names(sources: Sequence[Iterator[bytes]]) -> MergedNames:
         np.frombuffer(offsets, np.int64),
         [np.frombuffer(one, np.uint32) for one in ranks],
     )
-
-
-def ends_of(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where each of several things laid end to end begins, and at last the end of all."""
-    ends = np.zeros(len(sizes) + 1, np.int64)
-    np.cumsum(sizes, out=ends[1:])
-    return ends
-
-
-def first_of_equals(values: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Positions in a sorted array where a value is not the one before it."""
-    changes = np.ones(len(values), bool)
-    np.not_equal(values[1:], values[:-1], out=changes[1:])
-    return np.flatnonzero(changes)

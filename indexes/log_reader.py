@@ -103,13 +103,6 @@ class LogReader:
         rows = self._rows(f"{ONE_DOCUMENT} WHERE id = ?", (document_id,))
         return as_document(rows[0]) if rows else None
 
-    def documents_page(self, after: int, limit: int) -> tuple[list[StoredDocument], int | None]:
-        """Documents in the order they were written, from a position (0: the start), and the next position or None."""
-        rows = self._rows(f"{ONE_DOCUMENT} WHERE pk > ? ORDER BY pk LIMIT ?", (after, limit + 1))
-        return [as_document(row) for row in rows[:limit]], (
-            rows[limit - 1][-1] if len(rows) > limit else None
-        )
-
     def dead_since(self, seq: int) -> list[range]:
         """Id ranges of the passages that operations after `seq` removed."""
         sql = "SELECT dead_first, dead_passages FROM operations WHERE seq > ? AND dead_passages > 0"

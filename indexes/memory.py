@@ -6,8 +6,10 @@ and go when it has not. ARCHITECTURE.md compares the formula with measurements.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -15,7 +17,6 @@ from typing import Self
 from indexes.cold_training import SAMPLE_MAX, TRIAL_ROWS, codes_for
 from indexes.hot import M
 
-STATUS = Path("/proc/self/status")
 EVERY_S = 0.02
 
 PROCESS_BYTES = 55e6  # Python with faiss, hnswlib and numpy, before anything is read
@@ -26,23 +27,29 @@ LEXICAL_BUFFER_BYTES = 85e6  # postings that are being sorted, and the words see
 TERM_BYTES = 200
 
 
-def own_bytes() -> int:
-    """Anonymous memory of this process; 0 where the system does not tell."""
-    try:
-        lines = STATUS.read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon")), 0)
+def memory_bytes(pid: int | None = None) -> dict[str, int]:
+    """Resident memory of a process (None: this one): all of it, its own, and pages of files.
+
+    Raises OSError where the system does not tell, or the process is gone.
+    """
+    fields = {}
+    for line in Path(f"/proc/{pid or 'self'}/status").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name in ("VmRSS", "RssAnon", "RssFile"):
+            fields[name] = int(value.split()[0]) * 1024
+    if len(fields) < 3:
+        raise ProcessLookupError(f"process {pid} has ended")
+    return {"resident": fields["VmRSS"], "own": fields["RssAnon"], "mapped": fields["RssFile"]}
 
 
-class PeakMemory:
-    """Notes the largest `own_bytes` of each stage of a piece of work, on a thread of its own."""
+class Lookout:
+    """Calls a function again and again, on a thread of its own, while a `with` block runs; an OSError is no matter."""
 
-    def __init__(self) -> None:
-        self.peaks: dict[str, int] = defaultdict(int)
-        self.stage = "start"
+    def __init__(self, look: Callable[[], None], every_s: float = EVERY_S) -> None:
+        self._look = look
+        self._every_s = every_s
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="peak-memory", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="lookout", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -54,10 +61,23 @@ class PeakMemory:
         self._stopped.set()
         self._thread.join()
 
-    def _watch(self) -> None:
-        while not self._stopped.wait(EVERY_S):
-            stage = self.stage
-            self.peaks[stage] = max(self.peaks[stage], own_bytes())
+    def _run(self) -> None:
+        while not self._stopped.wait(self._every_s):
+            with contextlib.suppress(OSError):
+                self._look()
+
+
+class PeakMemory(Lookout):
+    """Notes the largest memory of this process's own in each stage of a piece of work."""
+
+    def __init__(self) -> None:
+        super().__init__(self._note)
+        self.peaks: dict[str, int] = defaultdict(int)
+        self.stage = "start"
+
+    def _note(self) -> None:
+        stage = self.stage
+        self.peaks[stage] = max(self.peaks[stage], memory_bytes()["own"])
 
 
 def graph_bytes(passages: int, dimensions: int) -> float:

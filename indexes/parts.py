@@ -102,24 +102,6 @@ def merge(first: Found, second: Found, depth: int) -> Found:
     return rows[order], scores[order]
 
 
-def top(rows: Rows, scores: Floats, depth: int) -> Found:
-    """The best `depth` of these rows, best first, equal scores in row order."""
-    if len(rows) > depth:
-        threshold = np.partition(scores, len(scores) - depth)[len(scores) - depth]
-        kept = np.flatnonzero(scores >= threshold)
-        rows, scores = rows[kept], scores[kept]
-    order = np.lexsort((rows, -scores))[:depth]
-    return rows[order], scores[order]
-
-
 def as_ranking(part: Part, found: Found) -> Ranking:
     rows, scores = found
     return Ranking(part.ids_of(rows), scores.astype(np.float32, copy=False), part.tiers_of(rows))
-
-
-def find_sorted(haystack: Ids, ids: Ids) -> Rows:
-    """Position of each id in an ascending array, -1 where absent."""
-    if not len(haystack):
-        return np.full(len(ids), -1, np.int64)
-    at = np.minimum(np.searchsorted(haystack, ids), len(haystack) - 1)
-    return np.where(haystack[at] == ids, at, -1).astype(np.int64)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from indexes.arrays import find_sorted
 from indexes.delta import DeltaView
 from indexes.filter_columns import SealedFilters
 from indexes.hot import HotGraph
@@ -19,7 +20,7 @@ from indexes.lexical import SealedLexical
 from indexes.lexical_builder import merge_sealed
 from indexes.masks import Bits, count_bits
 from indexes.model import TIERS, Floats, Ids, Rows, Tier
-from indexes.parts import Found, find_sorted, scan, search_graph
+from indexes.parts import Found, scan, search_graph
 from indexes.snapshot import Visible
 from indexes.vectors import StoredVectors
 

@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexes.errors import Damaged
+from indexes.masks import Bits
 from indexes.model import Floats, Rows
 
-Bits = NDArray[np.uint8]
 Halves = NDArray[np.float16]
 
 ROWS_AT = 128

@@ -16,8 +16,7 @@ from aiohttp import web
 
 from retrieval.app import create_app
 from retrieval.config import Config
-from retrieval.keys import READY
-from retrieval.lifecycle import FAILED
+from retrieval.keys import FAILED, READY
 
 READY_LINE = "nearline listens on "
 DRAIN_S = 0.2  # between failing readiness and closing the socket, for a load balancer to notice

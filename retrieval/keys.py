@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from aiohttp import web
@@ -21,3 +22,4 @@ PIPELINE = web.AppKey("PIPELINE", Pipeline)
 TASKS = web.AppKey("TASKS", Tasks)
 API = web.AppKey("API", dict[str, Any])
 READY = web.AppKey("READY", dict[str, bool])
+FAILED = web.AppKey("FAILED", asyncio.Event)  # set when the storage has failed and the service has to leave

@@ -19,13 +19,12 @@ from indexes.model import Tuning
 from retrieval.cache import MemoryStore, ResultCache, Store, TieredStore
 from retrieval.config import Config
 from retrieval.embedders import Embedders
-from retrieval.keys import CATALOG, CONFIG, EMBEDDERS, METRICS, PIPELINE, READY, TASKS
+from retrieval.keys import CATALOG, CONFIG, EMBEDDERS, FAILED, METRICS, PIPELINE, READY, TASKS
 from retrieval.pipeline import Pipeline
 from retrieval.tasks import Tasks
 
 logger = logging.getLogger(__name__)
 
-FAILED = web.AppKey("FAILED", asyncio.Event)  # set when the storage has failed and the service has to leave
 
 Context = Callable[[web.Application], AsyncIterator[None]]
 SECRET_BYTES = 32

@@ -1,4 +1,4 @@
-"""Where a figure was measured: machine, versions, and the memory of a process."""
+"""Where a figure was measured: machine, versions."""
 
 from __future__ import annotations
 
@@ -48,13 +48,3 @@ def instructions() -> list[str]:
             flags = set(line.split())
             return [one for one in wanted if one in flags]
     return []
-
-
-def memory_bytes(pid: int) -> dict[str, int]:
-    """Resident memory of a process: all of it, and the part that is its own (not pages of files)."""
-    fields = {}
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name in ("VmRSS", "RssAnon", "RssFile"):
-            fields[name] = int(value.split()[0]) * 1024
-    return {"resident": fields["VmRSS"], "own": fields["RssAnon"], "mapped": fields["RssFile"]}

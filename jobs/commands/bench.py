@@ -14,8 +14,9 @@ import msgspec
 from rich.table import Table
 
 from indexes.generation import Shelf, read_manifest
+from indexes.memory import memory_bytes
 from jobs.benchmark import lexical, peers
-from jobs.benchmark.machine import machine, memory_bytes, versions
+from jobs.benchmark.machine import machine, versions
 from jobs.benchmark.service import (
     COLLECTION,
     WARM_UP,

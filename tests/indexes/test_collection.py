@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import shutil
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -519,4 +520,46 @@ def test_delete_by_filter_spares_what_no_longer_matches(tmp_path: Path) -> None:
     updated.result()
     assert deleted.result().deleted == 1
     assert collection.document("d0").metadata == {"even": False}
+    collection.close()
+
+
+def test_an_old_snapshot_keeps_its_words(tmp_path: Path) -> None:
+    """A search that began before the only document with a word was replaced still finds it by that word."""
+    collection = make_collection(tmp_path / "c")
+    fill(collection, WORLD, range(5))
+    vector = WORLD.vector(1)
+
+    def write(text: str) -> None:
+        passage = NewPassage(0, len(text), 2, vector)
+        collection.write([Upsert("z", text, "", {}, (passage,))]).result()
+
+    write("zebra stripes")
+    delete(collection, range(1))  # something is dead already, so that its words are being counted
+    old = collection.snapshot
+    write("zebra crossing")
+    assert len(old.lexical("zebra", 10)) == 1
+    assert len(collection.snapshot.lexical("zebra", 10)) == 1
+    collection.close()
+
+
+def test_metadata_that_no_index_can_hold(tmp_path: Path) -> None:
+    """A number beyond 64 bits is refused before it is written: once in the log, nothing could open it again."""
+    collection = make_collection(tmp_path / "c")
+    document = replace(WORLD.document(1), metadata={"x": 2**70})
+    with pytest.raises(InvalidInput, match="64 bits") as refused:
+        collection.write([document])
+    assert refused.value.param == "metadata"
+    assert collection.log.position().seq == 0
+    collection.close()
+
+
+def test_the_live_generation_is_never_cleared_away(tmp_path: Path) -> None:
+    """Also where its manifest was damaged while it serves: the memory maps of its files are in use."""
+    collection = make_collection(tmp_path / "c")
+    fill(collection, WORLD, range(20))
+    rebuild(collection)
+    manifest = collection.shelf.path(1) / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes()[:-20])
+    collection._prune(before=0)
+    assert collection.shelf.numbers() == [1]
     collection.close()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rank_bm25 import BM25Okapi
 
 from indexes.analysis import terms
-from indexes.bm25 import best_rows
+from indexes.bm25 import Statistics, best_of, weigh
 from indexes.collection import Collection
 from indexes.lexical import GrowingLexical, SealedLexical
 from indexes.model import Bm25, Delete, Upsert
@@ -160,7 +160,12 @@ def test_an_empty_index_can_be_sealed(tmp_path: Path) -> None:
 
 def test_ties_are_cut_in_row_order() -> None:
     """Of equal scores, the lower rows stay."""
-    assert best_rows(np.array([1, 2, 1, 0, 1], np.float32), 3).tolist() == [1, 0, 2]
+    growing = GrowingLexical()
+    for text in ["apple", "apple apple", "apple", "fig", "apple"]:
+        growing.add(text)
+    part = growing.seal(5)
+    query = weigh("apple", [part], Statistics(part.size, part.length), Bm25())
+    assert best_of(part, query, 3)[0].tolist() == [1, 0, 2]
 
 
 def test_terms_fold_case_forms_and_endings() -> None:

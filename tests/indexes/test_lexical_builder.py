@@ -17,12 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from indexes.bm25 import Statistics, score_all, weigh
+from indexes.bm25 import Statistics, weigh
 from indexes.errors import DiskFull, InvalidInput
 from indexes.lexical import SLICE_POSTINGS, TF_MAX, GrowingLexical, SealedLexical
 from indexes.lexical_builder import LexicalBuilder, merge_sealed
 from indexes.lexical_runs import TERMS_AT_ONCE
 from indexes.model import Bm25
+from tests.support.scoring import score_all
 from tests.support.texts import read_texts
 
 ROOT = Path(__file__).parents[2]

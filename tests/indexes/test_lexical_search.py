@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indexes.analysis import terms
-from indexes.bm25 import LexicalPart, Statistics, best_of, best_rows, score_all, score_rows, weigh
+from indexes.bm25 import LexicalPart, Statistics, best_of, score_rows, weigh
 from indexes.lexical import SLICE_POSTINGS, GrowingLexical, Names, SealedLexical
 from indexes.masks import pack_flags
 from indexes.model import Bm25
+from tests.support.scoring import best_rows, score_all
 from tests.support.texts import read_texts
 
 WORDS = st.sampled_from(["apple", "pear", "plum", "fig", "nut", "lime"])

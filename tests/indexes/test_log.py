@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import apsw
 import numpy as np
 import pytest
 
-from indexes.errors import Conflict, DiskFull, NotReady, StorageError
+from indexes.errors import Conflict, DiskFull, NotReady, Overloaded, StorageError
 from indexes.log import Log
 from indexes.log_reader import LogReader
 from indexes.model import Delete
@@ -209,3 +210,20 @@ def test_a_cancelled_write_is_not_committed(tmp_path: Path) -> None:
     collection.write([WORLD.document(2)]).result()
     assert collection.snapshot.live == 1
     collection.close()
+
+
+def test_a_full_queue_turns_writes_away_and_no_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the limit a write is refused at once; what puts a finished segment in place still gets through."""
+    monkeypatch.setattr("indexes.writer.WAITING_WRITES_MAX", 3)
+    gate = threading.Event()
+    writer = Writer("test", lambda writes: [], operations_max=10)
+    blocked = writer.call(gate.wait)
+    while writer._queue.qsize():
+        time.sleep(0.001)  # until the thread has taken the step it now waits in
+    steps = [writer.call(lambda: "done") for _ in range(4)]
+    with pytest.raises(Overloaded):
+        writer.write([Delete("x")])
+    gate.set()
+    blocked.result(5)
+    assert [step.result(5) for step in steps] == ["done"] * 4
+    writer.close()

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from indexes.collection import Collection
+from indexes.errors import NotReady
 from indexes.model import Floats, Tuning
 from indexes.rebuild import Rebuild
 from indexes.segment import Segment
@@ -114,14 +116,46 @@ def test_no_merge_crosses_a_build(tmp_path: Path) -> None:
 def test_all_of_a_merge_dead(tmp_path: Path) -> None:
     """Segments with nothing alive merge into none."""
     collection = make_collection(tmp_path / "c", tuning=TUNING)
-    fill(collection, WORLD, range(3 * 64))
+    fill(collection, WORLD, range(4 * 64))
+    delete(collection, range(4 * 64))
+    fill(collection, WORLD, range(1000, 1001))  # ends the fourth delta, and with it begins the merge
     settled(collection)
-    delete(collection, range(3 * 64))
-    fill(collection, WORLD, range(1000, 1065))
+    assert sizes(collection) == []
+    assert [v.part.size for v in collection.snapshot.parts] == [1]
+    assert found_ids(collection, WORLD.queries(1)[0], 10) == ["d1000"]
+    collection.close()
+
+
+def test_closing_ends_a_merge(tmp_path: Path) -> None:
+    """A merge under way stops at its next block of rows, so that closing does not wait for minutes."""
+    collection = make_collection(tmp_path / "c", tuning=TUNING)
+    fill(collection, WORLD, range(3 * 64 + 1))
     settled(collection)
-    delete(collection, range(1000, 1065))
-    assert collection.snapshot.live == 0
-    assert not len(collection.snapshot.dense(WORLD.queries(1)[0], 10).ranking)
+    sources = [v for v in collection.snapshot.parts if isinstance(v.part, Segment)]
+    collection.close()
+    with pytest.raises(NotReady):
+        Segment.merged(sources, threads=1, go_on=collection._sealing._go_on)
+
+
+def test_a_seal_that_fails_costs_nothing_but_speed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is logged, its delta is searched exactly as before, and later deltas are sealed."""
+    collection = make_collection(tmp_path / "c", tuning=TUNING)
+    seal, failures = Segment.seal, iter([MemoryError("no room")])
+
+    def fails_once(*args: object, **options: object) -> Segment:
+        for error in failures:
+            raise error
+        return seal(*args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Segment, "seal", fails_once)
+    fill(collection, WORLD, range(2 * 64 + 1))
+    settled(collection)
+    assert "sealing a segment of c failed" in caplog.text
+    assert sizes(collection) == [64]
+    assert collection.snapshot.counts() == {"delta": 65, "hot": 64, "cold": 0}
+    assert exact_share(collection, WORLD.queries(20)) >= 0.99
     collection.close()
 
 

@@ -288,6 +288,7 @@ def test_reindex_job_and_rollback(http: Http) -> None:
         assert job["status"] == "succeeded", job
         assert job["result"]["generation"] == generation
         assert job["result"]["cold"] == 400
+        assert job["result"]["moves"]["hot_by_age"] == 200
     assert http.search(name, query="square of 17", k=1)["receipt"]["tiers"] == ["hot", "cold"]
     assert http.ok("POST", f"/v1/collections/{name}/rollback") == {"generation": 1}
     assert http.call("POST", f"/v1/collections/{name}/rollback").status == 409

@@ -13,7 +13,7 @@ import msgspec
 
 from jobs.benchmark.index import load as under_load
 from jobs.benchmark.index.databases import LancedbHnswSq, LancedbIvfPq, QdrantEdge
-from jobs.benchmark.index.engine import Engine
+from jobs.benchmark.index.engine import Engine, Peer
 from jobs.benchmark.index.libraries import FaissHnsw, FaissIvfPq, Hnswlib, Usearch
 from jobs.benchmark.index.material import Material, load
 from jobs.benchmark.index.nearline import Nearline
@@ -21,7 +21,7 @@ from jobs.benchmark.index.process import Job, folder_bytes, mapped_bytes, settle
 from jobs.benchmark.index.timing import Bench, inserts, measure, one_pass, sweep, throughput
 
 NEARLINE = "nearline"
-PEERS: dict[str, Callable[[], Engine]] = {
+PEERS: dict[str, Callable[[], Peer]] = {
     "hnswlib": Hnswlib,
     "faiss HNSW": FaissHnsw,
     "usearch f16": partial(Usearch, "f16"),
@@ -47,12 +47,13 @@ def main() -> int:
 
 
 def run(job: Job) -> dict[str, Any]:
-    engine = ENGINES[job.engine]()
     material = Material(Path(job.material))
     if job.task == "build":
+        peer = PEERS[job.engine]()
         begun = time.perf_counter()
-        engine.build(material.vectors, Path(job.folder), job.threads)
-        return {"what": engine.what, "build_s": round(time.perf_counter() - begun, 1)}
+        peer.build(material.vectors, Path(job.folder), job.threads)
+        return {"what": peer.what, "build_s": round(time.perf_counter() - begun, 1)}
+    engine = ENGINES[job.engine]()
     run_folder = Path(job.run)
     bench = Bench(
         material.vectors,

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from indexes.model import Floats
-from jobs.benchmark.index.engine import EFS, HNSW_EF_CONSTRUCTION, HNSW_M, Engine, Found, Setting, lists_for
+from jobs.benchmark.index.engine import EFS, HNSW_EF_CONSTRUCTION, HNSW_M, Found, Peer, Setting, lists_for
 
 UPSERT_POINTS = 1000
 TABLE = "passages"
 
 
-class QdrantEdge(Engine):
+class QdrantEdge(Peer):
     def __init__(self) -> None:
         import qdrant_edge
 
@@ -82,7 +82,7 @@ class QdrantEdge(Engine):
         self._shard.close()
 
 
-class Lancedb(Engine):
+class Lancedb(Peer):
     """What its two kinds of index share."""
 
     def __init__(self) -> None:

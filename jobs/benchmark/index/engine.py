@@ -35,12 +35,8 @@ class Engine(ABC):
     """Whether a build chooses search settings itself; these are measured before any other."""
 
     @abstractmethod
-    def build(self, vectors: Floats, folder: Path, threads: int) -> None:
-        """Index all vectors and leave the result in an empty folder."""
-
-    @abstractmethod
     def open(self, folder: Path, vectors: Floats) -> None:
-        """Get ready to search what `build` left there. `vectors` are those it was built of."""
+        """Get ready to search the index in this folder. `vectors` are those it was built of."""
 
     @abstractmethod
     def settings(self) -> Sequence[Setting]:
@@ -65,6 +61,14 @@ class Engine(ABC):
     @abstractmethod
     def close(self) -> None:
         """Let go of threads and files. Called once, after `open`."""
+
+
+class Peer(Engine):
+    """An engine of somebody else's, which builds its index of an array of vectors."""
+
+    @abstractmethod
+    def build(self, vectors: Floats, folder: Path, threads: int) -> None:
+        """Index all vectors and leave the result in an empty folder."""
 
 
 def lists_for(rows: int) -> int:

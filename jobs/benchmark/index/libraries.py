@@ -15,8 +15,8 @@ from jobs.benchmark.index.engine import (
     HNSW_EF_CONSTRUCTION,
     HNSW_M,
     SPARE,
-    Engine,
     Found,
+    Peer,
     Setting,
     lists_for,
 )
@@ -25,7 +25,7 @@ FILE = "index"
 TRAINING_PER_LIST = 64
 
 
-class InMemory(Engine):
+class InMemory(Peer):
     """What the libraries share: one object, which holds nothing that must be closed."""
 
     _index: Any = None

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from indexes.cold import ColdSettings
 from indexes.collection import Collection
 from indexes.generation import Generation, Shelf
-from indexes.memory import build_bytes
+from indexes.memory import build_bytes, serving_bytes
 from indexes.model import Floats, Ids, Tuning
 from indexes.rebuild import Rebuild
 from jobs.benchmark.index.engine import Engine, Found, Setting
@@ -75,6 +75,12 @@ def foretold(generation: Generation) -> float:
     return build_bytes(manifest.hot, manifest.cold, manifest.dimensions, words)
 
 
+def foretold_index(generation: Generation) -> float:
+    """What the formula says the dense indexes of a generation take."""
+    manifest = generation.manifest
+    return serving_bytes(manifest.hot, manifest.cold, manifest.training.lists, 0, manifest.dimensions)
+
+
 class Nearline(Engine):
     """Opens a copy of the collection, because measuring writes into it."""
 
@@ -84,9 +90,6 @@ class Nearline(Engine):
     def __init__(self) -> None:
         self._rows = 0
         self._last = 0
-
-    def build(self, vectors: Floats, folder: Path, threads: int) -> None:
-        raise NotImplementedError("a collection is built by a rebuild, from its log")
 
     def open(self, folder: Path, vectors: Floats) -> None:
         self.collection = Collection(folder / COLLECTION, Tuning())
@@ -136,6 +139,7 @@ class Nearline(Engine):
             "tiers_alone": times,
             "passages": info.passages,
             "index_bytes_per_vector": round(info.memory_bytes / self._rows, 1),
+            "foretold_index_bytes_per_vector": round(foretold_index(generation) / self._rows, 1),
         }
 
     @property

@@ -11,16 +11,14 @@ import gc
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import msgspec
 
-from jobs.benchmark.machine import memory_bytes
+from indexes.memory import Lookout, memory_bytes
 
 POLL_S = 0.05
 CHILD_TIMEOUT_S = 7200
@@ -70,39 +68,24 @@ def run_job(job: Job) -> dict[str, Any]:
     return {**found, **watch.peaks()} if job.task == "build" else found
 
 
-class Watch:
+class Watch(Lookout):
     """Follows the memory of one process while the `with` block runs. `find` names it, or None if it is not there."""
 
     def __init__(self, find: Callable[[], int | None]) -> None:
+        super().__init__(self._follow, POLL_S)
         self._find = find
         self._own = self._resident = 0
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._follow, daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        self._thread.join()
 
     def peaks(self) -> dict[str, int]:
         """Bytes: of memory that was the process's own (looked at every 50 ms), and of all of it with mapped files."""
         return {"build_peak_own_bytes": self._own, "build_peak_resident_bytes": self._resident}
 
     def _follow(self) -> None:
-        while not self._stop.wait(POLL_S):
-            try:
-                pid = self._find()
-                if pid is not None:
-                    now = memory_bytes(pid)
-                    self._own = max(self._own, now["own"])
-                    self._resident = max(self._resident, now["resident"])
-            except (OSError, KeyError):
-                continue  # it has just ended
+        pid = self._find()
+        if pid is not None:
+            now = memory_bytes(pid)
+            self._own = max(self._own, now["own"])
+            self._resident = max(self._resident, now["resident"])
 
 
 def child_of(module: str) -> Callable[[], int | None]:
@@ -145,7 +128,7 @@ def settled_memory() -> int:
     with contextlib.suppress(OSError, AttributeError):  # another libc: it keeps what it keeps
         ctypes.CDLL("libc.so.6").malloc_trim(0)
     time.sleep(0.1)
-    return memory_bytes(os.getpid())["own"]
+    return memory_bytes()["own"]
 
 
 def mapped_bytes(folder: Path) -> int:

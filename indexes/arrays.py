@@ -1,0 +1,40 @@
+"""Small array functions that several indexes need: places in sorted arrays, and things laid end to end."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indexes.model import Floats, Ids, Rows
+
+
+def ends_of(sizes: NDArray[np.integer] | NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Where each of several things laid end to end begins, and at last the end of all: int64 [sizes + 1]."""
+    ends = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=ends[1:])
+    return ends
+
+
+def changes(values: NDArray[np.generic]) -> NDArray[np.bool_]:
+    """For each value, whether it differs from the one before it; the first does."""
+    differs = np.ones(len(values), bool)
+    np.not_equal(values[1:], values[:-1], out=differs[1:])
+    return differs
+
+
+def find_sorted(haystack: Ids, ids: Ids) -> Rows:
+    """Position of each id in an ascending array, -1 where absent."""
+    if not len(haystack):
+        return np.full(len(ids), -1, np.int64)
+    at = np.minimum(np.searchsorted(haystack, ids), len(haystack) - 1)
+    return np.where(haystack[at] == ids, at, -1).astype(np.int64)
+
+
+def top(rows: Rows, scores: Floats, depth: int) -> tuple[Rows, Floats]:
+    """The best `depth` of these rows, best first, equal scores in row order."""
+    if len(rows) > depth:
+        threshold = np.partition(scores, len(scores) - depth)[len(scores) - depth]
+        kept = np.flatnonzero(scores >= threshold)
+        rows, scores = rows[kept], scores[kept]
+    order = np.lexsort((rows, -scores))[:depth]
+    return rows[order], scores[order]
