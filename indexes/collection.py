@@ -21,16 +21,17 @@ from pathlib import Path
 
 import numpy as np
 
-from indexes import analysis, failpoints
+from indexes import failpoints
 from indexes.arrays import top
-from indexes.assembly import Assembly, segment_passages
-from indexes.builder import BuildRequest
+from indexes.build.builder import BuildRequest
+from indexes.build.hits import Hits
+from indexes.build.placement import Moves
 from indexes.durable import disk_errors, publish_folder
 from indexes.errors import Conflict, Damaged, InvalidInput, NearlineError, NotFound, StorageError
-from indexes.filters import INTEGER_BOUND, Filter
-from indexes.generation import Generation, Shelf
-from indexes.hits import Hits
-from indexes.log import Applied, Log
+from indexes.filters.grammar import INTEGER_BOUND, Filter
+from indexes.lexical import analysis
+from indexes.log.log import Applied, Log
+from indexes.log.writer import Writer
 from indexes.model import (
     Delete,
     Floats,
@@ -44,10 +45,10 @@ from indexes.model import (
     Upsert,
     WriteResult,
 )
-from indexes.placement import Moves
-from indexes.sealing import Sealing
-from indexes.snapshot import Snapshot, sum_by_tier
-from indexes.writer import Writer
+from indexes.parts.assembly import Assembly, segment_passages
+from indexes.parts.generation import Generation, Shelf
+from indexes.parts.sealing import Sealing
+from indexes.parts.snapshot import Snapshot, sum_by_tier
 
 logger = logging.getLogger(__name__)
 

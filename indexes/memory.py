@@ -14,8 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from indexes.cold_training import SAMPLE_MAX, TRIAL_ROWS, codes_for
-from indexes.hot import M
+from indexes.dense.hot import M
+from indexes.dense.training import SAMPLE_MAX, TRIAL_ROWS, codes_for
 
 EVERY_S = 0.02
 

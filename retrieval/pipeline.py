@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 
 from indexes.catalog import Catalog
 from indexes.collection import Collection
+from indexes.dense.vectors import search_with_one_thread
 from indexes.errors import DeadlineExceeded
 from indexes.model import DenseResult, Floats, Ids, Ranking, StoredPassage, Tier
-from indexes.snapshot import Snapshot
-from indexes.vectors import search_with_one_thread
+from indexes.parts.snapshot import Snapshot
 from retrieval.cache import ResultCache
 from retrieval.embedders import Embedders
 from retrieval.fusion import reciprocal_rank, weighted

@@ -9,9 +9,9 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from indexes import analysis
 from indexes.errors import InvalidInput, TooLarge
-from indexes.filters import Filter, parse_filter
+from indexes.filters.grammar import Filter, parse_filter
+from indexes.lexical import analysis
 from indexes.model import Floats
 from retrieval.schemas import Mode, SearchRequest, Weights
 from retrieval.settings import Config

@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, UnsetType, field
 
+from indexes.build.placement import Moves
 from indexes.errors import InvalidInput
 from indexes.model import Metadata, Tier
-from indexes.placement import Moves
 from retrieval.errors import MalformedRequest
 
 T = TypeVar("T")

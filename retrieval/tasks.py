@@ -10,9 +10,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+from indexes.build.rebuild import Rebuild
 from indexes.collection import Collection
 from indexes.errors import Conflict, NearlineError, NotFound, NotReady
-from indexes.rebuild import Rebuild
 from retrieval.schemas import JobBody, JobProgress
 
 logger = logging.getLogger(__name__)

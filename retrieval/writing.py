@@ -15,8 +15,8 @@ import numpy as np
 
 from indexes.collection import Collection
 from indexes.errors import InvalidInput, TooLarge
-from indexes.filters import INTEGER_BOUND
-from indexes.log_reader import searchable_text
+from indexes.filters.grammar import INTEGER_BOUND
+from indexes.log.reader import searchable_text
 from indexes.model import Floats, NewPassage, Upsert, WriteResult
 from retrieval.chunking import Span, split
 from retrieval.embedders import Embedder, Embedders

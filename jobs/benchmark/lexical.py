@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from indexes.analysis import terms
-from indexes.bm25 import Statistics, best_of, weigh
-from indexes.lexical import GrowingLexical, SealedLexical
-from indexes.log_reader import LogReader
+from indexes.lexical.analysis import terms
+from indexes.lexical.bm25 import Statistics, best_of, weigh
+from indexes.lexical.postings import GrowingLexical, SealedLexical
+from indexes.log.reader import LogReader
 from indexes.model import Bm25
 from jobs.benchmark.service import percentiles
 

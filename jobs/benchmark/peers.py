@@ -14,7 +14,7 @@ from typing import Any
 import hnswlib
 import numpy as np
 
-from indexes.log_reader import LogReader
+from indexes.log.reader import LogReader
 from indexes.memory import memory_bytes
 from jobs.benchmark.service import percentiles
 

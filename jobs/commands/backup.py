@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from indexes.backup import Backup, back_up
+from indexes.backup.backup import Backup, back_up
 from jobs.commands.byte_progress import byte_progress, ended_by_sigterm
 from jobs.commands.options import JSON, print_json
 

@@ -13,8 +13,8 @@ import click
 import msgspec
 from rich.table import Table
 
-from indexes.generation import Shelf, read_manifest
 from indexes.memory import memory_bytes
+from indexes.parts.generation import Shelf, read_manifest
 from jobs.benchmark import lexical, peers
 from jobs.benchmark.machine import machine, versions
 from jobs.benchmark.service import (

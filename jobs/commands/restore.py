@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from indexes.restoring import restore
+from indexes.backup.restoring import restore
 from jobs.commands.byte_progress import byte_progress, ended_by_sigterm
 from jobs.commands.options import JSON, print_json
 

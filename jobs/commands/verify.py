@@ -13,8 +13,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
 
-from indexes.log_checks import Check
-from indexes.verifying import verify_backup, verify_data
+from indexes.backup.verifying import verify_backup, verify_data
+from indexes.log.checks import Check
 from jobs.commands.byte_progress import OnProgress
 from jobs.commands.options import JSON, console, errors, print_json
 

@@ -7,9 +7,9 @@ import time
 
 from aiohttp import web
 
-from indexes import scrolling
 from indexes.errors import InvalidInput, NotFound, TooLarge
-from indexes.filters import parse_filter
+from indexes.filters.grammar import parse_filter
+from indexes.log import scrolling
 from indexes.model import Delete
 from retrieval.handlers.scrolling import document_body, encoded, query_flag
 from retrieval.handlers.wire import answer, body, collection_of, query_int, real_name

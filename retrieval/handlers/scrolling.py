@@ -10,10 +10,10 @@ from hashlib import blake2b
 import msgspec
 from aiohttp import web
 
-from indexes import scrolling
 from indexes.errors import InvalidInput
-from indexes.filters import Filter, parse_filter
-from indexes.scrolling import Page, ScrolledDocument, VectorPassage
+from indexes.filters.grammar import Filter, parse_filter
+from indexes.log import scrolling
+from indexes.log.scrolling import Page, ScrolledDocument, VectorPassage
 from retrieval.handlers.wire import answer, body, collection_of
 from retrieval.keys import CONFIG
 from retrieval.schemas import CountBody, CountDocuments, DocumentBody, PassageBody, ScrollDocuments

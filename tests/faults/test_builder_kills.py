@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from indexes.build.rebuild import Rebuild
 from indexes.collection import Collection
 from indexes.errors import NotReady, StorageError
 from indexes.failpoints import VARIABLE
-from indexes.rebuild import Rebuild
 from tests.faults.test_failpoints import NAMES
 from tests.support.inspection import consistent
 from tests.support.vectors import make_collection

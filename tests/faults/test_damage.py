@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from indexes.builder import build
+from indexes.build.builder import build
+from indexes.build.rebuild import child_environment
 from indexes.collection import Collection
 from indexes.model import Delete
-from indexes.rebuild import child_environment
 from tests.support.inspection import consistent
 from tests.support.opener import TUNING
 from tests.support.vectors import make_collection

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from indexes.builder import build
+from indexes.build.builder import build
 from indexes.catalog import Catalog
 from indexes.failpoints import VARIABLE
 from tests.support.inspection import scrolled

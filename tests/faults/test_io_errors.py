@@ -15,10 +15,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from indexes import failures, sqlite
+from indexes import failures
 from indexes.catalog import Catalog
 from indexes.errors import StorageError
 from indexes.failpoints import VARIABLE
+from indexes.log import sqlite
 from jobs.server_process import ServerProcess, serving
 from tests.support import workload
 from tests.support.http import Http

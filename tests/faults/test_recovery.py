@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from indexes.build.rebuild import Rebuild
 from indexes.collection import Collection
 from indexes.model import Tuning
-from indexes.rebuild import Rebuild
 from tests.support.vectors import World, fill, make_collection
 
 logger = logging.getLogger(__name__)

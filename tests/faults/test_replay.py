@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from indexes.builder import build
+from indexes.build.builder import build
 from indexes.collection import Collection
 from indexes.model import Delete, Operation
 from tests.support.inspection import consistent, state_hash

@@ -24,12 +24,12 @@ from hypothesis.stateful import (
 )
 from rank_bm25 import BM25Okapi
 
-from indexes.analysis import terms
-from indexes.builder import BuildRequest, build
+from indexes.build.builder import BuildRequest, build
 from indexes.collection import Collection
 from indexes.errors import Conflict
-from indexes.filters import Comparison
-from indexes.log_reader import searchable_text
+from indexes.filters.grammar import Comparison
+from indexes.lexical.analysis import terms
+from indexes.log.reader import searchable_text
 from indexes.model import Bm25, Delete, Floats, Tuning
 from tests.support.inspection import consistent
 from tests.support.vectors import make_collection, settled

@@ -12,8 +12,8 @@ import Stemmer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexes import analysis
-from indexes.analysis import STOPWORDS, UNSPACED, terms
+from indexes.lexical import analysis
+from indexes.lexical.analysis import STOPWORDS, UNSPACED, terms
 from tests.support.texts import read_texts
 
 SCRIPTS = "a-zA-Z0-9 '_-\t\x00éßŒ½①ﬁＡ\u0130\u0345\u0e01\u0e48ກမក東京都ー한国\u3000\u200bعраз𐐀𠮷\ud800"

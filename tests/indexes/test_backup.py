@@ -14,8 +14,9 @@ import apsw
 import msgspec
 import pytest
 
-from indexes import pinned_log
-from indexes.backup import MANIFEST, Backup, back_up, read_backup
+from indexes.backup.backup import MANIFEST, Backup, back_up, read_backup
+from indexes.backup.restoring import Restored, restore
+from indexes.build.rebuild import Rebuild
 from indexes.catalog import Catalog
 from indexes.collection import Collection
 from indexes.errors import (
@@ -27,9 +28,8 @@ from indexes.errors import (
     NotADataDirectory,
     NotFound,
 )
+from indexes.log import pinned as pinned_log
 from indexes.model import Tuning
-from indexes.rebuild import Rebuild
-from indexes.restoring import Restored, restore
 from tests.support.vectors import World, delete, fill, found_ids, settings
 
 WORLD = World()
@@ -322,7 +322,7 @@ def test_a_full_disk(catalog: Catalog) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from indexes.backup import back_up
+from indexes.backup.backup import back_up
 def stop(stage, done, total):
     if stage == sys.argv[3]:
         os.kill(os.getpid(), signal.SIGKILL)

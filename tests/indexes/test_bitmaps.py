@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
-from indexes.bitmaps import CONTAINER_ROWS, LISTED_MAX, bitmap_of, from_bits, rows_of, to_bits
+from indexes.filters.bitmaps import CONTAINER_ROWS, LISTED_MAX, bitmap_of, from_bits, rows_of, to_bits
 
 SIZE = 5 * CONTAINER_ROWS + 13
 

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from indexes.build.rebuild import Rebuild
 from indexes.collection import Collection
 from indexes.errors import Conflict, DiskFull, InvalidInput, NotFound
-from indexes.filters import Comparison, Compound, Filter
+from indexes.filters.grammar import Comparison, Compound, Filter
 from indexes.model import Delete, NewPassage, Tuning, Upsert
-from indexes.rebuild import Rebuild
 from tests.support.vectors import DIMENSIONS, World, delete, fill, found_ids, make_collection, settled
 
 WORLD = World()

@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indexes.errors import InvalidInput
-from indexes.filter_columns import ARRAYS, SealedFilters
-from indexes.filter_index import REMEMBERED_MAX, FilterPart, FiltersBuilder, GrowingFilters
-from indexes.filter_pools import NumberPool, Pool, TextPool
-from indexes.filters import Comparison, Compound, Filter, kind_of, parse_filter
+from indexes.filters.columns import ARRAYS, SealedFilters
+from indexes.filters.grammar import Comparison, Compound, Filter, kind_of, parse_filter
+from indexes.filters.index import REMEMBERED_MAX, FilterPart, FiltersBuilder, GrowingFilters
+from indexes.filters.pools import NumberPool, Pool, TextPool
 from indexes.model import Metadata, Scalar
 
 # --- the meaning, in plain Python -----------------------------------------------------------------------------

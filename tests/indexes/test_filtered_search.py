@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from indexes.build.rebuild import Rebuild
 from indexes.collection import Collection
-from indexes.filters import Comparison, Filter
+from indexes.filters.grammar import Comparison, Filter
 from indexes.memory import serving_bytes
 from indexes.model import Metadata, NewPassage, Settings, Tuning, Upsert
-from indexes.rebuild import Rebuild
 from tests.support.vectors import World, delete
 
 WORLD = World(seed=8, dimensions=64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from indexes.errors import InvalidInput
-from indexes.filters import Comparison, Compound, parse_filter
+from indexes.filters.grammar import Comparison, Compound, parse_filter
 
 
 def test_a_nested_filter_is_parsed() -> None:

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rank_bm25 import BM25Okapi
 
-from indexes.analysis import terms
-from indexes.bm25 import Statistics, best_of, weigh
+from indexes.build.rebuild import Rebuild
 from indexes.collection import Collection
-from indexes.lexical import GrowingLexical, SealedLexical
+from indexes.lexical.analysis import terms
+from indexes.lexical.bm25 import Statistics, best_of, weigh
+from indexes.lexical.postings import GrowingLexical, SealedLexical
 from indexes.model import Bm25, Delete, Upsert
-from indexes.rebuild import Rebuild
 from tests.support.vectors import World, delete, fill, make_collection
 
 WORLD = World()

@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from indexes.bm25 import Statistics, weigh
 from indexes.errors import DiskFull, InvalidInput
-from indexes.lexical import SLICE_POSTINGS, TF_MAX, GrowingLexical, SealedLexical
-from indexes.lexical_builder import LexicalBuilder, merge_sealed
-from indexes.lexical_runs import TERMS_AT_ONCE
+from indexes.lexical.bm25 import Statistics, weigh
+from indexes.lexical.building import LexicalBuilder, merge_sealed
+from indexes.lexical.postings import SLICE_POSTINGS, TF_MAX, GrowingLexical, SealedLexical
+from indexes.lexical.runs import TERMS_AT_ONCE
 from indexes.model import Bm25
 from tests.support.scoring import score_all
 from tests.support.texts import read_texts
@@ -155,7 +155,7 @@ def test_a_killed_build_leaves_nothing_behind(tmp_path: Path) -> None:
     code = f"""
 import sys, numpy
 from pathlib import Path
-from indexes.lexical_builder import LexicalBuilder
+from indexes.lexical.building import LexicalBuilder
 builder = LexicalBuilder(Path({str(tmp_path)!r}), 1000, buffer_bytes=320)
 builder.add(numpy.arange(900), ["apple pear plum %d" % at for at in range(900)])
 print("added", flush=True)

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexes.analysis import terms
-from indexes.bm25 import LexicalPart, Statistics, best_of, score_rows, weigh
-from indexes.lexical import SLICE_POSTINGS, GrowingLexical, Names, SealedLexical
+from indexes.lexical.analysis import terms
+from indexes.lexical.bm25 import LexicalPart, Statistics, best_of, score_rows, weigh
+from indexes.lexical.postings import SLICE_POSTINGS, GrowingLexical, Names, SealedLexical
 from indexes.masks import pack_flags
 from indexes.model import Bm25
 from tests.support.scoring import best_rows, score_all

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from indexes.errors import Conflict, DiskFull, NotReady, Overloaded, StorageError
-from indexes.log import Log
-from indexes.log_reader import LogReader
+from indexes.log.log import Log
+from indexes.log.reader import LogReader
+from indexes.log.writer import Writer
 from indexes.model import Delete
-from indexes.writer import Writer
 from tests.support.vectors import World, make_collection, settings
 
 WORLD = World()
@@ -214,7 +214,7 @@ def test_a_cancelled_write_is_not_committed(tmp_path: Path) -> None:
 
 def test_a_full_queue_turns_writes_away_and_no_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the limit a write is refused at once; what puts a finished segment in place still gets through."""
-    monkeypatch.setattr("indexes.writer.WAITING_WRITES_MAX", 3)
+    monkeypatch.setattr("indexes.log.writer.WAITING_WRITES_MAX", 3)
     gate = threading.Event()
     writer = Writer("test", lambda writes: [], operations_max=10)
     blocked = writer.call(gate.wait)

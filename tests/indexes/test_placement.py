@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
+from indexes.build.hits import ENTRIES_MIN, Hits
+from indexes.build.placement import place
+from indexes.build.rebuild import Rebuild
 from indexes.collection import Collection
-from indexes.hits import ENTRIES_MIN, Hits
-from indexes.placement import place
-from indexes.rebuild import Rebuild
 from tests.support.vectors import World, delete, fill, make_collection
 
 WORLD = World(seed=4)

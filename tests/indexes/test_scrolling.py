@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from indexes import scrolling
+from indexes.build.rebuild import Rebuild
 from indexes.collection import Collection
 from indexes.errors import InvalidInput, NotFound
-from indexes.filters import Comparison, Filter
+from indexes.filters.grammar import Comparison, Filter
+from indexes.log import scrolling
+from indexes.log.scrolling import Counted, ScrolledDocument, count, page
 from indexes.model import Upsert
-from indexes.rebuild import Rebuild
-from indexes.scrolling import Counted, ScrolledDocument, count, page
 from tests.support.vectors import World, delete, fill, make_collection
 
 WORLD = World()

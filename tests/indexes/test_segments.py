@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from indexes.build.rebuild import Rebuild
 from indexes.collection import Collection
 from indexes.errors import NotReady
 from indexes.model import Floats, Tuning
-from indexes.rebuild import Rebuild
-from indexes.segment import Segment
+from indexes.parts.segment import Segment
 from tests.support.vectors import World, delete, fill, found_ids, make_collection, settled
 
 WORLD = World(seed=3)

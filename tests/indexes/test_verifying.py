@@ -12,17 +12,17 @@ import msgspec
 import numpy as np
 import pytest
 
-from indexes import verifying
-from indexes.backup import back_up
+from indexes.backup import verifying
+from indexes.backup.backup import back_up
+from indexes.backup.verifying import check_generation, verify_backup, verify_data
+from indexes.build.rebuild import Rebuild
 from indexes.catalog import Catalog
 from indexes.collection import Collection
 from indexes.durable import sha256
 from indexes.errors import NotADataDirectory, NotFound
-from indexes.generation import SealedFile, read_manifest
-from indexes.log_checks import Check
+from indexes.log.checks import Check
 from indexes.model import NewPassage, Tuning, Upsert
-from indexes.rebuild import Rebuild
-from indexes.verifying import check_generation, verify_backup, verify_data
+from indexes.parts.generation import SealedFile, read_manifest
 from tests.support.vectors import DIMENSIONS, World, delete, fill, settings
 
 WORLD = World()

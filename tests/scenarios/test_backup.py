@@ -238,7 +238,7 @@ def test_trouble_is_one_clear_line(stopped: Path, tmp_path: Path, model_folder: 
 def test_sigterm_takes_the_draft_away(tmp_path: Path, stopped: Path) -> None:
     """A backup that is told to end leaves neither the folder nor a draft."""
     code = (
-        "import sys, time; from indexes import backup; real = backup.seal\n"
+        "import sys, time; from indexes.backup import backup; real = backup.seal\n"
         "def slow(*arguments):\n    print('sealing', flush=True); time.sleep(60); return real(*arguments)\n"
         "backup.seal = slow; from jobs.cli import main; main()"
     )

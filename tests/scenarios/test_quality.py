@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from indexes.log_reader import LogReader
+from indexes.log.reader import LogReader
 from jobs.evaluating import measure_rankings
 from jobs.ingesting import ingest
 from jobs.judgements import read_judgements, read_queries

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from indexes.bm25 import LexicalPart, WeightedQuery, score_rows
+from indexes.lexical.bm25 import LexicalPart, WeightedQuery, score_rows
 from indexes.model import Floats, Rows
 
 

@@ -27,16 +27,17 @@ from typing import Literal
 import apsw
 import msgspec
 
-from indexes import durable, failpoints, log, sqlite
-from indexes.backup import back_up
-from indexes.builder import build
+from indexes import durable, failpoints
+from indexes.backup.backup import back_up
+from indexes.build.builder import build
+from indexes.build.rebuild import Rebuild
 from indexes.catalog import Catalog
 from indexes.collection import Collection
 from indexes.durable import Disk
 from indexes.errors import NearlineError
-from indexes.filters import Comparison, Compound
+from indexes.filters.grammar import Comparison, Compound
+from indexes.log import log, sqlite
 from indexes.model import Delete, Operation, Tuning, WriteResult
-from indexes.rebuild import Rebuild
 from tests.support.inspection import Value
 from tests.support.power import Platter
 from tests.support.vectors import settings, settled

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from indexes.filters import Comparison
+from indexes.filters.grammar import Comparison
 from indexes.model import Floats, Tuning
 from jobs.benchmark.index.material import BUCKETS, Material, further, upsert
 from jobs.benchmark.index.nearline import Nearline

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from indexes.collection import Collection
 from indexes.durable import publish
 from indexes.errors import Conflict, InvalidInput
-from indexes.log_reader import LogReader, decode_metadata
+from indexes.log.reader import LogReader, decode_metadata
 from indexes.model import Floats, Ids, NewPassage, Settings, Tuning, Upsert
 
 MARKER = "material.json"

@@ -17,12 +17,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from indexes.cold import ColdSettings
+from indexes.build.rebuild import Rebuild
 from indexes.collection import Collection
-from indexes.generation import Generation, Shelf
+from indexes.dense.cold import ColdSettings
 from indexes.memory import build_bytes, serving_bytes
 from indexes.model import Floats, Ids, Tuning
-from indexes.rebuild import Rebuild
+from indexes.parts.generation import Generation, Shelf
 from jobs.benchmark.index.engine import Engine, Found, Setting
 from jobs.benchmark.index.material import COLLECTION, load, upsert
 from jobs.benchmark.index.process import Watch, child_of
@@ -49,7 +49,7 @@ def rebuild(
                 say(f"  {stage} ...")
 
         begun = time.perf_counter()
-        with Watch(child_of("indexes.builder")) as watch:
+        with Watch(child_of("indexes.build.builder")) as watch:
             build = Rebuild(open_collection.begin_build(hot_capacity), timeout_s=BUILD_TIMEOUT_S)
             number = build.run(progress)
         seconds = time.perf_counter() - begun

@@ -1,0 +1,332 @@
+"""A backup: whole copies of collections, each at one sequence number, taken beside a live service or a stopped one.
+
+    FOLDER/backup.json                     what is here: of each collection its seq and counts, of each file size and
+                                           SHA-256; and a checksum of its own
+    FOLDER/<collection>/log.db             a copy of one commit; no write-ahead log beside it
+    FOLDER/<collection>/hits.msgpack       as in a data directory; not where indexes were not wanted
+    FOLDER/<collection>/CURRENT            as in a data directory, but one generation only: none where there was none,
+    FOLDER/<collection>/generations/000007/    or where indexes were not wanted
+
+Promises
+- The folder gets its name when everything in it is synced. A backup that was killed leaves a draft, never the name.
+- The log holds every operation after the seq of the generation beside it: a restored collection needs no rebuild.
+- The data directory is only read, and the copies share no blocks with it.
+
+How to put it back is in `restoring`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+import msgspec
+
+from indexes.catalog import MARKER, NAME, prepare
+from indexes.durable import READ_BYTES, disk_errors, publish_folder, sha256
+from indexes.errors import (
+    Conflict,
+    Damaged,
+    InvalidInput,
+    Locked,
+    NearlineError,
+    NotADataDirectory,
+    NotFound,
+    Unavailable,
+)
+from indexes.log.pinned import LogState, Progress, pin
+from indexes.parts.generation import MANIFEST as GENERATION_MANIFEST
+from indexes.parts.generation import Manifest, SealedFile, Shelf, read_manifest
+
+logger = logging.getLogger(__name__)
+
+FORMAT_VERSION = 1
+MANIFEST = "backup.json"
+GENERATIONS_TRIED = 10
+HITS = "hits.msgpack"
+FILE = re.compile(r"log\.db|CURRENT|hits\.msgpack|generations/[0-9]+(/[A-Za-z0-9_][A-Za-z0-9_.-]*)+")
+
+
+class CollectionBackup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One collection as it was after operation `seq`. Generation 0: there is none in the backup."""
+
+    name: str
+    uid: str
+    model: str
+    seq: int
+    documents: int
+    passages: int
+    generation: int
+    files: dict[str, SealedFile]
+
+    @property
+    def bytes(self) -> int:
+        return sum(sealed.bytes for sealed in self.files.values())
+
+
+class Backup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What `backup.json` says. `created` is UTC; `aliases` are those that name collections in the backup."""
+
+    format_version: int
+    nearline_version: str
+    created: str
+    aliases: dict[str, str]
+    collections: list[CollectionBackup]
+    sha256: str
+
+    def digest(self) -> str:
+        """SHA-256 of all other fields, in the order and spelling in which they are written."""
+        return hashlib.sha256(msgspec.json.encode(msgspec.structs.replace(self, sha256=""))).hexdigest()
+
+
+def back_up(
+    data: Path, target: Path, names: Sequence[str] = (), *, indexes: bool = True, progress: Progress
+) -> Backup:
+    """Copy the collections of these names or aliases, or all, into the new folder `target`.
+
+    `progress` gets stage, bytes done and bytes in all, for each stage of each collection anew.
+    Raises Conflict if the target exists, NotFound for an unknown collection, DiskFull, StorageError; then, and if
+    `progress` raises, no draft stays behind.
+    """
+    aliases = aliases_of(data)
+    chosen = [(data / name) for name in choose(collections_in(data), names, aliases)]
+    if target.resolve().is_relative_to(data.resolve()):
+        raise InvalidInput(f"{target} is inside the data directory", param="to")
+    with drafting(target) as draft:
+        made = []
+        for folder in chosen:
+            try:
+                made.append(back_up_collection(folder, draft / folder.name, indexes, progress))
+            except NearlineError:
+                if names or (folder / "log.db").is_file():
+                    raise
+                logger.warning("%s was deleted meanwhile and is not in the backup", folder.name)
+                shutil.rmtree(draft / folder.name)
+        held = {one.name for one in made}
+        backup = Backup(
+            format_version=FORMAT_VERSION,
+            nearline_version=version("nearline"),
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            aliases={alias: name for alias, name in aliases.items() if name in held},
+            collections=made,
+            sha256="",
+        )
+        backup = msgspec.structs.replace(backup, sha256=backup.digest())
+        with disk_errors(draft):
+            (draft / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(backup), indent=2) + b"\n")
+        publish_folder(draft, target)
+    return backup
+
+
+@contextlib.contextmanager
+def drafting(target: Path) -> Iterator[Path]:
+    """An empty folder beside `target`, for this process alone, that is gone again if the block raises."""
+    draft = target.with_name(f".{target.name}.draft")
+    with disk_errors(draft):
+        draft.parent.mkdir(parents=True, exist_ok=True)
+        draft.mkdir(exist_ok=True)
+        held = os.open(draft, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Locked(f"another backup to {target} is under way") from None
+        try:
+            if target.exists():
+                raise Conflict(f"{target} exists already", param="to")
+            for leftover in draft.iterdir():  # of one that was killed
+                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+            yield draft
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+    finally:
+        os.close(held)
+
+
+# --- one collection -----------------------------------------------------------------------------------------
+
+
+def back_up_collection(source: Path, target: Path, indexes: bool, progress: Progress) -> CollectionBackup:
+    """The generation first, then the log: so the log is the newer one, and can be asked whether it reaches back."""
+    with disk_errors(target):
+        target.mkdir()
+    shelf, copies = Shelf(source), Shelf(target)
+    unusable: set[int] = set()
+    for _ in range(GENERATIONS_TRIED):
+        live = shelf.current()
+        manifest = copy_generation(shelf, copies, unusable, progress) if indexes else None
+        if manifest is None and indexes and shelf.current() != live:
+            continue  # another took its place before it could be copied
+        progress("log", 0, 0)
+        with pin(source / "log.db") as log:
+            state = log.state()
+            if manifest is None or state.covers(manifest.seq):
+                log.copy_to(target / "log.db", progress)
+                break
+        # Two swaps while it was copied, and its history is gone; or a log that was put here from elsewhere.
+        unusable.add(manifest.number)
+        shutil.rmtree(copies.folder)
+    else:
+        raise Unavailable(
+            f"{source.name}: generations are replaced faster than one can be copied; try again, or without indexes"
+        )
+    if manifest is not None:
+        copies.set_current(manifest.number)
+    if indexes:
+        with contextlib.suppress(FileNotFoundError):  # a hint for the next rebuild; there may be none yet
+            copy_file(source / HITS, target / HITS)
+    return described(source.name, state, manifest, seal(target, progress))
+
+
+def described(
+    name: str, state: LogState, manifest: Manifest | None, files: dict[str, SealedFile]
+) -> CollectionBackup:
+    return CollectionBackup(
+        name=name,
+        uid=state.uid,
+        model=state.settings.model,
+        seq=state.seq,
+        documents=state.documents,
+        passages=state.passages,
+        generation=manifest.number if manifest else 0,
+        files=files,
+    )
+
+
+def copy_generation(shelf: Shelf, copies: Shelf, unusable: set[int], progress: Progress) -> Manifest | None:
+    """The live generation, or the newest before it that is whole. None if there is none, or it went meanwhile."""
+    live = shelf.current()
+    for number in [live, *(number for number in reversed(shelf.numbers()) if number < live)]:
+        if number in unusable or not number:
+            continue
+        source = shelf.path(number)
+        try:
+            return copy_verified(source, copies.path(number), progress)
+        except (Damaged, NotFound, FileNotFoundError) as error:
+            shutil.rmtree(copies.path(number), ignore_errors=True)
+            unusable.add(number)
+            if source.is_dir():
+                logger.warning("generation %d is not in the backup: %s", number, error)
+    return None
+
+
+def copy_verified(source: Path, target: Path, progress: Progress) -> Manifest:
+    """Copy a generation; raises Damaged if what was read is not what was sealed, NotFound if it is or goes away."""
+    with disk_errors(target):
+        target.mkdir(parents=True)
+    copy_file(source / GENERATION_MANIFEST, target / GENERATION_MANIFEST)
+    manifest = read_manifest(target)
+    total, done = sum(sealed.bytes for sealed in manifest.files.values()), 0
+
+    def on_block(size: int) -> None:
+        nonlocal done
+        done += size
+        progress("generation", done, total)
+
+    for name, sealed in manifest.files.items():
+        if copy_file(source / name, target / name, on_block) != sealed:
+            raise Damaged(f"{source / name} is damaged: it differs from what its manifest says")
+    return manifest
+
+
+def copy_file(source: Path, target: Path, on_block: Callable[[int], None] = lambda _: None) -> SealedFile:
+    """Copy bytes, not blocks, and say what was read. Raises FileNotFoundError if the source is gone. Not synced.
+
+    `on_block` gets the size of each block that was written.
+    """
+    digest, done = hashlib.sha256(), 0
+    with source.open("rb") as reader:
+        with disk_errors(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            writer = target.open("wb")
+        with writer:
+            while True:
+                with disk_errors(source):
+                    block = reader.read(READ_BYTES)
+                with disk_errors(target):
+                    writer.write(block)
+                    if not block:
+                        writer.flush()
+                        return SealedFile(done, digest.hexdigest())
+                digest.update(block)
+                done += len(block)
+                on_block(len(block))
+
+
+def seal(folder: Path, progress: Progress) -> dict[str, SealedFile]:
+    """Size and SHA-256 of every file, read back from the copies."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    total, done = sum(path.stat().st_size for path in paths), 0
+    files = {}
+    for path in paths:
+        progress("checksums", done, total)
+        with disk_errors(path):
+            sealed = SealedFile(path.stat().st_size, sha256(path))
+        files[path.relative_to(folder).as_posix()] = sealed
+        done += sealed.bytes
+    return files
+
+
+# --- finding things -----------------------------------------------------------------------------------------
+
+
+def aliases_of(data: Path) -> dict[str, str]:
+    """Raises NotADataDirectory unless the folder is one already: looking at it must not make it one."""
+    if not (data / MARKER).is_file():
+        raise NotADataDirectory(f"{data} is no nearline data directory: it has no {MARKER}")
+    return prepare(data)
+
+
+def collections_in(data: Path) -> list[str]:
+    return sorted(
+        path.name for path in data.iterdir() if NAME.fullmatch(path.name) and (path / "log.db").is_file()
+    )
+
+
+def choose(known: Sequence[str], names: Sequence[str], aliases: dict[str, str]) -> list[str]:
+    """The known collections that these names or aliases mean, each once; all of them where none is named."""
+    wanted = [aliases.get(name, name) for name in names]
+    for name in wanted:
+        if name not in known:
+            raise NotFound(
+                f"no collection {name!r}; there are: {', '.join(known) or 'none'}", param="collection"
+            )
+    return list(dict.fromkeys(wanted)) if names else list(known)
+
+
+def read_backup(folder: Path) -> Backup:
+    """What a backup says of itself. Raises NotFound if there is none, Damaged if it cannot be believed."""
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise NotFound(f"{folder} holds no backup: it has no {MANIFEST}")
+    with disk_errors(path):
+        content = path.read_bytes()
+    try:
+        found = msgspec.json.decode(content, type=Versioned).format_version
+        if found != FORMAT_VERSION:
+            raise Damaged(f"{path} has format {found}; this version of nearline reads {FORMAT_VERSION}")
+        backup = msgspec.json.decode(content, type=Backup)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Damaged(f"{path}: {error}") from error
+    if backup.digest() != backup.sha256:
+        raise Damaged(f"{path} is damaged: its checksum differs")
+    for one in backup.collections:
+        if not NAME.fullmatch(one.name) or not all(FILE.fullmatch(name) for name in one.files):
+            raise Damaged(f"{path} names files that no backup has")
+    return backup
+
+
+class Versioned(msgspec.Struct, frozen=True):
+    """The one field that every format has."""
+
+    format_version: int

@@ -1,0 +1,163 @@
+"""Putting collections of a backup into a data directory: each appears complete, or not at all.
+
+Every checksum is verified before anything is placed, and again while it is copied. A restored collection gets a uid
+of its own, under its old name too: results are cached by uid, generation and seq, and two collections that part ways
+after the same seq must not answer from each other's cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import uuid
+from collections.abc import Collection as Names
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from indexes.backup.backup import CollectionBackup, choose, copy_file, read_backup
+from indexes.catalog import MARKER, check_name, prepare, write_marker
+from indexes.collection import DRAFT_PREFIX
+from indexes.durable import FolderLock, disk_errors, publish_folder, verify
+from indexes.errors import Conflict, Damaged, InvalidInput, StorageError
+from indexes.log.pinned import Progress
+from indexes.log.reader import FORMAT_VERSION
+from indexes.log.sqlite import checkpoint, connect, sqlite_errors
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A collection that is there now. `aliases` are those that name it again."""
+
+    name: str
+    uid: str
+    seq: int
+    documents: int
+    passages: int
+    generation: int
+    aliases: list[str]
+
+
+def restore(
+    folder: Path, data: Path, names: Sequence[str] = (), *, new_name: str | None = None, progress: Progress
+) -> list[Restored]:
+    """Place the collections of these names or aliases, or all, into `data`, which is made if it does not exist.
+
+    Raises Damaged if any file to be placed differs from the backup's word, Conflict if a name is taken, Locked if a
+    service uses the directory: then nothing was placed. An alias that is taken stays with what it names.
+    `new_name` renames one collection, and leaves its aliases out.
+    """
+    backup = read_backup(folder)
+    known = {one.name: one for one in backup.collections}
+    chosen = {name: known[name] for name in choose(list(known), names, backup.aliases)}
+    if new_name is not None:
+        check_name(new_name)
+        if len(chosen) != 1:
+            raise InvalidInput(
+                f"a new name is for one collection, and {len(chosen)} are chosen", param="collection"
+            )
+        [one] = chosen.values()
+        chosen = {new_name: one}
+    with contextlib.ExitStack() as held:
+        if (data / MARKER).is_file():  # what can be refused before hours of reading, is
+            held.enter_context(contextlib.closing(take(data, chosen)))
+            check_files(folder, chosen.values(), progress)
+        else:
+            check_files(folder, chosen.values(), progress)
+            held.enter_context(contextlib.closing(take(data, chosen)))
+        uids = {name: place(folder / one.name, one, data / name, progress) for name, one in chosen.items()}
+        named = {} if new_name is not None else restore_aliases(data, backup.aliases, chosen)
+    return [
+        Restored(
+            name,
+            uids[name],
+            one.seq,
+            one.documents,
+            one.passages,
+            one.generation,
+            sorted(alias for alias, target in named.items() if target == name),
+        )
+        for name, one in chosen.items()
+    ]
+
+
+def take(data: Path, names: Names[str]) -> FolderLock:
+    """The lock of a data directory in which these names are free. Makes the directory if it does not exist."""
+    prepare(data)
+    lock = FolderLock(data / "LOCK")
+    try:
+        aliases = prepare(data)
+        for name in names:
+            if (data / name).exists() or name in aliases:
+                raise Conflict(f"the name {name!r} is taken in {data}", param="collection")
+    except BaseException:
+        lock.close()
+        raise
+    return lock
+
+
+def check_files(folder: Path, collections: Names[CollectionBackup], progress: Progress) -> None:
+    """Raises Damaged for the first file that is missing or differs."""
+    total, done = sum(one.bytes for one in collections), 0
+    for one in collections:
+        for name, sealed in one.files.items():
+            progress("verify", done, total)
+            path = folder / one.name / name
+            with disk_errors(path):
+                verify(path, sealed.bytes, sealed.sha256)
+            done += sealed.bytes
+
+
+def place(source: Path, one: CollectionBackup, target: Path, progress: Progress) -> str:
+    """Copy a collection under its final name; returns its new uid. An opening catalog clears away a draft."""
+    draft = target.with_name(f"{DRAFT_PREFIX}{target.name}")
+    shutil.rmtree(draft, ignore_errors=True)
+    done = 0
+
+    def on_block(size: int) -> None:
+        nonlocal done
+        done += size
+        progress("place", done, one.bytes)
+
+    try:
+        for name, sealed in one.files.items():
+            try:
+                copied = copy_file(source / name, draft / name, on_block)
+            except FileNotFoundError:
+                raise Damaged(f"{source / name} has gone away") from None
+            if copied != sealed:
+                raise Damaged(f"{source / name} changed while it was read")
+        uid = renew_uid(draft / "log.db")
+        publish_folder(draft, target)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return uid
+
+
+def renew_uid(path: Path) -> str:
+    """Write a new uid into a log that nobody else has open."""
+    uid = uuid.uuid4().hex
+    db = connect(path)
+    try:
+        with sqlite_errors(path, db):
+            [(found,)] = db.execute("SELECT value FROM meta WHERE key = 'format_version'")
+            if found != str(FORMAT_VERSION):
+                raise StorageError(f"{path} has log format {found}; this version reads {FORMAT_VERSION}")
+            db.execute("UPDATE meta SET value = ? WHERE key = 'uid'", (uid,))
+        checkpoint(db, path)  # closing would do it too, but keeps a failed sync to itself
+    finally:
+        db.close()
+    return uid
+
+
+def restore_aliases(data: Path, aliases: dict[str, str], placed: Names[str]) -> dict[str, str]:
+    """Let the backup's aliases name what was placed, where they are free. Returns those."""
+    present = prepare(data)
+    free = {
+        alias: name
+        for alias, name in aliases.items()
+        if name in placed and alias not in present and not (data / alias).exists()
+    }
+    if free:
+        write_marker(data, {**present, **free})
+    return free

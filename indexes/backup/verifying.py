@@ -1,0 +1,237 @@
+"""Whether what lies on disk is whole: a data directory, beside a live service or stopped, or a backup.
+
+    log file, documents, texts, vectors, history    see `log_checks`
+    generation N     every file has its size and SHA-256, checked before anything is parsed; then a child process
+                     loads and searches it, because a damaged index can take the process down with it; and its
+                     passages are those that live, or that the log knows to be removed
+    CURRENT          names one of these
+
+Nothing is written or mended. A generation that a live service deletes meanwhile is left out.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from indexes.backup.backup import MANIFEST, CollectionBackup, aliases_of, choose, collections_in, read_backup
+from indexes.build.rebuild import child_environment
+from indexes.durable import verify
+from indexes.errors import Damaged, NearlineError, StorageError
+from indexes.lexical import analysis
+from indexes.log.checks import Check, check_log
+from indexes.log.pinned import Progress, pin
+from indexes.parts.generation import Generation, Shelf, read_manifest
+
+LOAD_S_MAX = 1800
+GOING_S = 2.0  # to wait for a damaged generation that is not live: perhaps it is only being deleted
+SEARCHES, NEIGHBOURS = 20, 10  # of a loaded generation: some damage only shows when it is walked
+AGAIN = "make a new backup; this one cannot be restored whole"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRequest:
+    """What the child loads and compares with the log."""
+
+    collection: str
+    number: int
+    frozen: bool
+
+
+def verify_data(data: Path, names: Sequence[str], progress: Progress) -> Iterator[Check]:
+    """Check the collections of these names or aliases, or all, one result after the other.
+
+    Raises NotADataDirectory, Damaged if the directory's own marker is, NotFound for an unknown collection.
+    """
+    aliases = aliases_of(data)
+    known = collections_in(data)
+    astray = sorted(f"{alias} -> {name}" for alias, name in aliases.items() if name not in known)
+    if not names:
+        detail = f"name nothing: {', '.join(astray)}" if astray else f"{len(aliases)} names"
+        yield Check("", "aliases", not astray, detail, "remove them, or let them name a collection")
+    for name in choose(known, names, aliases):
+        yield from verify_collection(data / name, frozen=False, progress=progress)
+
+
+def verify_backup(folder: Path, names: Sequence[str], progress: Progress) -> Iterator[Check]:
+    """Check a backup: first every checksum, then, where they are right, what the files say."""
+    try:
+        backup = read_backup(folder)
+    except Damaged as error:
+        yield Check("", MANIFEST, False, error.message, AGAIN)
+        return
+    yield Check("", MANIFEST, True, f"made {backup.created} by nearline {backup.nearline_version}")
+    collections = {one.name: one for one in backup.collections}
+    for name in choose(list(collections), names, backup.aliases):
+        files = check_files(folder / name, collections[name], progress)
+        yield files
+        if files.ok:
+            yield from verify_collection(folder / name, frozen=True, progress=progress)
+
+
+def check_files(folder: Path, one: CollectionBackup, progress: Progress) -> Check:
+    done = 0
+    try:
+        for name, sealed in one.files.items():
+            progress("checksums", done, one.bytes)
+            verify(folder / name, sealed.bytes, sealed.sha256)
+            done += sealed.bytes
+    except Damaged as error:
+        return Check(one.name, "files", False, error.message, AGAIN)
+    return Check(one.name, "files", True, f"{len(one.files)} files, {one.bytes} bytes")
+
+
+def verify_collection(folder: Path, *, frozen: bool, progress: Progress) -> Iterator[Check]:
+    yield from check_log(folder.name, folder / "log.db", frozen=frozen, progress=progress)
+    shelf = Shelf(folder)
+    whole: dict[int, bool] = {}
+    for number in shelf.numbers():
+        progress(f"generation {number}", 0, 1)
+        if found := check_generation(folder, number, frozen=frozen):
+            yield found
+            whole[number] = found.ok
+    current = check_current(folder, whole, frozen)
+    if current is None:  # it moved on meanwhile
+        number = shelf.current()
+        if found := check_generation(folder, number, frozen=frozen):
+            yield found
+            whole[number] = found.ok
+        current = check_current(folder, whole, frozen) or Check(
+            folder.name, "CURRENT", True, "moves while we look"
+        )
+    yield current
+
+
+# --- generations --------------------------------------------------------------------------------------------
+
+
+def check_generation(collection: Path, number: int, *, frozen: bool) -> Check | None:
+    """None if it was deleted while we looked."""
+    folder = Shelf(collection).path(number)
+    try:
+        manifest = read_manifest(folder)
+        for name, sealed in manifest.files.items():
+            verify(folder / name, sealed.bytes, sealed.sha256)
+        detail = load_in_child(LoadRequest(str(collection), number, frozen))
+    except (NearlineError, OSError) as error:
+        if goes_away(Shelf(collection), number):
+            return None
+        message = error.message if isinstance(error, NearlineError) else f"{folder}: {error}"
+        return Check(collection.name, f"generation {number}", False, message, advice_for(folder))
+    return Check(collection.name, f"generation {number}", True, detail)
+
+
+def goes_away(shelf: Shelf, number: int) -> bool:
+    """Whether the service is deleting this generation, or has: its files go one by one, and then the folder."""
+    deadline = time.monotonic() + (GOING_S if shelf.current() != number else 0)
+    while (there := shelf.path(number).is_dir()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not there
+
+
+def advice_for(folder: Path) -> str:
+    return (
+        f"stop the service and delete {folder}: the log has all of it, and nearline reindex builds a new one"
+    )
+
+
+def load_in_child(request: LoadRequest) -> str:
+    """What the child found, in words. Raises StorageError with its reason, or if it did not survive."""
+    command = [sys.executable, "-m", "indexes.backup.verifying", msgspec.json.encode(request).decode()]
+    try:
+        child = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=LOAD_S_MAX, env=child_environment()
+        )
+    except subprocess.TimeoutExpired:
+        raise StorageError(f"loading it took more than {LOAD_S_MAX} s") from None
+    last = (child.stdout.strip().splitlines() or [""])[-1]
+    if child.returncode == 0:
+        return last
+    if child.returncode < 0:
+        raise StorageError(f"loading it ended the process with signal {-child.returncode}")
+    raise StorageError(last or (child.stderr.strip().splitlines() or ["no reason given"])[-1])
+
+
+def main() -> int:
+    """The child: prints one line, and fails if something is wrong."""
+    request = msgspec.json.decode(sys.argv[1], type=LoadRequest)
+    try:
+        outcome, status = load_and_compare(Path(request.collection), request.number, request.frozen), 0
+    except NearlineError as error:
+        outcome, status = error.message, 1
+    sys.stdout.write(outcome + "\n")
+    return status
+
+
+def load_and_compare(collection: Path, number: int, frozen: bool) -> str:
+    """Raises Damaged if the generation cannot be served with the log beside it."""
+    generation = Generation.load(Shelf(collection).path(number))
+    manifest = generation.manifest
+    ids = np.sort(generation.ids_of(np.arange(generation.size)))
+    with pin(collection / "log.db", frozen=frozen) as log:
+        state = log.state()
+        live = log.live_ids(manifest.last_passage)
+        removed = log.dead_ids(manifest.seq)
+        queries = log.vectors(live[:: len(live) // SEARCHES + 1].tolist())
+    settings = state.settings
+    if (manifest.fingerprint, manifest.dimensions) != (settings.fingerprint, settings.dimensions):
+        raise Damaged("it was built for another model")
+    if manifest.analysis != analysis.VERSION:
+        raise Damaged("it was built with another analysis of text than this version's")
+    if not state.covers(manifest.seq):
+        raise Damaged(
+            f"it is of seq {manifest.seq}; the log's history is of seq {state.forgotten + 1} to {state.seq}"
+        )
+    if (twice := len(ids) - len(np.unique(ids))) > 0:
+        raise Damaged(f"it holds {twice} passages twice")
+    if missing := len(np.setdiff1d(live, ids, assume_unique=True)):
+        raise Damaged(f"it lacks {missing} of {len(live)} live passages")
+    dead = np.setdiff1d(ids, live, assume_unique=True)
+    if unknown := int(np.count_nonzero(~np.isin(dead, removed))):
+        raise Damaged(f"it holds {unknown} passages of which the log knows nothing")
+    for query in queries:
+        if not len(generation.nearest(query, NEIGHBOURS, None, 0)[0]):
+            raise Damaged("it finds nothing")
+    tiers = f"{manifest.hot} hot, {manifest.cold} cold"
+    return f"{len(ids)} passages ({tiers}), {len(dead)} of them removed since, seq {manifest.seq}"
+
+
+def check_current(collection: Path, whole: dict[int, bool], frozen: bool) -> Check | None:
+    """None if it names a generation that is there and was not looked at."""
+    name, path = collection.name, collection / "CURRENT"
+    shelf = Shelf(collection)
+    reindex = "the service takes an older generation or the log alone; nearline reindex builds a new one"
+    try:
+        number = int(path.read_bytes())
+    except FileNotFoundError:
+        if whole and was_swapped(collection, frozen):
+            return Check(name, "CURRENT", False, "is missing, and a generation was live before", reindex)
+        return Check(name, "CURRENT", True, "none yet: the log alone is searched")
+    except ValueError:
+        return Check(name, "CURRENT", False, "does not hold a number", reindex)
+    if number not in whole and shelf.path(number).is_dir():
+        return None
+    if number not in whole:
+        return Check(name, "CURRENT", False, f"names generation {number}, which is not there", reindex)
+    state = "" if whole[number] else ", which is damaged"
+    return Check(name, "CURRENT", whole[number], f"generation {number}{state}", reindex)
+
+
+def was_swapped(collection: Path, frozen: bool) -> bool:
+    """Whether a generation has been live: its swap is what lets the log forget."""
+    try:
+        with pin(collection / "log.db", frozen=frozen) as log:
+            return log.state().forgotten > 0
+    except NearlineError:
+        return False
+
+
+if __name__ == "__main__":
+    sys.exit(main())

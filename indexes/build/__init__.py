@@ -1,0 +1,1 @@
+"""How is a generation made? In a child process: placed, trained, written, measured, sealed."""

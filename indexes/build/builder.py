@@ -1,0 +1,224 @@
+"""Builds a generation from the log, in a process of its own: `python -m indexes.build.builder REQUEST`.
+
+    the ids of live passages -> place them hot or cold -> dense indexes -> lexical index and filters
+    -> load it all back, measure, choose settings -> checksums -> rename
+
+Vectors and texts stream from the log in blocks; ARCHITECTURE.md has the formula of the memory a build needs. The
+result appears under `generations/` complete or not at all. Progress goes to standard output, a JSON object a line:
+{"stage", "done", "total"}, at last {"generation"} or {"error"}.
+
+A passage deleted while the build runs may or may not get in. Either is right: whoever adopts the generation hides
+every passage that was removed after `seq`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from itertools import groupby
+from pathlib import Path
+
+import faiss
+import msgspec
+import numpy as np
+
+from indexes import failpoints
+from indexes.arrays import find_sorted
+from indexes.build.dense import FIRST_EF, DenseRows, write_dense
+from indexes.build.hits import Hits
+from indexes.build.measuring import Measured, choose_settings
+from indexes.build.placement import Moves, Placement, place
+from indexes.dense.cold import ColdSettings
+from indexes.durable import publish_folder
+from indexes.errors import Damaged, NearlineError, NotFound
+from indexes.filters.index import FiltersBuilder
+from indexes.lexical import analysis
+from indexes.lexical.building import LexicalBuilder
+from indexes.lexical.postings import load_array
+from indexes.log.reader import LogReader, decode_metadata
+from indexes.memory import PeakMemory
+from indexes.model import Ids
+from indexes.parts.generation import MANIFEST, Generation, Manifest, Shelf, read_manifest, seal_files
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class BuildRequest:
+    """What to build: the log in `collection` up to `seq`, whose newest passage is `last_passage`."""
+
+    collection: str
+    number: int
+    seq: int
+    last_passage: int
+    hot_capacity: int
+    recall_target: float
+    threads: int
+
+
+def build(request: BuildRequest, progress: Progress) -> Path:
+    """Build, measure and seal one generation; returns its folder. Leaves no draft behind, whatever happens."""
+    with PeakMemory() as memory:
+
+        def watched(stage: str, done: int, total: int) -> None:
+            memory.stage = stage
+            progress(stage, done, total)
+
+        return build_watched(request, watched, memory.peaks)
+
+
+def build_watched(request: BuildRequest, progress: Progress, peaks: dict[str, int]) -> Path:
+    """`peaks` is filled meanwhile: the largest memory of each stage."""
+    started = time.monotonic()
+    faiss.omp_set_num_threads(request.threads)
+    collection = Path(request.collection)
+    shelf = Shelf(collection)
+    draft = shelf.folder / f".draft-{request.number:06d}-{os.getpid()}"
+    shutil.rmtree(draft, ignore_errors=True)
+    for name in ("lexical", "filters"):
+        (draft / name).mkdir(parents=True)
+    log = LogReader(collection / "log.db")
+    try:
+        hits = Hits(collection / "hits.msgpack", hot_capacity=request.hot_capacity)
+        placement = place(log.passage_ids(request.last_passage), request.hot_capacity, *hits.most())
+        failpoints.reach("build.placed")
+        moves = placement.moves(*tiers_before(shelf, placement))
+        rows = write_dense(
+            draft,
+            log,
+            placement,
+            last_passage=request.last_passage,
+            recall_target=request.recall_target,
+            threads=request.threads,
+            progress=progress,
+        )
+        failpoints.reach("build.dense_written")
+        write_texts(draft, log, rows.ids, request.last_passage, progress)
+        failpoints.reach("build.texts_written")
+        manifest = first_manifest(request, log, rows, moves)
+        measured = measure(draft, manifest, request, progress)
+        failpoints.reach("build.measured")
+        write_manifest(draft, manifest, measured, time.monotonic() - started, dict(peaks))
+        failpoints.reach("build.manifest_written")
+        progress("publish", 0, 1)  # also the last look whether anybody still waits for this
+        publish_folder(draft, shelf.path(request.number))
+        failpoints.reach("build.published")
+    finally:
+        log.close()
+        shutil.rmtree(draft, ignore_errors=True)
+    return shelf.path(request.number)
+
+
+def tiers_before(shelf: Shelf, placement: Placement) -> tuple[Ids, Ids]:
+    """The passages that were hot and those that were cold until now. Newer ones than the live generation were hot."""
+    everything = np.sort(np.concatenate([placement.hot, placement.cold]))
+    folder = shelf.path(shelf.current())
+    try:
+        manifest = read_manifest(folder)
+        before = np.asarray(load_array(folder / "ids.npy"), np.int64)
+    except (NotFound, Damaged, OSError, ValueError):
+        return everything, np.empty(0, np.int64)
+    was_cold = np.sort(before[manifest.hot :])
+    return np.setdiff1d(everything, was_cold, assume_unique=True), was_cold
+
+
+def write_texts(draft: Path, log: LogReader, ids: Ids, last_passage: int, progress: Progress) -> None:
+    """The lexical index and the filters, from one pass over texts and metadata."""
+    order = np.argsort(ids, kind="stable")
+    sorted_ids = ids[order]
+    filters = FiltersBuilder(len(ids))
+    done = 0
+    with LexicalBuilder(draft, len(ids)) as lexical:
+        for block in log.searchable(0, last_passage):
+            progress("texts", done, len(ids))
+            done += len(block)
+            found = find_sorted(sorted_ids, np.fromiter((one[0] for one in block), np.int64, len(block)))
+            rows = np.where(found >= 0, order[found], -1)
+            held = np.flatnonzero(rows >= 0)
+            lexical.add(rows[held], [block[at][1] for at in held])
+            # Passages of one document follow each other and share their metadata. Compared as text: Python holds
+            # {"x": 1} and {"x": True} for equal, and they are not.
+            for metadata, group in groupby(held, key=lambda at: block[at][2]):
+                filters.add(rows[list(group)], decode_metadata(metadata))
+        lexical.save(draft / "lexical")
+    progress("filters", 0, 1)
+    filters.finish().save(draft / "filters")
+
+
+# --- measuring and sealing ----------------------------------------------------------------------------------
+
+
+def first_manifest(request: BuildRequest, log: LogReader, rows: DenseRows, moves: Moves) -> Manifest:
+    """Everything but what measuring tells."""
+    return Manifest(
+        number=request.number,
+        seq=request.seq,
+        last_passage=request.last_passage,
+        fingerprint=log.settings.fingerprint,
+        dimensions=log.settings.dimensions,
+        analysis=analysis.VERSION,
+        hot=rows.hot,
+        cold=len(rows.ids) - rows.hot,
+        moves=moves,
+        ef=FIRST_EF,
+        training=rows.training,
+        search=ColdSettings(),
+        recall={},
+        built_ms=time.time_ns() // 1_000_000,
+        build_s=0.0,
+        peak_bytes={},
+        versions={name: version(name) for name in ("faiss-cpu", "hnswlib", "numpy")}
+        | {"python": platform.python_version()},
+        files={},
+    )
+
+
+def measure(draft: Path, manifest: Manifest, request: BuildRequest, progress: Progress) -> Measured:
+    """Load what was written, as the service will, and choose the cheapest settings that reach the recall target."""
+    progress("measure", 0, 1)
+    measured = choose_settings(Generation(draft, manifest), request.recall_target)
+    progress("measure", 1, 1)
+    return measured
+
+
+def write_manifest(
+    draft: Path, manifest: Manifest, measured: Measured, build_s: float, peaks: dict[str, int]
+) -> None:
+    final = msgspec.structs.replace(
+        manifest, **asdict(measured), build_s=round(build_s, 3), peak_bytes=peaks, files=seal_files(draft)
+    )
+    (draft / MANIFEST).write_bytes(final.sealed())
+
+
+def main() -> int:
+    request = msgspec.json.decode(sys.argv[1], type=BuildRequest)
+    parent = os.getppid()
+    os.nice(10)  # searches of the service go first
+
+    def say(**values: object) -> None:
+        sys.stdout.write(json.dumps(values) + "\n")
+        sys.stdout.flush()
+
+    def report(stage: str, done: int, total: int) -> None:
+        if os.getppid() != parent:
+            sys.exit(1)  # the service is gone; nobody would adopt the result
+        say(stage=stage, done=done, total=total)
+
+    try:
+        build(request, report)
+    except NearlineError as error:
+        say(error=error.message)
+        return 1
+    say(generation=request.number)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,134 @@
+"""The dense half of a build: the hot graph, the cold lists and the stored vectors, from one pass over the log.
+
+    sample -> train the lists -> one pass: hot into the graph, cold into lists, all into a draft of float16 rows
+           -> number the cold rows by list -> copy the draft in that order
+
+Memory holds the graph (about 1.7 KB a hot passage at 384 dimensions), the codes (about 60 bytes a cold passage, up to
+twice that while lists grow), some numbers a passage, and the training sample; never all vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+
+from indexes.arrays import find_sorted
+from indexes.build.placement import Placement
+from indexes.dense.cold import list_starts
+from indexes.dense.hot import HotGraph
+from indexes.dense.training import Training, train, training_size
+from indexes.dense.vectors import Halves, StoredVectors
+from indexes.log.reader import LogReader
+from indexes.model import Floats, Ids, Rows
+
+Progress = Callable[[str, int, int], None]
+
+FIRST_EF = 128
+COPIED_ROWS = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class DenseRows:
+    """Passage id of each row, the hot ones first, and how many are hot; how the cold lists were trained."""
+
+    ids: Ids
+    hot: int
+    training: Training
+
+
+def write_dense(
+    draft: Path,
+    log: LogReader,
+    placement: Placement,
+    *,
+    last_passage: int,
+    recall_target: float,
+    threads: int,
+    progress: Progress,
+) -> DenseRows:
+    """Write graph, lists, vectors and ids into the draft folder of a generation."""
+    dimensions, hot, cold = log.settings.dimensions, placement.hot, placement.cold
+    index, training = train_lists(log, cold, recall_target, progress) if len(cold) else (None, Training())
+    spool_path = draft / "spool.f16"
+    spool = StoredVectors.create(spool_path, len(hot) + len(cold), dimensions)
+    blocks = spooled(log, placement, last_passage, index, spool, progress)
+    graph = HotGraph.build(blocks, len(hot), dimensions, ef=FIRST_EF, threads=threads)
+    if len(hot):
+        graph.save(draft / "hot.hnsw")
+    del graph
+    order = np.arange(len(hot))
+    if index is not None:
+        order = np.concatenate([order, len(hot) + number_by_list(index, len(hot))])
+        faiss.write_index(index, str(draft / "cold.ivf"))
+    ids = np.concatenate([hot, cold])[order]
+    np.save(draft / "ids.npy", ids)
+    np.save(draft / "order.npy", np.argsort(ids, kind="stable").astype(np.uint32))
+    copy_ordered(spool, order, StoredVectors.create(draft / "vectors.f16", len(ids), dimensions), progress)
+    spool_path.unlink()
+    return DenseRows(ids, len(hot), training)
+
+
+def train_lists(
+    log: LogReader, cold: Ids, recall_target: float, progress: Progress, *, seed: int = 11
+) -> tuple[Any, Training]:
+    """An empty index, trained on a random sample of the cold passages."""
+    progress("train", 0, 1)
+    chosen = np.random.default_rng(seed).choice(cold, training_size(len(cold)), replace=False)
+    trained = train(log.vectors_of(np.sort(chosen).tolist()), len(cold), recall_target)
+    progress("train", 1, 1)
+    return trained
+
+
+def spooled(
+    log: LogReader, placement: Placement, last_passage: int, index: Any, spool: Halves, progress: Progress
+) -> Iterator[tuple[Rows, Floats]]:
+    """Read all vectors once: yields (rows, vectors) of the hot ones, puts the cold ones into the lists, all into the
+    spool, whose rows are the hot and then the cold passages by id.
+
+    A passage deleted meanwhile leaves zeros in the spool and is in no index.
+    """
+    hot, cold = placement.hot, placement.cold
+    done = 0
+    for block_ids, vectors in log.vectors(0, last_passage):
+        progress("dense", done, len(spool))
+        done += len(block_ids)
+        at = find_sorted(hot, block_ids)
+        if (held := at >= 0).any():
+            spool[at[held]] = vectors[held]
+            yield at[held], vectors[held]
+        at = find_sorted(cold, block_ids)
+        if (held := at >= 0).any():
+            spool[len(hot) + at[held]] = vectors[held]
+            index.add_with_ids(np.ascontiguousarray(vectors[held]), at[held])
+
+
+def number_by_list(index: Any, first_row: int) -> Rows:
+    """Give the entries of all lists consecutive row numbers from `first_row`, in place.
+
+    Returns what they were numbered before, in their new order.
+    """
+    starts = list_starts(index)
+    before = np.empty(int(starts[-1]), np.int64)
+    for number in range(index.nlist):
+        size = index.invlists.list_size(number)
+        if not size:
+            continue
+        ids = faiss.rev_swig_ptr(index.invlists.get_ids(number), size)
+        before[starts[number] : starts[number] + size] = ids
+        ids[:] = np.arange(size) + starts[number] + first_row
+    return before
+
+
+def copy_ordered(spool: Halves, order: Rows, into: Halves, progress: Progress) -> None:
+    """Write the spooled rows in their final order."""
+    for start in range(0, len(order), COPIED_ROWS):
+        progress("vectors", start, len(order))
+        rows = order[start : start + COPIED_ROWS]
+        into[start : start + len(rows)] = spool[rows]
+    if isinstance(into, np.memmap):
+        into.flush()

@@ -1,0 +1,126 @@
+"""Chooses a generation's search settings by measuring it: the cheapest that reach the recall target.
+
+Queries are made of stored vectors (`probing`), the truth is exact search over the stored vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import msgspec
+import numpy as np
+
+from indexes.dense.cold import ColdSettings, search_ns
+from indexes.dense.probing import probes_of
+from indexes.dense.vectors import among, within
+from indexes.masks import Bits, pack_flags
+from indexes.model import Floats
+from indexes.parts.generation import Generation
+from indexes.parts.part import Found
+
+K = 10
+QUERIES = 300
+EFS = (32, 48, 64, 96, 128, 192, 256, 384, 512)
+PROBED_64THS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64)  # of the lists
+RESCORED = (50, 100, 150, 200, 300, 400, 800)
+FILTER_SHARE = 0.05  # of the rows let through by the made-up filter that filtered search is measured with
+FILTERED_SHARES = (0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
+TIE = 3e-4  # more than float16 storage moves a score, less than lies between two ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The settings chosen, and recall@10 measured with them in each tier that exists."""
+
+    ef: int
+    search: ColdSettings
+    recall: dict[str, float]
+
+
+def choose_settings(generation: Generation, target: float) -> Measured:
+    """Tries settings from cheap to dear; keeps the dearest if none reaches the target. Leaves the last one set."""
+    manifest = generation.manifest
+    measured = Measured(manifest.ef, manifest.search, {})
+    if manifest.hot:
+        measured = choose_ef(generation, target)
+    if manifest.cold:
+        cold, recall = choose_cold(generation, target)
+        measured = replace(measured, search=cold, recall={**measured.recall, **recall})
+    return replace(measured, recall={name: round(value, 4) for name, value in measured.recall.items()})
+
+
+def choose_ef(generation: Generation, target: float) -> Measured:
+    """The narrowest walk of the hot graph that finds its share of the true neighbours.
+
+    Of the true neighbours over both tiers: a query that has none in the hot tier loses nothing there.
+    """
+    hot = range(generation.manifest.hot)
+    queries = sample_queries(generation, hot)
+    truth = exact(generation, queries, hot)
+    for ef in EFS:
+        generation.tune(ef=ef)
+        recall = recall_of(lambda q: generation.nearest_hot(q, K, None, 0), queries, truth)
+        if recall >= target:
+            break
+    return Measured(ef, ColdSettings(), {"hot": recall})
+
+
+def choose_cold(generation: Generation, target: float) -> tuple[ColdSettings, dict[str, float]]:
+    """Probes and rescoring depth without a filter, then how much a filter's matches must be covered."""
+    manifest = generation.manifest
+    cold = range(manifest.hot, generation.size)
+    queries = sample_queries(generation, cold)
+    truth = exact(generation, queries, cold)
+    for settings in cold_ladder(manifest.training.lists, manifest.cold):
+        generation.tune(cold=settings)
+        plain = recall_of(lambda q: generation.nearest_cold(q, K, None, 0), queries, truth)
+        if plain >= target:
+            break
+    allowed = random_filter(generation)
+    truth = exact(generation, queries, cold, allowed)
+    for share in FILTERED_SHARES:
+        settings = msgspec.structs.replace(settings, filtered_share=share)
+        generation.tune(cold=settings)
+        filtered = recall_of(lambda q: generation.nearest_cold(q, K, allowed, 0), queries, truth)
+        if filtered >= target:
+            break
+    return settings, {"cold": plain, "cold_filtered": filtered}
+
+
+def cold_ladder(lists: int, size: int) -> list[ColdSettings]:
+    """Settings in the order of their cost."""
+    probes = sorted({max(1, share * lists // 64) for share in PROBED_64THS})
+    pairs = [ColdSettings(count, rescored) for count in probes for rescored in RESCORED]
+    return sorted(pairs, key=lambda one: search_ns(lists, one.probes, one.probes / lists, size, one.rescored))
+
+
+def sample_queries(generation: Generation, rows: range, *, seed: int = 5) -> Floats:
+    """Probes from random stored vectors of these rows, float32 [up to QUERIES, dimensions]."""
+    chosen = np.random.default_rng(seed).choice(len(rows), min(QUERIES, len(rows)), replace=False)
+    return probes_of(generation.vectors.take(chosen + rows.start))
+
+
+def random_filter(generation: Generation, *, seed: int = 6) -> Bits:
+    """FILTER_SHARE of the cold rows, and no hot ones."""
+    flags = np.random.default_rng(seed).random(generation.size) < FILTER_SHARE
+    flags[: generation.manifest.hot] = False
+    flags[-1] = True  # at least one
+    return pack_flags(flags)
+
+
+def exact(generation: Generation, queries: Floats, tier: range, allowed: Bits | None = None) -> list[Floats]:
+    """For each query, the scores of those of the true K nearest that lie in this tier, best first."""
+    selector = within(range(generation.size)) if allowed is None else among(allowed)
+    found = [generation.vectors.nearest(query, K, selector) for query in queries]
+    return [scores[(rows >= tier.start) & (rows < tier.stop)] for rows, scores in found]
+
+
+def recall_of(search: Callable[[Floats], Found], queries: Floats, truth: list[Floats]) -> float:
+    """Share of the true neighbours that a search returns; rows that score like the last of them are as good as it."""
+    found, wanted = 0, 0
+    for query, best in zip(queries, truth, strict=True):
+        if len(best):
+            found += int(np.count_nonzero(search(query)[1][: len(best)] >= best[-1] - TIE))
+            wanted += len(best)
+    return found / wanted if wanted else 1.0

@@ -1,0 +1,1 @@
+"""Which passages hold these words? Text analysis, inverted indexes, BM25."""

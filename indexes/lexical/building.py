@@ -1,0 +1,205 @@
+"""Makes sealed lexical indexes that are too large to be sorted at once, and makes one of several.
+
+`LexicalBuilder` serves the builder process: postings go to disk in sorted runs and are merged from there.
+
+    texts -> term numbers, one each time a term occurs -> buffer full: sort by (term, row), count, append as a run
+    save:    as many terms as fit the buffer -> their postings out of every run -> sort -> append to the result
+
+`merge_sealed` serves the service: it joins small indexes in memory while searches go on.
+
+What either gives is, byte for byte, what an index built at once from the same texts would hold.
+"""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from collections.abc import Iterator, Sequence
+from itertools import islice, repeat
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indexes.arrays import changes, ends_of
+from indexes.durable import disk_errors
+from indexes.errors import InvalidInput
+from indexes.lexical.analysis import terms
+from indexes.lexical.postings import TF_MAX, SealedLexical
+from indexes.lexical.runs import Runs
+from indexes.lexical.scratch import new_array, save_array
+
+MergedNames = tuple[NDArray[np.uint8], NDArray[np.int64], list[NDArray[np.uint32]]]
+
+
+class LexicalBuilder:
+    """Takes the texts of an index in any order, then writes it. For one thread, and one index.
+
+    Memory: buffer_bytes + 4 bytes a row + about 200 bytes a distinct term + the terms of the longest text. Disk: 6
+    bytes a posting under `scratch` until `close`, in files without a name, which vanish with the process, too.
+    Trouble with the disk raises DiskFull or StorageError.
+    """
+
+    def __init__(self, scratch: Path, size: int, *, buffer_bytes: int = 64 << 20) -> None:
+        """An index of rows 0 to size-1. `scratch` is an existing folder with room for the postings."""
+        self._capacity = max(buffer_bytes // Runs.SORTED_BYTES, 1)
+        self._runs = Runs(scratch, size, self._capacity)
+        self._lengths = np.zeros(size, np.uint32)
+        self._numbers = _Numbers()
+        self._names: list[str] = []  # sorted; those met since the last run are still missing
+        self._rows = array("I")  # of the texts in the buffer
+        self._occurrences = array("I")  # their terms by number, text after text
+
+    def add(self, rows: NDArray[np.int64], texts: Sequence[str]) -> None:
+        """Index each text as the row beside it. A row that gets no text has no terms.
+
+        Raises InvalidInput for a row outside of the index, and for one that has a text already.
+        """
+        if len(rows) and (rows.min() < 0 or rows.max() >= len(self._lengths)):
+            raise InvalidInput(f"rows must be 0 to {len(self._lengths) - 1}", param="rows")
+        for row, text in zip(rows.tolist(), texts, strict=True):
+            found = terms(text)
+            if not found:
+                continue
+            if self._lengths[row]:
+                raise InvalidInput(f"row {row} has a text already", param="rows")
+            self._lengths[row] = len(found)
+            self._rows.append(row)
+            self._occurrences.extend(map(self._numbers.__getitem__, found))
+            if len(self._occurrences) >= self._capacity:
+                self._spill()
+
+    def save(self, folder: Path) -> None:
+        """Write the files of a SealedLexical into an existing folder. Not synced: the publisher does that."""
+        self._spill()
+        _, ranks = self._sort_terms()
+        letters = np.fromiter((len(name.encode()) for name in self._names), np.int64, len(self._names))
+        with disk_errors(folder):
+            starts = ends_of(self._runs.sizes(ranks))
+            save_array(folder / "terms.npy", np.frombuffer("".join(self._names).encode(), np.uint8))
+            save_array(folder / "offsets.npy", ends_of(letters))
+            save_array(folder / "starts.npy", starts)
+            save_array(folder / "lengths.npy", self._lengths)
+            with (
+                new_array(folder / "rows.npy", np.uint32, int(starts[-1])) as all_rows,
+                new_array(folder / "frequencies.npy", np.uint16, int(starts[-1])) as all_frequencies,
+            ):
+                for rows, frequencies in self._runs.merged(ranks, starts):
+                    all_rows.write(rows.data)
+                    all_frequencies.write(frequencies.data)
+
+    def close(self) -> None:
+        """Give back the room on disk, whether or not anything was saved. May be called twice."""
+        self._runs.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _spill(self) -> None:
+        """Sort what the buffer holds by term and row, and make it a run.
+
+        Terms met later may come between those known now, but never change their order: a run sorted by today's
+        ranks is sorted by the final ones, too.
+        """
+        if not self._occurrences:
+            return
+        order, ranks = self._sort_terms()
+        rows = np.frombuffer(self._rows, np.uint32)
+        keys = ranks[np.frombuffer(self._occurrences, np.uint32)].astype(np.uint64)
+        keys <<= np.uint64(32)
+        keys |= np.repeat(rows, self._lengths[rows])
+        self._rows, self._occurrences = array("I"), array("I")
+        keys.sort()
+        first = np.flatnonzero(changes(keys))
+        frequencies = np.minimum(np.diff(first, append=len(keys)), TF_MAX).astype(np.uint16)
+        keys = keys[first]
+        first = np.flatnonzero(changes(keys >> np.uint64(32)))
+        counts = np.diff(first, append=len(keys)).astype(np.uint32)
+        self._runs.append(order[keys[first] >> np.uint64(32)], counts, keys.astype(np.uint32), frequencies)
+
+    def _sort_terms(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+        """The number of the term of each rank, and the rank of the term of each number, among the terms so far."""
+        self._names += islice(self._numbers, len(self._names), None)
+        self._names.sort()  # by code points, which is the order of the UTF-8 bytes
+        order = np.fromiter(map(self._numbers.__getitem__, self._names), np.uint32, len(self._names))
+        ranks = np.empty_like(order)
+        ranks[order] = np.arange(len(order), dtype=np.uint32)
+        return order, ranks
+
+
+class _Numbers(dict[str, int]):
+    """Term to number, in the order in which terms are first met."""
+
+    def __missing__(self, term: str) -> int:
+        number = self[term] = len(self)
+        return number
+
+
+def merge_sealed(parts: Sequence[tuple[SealedLexical, NDArray[np.bool_]]]) -> SealedLexical:
+    """One index in memory of the rows kept of each part (bool [part.size]), renumbered end to end.
+
+    Terms that no kept row holds are left out. May run beside searches: no single step keeps the interpreter to
+    itself for more than a few milliseconds.
+    """
+    counts = [part.count(kept) for part, kept in parts]
+    letters, offsets, ranks = merge_names(
+        [names_of(part, n) for (part, _), n in zip(parts, counts, strict=True)]
+    )
+    sizes = np.zeros(len(offsets) - 1, np.int64)
+    for own, count in zip(ranks, counts, strict=True):
+        sizes[own] += count[count > 0]
+    starts = ends_of(sizes)
+    rows, frequencies = np.empty(starts[-1], np.uint32), np.empty(starts[-1], np.uint16)
+    free = starts[:-1].copy()  # where the next posting of each term goes
+    lengths = [np.empty(0, np.uint32)]
+    for (part, kept), own, count in zip(parts, ranks, counts, strict=True):
+        places = np.zeros(len(count), np.int64)
+        places[count > 0] = free[own]
+        free[own] += count[count > 0]
+        renumbered = (np.cumsum(kept) + (sum(map(len, lengths)) - 1)).astype(np.uint32)
+        for some, postings in part.slices():
+            alive = np.flatnonzero(kept[part.rows[postings]]) + postings.start
+            to = np.repeat(places[some] - ends_of(count[some])[:-1], count[some]) + np.arange(len(alive))
+            rows[to] = renumbered[part.rows[alive]]
+            frequencies[to] = part.frequencies[alive]
+        lengths.append(part.lengths[kept])
+    return SealedLexical(
+        {
+            "terms": letters,
+            "offsets": offsets,
+            "starts": starts,
+            "rows": rows,
+            "frequencies": frequencies,
+            "lengths": np.concatenate(lengths),
+        }
+    )
+
+
+def names_of(part: SealedLexical, counts: NDArray[np.int64]) -> Iterator[bytes]:
+    """The terms of a part whose count is not zero, in order."""
+    return (name for name, count in zip(part.names, counts, strict=True) if count)
+
+
+def merge_names(sources: Sequence[Iterator[bytes]]) -> MergedNames:
+    """All terms, sorted and joined; where each begins, and the end; and for each source the ranks of its terms.
+
+    In bytecode rather than by one sort, which would keep the interpreter to itself.
+    """
+    letters, offsets = bytearray(), array("q", [0])
+    ranks = [array("I") for _ in sources]
+    last: bytes | None = None
+    for name, source in heapq.merge(*(zip(names, repeat(at)) for at, names in enumerate(sources))):
+        if name != last:
+            letters += name
+            offsets.append(len(letters))
+            last = name
+        ranks[source].append(len(offsets) - 2)
+    return (
+        np.frombuffer(letters, np.uint8),
+        np.frombuffer(offsets, np.int64),
+        [np.frombuffer(one, np.uint32) for one in ranks],
+    )

@@ -1,0 +1,223 @@
+"""Inverted indexes: which passages hold a term, and how often. What BM25 (`bm25`) reads of a part.
+
+`GrowingLexical` takes passages while it is searched (the delta), `SealedLexical` is a set of arrays on disk or in
+memory.
+"""
+
+from __future__ import annotations
+
+import bisect
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indexes.arrays import ends_of
+from indexes.lexical.analysis import terms as terms_of
+from indexes.lexical.bm25 import NO_POSTINGS, Postings
+from indexes.model import Rows
+
+TF_MAX = np.iinfo(np.uint16).max
+SLICE_POSTINGS = 1 << 18  # a numpy call over so many takes about a millisecond
+
+
+class GrowingLexical:
+    """An inverted index that takes passages from one thread while others search it through `view`."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, array[int]] = {}
+        self._frequencies: dict[str, array[int]] = {}
+        self._lengths: array[int] = array("I")
+
+    def add(self, text: str) -> int:
+        """Index a passage as the next row; returns its number of terms."""
+        row = len(self._lengths)
+        counts = Counter(terms_of(text))
+        for term, count in counts.items():
+            # Frequencies first: a reader that sees a row must also find its frequency.
+            self._frequencies.setdefault(term, array("H")).append(min(count, TF_MAX))
+            self._rows.setdefault(term, array("I")).append(row)
+        length = counts.total()
+        self._lengths.append(length)
+        return length
+
+    def view(self, size: int) -> GrowingView:
+        """The first `size` rows, frozen: rows added later do not show."""
+        lengths = np.frombuffer(self._lengths.tobytes(), np.uint32)[:size]
+        return GrowingView(self, size, lengths, int(lengths.sum(dtype=np.int64)))
+
+    def read(self, term: str, size: int) -> Postings:
+        stored = self._rows.get(term)
+        if stored is None:
+            return NO_POSTINGS
+        # tobytes copies under the interpreter lock; a view of the buffer would forbid the writer to grow it.
+        rows = np.frombuffer(stored.tobytes(), np.uint32)
+        rows = rows[: np.searchsorted(rows, size)]
+        return rows, np.frombuffer(self._frequencies[term].tobytes(), np.uint16)[: len(rows)]
+
+    def seal(self, size: int) -> SealedLexical:
+        """The first `size` rows as an immutable index in memory."""
+        names = sorted(self._rows)  # by code points, which is the order of the UTF-8 bytes
+        parts = [self.read(name, size) for name in names]
+        return SealedLexical.from_postings(names, parts, self.view(size).lengths)
+
+
+@dataclass(frozen=True, slots=True)
+class GrowingView:
+    """The first rows of a growing index, as one search sees them."""
+
+    index: GrowingLexical
+    size: int
+    lengths: NDArray[np.uint32]
+    length: int
+
+    def postings(self, term: str) -> Postings:
+        return self.index.read(term, self.size)
+
+    def frequencies_of(self, rows: Rows) -> dict[str, int]:
+        return self.index.seal(self.size).frequencies_of(rows) if len(rows) else {}
+
+
+class SealedLexical:
+    """An immutable inverted index: sorted terms, and for each its rows and frequencies, end to end.
+
+        terms.npy      uint8   the terms in UTF-8, sorted, joined without a separator
+        offsets.npy    int64   [terms + 1]  where each term begins in terms.npy
+        starts.npy     int64   [terms + 1]  where each term's postings begin
+        rows.npy       uint32  [postings]   ascending within a term
+        frequencies.npy uint16 [postings]
+        lengths.npy    uint32  [rows]
+
+    Loaded from a folder, the arrays are memory maps: the dictionary and the postings cost no heap.
+    """
+
+    FILES = ("terms", "offsets", "starts", "rows", "frequencies", "lengths")
+
+    def __init__(self, arrays: Mapping[str, NDArray[np.generic]]) -> None:
+        self._arrays = arrays
+        self.names = Names(arrays["terms"], arrays["offsets"])  # type: ignore[arg-type]
+        self.starts: NDArray[np.int64] = arrays["starts"]  # type: ignore[assignment]
+        self.rows: NDArray[np.uint32] = arrays["rows"]  # type: ignore[assignment]
+        self.frequencies: NDArray[np.uint16] = arrays["frequencies"]  # type: ignore[assignment]
+        self.lengths: NDArray[np.uint32] = arrays["lengths"]  # type: ignore[assignment]
+        self.length = int(self.lengths.sum(dtype=np.int64))
+
+    @staticmethod
+    def from_postings(
+        names: Sequence[str], postings: Iterable[Postings], lengths: NDArray[np.uint32]
+    ) -> SealedLexical:
+        """From terms sorted by their UTF-8 bytes and one pair of arrays for each."""
+        pairs = list(postings)
+        sizes = np.fromiter((len(rows) for rows, _ in pairs), np.int64, len(pairs))
+        rows = np.concatenate([rows for rows, _ in pairs]) if pairs else NO_POSTINGS[0]
+        frequencies = np.concatenate([tf for _, tf in pairs]) if pairs else NO_POSTINGS[1]
+        return SealedLexical.from_arrays(names, sizes, rows, frequencies, lengths)
+
+    @staticmethod
+    def from_arrays(
+        names: Sequence[str],
+        sizes: NDArray[np.int64],
+        rows: NDArray[np.uint32],
+        frequencies: NDArray[np.uint16],
+        lengths: NDArray[np.uint32],
+    ) -> SealedLexical:
+        """From sorted terms, the number of postings of each, and the postings end to end."""
+        encoded = [name.encode() for name in names]
+        offsets = ends_of(np.array([len(name) for name in encoded], np.int64))
+        return SealedLexical(
+            {
+                "terms": np.frombuffer(b"".join(encoded), np.uint8),
+                "offsets": offsets,
+                "starts": ends_of(sizes),
+                "rows": rows.astype(np.uint32, copy=False),
+                "frequencies": frequencies.astype(np.uint16, copy=False),
+                "lengths": lengths.astype(np.uint32, copy=False),
+            }
+        )
+
+    @staticmethod
+    def load(folder: Path) -> SealedLexical:
+        return SealedLexical({name: load_array(folder / f"{name}.npy") for name in SealedLexical.FILES})
+
+    def save(self, folder: Path) -> None:
+        """Write the arrays into an existing folder. Not synced: the publisher does that."""
+        for name in self.FILES:
+            np.save(folder / f"{name}.npy", self._arrays[name])
+
+    @property
+    def size(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def bytes(self) -> int:
+        return sum(values.nbytes for values in self._arrays.values())
+
+    def postings(self, term: str) -> Postings:
+        at = self.names.find(term.encode())
+        if at is None:
+            return NO_POSTINGS
+        start, end = int(self.starts[at]), int(self.starts[at + 1])
+        return self.rows[start:end], self.frequencies[start:end]
+
+    def frequencies_of(self, rows: Rows) -> dict[str, int]:
+        if not len(rows):
+            return {}
+        chosen = np.zeros(self.size, bool)
+        chosen[rows] = True
+        counts = self.count(chosen)
+        return {self.names[at].decode(): int(counts[at]) for at in np.flatnonzero(counts).tolist()}
+
+    def count(self, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """In how many of the chosen rows (bool [size]) each term occurs, int64 [terms]. Reads all postings."""
+        counts = np.empty(len(self.names), np.int64)
+        for terms, postings in self.slices():
+            before = ends_of(chosen[self.rows[postings]])
+            bounds = self.starts[terms.start : terms.stop + 1] - postings.start
+            counts[terms] = np.diff(before[bounds])
+        return counts
+
+    def slices(self) -> Iterator[tuple[slice, slice]]:
+        """All terms in order, some at a time, with where their postings lie: about `SLICE_POSTINGS`, or one term.
+
+        Work done slice by slice needs little memory, and keeps no other thread waiting for the interpreter.
+        """
+        first = 0
+        while first < len(self.names):
+            start = int(self.starts[first])
+            last = int(np.searchsorted(self.starts, start + SLICE_POSTINGS, side="right")) - 1
+            last = min(max(last, first + 1), len(self.names), first + SLICE_POSTINGS)
+            yield slice(first, last), slice(start, int(self.starts[last]))
+            first = last
+
+
+class Names(Sequence[bytes]):
+    """Sorted terms in one block of bytes, found by bisection: of every 64 terms, only one is an object in memory."""
+
+    SPACING = 64
+
+    def __init__(self, block: NDArray[np.uint8], offsets: NDArray[np.int64]) -> None:
+        # A memoryview is sliced and indexed in a third of the time that an array takes.
+        self._block = block.data
+        self._offsets = offsets.data
+        self._guides = [self[at] for at in range(0, len(self), self.SPACING)]
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def __getitem__(self, at: int) -> bytes:  # type: ignore[override]
+        return self._block[self._offsets[at] : self._offsets[at + 1]].tobytes()
+
+    def find(self, name: bytes) -> int | None:
+        first = max(bisect.bisect_right(self._guides, name) - 1, 0) * self.SPACING
+        at = bisect.bisect_left(self, name, first, min(first + self.SPACING, len(self)))
+        return at if at < len(self) and self[at] == name else None
+
+
+def load_array(path: Path) -> NDArray[np.generic]:
+    """A memory map of a .npy file, or an empty array (an empty file cannot be mapped)."""
+    array_: NDArray[np.generic] = np.load(path, mmap_mode="r", allow_pickle=False)
+    return np.asarray(array_)

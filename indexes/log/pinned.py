@@ -1,0 +1,138 @@
+"""One commit of a log, held still from outside the service: reads, or a copy of the whole file, that agree.
+
+Writers go on meanwhile and do not wait. Only the write-ahead log cannot be cut back past the commit that is held, so
+it grows by what is written until the block ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import apsw
+import msgspec
+import numpy as np
+
+from indexes.errors import Damaged, StorageError
+from indexes.log.reader import FORMAT_VERSION, json_list
+from indexes.log.sqlite import connect, sqlite_errors
+from indexes.model import Floats, Ids, Settings
+
+Progress = Callable[[str, int, int], None]
+
+COPIED_PAGES = 4096  # at a time: often enough to show progress and to be interrupted
+
+
+@dataclass(frozen=True, slots=True)
+class LogState:
+    """What a log is at one commit. Every operation after `forgotten`, up to `seq`, is still in its history."""
+
+    uid: str
+    settings: Settings
+    seq: int
+    last_passage: int
+    documents: int
+    passages: int
+    forgotten: int
+
+    def covers(self, generation_seq: int) -> bool:
+        """Whether a generation of this seq can be brought up to date from this log."""
+        return self.forgotten <= generation_seq <= self.seq
+
+
+@contextlib.contextmanager
+def pin(path: Path, *, frozen: bool = False) -> Iterator[PinnedLog]:
+    """The last commit of the log at `path`. Raises StorageError if the file cannot be read as a log.
+
+    `frozen` promises that nobody writes the file, as in a backup: then nothing is created beside it either.
+    """
+    with sqlite_errors(path):
+        db = connect_frozen(path) if frozen else connect(path, read_only=True)
+        try:
+            db.execute("BEGIN")
+            yield PinnedLog(path, db)
+        finally:
+            db.close()
+
+
+def connect_frozen(path: Path) -> apsw.Connection:
+    uri = f"file:{quote(str(path))}?immutable=1"
+    return apsw.Connection(uri, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
+
+
+class PinnedLog:
+    """Reads of one commit. Made by `pin`, and used inside its block by one thread."""
+
+    def __init__(self, path: Path, db: apsw.Connection) -> None:
+        self.path = path
+        self.db = db
+
+    def rows(self, sql: str, parameters: tuple[Any, ...] = ()) -> Iterator[Any]:
+        return iter(self.db.execute(sql, parameters))
+
+    def value(self, sql: str, parameters: tuple[Any, ...] = ()) -> Any:
+        """The first column of the first row, None where there is none."""
+        return next((row[0] for row in self.rows(sql, parameters)), None)
+
+    def state(self) -> LogState:
+        """Raises StorageError for a log of another format, Damaged if what it says of itself cannot be read."""
+        meta: dict[str, str] = dict(self.rows("SELECT key, value FROM meta"))
+        if (found := meta.get("format_version")) != str(FORMAT_VERSION):
+            raise StorageError(f"{self.path} has log format {found}; this version reads {FORMAT_VERSION}")
+        try:
+            uid, settings = meta["uid"], msgspec.json.decode(meta["settings"], type=Settings)
+        except (KeyError, msgspec.DecodeError) as error:
+            raise Damaged(f"{self.path}: the description of the collection is damaged: {error}") from error
+        counters = dict(self.rows("SELECT name, seq FROM sqlite_sequence"))
+        seq = int(counters.get("operations", 0))
+        # No number is left out, so what is missing is missing from the start.
+        oldest = self.value("SELECT min(seq) FROM operations")
+        [(documents, passages)] = self.rows("SELECT count(*), coalesce(sum(passages), 0) FROM documents")
+        return LogState(
+            uid=uid,
+            settings=settings,
+            seq=seq,
+            last_passage=int(counters.get("passages", 0)),
+            documents=documents,
+            passages=passages,
+            forgotten=seq if oldest is None else oldest - 1,
+        )
+
+    def live_ids(self, upto: int) -> Ids:
+        """Ids of the live passages, ascending."""
+        ids = (row[0] for row in self.rows("SELECT id FROM passages WHERE id <= ? ORDER BY id", (upto,)))
+        return np.fromiter(ids, np.int64)
+
+    def dead_ids(self, after_seq: int) -> Ids:
+        """Ids of the passages that operations after this one removed."""
+        sql = "SELECT dead_first, dead_passages FROM operations WHERE seq > ? AND dead_passages > 0"
+        ranges = [np.arange(first, first + count) for first, count in self.rows(sql, (after_seq,))]
+        return np.concatenate(ranges) if ranges else np.empty(0, np.int64)
+
+    def vectors(self, ids: list[int]) -> list[Floats]:
+        """float32 vectors of the live ones among these passages."""
+        sql = "SELECT vector FROM passages WHERE id IN (SELECT value FROM json_each(?)) ORDER BY id"
+        return [np.frombuffer(vector, np.float32) for (vector,) in self.rows(sql, (json_list(ids),))]
+
+    def copy_to(self, path: Path, progress: Progress) -> None:
+        """Make a whole log of this commit in a new file, not synced. Progress counts bytes.
+
+        Raises DiskFull or StorageError; what was written is then left to the caller.
+        """
+        with sqlite_errors(path):
+            copy = apsw.Connection(str(path))
+        try:
+            with sqlite_errors(path, copy):
+                copy.execute("PRAGMA synchronous = OFF")  # whoever publishes the file syncs it
+                page_bytes = int(self.value("PRAGMA page_size"))
+                with copy.backup("main", self.db, "main") as backup:
+                    while not backup.done:
+                        backup.step(COPIED_PAGES)
+                        done = backup.page_count - backup.remaining
+                        progress("log", done * page_bytes, backup.page_count * page_bytes)
+        finally:
+            copy.close()

@@ -1,0 +1,198 @@
+"""Reading a log: from any thread, from any process, always the last commit.
+
+Every read borrows a connection of its own and holds no transaction longer than one block of rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import apsw
+import msgspec
+import numpy as np
+
+from indexes.errors import StorageError
+from indexes.log.sqlite import Readers
+from indexes.model import Floats, Ids, Metadata, Settings, StoredDocument, StoredPassage
+
+FORMAT_VERSION = 1
+SCAN_ROWS = 2048
+
+LIVE = "FROM passages p JOIN documents d ON d.pk = p.document"
+ONE_PASSAGE = (
+    "SELECT p.id, d.id, p.ordinal, p.start, p.end, p.tokens, coalesce(p.text, d.text), d.title, d.metadata"
+)
+ONE_DOCUMENT = "SELECT id, seq, text, title, metadata, passages, pk FROM documents"
+VECTORS = "SELECT p.id, p.vector FROM passages p"  # without the join: one tree less for the scan that reads the most
+AMONG = "WHERE p.id IN (SELECT value FROM json_each(?))"
+BETWEEN = "WHERE p.id > ? AND p.id <= ? ORDER BY p.id"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One live passage, as the indexes need it."""
+
+    passage: int
+    text: str
+    metadata: Metadata
+    vector: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class LogPosition:
+    """How far the log is: the last operation, and the last passage id it had given out."""
+
+    seq: int
+    last_passage: int
+
+
+class LogReader:
+    """A log open for reading. Raises StorageError if the file is not a log of this version; `close` it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._readers = Readers(path)
+        meta: dict[str, str] = dict(self._rows("SELECT key, value FROM meta"))
+        found = meta.get("format_version")
+        if found != str(FORMAT_VERSION):
+            raise StorageError(f"{path} has log format {found}; this version reads {FORMAT_VERSION}")
+        self.uid = meta["uid"]
+        self.settings = msgspec.json.decode(meta["settings"], type=Settings)
+
+    def close(self) -> None:
+        self._readers.close()
+
+    def _rows(self, sql: str, parameters: tuple[Any, ...] = ()) -> list[Any]:
+        with self._readers.borrow() as db:
+            return db.execute(sql, parameters).fetchall()
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[apsw.Connection]:
+        """A connection for several reads that must see one and the same commit. For the length of a page, no longer."""
+        with self._readers.borrow() as db:
+            db.execute("BEGIN")
+            try:
+                yield db
+            finally:
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
+
+    # -- single things
+
+    def position(self) -> LogPosition:
+        rows = dict(self._rows("SELECT name, seq FROM sqlite_sequence"))
+        return LogPosition(int(rows.get("operations", 0)), int(rows.get("passages", 0)))
+
+    def document_count(self) -> int:
+        return int(self._rows("SELECT count(*) FROM documents")[0][0])
+
+    def passages(self, ids: Iterable[int]) -> dict[int, StoredPassage]:
+        """The live ones among these passages, by id. A passage that is gone is simply absent."""
+        rows = self._rows(f"{ONE_PASSAGE} {LIVE} {AMONG}", (json_list(ids),))
+        return {row[0]: as_passage(row) for row in rows}
+
+    def documents_of(self, ids: Iterable[int]) -> dict[int, str]:
+        """Document id of each live passage among these."""
+        return dict(self._rows(f"SELECT p.id, d.id {LIVE} {AMONG}", (json_list(ids),)))
+
+    def document(self, document_id: str) -> StoredDocument | None:
+        rows = self._rows(f"{ONE_DOCUMENT} WHERE id = ?", (document_id,))
+        return as_document(rows[0]) if rows else None
+
+    def dead_since(self, seq: int) -> list[range]:
+        """Id ranges of the passages that operations after `seq` removed."""
+        sql = "SELECT dead_first, dead_passages FROM operations WHERE seq > ? AND dead_passages > 0"
+        return [range(first, first + count) for first, count in self._rows(sql, (seq,))]
+
+    def passage_ids(self, upto: int) -> Ids:
+        """Ids of all live passages up to this one, ascending. Reads documents only, whose passages are consecutive."""
+        sql = "SELECT pk, first_passage, passages FROM documents WHERE pk > ? AND first_passage <= ? ORDER BY pk"
+        blocks = [np.array(rows, np.int64) for rows in self._scan(sql, 0, upto)]
+        if not blocks:
+            return np.empty(0, np.int64)
+        _, starts, counts = np.concatenate(blocks).T
+        before = np.cumsum(counts) - counts
+        ids: Ids = np.arange(int(counts.sum())) + np.repeat(starts - before, counts)
+        return ids[ids <= upto]
+
+    def vectors_of(self, ids: Sequence[int]) -> Floats:
+        """Vectors of the live ones among these passages, float32 [found, dimensions], in the order of their ids.
+
+        Memory holds the result and one block of rows.
+        """
+        sql = "SELECT p.vector FROM passages p WHERE p.id IN (SELECT value FROM json_each(?)) ORDER BY p.id"
+        vectors = np.empty((len(ids), self.settings.dimensions), np.float32)
+        found = 0
+        for start in range(0, len(ids), SCAN_ROWS):
+            rows = self._rows(sql, (json_list(ids[start : start + SCAN_ROWS]),))
+            for (blob,) in rows:
+                vectors[found] = np.frombuffer(blob, np.float32)
+                found += 1
+        return vectors[:found]
+
+    # -- scans: live passages with after < id <= upto, ascending, in blocks
+
+    def vectors(self, after: int, upto: int) -> Iterator[tuple[Ids, Floats]]:
+        """Ids, and float32 vectors [n, dimensions]."""
+        for rows in self._scan(f"{VECTORS} {BETWEEN}", after, upto):
+            ids = np.fromiter((row[0] for row in rows), np.int64, len(rows))
+            vectors = np.frombuffer(b"".join(row[1] for row in rows), np.float32)
+            yield ids, vectors.reshape(len(rows), self.settings.dimensions)
+
+    def texts(self, after: int, upto: int) -> Iterator[list[tuple[int, str]]]:
+        """(passage id, searchable text)."""
+        for rows in self._scan(
+            f"SELECT p.id, d.title, coalesce(p.text, d.text) {LIVE} {BETWEEN}", after, upto
+        ):
+            yield [(passage, searchable_text(title, text)) for passage, title, text in rows]
+
+    def searchable(self, after: int, upto: int) -> Iterator[list[tuple[int, str, str]]]:
+        """(passage id, searchable text, its document's metadata as JSON)."""
+        sql = f"SELECT p.id, d.title, coalesce(p.text, d.text), d.metadata {LIVE} {BETWEEN}"
+        for rows in self._scan(sql, after, upto):
+            yield [
+                (passage, searchable_text(title, text), metadata) for passage, title, text, metadata in rows
+            ]
+
+    def entries(self, after: int, upto: int) -> Iterator[Entry]:
+        """Everything the indexes need of each passage, one by one."""
+        sql = f"SELECT p.id, d.title, coalesce(p.text, d.text), d.metadata, p.vector {LIVE} {BETWEEN}"
+        for rows in self._scan(sql, after, upto):
+            for passage, title, text, metadata, vector in rows:
+                values = np.frombuffer(vector, np.float32)
+                yield Entry(passage, searchable_text(title, text), decode_metadata(metadata), values)
+
+    def _scan(self, sql: str, after: int, upto: int) -> Iterator[list[Any]]:
+        """Each block is a transaction of its own, so that a long scan never holds back the checkpoint."""
+        while rows := self._rows(f"{sql} LIMIT {SCAN_ROWS}", (after, upto)):
+            yield rows
+            after = rows[-1][0]
+
+
+def searchable_text(title: str, text: str) -> str:
+    """What search sees of a passage: its document's title, then its own text."""
+    return f"{title}\n{text}" if title else text
+
+
+def as_passage(row: Any) -> StoredPassage:
+    passage, document_id, ordinal, start, end, tokens, stored, title, metadata = row
+    return StoredPassage(
+        passage, document_id, ordinal, start, end, tokens, stored, title, decode_metadata(metadata)
+    )
+
+
+def as_document(row: Any) -> StoredDocument:
+    document_id, seq, text, title, metadata, passages, _ = row
+    return StoredDocument(document_id, seq, text, title, decode_metadata(metadata), passages)
+
+
+def decode_metadata(text: str) -> Metadata:
+    return {} if text == "{}" else msgspec.json.decode(text, type=Metadata)
+
+
+def json_list(ids: Iterable[int]) -> str:
+    return msgspec.json.encode([int(one) for one in ids]).decode()

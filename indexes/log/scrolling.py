@@ -1,0 +1,182 @@
+"""Documents in the order they were written, page by page, while writes go on; and how many there are.
+
+A position is the number a document got when it was written, which only grows: a replaced document has a new one. So
+whoever follows the positions meets every document that stays as it is exactly once, and one that is replaced
+meanwhile again, at the end, as its new version. Whether a passage matches a filter never changes either, because its
+metadata does not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import apsw
+import numpy as np
+
+from indexes.collection import Collection
+from indexes.errors import NotFound, Unavailable
+from indexes.filters.grammar import Filter
+from indexes.log.reader import decode_metadata, json_list
+from indexes.model import Floats, Ids, StoredDocument
+
+PAGE_BYTES_MAX = 16 << 20  # of text and vectors as JSON; one larger document still comes, alone
+NUMBER_JSON_BYTES = 20  # a float32 written out in full
+LOOKED_UP = 10_000  # passages in one query
+CATCHING_UP_TRIES, CATCHING_UP_S = 1000, 0.002
+
+DOCUMENTS = "SELECT pk, first_passage, id, seq, {text}, title, metadata, passages FROM documents"
+AT_POSITIONS = "WHERE pk IN (SELECT value FROM json_each(?)) ORDER BY pk"
+PASSAGES = (
+    "SELECT d.pk, p.ordinal, p.start, p.end, p.tokens, p.vector FROM documents d CROSS JOIN passages p"
+    " WHERE d.pk IN (SELECT value FROM json_each(?)) AND p.id >= d.first_passage"
+    " AND p.id < d.first_passage + d.passages ORDER BY p.id"
+)
+FIRST_OF_DOCUMENTS = "FROM passages WHERE ordinal = 0 AND id IN (SELECT value FROM json_each(?))"
+
+
+@dataclass(frozen=True, slots=True)
+class VectorPassage:
+    """One passage of a document: `text[start:end]`, its tokens, its unit vector float32 [dimensions]."""
+
+    ordinal: int
+    start: int
+    end: int
+    tokens: int
+    vector: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class ScrolledDocument:
+    """A live document; `passages` in order where vectors were asked for, None otherwise."""
+
+    position: int
+    document: StoredDocument
+    passages: list[VectorPassage] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Documents in the order they were written, and the position after which the next page begins; None: the end."""
+
+    documents: list[ScrolledDocument]
+    following: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Live documents and passages after operation `seq`."""
+
+    documents: int
+    passages: int
+    seq: int
+
+
+def page(
+    collection: Collection,
+    after: int,
+    limit: int,
+    *,
+    condition: Filter | None = None,
+    text: bool = True,
+    vectors: bool = False,
+) -> Page:
+    """At most `limit` documents after a position (0: from the start); fewer where they hold much text.
+
+    Without `text` theirs is empty. Reads what it returns and, with a filter, its bitmaps; no other documents.
+    Raises InvalidInput for a filter key nobody has.
+    """
+    matching = None if condition is None else collection.snapshot.matching(condition)
+    with collection.log.transaction() as db:
+        sql = DOCUMENTS.format(text="text" if text else "''")
+        if matching is None:
+            rows = db.execute(f"{sql} WHERE pk > ? ORDER BY pk LIMIT ?", (after, limit + 1))
+        else:
+            positions = json_list(positions_matching(db, after, matching, limit + 1))
+            rows = db.execute(f"{sql} {AT_POSITIONS}", (positions,))
+        passage_bytes = NUMBER_JSON_BYTES * collection.settings.dimensions if vectors else 0
+        taken, more = take(rows, limit, passage_bytes)
+        documents = with_passages(db, taken, vectors)
+    return Page(documents, documents[-1].position if more else None)
+
+
+def document(collection: Collection, document_id: str, *, vectors: bool = False) -> ScrolledDocument:
+    """One document by its id. Raises NotFound."""
+    with collection.log.transaction() as db:
+        row: Any = db.execute(f"{DOCUMENTS.format(text='text')} WHERE id = ?", (document_id,)).fetchone()
+        if row is None:
+            raise NotFound(f"no document {document_id!r}", param="id")
+        return with_passages(db, [row], vectors)[0]
+
+
+def count(collection: Collection, condition: Filter | None = None) -> Counted:
+    """How many match, all at the same seq. Raises InvalidInput for a filter key nobody has."""
+    for _ in range(CATCHING_UP_TRIES):
+        with collection.log.transaction() as db:
+            seq = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'operations'").get or 0
+            snapshot = collection.snapshot
+            if snapshot.seq == seq:
+                if condition is None:
+                    documents: Any = db.execute("SELECT count(*) FROM documents").get
+                    return Counted(documents, snapshot.live, snapshot.seq)
+                ids = snapshot.matching(condition)
+                return Counted(sum(documents_among(db, ids)), len(ids), snapshot.seq)
+        time.sleep(CATCHING_UP_S)  # a commit is on disk and about to be published
+    raise Unavailable("the collection changes too fast to be counted; try again")
+
+
+def take(rows: Iterable[Any], limit: int, passage_bytes: int) -> tuple[list[Any], bool]:
+    """The first rows that fit on a page, and whether there are more."""
+    taken: list[Any] = []
+    size = 0
+    for row in rows:
+        size += len(row[4]) + row[7] * passage_bytes
+        if len(taken) == limit or (taken and size > PAGE_BYTES_MAX):
+            return taken, True
+        taken.append(row)
+    return taken, False
+
+
+def with_passages(db: apsw.Connection, rows: list[Any], vectors: bool) -> list[ScrolledDocument]:
+    passages: dict[int, list[VectorPassage]] = {row[0]: [] for row in rows}
+    if vectors:
+        for pk, ordinal, start, end, tokens, vector in db.execute(PASSAGES, (json_list(passages),)):
+            piece = VectorPassage(ordinal, start, end, tokens, np.frombuffer(vector, np.float32))
+            passages[pk].append(piece)
+    return [
+        ScrolledDocument(
+            pk,
+            StoredDocument(document_id, seq, text, title, decode_metadata(metadata), count),
+            passages[pk] if vectors else None,
+        )
+        for pk, _, document_id, seq, text, title, metadata, count in rows
+    ]
+
+
+def positions_matching(db: apsw.Connection, after: int, matching: Ids, wanted: int) -> list[int]:
+    """Positions of the next documents among these passages. Passages and positions grow together."""
+    sql = "SELECT first_passage FROM documents WHERE pk > ? ORDER BY pk LIMIT 1"
+    first = db.execute(sql, (after,)).get
+    if first is None:
+        return []
+    found: list[int] = []
+    for ids in blocks(matching[np.searchsorted(matching, first) :], max(wanted, 256)):
+        sql = f"SELECT document {FIRST_OF_DOCUMENTS} ORDER BY id"
+        found += [pk for (pk,) in db.execute(sql, (json_list(ids),))]
+        if len(found) >= wanted:
+            break
+    return found[:wanted]
+
+
+def documents_among(db: apsw.Connection, ids: Ids) -> Iterator[int]:
+    """Number of documents in each block of these passages."""
+    for block in blocks(ids, LOOKED_UP):
+        counted: Any = db.execute(f"SELECT count(*) {FIRST_OF_DOCUMENTS}", (json_list(block),)).get
+        yield counted
+
+
+def blocks(ids: Ids, size: int) -> Iterator[Ids]:
+    for at in range(0, len(ids), size):
+        yield ids[at : at + size]

@@ -1,0 +1,246 @@
+"""The parts of a collection as its writer keeps them: what grows, what is hidden, what takes another's place.
+
+Belongs to one thread. It never changes what a snapshot holds: every step puts new values where old ones were, and
+`snapshot` freezes the present ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from indexes.errors import Conflict
+from indexes.lexical.analysis import terms
+from indexes.log.log import Applied
+from indexes.log.reader import Entry, searchable_text
+from indexes.masks import rows_in
+from indexes.model import Rows, Settings, Tuning
+from indexes.parts.delta import Delta, DeltaView
+from indexes.parts.generation import Generation
+from indexes.parts.part import Part
+from indexes.parts.segment import Segment
+from indexes.parts.snapshot import Snapshot, Visible
+
+MERGE_FACTOR = 4
+MERGE_LEVEL_MAX = 1  # segments above it stay as they are: merging them again costs minutes of a core
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """What an assembly is to hold from now on."""
+
+    generation: Generation | None
+    parts: list[Visible]
+
+
+class Assembly:
+    """Generation, segments and deltas, in this order, with a delta that takes what comes next.
+
+    `on_full` is called with each full delta, so that somebody may seal it and `put` the segment in its place.
+    """
+
+    def __init__(self, settings: Settings, tuning: Tuning) -> None:
+        self._settings = settings
+        self._tuning = tuning
+        self.on_full: Callable[[DeltaView], None] = lambda view: None
+        self._parts: list[Visible] = []
+        self._delta = self._new_delta()
+        self.generation: Generation | None = None
+        self.build_ends = 0  # last passage of the newest build: no segment may lie on both sides of it
+
+    def snapshot(self, seq: int) -> Snapshot:
+        return Snapshot(
+            seq=seq,
+            generation=self.generation.number if self.generation else 0,
+            parts=tuple(self._parts),
+            bm25=self._settings.bm25,
+            exact_scan_max=self._tuning.exact_scan_passages_max,
+        )
+
+    # -- growth and removal
+
+    def apply(self, applied: Sequence[Applied]) -> None:
+        """Take committed operations in: new passages first, then what they replaced or removed."""
+        for one in applied:
+            if one.upsert is not None:
+                self._add(one)
+        self._show_growth()
+        self._hide(applied)
+
+    def rotate(self) -> None:
+        """End the delta here: later passages go to a new one."""
+        if not self._delta.size:
+            return
+        self._show_growth()
+        self._delta = self._new_delta()
+        view = self._parts[-1].part
+        assert isinstance(view, DeltaView)
+        self.on_full(view)
+
+    def _add(self, applied: Applied) -> None:
+        upsert = applied.upsert
+        assert upsert is not None
+        passages = range(applied.first_passage, applied.first_passage + len(upsert.passages))
+        for number, passage in zip(passages, upsert.passages, strict=True):
+            if self._delta.full:
+                self.rotate()
+            text = searchable_text(upsert.title, upsert.text[passage.start : passage.end])
+            self._delta.append(number, passage.vector, text, upsert.metadata)
+
+    def _show_growth(self) -> None:
+        """Let the last part be a fresh view of the delta."""
+        if not self._delta.size:
+            return
+        view = self._delta.view()
+        last = self._parts[-1] if self._parts else None
+        if last is not None and isinstance(last.part, DeltaView) and self._delta.owns(last.part):
+            self._parts[-1] = last.grown(view)
+        else:
+            self._parts.append(Visible.whole(view))
+
+    def _hide(self, applied: Sequence[Applied]) -> None:
+        dead = [
+            (passage, text) for one in applied for passage, text in zip(one.dead, one.dead_texts, strict=True)
+        ]
+        if not dead:
+            return
+        ids = np.array([passage for passage, _ in dead], np.int64)
+        for at, visible in enumerate(self._parts):
+            rows = visible.part.rows_of(ids)
+            counts: Counter[str] = Counter()
+            for (_, text), row in zip(dead, rows, strict=True):
+                if row >= 0:
+                    counts.update(set(terms(text)))
+            self._parts[at] = visible.without(rows[rows >= 0], counts)
+
+    def _new_delta(self) -> Delta:
+        return Delta(self._tuning.delta_passages_max, self._settings.dimensions)
+
+    # -- exchange of parts
+
+    def put(self, view: DeltaView, segment: Segment) -> bool:
+        """A segment in the place of its delta; False if a generation has taken that place meanwhile."""
+        for at, visible in enumerate(self._parts):
+            if visible.part is view:
+                self._parts[at] = replace(visible, part=segment, by_tier={"hot": visible.live})
+                return True
+        return False
+
+    def mergeable(self) -> list[Visible]:
+        """Neighbouring segments of about one size that should become one; empty where there are not enough."""
+        run: list[Visible] = []
+        for visible in self._parts:
+            if not isinstance(visible.part, Segment) or self._level(visible) > MERGE_LEVEL_MAX:
+                run = []
+                continue
+            fits = not run or (
+                self._level(run[-1]) == self._level(visible)
+                and (last_id(run[-1].part) <= self.build_ends) == (last_id(visible.part) <= self.build_ends)
+            )
+            run = [*run, visible] if fits else [visible]
+            if len(run) == MERGE_FACTOR:
+                return run
+        return []
+
+    def put_merged(self, sources: Sequence[Visible], segment: Segment) -> bool:
+        """One segment in the place of several; False if a generation has taken that place meanwhile.
+
+        `sources` are the parts as they were when merging began: what was removed since then is hidden in the result.
+        """
+        merged = {id(visible.part) for visible in sources}
+        places = [at for at, visible in enumerate(self._parts) if id(visible.part) in merged]
+        if len(places) < len(sources):
+            return False
+        removed = [
+            before.part.ids_of(died_since(before, self._parts[at]))
+            for before, at in zip(sources, places, strict=True)
+        ]
+        rows = segment.rows_of(np.concatenate(removed))
+        counts = Counter(segment.lexical.frequencies_of(rows))
+        place = [Visible.whole(segment).without(rows, counts)] if segment.size else []
+        self._parts[places[0] : places[-1] + 1] = place
+        return True
+
+    def _level(self, visible: Visible) -> int:
+        """0 for the size of one delta, 1 for that of MERGE_FACTOR of them, and so on."""
+        return round(math.log(max(visible.part.size / self._tuning.delta_passages_max, 1), MERGE_FACTOR))
+
+    def arrange(
+        self, generation: Generation | None, tail: Sequence[DeltaView], dead: Sequence[range]
+    ) -> Arrangement:
+        """A generation, the passages read back behind it, and the present parts that are newer than both.
+
+        `dead` are the passages removed since the generation's seq. Nothing changes until it is installed.
+        """
+        last = generation.manifest.last_passage if generation else 0
+        newer = [visible for visible in self._parts if holds_after(visible.part, last)]
+        loaded: list[Part] = [*([generation] if generation else []), *tail]
+        parts = [*(hide_ranges(Visible.whole(part), dead) for part in loaded), *newer]
+        return Arrangement(generation, parts)
+
+    def install(self, arrangement: Arrangement) -> None:
+        self._parts = arrangement.parts
+        self.generation = arrangement.generation
+
+    def read_back(self, entries: Iterable[Entry]) -> list[DeltaView]:
+        """Parts of these passages, ascending, as if they had just been written. Any thread may call this."""
+        views: list[DeltaView] = []
+        delta = self._new_delta()
+        for entry in entries:
+            if delta.full:
+                views.append(delta.view())
+                delta = self._new_delta()
+            delta.append(entry.passage, entry.vector, entry.text, entry.metadata)
+        if delta.size:
+            views.append(delta.view())
+        return views
+
+    def full_deltas(self) -> list[DeltaView]:
+        """Closed deltas that nobody has sealed yet."""
+        views = [visible.part for visible in self._parts if isinstance(visible.part, DeltaView)]
+        return [
+            view
+            for view in views
+            if view.size >= self._tuning.delta_passages_max and not self._delta.owns(view)
+        ]
+
+
+def died_since(before: Visible, now: Visible) -> Rows:
+    """Rows of one part that lived then and do not now."""
+    if now.alive is None:
+        return np.empty(0, np.int64)
+    died = ~now.alive if before.alive is None else before.alive & ~now.alive
+    return rows_in(died, now.part.size)
+
+
+def last_id(part: Part) -> int:
+    return int(part.ids_of(np.array([part.size - 1]))[0])
+
+
+def hide_ranges(visible: Visible, ranges: Sequence[range]) -> Visible:
+    """Hide removed passages in a part that was just loaded, with their terms counted from its own postings."""
+    if not ranges:
+        return visible
+    rows = visible.part.rows_of(np.concatenate([np.arange(one.start, one.stop) for one in ranges]))
+    rows = np.unique(rows[rows >= 0])
+    return visible.without(rows, Counter(visible.part.lexical.frequencies_of(rows)))
+
+
+def holds_after(part: Part, last_passage: int) -> bool:
+    """Whether a part in memory holds passages after this one. No part lies on both sides: builds begin a new delta."""
+    if isinstance(part, Generation):
+        return False
+    first, last = part.ids_of(np.array([0, part.size - 1]))
+    if first <= last_passage < last:
+        raise Conflict("the generation ends inside a part; rebuild from the present state")
+    return bool(first > last_passage)
+
+
+def segment_passages(snapshot: Snapshot) -> tuple[int, int]:
+    """Number of segments of a snapshot, and of live passages in them."""
+    segments = [visible for visible in snapshot.parts if isinstance(visible.part, Segment)]
+    return len(segments), sum(visible.live for visible in segments)

@@ -1,0 +1,82 @@
+"""The newest passages: appended one by one, searched exactly, sealed into a segment when there are enough."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indexes.arrays import find_sorted
+from indexes.dense.vectors import StoredVectors
+from indexes.filters.index import GrowingFilters
+from indexes.lexical.postings import GrowingLexical
+from indexes.masks import Bits
+from indexes.model import TIERS, Floats, Ids, Metadata, Rows, Tier
+from indexes.parts.part import Found, scan
+
+
+class Delta:
+    """Takes passages from one thread; `view` freezes what has been appended so far."""
+
+    def __init__(self, capacity: int, dimensions: int) -> None:
+        self.capacity = capacity
+        self.size = 0
+        self._vectors = StoredVectors.allocate(capacity, dimensions)
+        self._ids = np.empty(capacity, np.int64)
+        self._lexical = GrowingLexical()
+        self._filters = GrowingFilters()
+
+    @property
+    def full(self) -> bool:
+        return self.size >= self.capacity
+
+    def append(self, passage: int, vector: Floats, text: str, metadata: Metadata) -> None:
+        """Add one passage; ids must ascend. Views taken before do not change."""
+        self._ids[self.size] = passage
+        self._vectors.halves[self.size] = vector
+        self._lexical.add(text)
+        self._filters.add(metadata)
+        self.size += 1
+
+    def view(self) -> DeltaView:
+        return DeltaView(self._ids[: self.size], self._vectors, self._lexical, self._filters)
+
+    def owns(self, view: DeltaView) -> bool:
+        """Whether a view was taken of this delta."""
+        return view.vectors is self._vectors
+
+
+class DeltaView:
+    """The first rows of a delta, frozen: one part of a snapshot. Safe from any thread."""
+
+    def __init__(
+        self, ids: Ids, vectors: StoredVectors, lexical: GrowingLexical, filters: GrowingFilters
+    ) -> None:
+        self.size = len(ids)
+        self.ids = ids
+        self.vectors = vectors
+        self.growing_lexical = lexical
+        self.growing_filters = filters
+        self.lexical = lexical.view(self.size)
+        self.filters = filters.view(self.size)
+
+    @property
+    def bytes(self) -> int:
+        return int(self.vectors.bytes + self.ids.nbytes + self.filters.bytes)
+
+    def tier_bytes(self) -> dict[Tier, int]:
+        return {"delta": self.vectors.bytes}
+
+    def ids_of(self, rows: Rows) -> Ids:
+        return self.ids[rows]
+
+    def rows_of(self, ids: Ids) -> Rows:
+        return find_sorted(self.ids, ids)
+
+    def tiers_of(self, rows: Rows) -> NDArray[np.int8]:
+        return np.full(len(rows), TIERS.index("delta"), np.int8)
+
+    def tier_rows(self) -> dict[Tier, range]:
+        return {"delta": range(self.size)}
+
+    def nearest(self, query: Floats, depth: int, allowed: Bits | None, scan_max: int) -> Found:
+        return scan(self, query, depth, allowed)

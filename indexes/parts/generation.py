@@ -1,0 +1,285 @@
+"""A generation: a sealed, immutable build of all indexes of a collection up to one sequence number.
+
+    generations/000007/
+        manifest.json      format, seq, parameters, measured recall, and size and SHA-256 of every other file
+        ids.npy            int64   [rows]  passage id of each row: the hot rows first, then the cold ones by list
+        order.npy          uint32  [rows]  rows sorted by passage id
+        vectors.f16        float16 [rows, dimensions], see StoredVectors
+        hot.hnsw           hnswlib graph of the hot rows
+        cold.ivf           faiss lists of the cold rows (absent where there are none)
+        lexical/*.npy      see SealedLexical
+        filters/           see SealedFilters
+
+`CURRENT` beside `generations/` names the live one. Nothing is parsed before its checksum was verified.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import shutil
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from indexes.build.placement import Moves
+from indexes.dense.cold import ColdSettings, ColdShard
+from indexes.dense.hot import HotGraph
+from indexes.dense.training import Training
+from indexes.dense.vectors import StoredVectors, among, both, within
+from indexes.durable import disk_errors, publish, sha256, verify
+from indexes.errors import Damaged, NotFound
+from indexes.filters.columns import SealedFilters
+from indexes.lexical.postings import SealedLexical, load_array
+from indexes.masks import Bits, count_bits, first_bits
+from indexes.model import TIERS, Floats, Ids, Rows, Tier
+from indexes.parts.part import NOTHING, Found, merge, search_graph
+
+logger = logging.getLogger(__name__)
+
+FORMAT_VERSION = 2
+MANIFEST = "manifest.json"
+HOT, COLD = np.int8(TIERS.index("hot")), np.int8(TIERS.index("cold"))
+
+
+class SealedFile(msgspec.Struct, frozen=True):
+    bytes: int
+    sha256: str
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a generation says of itself.
+
+    Recalls are at 10, measured by the builder on the loaded index; `peak_bytes` is the builder's own memory by stage.
+    """
+
+    format_version: int = FORMAT_VERSION
+    number: int
+    seq: int
+    last_passage: int
+    fingerprint: str
+    dimensions: int
+    analysis: str
+    hot: int
+    cold: int
+    moves: Moves
+    ef: int
+    training: Training
+    search: ColdSettings
+    recall: dict[str, float]
+    built_ms: int
+    build_s: float
+    peak_bytes: dict[str, int]
+    versions: dict[str, str]
+    files: dict[str, SealedFile]
+    sha256: str = ""
+
+    def digest(self) -> str:
+        """SHA-256 of everything else in the manifest."""
+        return hashlib.sha256(msgspec.json.encode(msgspec.structs.replace(self, sha256=""))).hexdigest()
+
+    def sealed(self) -> bytes:
+        """The content of the file, with its own checksum."""
+        final = msgspec.structs.replace(self, sha256=self.digest())
+        return msgspec.json.format(msgspec.json.encode(final), indent=2) + b"\n"
+
+
+class Generation:
+    """A loaded generation: one part of a snapshot, with a hot and a cold tier. Safe from any thread."""
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self.size = rows = manifest.hot + manifest.cold
+        self._ids: Ids = load_array(folder / "ids.npy")  # type: ignore[assignment]
+        self._order: NDArray[np.uint32] = load_array(folder / "order.npy")  # type: ignore[assignment]
+        self.vectors = StoredVectors.load(folder / "vectors.f16", rows, manifest.dimensions)
+        self._hot = (
+            HotGraph.load(folder / "hot.hnsw", manifest.dimensions, ef=manifest.ef) if manifest.hot else None
+        )
+        self._cold = (
+            ColdShard.load(folder / "cold.ivf", self.vectors, manifest.hot, manifest.search)
+            if manifest.cold
+            else None
+        )
+        self.lexical = SealedLexical.load(folder / "lexical")
+        self.filters = SealedFilters.load(folder / "filters")
+
+    @staticmethod
+    def load(folder: Path) -> Generation:
+        """Verify every file against the manifest, then load. Raises NotFound or Damaged; nothing is half loaded."""
+        manifest = read_manifest(folder)
+        for name, sealed in manifest.files.items():
+            verify(folder / name, sealed.bytes, sealed.sha256)
+        return Generation(folder, manifest)
+
+    @property
+    def number(self) -> int:
+        return self.manifest.number
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the graph and the lists. The other files are memory maps, and the system's to keep or drop."""
+        return sum(self.tier_bytes().values()) + self.filters.bytes
+
+    def tier_bytes(self) -> dict[Tier, int]:
+        cold = self.manifest.files["cold.ivf"].bytes if self._cold else 0
+        return {"hot": self._hot.bytes if self._hot else 0, "cold": cold}
+
+    @property
+    def mapped_bytes(self) -> int:
+        return self.vectors.bytes + self._ids.nbytes + self._order.nbytes + self.lexical.bytes
+
+    def ids_of(self, rows: Rows) -> Ids:
+        return self._ids[rows]
+
+    def rows_of(self, ids: Ids) -> Rows:
+        if not self.size:
+            return np.full(len(ids), -1, np.int64)
+        at = np.searchsorted(self._ids, ids, sorter=self._order)
+        rows = self._order[np.minimum(at, self.size - 1)].astype(np.int64)
+        return np.where(self._ids[rows] == ids, rows, -1)
+
+    def tiers_of(self, rows: Rows) -> NDArray[np.int8]:
+        return np.where(rows < self.manifest.hot, HOT, COLD)
+
+    def tier_rows(self) -> dict[Tier, range]:
+        return {"hot": range(self.manifest.hot), "cold": range(self.manifest.hot, self.size)}
+
+    def nearest(self, query: Floats, depth: int, allowed: Bits | None, scan_max: int) -> Found:
+        """Hot first, then cold. Both score exactly, so that the two merge by score."""
+        if allowed is not None and count_bits(allowed) <= scan_max:
+            return self.vectors.nearest(query, depth, among(allowed))
+        hot = self.nearest_hot(query, depth, allowed, scan_max)
+        return merge(hot, self.nearest_cold(query, depth, allowed, scan_max), depth)
+
+    def nearest_hot(self, query: Floats, depth: int, allowed: Bits | None, scan_max: int) -> Found:
+        if self._hot is None:
+            return NOTHING
+        hot = self.manifest.hot
+        bits = None if allowed is None else first_bits(allowed, hot)
+        count = hot if bits is None else count_bits(bits)
+        if not count:
+            return NOTHING
+        if bits is None or count > min(scan_max, hot // 2):
+            found = search_graph(self._hot, query, depth, bits)
+            if found is not None:
+                return found
+        return self._scan(query, depth, bits, self.tier_rows()["hot"])
+
+    def nearest_cold(self, query: Floats, depth: int, allowed: Bits | None, scan_max: int) -> Found:
+        if self._cold is None:
+            return NOTHING
+        cold = self.tier_rows()["cold"]
+        count = self._cold.size if allowed is None else self._cold.count(allowed)
+        if not count:
+            return NOTHING
+        if allowed is not None and count <= scan_max:
+            return self._scan(query, depth, allowed, cold)
+        found = self._cold.nearest(query, depth, allowed, count)
+        if len(found[0]) < min(depth, count):
+            # The probed lists hold too few rows that are allowed: look at each of those.
+            return self._scan(query, depth, allowed, cold)
+        return found
+
+    def _scan(self, query: Floats, depth: int, allowed: Bits | None, rows: range) -> Found:
+        selector = within(rows) if allowed is None else both(within(rows), among(allowed))
+        return self.vectors.nearest(query, depth, selector)
+
+    def tune(self, *, ef: int | None = None, cold: ColdSettings | None = None) -> None:
+        """Try other search settings. Only for a generation that no search reads yet: the builder's."""
+        if ef is not None and self._hot is not None:
+            self._hot.set_ef(ef)
+        if cold is not None and self._cold is not None:
+            self._cold.settings = cold
+
+    @property
+    def lists(self) -> int:
+        return self._cold.lists if self._cold else 0
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Raises NotFound if there is no such generation, Damaged if its manifest cannot be read."""
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise NotFound(f"no generation in {folder}")
+    try:
+        content = path.read_bytes()
+        manifest = msgspec.json.decode(content, type=Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Damaged(f"{path}: {error}") from error
+    if manifest.format_version != FORMAT_VERSION:
+        raise Damaged(f"{path}: format {manifest.format_version}; this version reads {FORMAT_VERSION}")
+    if content != manifest.sealed():
+        raise Damaged(f"{path} is damaged: its checksum differs")
+    return manifest
+
+
+def seal_files(folder: Path) -> dict[str, SealedFile]:
+    """Size and SHA-256 of every file in the folder."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): SealedFile(path.stat().st_size, sha256(path)) for path in paths}
+
+
+class Shelf:
+    """The generations of one collection on disk, and the marker that says which is live."""
+
+    def __init__(self, collection: Path) -> None:
+        self.folder = collection / "generations"
+        self._marker = collection / "CURRENT"
+
+    def numbers(self) -> list[int]:
+        """Sealed generations, oldest first. Drafts and other files are not among them."""
+        if not self.folder.is_dir():
+            return []
+        return sorted(
+            int(path.name) for path in self.folder.iterdir() if path.name.isdigit() and path.is_dir()
+        )
+
+    def path(self, number: int) -> Path:
+        return self.folder / f"{number:06d}"
+
+    def current(self) -> int:
+        """Number of the live generation; 0 where there is none yet."""
+        try:
+            return int(self._marker.read_bytes())
+        except FileNotFoundError:
+            return 0
+        except ValueError:
+            newest = max(self.numbers(), default=0)
+            logger.error("%s does not name a generation; taking the newest, %d", self._marker, newest)
+            return newest
+
+    def set_current(self, number: int) -> None:
+        """Durable once this returns; the marker moves by rename, so it always names a whole generation."""
+        publish(self._marker, f"{number}\n".encode())
+
+    def seqs(self) -> dict[int, int]:
+        """The seq of each sealed generation whose manifest can be read, by number."""
+        found = {}
+        for number in self.numbers():
+            try:
+                found[number] = read_manifest(self.path(number)).seq
+            except (Damaged, NotFound) as error:
+                logger.warning("generation %d is of no use: %s", number, error.message)
+        return found
+
+    def remove(self, number: int) -> None:
+        """Delete a generation. Renamed first, so that nobody finds half of one under its name."""
+        removed = self.folder / f".removed-{number:06d}"
+        shutil.rmtree(removed, ignore_errors=True)
+        with disk_errors(removed):
+            self.path(number).rename(removed)
+        shutil.rmtree(removed, ignore_errors=True)
+
+    def sweep(self, builder: int | None = None) -> None:
+        """Remove what dead builders, and deaths while removing, left behind; or the draft of one process alone."""
+        patterns = (".draft-*", ".removed-*") if builder is None else (f".draft-*-{builder}",)
+        for pattern in patterns:
+            for leftover in self.folder.glob(pattern):
+                shutil.rmtree(leftover, ignore_errors=True)
+
+    def next_number(self) -> int:
+        return max([0, self.current(), *self.numbers()]) + 1

@@ -1,0 +1,107 @@
+"""What a snapshot is made of: the protocol that delta, segment and generation share, and what their searches share.
+
+A part holds passages in rows 0 to size-1. `allowed` is everywhere a packed mask over rows (`masks`), or None for
+all rows: the passages that live and that the filter lets through.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indexes.dense.hot import HotGraph
+from indexes.dense.vectors import StoredVectors, among, within
+from indexes.filters.index import FilterPart
+from indexes.lexical.bm25 import LexicalPart
+from indexes.masks import Bits, bits_at, count_bits
+from indexes.model import Floats, Ids, Ranking, Rows, Tier
+
+WIDENING_MAX = 4096  # a graph search wider than this costs more than scanning the allowed rows
+
+Found = tuple[Rows, Floats]
+NOTHING: Found = (np.empty(0, np.int64), np.empty(0, np.float32))
+
+
+class Part(Protocol):
+    """Passages that are searched together."""
+
+    @property
+    def size(self) -> int: ...
+    @property
+    def vectors(self) -> StoredVectors: ...
+    @property
+    def lexical(self) -> LexicalPart: ...
+    @property
+    def filters(self) -> FilterPart: ...
+    @property
+    def bytes(self) -> int:
+        """Memory held by the part, mapped files left out."""
+        ...
+
+    def tier_bytes(self) -> dict[Tier, int]:
+        """Memory of the dense indexes of each tier."""
+        ...
+
+    def ids_of(self, rows: Rows) -> Ids: ...
+    def rows_of(self, ids: Ids) -> Rows:
+        """Row of each id, -1 where the part does not hold it."""
+        ...
+
+    def tiers_of(self, rows: Rows) -> NDArray[np.int8]: ...
+    def tier_rows(self) -> dict[Tier, range]:
+        """The rows of each tier the part holds."""
+        ...
+
+    def nearest(self, query: Floats, depth: int, allowed: Bits | None, scan_max: int) -> Found:
+        """Up to `depth` allowed rows with exact scores, best first; fewer only if fewer are allowed.
+
+        Where a filter or deletions leave at most `scan_max` rows of a tier, those are scanned exactly.
+        """
+        ...
+
+
+def scan(part: Part, query: Floats, depth: int, allowed: Bits | None) -> Found:
+    """Exact search over the allowed rows of any part."""
+    selector = within(range(part.size)) if allowed is None else among(allowed)
+    return part.vectors.nearest(query, depth, selector)
+
+
+def search_graph(graph: HotGraph, query: Floats, depth: int, allowed: Bits | None) -> Found | None:
+    """The nearest allowed rows of a graph, or None where scanning the allowed ones is better.
+
+    hnswlib cannot leave rows out while it walks (its filter calls back into Python), so the walk is widened by
+    the share that is left out, until enough allowed rows are found.
+    """
+    size = graph.size
+    count = size if allowed is None else count_bits(allowed)
+    wanted = min(depth, count)
+    if wanted == 0:
+        return NOTHING
+    width = depth if count == size else int(1.25 * depth * size / count) + 8
+    while width <= WIDENING_MAX or width < 2 * depth:
+        found = graph.search(query, width)
+        if found is None:
+            return None
+        rows, scores = found
+        kept = slice(None) if allowed is None else bits_at(allowed, rows)
+        if len(rows[kept]) >= wanted:
+            return rows[kept][:depth], scores[kept][:depth]
+        width *= 3
+    return None
+
+
+def merge(first: Found, second: Found, depth: int) -> Found:
+    """The best `depth` of two results, equal scores in row order."""
+    if not len(first[0]) or not len(second[0]):
+        rows, scores = second if not len(first[0]) else first
+        return rows[:depth], scores[:depth]
+    rows, scores = np.concatenate([first[0], second[0]]), np.concatenate([first[1], second[1]])
+    order = np.lexsort((rows, -scores))[:depth]
+    return rows[order], scores[order]
+
+
+def as_ranking(part: Part, found: Found) -> Ranking:
+    rows, scores = found
+    return Ranking(part.ids_of(rows), scores.astype(np.float32, copy=False), part.tiers_of(rows))
