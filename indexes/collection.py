@@ -26,9 +26,11 @@ from indexes.arrays import top
 from indexes.build.builder import BuildRequest
 from indexes.build.hits import Hits
 from indexes.build.placement import Moves
+from indexes.checks import check_upsert
+from indexes.dense.skipping import ColdState
 from indexes.durable import disk_errors, publish_folder
-from indexes.errors import Conflict, Damaged, InvalidInput, NearlineError, NotFound, StorageError
-from indexes.filters.grammar import INTEGER_BOUND, Filter
+from indexes.errors import Conflict, Damaged, NearlineError, NotFound, StorageError
+from indexes.filters.grammar import Filter
 from indexes.lexical import analysis
 from indexes.log.log import Applied, Log
 from indexes.log.writer import Writer
@@ -52,7 +54,6 @@ from indexes.parts.snapshot import Snapshot, sum_by_tier
 
 logger = logging.getLogger(__name__)
 
-UNIT_TOLERANCE = 1e-3
 DRAFT_PREFIX = ".creating-"
 
 
@@ -60,7 +61,7 @@ DRAFT_PREFIX = ".creating-"
 class CollectionInfo:
     """Counts and sizes of one collection. `memory_bytes` leaves mapped files out, `mapped_bytes` is those.
 
-    `moves` is what the rebuild of the live generation moved between tiers.
+    `moves` is what the rebuild of the live generation moved between tiers; `cold` how often queries needed that one.
     """
 
     documents: int
@@ -75,6 +76,7 @@ class CollectionInfo:
     tier_bytes: dict[Tier, int]
     mapped_bytes: int
     moves: Moves | None
+    cold: ColdState | None
 
 
 class Collection:
@@ -188,6 +190,7 @@ class Collection:
             tier_bytes=sum_by_tier(visible.part.tier_bytes() for visible in snapshot.parts),
             mapped_bytes=generation.mapped_bytes if generation else 0,
             moves=generation.manifest.moves if generation else None,
+            cold=snapshot.watch.state() if snapshot.watch else None,
         )
 
     # -- writing
@@ -326,6 +329,7 @@ class Collection:
         manifest = generation.manifest
         if (manifest.fingerprint, manifest.analysis) != (self.settings.fingerprint, analysis.VERSION):
             raise Damaged(f"generation {number} was built for another model or another analysis of text")
+        generation.watch_cold(self.tuning.cold)
         return generation
 
     def _prune(self, *, before: int) -> None:
@@ -374,24 +378,3 @@ class Collection:
                 return generation
         self._lost_generation = current
         return None
-
-
-def check_upsert(upsert: Upsert, dimensions: int) -> None:
-    if not upsert.passages:
-        raise InvalidInput(f"document {upsert.id!r} has no passages", param="text")
-    for passage in upsert.passages:
-        check_vector(passage.vector, dimensions)
-    for key, value in upsert.metadata.items():
-        if isinstance(value, int) and not -INTEGER_BOUND <= value < INTEGER_BOUND:
-            raise InvalidInput(f"metadata {key!r} does not fit into 64 bits", param="metadata")
-
-
-def check_vector(vector: Floats, dimensions: int) -> None:
-    """Raises InvalidInput unless the vector is float32 [dimensions], finite and of unit length."""
-    if vector.shape != (dimensions,):
-        found = vector.shape[-1] if vector.ndim else 0
-        raise InvalidInput(f"vector has {found} dimensions, expected {dimensions}", param="vector")
-    if vector.dtype != np.float32 or not np.isfinite(vector).all():
-        raise InvalidInput("vector holds NaN or an infinity, expected finite float32 numbers", param="vector")
-    if abs(float(np.linalg.norm(vector)) - 1) > UNIT_TOLERANCE:
-        raise InvalidInput(f"vector has length {np.linalg.norm(vector):.4f}, expected 1", param="vector")

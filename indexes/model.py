@@ -146,6 +146,16 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
+class ColdPolicy:
+    """When queries leave the cold tier out. `budget`: recall that may be lost on average, over all queries; `audit`:
+    share of skips searched all the same."""
+
+    mode: Literal["always", "calibrated", "never"] = "calibrated"
+    budget: float = 0.005
+    audit: float = 0.01
+
+
+@dataclass(frozen=True, slots=True)
 class Tuning:
     """How a process runs its collections. Sizes in passages unless the name says otherwise."""
 
@@ -158,3 +168,4 @@ class Tuning:
     generations_kept: int = 2
     commit_ops_max: int = 512
     exact_scan_passages_max: int = 10_000
+    cold: ColdPolicy = ColdPolicy()

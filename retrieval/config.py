@@ -130,17 +130,22 @@ def _check_key(section: str, key: str, *, source: str) -> None:
 
 
 def _convert(value: object, section: str, key: str, *, source: str, from_text: bool) -> object:
+    declared = _KEYS[section][key]
     try:
-        return msgspec.convert(value, _KEYS[section][key], strict=not from_text)
-    except msgspec.ValidationError as error:
+        if from_text and get_origin(declared) is dict:
+            return msgspec.json.decode(str(value), type=declared)
+        return msgspec.convert(value, declared, strict=not from_text)
+    except msgspec.DecodeError as error:
         raise InvalidInput(
             f"{source}: [{section}] {key}: expected {_expected(section, key, error)}, found {_shown(value)}",
             param=f"{section}.{key}",
         ) from error
 
 
-def _expected(section: str, key: str, error: msgspec.ValidationError) -> str:
+def _expected(section: str, key: str, error: msgspec.DecodeError) -> str:
     declared = _KEYS[section][key]
+    if get_origin(declared) is dict:
+        return 'names and what they stand for: { "a" = "b" } in the file, {"a": "b"} in a variable'
     if get_origin(declared) is Literal:
         return "one of " + ", ".join(f'"{choice}"' for choice in get_args(declared))
     kind = msgspec.inspect.type_info(declared)
@@ -170,12 +175,6 @@ def _check_together(config: Config) -> None:
         config.passages.tokens_max // 2,
     )
     _at_most("search.k", config.search.k, "limits.k_max", config.limits.k_max)
-    _at_most(
-        "embedding.batch_tokens_max",
-        config.embedding.batch_tokens_max,
-        "embedding.queue_tokens_max",
-        config.embedding.queue_tokens_max,
-    )
     _at_most(
         "limits.document_bytes_max",
         config.limits.document_bytes_max,

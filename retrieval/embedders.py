@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,20 +12,32 @@ from indexes.errors import ModelMismatch, NotFound
 from indexes.model import Floats
 from retrieval.cache import EmbeddingCache
 from retrieval.embedding.batcher import Batcher, Observer
+from retrieval.embedding.costs import CostModel
 from retrieval.embedding.encoder import Encoder, available_threads
-from retrieval.embedding.models import find_models, load_model
+from retrieval.embedding.models import Kind, Manifest, find_models, load_model, read_manifest
+from retrieval.embedding.results import Embedded, Long
 from retrieval.embedding.tokens import TokenCounter
-from retrieval.settings import Config
+from retrieval.settings import Config, Embedding
+
+WARM_UP = ((1, 4), (1, 14), (1, 62), (4, 30), (2, 126), (8, 14))  # texts and tokens of each
 
 
 class Embedder:
-    """One model, ready to embed. Queries go through a cache of vectors, then the query lane of the batcher."""
+    """One model, ready to embed. Queries of searches go through a cache of vectors first."""
 
     def __init__(
-        self, encoder: Encoder, batcher: Batcher, counter: TokenCounter, cache: EmbeddingCache
+        self,
+        encoder: Encoder,
+        manifest: Manifest,
+        batcher: Batcher,
+        counter: TokenCounter,
+        cache: EmbeddingCache,
+        limits: Embedding,
     ) -> None:
         self.encoder = encoder
+        self.manifest = manifest
         self.counter = counter
+        self.limits = limits
         self._batcher = batcher
         self._cache = cache
 
@@ -32,16 +45,23 @@ class Embedder:
     def fingerprint(self) -> str:
         return self.encoder.fingerprint
 
-    async def query(self, text: str) -> Floats:
-        """Unit vector of a query, float32 [dimensions]."""
+    async def query(self, text: str, deadline: float | None = None) -> Floats:
+        """Vector of a search's query, float32 [dimensions]. `deadline` in the loop's time."""
         cached = self._cache.get(self.fingerprint, text)
         if cached is not None:
             return cached
-        return self._cache.put(self.fingerprint, text, await self._batcher.embed_query(text))
+        embedded = await self._batcher.embed([text], "query", lane="query", deadline=deadline)
+        return self._cache.put(self.fingerprint, text, embedded.vectors[0])
 
     async def documents(self, texts: list[str]) -> Floats:
-        """Unit vectors of passages, float32 [texts, dimensions]."""
-        return await self._batcher.embed_documents(texts)
+        """Vectors of passages, float32 [texts, dimensions]."""
+        return (await self._batcher.embed(texts, "document", lane="bulk")).vectors
+
+    async def embed(
+        self, texts: list[str], kind: Kind = "document", *, long: Long = "cut", deadline: float | None = None
+    ) -> Embedded:
+        """Vectors for whoever asks for vectors; a single short text overtakes the bulk. See `Batcher.embed`."""
+        return await self._batcher.embed(texts, kind, long=long, deadline=deadline)
 
     async def close(self) -> None:
         await self._batcher.close()
@@ -67,6 +87,18 @@ class Embedders:
                 self._open[name] = await self._load(name)
             return self._open[name]
 
+    def names(self) -> list[str]:
+        """Exported models, whether in use or not, sorted."""
+        return sorted(find_models(self._folder))
+
+    def manifest(self, name: str) -> Manifest:
+        """What an exported model says of itself, without loading it. Raises NotFound, or Damaged."""
+        if (found := self._open.get(name)) is not None:
+            return found.manifest
+        if name not in self.names():
+            raise missing(name, self._folder)
+        return read_manifest(self._folder / name)
+
     async def of(self, collection: Collection) -> Embedder:
         """The embedder whose vectors the collection holds. Raises ModelMismatch if the model has changed."""
         settings = collection.settings
@@ -83,26 +115,45 @@ class Embedders:
     async def _load(self, name: str) -> Embedder:
         folder = (await asyncio.to_thread(find_models, self._folder)).get(name)
         if folder is None:
-            raise NotFound(
-                f"no model {name!r} in {self._folder}; make it with: nearline export-model --out {self._folder / name}",
-                param="model",
-            )
+            raise missing(name, self._folder)
+        cores = self._config.models.threads or available_threads()
+        threads = min(self._config.models.run_threads, cores)
         model = await asyncio.to_thread(load_model, folder)
-        threads = self._config.models.threads or available_threads()
         encoder = await asyncio.to_thread(Encoder, model, threads=threads)
         counter = await asyncio.to_thread(TokenCounter, model)
-        limits = self._config.embedding
+        limits, costs = self._config.embedding, CostModel()
+        await asyncio.to_thread(warm_up, encoder, costs)
         batcher = Batcher(
             encoder,
-            batch_tokens_max=limits.batch_tokens_max,
+            workers=max(1, cores // threads),
+            query_run_s=limits.query_run_ms / 1000,
+            bulk_run_s=limits.bulk_run_ms / 1000,
             batch_texts_max=limits.batch_texts_max,
             queue_tokens_max=limits.queue_tokens_max,
-            bulk_batch_tokens_max=limits.bulk_batch_tokens_max,
+            costs=costs,
             observe=self._observer(name),
         )
         await batcher.start()
-        return Embedder(encoder, batcher, counter, self.cache)
+        return Embedder(encoder, model.manifest, batcher, counter, self.cache, limits)
 
     async def close(self) -> None:
         for embedder in self._open.values():
             await embedder.close()
+
+
+def missing(name: str, folder: Path) -> NotFound:
+    return NotFound(
+        f"no model {name!r} in {folder}; make it with: nearline export-model --out {folder / name}",
+        param="model",
+    )
+
+
+def warm_up(encoder: Encoder, costs: CostModel) -> None:
+    """Run some shapes, so that the first request is as fast as the tenth and its cost is known."""
+    for texts, longest in WARM_UP:
+        tokens = encoder.tokenise(["a " * longest], "document")[0]
+        for attempt in range(2):
+            begun = time.monotonic()
+            encoder.run([tokens] * texts)
+            if attempt:  # the first run of a shape takes memory that later ones find ready
+                costs.learn(texts, len(tokens), time.monotonic() - begun)

@@ -35,9 +35,19 @@ class MalformedRequest(NearlineError):
     """The body is not JSON at all."""
 
 
+class MethodNotAllowed(NearlineError):
+    """The path exists, not with this method."""
+
+
+class RequestTimeout(NearlineError):
+    """The body did not arrive in time."""
+
+
 STATUS: dict[type[NearlineError], int] = {
     MalformedRequest: 400,
     NotFound: 404,
+    MethodNotAllowed: 405,
+    RequestTimeout: 408,
     Conflict: 409,
     ModelMismatch: 409,
     TooLarge: 413,
@@ -79,13 +89,19 @@ def type_name(kind: type[NearlineError]) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower()
 
 
-def response(error: NearlineError) -> web.Response:
-    headers = (
-        {"Retry-After": str(max(1, round(error.retry_after_s)))} if isinstance(error, Unavailable) else None
-    )
+def response(error: NearlineError, *, status: int | None = None) -> web.Response:
+    """The answer in our own shape. `status`, where the class does not say it."""
     return web.Response(
         body=msgspec.json.encode(body_of(error)),
-        status=status_of(error),
+        status=status or status_of(error),
         content_type="application/json",
-        headers=headers,
+        headers=retry_headers(error),
     )
+
+
+def retry_headers(error: NearlineError) -> dict[str, str]:
+    """When to try again: in whole seconds for everybody, in milliseconds for the clients that ask for those first."""
+    if not isinstance(error, Unavailable):
+        return {}
+    seconds = max(1, round(error.retry_after_s))
+    return {"Retry-After": str(seconds), "Retry-After-Ms": str(max(1, round(error.retry_after_s * 1000)))}

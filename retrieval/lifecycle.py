@@ -15,7 +15,7 @@ from indexes import failures
 from indexes.catalog import Catalog
 from indexes.durable import publish
 from indexes.errors import NearlineError, StorageError
-from indexes.model import Tuning
+from indexes.model import ColdPolicy, Tuning
 from retrieval.cache import MemoryStore, ResultCache, Store, TieredStore
 from retrieval.config import Config
 from retrieval.embedders import Embedders
@@ -139,4 +139,5 @@ def tuning_of(config: Config) -> Tuning:
         generations_kept=index.generations_kept,
         commit_ops_max=index.commit_ops_max,
         exact_scan_passages_max=config.search.exact_scan_passages_max,
+        cold=ColdPolicy(config.search.cold, config.search.cold_loss_budget, config.search.cold_audit_share),
     )

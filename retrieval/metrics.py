@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from indexes.catalog import Catalog
 from retrieval.cache import EmbeddingCache, ResultCache, Store
-from retrieval.embedding.models import Kind
+from retrieval.embedding.results import Lane
 from retrieval.schemas import JobBody, SearchAnswer
 
 SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
@@ -95,6 +95,13 @@ class EmbeddingMetrics:
     """What the batchers do, by model and lane."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        self.tokenise_seconds = Histogram(
+            "nearline_embedding_tokenise_seconds",
+            "Time to make tokens of the texts of one request, or one run of queries",
+            ["model", "lane"],
+            buckets=SECONDS,
+            registry=registry,
+        )
         self.run_texts = Histogram(
             "nearline_embedding_run_texts",
             "Texts in one ONNX run",
@@ -150,8 +157,11 @@ class EmbeddingObserver:
         self._metrics = metrics
         self._model = model
 
+    def tokenised(self, lane: Lane, texts: int, seconds: float) -> None:
+        self._metrics.tokenise_seconds.labels(self._model, lane).observe(seconds)
+
     def ran(
-        self, lane: Kind, *, texts: int, tokens: int, padded_tokens: int, wait_s: float, run_s: float
+        self, lane: Lane, *, texts: int, tokens: int, padded_tokens: int, wait_s: float, run_s: float
     ) -> None:
         metrics, labels = self._metrics, (self._model, lane)
         metrics.run_texts.labels(*labels).observe(texts)
@@ -160,10 +170,10 @@ class EmbeddingObserver:
         metrics.wait_seconds.labels(*labels).observe(wait_s)
         metrics.padding_tokens.labels(*labels).inc(padded_tokens - tokens)
 
-    def queued(self, lane: Kind, tokens: int) -> None:
+    def queued(self, lane: Lane, tokens: int) -> None:
         self._metrics.queue_tokens.labels(self._model, lane).set(tokens)
 
-    def left(self, lane: Kind, texts: int, reason: Literal["cancelled", "deadline", "refused"]) -> None:
+    def left(self, lane: Lane, texts: int, reason: Literal["cancelled", "deadline", "refused"]) -> None:
         self._metrics.left.labels(self._model, lane, reason).inc(texts)
 
 
@@ -184,6 +194,16 @@ class CollectionGauges(Collector):
         memory = GaugeMetricFamily(
             "nearline_index_memory_bytes", "Memory of the indexes", labels=["collection"]
         )
+        cold = CounterMetricFamily(
+            "nearline_cold_decisions",
+            "Queries that might need the cold tier, since the live generation was loaded",
+            labels=["collection", "outcome"],
+        )
+        loss = GaugeMetricFamily(
+            "nearline_cold_loss_bound",
+            "Upper bound of the recall lost by skipping the cold tier",
+            labels=["collection"],
+        )
         for name, collection in self._catalog.collections.items():
             info = collection.info()
             for tier, count in info.passages.items():
@@ -194,7 +214,13 @@ class CollectionGauges(Collector):
             seq.add_metric([name], info.seq)
             generation.add_metric([name], info.generation)
             memory.add_metric([name], info.memory_bytes)
-        return [passages, dead, seq, generation, recall, memory]
+            if info.cold is not None:
+                seen = info.cold
+                cold.add_metric([name, "searched"], seen.queries - seen.skipped - seen.proven)
+                for outcome in ("skipped", "proven", "audits", "stops"):
+                    cold.add_metric([name, outcome], getattr(seen, outcome))
+                loss.add_metric([name], seen.loss_bound or 0.0)
+        return [passages, dead, seq, generation, recall, memory, cold, loss]
 
 
 class CacheCounters(Collector):

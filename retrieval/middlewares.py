@@ -12,21 +12,14 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from indexes.errors import Conflict, InvalidInput, NearlineError, NotFound, TooLarge
-from retrieval.errors import MalformedRequest, response
+from retrieval.dialects.errors import response
+from retrieval.errors import MalformedRequest, MethodNotAllowed, RequestTimeout
 from retrieval.keys import CONFIG, METRICS
 
 logger = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-
-
-class MethodNotAllowed(NearlineError):
-    """The path exists, not with this method."""
-
-
-class RequestTimeout(NearlineError):
-    """The body did not arrive in time."""
 
 
 @web.middleware
@@ -46,16 +39,17 @@ async def observed(request: web.Request, handler: Handler) -> web.StreamResponse
 
 @web.middleware
 async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Every error leaves in our own shape; one nobody expected is logged whole and told as little as possible."""
+    """Every error leaves in the shape of its path's dialect. One nobody expected is logged whole, and told as little
+    as possible."""
     try:
         return await handler(request)
     except NearlineError as error:
-        return response(error)
+        return response(request.path, error)
     except web.HTTPException as error:
         return from_aiohttp(request, error)
     except Exception:
         logger.exception("%s %s failed", request.method, request.path)
-        return response(NearlineError("internal error; the service's log has the details"))
+        return response(request.path, NearlineError("internal error; the service's log has the details"))
 
 
 @web.middleware
@@ -67,15 +61,15 @@ async def bounded_body(request: web.Request, handler: Handler) -> web.StreamResp
             async with asyncio.timeout(limit_s):
                 await request.read()
         except TimeoutError:
-            answer = response(RequestTimeout(f"the body did not arrive within {limit_s:g} seconds"))
-            answer.set_status(408)
+            late = RequestTimeout(f"the body did not arrive within {limit_s:g} seconds")
+            answer = response(request.path, late)
             answer.force_close()
             return answer
     return await handler(request)
 
 
 def from_aiohttp(request: web.Request, error: web.HTTPException) -> web.StreamResponse:
-    """aiohttp's own plain-text errors, in our shape."""
+    """aiohttp's own plain-text errors, in the shape of the path's dialect."""
     if error.status < 400:
         return error
     kinds: dict[int, NearlineError] = {
@@ -87,8 +81,7 @@ def from_aiohttp(request: web.Request, error: web.HTTPException) -> web.StreamRe
             f"the body is larger than {request.app[CONFIG].server.body_bytes_max} bytes", param="body"
         ),
     }
-    answer = response(kinds.get(error.status, InvalidInput(error.reason)))
-    answer.set_status(error.status)
+    answer = response(request.path, kinds.get(error.status, InvalidInput(error.reason)), status=error.status)
     if allowed := error.headers.get("Allow"):
         answer.headers["Allow"] = allowed
     return answer

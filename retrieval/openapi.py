@@ -28,7 +28,7 @@ FLAGS = {"vectors"}
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One operation. `request` and `answer` are the wire types of the bodies; None: there is none of ours."""
+    """One operation. `request`, `answer` and `error` are the wire types of the bodies; None: there is none of ours."""
 
     method: str
     path: str
@@ -39,12 +39,15 @@ class Route:
     answer: type[Any] | None = None
     status: int = 200
     parameters: tuple[str, ...] = ()
+    error: type[Any] = ErrorBody
 
 
 def describe(routes: Sequence[Route]) -> dict[str, Any]:
     """The whole description, as JSON-ready values."""
-    kinds = {kind for route in routes for kind in (route.request, route.answer) if kind is not None}
-    ordered = sorted(kinds | {ErrorBody}, key=lambda kind: kind.__name__)
+    kinds = {
+        kind for route in routes for kind in (route.request, route.answer, route.error) if kind is not None
+    }
+    ordered = sorted(kinds, key=lambda kind: kind.__name__)
     references, components = msgspec.json.schema_components(ordered, ref_template=REFERENCE)
     schemas = dict(zip(ordered, references, strict=True))
     paths: dict[str, dict[str, Any]] = {}
@@ -56,7 +59,8 @@ def describe(routes: Sequence[Route]) -> dict[str, Any]:
         "info": {
             "title": "Nearline",
             "version": version("nearline"),
-            "description": "Text in, ranked passages out. Every error has the shape of `ErrorBody`.",
+            "description": "Text in, ranked passages out. Errors have the shape of `ErrorBody`, but for the dialects "
+            "of other servers, whose clients expect their own.",
         },
         "paths": paths,
         "components": {"schemas": components},
@@ -69,7 +73,7 @@ def operation(route: Route, path: str, schemas: dict[type[Any], dict[str, Any]])
         answer["content"] = {"application/json": {"schema": schemas[route.answer]}}
     error = {
         "description": "Refused or failed",
-        "content": {"application/json": {"schema": schemas[ErrorBody]}},
+        "content": {"application/json": {"schema": schemas[route.error]}},
     }
     described: dict[str, Any] = {
         "summary": route.summary,

@@ -50,8 +50,12 @@ class CachedAnswer(msgspec.Struct):
 
 @dataclass(slots=True)
 class Stopwatch:
-    """Milliseconds by stage. Stages may run on different threads, each writes its own."""
+    """Milliseconds by stage. Stages may run on different threads, each writes its own.
 
+    `deadline`, in the loop's time, is when the caller stops waiting.
+    """
+
+    deadline: float | None = None
     timings: Timings = field(default_factory=Timings)
     started: float = field(default_factory=time.perf_counter)
 
@@ -105,9 +109,10 @@ class Pipeline:
         watch = Stopwatch()
         collection = self._catalog.get(name)
         planned = plan(request, collection.settings.dimensions, self._config)
-        timeout = None if planned.deadline_ms is None else planned.deadline_ms / 1000
+        if planned.deadline_ms is not None:
+            watch.deadline = asyncio.get_running_loop().time() + planned.deadline_ms / 1000
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout_at(watch.deadline):
                 return await self._answer(name, collection, planned, watch)
         except TimeoutError:
             raise DeadlineExceeded(
@@ -196,7 +201,7 @@ class Pipeline:
         if planned.vector is not None:
             return planned.vector
         embedder = await self._embedders.of(collection)
-        return await watch.awaited("embed", embedder.query(planned.query))
+        return await watch.awaited("embed", embedder.query(planned.query, watch.deadline))
 
     async def _run(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
@@ -238,7 +243,7 @@ def finish(
 def search_dense(collection: Collection, snapshot: Snapshot, planned: Plan, vector: Floats) -> DenseResult:
     depth = planned.candidates if planned.lexical or planned.group_by_document else planned.k + SPARE_HITS
     if not planned.exact:
-        return snapshot.dense(vector, depth, planned.condition)
+        return snapshot.dense(vector, depth, planned.condition, k=planned.k)
     ids, scores = collection.exact(vector[None, :], depth, planned.condition)[0]
     ranking = Ranking(ids, scores, np.zeros(len(ids), np.int8))
     return DenseResult(ranking, tuple(t for t, count in snapshot.counts().items() if count), None)

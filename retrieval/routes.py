@@ -8,6 +8,8 @@ from pathlib import Path
 from aiohttp import web
 
 from retrieval import schemas
+from retrieval.dialects import ollama, openai, tei
+from retrieval.dialects.errors import OllamaErrorBody, OpenAIErrorBody, TeiErrorBody
 from retrieval.handlers import collections, documents, jobs, scrolling, search, system
 from retrieval.keys import API
 from retrieval.openapi import Route, describe
@@ -16,6 +18,7 @@ C = "/v1/collections/{collection}"
 
 
 SEARCH, DOCUMENTS, COLLECTIONS, JOBS, SYSTEM = "search", "documents", "collections", "jobs", "system"
+OPENAI, OLLAMA, TEI = "openai", "ollama", "tei"
 
 # method, path, handler, summary, tag; then the wire types of request and answer, the status, query parameters
 ROUTES = (
@@ -55,6 +58,27 @@ ROUTES = (
           None, schemas.RolledBack),
     Route("GET", "/v1/jobs", jobs.listed, "Jobs since the start, newest first", JOBS),
     Route("GET", "/v1/jobs/{job}", jobs.shown, "One job: status, progress, outcome", JOBS, None, schemas.JobBody),
+    Route("POST", "/v1/embeddings", openai.embeddings, "Embed texts, as OpenAI does", OPENAI,
+          openai.OpenAIEmbeddingRequest, openai.OpenAIEmbeddingList, error=OpenAIErrorBody),
+    Route("GET", "/v1/models", openai.models, "Models and their aliases, as OpenAI lists them", OPENAI,
+          None, openai.OpenAIModelList, error=OpenAIErrorBody),
+    Route("GET", "/v1/models/{model:.+}", openai.model, "One model, as OpenAI shows it", OPENAI,
+          None, openai.OpenAIModel, error=OpenAIErrorBody),
+    Route("POST", "/api/embed", ollama.embed_texts, "Embed texts, as Ollama does", OLLAMA,
+          ollama.OllamaEmbed, ollama.OllamaEmbedded, error=OllamaErrorBody),
+    Route("POST", "/api/embeddings", ollama.embed_prompt, "Embed one text, as Ollama did before", OLLAMA,
+          ollama.OllamaEmbeddings, ollama.OllamaEmbedding, error=OllamaErrorBody),
+    Route("GET", "/api/tags", ollama.tags, "Models and their aliases, as Ollama lists them", OLLAMA,
+          None, ollama.OllamaTags, error=OllamaErrorBody),
+    Route("POST", "/api/show", ollama.show, "One model, as Ollama shows it", OLLAMA,
+          ollama.OllamaShow, ollama.OllamaShown, error=OllamaErrorBody),
+    Route("GET", "/api/version", ollama.version, "The version, where Ollama has it", OLLAMA,
+          None, ollama.OllamaVersion, error=OllamaErrorBody),
+    Route("POST", "/embed", tei.embed_inputs, "Embed texts, as Text Embeddings Inference does", TEI,
+          tei.TeiEmbed, list[list[float]], error=TeiErrorBody),
+    Route("GET", "/info", tei.info, "The default model, as Text Embeddings Inference tells it", TEI,
+          None, tei.TeiInfo, error=TeiErrorBody),
+    Route("GET", "/health", tei.health, "Whether texts can be embedded", TEI, error=TeiErrorBody),
     Route("GET", "/healthz", system.healthz, "Whether the process answers", SYSTEM),
     Route("GET", "/readyz", system.readyz, "Whether the service is ready for searches", SYSTEM),
     Route("GET", "/metrics", system.metrics, "Metrics for Prometheus", SYSTEM),

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType, field
 
 from indexes.build.placement import Moves
+from indexes.dense.skipping import ColdState
 from indexes.errors import InvalidInput
 from indexes.model import Metadata, Tier
 from retrieval.errors import MalformedRequest
@@ -62,6 +63,7 @@ class CollectionBody(msgspec.Struct, kw_only=True):
     tier_bytes: dict[Tier, int]
     mapped_bytes: int
     moves: Moves | None
+    cold: ColdState | None
 
 
 class CollectionList(msgspec.Struct):

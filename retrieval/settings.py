@@ -35,13 +35,15 @@ class Server(Section, frozen=True, kw_only=True):
 class Models(Section, frozen=True, kw_only=True):
     folder: Name = "models"
     default: Name = "all-MiniLM-L6-v2"
+    aliases: dict[Name, Name] = field(default_factory=dict)
     threads: Count = 0
+    run_threads: Positive = 1
 
 
 class Embedding(Section, frozen=True, kw_only=True):
-    batch_tokens_max: Positive = 4096
+    query_run_ms: Duration = 5.0
+    bulk_run_ms: Duration = 10.0
     batch_texts_max: Positive = 64
-    bulk_batch_tokens_max: Positive = 512
     queue_tokens_max: Positive = 262_144
     query_cache_entries: Count = 10_000
 
@@ -58,6 +60,7 @@ class Limits(Section, frozen=True, kw_only=True):
     metadata_keys_max: Count = 64
     id_chars_max: Positive = 512
     query_chars_max: Positive = 8192
+    texts_per_request_max: Positive = 2048
     k_max: Positive = 1000
     searches_per_batch_max: Positive = 100
     filter_conditions_max: Positive = 64
@@ -86,6 +89,9 @@ class Search(Section, frozen=True, kw_only=True):
     weight_dense: Weight = 0.7
     weight_lexical: Weight = 0.3
     exact_scan_passages_max: Count = 10_000
+    cold: Literal["always", "calibrated", "never"] = "calibrated"
+    cold_loss_budget: Share = 0.005
+    cold_audit_share: Share = 0.01
     threads: Positive = 2
 
 

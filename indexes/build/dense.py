@@ -25,6 +25,7 @@ from indexes.dense.training import Training, train, training_size
 from indexes.dense.vectors import Halves, StoredVectors
 from indexes.log.reader import LogReader
 from indexes.model import Floats, Ids, Rows
+from indexes.parts.generation import LOWEST
 
 Progress = Callable[[str, int, int], None]
 
@@ -70,6 +71,9 @@ def write_dense(
     np.save(draft / "order.npy", np.argsort(ids, kind="stable").astype(np.uint32))
     copy_ordered(spool, order, StoredVectors.create(draft / "vectors.f16", len(ids), dimensions), progress)
     spool_path.unlink()
+    if index is not None:
+        rows = StoredVectors.load(draft / "vectors.f16", len(ids), dimensions)
+        np.save(draft / LOWEST, lowest_of_lists(index, rows, len(hot)))
     return DenseRows(ids, len(hot), training)
 
 
@@ -122,6 +126,19 @@ def number_by_list(index: Any, first_row: int) -> Rows:
         before[starts[number] : starts[number] + size] = ids
         ids[:] = np.arange(size) + starts[number] + first_row
     return before
+
+
+def lowest_of_lists(index: Any, rows: StoredVectors, first_row: int) -> Floats:
+    """For each list, the inner product of its centre, at length 1, with its farthest member; 1 for an empty list."""
+    centres = index.quantizer.reconstruct_n(0, index.nlist)
+    centres /= np.maximum(np.linalg.norm(centres, axis=1, keepdims=True), 1e-12)
+    starts = list_starts(index) + first_row
+    lowest = np.ones(index.nlist, np.float32)
+    for number in np.flatnonzero(np.diff(starts)):
+        for at in range(starts[number], starts[number + 1], COPIED_ROWS):
+            block = rows.take(np.arange(at, min(at + COPIED_ROWS, starts[number + 1])))
+            lowest[number] = min(lowest[number], float((block @ centres[number]).min()))
+    return lowest
 
 
 def copy_ordered(spool: Halves, order: Rows, into: Halves, progress: Progress) -> None:

@@ -22,8 +22,8 @@ from indexes.parts.part import Found
 K = 10
 QUERIES = 300
 EFS = (32, 48, 64, 96, 128, 192, 256, 384, 512)
-PROBED_64THS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64)  # of the lists
-RESCORED = (50, 100, 150, 200, 300, 400, 800)
+PROBED_64THS = (1, 2, 3, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 28, 32, 40, 48, 64)  # of the lists
+RESCORED = (50, 75, 100, 125, 150, 200, 300, 400, 800)
 FILTER_SHARE = 0.05  # of the rows let through by the made-up filter that filtered search is measured with
 FILTERED_SHARES = (0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
 TIE = 3e-4  # more than float16 storage moves a score, less than lies between two ranks
@@ -60,7 +60,7 @@ def choose_ef(generation: Generation, target: float) -> Measured:
     truth = exact(generation, queries, hot)
     for ef in EFS:
         generation.tune(ef=ef)
-        recall = recall_of(lambda q: generation.nearest_hot(q, K, None, 0), queries, truth)
+        recall = recall_of(lambda q: generation.nearest_warm(q, K, None, 0), queries, truth)
         if recall >= target:
             break
     return Measured(ef, ColdSettings(), {"hot": recall})

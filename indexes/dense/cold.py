@@ -7,6 +7,7 @@ train in seconds. Rows are ordered by list, so the candidates of a query lie clo
 
 from __future__ import annotations
 
+import functools
 import math
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,11 @@ class ColdShard:
     def lists(self) -> int:
         return int(self._index.nlist)
 
+    def centres(self) -> Floats:
+        """Of the lists, float32 [lists, dimensions]."""
+        centres: Floats = self._index.quantizer.reconstruct_n(0, self.lists)
+        return centres
+
     def count(self, allowed: Bits) -> int:
         """Cold rows among the allowed ones."""
         return count_bits(allowed) - count_bits(first_bits(allowed, self._first_row))
@@ -93,10 +99,12 @@ class ColdShard:
         # because the nearest ones that stay lie further out.
         fewest = 1.5 * wanted * self.lists / (share * self.size)
         probes = math.ceil(max(self.settings.probes, fewest) / math.sqrt(share))
-        lists = faiss.SearchParametersIVF(
-            nprobe=min(probes, self.lists), sel=None if allowed is None else among(allowed)
+        probes = min(probes, self.lists)
+        parameters = (
+            unfiltered(probes, wanted / depth)
+            if allowed is None
+            else refining(probes, wanted / depth, among(allowed))
         )
-        parameters = faiss.IndexRefineSearchParameters(k_factor=wanted / depth, base_index_params=lists)
         scores, rows = self._refined.search(query[None, :], depth, params=parameters)
         found = int(np.count_nonzero(rows[0] >= 0))
         return rows[0, :found], scores[0, :found]
@@ -143,6 +151,18 @@ class ColdShard:
     def _allowed_by_list(self, allowed: Bits) -> Rows:
         flags = flags_of(allowed, self._vectors.rows)
         return np.diff(ends_of(flags)[self._starts])
+
+
+def refining(probes: int, factor: float, selector: Any) -> Any:
+    """Parameters of a search of so many lists that scores `factor` times its depth again."""
+    lists = faiss.SearchParametersIVF(nprobe=probes, sel=selector)
+    return faiss.IndexRefineSearchParameters(k_factor=factor, base_index_params=lists)
+
+
+@functools.lru_cache(maxsize=64)
+def unfiltered(probes: int, factor: float) -> Any:
+    """The same without a selector. Kept, because making one takes longer than all else around a search."""
+    return refining(probes, factor, None)
 
 
 def search_ns(lists: int, probes: int, share: float, size: int, rescored: int = 0) -> float:

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from indexes.collection import UNIT_TOLERANCE
+from indexes.checks import UNIT_TOLERANCE
 from indexes.errors import NearlineError
 from indexes.log.pinned import LogState, PinnedLog, Progress, pin
 from indexes.log.reader import decode_metadata

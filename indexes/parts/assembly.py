@@ -59,6 +59,7 @@ class Assembly:
             parts=tuple(self._parts),
             bm25=self._settings.bm25,
             exact_scan_max=self._tuning.exact_scan_passages_max,
+            watch=self.generation.watch if self.generation else None,
         )
 
     # -- growth and removal

@@ -11,7 +11,7 @@ from indexes.filters.index import GrowingFilters
 from indexes.lexical.postings import GrowingLexical
 from indexes.masks import Bits
 from indexes.model import TIERS, Floats, Ids, Metadata, Rows, Tier
-from indexes.parts.part import Found, scan
+from indexes.parts.part import NOTHING, Found, scan
 
 
 class Delta:
@@ -80,3 +80,9 @@ class DeltaView:
 
     def nearest(self, query: Floats, depth: int, allowed: Bits | None, scan_max: int) -> Found:
         return scan(self, query, depth, allowed)
+
+    def nearest_warm(self, query: Floats, depth: int, allowed: Bits | None, scan_max: int) -> Found:
+        return self.nearest(query, depth, allowed, scan_max)
+
+    def nearest_cold(self, query: Floats, depth: int, allowed: Bits | None, scan_max: int) -> Found:
+        return NOTHING

@@ -7,6 +7,7 @@
         vectors.f16        float16 [rows, dimensions], see StoredVectors
         hot.hnsw           hnswlib graph of the hot rows
         cold.ivf           faiss lists of the cold rows (absent where there are none)
+        lowest.npy         float32 [lists] inner product of each list's centre with its farthest member
         lexical/*.npy      see SealedLexical
         filters/           see SealedFilters
 
@@ -27,6 +28,7 @@ from numpy.typing import NDArray
 from indexes.build.placement import Moves
 from indexes.dense.cold import ColdSettings, ColdShard
 from indexes.dense.hot import HotGraph
+from indexes.dense.skipping import ColdWatch, ListBounds
 from indexes.dense.training import Training
 from indexes.dense.vectors import StoredVectors, among, both, within
 from indexes.durable import disk_errors, publish, sha256, verify
@@ -34,13 +36,14 @@ from indexes.errors import Damaged, NotFound
 from indexes.filters.columns import SealedFilters
 from indexes.lexical.postings import SealedLexical, load_array
 from indexes.masks import Bits, count_bits, first_bits
-from indexes.model import TIERS, Floats, Ids, Rows, Tier
+from indexes.model import TIERS, ColdPolicy, Floats, Ids, Rows, Tier
 from indexes.parts.part import NOTHING, Found, merge, search_graph
 
 logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
+LOWEST = "lowest.npy"
 HOT, COLD = np.int8(TIERS.index("hot")), np.int8(TIERS.index("cold"))
 
 
@@ -104,6 +107,7 @@ class Generation:
             if manifest.cold
             else None
         )
+        self.watch: ColdWatch | None = None
         self.lexical = SealedLexical.load(folder / "lexical")
         self.filters = SealedFilters.load(folder / "filters")
 
@@ -152,10 +156,10 @@ class Generation:
         """Hot first, then cold. Both score exactly, so that the two merge by score."""
         if allowed is not None and count_bits(allowed) <= scan_max:
             return self.vectors.nearest(query, depth, among(allowed))
-        hot = self.nearest_hot(query, depth, allowed, scan_max)
+        hot = self.nearest_warm(query, depth, allowed, scan_max)
         return merge(hot, self.nearest_cold(query, depth, allowed, scan_max), depth)
 
-    def nearest_hot(self, query: Floats, depth: int, allowed: Bits | None, scan_max: int) -> Found:
+    def nearest_warm(self, query: Floats, depth: int, allowed: Bits | None, scan_max: int) -> Found:
         if self._hot is None:
             return NOTHING
         hot = self.manifest.hot
@@ -187,6 +191,13 @@ class Generation:
     def _scan(self, query: Floats, depth: int, allowed: Bits | None, rows: range) -> Found:
         selector = within(rows) if allowed is None else both(within(rows), among(allowed))
         return self.vectors.nearest(query, depth, selector)
+
+    def watch_cold(self, policy: ColdPolicy) -> None:
+        """Decide from now on for each query whether it needs the cold tier. Without this it always does."""
+        if self._cold is not None:
+            path = self.folder / LOWEST
+            lowest = np.asarray(load_array(path), np.float32) if path.is_file() else None
+            self.watch = ColdWatch(policy, ListBounds(self._cold.centres(), lowest))
 
     def tune(self, *, ef: int | None = None, cold: ColdSettings | None = None) -> None:
         """Try other search settings. Only for a generation that no search reads yet: the builder's."""

@@ -61,6 +61,14 @@ class Part(Protocol):
         """
         ...
 
+    def nearest_warm(self, query: Floats, depth: int, allowed: Bits | None, scan_max: int) -> Found:
+        """The same, of all rows but the cold ones."""
+        ...
+
+    def nearest_cold(self, query: Floats, depth: int, allowed: Bits | None, scan_max: int) -> Found:
+        """The same, of the cold rows alone."""
+        ...
+
 
 def scan(part: Part, query: Floats, depth: int, allowed: Bits | None) -> Found:
     """Exact search over the allowed rows of any part."""

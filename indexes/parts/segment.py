@@ -21,7 +21,7 @@ from indexes.lexical.postings import SealedLexical
 from indexes.masks import Bits, count_bits
 from indexes.model import TIERS, Floats, Ids, Rows, Tier
 from indexes.parts.delta import DeltaView
-from indexes.parts.part import Found, scan, search_graph
+from indexes.parts.part import NOTHING, Found, scan, search_graph
 from indexes.parts.snapshot import Visible
 
 SEGMENT_EF = 64  # a small graph finds its nearest with half the width that a large one needs
@@ -108,6 +108,12 @@ class Segment:
             return scan(self, query, depth, allowed)
         found = search_graph(self.graph, query, depth, allowed)
         return found if found is not None else scan(self, query, depth, allowed)
+
+    def nearest_warm(self, query: Floats, depth: int, allowed: Bits | None, scan_max: int) -> Found:
+        return self.nearest(query, depth, allowed, scan_max)
+
+    def nearest_cold(self, query: Floats, depth: int, allowed: Bits | None, scan_max: int) -> Found:
+        return NOTHING
 
 
 def copy_rows(sources: Sequence[tuple[StoredVectors, Rows]], dimensions: int) -> StoredVectors:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from indexes.dense.skipping import ColdWatch
 from indexes.errors import InvalidInput
 from indexes.filters.bitmaps import to_bits
 from indexes.filters.grammar import Filter, keys_of
@@ -98,22 +99,69 @@ class Snapshot:
     parts: tuple[Visible, ...]
     bm25: Bm25
     exact_scan_max: int
+    watch: ColdWatch | None = None
 
     # --- searching ------------------------------------------------------------------------------------------
 
-    def dense(self, query: Floats, depth: int, condition: Filter | None = None) -> DenseResult:
-        """The `depth` passages nearest to a unit vector. Raises InvalidInput for a filter key nobody has."""
+    def dense(
+        self, query: Floats, depth: int, condition: Filter | None = None, *, k: int | None = None
+    ) -> DenseResult:
+        """The `depth` passages nearest to a unit vector. Raises InvalidInput for a filter key nobody has.
+
+        With `k`, the number of them that matter, the cold tier is left out where the policy allows it; a filter takes
+        part in that only where the policy is never to search it.
+        """
         selection = self._select(condition)
-        rankings = []
-        for chosen in selection:
-            if chosen.count:
-                part = chosen.visible.part
-                found = part.nearest(query, depth, chosen.allowed, self.exact_scan_max)
-                rankings.append(as_ranking(part, found))
+        if (
+            k is not None
+            and self.watch is not None
+            and (condition is None or self.watch.policy.mode == "never")
+        ):
+            return self._dense_sparing(query, depth, selection, self.watch, k)
+        rankings = [
+            as_ranking(
+                chosen.visible.part,
+                chosen.visible.part.nearest(query, depth, chosen.allowed, self.exact_scan_max),
+            )
+            for chosen in selection
+            if chosen.count
+        ]
         searched = sum_by_tier(chosen.by_tier for chosen in selection)
         tiers = tuple(tier for tier in TIERS if searched[tier])
         skipped = None if searched["cold"] else (NO_COLD_MATCH if self.counts()["cold"] else NO_COLD)
         return DenseResult(Ranking.merge(rankings, depth), tiers, skipped)
+
+    def _dense_sparing(
+        self, query: Floats, depth: int, selection: list[Selected], watch: ColdWatch, k: int
+    ) -> DenseResult:
+        """Everything but the cold tier first, then that one if it is needed. A skip to be audited searches it too,
+        and leaves what it found out of the answer."""
+        warm = Ranking.merge(
+            [self._of(chosen, query, depth, cold=False) for chosen in selection if chosen.warm], depth
+        )
+        searched = sum_by_tier(chosen.by_tier for chosen in selection)
+        tiers = tuple(tier for tier in TIERS if searched[tier])
+        if not searched["cold"]:
+            return DenseResult(warm, tiers, NO_COLD if not self.counts()["cold"] else NO_COLD_MATCH)
+        decision = watch.decide(query, warm.scores, k)
+        both = warm
+        if decision.search or decision.note:
+            cold = [
+                self._of(chosen, query, depth, cold=True)
+                for chosen in selection
+                if chosen.by_tier.get("cold")
+            ]
+            both = Ranking.merge([warm, *cold], depth)
+        if decision.note:
+            watch.learn(decision, float(np.mean(both.tiers[:k] == TIERS.index("cold"))))
+        if decision.search:
+            return DenseResult(both, tiers, None)
+        return DenseResult(warm, tuple(tier for tier in tiers if tier != "cold"), decision.reason)
+
+    def _of(self, chosen: Selected, query: Floats, depth: int, *, cold: bool) -> Ranking:
+        part = chosen.visible.part
+        nearest = part.nearest_cold if cold else part.nearest_warm
+        return as_ranking(part, nearest(query, depth, chosen.allowed, self.exact_scan_max))
 
     def lexical(self, text: str, depth: int, condition: Filter | None = None) -> Ranking:
         """The `depth` passages of highest BM25 score above zero."""
@@ -209,6 +257,11 @@ class Selected:
     @property
     def count(self) -> int:
         return sum(self.by_tier.values())
+
+    @property
+    def warm(self) -> int:
+        """Rows that are not cold."""
+        return self.count - self.by_tier.get("cold", 0)
 
     def rows(self) -> Rows:
         size = self.visible.part.size

@@ -1,15 +1,15 @@
 """Many callers, one encoder: texts that wait at the same moment share a run.
 
-    embed_query      -> query lane --.
-                                      >- worker thread: pick a batch, run it, hand the vectors back to the loop
-    embed_documents  -> bulk lane  --'
+    embed, one text    -> query lane --.
+                                        >- workers: pick a batch, run it, hand the vectors back to the loop
+    embed, many texts  -> bulk lane  --'
       (tokenised in a thread of its own)
 
 - An idle encoder starts at once; there is no window to wait for. What arrives during a run shares the next one.
-- Queries overtake documents. Bulk runs are bounded tightly, because a query waits for the one under way.
-- Requests in the bulk lane take turns, so one document is not stuck behind a thousand; small ones share runs.
+- Every run is kept short by what the cost model foretells, because a query may have to wait for it to end.
 - A caller that is cancelled, or whose deadline passes, leaves the queue: nothing is computed for the dead.
 - A run that fails is repeated text by text, so that only the text at fault fails.
+- Queues are bounded in tokens. Who is refused is told when the queue will be empty.
 """
 
 from __future__ import annotations
@@ -24,17 +24,19 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from indexes.errors import DeadlineExceeded, NotReady, Overloaded
+from indexes.errors import DeadlineExceeded, InvalidInput, NotReady, Overloaded
+from retrieval.embedding.costs import CostModel, Load
 from retrieval.embedding.encoder import Floats, by_length
 from retrieval.embedding.lanes import Batch, Job, Lanes
 from retrieval.embedding.models import Kind
+from retrieval.embedding.results import Embedded, Lane, Long
 from retrieval.embedding.tokens import Tokens
 
 logger = logging.getLogger(__name__)
 
 CHARS_PER_TOKEN = 3  # a guess for texts not tokenised yet; exact counts take its place
+QUERY_CHARS_MAX = 1024  # a single text up to here goes to the query lane
 TOKENISED_AT_ONCE = 64  # texts of a bulk request; a cancelled one stops after these
-TOKENS_PER_S_FIRST = 5000.0  # assumed speed before the first run was measured
 RETRY_AFTER_S = (1.0, 60.0)  # the least and the most a refused caller is asked to wait
 
 
@@ -45,78 +47,102 @@ class Runner(Protocol):
     def dimensions(self) -> int: ...
     @property
     def tokens_max(self) -> int: ...
+    @property
+    def normalises(self) -> bool: ...
     def tokenise(self, texts: Sequence[str], kind: Kind) -> list[Tokens]: ...
+    def windows(self, text: str, kind: Kind) -> list[Tokens]: ...
     def run(self, batch: Sequence[Tokens]) -> Floats: ...
 
 
 class Observer(Protocol):
     """Hears what happens, always on the event loop's thread; should return at once."""
 
+    def tokenised(self, lane: Lane, texts: int, seconds: float) -> None:
+        """Texts were made into tokens."""
+
     def ran(
-        self, lane: Kind, *, texts: int, tokens: int, padded_tokens: int, wait_s: float, run_s: float
+        self, lane: Lane, *, texts: int, tokens: int, padded_tokens: int, wait_s: float, run_s: float
     ) -> None:
         """One run ended. `wait_s`: from the arrival of its oldest text to its start."""
 
-    def queued(self, lane: Kind, tokens: int) -> None:
+    def queued(self, lane: Lane, tokens: int) -> None:
         """Tokens that wait in a lane now."""
 
-    def left(self, lane: Kind, texts: int, reason: Literal["cancelled", "deadline", "refused"]) -> None:
+    def left(self, lane: Lane, texts: int, reason: Literal["cancelled", "deadline", "refused"]) -> None:
         """Texts that will not be embedded."""
 
 
 class Silent:
     """An observer that does not listen."""
 
+    def tokenised(self, lane: Lane, texts: int, seconds: float) -> None:
+        pass
+
     def ran(
-        self, lane: Kind, *, texts: int, tokens: int, padded_tokens: int, wait_s: float, run_s: float
+        self, lane: Lane, *, texts: int, tokens: int, padded_tokens: int, wait_s: float, run_s: float
     ) -> None:
         pass
 
-    def queued(self, lane: Kind, tokens: int) -> None:
+    def queued(self, lane: Lane, tokens: int) -> None:
         pass
 
-    def left(self, lane: Kind, texts: int, reason: Literal["cancelled", "deadline", "refused"]) -> None:
+    def left(self, lane: Lane, texts: int, reason: Literal["cancelled", "deadline", "refused"]) -> None:
         pass
 
 
 class Batcher:
     """Shared runs of one encoder. Use from one event loop: `start`, then embed from any task, then `close`.
 
-    `queue_tokens_max` bounds each lane by itself, so that a flood of documents never refuses a query. A single
-    request larger than that is admitted when its lane is empty: it could never be embedded otherwise.
+    `workers` runs go side by side. `query_run_s` and `bulk_run_s` bound what one run may take by the cost model; a
+    single text that takes longer runs alone. `queue_tokens_max` bounds each lane by itself, so that a flood of
+    documents never refuses a query; a request larger than that is admitted when its lane is empty, because it could
+    never be embedded otherwise.
     """
 
     def __init__(
         self,
         encoder: Runner,
         *,
-        batch_tokens_max: int,
+        workers: int,
+        query_run_s: float,
+        bulk_run_s: float,
         batch_texts_max: int,
         queue_tokens_max: int,
-        bulk_batch_tokens_max: int,
+        costs: CostModel | None = None,
         observe: Observer | None = None,
     ) -> None:
         self._encoder = encoder
+        self._workers = workers
+        self._bulk_run_s = bulk_run_s
         self._batch_texts_max = batch_texts_max
-        self._bulk_batch_tokens_max = bulk_batch_tokens_max
         self._queue_tokens_max = queue_tokens_max
         self._observe: Observer = observe or Silent()
-        self._lanes = Lanes(encoder, batch_tokens_max, batch_texts_max, bulk_batch_tokens_max)
-        self._queued: dict[Kind, int] = {"query": 0, "document": 0}
+        self.costs = costs or CostModel()
+        self._lanes = Lanes(
+            encoder,
+            workers=workers,
+            texts_max=batch_texts_max,
+            query_room=lambda texts, longest: self.costs.seconds(texts, longest) <= query_run_s,
+            bulk_room=self._bulk_room,
+        )
+        self._queued: dict[Lane, Load] = {"query": Load(), "bulk": Load()}
         self._jobs: set[Job] = set()
-        self._tokens_per_s = TOKENS_PER_S_FIRST
         self._running = False
 
     async def start(self) -> None:
         """Start the worker threads. The loop that calls this is the one that all callers must be on."""
         self._loop = asyncio.get_running_loop()
         self._tokenisers = ThreadPoolExecutor(1, thread_name_prefix="tokenise")
-        self._worker = threading.Thread(target=self._work, name="embed", daemon=True)
+        self._threads = [
+            threading.Thread(target=self._work, name=f"embed-{number}", daemon=True)
+            for number in range(self._workers)
+        ]
         self._running = True
-        self._worker.start()
+        for thread in self._threads:
+            thread.start()
 
     async def close(self) -> None:
-        """Refuse what waits with NotReady, let the run under way end, stop the threads. Can be called twice."""
+        """Refuse what waits with NotReady, let the runs under way end, stop the threads. Can be called twice."""
         if not self._running:
             return
         self._running = False
@@ -124,79 +150,136 @@ class Batcher:
         for job in list(self._jobs):
             job.fail(NotReady("the encoder is closing"))
         self._tokenisers.shutdown(wait=False, cancel_futures=True)
-        await asyncio.to_thread(self._worker.join)
+        for thread in self._threads:
+            await asyncio.to_thread(thread.join)
 
-    async def embed_query(self, text: str, deadline: float | None = None) -> Floats:
-        """Vector [dimensions] of a query. `deadline` in the loop's time (`loop.time()`).
+    async def embed(
+        self,
+        texts: Sequence[str],
+        kind: Kind,
+        *,
+        lane: Lane | None = None,
+        long: Long = "cut",
+        deadline: float | None = None,
+    ) -> Embedded:
+        """Vectors of the texts, in order, with what was read of each.
 
-        Raises Overloaded when the query lane is full, DeadlineExceeded when the deadline passes first.
-        """
-        job = self._admit("query", [text])
-        self._lanes.add_query(job)
-        vectors = await self._answer(job, deadline)
-        vector: Floats = vectors[0]
-        return vector
+        kind        whose prefix the texts get
+        lane        by default a single text of moderate length is a query, anything else bulk
+        long        what becomes of a text longer than the model reads: `cut` leaves its end out, `windows` reads it
+                    in pieces and takes their mean, `refuse` raises InvalidInput naming the text
+        deadline    in the loop's time (`loop.time()`)
 
-    async def embed_documents(self, texts: Sequence[str]) -> Floats:
-        """Vectors [texts, dimensions] of documents, in order. Raises Overloaded when the bulk lane is full.
-
-        If a text cannot be embedded the whole call fails with its error; other callers are not touched.
+        Raises Overloaded when the lane is full or cannot meet the deadline, DeadlineExceeded when that passes. If one
+        text cannot be embedded the whole call fails with its error; other callers are not touched.
         """
         if not texts:
-            return np.empty((0, self._encoder.dimensions), dtype=np.float32)
-        job = self._admit("document", list(texts))
-        tokenising = self._loop.run_in_executor(self._tokenisers, self._tokenise, job)
-        tokenising.add_done_callback(lambda future: self._tokenised(job, future))
-        return await self._answer(job, None)
+            return Embedded(np.empty((0, self._encoder.dimensions), dtype=np.float32), [], [], [])
+        single = len(texts) == 1 and len(texts[0]) <= QUERY_CHARS_MAX
+        chosen: Lane = lane or ("query" if single else "bulk")
+        # The query lane runs one piece a text, and looks at no text before it runs.
+        job = self._admit(chosen if long == "cut" else "bulk", list(texts), kind, long, deadline)
+        if job.lane == "query":
+            self._lanes.add_query(job)
+        else:
+            tokenising = self._loop.run_in_executor(self._tokenisers, self._tokenise, job)
+            tokenising.add_done_callback(lambda future: self._tokenised(job, future))
+        return await self._answer(job, deadline)
 
-    def _admit(self, lane: Kind, texts: list[str]) -> Job:
+    # --- the queue's account --------------------------------------------------------------------------------
+
+    def _admit(self, lane: Lane, texts: list[str], kind: Kind, long: Long, deadline: float | None) -> Job:
         if not self._running:
             raise NotReady("the encoder is closed")
-        tokens = sum(min(self._encoder.tokens_max, len(text) // CHARS_PER_TOKEN + 2) for text in texts)
-        queued = self._queued[lane]
-        if queued and queued + tokens > self._queue_tokens_max:
+        guesses = [self._guess(text, long) for text in texts]
+        tokens, queued = sum(guesses), self._queued[lane]
+        if queued.tokens and queued.tokens + tokens > self._queue_tokens_max:
             self._observe.left(lane, len(texts), "refused")
-            wait_s = min(max(queued / self._tokens_per_s, RETRY_AFTER_S[0]), RETRY_AFTER_S[1])
             raise Overloaded(
-                f"{queued} tokens already wait to be embedded, at most {self._queue_tokens_max} may",
-                retry_after_s=wait_s,
+                f"{queued.tokens} tokens already wait to be embedded, at most {self._queue_tokens_max} may",
+                retry_after_s=min(max(self._drain_s(lane), RETRY_AFTER_S[0]), RETRY_AFTER_S[1]),
             )
-        job = Job(lane, texts, self._loop.create_future(), self._encoder.dimensions, tokens, time.monotonic())
+        if deadline is not None and self._loop.time() + self._drain_s(lane) > deadline:
+            self._observe.left(lane, len(texts), "refused")
+            raise Overloaded(
+                f"the texts that wait already take {self._drain_s(lane):.2f} s, longer than the deadline allows",
+                retry_after_s=RETRY_AFTER_S[0],
+            )
+        job = Job(
+            texts,
+            kind,
+            lane,
+            long,
+            self._loop.create_future(),
+            guesses=guesses,
+            normalise=self._encoder.normalises,
+        )
         self._jobs.add(job)
-        self._waiting(lane, tokens)
+        for length in guesses:
+            queued.add(length)
+        self._observe.queued(lane, queued.tokens)
         return job
 
-    async def _answer(self, job: Job, deadline: float | None) -> Floats:
+    def _guess(self, text: str, long: Long) -> int:
+        tokens = len(text) // CHARS_PER_TOKEN + 2
+        return tokens if long == "windows" else min(self._encoder.tokens_max, tokens)
+
+    def _drain_s(self, lane: Lane) -> float:
+        """About how long until all that waits in a lane now has run."""
+        return self.costs.seconds_of(self._queued[lane]) / self._workers
+
+    def _release(self, job: Job, positions: Sequence[int]) -> None:
+        """These pieces wait no longer."""
+        load = self._queued[job.lane]
+        for position in positions:
+            if job.queued[position]:
+                load.add(job.queued[position], -1)
+                job.queued[position] = 0
+
+    async def _answer(self, job: Job, deadline: float | None) -> Embedded:
         try:
             async with asyncio.timeout_at(deadline):
                 return await job.future
         except TimeoutError as error:
-            self._observe.left(job.lane, job.remaining, "deadline")
+            self._observe.left(job.lane, job.texts_left, "deadline")
             raise DeadlineExceeded("the deadline passed before the text was embedded") from error
         except asyncio.CancelledError:
-            self._observe.left(job.lane, job.remaining, "cancelled")
+            self._observe.left(job.lane, job.texts_left, "cancelled")
             raise
         finally:
             job.dead = True
             self._jobs.discard(job)
             self._lanes.remove(job)
-            self._waiting(job.lane, -job.queued_tokens)
-            job.queued_tokens = 0
+            self._release(job, range(len(job.queued)))
+            self._observe.queued(job.lane, self._queued[job.lane].tokens)
 
-    def _waiting(self, lane: Kind, change: int) -> None:
-        self._queued[lane] += change
-        if change:
-            self._observe.queued(lane, self._queued[lane])
-
-    # -- bulk requests: tokenised in their own thread, planned by length, then queued --------------------------------
+    # --- bulk requests: tokenised in their own thread, planned by length, then queued -----------------------
 
     def _tokenise(self, job: Job) -> None:
+        begun = time.monotonic()
         for at in range(0, len(job.texts), TOKENISED_AT_ONCE):
             if job.dead:
                 return
-            job.tokens.extend(self._encoder.tokenise(job.texts[at : at + TOKENISED_AT_ONCE], job.lane))
-        lengths = [len(tokens) for tokens in job.tokens]
-        job.plan.extend(by_length(lengths, self._bulk_batch_tokens_max, self._batch_texts_max))
+            self._tokenise_some(job, at, job.texts[at : at + TOKENISED_AT_ONCE])
+        lengths = [len(tokens) for tokens in job.pieces]
+        job.plan.extend(by_length(lengths, self._bulk_room, self._batch_texts_max))
+        job.tokenise_s = time.monotonic() - begun
+
+    def _tokenise_some(self, job: Job, at: int, texts: list[str]) -> None:
+        if job.long != "windows":
+            found = self._encoder.tokenise(texts, job.kind)
+            if job.long == "refuse":
+                refuse_truncated(found, at, self._encoder.tokens_max)
+            job.pieces.extend(found)
+            return
+        job.owners = job.owners or []
+        for number, text in enumerate(texts, at):
+            windows = self._encoder.windows(text, job.kind)
+            job.pieces.extend(windows)
+            job.owners.extend([number] * len(windows))
+
+    def _bulk_room(self, texts: int, longest: int) -> bool:
+        return self.costs.seconds(texts, longest) <= self._bulk_run_s
 
     def _tokenised(self, job: Job, outcome: asyncio.Future[None]) -> None:
         if outcome.cancelled() or job.dead:
@@ -204,18 +287,24 @@ class Batcher:
         if (error := outcome.exception()) is not None:
             job.fail(error)
             return
-        exact = sum(map(len, job.tokens))
-        self._waiting(job.lane, exact - job.queued_tokens)
-        job.queued_tokens = exact
+        self._release(job, range(len(job.queued)))
+        job.queued = [len(tokens) for tokens in job.pieces]
+        for length in job.queued:
+            self._queued[job.lane].add(length)
+        self._observe.tokenised(job.lane, len(job.texts), job.tokenise_s)
+        self._observe.queued(job.lane, self._queued[job.lane].tokens)
         self._lanes.add_bulk(job)
 
-    # -- the worker thread -------------------------------------------------------------------------------------------
+    # --- the workers ----------------------------------------------------------------------------------------
 
     def _work(self) -> None:
         while (batch := self._lanes.next_batch()) is not None:
             started = time.monotonic()
-            outcome = self._run(batch.tokens) if batch.members else []
-            self._hand_over(batch, outcome, started, time.monotonic() - started)
+            try:
+                outcome = self._run(batch.tokens) if batch.members else []
+            finally:
+                self._lanes.ended(batch)
+            self._hand_over(batch, outcome, started, time.monotonic())
 
     def _run(self, tokens: list[Tokens]) -> Floats | list[Floats | Exception]:
         """Vectors of a batch; after a failure the outcome of each text by itself."""
@@ -235,41 +324,48 @@ class Batcher:
             return error
 
     def _hand_over(
-        self, batch: Batch, outcome: Floats | list[Floats | Exception], started: float, run_s: float
+        self, batch: Batch, outcome: Floats | list[Floats | Exception], started: float, ended: float
     ) -> None:
         try:
-            self._loop.call_soon_threadsafe(self._settle, batch, outcome, started, run_s)
+            self._loop.call_soon_threadsafe(self._settle, batch, outcome, started, ended)
         except RuntimeError:  # the loop was closed without `close`: nobody is left to answer
             self._lanes.close()
 
     def _settle(
-        self, batch: Batch, outcome: Floats | list[Floats | Exception], started: float, run_s: float
+        self, batch: Batch, outcome: Floats | list[Floats | Exception], started: float, ended: float
     ) -> None:
         """On the loop: give each caller its vectors, and tell the observer."""
         for job, error in batch.failed:
             job.fail(error)
+        if batch.lane == "query":
+            self._observe.tokenised("query", len(batch.members) + len(batch.failed), batch.tokenise_s)
         if not batch.members:
             return
-        lengths = [len(tokens) for tokens in batch.tokens]
-        for (job, position), vector, length in zip(batch.members, outcome, lengths):
-            self._release(job, length)
+        for (job, position), vector in zip(batch.members, outcome):
+            job.started = job.started or started
+            self._release(job, (position,))
             if isinstance(vector, Exception):
                 job.fail(vector)
             else:
-                job.put(position, vector)
-        if run_s > 0:
-            self._tokens_per_s += 0.2 * (sum(lengths) / run_s - self._tokens_per_s)
+                job.put(position, vector, ended)
+        lengths = [len(tokens) for tokens in batch.tokens]
+        if isinstance(outcome, np.ndarray):
+            self.costs.learn(len(lengths), max(lengths), ended - started)
+        self._observe.queued(batch.lane, self._queued[batch.lane].tokens)
         self._observe.ran(
             batch.lane,
             texts=len(lengths),
             tokens=sum(lengths),
             padded_tokens=max(lengths) * len(lengths),
             wait_s=max(0.0, started - min(job.arrived for job, _ in batch.members)),
-            run_s=run_s,
+            run_s=ended - started,
         )
 
-    def _release(self, job: Job, length: int) -> None:
-        """A text's tokens no longer wait. A query's were guessed, and all of the guess goes back."""
-        tokens = job.queued_tokens if job.lane == "query" else min(length, job.queued_tokens)
-        job.queued_tokens -= tokens
-        self._waiting(job.lane, -tokens)
+
+def refuse_truncated(found: Sequence[Tokens], at: int, tokens_max: int) -> None:
+    """Raises InvalidInput naming the first text, counted from `at`, that did not fit whole."""
+    for number, tokens in enumerate(found, at):
+        if tokens.truncated:
+            raise InvalidInput(
+                f"text {number} is longer than the {tokens_max} tokens the model reads", param="input"
+            )

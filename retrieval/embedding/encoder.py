@@ -1,6 +1,6 @@
 """One ONNX session: texts to tokens, tokens to vectors, the same vector for a text whatever shares its run.
 
-That invariance is the exporter's promise (`jobs/quantise.py`: no scale depends on the batch, no value on
+That invariance is the exporter's promise (`jobs/export/quantise.py`: no scale depends on the batch, no value on
 padding), and what allows shared runs, cached vectors and stored vectors to be mixed. A known-answer test at
 construction proves that this machine's kernels compute what the exporter's did.
 """
@@ -9,25 +9,22 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnxruntime
 from tokenizers import Tokenizer
 
-from indexes.errors import Damaged
 from retrieval.embedding.models import Kind, Model
-from retrieval.embedding.tokens import TokenizerPool, Tokens, pad_id
+from retrieval.embedding.sessions import OUTPUT, Refusal, open_model
+from retrieval.embedding.tokens import Frame, TokenizerPool, Tokens, pad_id, windows
 
 Floats = npt.NDArray[np.float32]
 
-KNOWN_ANSWER_COSINE_MIN = 0.99  # rounding differs a little between CPUs; saturating kernels fall far below
 CHARS_PER_TOKEN = 32  # first guess of how much of a huge text fills the window
 BATCH_TOKENS_MAX = 1024  # of one run in `encode`; more is not faster, and memory grows with it
-OUTPUT = "embeddings"
 
 
 class Encoder:
@@ -43,8 +40,10 @@ class Encoder:
         self._pool = TokenizerPool(model.tokenizer_path, self._truncate)
         with self._pool.borrow() as tokenizer:
             self._pad = pad_id(tokenizer)
-        self._session = _session(model.model_path, threads)
-        self._check_known_answers(model.model_path)
+            self._frame = Frame.of(tokenizer)
+        known = self.tokenise([answer.text for answer in model.manifest.known_answers], "document")
+        opened = open_model(model, self._feed(known) if known else None, threads=threads)
+        self._session, self._variant, self._refused = opened.session, opened.variant, opened.refused
 
     @property
     def name(self) -> str:
@@ -55,6 +54,16 @@ class Encoder:
         return self._manifest.fingerprint
 
     @property
+    def variant(self) -> str:
+        """Name of the graph that runs here; the fingerprint is the same for all of a model's."""
+        return self._variant
+
+    @property
+    def refused(self) -> tuple[Refusal, ...]:
+        """Graphs that were tried before and gave known texts strange vectors on this machine."""
+        return self._refused
+
+    @property
     def dimensions(self) -> int:
         return self._manifest.dimensions
 
@@ -62,6 +71,11 @@ class Encoder:
     def tokens_max(self) -> int:
         """Tokens of one text, special ones included; the rest of a longer text is not seen."""
         return self._manifest.tokens_max
+
+    @property
+    def normalises(self) -> bool:
+        """Whether vectors have length 1."""
+        return self._manifest.normalise
 
     def tokenise(self, texts: Sequence[str], kind: Kind) -> list[Tokens]:
         """One Tokens a text, in order, with the model's prefix for `kind`. Long texts are cut, never refused."""
@@ -84,52 +98,59 @@ class Encoder:
                 return tokens
             chars *= 2
 
+    def windows(self, text: str, kind: Kind) -> list[Tokens]:
+        """All of a text in pieces that fit the model, in order; one that fits whole is one piece."""
+        whole = self.tokenise([text], kind)
+        if not whole[0].truncated:
+            return whole
+        with self._pool.borrow() as tokenizer:
+            tokenizer.no_truncation()
+            try:
+                return windows(tokenizer, self._frame, self._prefixes[kind], text, self.tokens_max)
+            finally:
+                self._truncate(tokenizer)
+
     def run(self, batch: Sequence[Tokens]) -> Floats:
         """Vectors float32 [texts, dimensions], in order, in one run of at most (texts x longest) padded tokens."""
         if not batch:
             return np.empty((0, self.dimensions), dtype=np.float32)
+        vectors: Floats = self._session.run([OUTPUT], self._feed(batch))[0]
+        return vectors
+
+    def _feed(self, batch: Sequence[Tokens]) -> dict[str, npt.NDArray[np.int64]]:
         longest = max(map(len, batch))
         ids = np.full((len(batch), longest), self._pad, dtype=np.int64)
         mask = np.zeros((len(batch), longest), dtype=np.int64)
         for row, tokens in enumerate(batch):
             ids[row, : len(tokens)] = tokens.ids
             mask[row, : len(tokens)] = 1
-        vectors: Floats = self._session.run([OUTPUT], {"input_ids": ids, "attention_mask": mask})[0]
-        return vectors
+        return {"input_ids": ids, "attention_mask": mask}
 
     def encode(self, texts: Sequence[str], kind: Kind, *, batch_tokens_max: int = BATCH_TOKENS_MAX) -> Floats:
         """Vectors float32 [texts, dimensions] of any number of texts, in order. Blocks: for jobs and tests."""
         vectors = np.empty((len(texts), self.dimensions), dtype=np.float32)
         tokens = self.tokenise(texts, kind)
-        for members in by_length([len(each) for each in tokens], batch_tokens_max):
+        for members in by_length(
+            [len(each) for each in tokens], lambda count, longest: count * longest <= batch_tokens_max
+        ):
             vectors[members] = self.run([tokens[member] for member in members])
         return vectors
 
     def _truncate(self, tokenizer: Tokenizer) -> None:
         tokenizer.enable_truncation(self.tokens_max)
 
-    def _check_known_answers(self, path: Path) -> None:
-        known = self._manifest.known_answers
-        found = self.run(self.tokenise([answer.text for answer in known], "document"))
-        for answer, vector in zip(known, found):
-            expected = np.asarray(answer.vector, dtype=np.float32)
-            cosine = float(vector @ expected / (np.linalg.norm(vector) * np.linalg.norm(expected)))
-            if not cosine >= KNOWN_ANSWER_COSINE_MIN:  # written so that NaN fails too
-                raise Damaged(
-                    f"{path} computes another vector here than where it was exported: cosine {cosine:.3f} for "
-                    f"{answer.text[:40]!r}, expected at least {KNOWN_ANSWER_COSINE_MIN}; export it on this machine"
-                )
 
+def by_length(
+    lengths: Sequence[int], room: Callable[[int, int], bool], texts_max: int = 256
+) -> Iterator[list[int]]:
+    """Batches of positions, similar lengths together, each such that `room(texts, longest)` holds.
 
-def by_length(lengths: Sequence[int], tokens_max: int, texts_max: int = 256) -> Iterator[list[int]]:
-    """Batches of positions, similar lengths together, each at most `tokens_max` padded tokens.
-
-    A text longer than `tokens_max` makes a batch of its own. Longest first, so memory reaches its peak at once.
+    A text without room makes a batch of its own. Longest first, so memory reaches its peak at once.
     """
     batch: list[int] = []
     for position in sorted(range(len(lengths)), key=lambda at: -lengths[at]):
         # The first member is the longest: its length is what every member is padded to.
-        if batch and (lengths[batch[0]] * (len(batch) + 1) > tokens_max or len(batch) == texts_max):
+        if batch and (len(batch) == texts_max or not room(len(batch) + 1, lengths[batch[0]])):
             yield batch
             batch = []
         batch.append(position)
@@ -139,24 +160,6 @@ def by_length(lengths: Sequence[int], tokens_max: int, texts_max: int = 256) -> 
 
 def _tokens(encoding: Any) -> Tokens:
     return Tokens(encoding.ids, bool(encoding.overflowing))
-
-
-def _session(path: Path, threads: int) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    # The runtime ignores CPU quotas and would start a thread for each core it can see.
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    # Spinning threads answer faster and take the core from whoever else wants it: here, the searches.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    # Plans are kept per shape, and nearly every batch has a shape of its own.
-    options.enable_mem_pattern = False
-    # The arena keeps the largest run's memory for ever; without it runs measured just as fast.
-    options.enable_cpu_mem_arena = False
-    options.log_severity_level = 3
-    try:
-        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:
-        raise Damaged(f"{path} cannot be loaded: {error}") from error
 
 
 def available_threads() -> int:

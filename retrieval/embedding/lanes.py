@@ -1,15 +1,20 @@
 """The two queues of the batcher, and which texts share the next run.
 
-Callers add and remove on the event loop, one worker thread takes batches; a lock guards the queues, and is never
-held while tokenising or running.
+Callers add and remove on the event loop, worker threads take batches; a lock guards the queues, and is never held
+while tokenising or running.
+
+    queries first             but bulk work that has waited for BULK_WAITS_S gets a turn: it is slowed, never stopped
+    one worker kept free      of bulk runs while queries come, so that a query need not wait for one to end
+    bulk requests in turns    one document is not stuck behind a thousand
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,43 +22,83 @@ import numpy as np
 
 from retrieval.embedding.encoder import Floats
 from retrieval.embedding.models import Kind
+from retrieval.embedding.results import Embedded, Lane, Long, joined
 from retrieval.embedding.tokens import Tokens
 
 WASTE_MAX = 2  # a shared run may compute this many times its real tokens ...
 WASTE_TOKENS_FREE = 64  # ... and this many more: below, a second run costs more than the padding
 JOBS_LOOKED_AT = 64  # bulk requests considered for one run; bounds the time under the lock
+QUERIES_LATELY_S = 1.0  # so long after a query one worker still waits for the next
+BULK_WAITS_S = 0.1
+
+Room = Callable[[int, int], bool]  # whether a run of so many texts, padded to so many tokens, is short enough
 
 
 class Job:
     """One call: its texts, what they became, and the future its caller waits on. Mutated on the event loop only,
-    except `tokens` and `plan`, which the tokenising thread fills before the job is queued.
+    except what tokenising fills in before the job is queued, or before its run.
     """
 
     def __init__(
         self,
-        lane: Kind,
         texts: list[str],
-        future: asyncio.Future[Floats],
-        dimensions: int,
-        tokens: int,
-        arrived: float,
+        kind: Kind,
+        lane: Lane,
+        long: Long,
+        future: asyncio.Future[Embedded],
+        *,
+        guesses: list[int],
+        normalise: bool,
     ) -> None:
-        self.lane: Kind = lane
         self.texts = texts
+        self.kind: Kind = kind
+        self.lane: Lane = lane
+        self.long: Long = long
         self.future = future
-        self.arrived = arrived  # time.monotonic()
-        self.queued_tokens = tokens  # of texts that still wait; a guess until tokenised
-        self.tokens: list[Tokens] = []
-        self.plan: deque[list[int]] = deque()  # batches of positions, similar lengths together
-        self.remaining = len(texts)
-        self.dead = False  # nobody waits any more; read by the worker without a lock
-        self._vectors: Floats = np.empty((len(texts), dimensions), dtype=np.float32)
+        self.arrived = time.monotonic()
+        self.queued = guesses  # tokens accounted for by piece, 0 once run; guessed until tokenised
+        self._normalise = normalise
+        self.pieces: list[Tokens] = []  # what runs: the texts, or their windows
+        self.owners: list[int] | None = None  # whose window each piece is; None: one piece a text
+        self.plan: deque[list[int]] = deque()  # batches of pieces, similar lengths together
+        self.tokenise_s = 0.0
+        self.started = 0.0  # time.monotonic() of its first run; 0 before
+        self.dead = False  # nobody waits any more; read by the workers without a lock
+        self._left = -1  # pieces without a vector; known after tokenising
+        self._vectors: Floats | None = None
 
-    def put(self, position: int, vector: Floats) -> None:
-        self._vectors[position] = vector
-        self.remaining -= 1
-        if self.remaining == 0 and not self.future.done():
-            self.future.set_result(self._vectors)
+    @property
+    def texts_left(self) -> int:
+        """Texts, or windows of them, that have no vector yet."""
+        return len(self.texts) if self._left < 0 else self._left
+
+    def put(self, piece: int, vector: Floats, now: float) -> None:
+        """A piece has its vector; the last one ends the job."""
+        if self._vectors is None:
+            self._vectors = np.empty((len(self.pieces), len(vector)), dtype=np.float32)
+            self._left = len(self.pieces)
+        self._vectors[piece] = vector
+        self._left -= 1
+        if self._left == 0 and not self.future.done():
+            self.future.set_result(self._result(self._vectors, now))
+
+    def _result(self, vectors: Floats, now: float) -> Embedded:
+        lengths = [len(piece) for piece in self.pieces]
+        times = {
+            "tokenise_s": self.tokenise_s,
+            "queue_s": max(0.0, self.started - self.arrived - self.tokenise_s),
+            "run_s": max(0.0, now - self.started),
+        }
+        if self.owners is None:
+            cut = [piece.truncated for piece in self.pieces]
+            return Embedded(vectors, lengths, cut, [1] * len(lengths), **times)
+        texts = len(self.texts)
+        tokens, windows = [0] * texts, [0] * texts
+        for owner, length in zip(self.owners, lengths, strict=True):
+            tokens[owner] += length
+            windows[owner] += 1
+        whole = joined(vectors, lengths, self.owners, texts, normalise=self._normalise)
+        return Embedded(whole, tokens, [False] * texts, windows, **times)
 
     def fail(self, error: BaseException) -> None:
         self.dead = True
@@ -63,15 +108,16 @@ class Job:
 
 @dataclass
 class Batch:
-    """Texts of one lane for one run, as (job, position) pairs, and jobs whose text could not be tokenised."""
+    """Pieces of one lane for one run, as (job, position) pairs, and jobs whose text could not be tokenised."""
 
-    lane: Kind
+    lane: Lane
     members: list[tuple[Job, int]] = field(default_factory=list)
     failed: list[tuple[Job, Exception]] = field(default_factory=list)
+    tokenise_s: float = 0.0
 
     @property
     def tokens(self) -> list[Tokens]:
-        return [job.tokens[position] for job, position in self.members]
+        return [job.pieces[position] for job, position in self.members]
 
 
 class Tokeniser(Protocol):
@@ -79,31 +125,36 @@ class Tokeniser(Protocol):
 
 
 class Lanes:
-    """Queries first, then bulk requests in turn. Batches stay within the bounds given, in padded tokens and texts;
-    a single text over the bound runs alone.
-    """
+    """Hands out batches to `workers` threads. A single text that has no `room` runs alone."""
 
     def __init__(
-        self, tokeniser: Tokeniser, query_tokens_max: int, texts_max: int, bulk_tokens_max: int
+        self, tokeniser: Tokeniser, *, workers: int, texts_max: int, query_room: Room, bulk_room: Room
     ) -> None:
         self._tokeniser = tokeniser
-        self._query_tokens_max = query_tokens_max
-        self._bulk_tokens_max = bulk_tokens_max
+        self._workers = workers
         self._texts_max = texts_max
+        self._query_room = query_room
+        self._bulk_room = bulk_room
         self._queries: deque[Job] = deque()
         self._bulk: deque[Job] = deque()
         self._changed = threading.Condition()
+        self._bulk_running = 0
+        self._query_seen = -QUERIES_LATELY_S  # time.monotonic() of the last query
+        self._bulk_turn = 0.0  # when bulk work last had, or began to wait for, its turn
         self._closed = False
 
     def add_query(self, job: Job) -> None:
         with self._changed:
             self._queries.append(job)
+            self._query_seen = time.monotonic()
             self._changed.notify()
 
     def add_bulk(self, job: Job) -> None:
         with self._changed:
+            if not self._bulk:
+                self._bulk_turn = time.monotonic()
             self._bulk.append(job)
-            self._changed.notify()
+            self._changed.notify_all()
 
     def remove(self, job: Job) -> None:
         """Forget a job; one that is under way, or gone, is no error."""
@@ -117,18 +168,30 @@ class Lanes:
             self._closed = True
             self._queries.clear()
             self._bulk.clear()
-            self._changed.notify()
+            self._changed.notify_all()
+
+    def ended(self, batch: Batch) -> None:
+        """A worker has run this batch."""
+        if batch.lane == "bulk":
+            with self._changed:
+                self._bulk_running -= 1
+                self._changed.notify()
 
     def next_batch(self) -> Batch | None:
         """Wait for work and take it: a batch, possibly with failures only, or None once closed."""
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._queries or self._bulk or self._closed)
+                now = time.monotonic()
+                while not (self._closed or self._queries or self._bulk_may_run(now)):
+                    self._changed.wait(self._until_bulk(now))
+                    now = time.monotonic()
                 if self._closed:
                     return None
-                if not self._queries:
+                if self._bulk_comes_first(now):
                     batch = self._bulk_batch()
                     if batch.members:
+                        self._bulk_running += 1
+                        self._bulk_turn = now
                         return batch
                     continue
                 waiting = [self._queries.popleft() for _ in range(min(len(self._queries), self._texts_max))]
@@ -136,15 +199,35 @@ class Lanes:
             if batch.members or batch.failed:
                 return batch
 
+    # --- whose turn it is; under the lock -------------------------------------------------------------------
+
+    def _bulk_may_run(self, now: float) -> bool:
+        lately = now - self._query_seen < QUERIES_LATELY_S
+        return bool(self._bulk) and self._bulk_running < max(1, self._workers - lately)
+
+    def _bulk_comes_first(self, now: float) -> bool:
+        starved = self._bulk_running == 0 and now - self._bulk_turn > BULK_WAITS_S
+        return self._bulk_may_run(now) and (not self._queries or starved)
+
+    def _until_bulk(self, now: float) -> float | None:
+        """Seconds until a worker kept free for queries may take bulk work; None: somebody will wake us."""
+        if not self._bulk or self._bulk_running == self._workers:
+            return None
+        return max(0.001, self._query_seen + QUERIES_LATELY_S - now)
+
+    # --- queries --------------------------------------------------------------------------------------------
+
     def _query_batch(self, waiting: list[Job]) -> Batch:
         """The oldest query and those that fit beside it; the rest goes back to the front, in order."""
         batch = Batch("query")
+        begun = time.monotonic()
         ready = self._tokenised(waiting, batch)
+        batch.tokenise_s = time.monotonic() - begun
         lengths: list[int] = []
         rest: list[Job] = []
         for job in ready:
-            if fits([*lengths, len(job.tokens[0])], self._query_tokens_max):
-                lengths.append(len(job.tokens[0]))
+            if not rest and fits([*lengths, len(job.pieces[0])], self._query_room):
+                lengths.append(len(job.pieces[0]))
                 batch.members.append((job, 0))
             else:
                 rest.append(job)
@@ -152,34 +235,45 @@ class Lanes:
             if not self._closed:
                 # Who was cancelled meanwhile could not be removed from a queue that did not hold it.
                 self._queries.extendleft(job for job in reversed(rest) if not job.dead)
+                if self._queries:
+                    self._changed.notify()
         return batch
 
     def _tokenised(self, jobs: list[Job], batch: Batch) -> Iterator[Job]:
-        new = [job for job in jobs if not job.tokens]
+        for kind in ("query", "document"):
+            new = [job for job in jobs if not job.pieces and job.kind == kind]
+            if new:
+                self._tokenise(new, kind, batch)
+        return (job for job in jobs if job.pieces)
+
+    def _tokenise(self, jobs: list[Job], kind: Kind, batch: Batch) -> None:
+        begun = time.monotonic()
         try:
-            found = self._tokeniser.tokenise([job.texts[0] for job in new], "query") if new else []
-            for job, tokens in zip(new, found, strict=True):
-                job.tokens.append(tokens)
+            found = self._tokeniser.tokenise([job.texts[0] for job in jobs], kind)
+            for job, tokens in zip(jobs, found, strict=True):
+                job.pieces.append(tokens)
         except Exception:  # noqa: BLE001 - found out below which text it was
-            for job in new:
+            for job in jobs:
                 try:
-                    job.tokens[:] = self._tokeniser.tokenise(job.texts, "query")
+                    job.pieces[:] = self._tokeniser.tokenise(job.texts, kind)
                 except Exception as error:  # noqa: BLE001 - any error belongs to the caller whose text caused it
                     batch.failed.append((job, error))
-        return (job for job in jobs if job.tokens)
+        for job in jobs:
+            job.tokenise_s = time.monotonic() - begun
+
+    # --- bulk requests --------------------------------------------------------------------------------------
 
     def _bulk_batch(self) -> Batch:
-        """The next piece of the first request, and pieces of others that fit beside it. The first goes last."""
-        batch = Batch("document")
+        """The next pieces of the first request, and of others that fit beside them. The first goes last."""
+        batch = Batch("bulk")
         lengths: list[int] = []
         looked_at: list[Job] = []
         for _ in range(min(len(self._bulk), JOBS_LOOKED_AT)):
             job = self._bulk.popleft()
             if job.dead or not job.plan:
                 continue
-            piece = [len(job.tokens[position]) for position in job.plan[0]]
-            together = lengths + piece
-            if not lengths or (len(together) <= self._texts_max and fits(together, self._bulk_tokens_max)):
+            together = lengths + [len(job.pieces[position]) for position in job.plan[0]]
+            if not lengths or (len(together) <= self._texts_max and fits(together, self._bulk_room)):
                 batch.members.extend((job, position) for position in job.plan.popleft())
                 lengths = together
                 if job.plan:
@@ -190,9 +284,10 @@ class Lanes:
         return batch
 
 
-def fits(lengths: Sequence[int], tokens_max: int) -> bool:
-    """Whether texts of these lengths should share a run: within the bound, and not mostly padding."""
+def fits(lengths: Sequence[int], room: Room) -> bool:
+    """Whether texts of these lengths should share a run: short enough, and not mostly padding."""
     if len(lengths) == 1:
         return True
-    padded = max(lengths) * len(lengths)
-    return padded <= tokens_max and padded <= WASTE_MAX * sum(lengths) + WASTE_TOKENS_FREE
+    longest = max(lengths)
+    waste_max = WASTE_MAX * sum(lengths) + WASTE_TOKENS_FREE
+    return longest * len(lengths) <= waste_max and room(len(lengths), longest)

@@ -1,7 +1,8 @@
 """Find an exported model, and verify every byte of it before anything is parsed.
 
     models/<name>/manifest.json    what the model is: see Manifest
-                  model.onnx       int8 graph: input_ids, attention_mask -> one vector a text
+                  model.onnx       the graph: input_ids, attention_mask -> one vector a text
+                  fallback.onnx    the same with plain fp32 arithmetic, for machines that get the other one wrong
                   tokenizer.json   of the `tokenizers` library
 
 `nearline export-model` writes the folder; this module only reads it.
@@ -21,11 +22,12 @@ from indexes.durable import verify
 from indexes.errors import Damaged, InvalidInput, NotFound
 
 FORMAT_VERSION = 1
-MANIFEST, MODEL, TOKENIZER = "manifest.json", "model.onnx", "tokenizer.json"
+MANIFEST, MODEL, FALLBACK, TOKENIZER = "manifest.json", "model.onnx", "fallback.onnx", "tokenizer.json"
+KNOWN_ANSWER_COSINE_MIN = 0.99  # rounding differs a little between CPUs; saturating kernels fall far below
 REMEDY = "create it with: nearline export-model"
 
 Kind = Literal["query", "document"]
-Pooling = Literal["mean", "cls"]
+Pooling = Literal["mean", "cls", "last"]
 
 
 class FileSeal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -42,8 +44,37 @@ class KnownAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     vector: list[float]
 
 
+class Variant(msgspec.Struct, frozen=True):
+    """One graph of the model: its file, and how near its vectors must come to the known answers."""
+
+    name: str
+    file: str
+    quantisation: str
+    known_answer_cosine_min: float = KNOWN_ANSWER_COSINE_MIN
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """A graph that was built when the model was exported, what it measured there, and what became of it.
+
+    Times are of the exporter's machine, and None where they were not taken. Cosines are to the fused fp32 graph.
+    """
+
+    name: str
+    quantisation: str
+    outcome: str  # "kept", "slower", "fallback", or why it was refused
+    bytes: int
+    query_ms: float | None  # one text of about ten tokens, one thread
+    bulk_tokens_per_s: float | None  # one thread
+    cosine_min: float
+    cosine_mean: float
+    alone_vs_batch_min: float
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is known about a model. Only what shapes vectors enters the fingerprint."""
+    """All that is known about a model. Only what shapes vectors enters the fingerprint.
+
+    The fields with defaults came later: manifests without them are read as they were written.
+    """
 
     format_version: int
     name: str
@@ -60,6 +91,16 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     checks: dict[str, float]  # measured by the exporter: cosine_min, cosine_mean, ...
     source: str
     created_with: dict[str, str]
+    architecture: str = ""  # as the source's configuration calls it
+    fused: dict[str, int] = {}  # fused operators of the fp32 graph, and how many of each
+    variant: str = "model"  # which candidate model.onnx is
+    fallbacks: list[Variant] = []  # further graphs, tried in order where model.onnx computes something else
+    candidates: list[Candidate] = []
+
+    @property
+    def variants(self) -> list[Variant]:
+        """Every graph of the folder, in the order in which they are tried."""
+        return [Variant(self.variant, MODEL, self.quantisation), *self.fallbacks]
 
 
 @dataclass(frozen=True)
@@ -69,9 +110,8 @@ class Model:
     folder: Path
     manifest: Manifest
 
-    @property
-    def model_path(self) -> Path:
-        return self.folder / MODEL
+    def path_of(self, variant: Variant) -> Path:
+        return self.folder / variant.file
 
     @property
     def tokenizer_path(self) -> Path:
@@ -85,7 +125,7 @@ def load_model(folder: Path) -> Model:
     Damaged, naming path, expected and found, when bytes are missing or differ.
     """
     manifest = read_manifest(folder)
-    for required in (MODEL, TOKENIZER):
+    for required in (TOKENIZER, *(variant.file for variant in manifest.variants)):
         if required not in manifest.files:
             raise Damaged(f"{folder / MANIFEST} does not list {required}")
         if not (folder / required).is_file():

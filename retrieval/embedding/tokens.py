@@ -64,6 +64,37 @@ class TokenizerPool:
         return tokenizer
 
 
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The special tokens that the tokenizer puts before and after every text."""
+
+    head: list[int]
+    tail: list[int]
+
+    @staticmethod
+    def of(tokenizer: Tokenizer) -> Frame:
+        bare = tokenizer.encode("a", add_special_tokens=False).ids
+        framed = tokenizer.encode("a").ids
+        for at in range(len(framed) - len(bare) + 1):
+            if framed[at : at + len(bare)] == bare:
+                return Frame(framed[:at], framed[at + len(bare) :])
+        return Frame([], [])
+
+
+def windows(tokenizer: Tokenizer, frame: Frame, prefix: str, text: str, tokens_max: int) -> list[Tokens]:
+    """All of a text, in pieces that the model can read, each with the prefix and the special tokens.
+
+    `tokenizer` must not truncate. Pieces do not overlap.
+    """
+    before = tokenizer.encode(prefix, add_special_tokens=False).ids if prefix else []
+    room = max(1, tokens_max - len(frame.head) - len(frame.tail) - len(before))
+    ids: list[int] = []
+    for start, end in segments(text):
+        ids.extend(tokenizer.encode_batch_fast([text[start:end]], add_special_tokens=False)[0].ids)
+    starts = range(0, max(1, len(ids)), room)
+    return [Tokens([*frame.head, *before, *ids[at : at + room], *frame.tail], False) for at in starts]
+
+
 class TokenCounter:
     """Counts tokens and tells where they lie, without special tokens and without truncation. Thread-safe."""
 

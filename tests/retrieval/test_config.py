@@ -146,7 +146,6 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
         ("[passages]\ntokens_max = 64\noverlap_tokens = 33\n", "passages.overlap_tokens"),
         ("[search]\nk = 1001\n", "search.k"),
         ("[search]\nweight_dense = 0\nweight_lexical = 0\n", "search.weight_dense"),
-        ("[embedding]\nqueue_tokens_max = 100\n", "embedding.batch_tokens_max"),
         ("[server]\nbody_bytes_max = 1000\n", "limits.document_bytes_max"),
     ],
 )

@@ -10,11 +10,13 @@ from collections.abc import Awaitable, Callable, Sequence
 import numpy as np
 import pytest
 
-from indexes.errors import DeadlineExceeded, NotReady, Overloaded
+from indexes.errors import DeadlineExceeded, InvalidInput, NotReady, Overloaded
 from retrieval.embedding.batcher import Batcher, Observer, Silent
+from retrieval.embedding.costs import CostModel
 from retrieval.embedding.encoder import Floats
 from retrieval.embedding.lanes import fits
 from retrieval.embedding.models import Kind
+from retrieval.embedding.results import Lane
 from retrieval.embedding.tokens import Tokens
 
 POISON = 666
@@ -25,43 +27,64 @@ class FakeEncoder:
 
     dimensions = 2
     tokens_max = 32
+    normalises = False
 
     def __init__(self) -> None:
         self.gate = threading.Event()
         self.gate.set()
-        self.started = threading.Event()
         self.runs: list[list[int]] = []
 
     def tokenise(self, texts: Sequence[str], kind: Kind) -> list[Tokens]:
         if "untokenisable" in texts:
             raise ValueError("no tokens")
-        return [Tokens([POISON if text == "poison" else 1] * len(text.split()), False) for text in texts]
+        return [self._tokens(text) for text in texts]
+
+    def _tokens(self, text: str) -> Tokens:
+        words = len(text.split())
+        return Tokens(
+            [POISON if text == "poison" else 1] * min(words, self.tokens_max), words > self.tokens_max
+        )
+
+    def windows(self, text: str, kind: Kind) -> list[Tokens]:
+        words = text.split()
+        return self.tokenise([" ".join(words[at : at + 32]) for at in range(0, len(words), 32)], kind)
 
     def run(self, batch: Sequence[Tokens]) -> Floats:
         self.runs.append([len(tokens) for tokens in batch])
-        self.started.set()
         assert self.gate.wait(10)
         if any(POISON in tokens.ids for tokens in batch):
             raise RuntimeError("poisoned")
         return np.array([[len(tokens), 0] for tokens in batch], dtype=np.float32)
 
-    async def busy(self) -> None:
-        """Return once a run is under way."""
-        assert await asyncio.to_thread(self.started.wait, 10)
+    async def busy(self, runs: int = 1) -> None:
+        """Return once so many runs are under way, or were."""
+        while len(self.runs) < runs:  # noqa: ASYNC110 - runs begin on other threads
+            await asyncio.sleep(0.002)
+
+
+class TokenCosts(CostModel):
+    """A padded token takes a millisecond, and nothing else counts; it does not learn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base, self.per_token, self.per_square = 0.0, 0.001, 0.0
+
+    def learn(self, texts: int, longest: int, seconds: float) -> None:
+        self.runs += 1
 
 
 class Recorder(Silent):
     def __init__(self) -> None:
         self.calls: list[tuple[str, object]] = []
 
-    def queued(self, lane: Kind, tokens: int) -> None:
+    def queued(self, lane: Lane, tokens: int) -> None:
         self.calls.append((f"queued {lane}", tokens))
 
-    def left(self, lane: Kind, texts: int, reason: str) -> None:
+    def left(self, lane: Lane, texts: int, reason: str) -> None:
         self.calls.append((reason, texts))
 
     def ran(
-        self, lane: Kind, *, texts: int, tokens: int, padded_tokens: int, wait_s: float, run_s: float
+        self, lane: Lane, *, texts: int, tokens: int, padded_tokens: int, wait_s: float, run_s: float
     ) -> None:
         assert wait_s >= 0
         assert run_s >= 0
@@ -74,17 +97,19 @@ def with_batcher(
     observe: Observer | None = None,
     batch_texts_max: int = 8,
     queue_tokens_max: int = 1000,
-    bulk_batch_tokens_max: int = 16,
+    workers: int = 1,
 ) -> FakeEncoder:
     encoder = FakeEncoder()
 
     async def play() -> None:
         batcher = Batcher(
             encoder,
-            batch_tokens_max=128,
+            workers=workers,
+            query_run_s=0.128,
+            bulk_run_s=0.016,
             batch_texts_max=batch_texts_max,
             queue_tokens_max=queue_tokens_max,
-            bulk_batch_tokens_max=bulk_batch_tokens_max,
+            costs=TokenCosts(),
             observe=observe,
         )
         await batcher.start()
@@ -98,6 +123,16 @@ def with_batcher(
     return encoder
 
 
+async def query(batcher: Batcher, text: str, deadline: float | None = None) -> Floats:
+    embedded = await batcher.embed([text], "query", lane="query", deadline=deadline)
+    vector: Floats = embedded.vectors[0]
+    return vector
+
+
+async def documents(batcher: Batcher, texts: list[str]) -> Floats:
+    return (await batcher.embed(texts, "document", lane="bulk")).vectors
+
+
 async def settle() -> None:
     """Let every task that can go on do so, and the tokenising thread finish."""
     for _ in range(5):
@@ -109,7 +144,7 @@ def test_idle_starts_at_once() -> None:
 
     async def scenario(batcher: Batcher, encoder: FakeEncoder) -> None:
         began = time.perf_counter()
-        vector = await batcher.embed_query("one two")
+        vector = await query(batcher, "one two")
         assert vector.tolist() == [2, 0]
         assert time.perf_counter() - began < 1
 
@@ -121,9 +156,9 @@ def test_gathers_while_busy() -> None:
 
     async def scenario(batcher: Batcher, encoder: FakeEncoder) -> None:
         encoder.gate.clear()
-        first = asyncio.create_task(batcher.embed_query("a"))
+        first = asyncio.create_task(query(batcher, "a"))
         await encoder.busy()
-        later = [asyncio.create_task(batcher.embed_query("a " * size)) for size in (1, 2, 3, 2)]
+        later = [asyncio.create_task(query(batcher, "a " * size)) for size in (1, 2, 3, 2)]
         await settle()
         encoder.gate.set()
         await first
@@ -137,9 +172,9 @@ def test_runs_are_bounded_in_texts() -> None:
 
     async def scenario(batcher: Batcher, encoder: FakeEncoder) -> None:
         encoder.gate.clear()
-        first = asyncio.create_task(batcher.embed_query("a"))
+        first = asyncio.create_task(query(batcher, "a"))
         await encoder.busy()
-        later = [asyncio.create_task(batcher.embed_query("a")) for _ in range(5)]
+        later = [asyncio.create_task(query(batcher, "a")) for _ in range(5)]
         await settle()
         encoder.gate.set()
         await asyncio.gather(first, *later)
@@ -152,12 +187,12 @@ def test_query_overtakes_bulk() -> None:
 
     async def scenario(batcher: Batcher, encoder: FakeEncoder) -> None:
         encoder.gate.clear()
-        bulk = asyncio.create_task(batcher.embed_documents(["w " * 8] * 6))
+        bulk = asyncio.create_task(documents(batcher, ["w " * 8] * 6))
         await encoder.busy()
-        query = asyncio.create_task(batcher.embed_query("q"))
+        asked = asyncio.create_task(query(batcher, "q"))
         await settle()
         encoder.gate.set()
-        await query
+        await asked
         assert not bulk.done() or len(encoder.runs) == 4
         assert (await bulk)[:, 0].tolist() == [8] * 6
 
@@ -169,9 +204,9 @@ def test_bulk_requests_take_turns() -> None:
 
     async def scenario(batcher: Batcher, encoder: FakeEncoder) -> None:
         encoder.gate.clear()
-        large = asyncio.create_task(batcher.embed_documents(["w " * 16] * 5))
+        large = asyncio.create_task(documents(batcher, ["w " * 16] * 5))
         await encoder.busy()
-        small = asyncio.create_task(batcher.embed_documents(["w"]))
+        small = asyncio.create_task(documents(batcher, ["w"]))
         await settle()
         encoder.gate.set()
         await small
@@ -186,9 +221,9 @@ def test_small_bulk_requests_share_runs() -> None:
 
     async def scenario(batcher: Batcher, encoder: FakeEncoder) -> None:
         encoder.gate.clear()
-        first = asyncio.create_task(batcher.embed_query("q"))
+        first = asyncio.create_task(query(batcher, "q"))
         await encoder.busy()
-        small = [asyncio.create_task(batcher.embed_documents(["w w"])) for _ in range(4)]
+        small = [asyncio.create_task(documents(batcher, ["w w"])) for _ in range(4)]
         await settle()
         encoder.gate.set()
         await asyncio.gather(first, *small)
@@ -201,10 +236,10 @@ def test_documents_keep_their_order() -> None:
 
     async def scenario(batcher: Batcher, encoder: FakeEncoder) -> None:
         sizes = [5, 1, 16, 3, 9, 1, 12]
-        vectors = await batcher.embed_documents(["w " * size for size in sizes])
+        vectors = await documents(batcher, ["w " * size for size in sizes])
         assert vectors[:, 0].tolist() == sizes
         assert all(max(run) * len(run) <= 16 for run in encoder.runs)
-        assert (await batcher.embed_documents([])).shape == (0, 2)
+        assert (await documents(batcher, [])).shape == (0, 2)
 
     with_batcher(scenario)
 
@@ -215,22 +250,22 @@ def test_full_queue_refuses() -> None:
 
     async def scenario(batcher: Batcher, encoder: FakeEncoder) -> None:
         encoder.gate.clear()
-        bulk = asyncio.create_task(batcher.embed_documents(["w " * 10] * 20))
+        bulk = asyncio.create_task(documents(batcher, ["w " * 10] * 20))
         await encoder.busy()
         await settle()
         with pytest.raises(Overloaded) as refusal:
-            await batcher.embed_documents(["w " * 10])
+            await documents(batcher, ["w " * 10])
         assert refusal.value.retry_after_s >= 1
-        query = asyncio.create_task(batcher.embed_query("q"))
+        asked = asyncio.create_task(query(batcher, "q"))
         await settle()
         encoder.gate.set()
-        await query
+        await asked
         await bulk
-        await batcher.embed_documents(["w"])
+        await documents(batcher, ["w"])
 
     with_batcher(scenario, observe=recorder, queue_tokens_max=100)
     assert ("refused", 1) in recorder.calls
-    assert [tokens for call, tokens in recorder.calls if call == "queued document"][-1] == 0
+    assert [tokens for call, tokens in recorder.calls if call == "queued bulk"][-1] == 0
     assert ("ran query", (1, 1, 1)) in recorder.calls
 
 
@@ -240,22 +275,22 @@ def test_cancelled_callers_never_run() -> None:
 
     async def scenario(batcher: Batcher, encoder: FakeEncoder) -> None:
         encoder.gate.clear()
-        first = asyncio.create_task(batcher.embed_query("a"))
+        first = asyncio.create_task(query(batcher, "a"))
         await encoder.busy()
-        query = asyncio.create_task(batcher.embed_query("b b b"))
-        bulk = asyncio.create_task(batcher.embed_documents(["c c c c"] * 3))
+        asked = asyncio.create_task(query(batcher, "b b b"))
+        bulk = asyncio.create_task(documents(batcher, ["c c c c"] * 3))
         await settle()
-        query.cancel()
+        asked.cancel()
         bulk.cancel()
         await settle()
         encoder.gate.set()
         await first
-        await batcher.embed_query("d d")
+        await query(batcher, "d d")
 
     assert with_batcher(scenario, observe=recorder).runs == [[1], [2]]
     assert ("cancelled", 1) in recorder.calls
     assert ("cancelled", 3) in recorder.calls
-    for lane in ("queued query", "queued document"):
+    for lane in ("queued query", "queued bulk"):
         assert [tokens for call, tokens in recorder.calls if call == lane][-1] == 0
 
 
@@ -264,10 +299,10 @@ def test_deadline() -> None:
 
     async def scenario(batcher: Batcher, encoder: FakeEncoder) -> None:
         encoder.gate.clear()
-        first = asyncio.create_task(batcher.embed_query("a"))
+        first = asyncio.create_task(query(batcher, "a"))
         await encoder.busy()
         with pytest.raises(DeadlineExceeded):
-            await batcher.embed_query("b b", asyncio.get_running_loop().time() + 0.02)
+            await query(batcher, "b b", asyncio.get_running_loop().time() + 0.02)
         encoder.gate.set()
         await first
 
@@ -280,9 +315,9 @@ def test_bad_text_fails_alone(text: str, error: type[Exception]) -> None:
 
     async def scenario(batcher: Batcher, encoder: FakeEncoder) -> None:
         encoder.gate.clear()
-        first = asyncio.create_task(batcher.embed_query("a"))
+        first = asyncio.create_task(query(batcher, "a"))
         await encoder.busy()
-        tasks = [asyncio.create_task(batcher.embed_query(each)) for each in ("b b", text, "c")]
+        tasks = [asyncio.create_task(query(batcher, each)) for each in ("b b", text, "c")]
         await settle()
         encoder.gate.set()
         await first
@@ -291,8 +326,8 @@ def test_bad_text_fails_alone(text: str, error: type[Exception]) -> None:
         assert isinstance(right, np.ndarray)
         assert isinstance(bad, error)
         with pytest.raises(error):
-            await batcher.embed_documents(["fine", text])
-        assert (await batcher.embed_query("still alive")).tolist() == [2, 0]
+            await documents(batcher, ["fine", text])
+        assert (await query(batcher, "still alive")).tolist() == [2, 0]
 
     with_batcher(scenario)
 
@@ -302,7 +337,7 @@ def test_loop_goes_on() -> None:
 
     async def scenario(batcher: Batcher, encoder: FakeEncoder) -> None:
         encoder.gate.clear()
-        waiting = asyncio.create_task(batcher.embed_documents(["w"] * 3))
+        waiting = asyncio.create_task(documents(batcher, ["w"] * 3))
         await encoder.busy()
         began, ticks = time.perf_counter(), 0
         while time.perf_counter() - began < 0.1:
@@ -320,9 +355,9 @@ def test_close_refuses_who_waits() -> None:
 
     async def scenario(batcher: Batcher, encoder: FakeEncoder) -> None:
         encoder.gate.clear()
-        running = asyncio.create_task(batcher.embed_query("a"))
+        running = asyncio.create_task(query(batcher, "a"))
         await encoder.busy()
-        waiting = asyncio.create_task(batcher.embed_query("b"))
+        waiting = asyncio.create_task(query(batcher, "b"))
         await settle()
         closing = asyncio.create_task(batcher.close())
         await settle()
@@ -332,7 +367,7 @@ def test_close_refuses_who_waits() -> None:
             with pytest.raises(NotReady):
                 await task
         with pytest.raises(NotReady):
-            await batcher.embed_query("c")
+            await query(batcher, "c")
         await batcher.close()
 
     assert with_batcher(scenario).runs == [[1]]
@@ -340,8 +375,135 @@ def test_close_refuses_who_waits() -> None:
 
 def test_sharing_is_not_mostly_padding() -> None:
     """Texts of very different length do not share a run, short ones always may."""
-    assert fits([10, 12, 9], 128)
-    assert fits([1, 30], 128)
-    assert not fits([4, 4, 4, 256], 4096)
-    assert not fits([100, 100], 128)
-    assert fits([500], 128), "a text over the bound runs alone"
+    assert fits([10, 12, 9], within(128))
+    assert fits([1, 30], within(128))
+    assert not fits([4, 4, 4, 256], within(4096))
+    assert not fits([100, 100], within(128))
+    assert fits([500], within(128)), "a text over the bound runs alone"
+
+
+def within(tokens_max: int) -> Callable[[int, int], bool]:
+    return lambda texts, longest: texts * longest <= tokens_max
+
+
+def test_query_does_not_wait_for_bulk() -> None:
+    """While queries come, one of two workers is kept free of bulk runs: a query starts beside the one under way."""
+
+    async def scenario(batcher: Batcher, encoder: FakeEncoder) -> None:
+        await query(batcher, "first")
+        encoder.gate.clear()
+        bulk = asyncio.create_task(documents(batcher, ["w " * 16] * 4))
+        await encoder.busy(2)
+        await settle()
+        assert encoder.runs == [[1], [16]], "the other worker must not have taken the second bulk run"
+        asked = asyncio.create_task(query(batcher, "q q"))
+        await encoder.busy(3)
+        assert encoder.runs[2] == [2]
+        encoder.gate.set()
+        await asyncio.gather(asked, bulk)
+
+    with_batcher(scenario, workers=2)
+
+
+def test_bulk_alone_has_all_workers() -> None:
+    """With no query about, bulk runs go side by side."""
+
+    async def scenario(batcher: Batcher, encoder: FakeEncoder) -> None:
+        encoder.gate.clear()
+        bulk = asyncio.create_task(documents(batcher, ["w " * 16] * 4))
+        await encoder.busy(2)
+        encoder.gate.set()
+        await bulk
+
+    with_batcher(scenario, workers=2)
+
+
+def test_queries_do_not_stop_bulk() -> None:
+    """Bulk work that has waited long gets a turn though queries never cease."""
+
+    async def scenario(batcher: Batcher, encoder: FakeEncoder) -> None:
+        asking = True
+
+        async def ask() -> None:
+            while asking:
+                await query(batcher, "q")
+
+        askers = [asyncio.create_task(ask()) for _ in range(16)]
+        await encoder.busy()
+        assert len(await asyncio.wait_for(documents(batcher, ["w " * 16] * 3), 10)) == 3
+        asking = False
+        await asyncio.gather(*askers)
+
+    with_batcher(scenario, batch_texts_max=2)
+
+
+def test_short_single_texts_overtake() -> None:
+    """A caller who names no lane gets the query lane for one short text, and the bulk lane for anything else."""
+    recorder = Recorder()
+
+    async def scenario(batcher: Batcher, encoder: FakeEncoder) -> None:
+        await batcher.embed(["one"], "document")
+        await batcher.embed(["one", "two"], "query")
+        await batcher.embed(["long " * 300], "query")
+
+    with_batcher(scenario, observe=recorder)
+    assert [call for call, _ in recorder.calls if call.startswith("ran")] == [
+        "ran query",
+        "ran bulk",
+        "ran bulk",
+    ]
+
+
+def test_what_was_read_is_told() -> None:
+    """The answer says how many tokens of each text were read, and whether its end was left out."""
+
+    async def scenario(batcher: Batcher, encoder: FakeEncoder) -> None:
+        embedded = await batcher.embed(["w " * 3, "w " * 40], "document")
+        assert embedded.tokens == [3, 32]
+        assert embedded.truncated == [False, True]
+        assert embedded.windows == [1, 1]
+        assert embedded.run_s >= 0
+        assert (await batcher.embed(["w " * 40], "document", lane="query")).truncated == [True]
+
+    with_batcher(scenario)
+
+
+def test_long_texts_refused_when_asked() -> None:
+    """With `refuse` the first text that does not fit is named, and nothing is computed."""
+
+    async def scenario(batcher: Batcher, encoder: FakeEncoder) -> None:
+        with pytest.raises(InvalidInput, match="text 1 is longer than the 32 tokens"):
+            await batcher.embed(["fits", "w " * 33], "document", long="refuse")
+        assert (await batcher.embed(["w " * 32], "document", long="refuse")).truncated == [False]
+
+    assert with_batcher(scenario).runs == [[32]]
+
+
+def test_windows_are_averaged_by_tokens() -> None:
+    """With `windows` all of a text counts: its vector is the mean of its pieces', weighted by their tokens."""
+
+    async def scenario(batcher: Batcher, encoder: FakeEncoder) -> None:
+        embedded = await batcher.embed(["w " * 48, "w w"], "document", long="windows")
+        assert embedded.windows == [2, 1]
+        assert embedded.tokens == [48, 2]
+        assert embedded.truncated == [False, False]
+        assert embedded.vectors[:, 0].tolist() == pytest.approx([(32 * 32 + 16 * 16) / 48, 2])
+
+    with_batcher(scenario)
+
+
+def test_deadline_that_cannot_be_met() -> None:
+    """Who could not be answered in time is refused at once instead of waiting in vain."""
+
+    async def scenario(batcher: Batcher, encoder: FakeEncoder) -> None:
+        encoder.gate.clear()
+        first = asyncio.create_task(query(batcher, "a"))
+        await encoder.busy()
+        waiting = [asyncio.create_task(query(batcher, "w " * 30)) for _ in range(20)]
+        await settle()
+        with pytest.raises(Overloaded, match="deadline"):
+            await query(batcher, "b", asyncio.get_running_loop().time() + 0.05)
+        encoder.gate.set()
+        await asyncio.gather(first, *waiting)
+
+    with_batcher(scenario)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from indexes.errors import Damaged
 from retrieval.embedding.encoder import Encoder, by_length, cgroup_cores
 from retrieval.embedding.models import KnownAnswer, Model, load_model
+from retrieval.embedding.results import joined, shortened
 from retrieval.embedding.tokens import TokenCounter, segments
 
 QUESTION = "how do I reset my password"
@@ -79,6 +80,47 @@ def test_long_texts_are_cut(encoder: Encoder) -> None:
 
 
 @pytest.mark.model
+def test_windows_hold_all_of_a_text(encoder: Encoder, counter: TokenCounter) -> None:
+    """A long text is spread over windows that fit the model, framed like any text; nothing of it is left out."""
+    text = " ".join(f"word{number} of many" for number in range(400))
+    pieces = encoder.windows(text, "document")
+    assert len(pieces) > 1
+    assert all(len(piece) <= encoder.tokens_max and not piece.truncated for piece in pieces)
+    cut = encoder.tokenise([text], "document")[0]
+    assert pieces[0].ids == cut.ids
+    frame = 2
+    assert sum(len(piece) - frame for piece in pieces) == counter.count(text)
+    assert encoder.windows("short", "document") == encoder.tokenise(["short"], "document")
+    assert encoder.tokenise([text], "document")[0] == cut, "the tokenizer must truncate again afterwards"
+
+
+@pytest.mark.model
+def test_windows_repeat_the_prefix(model_folder: Path) -> None:
+    """Every window of a text begins with the prefix of its kind: the model was trained to see it."""
+    model = load_model(model_folder)
+    manifest = msgspec.structs.replace(model.manifest, document_prefix="passage: ", known_answers=[])
+    encoder = Encoder(Model(model.folder, manifest), threads=1)
+    prefix = encoder.tokenise([""], "document")[0].ids[:-1]
+    pieces = encoder.windows("word " * 600, "document")
+    assert len(pieces) == 3
+    assert all(piece.ids[: len(prefix)] == prefix for piece in pieces)
+    assert all(len(piece) <= encoder.tokens_max for piece in pieces)
+
+
+@pytest.mark.model
+def test_windows_of_one_topic_keep_its_meaning(encoder: Encoder) -> None:
+    """The mean of a long text's windows lies near the text's own topic, and has length 1 like any vector."""
+    text = "Bees make honey from the nectar of flowers. " * 60
+    pieces = encoder.windows(text, "document")
+    vectors = encoder.run(pieces)
+    (mean,) = joined(vectors, [len(piece) for piece in pieces], [0] * len(pieces), 1, normalise=True)
+    about, other = encoder.encode(["honey bees and flowers", "reset a password"], "query")
+    assert np.linalg.norm(mean) == pytest.approx(1, abs=1e-4)
+    assert float(mean @ about) > 0.6
+    assert float(mean @ other) < 0.3
+
+
+@pytest.mark.model
 def test_prefix_by_kind(model_folder: Path) -> None:
     """Queries and documents get the prefix of their kind."""
     model = load_model(model_folder)
@@ -118,7 +160,7 @@ def test_threads_share_an_encoder(encoder: Encoder) -> None:
 @given(st.lists(st.integers(1, 40), max_size=40), st.integers(1, 100), st.integers(1, 8))
 def test_by_length(lengths: list[int], tokens_max: int, texts_max: int) -> None:
     """Batches hold every position once and stay within both bounds, but for single texts over them."""
-    batches = list(by_length(lengths, tokens_max, texts_max))
+    batches = list(by_length(lengths, lambda texts, longest: texts * longest <= tokens_max, texts_max))
     assert sorted(position for batch in batches for position in batch) == list(range(len(lengths)))
     for batch in batches:
         assert len(batch) <= texts_max
@@ -164,3 +206,10 @@ def test_segments(text: str, chars_max: int) -> None:
     cuts = list(segments(text, chars_max))
     assert "".join(text[start:end] for start, end in cuts) == text
     assert all(0 < end - start <= chars_max for start, end in cuts)
+
+
+def test_shortened_vectors_have_length_1() -> None:
+    """Cutting dimensions keeps the first ones, in proportion, and brings the vector to length 1 again."""
+    short = shortened(np.array([[3, 4, 12], [0, 0, 5]], np.float32), 2)
+    assert short.tolist() == [[pytest.approx(0.6), pytest.approx(0.8)], [0, 0]]
+    assert short.dtype == np.float32

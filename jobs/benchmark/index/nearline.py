@@ -29,8 +29,8 @@ from jobs.benchmark.index.process import Watch, child_of
 from jobs.benchmark.service import percentiles
 
 EFS = (48, 96, 192)
-PROBED_SHARES = (1 / 48, 1 / 32, 1 / 24, 1 / 16, 1 / 12, 1 / 8, 1 / 6, 1 / 4, 3 / 8, 1 / 2)
-RESCORED = (50, 100, 200, 400)
+PROBED_SHARES = (1 / 48, 1 / 24, 1 / 16, 1 / 12, 1 / 8, 1 / 6, 1 / 5, 1 / 4, 9 / 32, 5 / 16, 3 / 8, 1 / 2)
+RESCORED = (50, 100, 125, 150, 200, 400)
 BUILD_TIMEOUT_S = 7200
 
 
@@ -122,7 +122,7 @@ class Nearline(Engine):
         """Each tier alone, and what the collection says of its memory."""
         info, generation = self.collection.info(), self.generation
         tiers = {
-            "hot": generation.nearest_hot if generation.manifest.hot else None,
+            "hot": generation.nearest_warm if generation.manifest.hot else None,
             "cold": generation.nearest_cold if generation.manifest.cold else None,
         }
         times: dict[str, Any] = {}

@@ -1,0 +1,32 @@
+"""What a write must fulfil before it is queued: refused here, it has touched nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from indexes.errors import InvalidInput
+from indexes.filters.grammar import INTEGER_BOUND
+from indexes.model import Floats, Upsert
+
+UNIT_TOLERANCE = 1e-3
+
+
+def check_upsert(upsert: Upsert, dimensions: int) -> None:
+    if not upsert.passages:
+        raise InvalidInput(f"document {upsert.id!r} has no passages", param="text")
+    for passage in upsert.passages:
+        check_vector(passage.vector, dimensions)
+    for key, value in upsert.metadata.items():
+        if isinstance(value, int) and not -INTEGER_BOUND <= value < INTEGER_BOUND:
+            raise InvalidInput(f"metadata {key!r} does not fit into 64 bits", param="metadata")
+
+
+def check_vector(vector: Floats, dimensions: int) -> None:
+    """Raises InvalidInput unless the vector is float32 [dimensions], finite and of unit length."""
+    if vector.shape != (dimensions,):
+        found = vector.shape[-1] if vector.ndim else 0
+        raise InvalidInput(f"vector has {found} dimensions, expected {dimensions}", param="vector")
+    if vector.dtype != np.float32 or not np.isfinite(vector).all():
+        raise InvalidInput("vector holds NaN or an infinity, expected finite float32 numbers", param="vector")
+    if abs(float(np.linalg.norm(vector)) - 1) > UNIT_TOLERANCE:
+        raise InvalidInput(f"vector has length {np.linalg.norm(vector):.4f}, expected 1", param="vector")

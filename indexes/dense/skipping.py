@@ -1,0 +1,279 @@
+"""Whether a query needs the cold tier: always, never, or as what recent queries lost without it tells.
+
+    learning   the cold tier is always searched, and each query notes what it would have lost without it
+    skipping   enough was noted: a model of the expected loss was fitted to one half of the notes, and on the other half
+               the threshold was chosen below which skipping loses less than the budget, at 95 percent confidence
+               (risk control with a held-out set: Angelopoulos et al. 2022)
+    auditing   one skip in a hundred is searched all the same. What those lost moves the upper bound of the loss; when
+               that exceeds the budget, or a sequential test says that the loss is not what it was (betting on means:
+               Waudby-Smith and Ramdas 2023), skipping stops and learning begins anew
+
+The loss of a query is the share of its true nearest k that are cold. Everything belongs to one generation, in memory:
+another generation, or a restart, learns again.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indexes.model import ColdPolicy, Floats
+
+Values = NDArray[np.float64]
+
+NOTES = 4000  # queries noted before skipping begins: half to fit the model, half to choose the threshold
+CONFIDENCE = 0.95
+SPARE = 0.8  # of the budget that the threshold may use up; the rest is for what audits find by chance
+ROUNDS, RIDGE = 25, 1e-3  # of fitting
+BETS = (2.0, 8.0, 30.0)  # stakes of the sequential test, each quickest for another size of change
+ALARM = 100.0  # what a stake must have grown to; by chance alone it would once in so many audits at most
+FEATURES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do for one query. `note`: pass what it lost, or would have lost, to `learn`."""
+
+    search: bool
+    reason: str | None = None  # of a skip
+    note: bool = False
+    features: Values | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ColdState:
+    """For operators. Shares are of the queries since this generation was loaded."""
+
+    state: Literal["always", "never", "learning", "skipping"]
+    queries: int = 0
+    skipped: int = 0
+    proven: int = 0
+    audits: int = 0
+    stops: int = 0
+    loss_bound: float | None = None
+
+
+class ListBounds:
+    """Centres of the cold lists, and how near to a query anything in a list can be."""
+
+    def __init__(self, centres: Floats, lowest: Floats | None) -> None:
+        """`centres` [lists, dimensions]; `lowest` [lists]: least inner product of a unit centre with its members."""
+        lengths = np.linalg.norm(centres, axis=1, keepdims=True)
+        self._centres = np.ascontiguousarray(centres / np.maximum(lengths, 1e-12), dtype=np.float32)
+        self._radii = None if lowest is None else np.arccos(np.clip(lowest, -1, 1))
+
+    def similarities(self, query: Floats) -> Floats:
+        found: Floats = self._centres @ query
+        return found
+
+    def best_possible(self, similarities: Floats) -> float:
+        """No vector of any list can score more than this; 1 where the lists' sizes are not known."""
+        if self._radii is None:
+            return 1.0
+        angles = np.arccos(np.clip(similarities, -1, 1)) - self._radii
+        return float(np.cos(np.maximum(angles, 0)).max())
+
+
+class ColdWatch:
+    """Decides for the queries of one generation, and learns from them. Safe from any thread."""
+
+    def __init__(self, policy: ColdPolicy, bounds: ListBounds, *, seed: int = 0) -> None:
+        self.policy = policy
+        self._bounds = bounds
+        self._lock = threading.Lock()
+        self._random = np.random.default_rng(seed)
+        self._queries = self._skipped = self._proven = self._audits = self._stops = 0
+        self._restart()
+
+    def _restart(self) -> None:
+        self._noted: list[tuple[Values, float]] = []
+        self._model: Model | None = None
+        self._threshold = -math.inf
+        self._evidence: Evidence | None = None
+
+    def decide(self, query: Floats, scores: Floats, k: int) -> Decision:
+        """For a query whose best non-cold scores are these, best first."""
+        mode = self.policy.mode
+        if mode == "never":
+            return Decision(False, "cold policy is never")
+        if mode == "always" or len(scores) < k:
+            return Decision(True)
+        similarities = self._bounds.similarities(query)
+        bound = self._bounds.best_possible(similarities)
+        with self._lock:
+            self._queries += 1
+            if bound <= scores[k - 1]:
+                self._proven += 1
+                return Decision(False, f"proven needless: nothing cold can score above {bound:.3f}")
+            features = describe(scores, similarities, k)
+            if self._model is None:
+                return Decision(True, note=True, features=features)
+            expected = self._model.loss(features)
+            if expected > self._threshold:
+                return Decision(True)
+            self._skipped += 1
+            note = bool(self._random.random() < self.policy.audit)
+        return Decision(False, f"calibrated: expected loss {expected:.4f} of recall", note, features)
+
+    def learn(self, decision: Decision, loss: float) -> None:
+        """What a query lost for want of the cold tier, or would have: 0 to 1. Only for decisions with `note`."""
+        assert decision.features is not None
+        with self._lock:
+            if self._evidence is not None:
+                if decision.search:
+                    return  # noted before skipping began
+                self._audits += 1
+                self._evidence.add(loss)
+                if self._evidence.bound() > self.policy.budget or self._evidence.alarm:
+                    self._stops += 1
+                    self._restart()
+                return
+            self._noted.append((decision.features, loss))
+            if len(self._noted) >= NOTES:
+                self._calibrate()
+
+    def _calibrate(self) -> None:
+        features = np.array([one for one, _ in self._noted])
+        losses = np.array([loss for _, loss in self._noted])
+        # Turn about, so that a load that drifts is in both halves alike.
+        model = Model.fitted(features[::2], losses[::2])
+        expected, lost = model.losses(features[1::2]), losses[1::2]
+        count = threshold_rank(expected, lost, SPARE * self.policy.budget)
+        if count == 0:
+            self._noted = self._noted[
+                NOTES // 2 :
+            ]  # this load needs the cold tier; look again after as many more
+            return
+        order = np.argsort(expected, kind="stable")
+        self._model, self._threshold = model, float(expected[order[count - 1]])
+        self._evidence = Evidence(len(lost), count, float(lost[order[:count]].sum()), self.policy.budget)
+        self._noted = []
+
+    def state(self) -> ColdState:
+        if self.policy.mode != "calibrated":
+            return ColdState(self.policy.mode)
+        with self._lock:
+            return ColdState(
+                "learning" if self._evidence is None else "skipping",
+                self._queries,
+                self._skipped,
+                self._proven,
+                self._audits,
+                self._stops,
+                None if self._evidence is None else round(self._evidence.bound(), 6),
+            )
+
+
+class Evidence:
+    """What is known of the loss of skipping: the held-out queries, then the audits, the oldest fading as they come."""
+
+    def __init__(self, held_out: int, skipped: int, lost: float, budget: float) -> None:
+        self._share = skipped / held_out  # of queries that are skipped
+        self._full = self._seen = float(skipped)
+        self._lost = lost
+        self._allowed = budget / self._share  # mean loss of a skip that uses up the budget
+        self._stakes = np.ones(len(BETS))
+
+    def add(self, loss: float) -> None:
+        fading = 1 - 1 / (self._full + 1)
+        self._seen = fading * self._seen + 1
+        self._lost = fading * self._lost + loss
+        growth = 1 + np.array(BETS) * (loss - self._allowed)
+        self._stakes = np.maximum(self._stakes, 1) * np.maximum(growth, 0)
+
+    def bound(self) -> float:
+        """Upper bound, at CONFIDENCE, of the recall that skipping costs on average over all queries."""
+        return self._share * upper_mean(self._lost, self._seen)
+
+    @property
+    def alarm(self) -> bool:
+        return bool(self._stakes.max() > ALARM)
+
+
+class Model:
+    """Expected loss from features: logistic regression on the standardised features, their squares and products."""
+
+    def __init__(self, mean: Values, scale: Values, weights: Values) -> None:
+        self._mean, self._scale, self._weights = mean, scale, weights
+
+    @staticmethod
+    def fitted(features: Values, losses: Values) -> Model:
+        """By iteratively reweighted least squares with a ridge, which keeps separable data finite."""
+        mean, scale = features.mean(axis=0), features.std(axis=0) + 1e-9
+        terms = expanded((features - mean) / scale)
+        weights = np.zeros(terms.shape[1])
+        for _ in range(ROUNDS):
+            expected = 1 / (1 + np.exp(-np.clip(terms @ weights, -30, 30)))
+            curvature = np.maximum(expected * (1 - expected), 1e-6)
+            normal = (terms * curvature[:, None]).T @ terms + RIDGE * len(terms) * np.eye(terms.shape[1])
+            weights = weights + np.linalg.solve(
+                normal, terms.T @ (losses - expected) - RIDGE * len(terms) * weights
+            )
+        return Model(mean, scale, weights)
+
+    def losses(self, features: Values) -> Values:
+        terms = expanded((features - self._mean) / self._scale)
+        found: Values = 1 / (1 + np.exp(-np.clip(terms @ self._weights, -30, 30)))
+        return found
+
+    def loss(self, features: Values) -> float:
+        return float(self.losses(features[None, :])[0])
+
+
+def describe(scores: Floats, similarities: Floats, k: int) -> Values:
+    """The k-th score, its distance to the first, and how near the cold lists are: the nearest, and eight on average."""
+    near = similarities if len(similarities) <= 8 else np.partition(similarities, -8)[-8:]
+    kth = float(scores[k - 1])
+    return np.array([kth, float(scores[0]) - kth, float(near.max()), float(near.mean())])
+
+
+def expanded(features: Values) -> Values:
+    """[n, FEATURES] with a constant, squares and products added."""
+    first, second = np.triu_indices(features.shape[1])
+    return np.hstack([np.ones((len(features), 1)), features, features[:, first] * features[:, second]])
+
+
+def threshold_rank(expected: Values, lost: Values, budget: float) -> int:
+    """How many of these queries, in the order of their expected loss, may be skipped within the budget."""
+    order = np.argsort(expected, kind="stable")
+    sums = np.cumsum(lost[order])
+    # The loss is summed over skips and divided by all queries: one more skip never lowers the bound.
+    low, high = 0, len(order)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if upper_mean(float(sums[middle - 1]), len(order)) <= budget:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def upper_mean(total: float, count: float) -> float:
+    """Upper confidence bound of the mean of `count` values between 0 and 1 that add up to `total`.
+
+    The largest mean under which so small a sum is not too unlikely, by relative entropy (Hoeffding 1963, theorem 1).
+    """
+    if total >= count:
+        return 1.0
+    mean, allowed = total / count, math.log(1 / (1 - CONFIDENCE)) / count
+    low, high = mean, 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        if relative_entropy(mean, middle) <= allowed:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def relative_entropy(found: float, true: float) -> float:
+    """How surprising a share of `found` is where `true` is expected, in nats a value."""
+    if true >= 1:
+        return math.inf
+    ones = found * math.log(found / true) if found > 0 else 0.0
+    return ones + (1 - found) * math.log((1 - found) / (1 - true))

@@ -1,0 +1,104 @@
+"""Child processes of the benchmark: started with their job, watched while they run, read when they have ended."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from indexes.memory import Lookout, memory_bytes
+from jobs.benchmark.embed.job import MARK, Job
+
+TIMEOUT_S = 7200.0
+
+
+def run_job(job: Job) -> dict[str, Any]:
+    """What the child found out, with the memory it took. A child that fails gives {"error"} or {"skipped"}."""
+    result = Path(job.result)
+    result.unlink(missing_ok=True)
+    log = result.with_suffix(".log")
+    with log.open("w+") as errors:
+        job = msgspec.structs.replace(job, begun=time.monotonic())
+        child = subprocess.Popen(
+            [sys.executable, "-m", "jobs.benchmark.embed.child", msgspec.json.encode(job).decode()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
+        timer = threading.Timer(TIMEOUT_S, child.kill)
+        timer.start()
+        try:
+            memory = _follow(child)
+            child.wait()
+        finally:
+            timer.cancel()
+            child.kill()
+            child.wait()
+    if child.returncode != 0 or not result.is_file():
+        last = log.read_text(errors="replace").strip().splitlines()[-1:] or ["no message"]
+        return {"error": f"ended with status {child.returncode}: {last[0]}"}
+    found: dict[str, Any] = msgspec.json.decode(result.read_bytes())
+    return {**found, "memory": memory} if memory else found
+
+
+def _follow(child: subprocess.Popen[str]) -> dict[str, Any]:
+    """Answer the child's lines until it closes its output: the memory of the process it named last."""
+    assert child.stdin is not None
+    assert child.stdout is not None
+    with Watch() as watch:
+        for line in child.stdout:
+            if line.startswith(MARK):
+                stage, pid = line.removeprefix(MARK).split()
+                watch.begin(stage, int(pid))
+                child.stdin.write("\n")
+                child.stdin.flush()
+    return watch.found()
+
+
+class Watch(Lookout):
+    """Follows the memory of one process while the `with` block runs: a process's own, and all that is resident."""
+
+    def __init__(self) -> None:
+        super().__init__(self._look)
+        self._pid: int | None = None
+        self._stage = ""
+        self._before = self._own = 0
+        self._resident: dict[str, int] = {}
+        self._changing = threading.Lock()
+
+    def begin(self, stage: str, pid: int) -> None:
+        """Look at this process now and from now on. What was seen of another is forgotten.
+
+        The child itself has own memory before it loads an engine; a service that it starts is the engine's whole.
+        """
+        with self._changing:
+            if pid != self._pid:
+                self._before = memory_bytes(pid)["own"] if self._pid is None else 0
+                self._own, self._resident = 0, {}
+                self._pid = pid
+            self._stage = stage
+        self._look()
+
+    def found(self) -> dict[str, Any]:
+        """Bytes at their peak: all that was resident, also by stage, the process's own, and how much that had grown."""
+        if self._pid is None:
+            return {}
+        return {
+            "resident_bytes": max(self._resident.values()),
+            "resident_bytes_by_stage": dict(self._resident),
+            "own_bytes": self._own,
+            "grown_bytes": self._own - self._before,
+        }
+
+    def _look(self) -> None:
+        with self._changing:
+            if self._pid is not None:
+                now = memory_bytes(self._pid)
+                self._own = max(self._own, now["own"])
+                self._resident[self._stage] = max(self._resident.get(self._stage, 0), now["resident"])

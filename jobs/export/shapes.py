@@ -1,0 +1,173 @@
+"""Read what a source's configuration files say about its encoder, and refuse what the graph cannot express."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from indexes.errors import InvalidInput, NotFound
+from retrieval.embedding.models import Pooling
+
+# Built from their weights: rotary positions, RMSNorm, causal attention.
+DECODERS = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+BUILT_FROM_WEIGHTS = DECODERS | {"mpnet"}
+# Their first positions are taken by padding, whose id comes before all of them.
+POSITIONS_AFTER_PADDING = frozenset({"camembert", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl"})
+# A longer window costs a run of one text hundreds of megabytes: attention grows with its square.
+TOKENS_MAX = 2048
+MODULES = frozenset({"Transformer", "Pooling", "Normalize"})
+POOLINGS: Mapping[str, Pooling] = {
+    "mean": "mean",
+    "mean_tokens": "mean",
+    "cls": "cls",
+    "cls_token": "cls",
+    "last": "last",
+    "lasttoken": "last",
+}
+# What models call the prompts of the two sides of a search, the usual names first.
+QUERY_PROMPTS = ("query", "search_query", "retrieval.query", "retrieval-query", "retrieval_query", "s2p_query")
+DOCUMENT_PROMPTS = (
+    "document", "passage", "corpus", "search_document", "retrieval.passage", "retrieval-document", "retrieval_passage",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the configuration files say about an encoder. `config` is the whole of config.json."""
+
+    architecture: str
+    dimensions: int
+    heads: int
+    layers: int
+    tokens_max: int
+    pooling: Pooling
+    normalise: bool
+    query_prefix: str
+    document_prefix: str
+    config: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+
+def shape(folder: Path, *, pooling: Pooling | None = None, tokens_max: int | None = None) -> Shape:
+    """Read the configuration in `folder`. `pooling` and `tokens_max` override what it says.
+
+    Raises NotFound for a missing configuration, InvalidInput for what we cannot run.
+    """
+    config = _json(folder / "config.json")
+    if not config:
+        raise NotFound(f"{folder.name}/config.json is missing: not the folder of an encoder")
+    architecture = str(config.get("model_type", ""))
+    if custom := config.get("auto_map"):
+        raise InvalidInput(
+            f"cannot export {_named(config, architecture)}: it runs code of its own "
+            f"({', '.join(sorted(map(str, custom)))}), not an architecture that this export knows"
+        )
+    modules = _json(folder / "modules.json") or []
+    kinds = [str(module.get("type", "")).rsplit(".", maxsplit=1)[-1] for module in modules]
+    if strange := set(kinds) - MODULES:
+        raise InvalidInput(f"cannot export an encoder with a {', '.join(sorted(strange))} layer")
+    pooling_config = _json(folder / _pooling_folder(modules) / "config.json") or {}
+    query, document = prefixes(_json(folder / "config_sentence_transformers.json") or {})
+    found = pooling or _pooling(pooling_config, architecture)
+    if pooling_config.get("include_prompt") is False and found == "mean" and (query or document):
+        raise InvalidInput("cannot export an encoder that leaves its prompt out of the mean")
+    try:
+        return Shape(
+            architecture=architecture,
+            dimensions=_first(config, "hidden_size", "dim"),
+            heads=_first(config, "num_attention_heads", "n_heads"),
+            layers=_first(config, "num_hidden_layers", "n_layers"),
+            tokens_max=_tokens_max(folder, config, architecture, tokens_max),
+            pooling=found,
+            normalise="Normalize" in kinds or not kinds,
+            query_prefix=query,
+            document_prefix=document,
+            config=config,
+        )
+    except KeyError as error:
+        raise InvalidInput(
+            f"cannot export {_named(config, architecture)}: its config.json has no {error.args[0]}"
+        ) from error
+
+
+def _named(config: Mapping[str, Any], architecture: str) -> str:
+    """An encoder's architecture as people know it: the class if the configuration names one."""
+    classes = config.get("architectures") or []
+    return " ".join([architecture or "an unnamed architecture", *(f"({name})" for name in classes[:1])])
+
+
+def _first(config: Mapping[str, Any], *names: str) -> int:
+    for name in names:
+        if (found := config.get(name)) is not None:
+            return int(found)
+    raise KeyError(names[0])
+
+
+def _tokens_max(
+    folder: Path, config: Mapping[str, Any], architecture: str, wanted: int | None
+) -> int:
+    """The shortest of all windows that the files, or the caller, name; `TOKENS_MAX` unless the caller asks for more."""
+    positions = config.get("max_position_embeddings", 512)
+    if architecture in POSITIONS_AFTER_PADDING:
+        positions -= config.get("pad_token_id", 1) + 1
+    possible = [positions, config.get("sliding_window") or positions]
+    if wanted is not None:
+        if not 3 <= wanted <= min(possible):
+            raise InvalidInput(f"this encoder reads at most {min(possible)} tokens", param="tokens_max")
+        return wanted
+    possible += [
+        (_json(folder / "sentence_bert_config.json") or {}).get("max_seq_length"),
+        (_json(folder / "tokenizer_config.json") or {}).get("model_max_length"),
+        TOKENS_MAX,
+    ]
+    return min(int(length) for length in possible if length)
+
+
+# -- pooling ----------------------------------------------------------------------------------------------------------
+
+
+def _pooling_folder(modules: list[dict[str, Any]]) -> str:
+    for module in modules:
+        if str(module.get("type", "")).endswith("Pooling") and module.get("path"):
+            return str(module["path"])
+    return "1_Pooling"
+
+
+def _pooling(config: Mapping[str, Any], architecture: str) -> Pooling:
+    chosen = {
+        key.removeprefix("pooling_mode_")
+        for key, on in config.items()
+        if key.startswith("pooling_mode_") and on
+    }
+    chosen |= {config["pooling_mode"]} if isinstance(config.get("pooling_mode"), str) else set()
+    if not chosen and architecture in DECODERS:
+        raise InvalidInput(
+            f"the source does not say how {architecture} is pooled; last tokens are usual", param="pooling"
+        )
+    known = {POOLINGS.get(name) for name in chosen} or {"mean"}
+    if len(known) == 1 and (only := known.pop()) is not None:
+        return only  # type: ignore[return-value]
+    raise InvalidInput(f"cannot export pooling {', '.join(sorted(chosen))}; mean, cls and last token are known")
+
+
+# -- prefixes ---------------------------------------------------------------------------------------------------------
+
+
+def prefixes(config: Mapping[str, Any]) -> tuple[str, str]:
+    """What goes before queries and before documents, by sentence-transformers' `prompts`; "" where it says nothing.
+
+    A side without a prompt of its own gets the one named `default_prompt_name`, as it would there.
+    """
+    prompts = {str(name).lower(): text or "" for name, text in (config.get("prompts") or {}).items()}
+    usual = prompts.get(str(config.get("default_prompt_name") or "").lower(), "")
+
+    def of(names: tuple[str, ...]) -> str:
+        return next((prompts[name] for name in names if name in prompts), usual)
+
+    return of(QUERY_PROMPTS), of(DOCUMENT_PROMPTS)
+
+
+def _json(path: Path) -> Any:
+    return json.loads(path.read_text("utf-8")) if path.is_file() else None

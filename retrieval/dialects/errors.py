@@ -1,0 +1,159 @@
+"""Errors in the shape that each dialect's clients read. The path alone decides, so that an unknown path below a
+dialect's, a wrong method or a broken body are answered in it too.
+
+    OpenAI   {"error": {"message", "type", "param", "code"}}
+    Ollama   {"error": "..."}
+    TEI      {"error": "...", "error_type": "Validation"}
+    ours     everywhere else: `retrieval/errors.py`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+from aiohttp import web
+
+from indexes.errors import InvalidInput, NearlineError, NotFound, TooLarge
+from retrieval import errors
+
+NAME_CHARS_SHOWN = 200  # of a model that a request asks for in vain
+
+
+class ModelNotFound(NotFound):
+    """A request names a model that is not there. `name` as the client wrote it, `known` what it could have written."""
+
+    def __init__(self, name: str, known: list[str]) -> None:
+        self.name = name[:NAME_CHARS_SHOWN]
+        listed = ", ".join(known) or "none; nearline export-model makes one"
+        super().__init__(f"the model '{self.name}' does not exist; models here: {listed}", param="model")
+
+
+class EmptyInput(InvalidInput):
+    """There is no text to embed."""
+
+
+class TooLong(InvalidInput):
+    """A text has more tokens than the `tokens_max` the model reads, and the request asks not to cut it."""
+
+    def __init__(self, message: str, tokens_max: int) -> None:
+        super().__init__(message, param="input")
+        self.tokens_max = tokens_max
+
+
+class OpenAIErrorDetail(msgspec.Struct):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class OpenAIErrorBody(msgspec.Struct):
+    error: OpenAIErrorDetail
+
+
+class OllamaErrorBody(msgspec.Struct):
+    error: str
+
+
+class TeiErrorBody(msgspec.Struct):
+    error: str
+    error_type: str
+
+
+def response(path: str, error: NearlineError, *, status: int | None = None) -> web.Response:
+    """The answer to a request on `path` that failed. `status` is ours, where the error's class does not say it."""
+    dialect = dialect_of(path)
+    if dialect is None:
+        return errors.response(error, status=status)
+    theirs = dialect.status(error, status or errors.status_of(error))
+    return web.Response(
+        body=msgspec.json.encode(dialect.body(error, theirs)),
+        status=theirs,
+        content_type="application/json",
+        headers=errors.retry_headers(error),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How one family of clients reads errors. `paths` and all below them are the dialect's."""
+
+    paths: tuple[str, ...]
+    body: Callable[[NearlineError, int], msgspec.Struct]
+    statuses: Mapping[int, int]  # theirs by ours, where they differ
+    kinds: Mapping[type[NearlineError], int] = field(default_factory=dict)  # and of single errors
+
+    def status(self, error: NearlineError, ours: int) -> int:
+        # Too many inputs are 413 to us, as a body too large is; most dialects know 413 for the body alone.
+        if ours == 413 and error.param == "body":
+            return ours
+        return self.kinds.get(type(error)) or self.statuses.get(ours, ours)
+
+
+def dialect_of(path: str) -> Dialect | None:
+    """Whose path it is; None for ours."""
+    for dialect in (OPENAI, OLLAMA, TEI):
+        if any(path == own or path.startswith(f"{own}/") for own in dialect.paths):
+            return dialect
+    return None
+
+
+def openai_body(error: NearlineError, status: int) -> OpenAIErrorBody:
+    message, code = error.message, None
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    match error:
+        case ModelNotFound():
+            code = "model_not_found"
+        case TooLong():
+            # Gateways tell this error from others by these words or by the code.
+            message = f"This model's maximum context length is {error.tokens_max} tokens: {message}"
+            code = "context_length_exceeded"
+        case _ if status == 429:
+            kind, code = "rate_limit_error", "rate_limit_exceeded"
+    return OpenAIErrorBody(OpenAIErrorDetail(message, kind, error.param, code))
+
+
+def ollama_body(error: NearlineError, status: int) -> OllamaErrorBody:
+    match error:
+        case ModelNotFound():
+            return OllamaErrorBody(f"model '{error.name}' not found")  # word for word: clients look for it
+        case TooLong():
+            return OllamaErrorBody(f"input length exceeds maximum context length: {error.message}")
+        case _:
+            return OllamaErrorBody(error.message)
+
+
+def tei_body(error: NearlineError, status: int) -> TeiErrorBody:
+    match error:
+        case EmptyInput():
+            return TeiErrorBody(f"Input validation error: {error.message}", "Empty")
+        case TooLong():
+            limit = f"`inputs` must have less than {error.tokens_max} tokens"
+            return TeiErrorBody(f"Input validation error: {limit}: {error.message}", "Validation")
+        case TooLarge():
+            return TeiErrorBody(error.message, "Validation")
+        case InvalidInput():
+            return TeiErrorBody(f"Input validation error: {error.message}", "Validation")
+    match status:
+        case 424:
+            return TeiErrorBody(f"Backend error: {error.message}", "Backend")
+        case 429:
+            return TeiErrorBody("Model is overloaded", "Overloaded")
+        case 503:
+            return TeiErrorBody(error.message, "Unhealthy")
+        case _:
+            return TeiErrorBody(error.message, "Validation")
+
+
+OPENAI = Dialect(("/v1/embeddings", "/v1/models"), openai_body, {413: 400, 422: 400})
+OLLAMA = Dialect(("/api",), ollama_body, {413: 400, 422: 400, 429: 503})
+# With what TEI serves and Nearline does not (yet), so that its clients read why.
+TEI_PATHS = "/embed /embed_all /embed_sparse /rerank /predict /similarity /tokenize /decode /info /health"
+TEI = Dialect(
+    tuple(TEI_PATHS.split()),
+    tei_body,
+    {409: 424, 500: 424, 507: 424},
+    {EmptyInput: 400, ModelNotFound: 424},
+)

@@ -1,0 +1,219 @@
+"""Ollama's dialect: POST /api/embed, /api/embeddings and /api/show, GET /api/tags and /api/version.
+
+`m` and `m:latest` name the same model. `keep_alive` and `options` are accepted and do nothing: models stay loaded, and
+a text is cut where the model's window ends, whatever `options.num_ctx` says. Texts get the model's prefix for
+documents. Fields nobody knows are ignored, as Ollama does. What was cut is listed in `truncated`, which is ours.
+"""
+
+from __future__ import annotations
+
+import time
+from importlib.metadata import version as version_of
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from indexes.errors import InvalidInput
+from retrieval.dialects.embedding import (
+    VectorJson,
+    as_numbers,
+    bounded,
+    embed,
+    json_answer,
+    open_model,
+    written,
+)
+from retrieval.dialects.models import Listed, find_model, list_models
+from retrieval.embedding.models import Manifest
+from retrieval.handlers.wire import answer, body
+
+LATEST = ":latest"
+UNKNOWN = "unknown"
+
+
+class OllamaEmbed(msgspec.Struct, frozen=True, kw_only=True):
+    model: str = ""
+    input: str | list[str] | None = None
+    truncate: bool | None = None
+    dimensions: int | None = None
+    keep_alive: Any = None
+    options: dict[str, Any] | None = None
+
+
+class OllamaEmbedded(msgspec.Struct, omit_defaults=True):
+    """Durations in nanoseconds."""
+
+    model: str
+    embeddings: list[VectorJson]
+    total_duration: int = 0
+    load_duration: int = 0
+    prompt_eval_count: int = 0
+    truncated: list[int] = msgspec.field(default_factory=list)
+
+
+class OllamaEmbeddings(msgspec.Struct, frozen=True, kw_only=True):
+    model: str = ""
+    prompt: str | None = None
+    keep_alive: Any = None
+    options: dict[str, Any] | None = None
+
+
+class OllamaEmbedding(msgspec.Struct):
+    embedding: VectorJson
+
+
+class OllamaShow(msgspec.Struct, frozen=True, kw_only=True):
+    model: str = ""
+    name: str = ""  # what older clients call it
+    verbose: bool | None = None
+
+
+class OllamaDetails(msgspec.Struct):
+    parent_model: str
+    format: str
+    family: str
+    families: list[str]
+    parameter_size: str
+    quantization_level: str
+    context_length: int
+    embedding_length: int
+
+
+class OllamaModel(msgspec.Struct):
+    name: str
+    model: str
+    modified_at: str
+    size: int
+    digest: str
+    details: OllamaDetails
+    capabilities: list[str]
+
+
+class OllamaTags(msgspec.Struct):
+    models: list[OllamaModel]
+
+
+class OllamaShown(msgspec.Struct):
+    modelfile: str
+    parameters: str
+    template: str
+    details: OllamaDetails
+    model_info: dict[str, Any]
+    capabilities: list[str]
+    modified_at: str
+
+
+class OllamaVersion(msgspec.Struct):
+    version: str
+
+
+async def embed_texts(request: web.Request) -> web.Response:
+    started = time.perf_counter_ns()
+    wanted = await body(request, OllamaEmbed)
+    given = wanted.input or []
+    texts = [given] if isinstance(given, str) else given
+    bounded(len(texts), request, param="input")
+    embedder = await open_model(request, exported_name(wanted.model))
+    load_ns = time.perf_counter_ns() - started
+    if not texts:  # only asks for the model to be loaded
+        return answer(OllamaEmbedded(wanted.model, []))
+    answered = await embed(
+        embedder,
+        texts,
+        kind="document",
+        long="refuse" if wanted.truncate is False else "cut",
+        dimensions=wanted.dimensions or None,  # Go's clients send 0 for what was not said
+    )
+
+    def build() -> OllamaEmbedded:
+        return OllamaEmbedded(
+            model=wanted.model,
+            embeddings=as_numbers(answered.vectors),
+            total_duration=time.perf_counter_ns() - started,
+            load_duration=load_ns,
+            prompt_eval_count=answered.tokens,
+            truncated=answered.truncated,
+        )
+
+    return json_answer(await written(answered.vectors, build), answered.headers)
+
+
+async def embed_prompt(request: web.Request) -> web.Response:
+    """The older form: one text, one vector."""
+    wanted = await body(request, OllamaEmbeddings)
+    embedder = await open_model(request, exported_name(wanted.model))
+    if not wanted.prompt:
+        return answer(OllamaEmbedding(msgspec.Raw(b"[]")))
+    answered = await embed(embedder, [wanted.prompt], kind="document", long="cut")
+    return answer(OllamaEmbedding(as_numbers(answered.vectors)[0]), headers=answered.headers)
+
+
+async def tags(request: web.Request) -> web.Response:
+    return answer(OllamaTags([entry_of(listed) for listed in await list_models(request.app)]))
+
+
+async def show(request: web.Request) -> web.Response:
+    wanted = await body(request, OllamaShow)
+    listed = await find_model(request.app, exported_name(wanted.model or wanted.name))
+    details = details_of(listed.manifest)
+    return answer(
+        OllamaShown(
+            modelfile=f"FROM {listed.model}\n",
+            parameters="",
+            template="{{ .Prompt }}",
+            details=details,
+            model_info=info_of(listed, details.family),
+            capabilities=["embedding"],
+            modified_at=listed.exported.isoformat(),
+        )
+    )
+
+
+async def version(request: web.Request) -> web.Response:
+    return answer(OllamaVersion(version_of("nearline")))
+
+
+def exported_name(name: str) -> str:
+    if not name:
+        raise InvalidInput("model is required", param="model")
+    return name.removesuffix(LATEST)
+
+
+def entry_of(listed: Listed) -> OllamaModel:
+    manifest = listed.manifest
+    name = listed.name if ":" in listed.name else listed.name + LATEST
+    return OllamaModel(
+        name=name,
+        model=name,
+        modified_at=listed.exported.isoformat(),
+        size=sum(seal.bytes for seal in manifest.files.values()),
+        digest=manifest.fingerprint,
+        details=details_of(manifest),
+        capabilities=["embedding"],
+    )
+
+
+def details_of(manifest: Manifest) -> OllamaDetails:
+    family = manifest.architecture or UNKNOWN
+    return OllamaDetails(
+        parent_model="",
+        format="onnx",
+        family=family,
+        families=[family],
+        parameter_size=UNKNOWN,  # manifests do not say
+        quantization_level=manifest.quantisation.partition(":")[0].upper(),
+        context_length=manifest.tokens_max,
+        embedding_length=manifest.dimensions,
+    )
+
+
+def info_of(listed: Listed, family: str) -> dict[str, Any]:
+    manifest = listed.manifest
+    return {
+        "general.architecture": family,
+        "general.basename": listed.model,
+        f"{family}.context_length": manifest.tokens_max,
+        f"{family}.embedding_length": manifest.dimensions,
+        f"{family}.pooling": manifest.pooling,
+    }

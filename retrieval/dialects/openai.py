@@ -1,0 +1,134 @@
+"""OpenAI's dialect: POST /v1/embeddings, GET /v1/models, GET /v1/models/{model}.
+
+Two fields are ours: `input_type` picks the model's prefix for queries or for documents, `long_inputs` says what
+happens to a text longer than the model reads. Whatever was cut is listed in the answer's `truncated`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from aiohttp import web
+
+from indexes.errors import InvalidInput
+from retrieval.dialects.embedding import (
+    Inputs,
+    as_base64,
+    as_numbers,
+    bounded,
+    embed,
+    json_answer,
+    open_model,
+    written,
+)
+from retrieval.dialects.models import Listed, find_model, list_models
+from retrieval.embedding.models import Kind
+from retrieval.embedding.results import Long
+from retrieval.handlers.wire import answer, body
+from retrieval.schemas import NonEmpty, Request
+
+INPUTS_MAX = 2048  # OpenAI's own limit, which clients split their texts by
+OWNER = "nearline"
+NOT_TEXTS = (
+    "input holds token ids; send texts: ids of another model's tokenizer mean nothing to this one. "
+    "In LangChain, set OpenAIEmbeddings(check_embedding_ctx_length=False)"
+)
+LONG: dict[str, Long] = {"truncate": "cut", "windows": "windows", "error": "refuse"}
+NumbersOrBase64 = Annotated[
+    msgspec.Raw,
+    msgspec.Meta(
+        extra_json_schema={"anyOf": [{"type": "array", "items": {"type": "number"}}, {"type": "string"}]}
+    ),
+]
+
+
+class OpenAIEmbeddingRequest(Request, frozen=True, kw_only=True):
+    input: Inputs
+    model: NonEmpty
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    user: str | None = None
+    input_type: Kind | None = None
+    long_inputs: Literal["truncate", "windows", "error"] | None = None
+
+
+class OpenAIEmbedding(msgspec.Struct, tag_field="object", tag="embedding"):
+    index: int
+    embedding: NumbersOrBase64
+
+
+class OpenAIUsage(msgspec.Struct):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class OpenAIEmbeddingList(msgspec.Struct, tag_field="object", tag="list"):
+    model: str
+    data: list[OpenAIEmbedding]
+    usage: OpenAIUsage
+    truncated: list[int]
+
+
+class OpenAIModel(msgspec.Struct, tag_field="object", tag="model"):
+    """`root` is the exported model behind the name, as vLLM reports it."""
+
+    id: str
+    created: int
+    owned_by: str
+    root: str
+
+
+class OpenAIModelList(msgspec.Struct, tag_field="object", tag="list"):
+    data: list[OpenAIModel]
+
+
+async def embeddings(request: web.Request) -> web.Response:
+    wanted = await body(request, OpenAIEmbeddingRequest)
+    texts = texts_of(wanted.input)
+    bounded(len(texts), request, param="input")
+    answered = await embed(
+        await open_model(request, wanted.model),
+        texts,
+        kind=wanted.input_type or "document",
+        long=LONG[wanted.long_inputs or "truncate"],
+        dimensions=wanted.dimensions,
+    )
+    encode = as_base64 if wanted.encoding_format == "base64" else as_numbers
+
+    def build() -> OpenAIEmbeddingList:
+        data = [OpenAIEmbedding(index, vector) for index, vector in enumerate(encode(answered.vectors))]
+        usage = OpenAIUsage(answered.tokens, answered.tokens)
+        return OpenAIEmbeddingList(wanted.model, data, usage, answered.truncated)
+
+    return json_answer(await written(answered.vectors, build), answered.headers)
+
+
+async def models(request: web.Request) -> web.Response:
+    return answer(OpenAIModelList([entry_of(one) for one in await list_models(request.app)]))
+
+
+async def model(request: web.Request) -> web.Response:
+    return answer(entry_of(await find_model(request.app, request.match_info["model"])))
+
+
+def texts_of(given: Inputs) -> list[str]:
+    """The texts of `input`. Raises InvalidInput for token ids, nothing, an empty text, or too many."""
+    inputs = [given] if isinstance(given, str) else given
+    if not inputs:
+        raise InvalidInput("input is empty, expected at least one text", param="input")
+    if len(inputs) > INPUTS_MAX:
+        raise InvalidInput(
+            f"input holds {len(inputs)} texts, at most {INPUTS_MAX} are allowed", param="input"
+        )
+    texts = [text for text in inputs if isinstance(text, str)]
+    if len(texts) < len(inputs):
+        raise InvalidInput(NOT_TEXTS, param="input")
+    if "" in texts:
+        place = "input" if isinstance(given, str) else f"input[{texts.index('')}]"
+        raise InvalidInput(f"{place} is an empty string", param=place)
+    return texts
+
+
+def entry_of(listed: Listed) -> OpenAIModel:
+    return OpenAIModel(listed.name, int(listed.exported.timestamp()), OWNER, listed.model)

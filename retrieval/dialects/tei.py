@@ -1,0 +1,226 @@
+"""The dialect of Text Embeddings Inference: POST /embed, GET /info, GET /health.
+
+A request names no model: the default one answers. `prompt_name` picks the model's prefix; without it texts get the
+prefix for documents. Token ids are the model's own, and read as the text they stand for. Fields nobody knows are
+ignored, as TEI does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from importlib.metadata import version
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from aiohttp import web
+
+from indexes.errors import InvalidInput, NearlineError, NotReady, TooLarge
+from retrieval.dialects.embedding import (
+    Answered,
+    Inputs,
+    as_numbers,
+    embed,
+    json_answer,
+    open_model,
+    written,
+)
+from retrieval.dialects.errors import EmptyInput
+from retrieval.dialects.models import Listed, list_models, model_of
+from retrieval.dialects.token_ids import texts_of_ids
+from retrieval.embedders import Embedder
+from retrieval.embedding.models import Kind
+from retrieval.handlers.wire import answer, body
+from retrieval.keys import CONFIG, READY
+
+PROMPTS: dict[str, Kind] = {"document": "document", "passage": "document", "query": "query"}
+POOLING = {"last": "last_token"}  # TEI's words where ours differ
+
+
+class TeiEmbed(msgspec.Struct, frozen=True, kw_only=True):
+    inputs: Inputs
+    truncate: bool | None = None
+    truncation_direction: Literal["right", "left", "Right", "Left"] | None = None
+    prompt_name: str | None = None
+    normalize: bool | None = None
+    dimensions: int | None = None
+
+
+class TeiEmbeddingModel(msgspec.Struct):
+    pooling: str
+
+
+class TeiModelType(msgspec.Struct):
+    embedding: TeiEmbeddingModel
+
+
+class ServedModel(msgspec.Struct):
+    """`variant` is the graph that runs, `refused` says why others do not; null for any but the default model."""
+
+    name: str
+    fingerprint: str
+    dimensions: int
+    tokens_max: int
+    variant: str | None
+    refused: list[RefusedVariant] | None
+
+
+class RefusedVariant(msgspec.Struct):
+    variant: str
+    reason: str
+
+
+class NearlineInfo(msgspec.Struct):
+    version: str
+    models: list[ServedModel]
+
+
+class TeiInfo(msgspec.Struct):
+    model_id: str
+    model_sha: str
+    model_dtype: str
+    served_model_name: str
+    model_type: TeiModelType
+    max_concurrent_requests: int
+    max_input_length: int
+    max_batch_tokens: int
+    max_batch_requests: int
+    max_client_batch_size: int
+    auto_truncate: bool
+    tokenization_workers: int
+    version: str
+    nearline: NearlineInfo
+
+
+async def embed_inputs(request: web.Request) -> web.Response:
+    wanted = await body(request, TeiEmbed)
+    kind = kind_of(wanted.prompt_name)
+    if (wanted.truncation_direction or "right").lower() != "right":
+        raise InvalidInput(
+            "`truncation_direction` must be `right`: texts are cut at their end", param="truncation_direction"
+        )
+    embedder = await open_model(request, request.app[CONFIG].models.default)
+    texts = await texts_of(request, embedder, wanted.inputs)
+    answered = await embed(
+        embedder,
+        texts,
+        kind=kind,
+        long="refuse" if wanted.truncate is False else "cut",
+        dimensions=wanted.dimensions,
+        normalise=wanted.normalize is not False,
+    )
+    content = await written(answered.vectors, lambda: as_numbers(answered.vectors))
+    return json_answer(content, {**answered.headers, **compute_headers(answered, texts)})
+
+
+async def health(request: web.Request) -> web.Response:
+    """200 without a body while texts can be embedded, 503 otherwise."""
+    try:
+        if not request.app[READY]["ready"]:
+            raise NotReady("the service is opening or closing")
+        await open_model(request, request.app[CONFIG].models.default)
+    except NearlineError as error:
+        raise NotReady(f"unhealthy: {error.message}") from error
+    return web.Response()
+
+
+async def info(request: web.Request) -> web.Response:
+    config = request.app[CONFIG]
+    embedder = await open_model(request, config.models.default)
+    manifest, encoder = embedder.manifest, embedder.encoder
+    texts, tokens = config.embedding.batch_texts_max, encoder.tokens_max
+    default = model_of(request.app, config.models.default)
+    listed = await list_models(request.app)
+    served = [
+        served_model(one, embedder if one.model == default else None)
+        for one in listed
+        if one.name == one.model
+    ]
+    return answer(
+        TeiInfo(
+            model_id=default,
+            model_sha=manifest.fingerprint,
+            model_dtype=manifest.quantisation.partition(":")[0],
+            served_model_name=config.models.default,
+            model_type=TeiModelType(TeiEmbeddingModel(POOLING.get(manifest.pooling, manifest.pooling))),
+            # Nearline bounds the tokens that wait, not the requests: so many of full length find room.
+            max_concurrent_requests=max(1, config.embedding.queue_tokens_max // tokens),
+            max_input_length=tokens,
+            max_batch_tokens=texts * tokens,
+            max_batch_requests=texts,
+            max_client_batch_size=config.limits.texts_per_request_max,
+            auto_truncate=True,
+            tokenization_workers=1,
+            version=version("nearline"),
+            nearline=NearlineInfo(version("nearline"), served),
+        )
+    )
+
+
+def served_model(listed: Listed, loaded: Embedder | None) -> ServedModel:
+    manifest, encoder = listed.manifest, loaded.encoder if loaded else None
+    return ServedModel(
+        name=listed.model,
+        fingerprint=manifest.fingerprint,
+        dimensions=manifest.dimensions,
+        tokens_max=manifest.tokens_max,
+        variant=encoder.variant if encoder else None,
+        refused=[RefusedVariant(one.variant, one.reason) for one in encoder.refused] if encoder else None,
+    )
+
+
+def kind_of(prompt: str | None) -> Kind:
+    if prompt is None:
+        return "document"
+    if prompt not in PROMPTS:
+        raise InvalidInput(
+            f"`prompt_name` is {prompt[:40]!r}, but the prompts are: {', '.join(PROMPTS)}",
+            param="prompt_name",
+        )
+    return PROMPTS[prompt]
+
+
+async def texts_of(request: web.Request, embedder: Embedder, inputs: Inputs) -> list[str]:
+    """The texts of `inputs`: a text, token ids, or a list of either. Raises EmptyInput, TooLarge or InvalidInput."""
+    batch = sequences(inputs)
+    config = request.app[CONFIG]
+    most = config.limits.texts_per_request_max
+    if len(batch) > most:
+        raise TooLarge(f"batch size {len(batch)} > maximum allowed batch size {most}", param="inputs")
+    if not batch or not all(batch):
+        raise EmptyInput("`inputs` cannot be empty", param="inputs")
+    texts = [text for text in batch if isinstance(text, str)]
+    if len(texts) == len(batch):
+        return texts
+    folder = Path(config.models.folder) / model_of(request.app, config.models.default)
+    return await asyncio.to_thread(texts_of_ids, folder, embedder.fingerprint, batch)
+
+
+def sequences(inputs: Inputs) -> list[str | list[int]]:
+    """Each text or list of ids to embed; a bare text, or a bare list of ids, is one."""
+    if isinstance(inputs, str):
+        return [inputs]
+    ids = [one for one in inputs if isinstance(one, int)]
+    if not ids:
+        return [one for one in inputs if not isinstance(one, int)]
+    if len(ids) < len(inputs):
+        raise InvalidInput("`inputs` mixes token ids with texts or lists", param="inputs")
+    return [ids]
+
+
+def compute_headers(answered: Answered, texts: list[str]) -> dict[str, str]:
+    """What TEI says of its work, in whole milliseconds."""
+    embedded = answered.embedded
+    stages = {
+        "x-compute-time": answered.embed_s,
+        "x-total-time": answered.embed_s,
+        "x-tokenization-time": embedded.tokenise_s,
+        "x-queue-time": embedded.queue_s,
+        "x-inference-time": embedded.run_s,
+    }
+    return {
+        "x-compute-type": "cpu",
+        "x-compute-tokens": str(answered.tokens),
+        "x-compute-characters": str(sum(map(len, texts))),
+        **{name: str(round(seconds * 1000)) for name, seconds in stages.items()},
+    }

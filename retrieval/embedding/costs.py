@@ -1,0 +1,71 @@
+"""What a run will cost, learnt from the runs that were: seconds = c + a * tokens + b * texts * longest^2.
+
+`tokens` counts padding. The first term is what every run costs, the second the matrix products, the third attention.
+Least squares over runs that fade with age, held to a first guess where they tell nothing (ridge regression, Hoerl and
+Kennard 1970): thousands of runs of one shape say what that shape costs, and leave the rest as it was guessed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Vector = npt.NDArray[np.float64]
+
+FORGETTING = 0.99
+SURPRISE_MAX = 3.0  # a run that took longer than this many times its estimate was held up by something else
+PRIOR = (0.0003, 0.00004, 0.00000005)  # seconds: a small encoder on a laptop, until the first runs were seen
+PRIOR_RUNS = 0.1  # how many runs the first guess weighs
+SHORTEST_S = 1e-5
+SCALE = np.array([1.0, 100.0, 10_000.0])  # brings the three terms to like size
+
+
+@dataclass(slots=True)
+class Load:
+    """Texts that wait, as the cost sees them: their number, their tokens, and the sum of their squared lengths."""
+
+    texts: int = 0
+    tokens: int = 0
+    squares: int = 0
+
+    def add(self, length: int, sign: int = 1) -> None:
+        self.texts += sign
+        self.tokens += sign * length
+        self.squares += sign * length * length
+
+
+class CostModel:
+    """Predicts runs. `learn` from one thread at a time; `seconds` from any."""
+
+    def __init__(self) -> None:
+        self._prior: Vector = np.array(PRIOR) * SCALE
+        self._certainty = np.diag(PRIOR_RUNS / self._prior**2)
+        self._products = np.zeros((3, 3))
+        self._sums: Vector = np.zeros(3)
+        self.base, self.per_token, self.per_square = PRIOR
+        self.runs = 0
+
+    def seconds(self, texts: int, longest: int) -> float:
+        """One run of so many texts, all padded to `longest` tokens."""
+        return self.base + self.per_token * texts * longest + self.per_square * texts * longest * longest
+
+    def seconds_of(self, load: Load) -> float:
+        """Everything in `load`, one core working, as if each text ran alone: an upper bound."""
+        return self.base * load.texts + self.per_token * load.tokens + self.per_square * load.squares
+
+    def learn(self, texts: int, longest: int, seconds: float) -> None:
+        """Take in how long a run took. One that was held up counts as no longer than SURPRISE_MAX estimates."""
+        expected = max(self.seconds(texts, longest), SHORTEST_S)
+        if self.runs:
+            seconds = min(seconds, SURPRISE_MAX * expected)
+        # In shares of what was expected: otherwise the noise of long runs would drown what short ones tell.
+        seen = np.array([1.0, texts * longest, texts * longest * longest]) / SCALE / expected
+        seconds /= expected
+        self._products = FORGETTING * self._products + np.outer(seen, seen)
+        self._sums = FORGETTING * self._sums + seen * seconds
+        terms = np.linalg.solve(self._products + self._certainty, self._sums + self._certainty @ self._prior)
+        base, per_token, per_square = np.maximum(terms, 0.0) / SCALE
+        self.base, self.per_token, self.per_square = float(base), float(per_token), float(per_square)
+        self.runs += 1

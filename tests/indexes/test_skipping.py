@@ -1,0 +1,226 @@
+"""Skipping the cold tier: the model, the threshold, the audit, on loads whose true loss the test knows."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from indexes.dense.skipping import (
+    NOTES,
+    ColdWatch,
+    ListBounds,
+    Model,
+    relative_entropy,
+    threshold_rank,
+    upper_mean,
+)
+from indexes.model import ColdPolicy
+
+K = 10
+DIMENSIONS, LISTS = 32, 16
+POLICY = ColdPolicy("calibrated", budget=0.005, audit=0.05)
+
+
+class Load:
+    """Queries that the hot tier answers well or badly. `easy`: the share of those it answers whole.
+
+    An easy query's hot scores are high; a hard one's are low, and it loses `hard_loss` without the cold tier. With
+    `hidden` some queries look easy and are not.
+    """
+
+    def __init__(self, easy: float, hard_loss: float = 0.6, hidden: float = 0.0, seed: int = 1) -> None:
+        self._rng = np.random.default_rng(seed)
+        self._easy, self._hard_loss, self._hidden = easy, hard_loss, hidden
+
+    def draw(self) -> tuple[NDArray[np.float32], NDArray[np.float32], float]:
+        """A query, its hot scores, and what it would lose."""
+        easy = self._rng.random() < self._easy
+        top = self._rng.normal(0.85 if easy else 0.55, 0.04)
+        scores = np.sort(top - self._rng.random(K) * 0.1)[::-1].astype(np.float32)
+        lies = easy and self._rng.random() < self._hidden
+        loss = 0.0 if easy and not lies else float(np.clip(self._rng.normal(self._hard_loss, 0.1), 0.1, 1))
+        return unit(self._rng), scores, round(loss, 1)
+
+
+def unit(rng: np.random.Generator) -> NDArray[np.float32]:
+    vector = rng.normal(size=DIMENSIONS).astype(np.float32)
+    return (vector / np.linalg.norm(vector)).astype(np.float32)
+
+
+def bounds(lowest: float | None = None) -> ListBounds:
+    rng = np.random.default_rng(2)
+    centres = np.array([unit(rng) for _ in range(LISTS)])
+    return ListBounds(centres, None if lowest is None else np.full(LISTS, lowest, np.float32))
+
+
+def play(watch: ColdWatch, load: Load, queries: int) -> tuple[float, float]:
+    """Mean loss over these queries, and the share of them that skipped the cold tier."""
+    lost, skipped = 0.0, 0
+    for _ in range(queries):
+        query, scores, loss = load.draw()
+        decision = watch.decide(query, scores, K)
+        if not decision.search:
+            skipped += 1
+            lost += loss
+        if decision.note:
+            watch.learn(decision, loss)
+    return lost / queries, skipped / queries
+
+
+def test_always_searches_while_it_learns() -> None:
+    """Nothing is skipped before enough queries were noted."""
+    watch = ColdWatch(POLICY, bounds())
+    assert play(watch, Load(easy=0.9), NOTES - 1) == (0.0, 0.0)
+    assert watch.state().state == "learning"
+
+
+@pytest.mark.parametrize("easy", [0.6, 0.9])
+def test_skips_within_the_budget(easy: float) -> None:
+    """Once calibrated, most easy queries skip, and the recall lost on average stays within the budget."""
+    watch = ColdWatch(POLICY, bounds())
+    load = Load(easy)
+    play(watch, load, NOTES)
+    loss, skipped = play(watch, load, 10_000)
+    assert loss <= POLICY.budget
+    assert skipped >= easy - 0.1
+    assert watch.state().stops == 0
+
+
+def test_hidden_losses_are_counted() -> None:
+    """Queries that look easy and are not limit what may be skipped: the loss stays within the budget all the same."""
+    for seed in range(5):
+        watch = ColdWatch(POLICY, bounds(), seed=seed)
+        load = Load(easy=0.9, hard_loss=0.2, hidden=0.1, seed=seed)
+        play(watch, load, NOTES)
+        loss, _ = play(watch, load, 8000)
+        assert loss <= 1.2 * POLICY.budget
+
+
+def test_a_load_without_hot_queries_skips_next_to_nothing() -> None:
+    """Where the hot tier never suffices hardly a query skips the cold one, and those cost less than the budget."""
+    watch = ColdWatch(POLICY, bounds())
+    loss, skipped = play(watch, Load(easy=0.0), 2 * NOTES)
+    assert loss <= POLICY.budget
+    assert skipped <= 0.01
+
+
+def test_the_audit_stops_skipping() -> None:
+    """When queries that look easy begin to lose, skipping stops by itself before long, and learning begins anew."""
+    stopped = []
+    for seed in range(5):
+        watch = ColdWatch(POLICY, bounds(), seed=seed)
+        play(watch, Load(easy=0.9, seed=seed), NOTES + 1000)
+        assert watch.state().state == "skipping"
+        shifted = Load(easy=0.9, hidden=0.3, seed=seed + 100)
+        queries = 0
+        while watch.state().state == "skipping" and queries < 5000:
+            play(watch, shifted, 10)
+            queries += 10
+        stopped.append(queries)
+        assert watch.state().stops == 1
+    assert np.median(stopped) < 600, "at one audit in twenty skips that is some 25 audits"
+
+
+def test_the_audit_does_not_cry_wolf() -> None:
+    """A load that stays as it was is skipped on and on."""
+    watch = ColdWatch(POLICY, bounds(), seed=3)
+    load = Load(easy=0.8, hard_loss=0.3, hidden=0.005, seed=4)
+    play(watch, load, NOTES)
+    play(watch, load, 30_000)
+    assert watch.state().stops == 0
+    assert watch.state().audits > 500
+
+
+def test_never_and_always() -> None:
+    """The other policies do as they say, and note nothing."""
+    query, scores, _ = Load(1.0).draw()
+    never = ColdWatch(ColdPolicy("never"), bounds()).decide(query, scores, K)
+    always = ColdWatch(ColdPolicy("always"), bounds()).decide(query, scores, K)
+    assert (never.search, never.note, never.reason) == (False, False, "cold policy is never")
+    assert (always.search, always.note, always.reason) == (True, False, None)
+
+
+def test_too_few_hits_are_never_enough() -> None:
+    """A query for which the other tiers hold fewer than k passages always needs the cold one."""
+    watch = ColdWatch(POLICY, bounds())
+    play(watch, Load(1.0), NOTES)
+    query, scores, _ = Load(1.0).draw()
+    assert watch.decide(query, scores[: K - 1], K).search
+
+
+def test_proof_needs_no_learning() -> None:
+    """A query whose k-th score no member of any list can reach skips from the first; the bound is a true one."""
+    rng = np.random.default_rng(5)
+    centres = np.array([unit(rng) for _ in range(LISTS)])
+    members = [centre + 0.05 * rng.normal(size=(50, DIMENSIONS)).astype(np.float32) for centre in centres]
+    members = [each / np.linalg.norm(each, axis=1, keepdims=True) for each in members]
+    lowest = np.array([(each @ centre).min() for each, centre in zip(members, centres, strict=True)])
+    known = ListBounds(centres, lowest.astype(np.float32))
+    watch = ColdWatch(POLICY, known)
+    best = 0.0
+    for _ in range(200):
+        query = unit(rng)
+        best = max(float((each @ query).max()) for each in members)
+        assert known.best_possible(known.similarities(query)) >= best - 1e-6
+    scores = np.full(K, 0.999, np.float32)
+    decision = watch.decide(query, scores, K)
+    assert not decision.search
+    assert "proven" in str(decision.reason)
+    assert watch.decide(query, np.full(K, best - 0.01, np.float32), K).search
+    assert watch.state().proven == 1
+
+
+def test_threads_may_share_a_watch() -> None:
+    """Decisions and lessons of several threads at once leave the counts whole."""
+    watch = ColdWatch(POLICY, bounds())
+
+    def ask(seed: int) -> None:
+        play(watch, Load(0.9, seed=seed), 3000)
+
+    threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert watch.state().queries == 12_000
+
+
+def test_model_orders_queries_by_their_loss() -> None:
+    """Fitted losses are near the true ones, also where they depend on a product of features."""
+    rng = np.random.default_rng(6)
+    features = rng.normal(size=(4000, 4))
+    true = 1 / (1 + np.exp(3 - features[:, 0] - features[:, 1] * features[:, 2]))
+    losses = (rng.random(4000) < true).astype(float)
+    fitted = Model.fitted(features[:3000], losses[:3000]).losses(features[3000:])
+    assert float(np.corrcoef(fitted, true[3000:])[0, 1]) > 0.95
+
+
+def test_upper_bound_holds() -> None:
+    """The bound is exceeded by the true mean no more often than promised, and shrinks with evidence."""
+    rng = np.random.default_rng(7)
+    true, count = 0.01, 500
+    draws = rng.binomial(1, true, size=(2000, count)).sum(axis=1)
+    exceeded = np.mean([upper_mean(float(total), count) < true for total in draws])
+    assert exceeded <= 0.05
+    assert upper_mean(0, 100) > upper_mean(0, 1000) > 0
+    assert upper_mean(0, 2000) == pytest.approx(3.0 / 2000, rel=0.01)
+    assert upper_mean(5, 5) == 1.0
+    assert relative_entropy(0.2, 0.2) == pytest.approx(0)
+
+
+def test_threshold_takes_as_many_as_the_budget_allows() -> None:
+    """Queries are skipped in the order of expected loss, until one more would break the bound."""
+    expected = np.arange(2000) / 2000
+    lost = (expected > 0.5).astype(float)
+    count = threshold_rank(expected, lost, 0.004)
+    assert 1000 <= count <= 1008
+    assert (
+        upper_mean(float(lost[:count].sum()), 2000)
+        <= 0.004
+        < upper_mean(float(lost[: count + 1].sum()), 2000)
+    )
+    assert threshold_rank(expected, np.ones(2000), 0.001) == 0
+    assert threshold_rank(expected, np.zeros(2000), 0.004) == 2000

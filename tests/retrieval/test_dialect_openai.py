@@ -1,0 +1,258 @@
+"""OpenAI's dialect, spoken by OpenAI's own client against a real service; raw HTTP where the client hides the wire."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+from openai import AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
+from tokenizers import Tokenizer
+
+from jobs.server_process import ServerProcess
+from retrieval.dialects.embedding import listed
+from tests.support.http import Http
+
+MODEL = "all-MiniLM-L6-v2"
+LONG = "The quick brown fox jumps over the lazy dog. " * 100  # about 1,000 tokens
+WORLD = [
+    "naïve café — “quotes”",
+    "Привет, мир",
+    "مرحبا بالعالم",
+    "你好，世界",
+    "👩‍👩‍👧‍👦 and 🏳️‍🌈",
+    "e\u0301 is not \u00e9, or is it?",
+    "tab\tand\nnewline",
+    "\u0000 is a character too",
+]
+
+
+@pytest.fixture
+def client(service: ServerProcess) -> OpenAI:
+    return OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0)
+
+
+def matrix(answer: openai.types.CreateEmbeddingResponse) -> Any:
+    return np.array([item.embedding for item in answer.data], dtype=np.float32)
+
+
+def cosines(one: Any, other: Any) -> Any:
+    return (one * other).sum(axis=1) / (np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1))
+
+
+def test_the_clients_default_of_base64_round_trips(client: OpenAI, http: Http) -> None:
+    """openai-python asks for base64 when the caller says nothing; the values are those of the float form, exactly."""
+    texts = ["a cat", "a dog", "a fish"]
+    default = matrix(client.embeddings.create(model=MODEL, input=texts))
+    floats = matrix(client.embeddings.create(model=MODEL, input=texts, encoding_format="float"))
+    assert default.shape == (3, 384)
+    assert np.array_equal(default, floats)
+    body = {"model": MODEL, "input": texts, "encoding_format": "base64"}
+    raw = http.ok("POST", "/v1/embeddings", body)["data"][1]
+    assert (raw["object"], raw["index"]) == ("embedding", 1)
+    assert np.array_equal(np.frombuffer(base64.b64decode(raw["embedding"]), dtype="<f4"), floats[1])
+
+
+def test_vectors_are_those_that_documents_get(client: OpenAI, http: Http) -> None:
+    """The same text has the same vector here and in a collection, whatever its script; length is 1."""
+    name = http.new_collection()
+    texts = [text for text in WORLD if "\0" not in text]
+    http.write(name, *({"id": str(number), "text": text} for number, text in enumerate(texts)))
+    native = [
+        http.ok("GET", f"/v1/collections/{name}/documents/{number}?vectors=true")["passages"][0]["vector"]
+        for number in range(len(texts))
+    ]
+    found = matrix(client.embeddings.create(model=MODEL, input=texts))
+    assert cosines(found, np.array(native)).min() > 0.99999
+    assert np.linalg.norm(found, axis=1) == pytest.approx(1, abs=1e-5)
+
+
+def test_any_text_gets_a_vector(client: OpenAI) -> None:
+    """Emoji, combining marks, NUL, white space: each has a vector of its own."""
+    found = matrix(client.embeddings.create(model=MODEL, input=[*WORLD, " ", "\n"]))
+    assert np.isfinite(found).all()
+    assert np.linalg.norm(found, axis=1) == pytest.approx(1, abs=1e-5)
+
+
+def test_one_text_and_many(client: OpenAI) -> None:
+    """A bare string is one text; a list keeps its order; the answer repeats the model's name."""
+    one = client.embeddings.create(model=MODEL, input="a dog")
+    many = client.embeddings.create(model=MODEL, input=["a cat", "a dog"])
+    assert (one.object, one.model, one.data[0].index) == ("list", MODEL, 0)
+    assert [item.index for item in many.data] == [0, 1]
+    assert cosines(matrix(one), matrix(many)[1:]).min() > 0.99999
+
+
+def test_usage_counts_the_models_own_tokens(client: OpenAI, model_folder: Path) -> None:
+    """Usage is what the model reads, special tokens included, and no more than it can read."""
+    tokenizer = Tokenizer.from_file(str(model_folder / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    texts = ["short", "somewhat longer, with antidisestablishmentarianism", LONG]
+    usage = client.embeddings.create(model=MODEL, input=texts).usage
+    expected = sum(min(256, len(tokenizer.encode(text).ids)) for text in texts)
+    assert (usage.prompt_tokens, usage.total_tokens) == (expected, expected)
+
+
+@pytest.mark.parametrize("dimensions", [1, 100, 384])
+def test_dimensions(client: OpenAI, dimensions: int) -> None:
+    """The first so many dimensions, of length 1 again."""
+    whole = matrix(client.embeddings.create(model=MODEL, input=["a cat", "a dog"]))
+    short = matrix(client.embeddings.create(model=MODEL, input=["a cat", "a dog"], dimensions=dimensions))
+    kept = whole[:, :dimensions]
+    assert short == pytest.approx(kept / np.linalg.norm(kept, axis=1, keepdims=True), abs=1e-6)
+
+
+@pytest.mark.parametrize("dimensions", [0, -1, 385])
+def test_dimensions_out_of_range(client: OpenAI, dimensions: int) -> None:
+    """Refused, naming the field and the range."""
+    with pytest.raises(BadRequestError, match="from 1 to 384") as caught:
+        client.embeddings.create(model=MODEL, input="x", dimensions=dimensions)
+    assert caught.value.param == "dimensions"
+
+
+def test_2048_inputs_are_the_most(client: OpenAI) -> None:
+    """2,048 texts are embedded in order; 2,049 are refused before anything is."""
+    texts = [f"number {number}" for number in range(2048)]
+    found = matrix(client.embeddings.create(model=MODEL, input=texts))
+    assert found.shape == (2048, 384)
+    again = matrix(client.embeddings.create(model=MODEL, input=[texts[0], texts[1023], texts[2047]]))
+    assert cosines(found[[0, 1023, 2047]], again).min() > 0.99999
+    with pytest.raises(BadRequestError, match="2048") as caught:
+        client.embeddings.create(model=MODEL, input=[*texts, "one more"])
+    assert caught.value.param == "input"
+
+
+@pytest.mark.parametrize(("given", "param"), [("", "input"), ([], "input"), (["a", ""], "input[1]")], ids=str)
+def test_empty_inputs(client: OpenAI, given: str | list[str], param: str) -> None:
+    """An empty string, or no string at all, is refused by its place."""
+    with pytest.raises(BadRequestError) as caught:
+        client.embeddings.create(model=MODEL, input=given)
+    assert caught.value.param == param
+    assert caught.value.type == "invalid_request_error"
+
+
+@pytest.mark.parametrize("ids", [[1, 2, 3], [[9906, 1917], [3923]]], ids=str)
+def test_token_ids_name_the_way_out(client: OpenAI, ids: Any) -> None:
+    """LangChain's cl100k ids mean nothing here: 400, with the setting that makes it send texts."""
+    with pytest.raises(BadRequestError, match="check_embedding_ctx_length=False") as caught:
+        client.embeddings.create(model=MODEL, input=ids)
+    assert caught.value.param == "input"
+
+
+def test_langchains_shape(http: Http) -> None:
+    """With that setting LangChain sends lists of texts, of one for a query, and reads data[].embedding."""
+    for texts in (["a query"], ["first", "second"]):
+        answer = http.ok("POST", "/v1/embeddings", {"input": texts, "model": MODEL})
+        assert [len(item["embedding"]) for item in answer["data"]] == [384] * len(texts)
+
+
+def test_litellms_shape(http: Http) -> None:
+    """Fields that a gateway passes on as null count as absent."""
+    body = {"model": MODEL, "input": ["x"], "encoding_format": None, "dimensions": None, "user": None}
+    answer = http.ok("POST", "/v1/embeddings", body)
+    assert set(answer) == {"object", "data", "model", "usage", "truncated"}
+    assert isinstance(answer["data"][0]["embedding"][0], float)
+
+
+def test_user_is_accepted(client: OpenAI) -> None:
+    """`user` changes nothing."""
+    one = client.embeddings.create(model=MODEL, input="x", user="somebody")
+    assert one.data[0].embedding == client.embeddings.create(model=MODEL, input="x").data[0].embedding
+
+
+def test_truncation_is_reported(client: OpenAI) -> None:
+    """Texts that were cut are listed in the answer and in a header; the others are not."""
+    raw = client.embeddings.with_raw_response.create(model=MODEL, input=[LONG, "short", LONG + "!"])
+    answer = raw.parse()
+    assert answer.to_dict()["truncated"] == [0, 2]
+    assert raw.headers["X-Truncated-Inputs"] == "0,2"
+    whole = client.embeddings.with_raw_response.create(model=MODEL, input=["short"])
+    assert whole.parse().to_dict()["truncated"] == []
+    assert "X-Truncated-Inputs" not in whole.headers
+
+
+def test_the_header_of_truncated_inputs_is_bounded() -> None:
+    """It lists 500 and counts the rest, because clients refuse long headers; the body has them all."""
+    assert listed([0, 3, 17]) == "0,3,17"
+    assert listed(range(500)) == ",".join(map(str, range(500)))
+    assert listed(range(2048)) == ",".join([*map(str, range(500)), "+1548"])
+
+
+def test_long_inputs_in_windows(client: OpenAI) -> None:
+    """`windows` reads all of a text: nothing is cut, its end matters, and the vector has length 1."""
+    ends = [LONG + "Penguins swim.", LONG + "Interest rates rose sharply, said the central bank."]
+    cut = matrix(client.embeddings.create(model=MODEL, input=ends))
+    answer = client.embeddings.create(model=MODEL, input=ends, extra_body={"long_inputs": "windows"})
+    found = matrix(answer)
+    assert cosines(cut[:1], cut[1:]).min() > 0.99999
+    assert cosines(found[:1], found[1:]).max() < 0.999
+    assert np.linalg.norm(found, axis=1) == pytest.approx(1, abs=1e-5)
+    assert answer.to_dict()["truncated"] == []
+    assert answer.usage.prompt_tokens > 1500
+
+
+def test_long_inputs_refused(client: OpenAI) -> None:
+    """`error` refuses by the code that gateways look for, and names the text; short texts pass."""
+    with pytest.raises(BadRequestError, match=r"maximum context length is 256 tokens.*text 1") as caught:
+        client.embeddings.create(model=MODEL, input=["x", LONG], extra_body={"long_inputs": "error"})
+    assert caught.value.code == "context_length_exceeded"
+    client.embeddings.create(model=MODEL, input=["x"], extra_body={"long_inputs": "error"})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("input_type", "passage"), ("long_inputs", "left"), ("encoding_format", "int8"), ("inputs", ["x"])],
+)
+def test_unknown_fields_and_values(client: OpenAI, field: str, value: object) -> None:
+    """Refused, naming the field."""
+    with pytest.raises(BadRequestError) as caught:
+        client.embeddings.create(model=MODEL, input="x", extra_body={field: value})
+    assert caught.value.param == field
+
+
+def test_an_unknown_model(client: OpenAI) -> None:
+    """404 with OpenAI's code, and the names that exist."""
+    with pytest.raises(NotFoundError, match=MODEL) as caught:
+        client.embeddings.create(model="gpt-9", input="x")
+    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+    with pytest.raises(NotFoundError) as caught:
+        client.models.retrieve("gpt-9")
+    assert caught.value.code == "model_not_found"
+
+
+def test_models(client: OpenAI) -> None:
+    """The exported models are listed, and each is shown by its name."""
+    listed = {one.id: one for one in client.models.list()}
+    assert listed[MODEL].object == "model"
+    assert listed[MODEL].created > 1_600_000_000
+    assert client.models.retrieve(MODEL) == listed[MODEL]
+
+
+def test_stage_times(http: Http) -> None:
+    """Headers say how long the stages took."""
+    headers = http.call("POST", "/v1/embeddings", {"model": MODEL, "input": ["a", "b"]}).headers
+    assert float(headers["X-Embed-Latency"]) > 0
+    for stage in ("tokenise", "queue", "run", "total"):
+        assert f"{stage};dur=" in headers["Server-Timing"]
+
+
+def test_the_asynchronous_client_and_many_at_once(service: ServerProcess, client: OpenAI) -> None:
+    """Forty requests of different sizes at the same time: each gets the vectors of its own texts."""
+    batches = [[f"text {number} of {size}" for number in range(size)] for size in range(1, 41)]
+
+    async def ask() -> list[Any]:
+        async with AsyncOpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0) as asynchronous:
+            answers = await asyncio.gather(
+                *(asynchronous.embeddings.create(model=MODEL, input=batch) for batch in batches)
+            )
+        return [matrix(answer) for answer in answers]
+
+    together = asyncio.run(ask())
+    for batch, found in zip(batches[::13], together[::13]):
+        alone = matrix(client.embeddings.create(model=MODEL, input=batch))
+        assert cosines(found, alone).min() > 0.99999
