@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from indexes.collection import Collection
@@ -90,6 +90,11 @@ class Embedders:
     def names(self) -> list[str]:
         """Exported models, whether in use or not, sorted."""
         return sorted(find_models(self._folder))
+
+    @property
+    def loaded(self) -> Mapping[str, Embedder]:
+        """Models in use, by name."""
+        return self._open
 
     def manifest(self, name: str) -> Manifest:
         """What an exported model says of itself, without loading it. Raises NotFound, or Damaged."""

@@ -63,7 +63,7 @@ async def embedders_ctx(app: web.Application) -> AsyncIterator[None]:
     """Load the models in use now, so that the first query does not wait. One that cannot be loaded is a warning:
     other collections still serve, and those of this model answer with the reason."""
     app[EMBEDDERS] = embedders = Embedders(app[CONFIG], app[METRICS].embedding_observer)
-    app[METRICS].watch_embeddings(embedders.cache)
+    app[METRICS].watch_embeddings(embedders)
     try:
         await embedders.get(app[CONFIG].models.default)
     except NearlineError as error:

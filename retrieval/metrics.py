@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from indexes.catalog import Catalog
 from retrieval.cache import EmbeddingCache, ResultCache, Store
+from retrieval.embedders import Embedders
 from retrieval.embedding.results import Lane
 from retrieval.schemas import JobBody, SearchAnswer
 
@@ -87,8 +88,9 @@ class Metrics:
     def watch_results(self, results: ResultCache, store: Store) -> None:
         self.registry.register(CacheCounters(results, store))
 
-    def watch_embeddings(self, cache: EmbeddingCache) -> None:
-        self.registry.register(EmbeddingCacheCounters(cache))
+    def watch_embeddings(self, embedders: Embedders) -> None:
+        self.registry.register(EmbeddingCacheCounters(embedders.cache))
+        self.registry.register(ModelGauges(embedders))
 
 
 class EmbeddingMetrics:
@@ -175,6 +177,27 @@ class EmbeddingObserver:
 
     def left(self, lane: Lane, texts: int, reason: Literal["cancelled", "deadline", "refused"]) -> None:
         self._metrics.left.labels(self._model, lane, reason).inc(texts)
+
+
+class ModelGauges(Collector):
+    """The models in use: which of their graphs runs here, and how many were refused on this machine."""
+
+    def __init__(self, embedders: Embedders) -> None:
+        self._embedders = embedders
+
+    def collect(self) -> Iterable[Metric]:
+        running = GaugeMetricFamily(
+            "nearline_model_variant", "The graph of a model that runs: always 1", labels=["model", "variant"]
+        )
+        refused = GaugeMetricFamily(
+            "nearline_model_variants_refused",
+            "Graphs that gave known texts strange vectors",
+            labels=["model"],
+        )
+        for name, embedder in list(self._embedders.loaded.items()):
+            running.add_metric([name, embedder.encoder.variant], 1)
+            refused.add_metric([name], len(embedder.encoder.refused))
+        return [running, refused]
 
 
 class CollectionGauges(Collector):

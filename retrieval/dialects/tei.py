@@ -31,7 +31,7 @@ from retrieval.dialects.token_ids import texts_of_ids
 from retrieval.embedders import Embedder
 from retrieval.embedding.models import Kind
 from retrieval.handlers.wire import answer, body
-from retrieval.keys import CONFIG, READY
+from retrieval.keys import CONFIG, EMBEDDERS, READY
 
 PROMPTS: dict[str, Kind] = {"document": "document", "passage": "document", "query": "query"}
 POOLING = {"last": "last_token"}  # TEI's words where ours differ
@@ -55,7 +55,7 @@ class TeiModelType(msgspec.Struct):
 
 
 class ServedModel(msgspec.Struct):
-    """`variant` is the graph that runs, `refused` says why others do not; null for any but the default model."""
+    """`variant` is the graph that runs, `refused` says why others do not; null for a model that is not in use yet."""
 
     name: str
     fingerprint: str
@@ -130,12 +130,9 @@ async def info(request: web.Request) -> web.Response:
     manifest, encoder = embedder.manifest, embedder.encoder
     texts, tokens = config.embedding.batch_texts_max, encoder.tokens_max
     default = model_of(request.app, config.models.default)
+    loaded = request.app[EMBEDDERS].loaded
     listed = await list_models(request.app)
-    served = [
-        served_model(one, embedder if one.model == default else None)
-        for one in listed
-        if one.name == one.model
-    ]
+    served = [served_model(one, loaded.get(one.model)) for one in listed if one.name == one.model]
     return answer(
         TeiInfo(
             model_id=default,

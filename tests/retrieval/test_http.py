@@ -304,6 +304,9 @@ def test_health_ready_metrics(http: Http, facts: str) -> None:
     assert f'nearline_searches_total{{cache="miss",cold="skipped",collection="{facts}"}} 1.0' in text
     assert f'nearline_passages{{collection="{facts}",tier="delta"}} 4.0' in text
     assert "nearline_embedding_run_seconds_bucket" in text
+    assert re.search(r'nearline_embedding_tokenise_seconds_count\{lane="query",model="[^"]+"\} [1-9]', text)
+    assert re.search(r'nearline_model_variant\{model="[^"]+",variant="[^"]+"\} 1.0', text)
+    assert re.search(r'nearline_model_variants_refused\{model="[^"]+"\} 0.0', text)
     assert "nearline_http_request_seconds_count" in text
 
 
