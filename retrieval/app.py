@@ -32,6 +32,7 @@ def create_app(config: Config, data: Path) -> web.Application:
             lifecycle.embedders_ctx,
             lifecycle.pipeline_ctx,
             lifecycle.tasks_ctx,
+            lifecycle.loop_lag_ctx,
             lifecycle.ready_ctx,
         ]
     )

@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 Context = Callable[[web.Application], AsyncIterator[None]]
 SECRET_BYTES = 32
+LAG_EVERY_S = 0.02
 
 
 def catalog_ctx(data: Path) -> Context:
@@ -92,6 +93,20 @@ async def tasks_ctx(app: web.Application) -> AsyncIterator[None]:
     app[TASKS] = Tasks(app[METRICS].job_finished)
     yield
     await app[TASKS].close()
+
+
+async def loop_lag_ctx(app: web.Application) -> AsyncIterator[None]:
+    """Look at the event loop again and again: how late does it come to what is due?"""
+
+    async def watch() -> None:
+        while True:
+            due = time.perf_counter() + LAG_EVERY_S
+            await asyncio.sleep(LAG_EVERY_S)
+            app[METRICS].loop_lag(max(0.0, time.perf_counter() - due))
+
+    task = asyncio.create_task(watch())
+    yield
+    task.cancel()
 
 
 async def ready_ctx(app: web.Application) -> AsyncIterator[None]:

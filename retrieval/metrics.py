@@ -19,6 +19,7 @@ from retrieval.embedding.results import Lane
 from retrieval.schemas import JobBody, SearchAnswer
 
 SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
+LAG = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 BATCH = (1, 2, 4, 8, 16, 32, 64, 128)
 TOKENS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
@@ -53,6 +54,12 @@ class Metrics:
             buckets=SECONDS,
             registry=registry,
         )
+        self._loop_lag = Histogram(
+            "nearline_loop_lag_seconds",
+            "How late the event loop came to what was due",
+            buckets=LAG,
+            registry=registry,
+        )
         self._jobs = Counter("nearline_jobs", "Jobs finished", ["kind", "status"], registry=registry)
         self._embedding = EmbeddingMetrics(registry)
 
@@ -75,6 +82,9 @@ class Metrics:
     def written(self, collection: str, documents: int, seconds: float) -> None:
         self._documents.labels(collection).inc(documents)
         self._write_seconds.observe(seconds)
+
+    def loop_lag(self, seconds: float) -> None:
+        self._loop_lag.observe(seconds)
 
     def job_finished(self, job: JobBody) -> None:
         self._jobs.labels(job.kind, job.status).inc()

@@ -308,6 +308,7 @@ def test_health_ready_metrics(http: Http, facts: str) -> None:
     assert re.search(r'nearline_model_variant\{model="[^"]+",variant="[^"]+"\} 1.0', text)
     assert re.search(r'nearline_model_variants_refused\{model="[^"]+"\} 0.0', text)
     assert "nearline_http_request_seconds_count" in text
+    assert re.search(r"nearline_loop_lag_seconds_count [1-9]", text)
 
 
 def test_the_description_is_valid_openapi(http: Http) -> None:
