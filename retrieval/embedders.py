@@ -125,7 +125,7 @@ class Embedders:
         threads = min(self._config.models.run_threads, cores)
         model = await asyncio.to_thread(load_model, folder)
         encoder = await asyncio.to_thread(Encoder, model, threads=threads)
-        counter = await asyncio.to_thread(TokenCounter, model)
+        counter = TokenCounter(encoder.tokenizers)
         limits, costs = self._config.embedding, CostModel()
         await asyncio.to_thread(warm_up, encoder, costs)
         batcher = Batcher(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from importlib.metadata import version
-from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -189,8 +188,7 @@ async def texts_of(request: web.Request, embedder: Embedder, inputs: Inputs) -> 
     texts = [text for text in batch if isinstance(text, str)]
     if len(texts) == len(batch):
         return texts
-    folder = Path(config.models.folder) / model_of(request.app, config.models.default)
-    return await asyncio.to_thread(texts_of_ids, folder, embedder.fingerprint, batch)
+    return await asyncio.to_thread(texts_of_ids, embedder.encoder.tokenizers, batch)
 
 
 def sequences(inputs: Inputs) -> list[str | list[int]]:

@@ -7,22 +7,17 @@ Special tokens among them are dropped: embedding puts its own where they belong.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
-from pathlib import Path
 
 from indexes.errors import InvalidInput
-from retrieval.embedding.models import TOKENIZER
 from retrieval.embedding.tokens import TokenizerPool
 
-MODELS_KEPT = 4  # tokenizers take some megabytes each
 
-
-def texts_of_ids(model: Path, fingerprint: str, inputs: Sequence[str | list[int]]) -> list[str]:
-    """`inputs` with every list of ids turned into text by the tokenizer of the model in that folder.
+def texts_of_ids(pool: TokenizerPool, inputs: Sequence[str | list[int]]) -> list[str]:
+    """`inputs` with every list of ids turned into text by a model's tokenizer.
 
     Raises InvalidInput naming an id that it does not know. Blocks: call it on a thread.
     """
-    with pool_of(model / TOKENIZER, fingerprint).borrow() as tokenizer:
+    with pool.borrow() as tokenizer:
         known = tokenizer.get_vocab_size()
         for ids in inputs:
             if isinstance(ids, list) and not all(0 <= one < known for one in ids):
@@ -32,9 +27,3 @@ def texts_of_ids(model: Path, fingerprint: str, inputs: Sequence[str | list[int]
                     param="inputs",
                 )
         return [tokenizer.decode(ids) if isinstance(ids, list) else ids for ids in inputs]
-
-
-@lru_cache(MODELS_KEPT)
-def pool_of(path: Path, fingerprint: str) -> TokenizerPool:
-    """`fingerprint` tells one export from the next in the same folder."""
-    return TokenizerPool(path, lambda tokenizer: None)

@@ -11,7 +11,6 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,8 +36,8 @@ class Encoder:
             "query": model.manifest.query_prefix,
             "document": model.manifest.document_prefix,
         }
-        self._pool = TokenizerPool(model.tokenizer_path, self._truncate)
-        with self._pool.borrow() as tokenizer:
+        self.tokenizers = TokenizerPool(model.tokenizer_path)
+        with self.tokenizers.borrow() as tokenizer:
             self._pad = pad_id(tokenizer)
             self._frame = Frame.of(tokenizer)
         known = self.tokenise([answer.text for answer in model.manifest.known_answers], "document")
@@ -81,10 +80,10 @@ class Encoder:
         """One Tokens a text, in order, with the model's prefix for `kind`. Long texts are cut, never refused."""
         prefix = self._prefixes[kind]
         chars = CHARS_PER_TOKEN * self.tokens_max
-        with self._pool.borrow() as tokenizer:
+        with self.tokenizers.borrow() as tokenizer:
             encodings = tokenizer.encode_batch_fast([prefix + text[:chars] for text in texts])
             return [
-                _tokens(encoding)
+                self._frame.cut(encoding.ids, self.tokens_max)
                 if len(text) <= chars
                 else self._tokens_of_long(tokenizer, prefix + text, chars)
                 for text, encoding in zip(texts, encodings)
@@ -93,7 +92,8 @@ class Encoder:
     def _tokens_of_long(self, tokenizer: Tokenizer, text: str, chars: int) -> Tokens:
         """Read no more of a huge text than fills the window: tokenising all of a megabyte takes a second."""
         while True:
-            tokens = _tokens(tokenizer.encode_batch_fast([text[:chars]])[0])
+            ids = tokenizer.encode_batch_fast([text[:chars]])[0].ids
+            tokens = self._frame.cut(ids, self.tokens_max)
             if tokens.truncated or chars >= len(text):
                 return tokens
             chars *= 2
@@ -103,12 +103,8 @@ class Encoder:
         whole = self.tokenise([text], kind)
         if not whole[0].truncated:
             return whole
-        with self._pool.borrow() as tokenizer:
-            tokenizer.no_truncation()
-            try:
-                return windows(tokenizer, self._frame, self._prefixes[kind], text, self.tokens_max)
-            finally:
-                self._truncate(tokenizer)
+        with self.tokenizers.borrow() as tokenizer:
+            return windows(tokenizer, self._frame, self._prefixes[kind], text, self.tokens_max)
 
     def run(self, batch: Sequence[Tokens]) -> Floats:
         """Vectors float32 [texts, dimensions], in order, in one run of at most (texts x longest) padded tokens."""
@@ -136,9 +132,6 @@ class Encoder:
             vectors[members] = self.run([tokens[member] for member in members])
         return vectors
 
-    def _truncate(self, tokenizer: Tokenizer) -> None:
-        tokenizer.enable_truncation(self.tokens_max)
-
 
 def by_length(
     lengths: Sequence[int], room: Callable[[int, int], bool], texts_max: int = 256
@@ -156,10 +149,6 @@ def by_length(
         batch.append(position)
     if batch:
         yield batch
-
-
-def _tokens(encoding: Any) -> Tokens:
-    return Tokens(encoding.ids, bool(encoding.overflowing))
 
 
 def available_threads() -> int:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from indexes.errors import Damaged
-from retrieval.embedding.models import Model
 
 LONG_TOKEN_CHARS = 32  # no entry of a vocabulary is longer
 SEGMENT_CHARS = 16_384  # tokenised at once; bounds memory, and the time that one call holds a thread
@@ -31,13 +30,13 @@ class Tokens:
 class TokenizerPool:
     """Lends each tokenizer to one thread at a time: sharing one raises "Already borrowed" under load.
 
-    There are never more than threads that tokenise at the same moment.
+    There are never more than threads that tokenise at the same moment; each takes some 10 MB, so all who tokenise for
+    a model share one pool. Its tokenizers neither pad nor truncate.
     """
 
-    def __init__(self, path: Path, prepare: Callable[[Tokenizer], None]) -> None:
+    def __init__(self, path: Path) -> None:
         self._content = path.read_bytes()
         self._path = path
-        self._prepare = prepare
         self._idle: deque[Tokenizer] = deque()
         with self.borrow():
             pass  # a file that cannot be parsed is reported now, not on the first request
@@ -60,7 +59,6 @@ class TokenizerPool:
             raise Damaged(f"{self._path} is not a tokenizer: {error}") from error
         tokenizer.no_padding()
         tokenizer.no_truncation()
-        self._prepare(tokenizer)
         return tokenizer
 
 
@@ -80,11 +78,17 @@ class Frame:
                 return Frame(framed[:at], framed[at + len(bare) :])
         return Frame([], [])
 
+    def cut(self, ids: list[int], tokens_max: int) -> Tokens:
+        """As much of a framed text as the model reads; what stands at its end stays there."""
+        if len(ids) <= tokens_max:
+            return Tokens(ids, False)
+        return Tokens(ids[: tokens_max - len(self.tail)] + self.tail, True)
+
 
 def windows(tokenizer: Tokenizer, frame: Frame, prefix: str, text: str, tokens_max: int) -> list[Tokens]:
     """All of a text, in pieces that the model can read, each with the prefix and the special tokens.
 
-    `tokenizer` must not truncate. Pieces do not overlap.
+    Pieces do not overlap.
     """
     before = tokenizer.encode(prefix, add_special_tokens=False).ids if prefix else []
     room = max(1, tokens_max - len(frame.head) - len(frame.tail) - len(before))
@@ -98,8 +102,8 @@ def windows(tokenizer: Tokenizer, frame: Frame, prefix: str, text: str, tokens_m
 class TokenCounter:
     """Counts tokens and tells where they lie, without special tokens and without truncation. Thread-safe."""
 
-    def __init__(self, model: Model) -> None:
-        self._pool = TokenizerPool(model.tokenizer_path, lambda tokenizer: None)
+    def __init__(self, pool: TokenizerPool) -> None:
+        self._pool = pool
 
     def count(self, text: str) -> int:
         """Tokens of `text`, exact up to `SEGMENT_CHARS` characters; beyond, a cut inside a word may add a few."""

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from retrieval.chunking import Span, split
 from retrieval.embedding.models import load_model
-from retrieval.embedding.tokens import TokenCounter
+from retrieval.embedding.tokens import TokenCounter, TokenizerPool
 
 
 def words(text: str) -> list[tuple[int, int]]:
@@ -98,7 +98,7 @@ def test_wrong_settings() -> None:
 @pytest.mark.model
 def test_real_tokens_in_many_languages(model_folder: Path, shared_data: Path) -> None:
     """With the real tokenizer and eleven languages, passages tokenised alone stay within the bound."""
-    counter = TokenCounter(load_model(model_folder))
+    counter = TokenCounter(TokenizerPool(load_model(model_folder).tokenizer_path))
     file = shared_data / "xquad-r" / "corpus.jsonl.gz"
     with gzip.open(file, "rt", encoding="utf-8") as lines:
         texts = [json.loads(line)["text"] for line in lines]
@@ -111,7 +111,7 @@ def test_real_tokens_in_many_languages(model_folder: Path, shared_data: Path) ->
 @pytest.mark.parametrize("piece", ["Some words of a sentence. ", "検索", "x"])
 def test_a_million_characters(model_folder: Path, piece: str) -> None:
     """A text of a million characters, with or without spaces, is cut in seconds."""
-    counter = TokenCounter(load_model(model_folder))
+    counter = TokenCounter(TokenizerPool(load_model(model_folder).tokenizer_path))
     text = piece * (1_000_000 // len(piece))
     began = time.perf_counter()
     spans = split(text, counter.spans, tokens_max=200, overlap_tokens=32)

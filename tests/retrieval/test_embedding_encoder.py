@@ -15,7 +15,7 @@ from indexes.errors import Damaged
 from retrieval.embedding.encoder import Encoder, by_length, cgroup_cores
 from retrieval.embedding.models import KnownAnswer, Model, load_model
 from retrieval.embedding.results import joined, shortened
-from retrieval.embedding.tokens import TokenCounter, segments
+from retrieval.embedding.tokens import TokenCounter, TokenizerPool, segments
 
 QUESTION = "how do I reset my password"
 
@@ -27,7 +27,7 @@ def encoder(model_folder: Path) -> Encoder:
 
 @pytest.fixture(scope="module")
 def counter(model_folder: Path) -> TokenCounter:
-    return TokenCounter(load_model(model_folder))
+    return TokenCounter(TokenizerPool(load_model(model_folder).tokenizer_path))
 
 
 TEXTS = st.text(max_size=60) | st.sampled_from(

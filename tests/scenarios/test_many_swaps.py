@@ -25,7 +25,8 @@ def test_a_hundred_swaps_under_load(tmp_path: Path) -> None:
     fill(collection, world, range(900, 1300))
     collection.adopt(Rebuild(collection.begin_build(), timeout_s=120).run(lambda *_: None))
     older, newer = collection.shelf.numbers()
-    done, failures, seen = threading.Event(), [], set()
+    done, seen = threading.Event(), set[int]()
+    failures: list[object] = []
     written = [1300]
 
     def search(seed: int) -> None:
