@@ -16,7 +16,6 @@ import threading
 import uuid
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,13 +23,13 @@ import numpy as np
 from indexes import failpoints
 from indexes.arrays import top
 from indexes.build.builder import BuildRequest
+from indexes.build.chosen import Chosen, read_chosen, save_chosen
 from indexes.build.hits import Hits
-from indexes.build.placement import Moves
 from indexes.checks import check_upsert
-from indexes.dense.skipping import ColdState
 from indexes.durable import disk_errors, publish_folder
-from indexes.errors import Conflict, Damaged, NearlineError, NotFound, StorageError
+from indexes.errors import Conflict, Damaged, NearlineError, NotFound, RecallTooLow, StorageError
 from indexes.filters.grammar import Filter
+from indexes.info import CollectionInfo, SearchSettings
 from indexes.lexical import analysis
 from indexes.log.log import Applied, Log
 from indexes.log.writer import Writer
@@ -42,41 +41,18 @@ from indexes.model import (
     Settings,
     StoredDocument,
     StoredPassage,
-    Tier,
     Tuning,
     Upsert,
     WriteResult,
 )
 from indexes.parts.assembly import Assembly, segment_passages
-from indexes.parts.generation import Generation, Shelf
+from indexes.parts.generation import Generation, Shelf, read_manifest
 from indexes.parts.sealing import Sealing
 from indexes.parts.snapshot import Snapshot, sum_by_tier
 
 logger = logging.getLogger(__name__)
 
 DRAFT_PREFIX = ".creating-"
-
-
-@dataclass(frozen=True, slots=True)
-class CollectionInfo:
-    """Counts and sizes of one collection. `memory_bytes` leaves mapped files out, `mapped_bytes` is those.
-
-    `moves` is what the rebuild of the live generation moved between tiers; `cold` how often queries needed that one.
-    """
-
-    documents: int
-    passages: dict[Tier, int]
-    dead_passages: int
-    segments: int
-    seq: int
-    generation: int
-    generations: list[int]
-    recall: dict[str, float]
-    memory_bytes: int
-    tier_bytes: dict[Tier, int]
-    mapped_bytes: int
-    moves: Moves | None
-    cold: ColdState | None
 
 
 class Collection:
@@ -90,6 +66,7 @@ class Collection:
         self.uid = self.log.uid
         self.shelf = Shelf(folder)
         self._adopting = threading.Lock()
+        self.chosen = read_chosen(folder)
         self._lost_generation = 0  # the live one by its marker, if it could not be used
         self.hits = Hits(folder / "hits.msgpack", hot_capacity=self.settings.hot_capacity)
         self._documents = self.log.document_count()
@@ -186,12 +163,19 @@ class Collection:
             generation=snapshot.generation,
             generations=self.shelf.numbers(),
             recall=generation.manifest.recall if generation else {},
+            recall_target=self.recall_target,
+            search=self._search_settings(generation) if generation else None,
             memory_bytes=sum(visible.part.bytes for visible in snapshot.parts),
             tier_bytes=sum_by_tier(visible.part.tier_bytes() for visible in snapshot.parts),
             mapped_bytes=generation.mapped_bytes if generation else 0,
             moves=generation.manifest.moves if generation else None,
             cold=snapshot.watch.state() if snapshot.watch else None,
         )
+
+    def _search_settings(self, generation: Generation) -> SearchSettings:
+        ef, cold = generation.search_settings
+        tuned = self.chosen is not None and self.chosen.fits(generation)
+        return SearchSettings(ef, cold.probes, cold.rescored, cold.filtered_share, tuned)
 
     # -- writing
 
@@ -269,7 +253,7 @@ class Collection:
                 seq=position.seq,
                 last_passage=position.last_passage,
                 hot_capacity=self.settings.hot_capacity if hot_capacity is None else hot_capacity,
-                recall_target=self.tuning.recall_target,
+                recall_target=self.recall_target,
                 threads=self.tuning.build_threads,
             )
 
@@ -281,9 +265,11 @@ class Collection:
     def adopt(self, number: int) -> Generation:
         """Serve a sealed generation from now on: verify, load, replay past it, move CURRENT, swap. Also goes back.
 
-        Searches under way finish on the old snapshot. If anything fails, the old generation stays live.
+        Searches under way finish on the old snapshot. If anything fails, the old generation stays live. Raises
+        RecallTooLow, and keeps the generation aside, if it measures below the floor.
         """
         with self._adopting:
+            self._require_recall(number)
             generation = self._usable(number)
             failpoints.reach("adopt.verified")
             live = self._assembly.generation
@@ -313,15 +299,45 @@ class Collection:
     def rollback(self) -> Generation:
         """Go back to the newest generation before the live one. Writes made since stay: they are replayed."""
         live = self._assembly.generation
-        earlier = [number for number in self.shelf.seqs() if live and number < live.number]
-        if not earlier:
-            raise Conflict("there is no earlier generation to roll back to")
-        return self.adopt(earlier[-1])
+        earlier = {n: one for n, one in self.shelf.manifests().items() if live and n < live.number}
+        low = {n: reason for n, one in earlier.items() if (reason := one.below(self.tuning.floor))}
+        whole = [number for number in earlier if number not in low]
+        if not whole:
+            passed_over = "".join(f"; generation {number} has {reason}" for number, reason in low.items())
+            raise Conflict(f"there is no earlier generation to roll back to{passed_over}")
+        return self.adopt(whole[-1])
 
     def discard(self, number: int) -> None:
         """Delete a sealed generation that could not be adopted. The live one is never deleted."""
         if number != self.snapshot.generation and number in self.shelf.numbers():
             self.shelf.remove(number)
+
+    def set_search(self, chosen: Chosen) -> None:
+        """Search the live generation with these settings from now on, and build later ones to their recall target.
+
+        Durable once this returns. Raises Conflict if they were chosen for a generation that is not live.
+        """
+        with self._adopting:
+            live = self._assembly.generation
+            if live is None or not chosen.fits(live):
+                raise Conflict(f"generation {chosen.generation} is not live any more; tune the present one")
+            save_chosen(self.folder, chosen)
+            failpoints.reach("tune.published")
+            self.chosen = chosen
+            chosen.apply(live)
+
+    @property
+    def recall_target(self) -> float:
+        """Of rebuilds: what was wished for this collection, or else the tuning's; never below the floor."""
+        wish = self.chosen.recall_target if self.chosen else self.tuning.recall_target
+        return max(wish, self.tuning.floor)
+
+    def _require_recall(self, number: int) -> None:
+        """Keep a generation aside that measures too low. The live one is not asked."""
+        low = read_manifest(self.shelf.path(number)).below(self.tuning.floor)
+        if low and number != self.shelf.current():
+            self.shelf.set_aside(number)
+            raise RecallTooLow(f"generation {number} is not adopted: {low}")
 
     def _usable(self, number: int) -> Generation:
         """A generation, verified and loaded, if this collection and this version can serve it."""
@@ -330,6 +346,8 @@ class Collection:
         if (manifest.fingerprint, manifest.analysis) != (self.settings.fingerprint, analysis.VERSION):
             raise Damaged(f"generation {number} was built for another model or another analysis of text")
         generation.watch_cold(self.tuning.cold)
+        if self.chosen:
+            self.chosen.apply(generation)
         return generation
 
     def _prune(self, *, before: int) -> None:
@@ -347,6 +365,7 @@ class Collection:
                     failpoints.reach("prune.begin")
                     self.shelf.remove(number)
                     failpoints.reach("prune.removed")
+            self.shelf.clear_aside(before=self.snapshot.generation)
             oldest = min(seqs.get(number, 0) for number in kept)
             self._writer.call(lambda: self.log.forget_operations(oldest)).result()
         except (NearlineError, OSError) as error:

@@ -5,7 +5,8 @@
     │   └── TooLarge            over a configured limit; names the field and the limit
     ├── NotFound                no collection, document, job or generation of that name
     ├── Conflict                the name is taken, or the state forbids it now
-    │   └── ModelMismatch       vectors of one model meet a collection of another
+    │   ├── ModelMismatch       vectors of one model meet a collection of another
+    │   └── RecallTooLow        a build measures below the recall floor, or no settings reach a target
     ├── Unavailable             try again later
     │   ├── Overloaded          a bounded queue is full; carries seconds to wait
     │   ├── DeadlineExceeded    the caller's own deadline has passed
@@ -49,6 +50,10 @@ class Conflict(NearlineError):
 
 class ModelMismatch(Conflict):
     """The model's fingerprint differs from the one the collection's vectors were made with."""
+
+
+class RecallTooLow(Conflict):
+    """Something would be served, or set, that measures below the recall it has to have. What was live stays."""
 
 
 class Unavailable(NearlineError):

@@ -163,9 +163,15 @@ class Tuning:
     segments_max: int = 8
     dead_fraction_max: float = 0.2
     recall_target: float = 0.99
+    recall_floor: float = 0.9
     build_threads: int = 1
     build_timeout_s: float = 7200
     generations_kept: int = 2
     commit_ops_max: int = 512
     exact_scan_passages_max: int = 10_000
     cold: ColdPolicy = ColdPolicy()
+
+    @property
+    def floor(self) -> float:
+        """Recall below which a generation is not adopted; 0 = none. Never above what builds aim for."""
+        return min(self.recall_floor, self.recall_target)

@@ -16,6 +16,8 @@ COMMANDS = {
     "ingest": "Send files and folders to a running service.",
     "search": "Ask a running service.",
     "reindex": "Rebuild the indexes of a collection and swap them in.",
+    "tune": "Find the cheapest search settings of a recall, and use them.",
+    "reembed": "Embed a collection anew with another model, beside serving.",
     "evaluate": "Measure recall, and ranking quality where there are judgements.",
     "export-model": "Make a quantised ONNX model for serving.",
     "backup": "Copy collections to a folder, also while they are served.",

@@ -30,6 +30,7 @@ def create_app(config: Config, data: Path) -> web.Application:
         [
             lifecycle.catalog_ctx(data),
             lifecycle.embedders_ctx,
+            lifecycle.query_log_ctx,
             lifecycle.pipeline_ctx,
             lifecycle.tasks_ctx,
             lifecycle.loop_lag_ctx,

@@ -59,6 +59,14 @@ class Client:
 
     async def request(self, method: str, path: str, body: object = None) -> Any:
         """The decoded answer, None for an empty one."""
+        content = await self._content(method, path, body)
+        return msgspec.json.decode(content) if content else None
+
+    async def metrics(self) -> str:
+        """What GET /metrics says, in Prometheus's text format."""
+        return (await self._content("GET", "/metrics")).decode()
+
+    async def _content(self, method: str, path: str, body: object = None) -> bytes:
         assert self._session is not None, "use the client as an async context manager"
         data = None if body is None else msgspec.json.encode(body)
         headers = {"Content-Type": "application/json"} if data is not None else None
@@ -67,7 +75,7 @@ class Client:
                 content = await answer.read()
                 if answer.status >= 400:
                     raise error_from(answer.status, content)
-                return msgspec.json.decode(content) if content else None
+                return content
         except TimeoutError:
             raise ServiceError(f"{self.url} did not answer in time") from None
         except aiohttp.ClientError as error:
@@ -91,6 +99,11 @@ class Client:
             if error.status != 404:
                 raise
         return await self.create_collection(name, **settings)
+
+    async def set_alias(self, alias: str, collection: str) -> JSON:
+        path = f"/v1/aliases/{quote(alias, safe='')}"
+        made: JSON = await self.request("PUT", path, {"collection": collection})
+        return made
 
     # -- documents
 

@@ -181,6 +181,9 @@ def _check_together(config: Config) -> None:
         "server.body_bytes_max",
         config.server.body_bytes_max,
     )
+    _at_most(
+        "index.recall_floor", config.index.recall_floor, "index.recall_target", config.index.recall_target
+    )
     if config.search.weight_dense + config.search.weight_lexical <= 0:
         raise InvalidInput(
             "[search] weight_dense and weight_lexical: expected at least one above 0, found 0 and 0",
@@ -188,6 +191,6 @@ def _check_together(config: Config) -> None:
         )
 
 
-def _at_most(key: str, value: int, bound_name: str, bound: int) -> None:
+def _at_most(key: str, value: float, bound_name: str, bound: float) -> None:
     if value > bound:
         raise InvalidInput(f"{key}: expected at most {bound_name} ({bound}), found {value}", param=key)

@@ -12,6 +12,7 @@ from retrieval.config import Config
 from retrieval.embedders import Embedders
 from retrieval.metrics import Metrics
 from retrieval.pipeline import Pipeline
+from retrieval.query_log import QueryLog
 from retrieval.tasks import Tasks
 
 CONFIG = web.AppKey("CONFIG", Config)
@@ -19,6 +20,7 @@ METRICS = web.AppKey("METRICS", Metrics)
 CATALOG = web.AppKey("CATALOG", Catalog)
 EMBEDDERS = web.AppKey("EMBEDDERS", Embedders)
 PIPELINE = web.AppKey("PIPELINE", Pipeline)
+QUERY_LOG = web.AppKey("QUERY_LOG", QueryLog)
 TASKS = web.AppKey("TASKS", Tasks)
 API = web.AppKey("API", dict[str, Any])
 READY = web.AppKey("READY", dict[str, bool])

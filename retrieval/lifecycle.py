@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from aiohttp import web
+from threadpoolctl import threadpool_limits
 
 from indexes import failures
 from indexes.catalog import Catalog
@@ -19,8 +20,9 @@ from indexes.model import ColdPolicy, Tuning
 from retrieval.cache import MemoryStore, ResultCache, Store, TieredStore
 from retrieval.config import Config
 from retrieval.embedders import Embedders
-from retrieval.keys import CATALOG, CONFIG, EMBEDDERS, FAILED, METRICS, PIPELINE, READY, TASKS
+from retrieval.keys import CATALOG, CONFIG, EMBEDDERS, FAILED, METRICS, PIPELINE, QUERY_LOG, READY, TASKS
 from retrieval.pipeline import Pipeline
+from retrieval.query_log import QueryLog
 from retrieval.tasks import Tasks
 
 logger = logging.getLogger(__name__)
@@ -78,13 +80,27 @@ async def embedders_ctx(app: web.Application) -> AsyncIterator[None]:
     await embedders.close()
 
 
+async def query_log_ctx(app: web.Application) -> AsyncIterator[None]:
+    """Switched off, as by default, it reads and keeps nothing."""
+    catalog = app[CATALOG]
+    app[QUERY_LOG] = log = QueryLog(app[CONFIG].query_log, now=time.time)
+    await asyncio.to_thread(log.load, list(catalog.collections.values()))
+    writing = asyncio.create_task(log.keep_writing(lambda: list(catalog.collections.values())))
+    yield
+    writing.cancel()
+    await asyncio.gather(writing, return_exceptions=True)
+    await log.write(list(catalog.collections.values()))
+
+
 async def pipeline_ctx(app: web.Application) -> AsyncIterator[None]:
     config = app[CONFIG]
     store = await asyncio.to_thread(result_store, config, app[CATALOG].folder)
     results = ResultCache(store, ttl_s=max(1, int(config.cache.ttl_s)))
     app[METRICS].watch_results(results, store)
     app[PIPELINE] = Pipeline(app[CATALOG], app[EMBEDDERS], results, config)
-    yield
+    # Every product of a search is small; BLAS would spread it over all cores and wait for each of them.
+    with threadpool_limits(1, user_api="blas"):
+        yield
     await asyncio.to_thread(app[PIPELINE].close)
     await store.close()
 
@@ -149,6 +165,7 @@ def tuning_of(config: Config) -> Tuning:
         segments_max=index.segments_max,
         dead_fraction_max=index.dead_fraction_max,
         recall_target=index.recall_target,
+        recall_floor=index.recall_floor,
         build_threads=index.build_threads,
         build_timeout_s=index.build_timeout_s,
         generations_kept=index.generations_kept,

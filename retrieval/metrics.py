@@ -60,6 +60,12 @@ class Metrics:
             buckets=LAG,
             registry=registry,
         )
+        self._refused = Counter(
+            "nearline_generations_refused",
+            "Rebuilds that measured below the recall floor and were not adopted",
+            ["collection"],
+            registry=registry,
+        )
         self._jobs = Counter("nearline_jobs", "Jobs finished", ["kind", "status"], registry=registry)
         self._embedding = EmbeddingMetrics(registry)
 
@@ -88,6 +94,8 @@ class Metrics:
 
     def job_finished(self, job: JobBody) -> None:
         self._jobs.labels(job.kind, job.status).inc()
+        if job.kind == "reindex" and job.status == "refused":
+            self._refused.labels(job.collection).inc()
 
     def embedding_observer(self, model: str) -> EmbeddingObserver:
         return EmbeddingObserver(self._embedding, model)

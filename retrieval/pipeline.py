@@ -29,6 +29,7 @@ from retrieval.cache import ResultCache
 from retrieval.embedders import Embedders
 from retrieval.fusion import reciprocal_rank, weighted
 from retrieval.plan import Plan, plan
+from retrieval.scanning import JointScan, Place, Scanner
 from retrieval.schemas import Hit, Ranks, Receipt, Scores, SearchAnswer, SearchRequest, Timings
 from retrieval.settings import Config
 
@@ -96,7 +97,7 @@ class Pipeline:
         self._embedders = embedders
         self._results = results
         self._config = config
-        self._scanning = asyncio.Semaphore(1)
+        self._scanner = Scanner()
         self._pool = ThreadPoolExecutor(
             config.search.threads, thread_name_prefix="search", initializer=search_with_one_thread
         )
@@ -104,7 +105,11 @@ class Pipeline:
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    async def search(self, name: str, request: SearchRequest) -> SearchAnswer:
+    def joint_scan(self, collection: Collection, members: int) -> JointScan:
+        """One scan for so many exact searches of a collection; each gives its place in it to `search`."""
+        return self._scanner.joint(collection, members)
+
+    async def search(self, name: str, request: SearchRequest, place: Place | None = None) -> SearchAnswer:
         """Raises NotFound, InvalidInput, Unavailable and their kin; never returns a partial answer."""
         watch = Stopwatch()
         collection = self._catalog.get(name)
@@ -113,14 +118,14 @@ class Pipeline:
             watch.deadline = asyncio.get_running_loop().time() + planned.deadline_ms / 1000
         try:
             async with asyncio.timeout_at(watch.deadline):
-                return await self._answer(name, collection, planned, watch)
+                return await self._answer(name, collection, planned, watch, place)
         except TimeoutError:
             raise DeadlineExceeded(
                 f"no answer within deadline_ms={planned.deadline_ms}", param="deadline_ms"
             ) from None
 
     async def _answer(
-        self, name: str, collection: Collection, planned: Plan, watch: Stopwatch
+        self, name: str, collection: Collection, planned: Plan, watch: Stopwatch, place: Place | None
     ) -> SearchAnswer:
         snapshot = await reached(collection, planned.min_seq)
         settings = collection.settings
@@ -128,12 +133,12 @@ class Pipeline:
         cached = await watch.awaited("cache", self._cached(key)) if planned.cache else None
         answer = cached
         if answer is None:
-            answer, vanished = await self._search(collection, snapshot, planned, watch)
+            answer, vanished = await self._search(collection, snapshot, planned, watch, place)
             if vanished and collection.snapshot.seq > snapshot.seq:
                 # Hits were replaced or deleted meanwhile; their new versions are in the newer snapshot.
                 snapshot = collection.snapshot
                 key = self._key(collection, snapshot, planned)
-                answer, _ = await self._search(collection, snapshot, planned, watch)
+                answer, _ = await self._search(collection, snapshot, planned, watch, place)
         if planned.cache and cached is None:
             await self._results.put(key, msgspec.msgpack.encode(answer))
         receipt = Receipt(
@@ -148,7 +153,9 @@ class Pipeline:
         return SearchAnswer(answer.hits, receipt, watch.stop())
 
     def _key(self, collection: Collection, snapshot: Snapshot, planned: Plan) -> bytes:
-        fingerprint = collection.settings.fingerprint
+        # Settings that were tuned since would find others.
+        tuned_ms = collection.chosen.chosen_ms if collection.chosen else 0
+        fingerprint = f"{collection.settings.fingerprint}/{tuned_ms}"
         return self._results.key(
             collection.uid, snapshot.generation, snapshot.seq, fingerprint, planned.identity
         )
@@ -163,19 +170,22 @@ class Pipeline:
             return None  # written by another version of this service
 
     async def _search(
-        self, collection: Collection, snapshot: Snapshot, planned: Plan, watch: Stopwatch
+        self,
+        collection: Collection,
+        snapshot: Snapshot,
+        planned: Plan,
+        watch: Stopwatch,
+        place: Place | None,
     ) -> tuple[CachedAnswer, bool]:
         """The answer, and whether candidates were gone from the log."""
         lexical, vector = await self._rank_and_embed(collection, snapshot, planned, watch)
-
-        def work() -> tuple[CachedAnswer, bool]:
-            return finish(collection, snapshot, planned, vector, lexical, watch)
-
-        if planned.exact:
-            # A scan of the whole log: one at a time, and never on the threads that searches wait for.
-            async with self._scanning:
-                return await asyncio.to_thread(work)
-        return await self._run(work)
+        exact: Ranking | None = None
+        if planned.exact and vector is not None:
+            ranked = (place or self._scanner).rank(collection, vector, depth_of(planned), planned.condition)
+            exact = await watch.awaited("dense", ranked)
+        return await self._run(
+            lambda: finish(collection, snapshot, planned, vector, lexical, watch, exact=exact)
+        )
 
     async def _rank_and_embed(
         self, collection: Collection, snapshot: Snapshot, planned: Plan, watch: Stopwatch
@@ -229,24 +239,29 @@ def finish(
     vector: Floats | None,
     lexical: Ranking,
     watch: Stopwatch,
+    *,
+    exact: Ranking | None = None,
 ) -> tuple[CachedAnswer, bool]:
-    """Dense search, fusion, and the hits from the log; and whether some candidates were gone from it."""
+    """Dense search, unless the `exact` ranking is there already, fusion, and the hits from the log; and whether some
+    candidates were gone from it."""
     dense = DenseResult(Ranking.empty(), (), None)
-    if vector is not None:
-        dense = watch.timed("dense", lambda: search_dense(collection, snapshot, planned, vector))
+    if exact is not None:
+        dense = DenseResult(exact, tuple(t for t, count in snapshot.counts().items() if count), None)
+    elif vector is not None:
+        dense = watch.timed("dense", lambda: search_dense(snapshot, planned, vector))
     tiers = dense.tiers if vector is not None else tuple(t for t, count in snapshot.counts().items() if count)
     fused = watch.timed("fuse", lambda: fuse(snapshot, planned, vector, dense.ranking, lexical))
     hits, vanished = watch.timed("hydrate", lambda: hydrate(collection, snapshot, planned, vector, fused))
     return CachedAnswer(hits, list(tiers), dense.cold_skipped), vanished
 
 
-def search_dense(collection: Collection, snapshot: Snapshot, planned: Plan, vector: Floats) -> DenseResult:
-    depth = planned.candidates if planned.lexical or planned.group_by_document else planned.k + SPARE_HITS
-    if not planned.exact:
-        return snapshot.dense(vector, depth, planned.condition, k=planned.k)
-    ids, scores = collection.exact(vector[None, :], depth, planned.condition)[0]
-    ranking = Ranking(ids, scores, np.zeros(len(ids), np.int8))
-    return DenseResult(ranking, tuple(t for t, count in snapshot.counts().items() if count), None)
+def search_dense(snapshot: Snapshot, planned: Plan, vector: Floats) -> DenseResult:
+    return snapshot.dense(vector, depth_of(planned), planned.condition, k=planned.k)
+
+
+def depth_of(planned: Plan) -> int:
+    """How many passages the dense ranking holds."""
+    return planned.candidates if planned.lexical or planned.group_by_document else planned.k + SPARE_HITS
 
 
 def fuse(snapshot: Snapshot, planned: Plan, vector: Floats | None, dense: Ranking, lexical: Ranking) -> Fused:
@@ -284,7 +299,9 @@ def hydrate(
             seen.add(passage.document_id)
             chosen.append((position, passage))
         at = upto
-    if not planned.exact:
+    if (
+        planned.cache and not planned.exact
+    ):  # what goes past the cache measures: it must not move passages to hot
         collection.hits.count(passage.id for _, passage in chosen[: planned.k])
     return make_hits(snapshot, planned, vector, fused, chosen[: planned.k]), vanished
 

@@ -54,6 +54,8 @@ ROUTES = (
     Route("DELETE", "/v1/aliases/{alias}", collections.remove_alias, "Remove an alias", COLLECTIONS, status=204),
     Route("POST", f"{C}/reindex", jobs.reindex, "Rebuild all indexes and swap them in", JOBS,
           schemas.Reindex, schemas.JobStarted, 202),
+    Route("POST", f"{C}/tune", jobs.tune, "Find the cheapest search settings of a recall, and use them", JOBS,
+          schemas.Tune, schemas.JobStarted, 202),
     Route("POST", f"{C}/rollback", jobs.rollback, "Serve the generation before the present one again", JOBS,
           None, schemas.RolledBack),
     Route("GET", "/v1/jobs", jobs.listed, "Jobs since the start, newest first", JOBS),

@@ -15,6 +15,7 @@ from msgspec import UNSET, Meta, UnsetType, field
 from indexes.build.placement import Moves
 from indexes.dense.skipping import ColdState
 from indexes.errors import InvalidInput
+from indexes.info import SearchSettings
 from indexes.model import Metadata, Tier
 from retrieval.errors import MalformedRequest
 
@@ -43,7 +44,7 @@ class SetAlias(Request, frozen=True, kw_only=True):
 
 
 class CollectionBody(msgspec.Struct, kw_only=True):
-    """One collection. Recall is what the last rebuild measured at 10; memory is of the indexes."""
+    """One collection. Recall is what the last rebuild measured at 10, with its settings; memory is of the indexes."""
 
     name: str
     aliases: list[str]
@@ -59,6 +60,8 @@ class CollectionBody(msgspec.Struct, kw_only=True):
     generation: int
     generations: list[int]
     recall: dict[str, float]
+    recall_target: float
+    search: SearchSettings | None
     memory_bytes: int
     tier_bytes: dict[Tier, int]
     mapped_bytes: int
@@ -306,6 +309,14 @@ class ContextAnswer(msgspec.Struct):
 
 class Reindex(Request, frozen=True, kw_only=True):
     hot_capacity: Capacity | None = None
+
+
+class Tune(Request, frozen=True, kw_only=True):
+    """Find the cheapest search settings of this recall@10, by these queries or by made-up ones; `apply` uses them."""
+
+    recall_target: Annotated[float, Meta(gt=0, le=1)]
+    queries: list[str] | None = None
+    apply: bool = True
 
 
 class JobStarted(msgspec.Struct):

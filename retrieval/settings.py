@@ -74,6 +74,7 @@ class Index(Section, frozen=True, kw_only=True):
     segments_max: Count = 8
     dead_fraction_max: Share = 0.2
     recall_target: Share = 0.99
+    recall_floor: Annotated[float, Meta(ge=0, le=1)] = 0.9
     build_threads: Positive = 1
     build_timeout_s: Duration = 7200.0
     generations_kept: Positive = 2
@@ -107,6 +108,14 @@ class Redis(Section, frozen=True, kw_only=True):
     prefix: Name = "nearline"
 
 
+class QueryLog(Section, frozen=True, kw_only=True):
+    enabled: bool = False
+    queries_per_day_max: Positive = 500
+    days: Positive = 7
+    file_bytes_max: Positive = 1_048_576
+    write_every_s: Duration = 60.0
+
+
 class Log(Section, frozen=True, kw_only=True):
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["text", "json"] = "text"
@@ -124,4 +133,5 @@ class Config(Section, frozen=True, kw_only=True):
     search: Search = field(default_factory=Search)
     cache: Cache = field(default_factory=Cache)
     redis: Redis = field(default_factory=Redis)
+    query_log: QueryLog = field(default_factory=QueryLog)
     log: Log = field(default_factory=Log)

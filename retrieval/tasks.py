@@ -1,4 +1,4 @@
-"""Jobs beside the serving: rebuilds, one at a time, with their progress and outcome kept for whoever asks."""
+"""Jobs beside the serving: rebuilds and tunings, one at a time, their progress and outcome kept for whoever asks."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ import logging
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Literal, Protocol
+
+import msgspec
 
 from indexes.build.rebuild import Rebuild
+from indexes.build.tuner import Tuner, check_target, chosen_from
 from indexes.collection import Collection
-from indexes.errors import Conflict, NearlineError, NotFound, NotReady
+from indexes.errors import Conflict, NearlineError, NotFound, NotReady, RecallTooLow
+from indexes.model import Floats
 from retrieval.schemas import JobBody, JobProgress
 
 logger = logging.getLogger(__name__)
@@ -20,6 +24,14 @@ logger = logging.getLogger(__name__)
 JOBS_KEPT = 1000
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 60.0, 3600.0
 Finished = Callable[[JobBody], None]
+Work = Callable[[JobBody], Awaitable[None]]  # puts what it made into the job's result
+Queries = Callable[[], Awaitable[Floats]]
+
+
+class Child(Protocol):
+    """What a job waits for and a closing service ends: a process of its own, or texts being embedded."""
+
+    def cancel(self) -> object: ...
 
 
 class Tasks:
@@ -28,7 +40,7 @@ class Tasks:
     def __init__(self, on_finish: Finished) -> None:
         self._jobs: OrderedDict[str, JobBody] = OrderedDict()
         self._running: dict[str, asyncio.Task[None]] = {}
-        self._rebuilds: dict[str, Rebuild] = {}
+        self._children: dict[str, Child] = {}
         self._building = asyncio.Lock()
         self._failures: dict[str, int] = {}
         self._pause_until: dict[str, float] = {}
@@ -46,22 +58,26 @@ class Tasks:
         return list(reversed(self._jobs.values()))
 
     def reindex(self, name: str, collection: Collection, hot_capacity: int | None = None) -> JobBody:
-        """Queue a rebuild. Raises Conflict while one of the same collection is queued or running."""
-        if self.busy(name):
-            raise Conflict(f"a reindex of {name!r} is under way already", param="collection")
-        job = JobBody(
-            id=uuid.uuid4().hex,
-            kind="reindex",
-            collection=name,
-            status="queued",
-            progress=JobProgress(),
-            created_ms=now_ms(),
+        """Queue a rebuild. Raises Conflict while a job of the same collection is queued or running."""
+        return self._start("reindex", name, lambda job: self._rebuild(job, collection, hot_capacity))
+
+    def tune(
+        self,
+        name: str,
+        collection: Collection,
+        recall_target: float,
+        queries: Queries | None = None,
+        *,
+        apply: bool = True,
+    ) -> JobBody:
+        """Queue a choice of search settings, by these queries or by made-up ones; `apply` puts them to use.
+
+        Raises Conflict as `reindex` does, or if there is no generation; InvalidInput for a target below the floor.
+        """
+        check_target(collection, recall_target)
+        return self._start(
+            "tune", name, lambda job: self._tune(job, collection, recall_target, queries, apply)
         )
-        self._jobs[job.id] = job
-        while len(self._jobs) > JOBS_KEPT:
-            self._jobs.popitem(last=False)
-        self._running[job.id] = asyncio.create_task(self._run(job, collection, hot_capacity))
-        return job
 
     def reindex_if_due(self, name: str, collection: Collection) -> None:
         """Start a rebuild by the collection's own rules. Cheap: called after every write."""
@@ -73,14 +89,43 @@ class Tasks:
             self.reindex(name, collection)
 
     def busy(self, name: str) -> bool:
-        return any(self._jobs[job_id].collection == name for job_id in self._running if job_id in self._jobs)
+        return self._running_kind(name) is not None
 
-    async def _run(self, job: JobBody, collection: Collection, hot_capacity: int | None) -> None:
+    def require_idle(self, name: str) -> None:
+        if kind := self._running_kind(name):
+            raise NotReady(f"a {kind} of {name!r} is under way", retry_after_s=5, param="collection")
+
+    def _running_kind(self, name: str) -> str | None:
+        """What is queued or running for a collection."""
+        jobs = (self._jobs[job_id] for job_id in self._running if job_id in self._jobs)
+        return next((job.kind for job in jobs if job.collection == name), None)
+
+    def _start(self, kind: Literal["reindex", "tune"], name: str, work: Work) -> JobBody:
+        if other := self._running_kind(name):
+            raise Conflict(f"a {other} of {name!r} is under way already", param="collection")
+        job = JobBody(
+            id=uuid.uuid4().hex,
+            kind=kind,
+            collection=name,
+            status="queued",
+            progress=JobProgress(),
+            created_ms=now_ms(),
+        )
+        self._jobs[job.id] = job
+        while len(self._jobs) > JOBS_KEPT:
+            self._jobs.popitem(last=False)
+        self._running[job.id] = asyncio.create_task(self._run(job, work))
+        return job
+
+    async def _run(self, job: JobBody, work: Work) -> None:
         try:
             async with self._building:
                 job.status = "running"
-                job.result = await self._rebuild(job, collection, hot_capacity)
+                await work(job)
             job.status = "succeeded"
+        except RecallTooLow as error:
+            job.status, job.error = "refused", error.message
+            logger.warning("%s of %s refused: %s", job.kind, job.collection, error.message)
         except NearlineError as error:
             job.status, job.error = "failed", error.message
         except Exception as error:
@@ -88,9 +133,10 @@ class Tasks:
             job.status, job.error = "failed", f"{type(error).__name__}: {error}"
         finally:
             job.finished_ms = now_ms()
-            self._note(job.collection, failed=job.status != "succeeded")
+            if job.kind == "reindex":
+                self._note(job.collection, failed=job.status != "succeeded")
             self._running.pop(job.id, None)
-            self._rebuilds.pop(job.id, None)
+            self._children.pop(job.id, None)
             self._on_finish(job)
 
     def _note(self, name: str, *, failed: bool) -> None:
@@ -99,17 +145,13 @@ class Tasks:
         pause_s = min(FIRST_PAUSE_S * 2 ** (self._failures[name] - 1), LONGEST_PAUSE_S) if failed else 0
         self._pause_until[name] = time.monotonic() + pause_s
 
-    async def _rebuild(
-        self, job: JobBody, collection: Collection, hot_capacity: int | None
-    ) -> dict[str, Any]:
-        def progress(stage: str, done: int, total: int) -> None:
-            job.progress = JobProgress(stage, done, total)
-
+    async def _rebuild(self, job: JobBody, collection: Collection, hot_capacity: int | None) -> None:
+        progress = progress_of(job)
         self._require_open()
         request = await asyncio.to_thread(collection.begin_build, hot_capacity)
         self._require_open()
         rebuild = Rebuild(request, timeout_s=collection.tuning.build_timeout_s)
-        self._rebuilds[job.id] = rebuild
+        self._children[job.id] = rebuild
         number = await asyncio.to_thread(rebuild.run, progress)
         progress("adopt", 0, 1)
         try:
@@ -119,7 +161,7 @@ class Tasks:
             raise
         progress("adopt", 1, 1)
         manifest = generation.manifest
-        return {
+        job.result = {
             "generation": manifest.number,
             "seq": manifest.seq,
             "hot": manifest.hot,
@@ -129,20 +171,61 @@ class Tasks:
             "build_s": manifest.build_s,
         }
 
+    async def _tune(
+        self,
+        job: JobBody,
+        collection: Collection,
+        recall_target: float,
+        queries: Queries | None,
+        apply: bool,
+    ) -> None:
+        self._require_open()
+        progress = progress_of(job)
+        progress("embed", 0, 1)
+        vectors = None if queries is None else await self._embedded(job, queries)
+        self._require_open()
+        tuner = Tuner(collection, recall_target, vectors)
+        self._children[job.id] = tuner
+        tuned = await asyncio.to_thread(tuner.run, progress)
+        # What the cold policy does is its own to learn: reported, so that the times can be judged.
+        policy = collection.snapshot.watch
+        state = policy.state() if policy else None
+        job.result = {**msgspec.to_builtins(tuned), "cold_policy": state, "applied": False}
+        if not tuned.met:
+            raise RecallTooLow(
+                f"no settings reach a recall of {recall_target:g} on {tuned.tuning.queries} queries; "
+                f"the best found {tuned.tuning.recall:.4f}; nothing was changed"
+            )
+        if apply:
+            await asyncio.to_thread(collection.set_search, chosen_from(tuned))
+            job.result["applied"] = True
+
+    async def _embedded(self, job: JobBody, queries: Queries) -> Floats:
+        embedding = asyncio.ensure_future(queries())
+        self._children[job.id] = embedding
+        try:
+            return await embedding
+        except asyncio.CancelledError:
+            self._require_open()
+            raise
+
     async def close(self) -> None:
         """End what is being built; let a generation that is being adopted take its place."""
         self._closing = True
-        for rebuild in list(self._rebuilds.values()):
-            rebuild.cancel()
+        for child in list(self._children.values()):
+            child.cancel()
         await asyncio.gather(*self._running.values(), return_exceptions=True)
 
     def _require_open(self) -> None:
         if self._closing:
             raise NotReady("the service is closing")
 
-    def require_idle(self, name: str) -> None:
-        if self.busy(name):
-            raise NotReady(f"a reindex of {name!r} is under way", retry_after_s=5, param="collection")
+
+def progress_of(job: JobBody) -> Callable[[str, int, int], None]:
+    def progress(stage: str, done: int, total: int) -> None:
+        job.progress = JobProgress(stage, done, total)
+
+    return progress
 
 
 def now_ms() -> int:

@@ -4,6 +4,7 @@
                                            SHA-256; and a checksum of its own
     FOLDER/<collection>/log.db             a copy of one commit; no write-ahead log beside it
     FOLDER/<collection>/hits.msgpack       as in a data directory; not where indexes were not wanted
+    FOLDER/<collection>/search.json        as in a data directory, where the collection was tuned
     FOLDER/<collection>/CURRENT            as in a data directory, but one generation only: none where there was none,
     FOLDER/<collection>/generations/000007/    or where indexes were not wanted
 
@@ -31,6 +32,7 @@ from pathlib import Path
 
 import msgspec
 
+from indexes.build.chosen import FILE as CHOSEN
 from indexes.catalog import MARKER, NAME, prepare
 from indexes.durable import READ_BYTES, disk_errors, publish_folder, sha256
 from indexes.errors import (
@@ -53,7 +55,7 @@ FORMAT_VERSION = 1
 MANIFEST = "backup.json"
 GENERATIONS_TRIED = 10
 HITS = "hits.msgpack"
-FILE = re.compile(r"log\.db|CURRENT|hits\.msgpack|generations/[0-9]+(/[A-Za-z0-9_][A-Za-z0-9_.-]*)+")
+FILE = re.compile(r"log\.db|CURRENT|hits\.msgpack|search\.json|generations/[0-9]+(/[A-Za-z0-9_][A-Za-z0-9_.-]*)+")
 
 
 class CollectionBackup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -185,6 +187,8 @@ def back_up_collection(source: Path, target: Path, indexes: bool, progress: Prog
     if indexes:
         with contextlib.suppress(FileNotFoundError):  # a hint for the next rebuild; there may be none yet
             copy_file(source / HITS, target / HITS)
+    with contextlib.suppress(FileNotFoundError):  # only where the collection was tuned
+        copy_file(source / CHOSEN, target / CHOSEN)
     return described(source.name, state, manifest, seal(target, progress))
 
 

@@ -121,6 +121,11 @@ def recall_of(search: Callable[[Floats], Found], queries: Floats, truth: list[Fl
     found, wanted = 0, 0
     for query, best in zip(queries, truth, strict=True):
         if len(best):
-            found += int(np.count_nonzero(search(query)[1][: len(best)] >= best[-1] - TIE))
+            found += found_of(search(query), best)
             wanted += len(best)
     return found / wanted if wanted else 1.0
+
+
+def found_of(result: Found, best: Floats) -> int:
+    """How many of the true neighbours, whose scores these are, best first, a search returned."""
+    return int(np.count_nonzero(result[1][: len(best)] >= best[-1] - TIE)) if len(best) else 0

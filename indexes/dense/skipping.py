@@ -19,6 +19,7 @@ import threading
 from dataclasses import dataclass
 from typing import Literal
 
+import faiss
 import numpy as np
 from numpy.typing import NDArray
 
@@ -31,6 +32,7 @@ CONFIDENCE = 0.95
 SPARE = 0.8  # of the budget that the threshold may use up; the rest is for what audits find by chance
 ROUNDS, RIDGE = 25, 1e-3  # of fitting
 BETS = (2.0, 8.0, 30.0)  # stakes of the sequential test, each quickest for another size of change
+SHARE_QUERIES = 2000  # over so many the share that skips is counted: a load may come to skip more than it did
 ALARM = 100.0  # what a stake must have grown to; by chance alone it would once in so many audits at most
 FEATURES = 4
 
@@ -68,7 +70,17 @@ class ListBounds:
         self._radii = None if lowest is None else np.arccos(np.clip(lowest, -1, 1))
 
     def similarities(self, query: Floats) -> Floats:
-        found: Floats = self._centres @ query
+        found = np.empty(len(self._centres), np.float32)
+        query = np.ascontiguousarray(query, np.float32)
+        # Not `@`: BLAS spreads so small a product over all cores and waits for them. Beside other work on the machine
+        # that took 9 ms for 1,200 lists, where one core takes 0.1.
+        faiss.fvec_inner_products_ny(
+            faiss.swig_ptr(found),
+            faiss.swig_ptr(query),
+            faiss.swig_ptr(self._centres),
+            len(query),
+            len(found),
+        )
         return found
 
     def best_possible(self, similarities: Floats) -> float:
@@ -114,6 +126,8 @@ class ColdWatch:
             if self._model is None:
                 return Decision(True, note=True, features=features)
             expected = self._model.loss(features)
+            if self._evidence is not None:
+                self._evidence.decided(expected <= self._threshold)
             if expected > self._threshold:
                 return Decision(True)
             self._skipped += 1
@@ -174,16 +188,22 @@ class Evidence:
 
     def __init__(self, held_out: int, skipped: int, lost: float, budget: float) -> None:
         self._share = skipped / held_out  # of queries that are skipped
+        self._budget = budget
         self._full = self._seen = float(skipped)
         self._lost = lost
-        self._allowed = budget / self._share  # mean loss of a skip that uses up the budget
         self._stakes = np.ones(len(BETS))
+
+    def decided(self, skipped: bool) -> None:
+        """Keep count of the share that is skipped. It belongs to the load as much as the loss of a skip does."""
+        self._share += (skipped - self._share) / SHARE_QUERIES
 
     def add(self, loss: float) -> None:
         fading = 1 - 1 / (self._full + 1)
         self._seen = fading * self._seen + 1
         self._lost = fading * self._lost + loss
-        growth = 1 + np.array(BETS) * (loss - self._allowed)
+        # What a skip may lose on average for all of them to use up the budget. A skip went before, so the share is
+        # above zero; and no stake may go below zero, so where little is skipped it counts for little.
+        growth = 1 + np.array(BETS) * (loss - self._budget / self._share)
         self._stakes = np.maximum(self._stakes, 1) * np.maximum(growth, 0)
 
     def bound(self) -> float:
@@ -200,6 +220,9 @@ class Model:
 
     def __init__(self, mean: Values, scale: Values, weights: Values) -> None:
         self._mean, self._scale, self._weights = mean, scale, weights
+        count = len(mean)
+        self._linear, self._products = weights[1 : 1 + count], np.zeros((count, count))
+        self._products[np.triu_indices(count)] = weights[1 + count :]
 
     @staticmethod
     def fitted(features: Values, losses: Values) -> Model:
@@ -222,7 +245,10 @@ class Model:
         return found
 
     def loss(self, features: Values) -> float:
-        return float(self.losses(features[None, :])[0])
+        """The same for one query, in a quarter of the time: every search of a skipping collection asks."""
+        scaled = (features - self._mean) / self._scale
+        value = float(self._weights[0] + (self._linear + self._products @ scaled) @ scaled)
+        return 1 / (1 + math.exp(-min(max(value, -30), 30)))
 
 
 def describe(scores: Floats, similarities: Floats, k: int) -> Values:

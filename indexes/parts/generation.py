@@ -11,7 +11,8 @@
         lexical/*.npy      see SealedLexical
         filters/           see SealedFilters
 
-`CURRENT` beside `generations/` names the live one. Nothing is parsed before its checksum was verified.
+`CURRENT` beside `generations/` names the live one; `.refused-000008` is one that was not adopted, for whoever wants to
+know why. Nothing is parsed before its checksum was verified.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from indexes import failpoints
 from indexes.build.placement import Moves
 from indexes.dense.cold import ColdSettings, ColdShard
 from indexes.dense.hot import HotGraph
 from indexes.dense.skipping import ColdWatch, ListBounds
 from indexes.dense.training import Training
 from indexes.dense.vectors import StoredVectors, among, both, within
-from indexes.durable import disk_errors, publish, sha256, verify
+from indexes.durable import disk_errors, publish, publish_folder, sha256, verify
 from indexes.errors import Damaged, NotFound
 from indexes.filters.columns import SealedFilters
 from indexes.lexical.postings import SealedLexical, load_array
@@ -44,6 +46,7 @@ logger = logging.getLogger(__name__)
 FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
 LOWEST = "lowest.npy"
+ASIDE = ".refused-"  # before the number of a generation that measured too low to be adopted
 HOT, COLD = np.int8(TIERS.index("hot")), np.int8(TIERS.index("cold"))
 
 
@@ -82,6 +85,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def digest(self) -> str:
         """SHA-256 of everything else in the manifest."""
         return hashlib.sha256(msgspec.json.encode(msgspec.structs.replace(self, sha256=""))).hexdigest()
+
+    def below(self, floor: float) -> str | None:
+        """Every cohort that measured under this recall, in words; None if there is none."""
+        low = [f"recall@10 {name} {value:.4f}" for name, value in self.recall.items() if value < floor]
+        return f"{', '.join(low)}, below the floor of {floor:g}" if low else None
 
     def sealed(self) -> bytes:
         """The content of the file, with its own checksum."""
@@ -200,11 +208,19 @@ class Generation:
             self.watch = ColdWatch(policy, ListBounds(self._cold.centres(), lowest))
 
     def tune(self, *, ef: int | None = None, cold: ColdSettings | None = None) -> None:
-        """Try other search settings. Only for a generation that no search reads yet: the builder's."""
+        """Search with other settings. A search under way may still use the old ones, or one tier of it each."""
         if ef is not None and self._hot is not None:
             self._hot.set_ef(ef)
         if cold is not None and self._cold is not None:
             self._cold.settings = cold
+
+    @property
+    def search_settings(self) -> tuple[int, ColdSettings]:
+        """Of the graph and of the lists, as they are now; those of a tier that does not exist mean nothing."""
+        return (
+            self._hot.ef if self._hot else self.manifest.ef,
+            self._cold.settings if self._cold else self.manifest.search,
+        )
 
     @property
     def lists(self) -> int:
@@ -269,10 +285,14 @@ class Shelf:
 
     def seqs(self) -> dict[int, int]:
         """The seq of each sealed generation whose manifest can be read, by number."""
+        return {number: manifest.seq for number, manifest in self.manifests().items()}
+
+    def manifests(self) -> dict[int, Manifest]:
+        """Those of the sealed generations that can be read, by number, oldest first."""
         found = {}
         for number in self.numbers():
             try:
-                found[number] = read_manifest(self.path(number)).seq
+                found[number] = read_manifest(self.path(number))
             except (Damaged, NotFound) as error:
                 logger.warning("generation %d is of no use: %s", number, error.message)
         return found
@@ -285,6 +305,30 @@ class Shelf:
             self.path(number).rename(removed)
         shutil.rmtree(removed, ignore_errors=True)
 
+    def set_aside(self, number: int) -> None:
+        """Take a generation's name away and keep its files, for whoever wants to know why. Only the newest is kept.
+
+        Nobody finds it by number any more; its number is not given again while it is there.
+        """
+        aside = self.folder / f"{ASIDE}{number:06d}"
+        shutil.rmtree(aside, ignore_errors=True)
+        failpoints.reach("refuse.begin")
+        publish_folder(self.path(number), aside)
+        failpoints.reach("refuse.renamed")
+        self.clear_aside(before=number)
+        failpoints.reach("refuse.cleared")
+
+    def aside(self) -> dict[int, Path]:
+        """What was set aside, by number."""
+        found = {path.name.removeprefix(ASIDE): path for path in self.folder.glob(f"{ASIDE}*")}
+        return {int(number): path for number, path in found.items() if number.isdigit()}
+
+    def clear_aside(self, *, before: int) -> None:
+        """Remove what was set aside before this number."""
+        for number, path in self.aside().items():
+            if number < before:
+                shutil.rmtree(path, ignore_errors=True)
+
     def sweep(self, builder: int | None = None) -> None:
         """Remove what dead builders, and deaths while removing, left behind; or the draft of one process alone."""
         patterns = (".draft-*", ".removed-*") if builder is None else (f".draft-*-{builder}",)
@@ -293,4 +337,4 @@ class Shelf:
                 shutil.rmtree(leftover, ignore_errors=True)
 
     def next_number(self) -> int:
-        return max([0, self.current(), *self.numbers()]) + 1
+        return max([0, self.current(), *self.numbers(), *self.aside()]) + 1

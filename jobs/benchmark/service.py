@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from jobs.evaluating import measure_recall
+from jobs.evaluation.observing import Observations
+from jobs.evaluation.pace import Pace
+from jobs.evaluation.recall import Asker
 from jobs.ingesting import ingest
 from jobs.judgements import Query
 from jobs.sources import SourceDocument
@@ -17,6 +19,7 @@ from retrieval.client import JSON, Client
 
 COLLECTION = "bench"
 WARM_UP = 50
+RATE = 1e6  # queries a second: nobody else is served here
 Say = Callable[[str], None]
 
 
@@ -75,13 +78,12 @@ async def latencies(client: Client, searches: Sequence[JSON], warm_up: Sequence[
 
 async def recall(client: Client, queries: Sequence[Query], k: int = 10) -> dict[str, Any]:
     """Recall of dense search against exact search over the log's vectors."""
-    tiers, _ = await measure_recall(client, COLLECTION, queries, k, lambda *_: None)
-    total = sum(one.total for one in tiers.values())
-    return {
-        "queries": len(queries),
-        "overall": round(sum(one.found for one in tiers.values()) / total, 4),
-        **{tier: round(one.found / one.total, 4) for tier, one in sorted(tiers.items())},
-    }
+    asker = Asker(client, COLLECTION, k, Pace(RATE), Observations(), lambda *_: None)
+    found: dict[str, list[bool]] = {"overall": []}
+    for neighbour in (one for outcome in await asker.outcomes("recall", queries) for one in outcome):
+        found["overall"].append(neighbour.found)
+        found.setdefault(neighbour.tier, []).append(neighbour.found)
+    return {"queries": len(queries), **{name: round(float(np.mean(found[name])), 4) for name in found}}
 
 
 async def inserts(client: Client, texts: Sequence[str]) -> dict[str, Any]:

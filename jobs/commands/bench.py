@@ -27,7 +27,7 @@ from jobs.benchmark.service import (
     recall,
     sample_queries,
 )
-from jobs.commands import bench_embed, bench_index
+from jobs.commands import bench_cold, bench_embed, bench_index
 from jobs.commands.options import JSON, console, errors, print_json
 from jobs.docstrings import docstrings
 from jobs.server_process import serving
@@ -100,6 +100,7 @@ def command(
 
 command.add_command(bench_index.command)
 command.add_command(bench_embed.command)
+command.add_command(bench_cold.command)
 
 
 def measure(

@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-import random
+import contextlib
+import importlib.util
+import os
 import sys
+from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import click
+import msgspec
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
-from rich.table import Table
 
+from indexes.catalog import prepare
+from indexes.errors import InvalidInput
 from jobs.commands.options import COLLECTION, JSON, URL, console, errors, print_json
-from jobs.evaluating import Found, measure_rankings, measure_recall, percentiles, sample_queries
-from jobs.evaluating import Progress as OnProgress
-from jobs.judgements import read_judgements, read_queries
+from jobs.evaluation import history, textfile
+from jobs.evaluation.floors import became_worse, below_floors, parse_floors
+from jobs.evaluation.history import write_whole
+from jobs.evaluation.private import private_config, private_service
+from jobs.evaluation.recall import Progress as OnProgress
+from jobs.evaluation.report import Floors, Report
+from jobs.evaluation.run import Options, evaluate
+from jobs.evaluation.table import show
 from retrieval.client import Client
+from retrieval.query_log import FILE as QUERY_LOG
+
+FILE = click.Path(path_type=Path, dir_okay=False)
+FOLDER = click.Path(path_type=Path, file_okay=False)
+SHARE = click.FloatRange(0, 1)
+HTML_NEEDS = "--html needs matplotlib: pip install 'nearline[report]'"
 
 
 @click.command(
@@ -24,12 +40,13 @@ from retrieval.client import Client
 )
 @URL
 @COLLECTION
+@click.option("--data", type=FOLDER, help="A data directory that no service uses, instead of --url.")
+@click.option("--config", type=FILE, help="With --data: the settings to serve it with.")
 @click.option(
-    "--queries",
-    type=click.Path(path_type=Path),
-    help="JSON lines of id and text. [default: sampled passages]",
+    "--queries", type=FILE, help="JSON lines of id and text. [default: a log of queries, or passages]"
 )
-@click.option("--qrels", type=click.Path(path_type=Path), help="Judgements: query, document, grade.")
+@click.option("--query-log", type=FILE, help="A collection's queries.jsonl. [default with --data: its own]")
+@click.option("--qrels", type=FILE, help="Judgements: query, document, grade.")
 @click.option(
     "--sample", type=click.IntRange(1), default=1000, show_default=True, help="At most so many queries."
 )
@@ -38,137 +55,139 @@ from retrieval.client import Client
     "-k", type=click.IntRange(1, 100), default=10, show_default=True, help="Neighbours counted for recall."
 )
 @click.option(
-    "--recall-floor",
-    type=click.FloatRange(0, 1),
-    default=0.95,
-    show_default=True,
-    help="Overall and in each tier.",
+    "--rate", type=click.FloatRange(0.1), default=50.0, show_default=True, help="Queries a second, at most."
 )
+@click.option("--tenant-key", help="Metadata key whose values each get a row: the 20 most frequent.")
+@click.option("--no-filters", is_flag=True, help="Leave out recall under filters.")
+@click.option("--recall-floor", type=SHARE, default=0.95, show_default=True, help="Overall and in each tier.")
+@click.option("--floor", "floors", multiple=True, help="Of one cohort, e.g. cold=.97 or filter-1=.9.")
+@click.option("--ndcg-floor", type=SHARE, default=0.0, show_default=True, help="For hybrid search.")
+@click.option("--history", "history_folder", type=FOLDER, help="Keep the report here, compare with the last.")
 @click.option(
-    "--ndcg-floor", type=click.FloatRange(0, 1), default=0.0, show_default=True, help="For hybrid search."
+    "--regression", type=SHARE, help="With --history: a fall beyond this and beyond chance is exit code 1."
 )
+@click.option("--out", type=FILE, help="Write the report as JSON.")
+@click.option("--html", type=FILE, help="Write it as one HTML file.")
+@click.option("--prometheus", type=FILE, help="Write it for node_exporter's textfile collector.")
 @JSON
 def command(
     url: str,
     collection: str,
+    data: Path | None,
+    config: Path | None,
     queries: Path | None,
+    query_log: Path | None,
     qrels: Path | None,
     sample: int,
     seed: int,
     k: int,
+    rate: float,
+    tenant_key: str | None,
+    no_filters: bool,
     recall_floor: float,
+    floors: tuple[str, ...],
     ndcg_floor: float,
+    history_folder: Path | None,
+    regression: float | None,
+    out: Path | None,
+    html: Path | None,
+    prometheus: Path | None,
     as_json: bool,
 ) -> None:
-    """Measure recall, and ranking quality where there are judgements. Exit code 1 below a floor."""
-    if qrels is not None and queries is None:
-        raise click.UsageError("--qrels needs --queries")
+    """Measure recall, and ranking quality where there are judgements. Exit code 1 below a floor, or when worse."""
+    check_together(data, config, queries, query_log, qrels, html, history_folder, regression)
+    wanted = Floors(recall_floor, ndcg_floor, parse_floors(floors))
+    options = Options(
+        collection, queries, query_log, qrels, sample, seed, k, rate, tenant_key, filters=not no_filters
+    )
     columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn()
     with Progress(*columns, console=errors, disable=as_json, transient=True) as bar:
         task = bar.add_task("", total=1)
 
         def on_progress(stage: str, done: int, total: int) -> None:
-            bar.update(task, description=stage, completed=done, total=total)
+            bar.update(task, description=stage, completed=done, total=max(total, 1))
 
-        report = asyncio.run(evaluate(url, collection, queries, qrels, sample, seed, k, on_progress))
-    report["floors"] = {"recall": recall_floor, "ndcg@10": ndcg_floor}
-    report["below"] = below_floors(report, recall_floor, ndcg_floor)
+        report = asyncio.run(measured(url, data, config, options, on_progress))
+    report.floors, report.below = wanted, below_floors(report, wanted)
+    earlier = history.load(history_folder, report) if history_folder else []
+    if earlier:
+        report.compared_with = earlier[-1].time
+        report.regressions = became_worse(earlier[-1], report, regression or 0.0)
+    written(report, earlier, history_folder, out, html, prometheus)
     if as_json:
         print_json(report)
     else:
-        show(report)
-    sys.exit(1 if report["below"] else 0)
+        show(console, report, earlier)
+    sys.exit(1 if report.below or (regression is not None and report.regressions) else 0)
 
 
-async def evaluate(
-    url: str,
-    collection: str,
-    queries_file: Path | None,
-    qrels_file: Path | None,
-    sample: int,
-    seed: int,
-    k: int,
-    progress: OnProgress,
-) -> dict[str, Any]:
-    """The report, but for the floors."""
-    judgements = read_judgements(qrels_file) if qrels_file else []
-    given = read_queries(queries_file) if queries_file else []
-    async with Client(url) as client:
-        before = await client.collection(collection)
-        if given:
-            queries = random.Random(seed).sample(given, min(sample, len(given)))
-        else:
-            queries = await sample_queries(client, collection, sample, seed)
-        tiers, latencies = await measure_recall(client, collection, queries, k, progress)
-        rankings = (
-            await measure_rankings(client, collection, queries, judgements, progress) if judgements else {}
-        )
-        after = await client.collection(collection)
-    overall = Found(sum(one.found for one in tiers.values()), sum(one.total for one in tiers.values()))
-    return {
-        "collection": collection,
-        "model": after["model"],
-        "generation": after["generation"],
-        "seq": after["seq"],
-        "changed_meanwhile": before["seq"] != after["seq"] or before["generation"] != after["generation"],
-        "passages": after["passages"],
-        "queries": len(queries),
-        "k": k,
-        "recall": {
-            "overall": overall.recall,
-            "tiers": {
-                tier: {"recall": one.recall, "neighbours": one.total} for tier, one in sorted(tiers.items())
-            },
-        },
-        "rankings": rankings,
-        "dense_latency_ms": percentiles(latencies),
-    }
+def check_together(
+    data: Path | None,
+    config: Path | None,
+    queries: Path | None,
+    query_log: Path | None,
+    qrels: Path | None,
+    html: Path | None,
+    history_folder: Path | None,
+    regression: float | None,
+) -> None:
+    """Raises UsageError for options that make no sense together, before anything is measured."""
+    if qrels is not None and queries is None:
+        raise click.UsageError("--qrels needs --queries")
+    if queries is not None and query_log is not None:
+        raise click.UsageError("--queries and --query-log exclude each other")
+    if config is not None and data is None:
+        raise click.UsageError("--config goes with --data")
+    if data is not None and click.get_current_context().get_parameter_source("url") is not None:
+        source = click.get_current_context().get_parameter_source("url")
+        if source is click.core.ParameterSource.COMMANDLINE:
+            raise click.UsageError("--data and --url exclude each other")
+    if regression is not None and history_folder is None:
+        raise click.UsageError("--regression needs --history")
+    if html is not None and importlib.util.find_spec("matplotlib") is None:
+        raise InvalidInput(HTML_NEEDS, param="html")
 
 
-def below_floors(report: dict[str, Any], recall_floor: float, ndcg_floor: float) -> list[str]:
-    """What is too low, in words. No queries at all is too low as well."""
-    recall = report["recall"]
-    if recall["overall"] is None:
-        return ["nothing was measured: the collection has no passages or there were no queries"]
-    measured = {"overall": recall["overall"]} | {tier: one["recall"] for tier, one in recall["tiers"].items()}
-    below = [
-        f"recall@{report['k']} {name} is {value:.4f}, below {recall_floor}"
-        for name, value in measured.items()
-        if value < recall_floor
-    ]
-    for name, scores in report["rankings"].items():
-        if name.startswith("hybrid") and scores["ndcg@10"] < ndcg_floor:
-            below.append(f"nDCG@10 of {name} is {scores['ndcg@10']:.4f}, below {ndcg_floor}")
-    return below
+async def measured(
+    url: str, data: Path | None, config: Path | None, options: Options, progress: OnProgress
+) -> Report:
+    async with address(url, data, config) as served, Client(served) as client:
+        if data is not None and options.queries is None and options.query_log is None:
+            options = replace(options, query_log=own_log(data, options.collection))
+        return await evaluate(client, options, progress)
 
 
-def show(report: dict[str, Any]) -> None:
-    k, recall = report["k"], report["recall"]
-    console.print(
-        f"[bold]{report['collection']}[/]: generation {report['generation']}, seq {report['seq']}, {report['model']}, "
-        f"{report['queries']} queries"
-    )
-    table = Table("tier", "passages", "true neighbours", f"recall@{k}")
-    for tier, one in recall["tiers"].items():
-        table.add_row(
-            tier, str(report["passages"].get(tier, 0)), str(one["neighbours"]), f"{one['recall']:.4f}"
-        )
-    if recall["overall"] is not None:
-        total = sum(one["neighbours"] for one in recall["tiers"].values())
-        table.add_row(
-            "overall", str(sum(report["passages"].values())), str(total), f"{recall['overall']:.4f}"
-        )
-    console.print(table)
-    if report["rankings"]:
-        table = Table("search", "nDCG@10", "MRR@10")
-        for name, scores in report["rankings"].items():
-            table.add_row(name, f"{scores['ndcg@10']:.4f}", f"{scores['mrr@10']:.4f}")
-        console.print(table)
-    if latency := report["dense_latency_ms"]:
-        console.print(
-            "dense search, ms: " + ", ".join(f"{name} {value:.1f}" for name, value in latency.items())
-        )
-    if report["changed_meanwhile"]:
-        console.print("[yellow]the collection changed while it was measured[/]")
-    for line in report["below"]:
-        console.print(f"[red]{line}[/]")
+@contextlib.asynccontextmanager
+async def address(url: str, data: Path | None, config: Path | None) -> AsyncIterator[str]:
+    if data is None:
+        yield url
+        return
+    async with private_service(data, private_config(config, os.environ)) as served:
+        yield served
+
+
+def own_log(data: Path, collection: str) -> Path | None:
+    """The log of queries that a service kept of this collection or alias, if it kept one."""
+    path = data / prepare(data).get(collection, collection) / QUERY_LOG
+    return path if path.is_file() else None
+
+
+def written(
+    report: Report,
+    earlier: list[Report],
+    history_folder: Path | None,
+    out: Path | None,
+    html: Path | None,
+    prometheus: Path | None,
+) -> None:
+    """Everything that was asked for, each file whole or not at all."""
+    if history_folder is not None:
+        history.keep(history_folder, report)
+    if out is not None:
+        write_whole(out, msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+    if html is not None:
+        from jobs.evaluation import page
+
+        page.write(html, report, earlier)
+    if prometheus is not None:
+        textfile.write(prometheus, report)

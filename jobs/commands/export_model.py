@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import click
+from rich.table import Table
 
-from jobs.commands.options import JSON, errors, print_json
-from jobs.export_model import export_model
-from jobs.export_sources import DEFAULT_NAME
+from jobs.commands.options import JSON, console, errors, print_json
+from jobs.export.candidates import RECIPES, SMALL
+from jobs.export.exporting import Options, export_model
+from jobs.export.sources import DEFAULT_NAME
+from retrieval.embedding.models import Candidate, Manifest, Pooling
 
 
 @click.command(epilog="Example: nearline export-model --from intfloat/e5-small-v2 --name e5-small-v2")
@@ -28,6 +32,26 @@ from jobs.export_sources import DEFAULT_NAME
     "--query-prefix", help="Put before queries, for models that want one. [default: what the source says]"
 )
 @click.option("--document-prefix", help="Put before passages. [default: what the source says]")
+@click.option(
+    "--pooling",
+    type=click.Choice(["mean", "cls", "last"]),
+    help="How token vectors become one. [default: what the source says]",
+)
+@click.option(
+    "--tokens-max",
+    type=click.IntRange(3),
+    help="Longest text that is read. [default: what the source says, at most 2048]",
+)
+@click.option(
+    "--only",
+    type=click.Choice(list(RECIPES)),
+    help="Build this candidate alone, without measuring times. [default: the fastest within the floors]",
+)
+@click.option(
+    "--small",
+    is_flag=True,
+    help=f"For small devices: {SMALL}, a third of the file, held against lower floors.",
+)
 @JSON
 def command(
     source: str,
@@ -36,25 +60,68 @@ def command(
     calibrate: Path | None,
     query_prefix: str | None,
     document_prefix: str | None,
+    pooling: str | None,
+    tokens_max: int | None,
+    only: str | None,
+    small: bool,
     as_json: bool,
 ) -> None:
-    """Make a quantised ONNX model for serving: found, optimised, int8, checked against fp32."""
+    """Make an ONNX model for serving: graphs of several kinds are measured here, the fastest true one is kept."""
     folder = out or Path("models") / name
     manifest = export_model(
         None if source == "auto" else source,
         folder,
         name=name,
         progress=lambda text: errors.print(f"{text} ..."),
-        calibrate=calibrate,
-        query_prefix=query_prefix,
-        document_prefix=document_prefix,
+        options=Options(
+            query_prefix=query_prefix,
+            document_prefix=document_prefix,
+            pooling=cast("Pooling | None", pooling),
+            tokens_max=tokens_max,
+            calibrate=calibrate,
+            only=only,
+            small=small,
+        ),
     )
     if as_json:
-        print_json({"folder": str(folder), "fingerprint": manifest.fingerprint, "checks": manifest.checks})
+        print_json(
+            {
+                "folder": str(folder),
+                "fingerprint": manifest.fingerprint,
+                "variant": manifest.variant,
+                "checks": manifest.checks,
+                "candidates": manifest.candidates,
+            }
+        )
         return
+    console.print(_table(manifest))
     checks = manifest.checks
     click.echo(
-        f"{folder}: {manifest.dimensions} dimensions, {manifest.tokens_max} tokens, {manifest.quantisation}; "
-        f"cosine to fp32 {checks['cosine_mean']:.4f} on average, {checks['cosine_min']:.4f} at worst; "
-        f"fingerprint {manifest.fingerprint[:12]}"
+        f"{folder}: {manifest.variant}; {manifest.dimensions} dimensions, {manifest.tokens_max} tokens, "
+        f"{manifest.quantisation}; cosine to fp32 {checks['cosine_mean']:.4f} on average, "
+        f"{checks['cosine_min']:.4f} at worst; fingerprint {manifest.fingerprint[:12]}"
     )
+
+
+def _table(manifest: Manifest) -> Table:
+    """Every candidate and what it measured here: one thread, cosines to fp32."""
+    table = Table("candidate", title=f"{manifest.name} on this machine", title_justify="left")
+    for header in ("query ms", "tokens/s", "MB", "cosine min", "mean", "alone/batch"):
+        table.add_column(header, justify="right")
+    table.add_column("outcome")
+    for each in manifest.candidates:
+        table.add_row(*_row(each), style="bold" if each.outcome == "kept" else None)
+    return table
+
+
+def _row(each: Candidate) -> list[str]:
+    return [
+        each.name,
+        "-" if each.query_ms is None else f"{each.query_ms:.2f}",
+        "-" if each.bulk_tokens_per_s is None else f"{each.bulk_tokens_per_s:,.0f}",
+        f"{each.bytes / 1e6:.1f}",
+        f"{each.cosine_min:.4f}",
+        f"{each.cosine_mean:.4f}",
+        f"{each.alone_vs_batch_min:.6f}",
+        each.outcome,
+    ]

@@ -1,16 +1,16 @@
 """The graphs that an export chooses from, and what each falls back on where its kernels go wrong.
 
-    name       weights               activations                         what it is for
-    fp32       fp32                  fp32                                the measure of all others
-    dynamic    7 bits a column       8 bits, a scale for each run        what most exporters make; vectors depend on
-                                                                         what shares their run, so it never passes
-    fixed      7 bits a column       8 bits, fixed scales
-    mixed      7 bits a column       8 bits, fixed scales; a token's
-                                     own after GELU
-    tokens     7 bits a column       8 bits, a token's own scales        where fixed scales are too coarse
-    weights8   8 bits, blocks of 32  8 bits, blocks of 32                where activations have outliers: decoders
-    weights4   the same, but 4 bits  8 bits, blocks of 32                small devices (`--small`)
-               in feed-forward layers
+name       weights               activations                         what it is for
+fp32       fp32                  fp32                                the measure of all others
+dynamic    7 bits a column       8 bits, a scale for each run        what most exporters make; vectors depend on
+                                                                     what shares their run, so it never passes
+fixed      7 bits a column       8 bits, fixed scales
+mixed      7 bits a column       8 bits, fixed scales; a token's
+                                 own after GELU
+tokens     7 bits a column       8 bits, a token's own scales        where fixed scales are too coarse
+weights8   8 bits, blocks of 32  8 bits, blocks of 32                where activations have outliers: decoders
+weights4   the same, but 4 bits  8 bits, blocks of 32                small devices (`--small`)
+           in feed-forward layers
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class Recipe:
     quantisation: str
     build: Build
     fallback: Recipe | None = None
+    calibrated: bool = False  # needs the extremes of activations
 
 
 def _fp32(model: onnx.ModelProto, _: Mapping[str, Extremes]) -> onnx.ModelProto:
@@ -74,12 +75,19 @@ RECIPES = {
             partial(quantise, usual="batch", activated="batch"),
             PLAIN8,
         ),
-        Recipe("fixed", f"{INT8}fixed scales", partial(quantise, usual="fixed", activated="fixed"), PLAIN8),
+        Recipe(
+            "fixed",
+            f"{INT8}fixed scales",
+            partial(quantise, usual="fixed", activated="fixed"),
+            PLAIN8,
+            calibrated=True,
+        ),
         Recipe(
             "mixed",
             f"{INT8}fixed scales, per token after GELU",
             partial(quantise, usual="fixed", activated="token"),
             PLAIN8,
+            calibrated=True,
         ),
         Recipe("tokens", f"{INT8}per token", partial(quantise, usual="token", activated="token"), PLAIN8),
         Recipe("weights8", "8-bit weights and activations, blocks of 32", _weights8, PLAIN8),

@@ -19,7 +19,6 @@ import numpy.typing as npt
 
 from indexes.errors import InvalidInput
 from jobs.export.building import Graph
-from jobs.export.rewriting import Floats
 from jobs.export.shapes import Shape
 from jobs.export.weights import Weights
 
@@ -85,7 +84,9 @@ class _Decoder:
         return graph.add("Max", places, graph.integers(0))
 
     def _rotations(self) -> tuple[str, str]:
-        angles = np.outer(np.arange(self._shape.tokens_max), frequencies(self._shape.config, self._heads.width))
+        angles = np.outer(
+            np.arange(self._shape.tokens_max), frequencies(self._shape.config, self._heads.width)
+        )
         return (
             self._graph.constant("rotary_cosines", np.cos(angles).astype(np.float32)),
             self._graph.constant("rotary_sines", np.sin(angles).astype(np.float32)),

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from indexes.errors import InvalidInput, NotFound
 from jobs.export.building import OPSET
 from jobs.export.rewriting import opset_of
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 INPUTS = ("input_ids", "attention_mask")
 OPSET_MIN = 13  # before it, axes were attributes
+AXES_BECAME_INPUTS = frozenset({"ReduceSum", "Squeeze", "Unsqueeze"})
 
 
 def encoder(source: Source, shape: Shape, scratch: Path) -> onnx.ModelProto:
@@ -39,10 +42,13 @@ def encoder(source: Source, shape: Shape, scratch: Path) -> onnx.ModelProto:
     if not source.has_onnx:
         plain = scratch / "traced.onnx"
         from_torch(source, shape, plain)
-    model = modern(onnx.load(plain))
+    model = onnx.load(plain)
     without_token_types(model)
     keep_hidden_states(model)
-    return optimise(save(model, scratch / "plain.onnx"), shape)
+    fused = optimise(save(model, scratch / "plain.onnx"), shape)
+    if opset_of(fused) < OPSET_MIN:
+        lift(fused)
+    return fused
 
 
 def from_torch(source: Source, shape: Shape, path: Path) -> None:
@@ -67,7 +73,10 @@ def from_torch(source: Source, shape: Shape, path: Path) -> None:
     axes = {name: {0: "batch", 1: "sequence"} for name in (*INPUTS, "last_hidden_state")}
     try:
         loaded = SentenceTransformer(
-            str(source.folder), device="cpu", local_files_only=True, model_kwargs={"attn_implementation": "eager"}
+            str(source.folder),
+            device="cpu",
+            local_files_only=True,
+            model_kwargs={"attn_implementation": "eager"},
         )
         with warnings.catch_warnings(), torch.inference_mode():
             # About tracing constants, which the comparison with the original covers.
@@ -98,13 +107,6 @@ def _hidden_states(loaded: Any) -> Any:
             return hidden
 
     return Hidden()
-
-
-def modern(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Old ready-made graphs are lifted to the operators that the rest of the export writes."""
-    from onnx import version_converter
-
-    return model if opset_of(model) >= OPSET_MIN else version_converter.convert_version(model, OPSET)
 
 
 def without_token_types(model: onnx.ModelProto) -> None:
@@ -159,6 +161,26 @@ def optimise(path: Path, shape: Shape) -> onnx.ModelProto:
         shape.architecture,
     )
     return model
+
+
+def lift(model: onnx.ModelProto) -> None:
+    """Rewrite an old graph for the operators that the rest of the export is written in: axes are inputs there.
+
+    Done after fusing: of the other operators that changed meanwhile none is left then.
+    """
+    from onnx import helper, numpy_helper
+
+    for number, node in enumerate(model.graph.node):
+        axes = next((each for each in node.attribute if each.name == "axes"), None)
+        if node.op_type in AXES_BECAME_INPUTS and axes is not None:
+            name = f"lifted_axes_{number}"
+            values = np.array(helper.get_attribute_value(axes), dtype=np.int64)
+            model.graph.initializer.append(numpy_helper.from_array(values, name))
+            node.input.append(name)
+            node.attribute.remove(axes)
+    for imported in model.opset_import:
+        if not imported.domain:
+            imported.version = OPSET
 
 
 def require_fused(found: Mapping[str, int], expected: Mapping[str, int], architecture: str) -> None:

@@ -29,6 +29,9 @@ FUSED = frozenset({
 })  # fmt: skip
 
 
+POOLING_MODES = {"mean": "mean", "cls": "cls", "last": "lasttoken"}  # sentence-transformers' names
+
+
 @dataclass(frozen=True)
 class Fused:
     """The fp32 graph, and how many fused operators of each kind are in it."""
@@ -55,18 +58,30 @@ def fused(source: Source, shape: Shape, scratch: Path) -> Fused:
     return Fused(model, dict(sorted(counts.items())))
 
 
-def reference(source: Source, texts: Sequence[str], shape: Shape) -> Floats | None:
-    """Vectors of `texts` by sentence-transformers itself, or None where it or the weights are not there."""
+def reference(
+    source: Source, lines: Sequence[str], shape: Shape, *, own_pooling: bool = True
+) -> Floats | None:
+    """Vectors of `lines` by sentence-transformers itself, or None where it or the weights are not there.
+
+    `own_pooling`: as the source says; otherwise as `shape` does, for a caller who overrode it.
+    """
     if not any((source.folder / name).is_file() for name in (WEIGHTS, WEIGHTS_INDEX)):
         return None
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError:
         return None
-    loaded = SentenceTransformer(str(source.folder), device="cpu", local_files_only=True).float()
+    loaded = SentenceTransformer(str(source.folder), device="cpu", local_files_only=True)
+    if not own_pooling:
+        from sentence_transformers.models import Pooling
+
+        pooling = Pooling(shape.dimensions, pooling_mode=POOLING_MODES[shape.pooling])
+        loaded = SentenceTransformer(modules=[loaded[0], pooling], device="cpu")
     loaded.max_seq_length = shape.tokens_max
     # An empty prompt: without one, a default of the source's would be put before these texts.
-    vectors = loaded.encode(list(texts), prompt="", normalize_embeddings=shape.normalise, show_progress_bar=False)
+    vectors = loaded.float().encode(
+        list(lines), prompt="", normalize_embeddings=shape.normalise, show_progress_bar=False
+    )
     return np.asarray(vectors, dtype=np.float32)
 
 

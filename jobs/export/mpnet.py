@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from indexes.errors import InvalidInput
 from jobs.export.building import Graph
-from jobs.export.rewriting import Floats
 from jobs.export.shapes import Shape
 from jobs.export.weights import Weights
 
@@ -77,7 +76,9 @@ class _MPNet:
         zero, one = graph.constant("zero", np.int64(0)), graph.constant("one", np.int64(1))
         places = graph.add("Range", zero, length, one)
         distance = graph.add(
-            "Sub", graph.add("Unsqueeze", places, graph.integers(0)), graph.add("Unsqueeze", places, graph.integers(1))
+            "Sub",
+            graph.add("Unsqueeze", places, graph.integers(0)),
+            graph.add("Unsqueeze", places, graph.integers(1)),
         )
         row = graph.add("Add", distance, graph.integers(farthest))
         looked_up = graph.add("Gather", graph.constant("distance_biases", by_distance.T), row, axis=1)
@@ -88,10 +89,11 @@ class _MPNet:
         parts = [f"{name}.{part}" for part in "qkv"]
         matrix = np.concatenate([graph.weights[f"{part}.weight"] for part in parts]).T
         bias = np.concatenate([graph.weights[f"{part}.bias"] for part in parts])
-        return graph.fused(
+        mixed = graph.fused(
             "Attention", stream, graph.constant(f"{name}.qkv.weight", matrix),
             graph.constant(f"{name}.qkv.bias", bias), self._mask, "", self._biases, num_heads=self._shape.heads,
         )  # fmt: skip
+        return self._product(mixed, f"{name}.o")
 
     def _product(self, value: str, name: str) -> str:
         return self._graph.add(

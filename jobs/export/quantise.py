@@ -15,7 +15,7 @@ bits every CPU computes the same integers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     import onnx
 
 WEIGHT_MAX = 63  # 7 bits: 255 * 63 * 2 stays below the int16 at which VPMADDUBSW saturates
-LARGEST_MIN = 1e-9  # of a token's values: one of nothing but zeros must not be divided by zero
 
 Scale = Literal["fixed", "token", "batch"]
 
@@ -158,24 +157,24 @@ class _Integers(Products):
         return _Codes(f"{activation}_codes", scale, zero)
 
     def _by_token(self, prefix: str, activation: str) -> _Codes:
-        """x = largest * (x / largest): the quotient lies in -1 to 1, so one constant scale serves every token."""
+        """x = largest * (x / largest): the quotient lies in -1 to 1, so one constant scale serves every token.
+
+        Of a token of zeros the quotient is no number, its codes are anything, and the product with `largest` is zero.
+        """
         self.add("Abs", [activation], f"{prefix}_abs")
-        self._largest(f"{prefix}_abs", f"{prefix}_largest", never_zero=activation in self._after_activation)
+        self._largest(f"{prefix}_abs", f"{prefix}_largest")
         self.add("Div", [activation, f"{prefix}_largest"], f"{prefix}_quotient")
         scale = self.constant(f"{prefix}_scale", np.float32(1 / 127))
         zero = self.constant(f"{prefix}_zero", np.uint8(128))
         self.add("QuantizeLinear", [f"{prefix}_quotient", scale, zero], f"{prefix}_codes")
         return _Codes(f"{prefix}_codes", scale, zero, f"{prefix}_largest")
 
-    def _largest(self, magnitudes: str, output: str, *, never_zero: bool) -> None:
-        found = output if never_zero else f"{output}_found"
+    def _largest(self, magnitudes: str, output: str) -> None:
         if self.opset >= 18:
             axes = self.constant(f"{output}_axes", np.array([-1], dtype=np.int64))
-            self.add("ReduceMax", [magnitudes, axes], found, keepdims=1)
+            self.add("ReduceMax", [magnitudes, axes], output, keepdims=1)
         else:
-            self.add("ReduceMax", [magnitudes], found, axes=[-1], keepdims=1)
-        if not never_zero:
-            self.add("Max", [found, self.constant(f"{output}_least", np.float32(LARGEST_MIN))], output)
+            self.add("ReduceMax", [magnitudes], output, axes=[-1], keepdims=1)
 
     def _by_batch(self, _: str, activation: str) -> _Codes:
         names = [f"{activation}_{part}" for part in ("codes", "scale", "zero")]

@@ -101,7 +101,9 @@ class Products(Rewrite):
         prefix = prefix_of(node)
         self.product(prefix, node.input[0], self.array(node.input[1]), f"{prefix}_qkv")
         parts = [f"{prefix}_{part}" for part in ("queries", "keys", "values")]
-        self.add("Split", [f"{prefix}_qkv"], parts, axis=-1, **({"num_outputs": 3} if self.opset >= 18 else {}))
+        self.add(
+            "Split", [f"{prefix}_qkv"], parts, axis=-1, **({"num_outputs": 3} if self.opset >= 18 else {})
+        )
         bias, mask, _, scores = [*node.input[2:], "", "", "", ""][:4]
         inputs = [*parts, bias, mask, scores] if scores else [*parts, bias, mask]
         self.add("MultiHeadAttention", inputs, node.output[0], domain=CONTRIB, **attention_attributes(node))

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from retrieval.embedding.encoder import available_threads
+from retrieval.embedding.sessions import open_session
+
 if TYPE_CHECKING:
     import onnx
     import onnxruntime
@@ -16,13 +19,12 @@ if TYPE_CHECKING:
 Feed = dict[str, npt.NDArray[np.int64]]
 Floats = npt.NDArray[np.float32]
 
+BESIDE = ".weights"
 FILE_BYTES_MAX = 2_000_000_000  # a little below the 2 GiB that one protobuf message can hold
 
 
-
-
 def save(model: onnx.ModelProto, path: Path) -> Path:
-    """Write `model` to `path` and return it; where one file cannot hold the weights, they get a second one beside it."""
+    """Write `model` to `path` and return that. Where one file cannot hold the weights, they get one beside it."""
     import onnx
 
     if fits_one_file(model):
@@ -30,10 +32,15 @@ def save(model: onnx.ModelProto, path: Path) -> Path:
         return path
     emptied = onnx.ModelProto()
     emptied.CopyFrom(model)  # saving this way moves the weights out of the model that is saved
-    weights = path.with_suffix(".weights")
+    weights = path.with_suffix(BESIDE)
     weights.unlink(missing_ok=True)  # it would be appended to
     onnx.save(emptied, path, save_as_external_data=True, location=weights.name)
     return path
+
+
+def file_bytes(path: Path) -> int:
+    """What a saved graph takes, with the file beside it if there is one."""
+    return sum(each.stat().st_size for each in (path, path.with_suffix(BESIDE)) if each.is_file())
 
 
 def fits_one_file(model: onnx.ModelProto) -> bool:
@@ -41,12 +48,8 @@ def fits_one_file(model: onnx.ModelProto) -> bool:
 
 
 def session(path: Path) -> onnxruntime.InferenceSession:
-    """A session on every core, for the work of an export; what is served is opened by `retrieval.embedding`."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    """A session on every core this process may use."""
+    return open_session(path, threads=available_threads())
 
 
 def vectors(running: onnxruntime.InferenceSession, feeds: Sequence[Feed]) -> Floats:

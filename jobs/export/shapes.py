@@ -28,7 +28,14 @@ POOLINGS: Mapping[str, Pooling] = {
     "lasttoken": "last",
 }
 # What models call the prompts of the two sides of a search, the usual names first.
-QUERY_PROMPTS = ("query", "search_query", "retrieval.query", "retrieval-query", "retrieval_query", "s2p_query")
+QUERY_PROMPTS = (
+    "query",
+    "search_query",
+    "retrieval.query",
+    "retrieval-query",
+    "retrieval_query",
+    "s2p_query",
+)
 DOCUMENT_PROMPTS = (
     "document", "passage", "corpus", "search_document", "retrieval.passage", "retrieval-document", "retrieval_passage",
 )  # fmt: skip
@@ -105,9 +112,7 @@ def _first(config: Mapping[str, Any], *names: str) -> int:
     raise KeyError(names[0])
 
 
-def _tokens_max(
-    folder: Path, config: Mapping[str, Any], architecture: str, wanted: int | None
-) -> int:
+def _tokens_max(folder: Path, config: Mapping[str, Any], architecture: str, wanted: int | None) -> int:
     """The shortest of all windows that the files, or the caller, name; `TOKENS_MAX` unless the caller asks for more."""
     positions = config.get("max_position_embeddings", 512)
     if architecture in POSITIONS_AFTER_PADDING:
@@ -148,8 +153,10 @@ def _pooling(config: Mapping[str, Any], architecture: str) -> Pooling:
         )
     known = {POOLINGS.get(name) for name in chosen} or {"mean"}
     if len(known) == 1 and (only := known.pop()) is not None:
-        return only  # type: ignore[return-value]
-    raise InvalidInput(f"cannot export pooling {', '.join(sorted(chosen))}; mean, cls and last token are known")
+        return only
+    raise InvalidInput(
+        f"cannot export pooling {', '.join(sorted(chosen))}; mean, cls and last token are known"
+    )
 
 
 # -- prefixes ---------------------------------------------------------------------------------------------------------

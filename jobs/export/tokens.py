@@ -58,7 +58,9 @@ class Texts:
         frame = self.tokenizer.encode("a").ids
         length = min(self._tokens_max // 2, RANDOM_TOKENS_MAX)
         random = texts.random_ids(self.vocabulary(), frame[0], frame[-1], count=64, length=length)
-        batches = [padded(random[at : at + BATCH_TEXTS], self.pad) for at in range(0, len(random), BATCH_TEXTS)]
+        batches = [
+            padded(random[at : at + BATCH_TEXTS], self.pad) for at in range(0, len(random), BATCH_TEXTS)
+        ]
         return self.feeds(sorted(texts.calibration_texts(), key=len)) + batches
 
     def passages(self) -> list[str]:

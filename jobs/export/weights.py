@@ -50,7 +50,9 @@ class Weights:
         if (dtype := TYPES.get(tensor["dtype"])) is None:
             raise InvalidInput(f"{name} has weights of type {tensor['dtype']}; known are {', '.join(TYPES)}")
         shape = tuple(map(int, tensor["shape"]))
-        raw = np.memmap(path, dtype, "r", start + int(tensor["data_offsets"][0]), shape or (1,)).reshape(shape)
+        raw = np.memmap(path, dtype, "r", start + int(tensor["data_offsets"][0]), shape or (1,)).reshape(
+            shape
+        )
         if tensor["dtype"] == "BF16":  # the upper half of a float32
             return (raw.astype(np.uint32) << 16).view(np.float32)
         return np.asarray(raw, dtype=np.float32)
@@ -60,7 +62,9 @@ def _files(folder: Path) -> list[Path]:
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     if (index := folder / WEIGHTS_INDEX).is_file():
-        return [folder / name for name in sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))]
+        return [
+            folder / name for name in sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
+        ]
     raise NotFound(f"{folder.name} has no {WEIGHTS}, from which this architecture is built")
 
 
@@ -72,7 +76,10 @@ def _header(path: Path) -> tuple[int, dict[str, Any]]:
             if length > HEADER_BYTES_MAX:
                 raise ValueError(f"a header of {length} bytes")
             header: dict[str, Any] = json.loads(file.read(length))
-        end = max((tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"), default=0)
+        end = max(
+            (tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"),
+            default=0,
+        )
         if path.stat().st_size != 8 + length + end:
             raise ValueError(f"{path.stat().st_size} bytes instead of {8 + length + end}")
     except (ValueError, KeyError, struct.error) as error:

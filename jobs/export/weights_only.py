@@ -1,11 +1,11 @@
 """Rewritings that make weights small and leave activations alone.
 
-    in_blocks           MatMulNBits: one scale for every 32 weights of a column. Either all have 8 bits, or those of
-                        the feed-forward layers, two thirds of all, have 4: attention suffers more from coarse
-                        weights than it saves. The kernel rounds activations to 8 bits, block by block, or not at all
-    by_columns          int8 in the file, one scale a column; made fp32 again when the session is opened, so that
-                        every product is a plain fp32 one. Nothing in it can saturate: a fallback
-    with_small_tables   word tables as int8, one scale a row; a run makes only the rows fp32 that it reads
+in_blocks           MatMulNBits: one scale for every 32 weights of a column. Either all have 8 bits, or those of
+                    the feed-forward layers, two thirds of all, have 4: attention suffers more from coarse
+                    weights than it saves. The kernel rounds activations to 8 bits, block by block, or not at all
+by_columns          int8 in the file, one scale a column; made fp32 again when the session is opened, so that
+                    every product is a plain fp32 one. Nothing in it can saturate: a fallback
+with_small_tables   word tables as int8, one scale a row; a run makes only the rows fp32 that it reads
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
 BLOCK = 32  # weights that share a scale
 FP32_KERNEL, INT8_KERNEL = 1, 4  # MatMulNBits' accuracy_level: what activations are rounded to
-SHRINKS = np.linspace(1, 0.7, 13)  # of a block's range that are tried: cutting outliers off makes finer steps
+SHRINKS = np.linspace(
+    0.975, 0.7, 12
+)  # of a block's range that are tried: cutting outliers off makes finer steps
 TABLE_ROWS_MIN = 1024  # smaller tables (positions, token types) stay as they are
 
 
@@ -92,18 +94,22 @@ def blocks(weights: Floats, bits: int) -> tuple[Codes, Floats, Codes]:
     values = padded.reshape(columns, count, BLOCK)
     codes, scales, zeros = _rounded(values, bits, 1.0)
     least = _error(values, codes, scales, zeros)
-    for shrink in SHRINKS[1:] if bits == 4 else ():
-        others = _rounded(values, bits, shrink)
-        error = _error(values, *others)
+    for shrink in SHRINKS if bits == 4 else ():
+        other_codes, other_scales, other_zeros = _rounded(values, bits, shrink)
+        error = _error(values, other_codes, other_scales, other_zeros)
         better = error < least
         least[better] = error[better]
-        for kept, other in zip((codes, scales, zeros), others):
-            kept[better] = other[better]
+        codes[better] = other_codes[better]
+        scales[better] = other_scales[better]
+        zeros[better] = other_zeros[better]
     if bits == 4:
-        codes = codes[:, :, ::2] | codes[:, :, 1::2] << 4
-        zeros = np.pad(zeros, ((0, 0), (0, count % 2)))
-        zeros = zeros[:, ::2] | zeros[:, 1::2] << 4
+        codes, zeros = _paired(codes), _paired(np.pad(zeros, ((0, 0), (0, count % 2))))
     return codes, scales.reshape(-1), zeros.reshape(-1)
+
+
+def _paired(codes: Codes) -> Codes:
+    """Two 4-bit codes of the last axis in each byte."""
+    return np.asarray(codes[..., ::2] | codes[..., 1::2] << 4, dtype=np.uint8)
 
 
 def _rounded(values: Floats, bits: int, shrink: float) -> tuple[Codes, Floats, Codes]:

@@ -56,15 +56,16 @@ class Variant(msgspec.Struct, frozen=True):
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """A graph that was built when the model was exported, what it measured there, and what became of it.
 
-    Times are of the exporter's machine, and None where they were not taken. Cosines are to the fused fp32 graph.
+    Times are the best of many on the exporter's machine, on one thread, and None where they were not taken. Cosines
+    are to the fused fp32 graph: the least of all, and the mean over passages.
     """
 
     name: str
     quantisation: str
     outcome: str  # "kept", "slower", "fallback", or why it was refused
     bytes: int
-    query_ms: float | None  # one text of about ten tokens, one thread
-    bulk_tokens_per_s: float | None  # one thread
+    query_ms: float | None  # one text of ten tokens
+    bulk_tokens_per_s: float | None  # eight texts of sixty tokens
     cosine_min: float
     cosine_mean: float
     alone_vs_batch_min: float

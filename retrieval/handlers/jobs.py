@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import asyncio
 
+import numpy as np
 from aiohttp import web
 
+from indexes.build.tuning import check_number
+from indexes.collection import Collection
+from indexes.errors import TooLarge
+from indexes.model import Floats
 from retrieval.handlers.wire import answer, body, collection_of, real_name
-from retrieval.keys import TASKS
-from retrieval.schemas import JobStarted, Nothing, Reindex, RolledBack
+from retrieval.keys import CONFIG, EMBEDDERS, TASKS
+from retrieval.schemas import JobStarted, Nothing, Reindex, RolledBack, Tune
+
+QUERIES_MAX = 10_000  # of one tuning; more only makes it longer
+EMBEDDED_TEXTS = 64
 
 
 async def reindex(request: web.Request) -> web.Response:
@@ -16,6 +24,54 @@ async def reindex(request: web.Request) -> web.Response:
     _, collection = collection_of(request)
     job = request.app[TASKS].reindex(real_name(request), collection, wanted.hot_capacity)
     return answer(JobStarted(job.id), status=202, headers={"Location": f"/v1/jobs/{job.id}"})
+
+
+async def tune(request: web.Request) -> web.Response:
+    wanted = await body(request, Tune)
+    _, collection = collection_of(request)
+    texts = (
+        None
+        if wanted.queries is None
+        else checked(wanted.queries, request.app[CONFIG].limits.query_chars_max)
+    )
+
+    async def vectors() -> Floats:
+        return await embedded(request.app, collection, texts or [])
+
+    job = request.app[TASKS].tune(
+        real_name(request),
+        collection,
+        wanted.recall_target,
+        None if texts is None else vectors,
+        apply=wanted.apply,
+    )
+    return answer(JobStarted(job.id), status=202, headers={"Location": f"/v1/jobs/{job.id}"})
+
+
+def checked(queries: list[str], chars_max: int) -> list[str]:
+    """Each text once. Raises TooLarge or InvalidInput: a handful of queries says nothing of the next ones."""
+    if len(queries) > QUERIES_MAX:
+        raise TooLarge(
+            f"{len(queries)} queries are too many; at most {QUERIES_MAX} are allowed", param="queries"
+        )
+    texts = list(dict.fromkeys(stripped for text in queries if (stripped := text.strip())))
+    check_number(len(texts))
+    for text in texts:
+        if len(text) > chars_max:
+            raise TooLarge(
+                f"a query has {len(text)} characters, at most {chars_max} are allowed", param="queries"
+            )
+    return texts
+
+
+async def embedded(app: web.Application, collection: Collection, texts: list[str]) -> Floats:
+    """In small calls, so that documents and searches have their turn."""
+    embedder = await app[EMBEDDERS].of(collection)
+    blocks = [
+        (await embedder.embed(texts[at : at + EMBEDDED_TEXTS], "query")).vectors
+        for at in range(0, len(texts), EMBEDDED_TEXTS)
+    ]
+    return np.concatenate(blocks)
 
 
 async def rollback(request: web.Request) -> web.Response:

@@ -9,8 +9,8 @@ from aiohttp import web
 from indexes.errors import InvalidInput, NearlineError, TooLarge
 from retrieval.context import build_context, search_request
 from retrieval.errors import ErrorBody, body_of
-from retrieval.handlers.wire import answer, body, collection_of
-from retrieval.keys import CONFIG, EMBEDDERS, METRICS, PIPELINE
+from retrieval.handlers.wire import answer, body, collection_of, real_name
+from retrieval.keys import CATALOG, CONFIG, EMBEDDERS, METRICS, PIPELINE, QUERY_LOG
 from retrieval.schemas import ContextRequest, SearchAnswer, SearchBatch, SearchRequest, Timings
 
 CONCURRENT_SEARCHES = 8  # of one batch; a large batch must not push everybody else's query back
@@ -21,13 +21,17 @@ async def search(request: web.Request) -> web.Response:
     name = request.match_info["collection"]
     found = await request.app[PIPELINE].search(name, wanted)
     request.app[METRICS].search(found)
+    note(request, wanted)
     return answer(found, headers=timing_headers(found.timings_ms))
 
 
 async def search_batch(request: web.Request) -> web.Response:
-    """Answers in the order of the searches; one that fails has an error in its place."""
+    """Answers in the order of the searches; one that fails has an error in its place.
+
+    All exact searches of a batch share one scan of the log, for each different filter.
+    """
     wanted = await body(request, SearchBatch)
-    name, _ = collection_of(request)
+    name, collection = collection_of(request)
     most = request.app[CONFIG].limits.searches_per_batch_max
     if not wanted.searches:
         raise InvalidInput("searches is empty, expected at least one", param="searches")
@@ -37,14 +41,24 @@ async def search_batch(request: web.Request) -> web.Response:
         )
     slots = asyncio.Semaphore(CONCURRENT_SEARCHES)
 
-    async def one(search: SearchRequest) -> SearchAnswer | ErrorBody:
+    pipeline = request.app[PIPELINE]
+    scan = pipeline.joint_scan(collection, sum(search.exact for search in wanted.searches))
+
+    async def find(search: SearchRequest) -> SearchAnswer:
+        if search.exact:  # without a slot: they wait for each other
+            with scan.place() as place:
+                return await pipeline.search(name, search, place)
         async with slots:
-            try:
-                found = await request.app[PIPELINE].search(name, search)
-            except NearlineError as error:
-                return body_of(error)
-            request.app[METRICS].search(found)
-            return found
+            return await pipeline.search(name, search)
+
+    async def one(search: SearchRequest) -> SearchAnswer | ErrorBody:
+        try:
+            found = await find(search)
+        except NearlineError as error:
+            return body_of(error)
+        request.app[METRICS].search(found)
+        note(request, search)
+        return found
 
     results = await asyncio.gather(*(one(search) for search in wanted.searches))
     return answer({"results": results})
@@ -57,10 +71,19 @@ async def context(request: web.Request) -> web.Response:
     if wanted.token_budget > config.limits.token_budget_max:
         raise TooLarge(f"token_budget must be at most {config.limits.token_budget_max}", param="token_budget")
     embedder = await request.app[EMBEDDERS].of(collection)
-    found = await request.app[PIPELINE].search(name, search_request(wanted, config))
+    search = search_request(wanted, config)
+    found = await request.app[PIPELINE].search(name, search)
     request.app[METRICS].search(found)
+    note(request, search)
     built = await asyncio.to_thread(build_context, found, wanted.token_budget, embedder.counter.count)
     return answer(built, headers=timing_headers(found.timings_ms))
+
+
+def note(request: web.Request, search: SearchRequest) -> None:
+    """Into the log of queries, where the operator has switched that on."""
+    collection = request.app[CATALOG].collections.get(real_name(request))
+    if collection is not None:  # it may have been deleted meanwhile
+        request.app[QUERY_LOG].note(collection, search)
 
 
 def timing_headers(timings: Timings) -> dict[str, str]:

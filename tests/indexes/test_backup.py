@@ -16,9 +16,11 @@ import pytest
 
 from indexes.backup.backup import MANIFEST, Backup, back_up, read_backup
 from indexes.backup.restoring import Restored, restore
+from indexes.build.chosen import Chosen
 from indexes.build.rebuild import Rebuild
 from indexes.catalog import Catalog
 from indexes.collection import Collection
+from indexes.dense.cold import ColdSettings
 from indexes.errors import (
     Conflict,
     Damaged,
@@ -30,6 +32,7 @@ from indexes.errors import (
 )
 from indexes.log import pinned as pinned_log
 from indexes.model import Tuning
+from indexes.parts.generation import read_manifest
 from tests.support.vectors import World, delete, fill, found_ids, settings
 
 WORLD = World()
@@ -531,3 +534,32 @@ def test_a_backup_that_changes_while_it_is_restored(kept: Path, tmp_path: Path) 
     finally:
         path.write_bytes(content)
     assert not (tmp_path / "data" / "docs").exists()
+
+
+def test_a_tuned_collection_stays_tuned(tmp_path: Path) -> None:
+    """A backup takes the settings that a collection was tuned to with it, and a restored one searches with them."""
+    catalog = Catalog(tmp_path / "data", TUNING)
+    docs = catalog.create("docs", settings(hot_capacity=150))
+    fill(docs, WORLD, range(500))
+    rebuild(docs)
+    manifest = read_manifest(docs.shelf.path(docs.snapshot.generation))
+    chosen = Chosen(
+        recall_target=0.93,
+        generation=manifest.number,
+        seal=manifest.sha256,
+        ef=77,
+        search=ColdSettings(probes=3, rescored=44),
+        recall={},
+        queries=100,
+        chosen_ms=0,
+    )
+    docs.set_search(chosen)
+    catalog.close()
+    back_up(catalog.folder, tmp_path / "copy", progress=quiet)
+    restore(tmp_path / "copy", tmp_path / "restored", progress=quiet)
+    restored = Catalog(tmp_path / "restored", TUNING)
+    found = restored.get("docs").info()
+    assert found.recall_target == 0.93
+    assert found.search is not None
+    assert (found.search.ef, found.search.probes, found.search.rescored, found.search.tuned) == (77, 3, 44, True)
+    restored.close()

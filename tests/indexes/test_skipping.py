@@ -46,7 +46,10 @@ class Load:
 
 
 def unit(rng: np.random.Generator) -> NDArray[np.float32]:
-    vector = rng.normal(size=DIMENSIONS).astype(np.float32)
+    return unit_of(rng.normal(size=DIMENSIONS).astype(np.float32))
+
+
+def unit_of(vector: NDArray[np.float32]) -> NDArray[np.float32]:
     return (vector / np.linalg.norm(vector)).astype(np.float32)
 
 
@@ -124,6 +127,18 @@ def test_the_audit_stops_skipping() -> None:
     assert np.median(stopped) < 600, "at one audit in twenty skips that is some 25 audits"
 
 
+def test_skipping_more_counts_as_losing_more() -> None:
+    """A load that comes to skip four times as many queries, each losing what few enough could afford, is stopped."""
+    for seed in range(3):
+        watch = ColdWatch(POLICY, bounds(), seed=seed)
+        # A skip may lose .025 where a fifth of the queries skip, and .005 where nearly all do.
+        play(watch, Load(easy=0.2, hidden=0.01, seed=seed), NOTES + 1000)
+        assert watch.state().state == "skipping"
+        loss, _ = play(watch, Load(easy=0.99, hidden=0.018, seed=seed + 100), 12_000)
+        assert watch.state().stops >= 1
+        assert loss <= POLICY.budget / 2, "twice the budget, were nothing stopped"
+
+
 def test_the_audit_does_not_cry_wolf() -> None:
     """A load that stays as it was is skipped on and on."""
     watch = ColdWatch(POLICY, bounds(), seed=3)
@@ -163,6 +178,9 @@ def test_proof_needs_no_learning() -> None:
     best = 0.0
     for _ in range(200):
         query = unit(rng)
+        assert np.allclose(
+            known.similarities(query), [unit_of(centre) @ query for centre in centres], atol=1e-5
+        )
         best = max(float((each @ query).max()) for each in members)
         assert known.best_possible(known.similarities(query)) >= best - 1e-6
     scores = np.full(K, 0.999, np.float32)
@@ -194,8 +212,10 @@ def test_model_orders_queries_by_their_loss() -> None:
     features = rng.normal(size=(4000, 4))
     true = 1 / (1 + np.exp(3 - features[:, 0] - features[:, 1] * features[:, 2]))
     losses = (rng.random(4000) < true).astype(float)
-    fitted = Model.fitted(features[:3000], losses[:3000]).losses(features[3000:])
+    model = Model.fitted(features[:3000], losses[:3000])
+    fitted = model.losses(features[3000:])
     assert float(np.corrcoef(fitted, true[3000:])[0, 1]) > 0.95
+    assert [model.loss(one) for one in features[3000:]] == pytest.approx(fitted.tolist())
 
 
 def test_upper_bound_holds() -> None:

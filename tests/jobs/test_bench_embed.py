@@ -127,6 +127,7 @@ def test_every_engine_has_all_its_figures(report: dict[str, Any], name: str) -> 
     assert memory["grown_bytes"] > 20e6, "the weights alone take more"
     assert "threads" in row
     assert row["what"]
+    assert 0 <= row["others_busy"] <= 1
 
 
 @pytest.mark.slow

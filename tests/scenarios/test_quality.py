@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from indexes.log.reader import LogReader
-from jobs.evaluating import measure_rankings
+from jobs.evaluation.rankings import measure_rankings, values_of
 from jobs.ingesting import ingest
 from jobs.judgements import read_judgements, read_queries
 from jobs.server_process import ServerProcess, serving
@@ -62,7 +62,7 @@ def rankings(squad: ServerProcess, shared_data: Path) -> dict[str, dict[str, dic
         chosen = random.Random(0).sample(questions, QUESTIONS)
         judgements = read_judgements(shared_data / "squad-sent" / "qrels.tsv")
         async with Client(squad.url) as client:
-            return await measure_rankings(client, "squad", chosen, judgements, lambda *_: None)
+            return values_of(await measure_rankings(client, "squad", chosen, judgements, lambda *_: None))
 
     before = asyncio.run(measured())
     job = Http(squad.url).reindex("squad")

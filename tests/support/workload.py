@@ -19,7 +19,8 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -29,15 +30,20 @@ import msgspec
 
 from indexes import durable, failpoints
 from indexes.backup.backup import back_up
+from indexes.build import builder
 from indexes.build.builder import build
+from indexes.build.chosen import Chosen
+from indexes.build.measuring import Measured, choose_settings
 from indexes.build.rebuild import Rebuild
 from indexes.catalog import Catalog
 from indexes.collection import Collection
+from indexes.dense.cold import ColdSettings
 from indexes.durable import Disk
-from indexes.errors import NearlineError
+from indexes.errors import NearlineError, RecallTooLow
 from indexes.filters.grammar import Comparison, Compound
 from indexes.log import log, sqlite
 from indexes.model import Delete, Operation, Tuning, WriteResult
+from indexes.parts.generation import Generation, read_manifest
 from tests.support.inspection import Value
 from tests.support.power import Platter
 from tests.support.vectors import settings, settled
@@ -147,6 +153,41 @@ class Actor:
         number = self.main.shelf.next_number()
         return self.attempt({f"generation:{MAIN}": number}, work)
 
+    def build_badly(self) -> object:
+        """Build a generation that measures below the floor. It is not adopted."""
+
+        def work() -> None:
+            request = self.main.begin_build()
+            with measuring_badly():
+                build(request, lambda *_: None)
+            try:
+                self.main.adopt(request.number)
+            except RecallTooLow:
+                return
+            raise AssertionError("a bad generation was adopted")
+
+        return self.attempt({}, work)
+
+    def tune(self) -> object:
+        """Choose other search settings for the live generation."""
+
+        def work() -> None:
+            live = read_manifest(self.main.shelf.path(self.main.snapshot.generation))
+            self.main.set_search(
+                Chosen(
+                    recall_target=0.95,
+                    generation=live.number,
+                    seal=live.sha256,
+                    ef=200,
+                    search=ColdSettings(2, 100),
+                    recall={},
+                    queries=0,
+                    chosen_ms=0,
+                )
+            )
+
+        return self.attempt({}, work)
+
     def back_up(self, target: Path, *, in_child: bool) -> object:
         """With the command `nearline backup`, or in this process."""
 
@@ -194,6 +235,8 @@ def first_life(actor: Actor, options: Options) -> None:
     actor.write({0: 2, 1: 2, 20: None, 21: None})
     if not options.short:
         actor.rebuild(in_child=False)
+        actor.build_badly()
+        actor.tune()
         actor.write({80: 1, 2: None})
         actor.rebuild(in_child=False)
         actor.rollback()
@@ -203,6 +246,19 @@ def first_life(actor: Actor, options: Options) -> None:
     actor.delete("other")
     actor.delete_topic(0, 4, range(100))
     actor.remove_alias("live")
+
+
+@contextlib.contextmanager
+def measuring_badly() -> Iterator[None]:
+    def measure(generation: Generation, target: float) -> Measured:
+        measured = choose_settings(generation, target)
+        return replace(measured, recall=dict.fromkeys(measured.recall, 0.5))
+
+    vars(builder)["choose_settings"] = measure
+    try:
+        yield
+    finally:
+        vars(builder)["choose_settings"] = choose_settings
 
 
 def second_life(actor: Actor, options: Options) -> None:

@@ -39,12 +39,18 @@ def main() -> int:
     job = msgspec.json.decode(sys.argv[1], type=Job)
     try:
         result = TASKS[job.task](job)
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         result = {"skipped": f"{error}; pip install 'nearline[bench]'"}
     except Exception as error:  # noqa: BLE001 - whatever a library raises becomes its row of the report
-        result = {"error": f"{type(error).__name__}: {error}"}
+        first = innermost(error)
+        result = {"error": f"{type(first).__name__}: {first}"}
     Path(job.result).write_bytes(msgspec.json.encode(result))
     return 0
+
+
+def innermost(error: BaseException) -> BaseException:
+    """The first error of a group, which says more than the group."""
+    return innermost(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
 
 
 def plain(job: Job) -> dict[str, Any]:

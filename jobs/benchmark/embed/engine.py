@@ -1,7 +1,7 @@
 """What every engine must do to be measured, and what it is told of the model.
 
 An engine lives in a process of its own and is used from that process's event loop. Its libraries are imported when it
-is made or opened, so that a cold start counts them and ImportError comes then.
+is made or opened, so that a cold start counts them and ModuleNotFoundError comes then.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     missing: str = ""
 
     def needs(self, folder: str | None) -> str:
-        """`folder`, or ImportError with the reason why it is not there."""
+        """`folder`, or ModuleNotFoundError with the reason why it is not there."""
         if folder is None:
-            raise ImportError(self.missing)
+            raise ModuleNotFoundError(self.missing)
         return folder
 
 

@@ -29,7 +29,9 @@ class OverHttp(Served):
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
-        self.what = "the exported graph, POST /v1/embeddings of `nearline serve`, base64, kept connections"
+        self.what = (
+            "POST /v1/embeddings of `nearline serve`, base64, kept connections, the client on the same cores"
+        )
         self._server: ServerProcess | None = None
         self._session: aiohttp.ClientSession | None = None
         self._folder = Path(setup.model)

@@ -44,7 +44,11 @@ def run_job(job: Job) -> dict[str, Any]:
         last = log.read_text(errors="replace").strip().splitlines()[-1:] or ["no message"]
         return {"error": f"ended with status {child.returncode}: {last[0]}"}
     found: dict[str, Any] = msgspec.json.decode(result.read_bytes())
-    return {**found, "memory": memory} if memory else found
+    return {**found, "memory": memory} if memory and not is_failure(found) else found
+
+
+def is_failure(found: dict[str, Any]) -> bool:
+    return "error" in found or "skipped" in found
 
 
 def _follow(child: subprocess.Popen[str]) -> dict[str, Any]:
@@ -59,6 +63,20 @@ def _follow(child: subprocess.Popen[str]) -> dict[str, Any]:
                 child.stdin.write("\n")
                 child.stdin.flush()
     return watch.found()
+
+
+def busy_share(seconds: float = 1.0) -> float:
+    """Which share of this machine's processors others use, looked at for a while in which we do nothing."""
+    before = _ticks()
+    time.sleep(seconds)
+    total, idle = (after - begun for after, begun in zip(_ticks(), before, strict=True))
+    return round(1 - idle / total, 3) if total else 0.0
+
+
+def _ticks() -> tuple[int, int]:
+    """All ticks of all processors since the start, and those spent idle or waiting for disks."""
+    fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    return sum(fields), fields[3] + fields[4]
 
 
 class Watch(Lookout):

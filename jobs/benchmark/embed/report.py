@@ -9,6 +9,7 @@ from rich.table import Table
 
 from jobs.benchmark.embed.ratios import MB
 
+QUIET = 0.05  # of the processors may be busy with other things
 ONE = ("p50 ms", "p99 ms", "after a pause", "p99 ms", "first ms", "tenth ms", "cold start s")
 CROWD = ("p50 ms", "p99 ms", "queries/s")
 VECTORS = ("cosine to fp32, min", "mean", "alone against batch")
@@ -40,6 +41,13 @@ def show(report: dict[str, Any], console: Console) -> None:
         else:
             reason = f"failed: {row['error']}" if "error" in row else f"skipped: {row.get('skipped')}"
             console.print(f"{name} {reason}", markup=False, highlight=False)
+    disturbed = {name: row["others_busy"] for name, row in measured.items() if row["others_busy"] > QUIET}
+    if disturbed:
+        shares = ", ".join(f"{share:.0%} before {name}" for name, share in disturbed.items())
+        console.print(
+            f"[bold red]Others used the processors meanwhile ({shares}).[/] Engines with several or spinning threads "
+            "lose most by that: do not compare these figures."
+        )
     for row in measured.values():
         if "load" in row:
             show_load(row["load"], settings, console)

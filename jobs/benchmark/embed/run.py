@@ -17,7 +17,7 @@ from jobs.benchmark.embed.engine import Setup
 from jobs.benchmark.embed.job import Job
 from jobs.benchmark.embed.material import Material
 from jobs.benchmark.embed.nearline import config_of, runs_of
-from jobs.benchmark.embed.process import run_job
+from jobs.benchmark.embed.process import busy_share, is_failure, run_job
 from jobs.benchmark.embed.quality import judge
 from jobs.benchmark.embed.ratios import ratios
 from jobs.benchmark.embed.weights import ABSENT, weights_of
@@ -105,10 +105,11 @@ class Runner:
 
     def round(self, engine: str) -> None:
         """A cold start in a process of its own, then everything that is timed in another."""
+        busy = 0.0 if engine in self._failed else busy_share()
         cold = self._job("cold", engine)
         speed = self._job("speed", engine)
         if cold is not None and speed is not None:
-            self._rounds[engine].append({**cold, **speed})
+            self._rounds[engine].append({"others_busy": busy, **cold, **speed})
 
     def embed(self, engine: str) -> None:
         """The vectors that quality is judged by; they are the same in every round."""
@@ -138,7 +139,7 @@ class Runner:
         result = self._folder / f"{task}-{list(ENGINES).index(engine)}.json"
         job = Job(task=task, engine=engine, setup=self._setup, run=str(self._folder), result=str(result))
         found = run_job(job)
-        if "error" in found or "skipped" in found:
+        if is_failure(found):
             self._say(f"  {found.get('error') or found.get('skipped')}")
             self._failed[engine] = found
             return None
@@ -147,7 +148,7 @@ class Runner:
 
 def summed_up(found: dict[str, Any], tokens: dict[str, int]) -> dict[str, Any]:
     """Percentiles and rates of one round."""
-    kept = ("cold_start_s", "first_query_ms", "tenth_query_ms", "memory")
+    kept = ("others_busy", "cold_start_s", "first_query_ms", "tenth_query_ms", "memory")
     measured: dict[str, Any] = {
         **{name: found[name] for name in kept},
         "query": percentiles(found["query_ms"]),

@@ -8,8 +8,10 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from jobs.export_graph import from_torch
-from jobs.export_sources import DEFAULT_NAME, WEIGHTS, Source, wheel
+from jobs.export.encoders import from_torch
+from jobs.export.shapes import shape
+from jobs.export.sources import DEFAULT_NAME, Source, wheel
+from jobs.export.weights import WEIGHTS
 from retrieval.embedding.models import read_manifest
 
 ABSENT = "no installed package carries its weights"
@@ -26,11 +28,8 @@ def write_plain(weights: Path, folder: Path) -> None:
     """Make `folder` as sentence-transformers lays it out, with `onnx/model.onnx` and without the weights.
 
     The graph is what PyTorch's exporter makes: nothing fused, inputs `input_ids` and `attention_mask`, output the
-    token vectors. Raises NotFound where PyTorch or onnx is missing.
+    token vectors. Raises NotFound where PyTorch is missing.
     """
-    import onnx
-
-    graph = from_torch(Source(weights, weights.name))
     shutil.copytree(weights, folder, ignore=shutil.ignore_patterns(WEIGHTS, "onnx", "*.bin"))
     (folder / "onnx").mkdir()
-    onnx.save(graph, folder / "onnx" / "model.onnx")
+    from_torch(Source(weights, weights.name), shape(weights), folder / "onnx" / "model.onnx")

@@ -1,0 +1,243 @@
+"""nearline tune"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+
+from jobs.commands.options import COLLECTION, JSON, URL, console, errors, print_json
+from jobs.judgements import read_judgements, read_queries
+from jobs.tuning import Progress, plot, require_matplotlib, suggest_weights
+from retrieval.client import POLL_S, Client, ServiceError
+
+PATH = click.Path(path_type=Path)
+
+
+@click.command(epilog="Example: nearline tune -c docs --recall-target 0.98 --queries queries.jsonl")
+@URL
+@COLLECTION
+@click.option(
+    "--recall-target",
+    type=click.FloatRange(0, 1, min_open=True),
+    required=True,
+    help="Recall@10 to reach, now and at every later rebuild.",
+)
+@click.option("--queries", type=PATH, help="JSON lines of id and text. [default: made of stored vectors]")
+@click.option("--qrels", type=PATH, help="Judgements (query, document, grade): suggests fusion weights.")
+@click.option("--data", type=PATH, help="Tune in a data directory that no service uses, without one.")
+@click.option("--config", type=PATH, help="With --data: the TOML file that `nearline serve` is given.")
+@click.option("--plot", "picture", type=PATH, help="Write the curve as SVG.")
+@click.option("--dry-run", is_flag=True, help="Only report: change nothing.")
+@JSON
+def command(
+    url: str,
+    collection: str,
+    recall_target: float,
+    queries: Path | None,
+    qrels: Path | None,
+    data: Path | None,
+    config: Path | None,
+    picture: Path | None,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Find the cheapest search settings that reach a recall, on this machine, and use them from now on."""
+    if qrels is not None and (queries is None or data is not None):
+        raise click.UsageError("--qrels needs --queries, and a running service instead of --data")
+    if config is not None and data is None:
+        raise click.UsageError("--config needs --data")
+    if picture is not None:
+        require_matplotlib()
+    columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn()
+    with Bar(*columns, console=errors, disable=as_json, transient=True) as bar:
+        task = bar.add_task("waiting", total=1)
+
+        def progress(stage: str, done: int, total: int) -> None:
+            bar.update(task, description=stage, completed=done, total=max(total, 1))
+
+        if data is None:
+            report = asyncio.run(
+                in_service(url, collection, recall_target, queries, qrels, not dry_run, progress)
+            )
+        else:
+            report = in_folder(data, config, collection, recall_target, queries, not dry_run, progress)
+    if picture is not None:
+        plot(report["result"], picture)
+    if as_json:
+        print_json(report)
+    else:
+        show(report["result"], report["fusion"])
+    if report["error"]:
+        raise click.ClickException(report["error"])
+
+
+async def in_service(
+    url: str,
+    collection: str,
+    recall_target: float,
+    queries_file: Path | None,
+    qrels_file: Path | None,
+    apply: bool,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Let a service tune. Raises ServiceError unless there is an outcome to show."""
+    queries = read_queries(queries_file) if queries_file else []
+    judgements = read_judgements(qrels_file) if qrels_file else []
+    wanted: dict[str, Any] = {"recall_target": recall_target, "apply": apply}
+    if queries:
+        wanted["queries"] = [query.text for query in queries]
+    async with Client(url) as client:
+        job_id = (await client.request("POST", f"/v1/collections/{collection}/tune", wanted))["job"]
+        while (job := await client.job(job_id))["status"] in ("queued", "running"):
+            at = job["progress"]
+            progress(at["stage"], at["done"], at["total"])
+            await asyncio.sleep(POLL_S)
+        if not job["result"]:
+            raise ServiceError(f"tune of {collection} {job['status']}: {job['error']}", kind=job["status"])
+        fusion = (
+            await suggest_weights(client, collection, queries, judgements, progress) if judgements else None
+        )
+    return {"result": job["result"], "fusion": fusion, "error": job["error"]}
+
+
+def in_folder(
+    data: Path,
+    config_file: Path | None,
+    name: str,
+    recall_target: float,
+    queries_file: Path | None,
+    apply: bool,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Tune without a service. Raises NotADataDirectory, Locked while a service uses the directory, NotFound."""
+    # Only here: a command that talks to a service needs no indexes.
+    from indexes.backup.backup import aliases_of
+    from indexes.build.tuner import Tuner, chosen_from
+    from indexes.catalog import Catalog
+    from retrieval.config import load_config
+    from retrieval.lifecycle import tuning_of
+
+    aliases_of(data)  # a typing error must not become a new data directory
+    config = load_config(config_file, os.environ)
+    queries = read_queries(queries_file) if queries_file else []
+    with contextlib.closing(Catalog(data, tuning_of(config))) as catalog:
+        collection = catalog.get(name)
+        vectors = None
+        if queries:
+            progress("embed", 0, 1)
+            texts = list(dict.fromkeys(query.text for query in queries))
+            vectors = embed(Path(config.models.folder), collection.settings, texts)
+        tuned = Tuner(collection, recall_target, vectors).run(progress)
+        applied = apply and tuned.met
+        if applied:
+            collection.set_search(chosen_from(tuned))
+    error = None if tuned.met else f"no settings reach a recall of {recall_target:g}; nothing was changed"
+    result = {**msgspec.to_builtins(tuned), "cold_policy": None, "applied": applied}
+    return {"result": result, "fusion": None, "error": error}
+
+
+def embed(models: Path, settings: Any, texts: list[str]) -> Any:
+    """Vectors of queries by the collection's own model. Raises NotFound or ModelMismatch if it is not in `models`."""
+    from indexes.errors import ModelMismatch
+    from retrieval.embedders import missing
+    from retrieval.embedding.encoder import Encoder, available_threads
+    from retrieval.embedding.models import find_models, load_model
+
+    folder = find_models(models).get(settings.model)
+    if folder is None:
+        raise missing(settings.model, models)
+    encoder = Encoder(load_model(folder), threads=available_threads())
+    if encoder.fingerprint != settings.fingerprint:
+        raise ModelMismatch(f"the collection was not written with the model in {folder}", param="model")
+    return encoder.encode(texts, "query")
+
+
+def show(tuned: dict[str, Any], fusion: dict[str, Any] | None) -> None:
+    table = Table(
+        "ef", "lists", "rescored", "recall@10", "microseconds", "codes", title="what more time buys"
+    )
+    for point in tuned["curve"]:
+        table.add_row(
+            str(point["ef"] or "-"),
+            str(point["probes"] or "-"),
+            str(point["rescored"] or "-"),
+            f"{point['recall']:.4f}",
+            f"{point['us']:.0f}",
+            str(point["codes"] or "-"),
+            style="bold" if is_chosen(point, tuned) else None,
+        )
+    console.print(table)
+    table = Table("", "queries", "recall@10", "95 %", "by tier", "microseconds")
+    for name, label in (
+        ("tuning", "chosen, on the queries it was chosen by"),
+        ("validation", "chosen, on the other half"),
+        ("before", "before, on the other half"),
+    ):
+        one = tuned[name]
+        tiers = ", ".join(f"{tier} {recall:.4f}" for tier, recall in one["tiers"].items())
+        table.add_row(
+            label,
+            str(one["queries"]),
+            f"{one['recall']:.4f}",
+            f"± {one['half_width']:.4f}",
+            tiers,
+            f"{one['us']:.0f}",
+        )
+    console.print(table)
+    for line in notes(tuned, fusion):
+        console.print(line)
+
+
+def is_chosen(point: dict[str, Any], tuned: dict[str, Any]) -> bool:
+    """Whether a point of the curve is of the settings chosen; 0 stands for a tier that does not exist."""
+    search = tuned["search"]
+    chosen = {"ef": tuned["ef"], "probes": search["probes"], "rescored": search["rescored"]}
+    return all(point[name] in (0, value) for name, value in chosen.items())
+
+
+def notes(tuned: dict[str, Any], fusion: dict[str, Any] | None) -> list[str]:
+    """What is to be said beside the tables, a line each."""
+    search = tuned["search"]
+    lines = [
+        f"ef {tuned['ef']}, {search['probes']} lists, {search['rescored']} rescored, "
+        f"{search['filtered_share']:g} of a filter's matches covered: "
+        + ("in use now, and the target of every later rebuild" if tuned["applied"] else "not applied")
+    ]
+    if tuned["filtered"]:
+        halves = ", ".join(f"{half} {recall:.4f}" for half, recall in tuned["filtered"].items())
+        lines.append(f"recall@10 of cold passages under a filter: {halves}")
+    if not any(is_chosen(point, tuned) for point in tuned["curve"]):
+        lines.append(
+            "the curve counts neighbours of both tiers alike; what is chosen lets neither tier fall far behind"
+        )
+    if tuned["margin"]:
+        lines.append(
+            f"recall had to be {tuned['margin']:.4f} above the target: more queries would allow less"
+        )
+    if tuned["held_out"]:
+        lines.append("the queries were made of stored vectors; real ones (--queries) say more")
+    if (policy := tuned["cold_policy"]) and policy["queries"]:
+        spared = policy["skipped"] + policy["proven"]
+        lines.append(
+            f"times are of searches of both tiers; the cold policy spared {spared} of {policy['queries']} queries "
+            "the cold one, and is not changed"
+        )
+    if fusion is not None:
+        scores, now = fusion["ndcg@10"], fusion["configured"]
+        lines.append(
+            f"suggested fusion weights: dense {fusion['weight_dense']:g}, lexical {fusion['weight_lexical']:g}, nDCG@10"
+            f" {scores['tuning']:.4f} on {fusion['queries']['tuning']} queries, {scores['validation']:.4f} on the "
+            f"other half; as configured: weighted {now['weighted']['validation']:.4f}, "
+            f"rrf {now['rrf']['validation']:.4f} there"
+        )
+        lines.append("fusion weights are not written: set search.weight_dense and search.weight_lexical")
+    return lines

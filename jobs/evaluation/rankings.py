@@ -1,0 +1,104 @@
+"""Ranking quality by relevance judgements: nDCG@10, reciprocal rank and recall@100 of each kind of search, by document.
+
+The measures are those of `ir_measures`. The first two are taken from searches for 10, as users send them; only recall
+at 100 asks for 100, because how deep one asks may decide which tiers are searched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ir_measures
+from ir_measures import RR, R, nDCG
+
+from jobs.evaluation.intervals import mean_interval
+from jobs.evaluation.observing import Observations
+from jobs.evaluation.pace import Pace
+from jobs.evaluation.recall import Progress
+from jobs.evaluation.report import Judged, RankingScore
+from jobs.judgements import Judgement, Query
+from retrieval.client import Client
+
+DEPTH, DEEP = 10, 100
+PACE = 10_000.0  # where nobody gives one
+
+SEARCHES: dict[str, dict[str, Any]] = {
+    "dense": {"mode": "dense"},
+    "lexical": {"mode": "lexical"},
+    "hybrid rrf": {"mode": "hybrid", "fusion": {"method": "rrf"}},
+    "hybrid weighted": {"mode": "hybrid", "fusion": {"method": "weighted"}},
+}
+MEASURES = {
+    "ndcg@10": (nDCG @ DEPTH, DEPTH),
+    "mrr@10": (RR @ DEPTH, DEPTH),
+    "recall@100": (R @ DEEP, DEEP),
+}
+
+Intervals = dict[str, dict[str, RankingScore]]
+
+
+async def measure_rankings(
+    client: Client,
+    collection: str,
+    queries: Sequence[Query],
+    judgements: Sequence[Judgement],
+    progress: Progress,
+    *,
+    pace: Pace | None = None,
+    observed: Observations | None = None,
+    seed: int = 0,
+) -> Intervals:
+    """Each score of each kind of search, over the queries that have judgements."""
+    judged = {one.query for one in judgements}
+    asked = [query for query in queries if query.id in judged]
+    ids = {query.id for query in asked}
+    qrels = [ir_measures.Qrel(one.query, one.document, one.grade) for one in judgements if one.query in ids]
+    pace, observed = pace or Pace(PACE), observed or Observations()
+    results: Intervals = {}
+    for name, search in SEARCHES.items() if asked else ():
+        scores: dict[str, RankingScore] = {}
+        for depth in (DEPTH, DEEP):
+            run = []
+            for at, query in enumerate(asked):
+                progress(f"{name}, {depth} deep", at, len(asked))
+                await pace()
+                full = {"query": query.text, "k": depth, "group_by_document": True, "cache": False, **search}
+                answer = await client.search(collection, **full)
+                if depth == DEPTH:
+                    observed.add(f"by document, {name}", answer)
+                # The order of the hits is the ranking; scores may tie, so places stand in for them.
+                run += [
+                    ir_measures.ScoredDoc(query.id, hit["document_id"], -float(place))
+                    for place, hit in enumerate(answer["hits"])
+                ]
+            for label, (measure, deep) in MEASURES.items():
+                if deep == depth:
+                    by_query = {
+                        one.query_id: one.value for one in ir_measures.iter_calc([measure], qrels, run)
+                    }
+                    # A search that found nothing has no lines in the run, and scores 0.
+                    values = [by_query.get(query.id, 0.0) for query in asked]
+                    scores[label] = RankingScore(*mean_interval(values, seed))
+        results[name] = scores
+    return results
+
+
+def values_of(intervals: Intervals) -> dict[str, dict[str, float]]:
+    return {name: {label: one.value for label, one in scores.items()} for name, scores in intervals.items()}
+
+
+def judged_of(
+    queries: Sequence[Query], judgements: Sequence[Judgement], holds: Callable[[str], bool]
+) -> Judged:
+    """What the judgements of these queries speak of, and how much of it is in the collection."""
+    asked = {query.id for query in queries}
+    documents: dict[str, bool] = {}
+    relevant: dict[str, bool] = {}
+    for one in judgements:
+        if one.query not in asked:
+            continue
+        there = documents.setdefault(one.document, holds(one.document))
+        relevant[one.query] = relevant.get(one.query, False) or (there and one.grade > 0)
+    missing = sum(not there for there in documents.values())
+    return Judged(len(documents), missing, len(relevant), sum(not any_ for any_ in relevant.values()))

@@ -1,0 +1,125 @@
+"""Build candidates, hold each against fp32 and against the clock, and say which one is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from indexes.errors import InvalidInput
+from jobs.export.candidates import Recipe
+from jobs.export.measuring import Accuracy, Speed, Yardstick, fastest, speeds
+from jobs.export.quantise import Extremes, observe
+from jobs.export.running import Floats, cosines, file_bytes, fits_one_file, save, session, vectors
+from jobs.export.tokens import Texts
+from retrieval.embedding.models import FALLBACK, KNOWN_ANSWER_COSINE_MIN, Candidate, Variant
+
+if TYPE_CHECKING:
+    import onnx
+
+FALLBACK_MARGIN = 0.001  # fp32 arithmetic differs between machines in its last bits only
+TOO_LARGE = "it is larger than one file can be"
+
+
+@dataclass(frozen=True)
+class Built:
+    """A candidate's graph in the scratch folder, and what keeps it from being chosen, if anything does."""
+
+    recipe: Recipe
+    graph: Path
+    bytes: int
+    accuracy: Accuracy
+    refused: str | None
+
+    @property
+    def name(self) -> str:
+        return self.recipe.name
+
+    def described(self, outcome: str, speed: Speed | None) -> Candidate:
+        return Candidate(
+            name=self.name,
+            quantisation=self.recipe.quantisation,
+            outcome=outcome,
+            bytes=self.bytes,
+            query_ms=round(speed.query_ms, 3) if speed else None,
+            bulk_tokens_per_s=round(speed.bulk_tokens_per_s) if speed else None,
+            cosine_min=round(self.accuracy.cosine_min, 6),
+            cosine_mean=round(self.accuracy.cosine_mean, 6),
+            alone_vs_batch_min=round(self.accuracy.alone_vs_batch_min, 6),
+        )
+
+
+class Workshop:
+    """Builds candidates of one fused fp32 graph, which lies at `plain`, in the folder `scratch`."""
+
+    def __init__(self, fused: onnx.ModelProto, material: Texts, scratch: Path) -> None:
+        self._fused = fused
+        self._material = material
+        self._scratch = scratch
+        self.plain = save(fused, scratch / "fused.onnx")
+
+    @cached_property
+    def _extremes(self) -> dict[str, Extremes]:
+        return observe(self._fused, self._material.calibration(), self._scratch)
+
+    @cached_property
+    def _yardstick(self) -> Yardstick:
+        return Yardstick(self.plain, self._material)
+
+    def build(self, recipe: Recipe, floors: Mapping[str, float]) -> Built:
+        """The candidate, refused where it falls below one of `floors`."""
+        model = recipe.build(self._fused, self._extremes if recipe.calibrated else {})
+        graph = save(model, self._scratch / f"{recipe.name}.onnx")
+        accuracy = self._yardstick.accuracy(graph)
+        refused = accuracy.below(floors) or (None if fits_one_file(model) else TOO_LARGE)
+        return Built(recipe, graph, file_bytes(graph), accuracy, refused)
+
+    def known_answers(self, built: Built) -> Floats:
+        return vectors(session(built.graph), self._material.known())
+
+    def speeds(self, built: Sequence[Built]) -> dict[str, Speed]:
+        return speeds({each.name: each.graph for each in built}, self._material.vocabulary())
+
+
+def choose(built: Sequence[Built], timed: Mapping[str, Speed]) -> Built:
+    """The fastest that was not refused; the only one, where there is but one. Raises InvalidInput if none is left."""
+    passed = {each.name: each for each in built if each.refused is None}
+    if not passed:
+        reasons = "; ".join(f"{each.name}: {each.refused}" for each in built)
+        raise InvalidInput(f"refused, nothing was written: {reasons}")
+    if len(built) == 1:
+        return built[0]
+    costs = {name: timed[name].cost for name in passed}
+    return passed[fastest(costs, {name: each.accuracy for name, each in passed.items()})]
+
+
+def outcome(each: Built, kept: Built) -> str:
+    if each is kept:
+        return "kept"
+    return "slower" if each.refused is None else f"refused: {each.refused}"
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """The graph that serves where the kept one computes something else, and how near to that it must come."""
+
+    built: Built
+    agreement: float  # least cosine to the known answers, here
+
+    @property
+    def variant(self) -> Variant:
+        floor = min(KNOWN_ANSWER_COSINE_MIN, round(self.agreement - FALLBACK_MARGIN, 3))
+        return Variant(self.built.name, FALLBACK, self.built.recipe.quantisation, floor)
+
+
+def fallback(
+    workshop: Workshop, kept: Built, answers: Floats, floors: Mapping[str, float]
+) -> Fallback | None:
+    """The kept candidate's fallback, or None where it needs none: fp32 has no kernels that saturate."""
+    if kept.recipe.fallback is None:
+        return None
+    built = workshop.build(kept.recipe.fallback, floors)
+    agreement = float(cosines(workshop.known_answers(built), answers).min())
+    return Fallback(built, agreement)

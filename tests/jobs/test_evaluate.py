@@ -1,0 +1,376 @@
+"""The parts of an evaluation that need no service: counting, intervals, floors, history, and how it is shown."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from indexes.errors import InvalidInput, StorageError
+from jobs.evaluation import history, textfile
+from jobs.evaluation.floors import became_worse, below_floors, parse_floors
+from jobs.evaluation.intervals import METHOD, mean_interval, share_interval
+from jobs.evaluation.observing import cache_rates
+from jobs.evaluation.pace import Pace
+from jobs.evaluation.recall import Neighbour, cohort, compare
+from jobs.evaluation.report import (
+    CacheRate,
+    Cohort,
+    CohortKind,
+    Cold,
+    Floors,
+    Judged,
+    NotMeasured,
+    RankingScore,
+    Recall,
+    Report,
+)
+from jobs.evaluation.sources import from_log
+from jobs.evaluation.survey import Survey
+from retrieval.query_log import Day, LoggedQuery, encoded
+
+
+def hit(name: str, score: float, tier: str = "hot") -> dict[str, Any]:
+    return {"document_id": name, "passage": 0, "tier": tier, "scores": {"dense": score}}
+
+
+def found(truth: list[dict[str, Any]], answer: list[dict[str, Any]]) -> list[bool]:
+    return [one.found for one in compare(truth, answer)]
+
+
+def test_ties_at_the_last_place_are_interchangeable() -> None:
+    """Of equals at the k-th place any will do, one for one; a better one that is missing is missing."""
+    truth = [hit("a", 0.9), hit("b", 0.5), hit("c", 0.5)]
+    assert found(truth, [hit("a", 0.9), hit("x", 0.5), hit("b", 0.5)]) == [True, True, True]
+    assert found(truth, [hit("a", 0.9), hit("x", 0.5), hit("y", 0.4)]) == [True, True, False]
+    assert found(truth, [hit("x", 0.5), hit("b", 0.5), hit("c", 0.5)]) == [False, True, True]
+    assert found(truth, [hit("a", 0.9), hit("x", 0.49), hit("b", 0.5)]) == [True, True, False]
+    assert found(truth, []) == [False] * 3
+    assert found([], [hit("x", 0.5)]) == []
+
+
+def test_a_cohort_counts_its_own_neighbours() -> None:
+    """A query without a neighbour of the cohort says nothing about it; without any query there is no cohort."""
+    hot, cold, lost = Neighbour("a", "hot", True), Neighbour("b", "cold", True), Neighbour("c", "cold", False)
+    outcomes = [[hot, hot], [hot, cold, lost], [lost]]
+    one = cohort("cold", "tier", outcomes, seed=0, among=lambda one: one.tier == "cold")
+    assert one is not None
+    assert one.recall == pytest.approx(1 / 3)
+    assert (one.queries, one.neighbours) == (2, 3)
+    assert one.low <= one.recall <= one.high
+    assert cohort("delta", "tier", outcomes, seed=0, among=lambda one: one.tier == "delta") is None
+
+
+def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
+    """Of 400 samples from known losses by query, the interval has the true recall in 92 to 98 of 100."""
+    rng = np.random.default_rng(3)
+    inside = 0
+    for trial in range(400):
+        # A fifth of the queries lose a fifth of their neighbours on average.
+        lost = (rng.random(150) < 0.2) * rng.binomial(10, 0.2, 150)
+        _, low, high = share_interval(10 - lost, np.full(150, 10), seed=trial)
+        inside += low <= 0.96 <= high
+    assert 0.92 <= inside / 400 <= 0.98
+
+
+def test_a_sample_without_losses_is_not_certainty() -> None:
+    """50 perfect queries leave room for losses, 5,000 for fewer; the same the other way round at 0."""
+    share, low, high = share_interval([10] * 50, [10] * 50)
+    assert (share, high) == (1, 1)
+    assert low == pytest.approx(50 / (50 + 1.959964**2))
+    assert 0.99 < share_interval([10] * 5000, [10] * 5000)[1] < 1
+    share, low, high = mean_interval([0.0] * 50)
+    assert (share, low) == (0, 0)
+    assert high == pytest.approx(1.959964**2 / (50 + 1.959964**2))
+
+
+def test_intervals_do_not_change_from_call_to_call() -> None:
+    """The seed decides, also when the resamples are made in several blocks."""
+    values = np.random.default_rng(0).random(9000)
+    assert mean_interval(values, 4) == mean_interval(values, 4) != mean_interval(values, 5)
+
+
+def test_the_newest_are_the_last_tenth_of_passages() -> None:
+    """Counted in passages, cut between documents, in the order of writing."""
+    survey = Survey(0, 0)
+    for number in range(20):
+        survey.add({"id": f"d{number}", "passages": 1 if number < 19 else 2, "metadata": {}})
+    survey.finish()
+    assert [number for number in range(20) if survey.is_newest(f"d{number}")] == [19]
+    assert survey.holds("d3")
+    assert not survey.holds("d20")
+    assert not Survey(0, 0).finish().is_newest("d0")
+
+
+def test_the_sample_of_documents_is_fair() -> None:
+    """Each document is as likely as any other to be sampled, however late it comes."""
+    picked = np.zeros(100)
+    for seed in range(300):
+        survey = Survey(10, seed)
+        for number in range(100):
+            survey.add({"id": str(number), "passages": 1, "metadata": {}})
+        assert len(set(survey.sample)) == 10
+        picked[[int(one) for one in survey.sample]] += 1
+    assert 200 < picked[:30].sum() / 3 < 400
+    assert 200 < picked[-30:].sum() / 3 < 400
+
+
+def test_pace_spreads_queries() -> None:
+    """Ten queries at ten a second are ten tenths apart; a pause is not made up for afterwards."""
+    now = [0.0]
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        now[0] += seconds
+
+    async def run() -> None:
+        pace = Pace(10, clock=lambda: now[0], sleep=sleep)
+        for _ in range(3):
+            await pace()
+        now[0] = 5.0
+        await pace(2)
+        await pace()
+
+    asyncio.run(run())
+    assert slept == pytest.approx([0.1, 0.1, 0.2])
+
+
+def test_queries_come_from_the_log_with_their_filters(tmp_path: Path) -> None:
+    """Texts as asked, and the filters that came with them, the most frequent first; another file is refused."""
+    rare, often = ({"type": "eq", "key": "t", "value": value} for value in ("r", "o"))
+    filters = [None, rare, often, often]
+    kept = [LoggedQuery(at, f"q{at}", None, None, one) for at, one in enumerate(filters)]
+    path = tmp_path / "queries.jsonl"
+    path.write_bytes(encoded("0" * 32, {"2026-01-01": Day(4, kept)}, 10_000))
+    queries = from_log(path, 10, seed=0)
+    assert {one.text for one in queries.chosen} == {"q0", "q1", "q2", "q3"}
+    assert [condition for condition, _ in queries.filtered] == [often, rare]
+    assert {one.text for one in queries.filtered[0][1]} == {"q2", "q3"}
+    path.write_text('{"id": "1", "text": "a query"}\n')
+    with pytest.raises(InvalidInput, match="is not a log of queries"):
+        from_log(path, 10, seed=0)
+
+
+# --- floors and regressions -------------------------------------------------------------------------------------
+
+
+def make_cohort(name: str, recall: float, kind: CohortKind = "tier", width: float = 0.01) -> Cohort:
+    return Cohort(
+        name=name, kind=kind, recall=recall, low=recall - width, high=min(1.0, recall + width),
+        queries=100, neighbours=1000,
+    )  # fmt: skip
+
+
+def make_report(*cohorts: Cohort, time: str = "2026-03-01T03:15:00.123+00:00", **changes: Any) -> Report:
+    overall = next((one.recall for one in cohorts if one.kind == "overall"), 0.98)
+    times = {"p50": 1.0, "p95": 2.0, "p99": 3.0}
+    intervals = {
+        name: {label: RankingScore(0.7, 0.65, 0.75) for label in ("ndcg@10", "mrr@10", "recall@100")}
+        for name in ("dense", "hybrid rrf")
+    }
+    values: dict[str, Any] = {
+        "time": time, "took_s": 12.5, "collection": "docs", "model": "m", "generation": 3, "seq": 9,
+        "changed_meanwhile": False, "documents": 900, "passages": {"delta": 0, "hot": 100, "cold": 800},
+        "source": "query log", "queries": 100, "k": 10, "seed": 0, "recall": Recall(overall, {}),
+        "interval": METHOD, "cohorts": list(cohorts),
+        "not_measured": [NotMeasured("delta", "no true neighbour is in the delta tier")],
+        "rankings": {name: dict.fromkeys(scores, 0.7) for name, scores in intervals.items()},
+        "ranking_intervals": intervals, "judged": Judged(50, 2, 40, 1),
+        "latency_ms": {kind: {"embed": times, "total": times} for kind in ("dense", "dense, filtered")},
+        "dense_latency_ms": times, "cold": Cold(100, 25, 0.25, {"few <b>cold</b> neighbours": 25}),
+        "caches": {"answers": CacheRate(0.5, None), "query vectors": CacheRate(None, None)},
+        **changes,
+    }  # fmt: skip
+    return Report(**values)
+
+
+def test_a_floor_is_for_a_name_a_kind_or_all_tiers() -> None:
+    """The nearest floor decides: by name, then by kind, then the general one, which is for tiers and overall."""
+    report = make_report(
+        make_cohort("overall", 0.97, "overall"), make_cohort("hot", 0.94), make_cohort("cold", 0.94),
+        make_cohort("newest", 0.5, "age"), make_cohort("filter-1", 0.8, "filter"),
+        make_cohort("tenant=a=b", 0.8, "tenant"), make_cohort("tenant=c", 0.8, "tenant"),
+    )  # fmt: skip
+
+    def low(*given: str) -> list[str]:
+        return [line.split()[1] for line in below_floors(report, Floors(0.95, 0.0, parse_floors(given)))]
+
+    assert low() == ["hot", "cold"]
+    assert low("cold=.9", "filter=.9", "tenant=a=b=.9") == ["hot", "filter-1", "tenant=a=b"]
+    assert low("tier=.5", "cold=.99", "filter=.9", "filter-1=.7") == ["cold"]
+    assert "nDCG@10 of hybrid rrf" in below_floors(report, Floors(0.0, 0.8))[0]
+    nothing = make_report(recall=Recall(None, {}))
+    assert "nothing was measured" in below_floors(nothing, Floors(0.0, 0.0))[0]
+
+
+@pytest.mark.parametrize("text", ["cold", "cold=", "=0.5", "cold=2", "cold=nan", "warm=.5", "tenant"])
+def test_a_wrong_floor_is_refused(text: str) -> None:
+    """By name: an unknown cohort would silently guard nothing."""
+    with pytest.raises(InvalidInput) as caught:
+        parse_floors([text])
+    assert caught.value.param == "floor"
+
+
+def test_worse_is_beyond_the_bound_and_beyond_chance() -> None:
+    """A fall counts if it is larger than the bound and the intervals do not overlap."""
+    before = make_report(make_cohort("hot", 0.99, width=0.002), make_cohort("cold", 0.98))
+
+    def worse(*cohorts: Cohort, least: float = 0.01, **changes: Any) -> list[str]:
+        return [one.what for one in became_worse(before, make_report(*cohorts, **changes), least)]
+
+    assert worse(make_cohort("hot", 0.97, width=0.002), make_cohort("cold", 0.93)) == [
+        "recall@10 hot",
+        "recall@10 cold",
+    ]
+    assert worse(make_cohort("hot", 0.985, width=0.001)) == []  # certain, but small
+    assert worse(make_cohort("cold", 0.965)) == []  # larger, but perhaps chance
+    scores = {"dense": {"ndcg@10": RankingScore(0.5, 0.45, 0.55)}}
+    assert worse(ranking_intervals=scores) == ["ndcg@10 dense"]
+
+
+# --- history and outputs ----------------------------------------------------------------------------------------
+
+
+def test_history_is_read_back_in_order(tmp_path: Path) -> None:
+    """The last comparable reports, oldest first; other collections, k and sources and foreign files are passed over."""
+    folder = tmp_path / "made" / "here"
+    reports = [
+        make_report(make_cohort("hot", 0.9), time=f"2026-03-{day:02}T03:15:00.123+00:00")
+        for day in range(1, 21)
+    ]
+    for one in reversed(reports):
+        history.keep(folder, one)
+    other = msgspec.structs.replace(reports[0], collection="docs-2")
+    history.keep(folder, other)
+    later = msgspec.structs.replace(reports[0], time="2026-04-01T03:15:00.123+00:00", k=5)
+    history.keep(folder, later)
+    history.keep(folder, msgspec.structs.replace(later, time="2026-04-02T03:15:00.123+00:00", source="file"))
+    (folder / "docs-20260399T000000000Z.json").write_text("{")
+    assert [one.time for one in history.load(folder, reports[-1])] == [one.time for one in reports[-14:]]
+    assert history.load(folder, reports[-1])[-1] == reports[-1]
+    assert len(history.load(folder, other)) == 1
+    assert history.load(tmp_path / "none", other) == []
+    assert not list(folder.glob(".*"))
+
+
+def test_a_file_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:
+    """And what was there before stands."""
+    (tmp_path / "out.prom").write_text("old")
+    (tmp_path / ".out.prom.draft").symlink_to("/dev/full")
+    with pytest.raises(StorageError):
+        textfile.write(tmp_path / "out.prom", make_report())
+    assert (tmp_path / "out.prom").read_text() == "old"
+
+
+def test_the_textfile_says_the_same_as_the_report(tmp_path: Path) -> None:
+    """Prometheus's own parser reads every gauge back, with its labels and values."""
+    report = make_report(make_cohort("cold", 0.93), make_cohort('tenant=a"b', 0.5, "tenant"), below=["x"])
+    textfile.write(tmp_path / "n.prom", report)
+    families = {one.name: one for one in text_string_to_metric_families((tmp_path / "n.prom").read_text())}
+    assert all(one.type == "gauge" for one in families.values())
+    recall = {
+        (one.labels["cohort"], one.labels["bound"]): one.value
+        for one in families["nearline_evaluate_recall"].samples
+    }
+    assert recall["cold", "value"] == 0.93
+    assert recall['tenant=a"b', "low"] == pytest.approx(0.49)
+    assert families["nearline_evaluate_below_floors"].samples[0].value == 1
+    assert families["nearline_evaluate_latency_seconds"].samples[0].value == pytest.approx(0.001)
+    assert [one.labels["cache"] for one in families["nearline_evaluate_cache_hits"].samples] == ["answers"]
+    assert all(one.samples[0].labels["collection"] == "docs" for one in families.values())
+
+
+def test_cache_rates_come_from_the_difference_of_counters() -> None:
+    """Since the start from the later reading, meanwhile from both; no lookups are no rate."""
+    before = 'nearline_result_cache_total{outcome="hit"} 10\nnearline_result_cache_total{outcome="miss"} 10\n'
+    after = 'nearline_result_cache_total{outcome="hit"} 40\nnearline_result_cache_total{outcome="miss"} 20\n'
+    kind = "# TYPE nearline_result_cache counter\n"
+    rates = cache_rates(kind + before, kind + after)
+    assert rates == {"answers": CacheRate(40 / 60, 30 / 40), "query vectors": CacheRate(None, None)}
+
+
+class Page(HTMLParser):
+    """Collects what an HTML page refers to, and whether its elements are closed in order."""
+
+    VOID = frozenset({"meta", "link", "br", "img", "input", "hr"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.sections: list[int] = []  # plots in each
+        self.references: list[str] = []
+        self.ids: list[str] = []
+        self.tags: set[str] = set()
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        if tag not in self.VOID:
+            self.open.append(tag)
+        if tag == "section":
+            self.sections.append(0)
+        if tag == "svg":
+            self.sections[-1] += 1
+        for name, value in attributes:
+            if name in ("src", "href", "srcset", "action", "data"):
+                self.references.append(value or "")
+            if name == "id":
+                self.ids.append(value or "")
+
+    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attributes)
+        self.handle_endtag(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+
+def check_page(text: str) -> Page:
+    """Well-formed, alone in the world, a plot in each section, ids that are there once and no others referred to."""
+    page = Page()
+    page.feed(text)
+    assert page.open == []
+    assert page.sections == [1] * len(page.sections)
+    assert not re.search(r"https?:|//[a-z]|@import", text)
+    assert not page.tags & {"script", "link", "img", "iframe"}
+    assert len(page.ids) == len(set(page.ids))
+    referred = {one.removeprefix("#") for one in page.references} | set(re.findall(r"url\(#([^)]*)\)", text))
+    assert referred <= set(page.ids)
+    return page
+
+
+def test_the_page_needs_nothing_else(tmp_path: Path) -> None:
+    """It parses, loads nothing, has a plot in each section, and what it shows is escaped."""
+    pytest.importorskip("matplotlib")
+    from jobs.evaluation import page
+
+    reports = [
+        make_report(make_cohort("overall", 0.98, "overall"), make_cohort("cold", 0.9), make_cohort(name, 1.0, "tenant"))
+        for name in ("tenant=<script>", "tenant=b & $c", "tenant=$c$")
+    ]  # fmt: skip
+    page.write(tmp_path / "r.html", reports[-1], reports[:-1])
+    text = (tmp_path / "r.html").read_text()
+    assert len(check_page(text).sections) == 5
+    assert "few &lt;b&gt;cold" in text
+    assert "prefers-color-scheme: dark" in text
+    check_page(page.rendered(reports[0], []))
+
+
+def test_a_page_about_nothing(tmp_path: Path) -> None:
+    """An empty collection has a page too."""
+    pytest.importorskip("matplotlib")
+    from jobs.evaluation import page
+
+    report = make_report(
+        recall=Recall(None, {}), ranking_intervals={}, rankings={}, latency_ms={}, judged=None
+    )
+    assert "nothing was measured" in page.rendered(report, [])
+    assert len(check_page(page.rendered(report, [])).sections) == 2

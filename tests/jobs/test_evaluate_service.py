@@ -1,0 +1,288 @@
+"""`nearline evaluate` as an operator runs it: real text, a real service, numbers that numpy counts again."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import random
+import shutil
+import subprocess
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from indexes.dense.cold import ColdSettings
+from indexes.log.reader import LogReader
+from indexes.parts.generation import Shelf, read_manifest
+from jobs.judgements import read_queries
+from jobs.server_process import ServerProcess, serving
+from retrieval.client import Client
+from retrieval.embedding.encoder import Encoder
+from retrieval.embedding.models import load_model
+from tests.jobs.test_commands import nearline
+from tests.jobs.test_evaluate import check_page
+from tests.support.http import Http
+
+SENTENCES, SEALED = 2600, 2300  # the rest stays in the delta
+QUERIES, K = 60, 10
+NAME = "squad"
+FAST = ("--rate", "5000", "--json")
+
+pytestmark = pytest.mark.slow
+
+
+@dataclass(frozen=True)
+class Place:
+    """A data directory that holds real sentences in all three tiers, and how to serve it."""
+
+    data: Path
+    queries: Path
+    qrels: Path
+    environ: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, model_folder: Path, shared_data: Path) -> Place:
+    """2,600 sentences: 400 hot, about 1,900 cold, 300 in the delta; metadata for filters and tenants."""
+    folder = shared_data / "squad-sent"
+    if not folder.is_dir():
+        pytest.skip(f"no {folder}")
+    # Every query searches cold, so that two runs do the same.
+    environ = {"NEARLINE_MODELS_FOLDER": str(model_folder.parent), "NEARLINE_SEARCH_COLD": "always"}
+    data = tmp_path_factory.mktemp("evaluate") / "data"
+    with serving(data, environ) as server:
+        asyncio.run(fill(server.url, folder / "corpus.jsonl.gz"))
+    return Place(data, folder / "queries.jsonl.gz", folder / "qrels.tsv", environ)
+
+
+async def fill(url: str, corpus: Path) -> None:
+    with gzip.open(corpus, "rt") as lines:
+        rows = [json.loads(next(lines)) for _ in range(SENTENCES)]
+    documents = [
+        {
+            "id": row["id"], "text": row["text"], "title": row.get("title", ""),
+            "metadata": {"number": number, "tenant": f"t{number % 4}", "tenth": number % 10 == 0},
+        }
+        for number, row in enumerate(rows)
+    ]  # fmt: skip
+    async with Client(url) as client:
+        await client.create_collection(NAME, hot_capacity=400)
+        for at in range(0, SEALED, 500):
+            await client.write(NAME, documents[at : min(at + 500, SEALED)])
+        await client.finished(await client.reindex(NAME))
+        await client.write(NAME, documents[SEALED:])
+
+
+@pytest.fixture(scope="module")
+def server(place: Place) -> Iterator[ServerProcess]:
+    with serving(place.data, place.environ) as server:
+        yield server
+
+
+def evaluate(*arguments: object, **environ: str) -> subprocess.CompletedProcess[str]:
+    settings: Any = environ  # the function below also takes a folder by name
+    return nearline("evaluate", *arguments, **settings)
+
+
+def evaluated(*arguments: object, status: int = 0, environ: dict[str, str] | None = None) -> Any:
+    """The report of an evaluation that ends with this exit code."""
+    ended = evaluate("-c", NAME, *FAST, *arguments, **(environ or {}))
+    assert ended.returncode == status, ended.stderr + ended.stdout
+    return json.loads(ended.stdout)
+
+
+def recalls(report: Any) -> dict[str, float]:
+    return {one["name"]: one["recall"] for one in report["cohorts"]}
+
+
+def counted_by_numpy(
+    place: Place, server: ServerProcess, model_folder: Path, texts: list[str]
+) -> dict[str, float]:
+    """Recall overall, by tier, by age and by tenant: vectors from the log, tiers from the files of the generation."""
+    log = LogReader(place.data / NAME / "log.db")
+    blocks = list(log.vectors(0, log.position().last_passage))
+    ids, vectors = np.concatenate([one[0] for one in blocks]), np.concatenate([one[1] for one in blocks])
+    passages = log.passages(ids.tolist())
+    log.close()
+    keys = [(passages[int(one)].document_id, passages[int(one)].ordinal) for one in ids]
+    tenants = np.array([passages[int(one)].metadata["tenant"] for one in ids])
+    folder = Shelf(place.data / NAME).path(1)
+    sealed, hot = np.load(folder / "ids.npy"), read_manifest(folder).hot
+    tiers = np.where(np.isin(ids, sealed[:hot]), "hot", np.where(np.isin(ids, sealed[hot:]), "cold", "delta"))
+    newest = np.arange(len(ids)) >= int(0.9 * len(ids))
+    http = Http(server.url)
+    encoder = Encoder(load_model(model_folder), threads=1)
+    counts: dict[str, list[bool]] = defaultdict(list)
+    for number, text in enumerate(texts):
+        scores = vectors @ encoder.encode([text], "query")[0]
+        found = http.search(NAME, query=text, mode="dense", k=K, cache=False)["hits"]
+        returned = {(hit["document_id"], hit["passage"]) for hit in found}
+        for at in np.argsort(-scores)[:K]:
+            for cohort in ("overall", str(tiers[at]), "newest" if newest[at] else "older"):
+                counts[cohort].append(keys[at] in returned)
+        for tenant in np.unique(tenants) if number < 50 else ():
+            condition = {"type": "eq", "key": "tenant", "value": str(tenant)}
+            found = http.search(NAME, query=text, mode="dense", k=K, cache=False, filter=condition)["hits"]
+            returned = {(hit["document_id"], hit["passage"]) for hit in found}
+            own = np.flatnonzero(tenants == tenant)
+            best = own[np.argsort(-scores[own])[:K]]
+            counts[f"tenant={tenant}"] += [keys[at] in returned for at in best]
+    return {cohort: float(np.mean(some)) for cohort, some in counts.items()}
+
+
+def test_it_agrees_with_an_independent_count(place: Place, server: ServerProcess, model_folder: Path) -> None:
+    """Overall, by tier, by age and by tenant to three decimals; filters of each size were found and measured."""
+    report = evaluated(
+        "--url", server.url, "--queries", place.queries, "--sample", QUERIES, "--seed", 3, "--tenant-key", "tenant",
+        "--recall-floor", "0.5",
+    )  # fmt: skip
+    measured = recalls(report)
+    chosen = random.Random(3).sample(read_queries(place.queries), QUERIES)
+    expected = counted_by_numpy(place, server, model_folder, [one.text for one in chosen])
+    assert {"overall", "delta", "hot", "cold", "newest", "older", "tenant=t0", "tenant=t3"} <= set(expected)
+    for cohort, recall in expected.items():
+        assert measured[cohort] == pytest.approx(recall, abs=0.0005), cohort
+    filters = {one["name"]: one for one in report["cohorts"] if one["kind"] == "filter"}
+    assert 0.05 <= filters["filter-10"]["share"] <= 0.2
+    assert 0.005 <= filters["filter-1"]["share"] <= 0.02
+    assert 0.0005 <= filters["filter-0.1"]["share"] <= 0.002
+    assert min(one["recall"] for one in filters.values()) >= 0.95
+    assert all(one["low"] <= one["recall"] <= one["high"] for one in report["cohorts"])
+    assert report["cold"] == {"searches": QUERIES, "skipped": 0, "share": 0.0, "reasons": {}}
+    assert {"embed", "dense", "total"} <= set(report["latency_ms"]["dense"])
+    assert report["caches"]["query vectors"]["meanwhile"] > 0.5
+    assert not report["changed_meanwhile"]
+
+
+def test_judgements_history_and_every_output(place: Place, server: ServerProcess, tmp_path: Path) -> None:
+    """Documents that were judged and are not there are counted; the second night is compared with the first."""
+    pytest.importorskip("matplotlib")
+    arguments = [
+        "--url", server.url, "--queries", place.queries, "--qrels", place.qrels, "--sample", 40, "--no-filters",
+        "--history", tmp_path / "history", "--regression", "0.01", "--recall-floor", "0.5",
+        "--out", tmp_path / "r.json", "--html", tmp_path / "r.html", "--prometheus", tmp_path / "r.prom",
+    ]  # fmt: skip
+    first = evaluated(*arguments)
+    # The corpus has 13,447 sentences, of which a fifth is here: most of what was judged is missing.
+    assert first["judged"]["missing"] == first["judged"]["queries_without"] > 20
+    assert first["judged"]["documents"] == first["judged"]["queries"] == 40
+    found = 40 - first["judged"]["missing"]
+    for scores in first["rankings"].values():
+        assert 0 <= scores["ndcg@10"] <= scores["recall@100"] <= found / 40
+        assert scores["mrr@10"] <= scores["ndcg@10"] + 0.02
+    assert first["compared_with"] is None
+    assert msgspec.json.decode((tmp_path / "r.json").read_bytes()) == first
+    second = evaluated(*arguments)
+    assert second["compared_with"] == first["time"]
+    assert second["regressions"] == []
+    assert len(list((tmp_path / "history").iterdir())) == 2
+    page = check_page((tmp_path / "r.html").read_text())
+    assert len(page.sections) == 5
+    names = {one.name for one in text_string_to_metric_families((tmp_path / "r.prom").read_text())}
+    assert {
+        "nearline_evaluate_recall",
+        "nearline_evaluate_ranking",
+        "nearline_evaluate_cold_skipped",
+    } <= names
+    # A history that was better than today's service can be: worse beyond chance, and exit code 1.
+    better = json.loads(json.dumps(second))
+    for one in better["cohorts"]:
+        if one["name"] == "overall":
+            one["recall"], one["low"], one["high"] = one["recall"] + 0.3, one["high"] + 0.2, 1.3
+    (tmp_path / "history" / "squad-99990101T000000000Z.json").write_text(json.dumps(better))
+    third = evaluated(*arguments, status=1)
+    assert [one["what"] for one in third["regressions"]] == ["recall@10 overall"]
+    assert third["below"] == []
+    text = evaluate("-c", NAME, "--rate", "5000", *arguments)
+    assert "recall@10 overall fell" in " ".join(text.stdout.split())
+
+
+def test_one_probe_is_seen_in_the_cold_tier(place: Place, tmp_path: Path) -> None:
+    """A generation whose settings probe one list only: cold recall falls, hot does not, and the exit code is 1."""
+    data = tmp_path / "data"
+    shutil.copytree(place.data, data)
+    folder = Shelf(data / NAME).path(1)
+    manifest = read_manifest(folder)
+    assert manifest.search.probes > 1
+    spoilt = msgspec.structs.replace(manifest, search=ColdSettings(probes=1, rescored=10))
+    (folder / "manifest.json").write_bytes(spoilt.sealed())
+    arguments = ["--queries", place.queries, "--sample", 60, "--no-filters", "--recall-floor", "0"]
+    report = evaluated("--data", data, *arguments, "--floor", "cold=.9", status=1, environ=place.environ)
+    measured = recalls(report)
+    assert measured["cold"] < 0.8
+    assert measured["hot"] > 0.97
+    assert measured["delta"] == 1
+    assert len(report["below"]) == 1
+    assert "cold" in report["below"][0]
+    evaluated("--data", data, *arguments, "--floor", "hot=.9", environ=place.environ)
+
+
+def test_without_a_service_it_takes_the_log_of_queries(place: Place, tmp_path: Path) -> None:
+    """`--data` asks what a service with its log on was asked, with users' filters as a cohort, and leaves no trace."""
+    data = tmp_path / "data"
+    shutil.copytree(place.data, data)
+    condition = {"type": "eq", "key": "tenant", "value": "t1"}
+    with serving(data, {**place.environ, "NEARLINE_QUERY_LOG_ENABLED": "true"}) as server:
+        http = Http(server.url)
+        for number in range(12):
+            search = {"filter": condition} if number % 2 else {}
+            http.search(NAME, query=f"question number {number} about history", **search)
+    before = {path.name for path in data.rglob("*")}
+    hits = (data / NAME / "hits.msgpack").read_bytes()
+    report = evaluated("--data", data, "--no-filters", environ=place.environ)
+    assert report["source"] == "query log"
+    assert report["queries"] == 12
+    assert "filter-logged" not in recalls(report)
+    report = evaluated("--data", data, environ=place.environ)
+    logged = next(one for one in report["cohorts"] if one["name"] == "filter-logged")
+    assert logged["queries"] == 6
+    assert {path.name for path in data.rglob("*")} ^ before <= {"log.db-wal", "log.db-shm"}
+    # Measuring must not decide which passages the next rebuild keeps hot.
+    assert (data / NAME / "hits.msgpack").read_bytes() == hits
+
+
+def test_a_served_directory_is_refused(place: Place, server: ServerProcess, tmp_path: Path) -> None:
+    """In one line that says what to do instead; so are a folder that is none, and options that exclude each other."""
+    ended = evaluate("--data", place.data, "-c", NAME, **place.environ)
+    assert ended.returncode == 1
+    assert f"(pid {server.pid}); evaluate that service with --url" in ended.stderr
+    assert len(ended.stderr.strip().splitlines()) == 1
+    ended = evaluate("--data", tmp_path, "-c", NAME, **place.environ)
+    assert (ended.returncode, "is not a nearline data directory" in ended.stderr) == (1, True)
+    assert not list(tmp_path.iterdir())
+    for wrong in (
+        ["--data", place.data, "--url", server.url],
+        ["--regression", "0.1"],
+        ["--config", "x.toml"],
+    ):
+        assert evaluate("-c", NAME, *wrong).returncode == 2
+    ended = evaluate("-c", NAME, "--url", server.url, "--floor", "warm=1")
+    assert (ended.returncode, "'warm=1' is no floor" in ended.stderr) == (1, True)
+
+
+def test_an_empty_collection_and_missing_metadata(server: ServerProcess, tmp_path: Path) -> None:
+    """What cannot be measured is named with its reason; nothing at all is below every floor."""
+    http = Http(server.url)
+    empty = http.new_collection()
+    ended = evaluate("-c", empty, "--url", server.url, *FAST)
+    report = json.loads(ended.stdout)
+    assert ended.returncode == 1
+    assert "nothing was measured" in report["below"][0]
+    http.write(empty, *({"id": f"d{at}", "text": f"sentence {at} of a short book"} for at in range(30)))
+    arguments = ["--url", server.url, *FAST, "--tenant-key", "owner", "--html", tmp_path / "r.html"]
+    ended = evaluate("-c", empty, *arguments)
+    assert ended.returncode == 0, ended.stderr
+    reasons = {one["cohort"]: one["reason"] for one in json.loads(ended.stdout)["not_measured"]}
+    assert "about 10 percent" in reasons["filter-10"]
+    assert reasons["filter-0.1"] == "the collection is too small"
+    assert "'owner'" in reasons["tenant"]
+    assert "no true neighbour is in the cold tier" in reasons["cold"]
+    check_page((tmp_path / "r.html").read_text())

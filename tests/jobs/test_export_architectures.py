@@ -1,0 +1,262 @@
+"""Graphs of each architecture against sentence-transformers itself, with small encoders of random weights."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from indexes.errors import InvalidInput
+from jobs.export import encoders, graphs, running, texts
+from jobs.export.decoders import frequencies
+from jobs.export.mpnet import buckets
+from jobs.export.shapes import Shape, shape
+from jobs.export.sources import Source
+from jobs.export.tokens import Texts
+from tests.support.encoders import (
+    DIMENSIONS,
+    HEADS,
+    LAYERS,
+    VOCABULARY,
+    WIDE,
+    write_decoder,
+    write_modules,
+    write_tokenizer,
+)
+
+ABSENT = [
+    name for name in ("torch", "sentence_transformers", "onnx", "sympy") if not importlib.util.find_spec(name)
+]
+pytestmark = pytest.mark.skipif(
+    bool(ABSENT), reason=f"the export extra is not installed: no {', '.join(ABSENT)}"
+)
+
+Floats = npt.NDArray[np.float32]
+
+SIZES = {
+    "hidden_size": DIMENSIONS,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "intermediate_size": WIDE,
+    "vocab_size": VOCABULARY,
+}
+BERT = SIZES | {"max_position_embeddings": 258, "pad_token_id": 1}
+DECODER = SIZES | {"num_key_value_heads": 2, "max_position_embeddings": 256}
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
+
+LINES = [*texts.hard_texts()[:24], *texts.PASSAGES[:8], "x", ""]
+
+CASES: dict[str, tuple[str, str, dict[str, Any], str]] = {
+    "bert, mean": ("BertConfig", "BertModel", BERT, "mean"),
+    "bert, cls": ("BertConfig", "BertModel", BERT, "cls"),
+    "roberta": ("RobertaConfig", "RobertaModel", BERT | {"type_vocab_size": 1}, "mean"),
+    "xlm-roberta": ("XLMRobertaConfig", "XLMRobertaModel", BERT | {"type_vocab_size": 1}, "cls"),
+    "mpnet": ("MPNetConfig", "MPNetModel", BERT, "mean"),
+    "distilbert": (
+        "DistilBertConfig",
+        "DistilBertModel",
+        {
+            "dim": DIMENSIONS,
+            "n_layers": LAYERS,
+            "n_heads": HEADS,
+            "hidden_dim": WIDE,
+            "vocab_size": VOCABULARY,
+        },
+        "mean",
+    ),
+    "electra": ("ElectraConfig", "ElectraModel", BERT | {"embedding_size": 32}, "mean"),
+    "llama": ("LlamaConfig", "LlamaModel", DECODER, "lasttoken"),
+    "llama, one head of keys each": (
+        "LlamaConfig",
+        "LlamaModel",
+        DECODER | {"num_key_value_heads": HEADS},
+        "mean",
+    ),
+    "llama, biases": (
+        "LlamaConfig",
+        "LlamaModel",
+        DECODER | {"attention_bias": True, "mlp_bias": True},
+        "lasttoken",
+    ),
+    "llama 3 positions": ("LlamaConfig", "LlamaModel", DECODER | {"rope_parameters": LLAMA3}, "lasttoken"),
+    "linear positions": ("LlamaConfig", "LlamaModel", DECODER | {"rope_parameters": LINEAR}, "lasttoken"),
+    "mistral": ("MistralConfig", "MistralModel", DECODER, "lasttoken"),
+    "qwen2": ("Qwen2Config", "Qwen2Model", DECODER, "lasttoken"),
+    "qwen3": ("Qwen3Config", "Qwen3Model", DECODER | {"head_dim": 32}, "lasttoken"),
+}
+
+
+def write_source(folder: Path, config: str, model: str, settings: dict[str, Any], pooling: str) -> Source:
+    """A folder with an untrained encoder, whose weights are wide enough for every part to matter."""
+    import torch
+    import transformers
+
+    folder.mkdir()
+    torch.manual_seed(11)
+    encoder = getattr(transformers, model)(getattr(transformers, config)(**settings))
+    for name, weight in encoder.named_parameters():
+        if weight.dim() > 1:
+            torch.nn.init.normal_(weight, 0, 0.15)
+        else:
+            torch.nn.init.normal_(weight, float("norm" in name.lower() and "weight" in name), 0.1)
+    encoder.save_pretrained(folder)
+    write_tokenizer(folder, at_the_end_only=pooling == "lasttoken")
+    # Some architectures bring rules of their own for cutting text into words: both sides shall read the same file.
+    transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)
+    write_modules(folder, pooling)
+    return Source(folder, f"folder {folder.name}")
+
+
+def nearness(found: Floats, expected: Floats) -> float:
+    """The least cosine, after what all texts have in common is taken away: untrained vectors are rather alike."""
+    common = expected.mean(axis=0)
+    return float(running.cosines(found - common, expected - common).min())
+
+
+def padded_left(feed: running.Feed) -> running.Feed:
+    """The same texts with their padding in front."""
+    moved = {name: np.zeros_like(values) for name, values in feed.items()}
+    for row, length in enumerate(feed["attention_mask"].sum(axis=1)):
+        for name, values in feed.items():
+            moved[name][row, values.shape[1] - length :] = values[row, :length]
+    return moved
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_same_vectors(case: str, tmp_path: Path) -> None:
+    """The graph gives sentence-transformers' vectors, alone and padded; a decoder's padding may be on either side."""
+    source = write_source(tmp_path / "source", *CASES[case])
+    found = shape(source.folder)
+    material = Texts(source.folder, found)
+    expected = graphs.reference(source, LINES, found)
+    assert expected is not None
+    session = running.session(
+        running.save(graphs.fused(source, found, tmp_path).model, tmp_path / "graph.onnx")
+    )
+    (together,) = material.feeds(LINES, len(LINES))
+    for feeds in ([together], material.feeds(LINES, 1), material.feeds(LINES, 5)):
+        assert nearness(running.vectors(session, feeds), expected) >= 0.9999
+    if CASES[case][3] == "lasttoken":
+        left = running.vectors(session, [padded_left(together)])
+        assert nearness(left, expected) >= 0.9999
+
+
+@pytest.mark.parametrize(
+    ("case", "expected"),
+    [
+        (
+            "bert, mean",
+            {"Attention": 2, "BiasGelu": 2, "EmbedLayerNormalization": 1, "SkipLayerNormalization": 4},
+        ),
+        ("mpnet", {"Attention": 2, "BiasGelu": 2, "LayerNormalization": 1, "SkipLayerNormalization": 4}),
+        (
+            "qwen3",
+            {
+                "MultiHeadAttention": 2,
+                "QuickGelu": 2,
+                "RotaryEmbedding": 4,
+                "SimplifiedLayerNormalization": 5,
+                "SkipSimplifiedLayerNormalization": 4,
+            },
+        ),
+    ],
+)
+def test_what_is_fused(case: str, expected: dict[str, int], tmp_path: Path) -> None:
+    """Layers end as the runtime's fused operators, and the result says which."""
+    source = write_source(tmp_path / "source", *CASES[case])
+    assert graphs.fused(source, shape(source.folder), tmp_path).operators == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "model", "settings", "match"),
+    [
+        ("GemmaConfig", "GemmaModel", DECODER | {"head_dim": 16}, "export gemma: .*0 of 2 attention"),
+        ("AlbertConfig", "AlbertModel", BERT | {"embedding_size": 32}, "export albert: .*of 2 attention"),
+        (
+            "LlamaConfig",
+            "LlamaModel",
+            DECODER | {"hidden_act": "relu"},
+            "export llama with the activation relu",
+        ),
+    ],
+)
+def test_unknown_architectures(
+    config: str, model: str, settings: dict[str, Any], match: str, tmp_path: Path
+) -> None:
+    """An architecture, or a variation of one, that the export does not know is refused by name."""
+    source = write_source(tmp_path / "source", config, model, settings, "mean")
+    with pytest.raises(InvalidInput, match=match):
+        graphs.fused(source, shape(source.folder), tmp_path)
+
+
+def test_untraceable(tmp_path: Path) -> None:
+    """What PyTorch itself cannot load is refused, naming the architecture and the reason."""
+    source = write_source(tmp_path / "source", *CASES["bert, mean"])
+    path = source.folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": "xyzzy"}))
+    with pytest.raises(InvalidInput, match="export xyzzy: PyTorch cannot load or trace it"):
+        graphs.fused(source, shape(source.folder), tmp_path)
+
+
+def test_unfused_graph_is_refused(tmp_path: Path) -> None:
+    """A graph in which the optimiser finds fewer layers than the configuration promises is refused."""
+    source = write_source(tmp_path / "source", *CASES["bert, mean"])
+    path = source.folder / "config.json"
+    promised = shape(source.folder)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_hidden_layers": 2}))
+    more = Shape(**{**vars(promised), "layers": 3})
+    with pytest.raises(InvalidInput, match="export bert: the optimiser fused only 2 of 3 attention"):
+        graphs.fused(source, more, tmp_path)
+
+
+@pytest.mark.parametrize("opset", [11, 14])
+def test_ready_made_graph(opset: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ready-made graph, also one of an operator set in which axes were attributes, gives the original's vectors."""
+    monkeypatch.setattr(encoders, "OPSET", opset)
+    source = write_source(tmp_path / "source", *CASES["bert, mean"])
+    found = shape(source.folder)
+    expected = graphs.reference(source, LINES, found)
+    assert expected is not None
+    (source.folder / "onnx").mkdir()
+    encoders.from_torch(source, found, source.folder / "onnx" / "model.onnx")
+    monkeypatch.undo()
+    model = graphs.fused(source, found, tmp_path).model
+    assert model.opset_import[0].version == (14 if opset == 14 else 17)
+    session = running.session(running.save(model, tmp_path / "graph.onnx"))
+    feeds = Texts(source.folder, found).feeds(LINES)
+    assert nearness(running.vectors(session, feeds), expected) >= 0.9999
+
+
+def test_positions_of_unknown_kinds() -> None:
+    """A kind of rotary scaling that is not known is refused; its older names are understood."""
+    with pytest.raises(InvalidInput, match="positions of the kind yarn"):
+        frequencies({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, 8)
+    older = frequencies({"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_theta": 100.0}, 8)
+    assert older == pytest.approx(100.0 ** -(np.arange(0, 8, 2) / 8) / 2)
+
+
+def test_buckets() -> None:
+    """Every distance gets the bias that MPNet's own code gives it."""
+    import torch
+    from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
+
+    distances = np.arange(-700, 701)
+    own: Callable[..., Any] = MPNetEncoder.relative_position_bucket
+    assert np.array_equal(buckets(distances, 32), own(torch.from_numpy(distances)).numpy())
+
+
+def test_decoder_without_its_weights(tmp_path: Path) -> None:
+    """A tensor that the architecture must have and the file has not is named."""
+    folder = write_decoder(tmp_path / "source", num_hidden_layers=3)
+    with pytest.raises(InvalidInput, match=r"no layers\.2\.input_layernorm\.weight"):
+        graphs.fused(Source(folder, "x"), shape(folder), tmp_path)
