@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,15 +27,24 @@ from numpy.typing import NDArray
 from indexes.model import ColdPolicy, Floats
 
 Values = NDArray[np.float64]
+Counts = NDArray[np.int64]
 
-NOTES = 4000  # queries noted before skipping begins: half to fit the model, half to choose the threshold
+NOTES = 10_000  # queries noted before skipping begins: half to fit the model, half to choose the threshold
 CONFIDENCE = 0.95
 SPARE = 0.8  # of the budget that the threshold may use up; the rest is for what audits find by chance
-ROUNDS, RIDGE = 25, 1e-3  # of fitting
+ROUNDS, RIDGE, CONVERGED = 25, 1e-3, 1e-6  # of fitting
+PRIOR_QUERIES = 2.0  # what a list has lost so far counts as that of all lists until it was nearest so often
 BETS = (2.0, 8.0, 30.0)  # stakes of the sequential test, each quickest for another size of change
 SHARE_QUERIES = 2000  # over so many the share that skips is counted: a load may come to skip more than it did
 ALARM = 100.0  # what a stake must have grown to; by chance alone it would once in so many audits at most
-FEATURES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What is known of a query before the cold tier is searched: some numbers, and which cold list is nearest."""
+
+    numbers: Values
+    nearest: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +54,7 @@ class Decision:
     search: bool
     reason: str | None = None  # of a skip
     note: bool = False
-    features: Values | None = None
+    described: Described | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +113,8 @@ class ColdWatch:
         self._restart()
 
     def _restart(self) -> None:
-        self._noted: list[tuple[Values, float]] = []
+        self._noted: list[tuple[Described, float]] = []
+        self._calibrating = False
         self._model: Model | None = None
         self._threshold = -math.inf
         self._evidence: Evidence | None = None
@@ -122,21 +133,21 @@ class ColdWatch:
             if bound <= scores[k - 1]:
                 self._proven += 1
                 return Decision(False, f"proven needless: nothing cold can score above {bound:.3f}")
-            features = describe(scores, similarities, k)
+            described = describe(scores, similarities, k)
             if self._model is None:
-                return Decision(True, note=True, features=features)
-            expected = self._model.loss(features)
+                return Decision(True, note=True, described=described)
+            expected = self._model.loss(described)
             if self._evidence is not None:
                 self._evidence.decided(expected <= self._threshold)
             if expected > self._threshold:
                 return Decision(True)
             self._skipped += 1
             note = bool(self._random.random() < self.policy.audit)
-        return Decision(False, f"calibrated: expected loss {expected:.4f} of recall", note, features)
+        return Decision(False, f"calibrated: expected loss {expected:.4f} of recall", note, described)
 
     def learn(self, decision: Decision, loss: float) -> None:
         """What a query lost for want of the cold tier, or would have: 0 to 1. Only for decisions with `note`."""
-        assert decision.features is not None
+        assert decision.described is not None
         with self._lock:
             if self._evidence is not None:
                 if decision.search:
@@ -147,26 +158,25 @@ class ColdWatch:
                     self._stops += 1
                     self._restart()
                 return
-            self._noted.append((decision.features, loss))
-            if len(self._noted) >= NOTES:
-                self._calibrate()
-
-    def _calibrate(self) -> None:
-        features = np.array([one for one, _ in self._noted])
-        losses = np.array([loss for _, loss in self._noted])
-        # Turn about, so that a load that drifts is in both halves alike.
-        model = Model.fitted(features[::2], losses[::2])
-        expected, lost = model.losses(features[1::2]), losses[1::2]
-        count = threshold_rank(expected, lost, SPARE * self.policy.budget)
-        if count == 0:
-            self._noted = self._noted[
-                NOTES // 2 :
-            ]  # this load needs the cold tier; look again after as many more
-            return
-        order = np.argsort(expected, kind="stable")
-        self._model, self._threshold = model, float(expected[order[count - 1]])
-        self._evidence = Evidence(len(lost), count, float(lost[order[:count]].sum()), self.policy.budget)
-        self._noted = []
+            if self._calibrating:
+                return
+            self._noted.append((decision.described, loss))
+            if len(self._noted) < NOTES:
+                return
+            self._calibrating = True
+            noted = self._noted
+        # Some hundredths of a second; only the query that completes the notes waits for it.
+        found = calibrated(noted, SPARE * self.policy.budget)
+        with self._lock:
+            self._calibrating = False
+            if found is None:
+                self._noted = noted[
+                    NOTES // 2 :
+                ]  # this load needs the cold tier; look again after as many more
+                return
+            self._model, self._threshold = found.model, found.threshold
+            self._evidence = Evidence(found.held_out, found.skipped, found.lost, self.policy.budget)
+            self._noted = []
 
     def state(self) -> ColdState:
         if self.policy.mode != "calibrated":
@@ -181,6 +191,32 @@ class ColdWatch:
                 self._stops,
                 None if self._evidence is None else round(self._evidence.bound(), 6),
             )
+
+
+@dataclass(frozen=True, slots=True)
+class Calibrated:
+    """A model, the expected loss up to which a query is skipped, and what that cost the held-out queries."""
+
+    model: Model
+    threshold: float
+    held_out: int
+    skipped: int
+    lost: float
+
+
+def calibrated(noted: Sequence[tuple[Described, float]], budget: float) -> Calibrated | None:
+    """Fits a model to every other note and chooses its threshold by the rest. None where nothing can be skipped."""
+    described = [one for one, _ in noted]
+    losses = np.array([loss for _, loss in noted])
+    # Turn about, so that a load that drifts is in both halves alike.
+    model = Model.fitted(described[::2], losses[::2])
+    expected, lost = model.losses(described[1::2]), losses[1::2]
+    count = threshold_rank(expected, lost, budget)
+    if count == 0:
+        return None
+    order = np.argsort(expected, kind="stable")
+    threshold = float(expected[order[count - 1]])
+    return Calibrated(model, threshold, len(lost), count, float(lost[order[:count]].sum()))
 
 
 class Evidence:
@@ -215,51 +251,102 @@ class Evidence:
         return bool(self._stakes.max() > ALARM)
 
 
-class Model:
-    """Expected loss from features: logistic regression on the standardised features, their squares and products."""
+class ListLosses:
+    """What queries have lost so far, by the cold list nearest to them, and how often each list was nearest."""
 
-    def __init__(self, mean: Values, scale: Values, weights: Values) -> None:
-        self._mean, self._scale, self._weights = mean, scale, weights
+    def __init__(self, nearest: Counts, losses: Values) -> None:
+        lists = int(nearest.max()) + 1
+        self._mean = float(losses.mean())
+        self._queries = np.bincount(nearest, minlength=lists).astype(np.float64)
+        self._sums = np.bincount(nearest, weights=losses, minlength=lists)
+
+    def seen(self, nearest: Counts) -> NDArray[np.bool_]:
+        """Whether any query was near these lists."""
+        known = nearest < len(self._queries)
+        return known & (self._queries[np.where(known, nearest, 0)] > 0)
+
+    def features(self, nearest: Counts, losses: Values | None = None) -> Values:
+        """[n, 2]: mean loss and, as a logarithm, number of queries. With `losses`, each query's own is left out."""
+        at = np.minimum(nearest, len(self._queries) - 1)
+        queries, sums = self._queries[at], self._sums[at]
+        if losses is not None:
+            queries, sums = queries - 1, sums - losses
+        means = (sums + PRIOR_QUERIES * self._mean) / (queries + PRIOR_QUERIES)
+        return np.stack([means, np.log1p(queries)], axis=1)
+
+
+class Model:
+    """Expected loss of a query: logistic regression on its standardised features, their squares and products.
+
+    A query with a number beyond all that it was fitted to, or near a list that no query was near, is expected to lose
+    everything: squares tell nothing of what lies beyond.
+    """
+
+    def __init__(
+        self, lists: ListLosses, numbers: Values, mean: Values, scale: Values, weights: Values
+    ) -> None:
+        self._lists, self._mean, self._scale, self._weights = lists, mean, scale, weights
+        self._least, self._most = numbers.min(axis=0), numbers.max(axis=0)
         count = len(mean)
         self._linear, self._products = weights[1 : 1 + count], np.zeros((count, count))
         self._products[np.triu_indices(count)] = weights[1 + count :]
 
     @staticmethod
-    def fitted(features: Values, losses: Values) -> Model:
+    def fitted(described: Sequence[Described], losses: Values) -> Model:
         """By iteratively reweighted least squares with a ridge, which keeps separable data finite."""
+        numbers, nearest = numbers_of(described), nearest_of(described)
+        lists = ListLosses(nearest, losses)
+        features = np.hstack([numbers, lists.features(nearest, losses)])
         mean, scale = features.mean(axis=0), features.std(axis=0) + 1e-9
         terms = expanded((features - mean) / scale)
         weights = np.zeros(terms.shape[1])
+        ridge = RIDGE * len(terms)
         for _ in range(ROUNDS):
             expected = 1 / (1 + np.exp(-np.clip(terms @ weights, -30, 30)))
             curvature = np.maximum(expected * (1 - expected), 1e-6)
-            normal = (terms * curvature[:, None]).T @ terms + RIDGE * len(terms) * np.eye(terms.shape[1])
-            weights = weights + np.linalg.solve(
-                normal, terms.T @ (losses - expected) - RIDGE * len(terms) * weights
-            )
-        return Model(mean, scale, weights)
+            normal = (terms * curvature[:, None]).T @ terms + ridge * np.eye(terms.shape[1])
+            step = np.linalg.solve(normal, terms.T @ (losses - expected) - ridge * weights)
+            weights = weights + step
+            if np.abs(step).max() < CONVERGED:
+                break
+        return Model(lists, numbers, mean, scale, weights)
 
-    def losses(self, features: Values) -> Values:
+    def losses(self, described: Sequence[Described]) -> Values:
+        numbers, nearest = numbers_of(described), nearest_of(described)
+        features = np.hstack([numbers, self._lists.features(nearest)])
         terms = expanded((features - self._mean) / self._scale)
-        found: Values = 1 / (1 + np.exp(-np.clip(terms @ self._weights, -30, 30)))
-        return found
+        found = 1 / (1 + np.exp(-np.clip(terms @ self._weights, -30, 30)))
+        strange = ((numbers < self._least) | (numbers > self._most)).any(axis=1)
+        return np.where(strange | ~self._lists.seen(nearest), 1.0, found)
 
-    def loss(self, features: Values) -> float:
+    def loss(self, described: Described) -> float:
         """The same for one query, in a quarter of the time: every search of a skipping collection asks."""
-        scaled = (features - self._mean) / self._scale
+        numbers, nearest = described.numbers, np.array([described.nearest])
+        if (numbers < self._least).any() or (numbers > self._most).any() or not self._lists.seen(nearest)[0]:
+            return 1.0
+        scaled = (np.concatenate([numbers, self._lists.features(nearest)[0]]) - self._mean) / self._scale
         value = float(self._weights[0] + (self._linear + self._products @ scaled) @ scaled)
         return 1 / (1 + math.exp(-min(max(value, -30), 30)))
 
 
-def describe(scores: Floats, similarities: Floats, k: int) -> Values:
+def numbers_of(described: Sequence[Described]) -> Values:
+    return np.array([one.numbers for one in described])
+
+
+def nearest_of(described: Sequence[Described]) -> Counts:
+    return np.array([one.nearest for one in described])
+
+
+def describe(scores: Floats, similarities: Floats, k: int) -> Described:
     """The k-th score, its distance to the first, and how near the cold lists are: the nearest, and eight on average."""
     near = similarities if len(similarities) <= 8 else np.partition(similarities, -8)[-8:]
     kth = float(scores[k - 1])
-    return np.array([kth, float(scores[0]) - kth, float(near.max()), float(near.mean())])
+    numbers = np.array([kth, float(scores[0]) - kth, float(near.max()), float(near.mean())])
+    return Described(numbers, int(similarities.argmax()))
 
 
 def expanded(features: Values) -> Values:
-    """[n, FEATURES] with a constant, squares and products added."""
+    """[n, features] with a constant, squares and products added."""
     first, second = np.triu_indices(features.shape[1])
     return np.hstack([np.ones((len(features), 1)), features, features[:, first] * features[:, second]])
 

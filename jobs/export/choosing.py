@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING
 
 from indexes.errors import InvalidInput
 from jobs.export.candidates import Recipe
-from jobs.export.measuring import Accuracy, Speed, Yardstick, fastest, speeds
+from jobs.export.measuring import (
+    ROUNDS,
+    ROUNDS_MORE,
+    Accuracy,
+    Speed,
+    Yardstick,
+    contenders,
+    fastest,
+    speeds,
+)
 from jobs.export.quantise import Extremes, observe
 from jobs.export.running import Floats, cosines, file_bytes, fits_one_file, save, session, vectors
 from jobs.export.tokens import Texts
@@ -80,7 +89,13 @@ class Workshop:
         return vectors(session(built.graph), self._material.known())
 
     def speeds(self, built: Sequence[Built]) -> dict[str, Speed]:
-        return speeds({each.name: each.graph for each in built}, self._material.vocabulary())
+        """How fast each is here; those that may be chosen and lie close together are measured longer."""
+        graphs = {each.name: each.graph for each in built}
+        timed = speeds(graphs, self._material.vocabulary(), ROUNDS)
+        passed = {each.name: timed[each.name] for each in built if each.refused is None}
+        close = {name: graphs[name] for name in contenders(passed)} if passed else {}
+        longer = speeds(close, self._material.vocabulary(), ROUNDS_MORE)
+        return timed | {name: timed[name].best(speed) for name, speed in longer.items()}
 
 
 def choose(built: Sequence[Built], timed: Mapping[str, Speed]) -> Built:
@@ -91,8 +106,8 @@ def choose(built: Sequence[Built], timed: Mapping[str, Speed]) -> Built:
         raise InvalidInput(f"refused, nothing was written: {reasons}")
     if len(built) == 1:
         return built[0]
-    costs = {name: timed[name].cost for name in passed}
-    return passed[fastest(costs, {name: each.accuracy for name, each in passed.items()})]
+    speeds_of = {name: timed[name] for name in passed}
+    return passed[fastest(speeds_of, {name: each.accuracy for name, each in passed.items()})]
 
 
 def outcome(each: Built, kept: Built) -> str:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from indexes.dense.skipping import (
     NOTES,
     ColdWatch,
+    Described,
     ListBounds,
     Model,
     relative_entropy,
@@ -209,13 +210,28 @@ def test_threads_may_share_a_watch() -> None:
 def test_model_orders_queries_by_their_loss() -> None:
     """Fitted losses are near the true ones, also where they depend on a product of features."""
     rng = np.random.default_rng(6)
-    features = rng.normal(size=(4000, 4))
-    true = 1 / (1 + np.exp(3 - features[:, 0] - features[:, 1] * features[:, 2]))
+    numbers = rng.uniform(-2, 2, size=(4000, 4)).round(1)  # rounded, so that none lies beyond what was fitted
+    true = 1 / (1 + np.exp(3 - numbers[:, 0] - numbers[:, 1] * numbers[:, 2]))
     losses = (rng.random(4000) < true).astype(float)
-    model = Model.fitted(features[:3000], losses[:3000])
-    fitted = model.losses(features[3000:])
+    described = [Described(one, int(rng.integers(20))) for one in numbers]
+    model = Model.fitted(described[:3000], losses[:3000])
+    fitted = model.losses(described[3000:])
     assert float(np.corrcoef(fitted, true[3000:])[0, 1]) > 0.95
-    assert [model.loss(one) for one in features[3000:]] == pytest.approx(fitted.tolist())
+    assert [model.loss(one) for one in described[3000:]] == pytest.approx(fitted.tolist())
+
+
+def test_model_remembers_what_lists_have_lost() -> None:
+    """Where the scores tell nothing, what earlier queries near the same list lost does; a new list is not trusted."""
+    rng = np.random.default_rng(8)
+    cold = rng.random(50) < 0.4
+    nearest = rng.integers(50, size=6000)
+    losses = np.where(cold[nearest], 0.5, 0.0)
+    described = [Described(np.zeros(4), int(one)) for one in nearest]
+    model = Model.fitted(described[:3000], losses[:3000])
+    fitted = model.losses(described[3000:])
+    assert fitted[~cold[nearest[3000:]]].max() < fitted[cold[nearest[3000:]]].min()
+    assert model.loss(Described(np.zeros(4), 99)) == 1.0
+    assert model.losses([Described(np.ones(4), 0)]).tolist() == [1.0]
 
 
 def test_upper_bound_holds() -> None:

@@ -180,9 +180,9 @@ def test_none_is_left(folder: Path) -> None:
 
 def test_each_graph_has_its_own_floor(folder: Path) -> None:
     """A fallback may lie a little further from the known answers than the first graph, as far as its floor says."""
-    chance = np.random.default_rng(0).normal(size=(len(WORDS), DIMENSIONS)).astype(np.float32)
+    chance = np.random.default_rng(0).standard_normal((len(WORDS), DIMENSIONS), dtype=np.float32)
     write_graph(folder / MODEL, turned(table()))
-    write_graph(folder / FALLBACK, table() + chance / 7)
+    write_graph(folder / FALLBACK, table() + chance / np.float32(7))
     for floor, serves in ((0.9, True), (0.9999, False)):
         seal(folder, fallbacks=[Variant("plain", FALLBACK, "fp32", floor)])
         if serves:
