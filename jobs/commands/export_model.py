@@ -104,10 +104,11 @@ def command(
 
 
 def _table(manifest: Manifest) -> Table:
-    """Every candidate and what it measured here: one thread, cosines to fp32."""
-    table = Table("candidate", title=f"{manifest.name} on this machine", title_justify="left")
-    for header in ("query ms", "tokens/s", "MB", "cosine min", "mean", "alone/batch"):
-        table.add_column(header, justify="right")
+    """Each candidate: times on one thread; cosines to fp32, and of texts alone to the same in a batch."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("candidate", no_wrap=True)
+    for header in ("query ms", "tokens/s", "MB", "min", "mean", "alone"):
+        table.add_column(header, justify="right", no_wrap=True)
     table.add_column("outcome")
     for each in manifest.candidates:
         table.add_row(*_row(each), style="bold" if each.outcome == "kept" else None)

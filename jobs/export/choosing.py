@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     import onnx
 
 FALLBACK_MARGIN = 0.001  # fp32 arithmetic differs between machines in its last bits only
+NOT_RUN = Accuracy(cosine_min=0.0, cosine_mean=0.0, hard_cosine_mean=0.0, alone_vs_batch_min=0.0, texts=0)
 TOO_LARGE = "it is larger than one file can be"
 
 
@@ -54,10 +56,15 @@ class Built:
             bytes=self.bytes,
             query_ms=round(speed.query_ms, 3) if speed else None,
             bulk_tokens_per_s=round(speed.bulk_tokens_per_s) if speed else None,
-            cosine_min=round(self.accuracy.cosine_min, 6),
-            cosine_mean=round(self.accuracy.cosine_mean, 6),
-            alone_vs_batch_min=round(self.accuracy.alone_vs_batch_min, 6),
+            cosine_min=_figure(self.accuracy.cosine_min),
+            cosine_mean=_figure(self.accuracy.cosine_mean),
+            alone_vs_batch_min=_figure(self.accuracy.alone_vs_batch_min),
         )
+
+
+def _figure(cosine: float) -> float:
+    """JSON has no NaN; a vector that is not finite is as far from fp32's as one can be."""
+    return round(cosine, 6) if math.isfinite(cosine) else 0.0
 
 
 class Workshop:
@@ -81,16 +88,24 @@ class Workshop:
         """The candidate, refused where it falls below one of `floors`."""
         model = recipe.build(self._fused, self._extremes if recipe.calibrated else {})
         graph = save(model, self._scratch / f"{recipe.name}.onnx")
-        accuracy = self._yardstick.accuracy(graph)
-        refused = accuracy.below(floors) or (None if fits_one_file(model) else TOO_LARGE)
+        accuracy, refused = self._held_against(self._yardstick, graph)
+        refused = refused or accuracy.below(floors) or (None if fits_one_file(model) else TOO_LARGE)
         return Built(recipe, graph, file_bytes(graph), accuracy, refused)
+
+    @staticmethod
+    def _held_against(yardstick: Yardstick, graph: Path) -> tuple[Accuracy, str | None]:
+        """Older runtimes lack some kernels: what cannot be run here is one candidate less, not the end."""
+        try:
+            return yardstick.accuracy(graph), None
+        except Exception as error:  # noqa: BLE001 - the runtime's errors have no common base
+            return NOT_RUN, f"it cannot be run here: {str(error).splitlines()[0]}"
 
     def known_answers(self, built: Built) -> Floats:
         return vectors(session(built.graph), self._material.known())
 
     def speeds(self, built: Sequence[Built]) -> dict[str, Speed]:
-        """How fast each is here; those that may be chosen and lie close together are measured longer."""
-        graphs = {each.name: each.graph for each in built}
+        """How fast each that runs is here; those that may be chosen and lie close together are measured longer."""
+        graphs = {each.name: each.graph for each in built if each.accuracy is not NOT_RUN}
         timed = speeds(graphs, self._material.vocabulary(), ROUNDS)
         passed = {each.name: timed[each.name] for each in built if each.refused is None}
         close = {name: graphs[name] for name in contenders(passed)} if passed else {}

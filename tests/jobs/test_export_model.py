@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 from indexes.errors import InvalidInput, NotFound
 from jobs.commands.export_model import command
 from jobs.export import encoders, measuring, sources, texts
-from jobs.export.candidates import RECIPES
+from jobs.export.candidates import RECIPES, Recipe
 from jobs.export.exporting import Options, export_model
 from jobs.export.shapes import shape
 from jobs.export.tokens import OWN_CHECKED, Texts
@@ -222,6 +222,37 @@ def test_below_the_floor_nothing_is_written(decoder: Path, tmp_path: Path) -> No
     with pytest.raises(InvalidInput):
         export(tmp_path / "out", options=Options(only="dynamic"))
     assert read_manifest(tmp_path / "out").variant == "fp32"
+
+
+@needs_onnx
+@pytest.mark.usefixtures("without_pytorch")
+def test_a_kernel_that_is_not_there(decoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A candidate that this runtime cannot run, or whose vectors are not finite, is refused; the others stay."""
+
+    def unknown(model: Any, _: Any) -> Any:
+        changed = type(model)()
+        changed.CopyFrom(model)
+        changed.graph.node[0].op_type = "NoSuchOperator"
+        return changed
+
+    def infinite(model: Any, _: Any) -> Any:
+        changed = type(model)()
+        changed.CopyFrom(model)
+        weight = next(each for each in changed.graph.initializer if each.name == "norm.weight")
+        weight.raw_data = np.full(DIMENSIONS, np.inf, dtype=np.float32).tobytes()
+        return changed
+
+    for name, build in (("dynamic", unknown), ("fixed", infinite)):
+        monkeypatch.setitem(RECIPES, name, Recipe(name, "broken", build))
+    for name in ("mixed", "weights8", "weights4"):
+        monkeypatch.delitem(RECIPES, name)
+    export_model(str(decoder), tmp_path / "out", name="tiny", progress=silent)
+    candidates = {each.name: each for each in read_manifest(tmp_path / "out").candidates}
+    assert candidates["dynamic"].outcome.startswith("refused: it cannot be run here: ")
+    assert candidates["dynamic"].query_ms is None
+    assert candidates["fixed"].outcome.startswith("refused: alone_vs_batch_min is nan")
+    assert candidates["fixed"].cosine_mean == 0
+    assert {candidates["fp32"].outcome, candidates["tokens"].outcome} == {"kept", "slower"}
 
 
 @needs_onnx
