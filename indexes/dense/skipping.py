@@ -257,8 +257,8 @@ class ListLosses:
     def __init__(self, nearest: Counts, losses: Values) -> None:
         lists = int(nearest.max()) + 1
         self._mean = float(losses.mean())
-        self._queries = np.bincount(nearest, minlength=lists).astype(np.float64)
-        self._sums = np.bincount(nearest, weights=losses, minlength=lists)
+        self._queries: Values = np.bincount(nearest, minlength=lists).astype(np.float64)
+        self._sums: Values = np.bincount(nearest, weights=losses, minlength=lists).astype(np.float64)
 
     def seen(self, nearest: Counts) -> NDArray[np.bool_]:
         """Whether any query was near these lists."""
