@@ -15,6 +15,7 @@ import pytest
 
 from indexes.log.reader import LogReader
 from jobs.evaluation.rankings import measure_rankings, values_of
+from jobs.evaluation.recall import TIE
 from jobs.ingesting import ingest
 from jobs.judgements import read_judgements, read_queries
 from jobs.server_process import ServerProcess, serving
@@ -119,8 +120,10 @@ def test_evaluate_agrees_with_an_independent_count(
     found = 0
     for query in chosen:
         scores = vectors @ encoder.encode([query.text], "query")[0]
-        truth = {names[int(one)] for one in ids[np.argsort(-scores)[:10]]}
-        found += len(truth & set(http.found("squad", query=query.text, mode="dense", cache=False)))
+        order = np.argsort(-scores)
+        # Passages that score as the tenth does, within what float16 moves a score, are as good as it.
+        truth = {names[int(ids[one])] for one in order[:50] if scores[one] >= scores[order[9]] - TIE}
+        found += min(10, len(truth & set(http.found("squad", query=query.text, mode="dense", cache=False))))
     log.close()
     assert report["recall"]["overall"] == pytest.approx(found / 2000, abs=0.001)
 
