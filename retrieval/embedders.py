@@ -19,6 +19,7 @@ from retrieval.embedding.results import Embedded, Long
 from retrieval.embedding.tokens import TokenCounter
 from retrieval.settings import Config, Embedding
 
+WARM_UP_QUERIES = 3
 WARM_UP = ((1, 4), (1, 14), (1, 62), (4, 30), (2, 126), (8, 14))  # texts and tokens of each
 
 
@@ -139,6 +140,8 @@ class Embedders:
             observe=self._observer(name),
         )
         await batcher.start()
+        for _ in range(WARM_UP_QUERIES):  # the way through lanes and threads has its own first time
+            await batcher.embed(["warm up"], "query", lane="query")
         return Embedder(encoder, model.manifest, batcher, counter, self.cache, limits)
 
     async def close(self) -> None:

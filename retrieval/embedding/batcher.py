@@ -334,13 +334,9 @@ class Batcher:
     def _settle(
         self, batch: Batch, outcome: Floats | list[Floats | Exception], started: float, ended: float
     ) -> None:
-        """On the loop: give each caller its vectors, and tell the observer."""
+        """On the loop: give each caller its vectors. The books are kept after the callers had their turn."""
         for job, error in batch.failed:
             job.fail(error)
-        if batch.lane == "query":
-            self._observe.tokenised("query", len(batch.members) + len(batch.failed), batch.tokenise_s)
-        if not batch.members:
-            return
         for (job, position), vector in zip(batch.members, outcome):
             job.started = job.started or started
             self._release(job, (position,))
@@ -348,8 +344,16 @@ class Batcher:
                 job.fail(vector)
             else:
                 job.put(position, vector, ended)
+        learnt = isinstance(outcome, np.ndarray)
+        self._loop.call_soon(self._account, batch, started, ended, learnt)
+
+    def _account(self, batch: Batch, started: float, ended: float, learnt: bool) -> None:
+        if batch.lane == "query":
+            self._observe.tokenised("query", len(batch.members) + len(batch.failed), batch.tokenise_s)
+        if not batch.members:
+            return
         lengths = [len(tokens) for tokens in batch.tokens]
-        if isinstance(outcome, np.ndarray):
+        if learnt:
             self.costs.learn(len(lengths), max(lengths), ended - started)
         self._observe.queued(batch.lane, self._queued[batch.lane].tokens)
         self._observe.ran(
