@@ -55,7 +55,9 @@ FORMAT_VERSION = 1
 MANIFEST = "backup.json"
 GENERATIONS_TRIED = 10
 HITS = "hits.msgpack"
-FILE = re.compile(r"log\.db|CURRENT|hits\.msgpack|search\.json|generations/[0-9]+(/[A-Za-z0-9_][A-Za-z0-9_.-]*)+")
+FILE = re.compile(
+    r"log\.db|CURRENT|hits\.msgpack|search\.json|generations/[0-9]+(/[A-Za-z0-9_][A-Za-z0-9_.-]*)+"
+)
 
 
 class CollectionBackup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

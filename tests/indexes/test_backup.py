@@ -561,5 +561,10 @@ def test_a_tuned_collection_stays_tuned(tmp_path: Path) -> None:
     found = restored.get("docs").info()
     assert found.recall_target == 0.93
     assert found.search is not None
-    assert (found.search.ef, found.search.probes, found.search.rescored, found.search.tuned) == (77, 3, 44, True)
+    assert (found.search.ef, found.search.probes, found.search.rescored, found.search.tuned) == (
+        77,
+        3,
+        44,
+        True,
+    )
     restored.close()
