@@ -6,6 +6,7 @@ for lexical search; in both, larger is better. Arrays of one value belong togeth
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -18,6 +19,9 @@ Floats = NDArray[np.float32]
 Tier = Literal["delta", "hot", "cold"]
 Scalar = str | int | float | bool
 Metadata = dict[str, Scalar | list[str]]
+Progress = Callable[
+    [str, int, int], None
+]  # of long work: the stage it is in, how much of it is done, of how much
 
 TIERS: tuple[Tier, ...] = ("delta", "hot", "cold")
 

@@ -12,19 +12,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from hashlib import blake2b
 
 import msgspec
 
+from indexes.model import Progress
 from jobs.ingesting import CHARS_PER_REQUEST, DOCUMENTS_PER_REQUEST, write_patiently
 from retrieval.client import JSON, Client, ServiceError
 
 PASSES_MAX = 10  # a source that changes faster than it is copied is given up on
 PAGE = 200
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(slots=True)

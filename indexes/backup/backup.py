@@ -45,7 +45,8 @@ from indexes.errors import (
     NotFound,
     Unavailable,
 )
-from indexes.log.pinned import LogState, Progress, pin
+from indexes.log.pinned import LogState, pin
+from indexes.model import Progress
 from indexes.parts.generation import MANIFEST as GENERATION_MANIFEST
 from indexes.parts.generation import Manifest, SealedFile, Shelf, read_manifest
 

@@ -20,9 +20,9 @@ from indexes.catalog import MARKER, check_name, prepare, write_marker
 from indexes.collection import DRAFT_PREFIX
 from indexes.durable import FolderLock, disk_errors, publish_folder, verify
 from indexes.errors import Conflict, Damaged, InvalidInput, StorageError
-from indexes.log.pinned import Progress
 from indexes.log.reader import FORMAT_VERSION
 from indexes.log.sqlite import checkpoint, connect, sqlite_errors
+from indexes.model import Progress
 
 
 @dataclass(frozen=True, slots=True)

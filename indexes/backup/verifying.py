@@ -11,23 +11,22 @@ Nothing is written or mended. A generation that a live service deletes meanwhile
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from indexes.backup.backup import MANIFEST, CollectionBackup, aliases_of, choose, collections_in, read_backup
-from indexes.build.rebuild import child_environment
+from indexes.child import Child, answer
 from indexes.durable import verify
-from indexes.errors import Damaged, NearlineError, StorageError
+from indexes.errors import Damaged, NearlineError
 from indexes.lexical import analysis
 from indexes.log.checks import Check, check_log
-from indexes.log.pinned import Progress, pin
+from indexes.log.pinned import pin
+from indexes.model import Progress
 from indexes.parts.generation import Generation, Shelf, read_manifest
 
 LOAD_S_MAX = 1800
@@ -144,38 +143,18 @@ def advice_for(folder: Path) -> str:
 
 def load_in_child(request: LoadRequest) -> str:
     """What the child found, in words. Raises StorageError with its reason, or if it did not survive."""
-    command = [sys.executable, "-m", "indexes.backup.verifying", msgspec.json.encode(request).decode()]
-    try:
-        child = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=LOAD_S_MAX, env=child_environment()
-        )
-    except subprocess.TimeoutExpired:
-        raise StorageError(f"loading it took more than {LOAD_S_MAX} s") from None
-    last = (child.stdout.strip().splitlines() or [""])[-1]
-    if child.returncode == 0:
-        return last
-    if child.returncode < 0:
-        raise StorageError(f"loading it ended the process with signal {-child.returncode}")
-    raise StorageError(last or (child.stderr.strip().splitlines() or ["no reason given"])[-1])
+    child = Child("indexes.backup.verifying", str, what="loading it", timeout_s=LOAD_S_MAX)
+    return child.run(request, lambda *_: None)
 
 
-def main() -> int:
-    """The child: prints one line, and fails if something is wrong."""
-    request = msgspec.json.decode(sys.argv[1], type=LoadRequest)
-    try:
-        outcome, status = load_and_compare(Path(request.collection), request.number, request.frozen), 0
-    except NearlineError as error:
-        outcome, status = error.message, 1
-    sys.stdout.write(outcome + "\n")
-    return status
-
-
-def load_and_compare(collection: Path, number: int, frozen: bool) -> str:
-    """Raises Damaged if the generation cannot be served with the log beside it."""
-    generation = Generation.load(Shelf(collection).path(number))
+def load_and_compare(request: LoadRequest, progress: Progress) -> str:
+    """The child's work. Raises Damaged if the generation cannot be served with the log beside it."""
+    collection = Path(request.collection)
+    progress("load", 0, 1)
+    generation = Generation.load(Shelf(collection).path(request.number))
     manifest = generation.manifest
     ids = np.sort(generation.ids_of(np.arange(generation.size)))
-    with pin(collection / "log.db", frozen=frozen) as log:
+    with pin(collection / "log.db", frozen=request.frozen) as log:
         state = log.state()
         live = log.live_ids(manifest.last_passage)
         removed = log.dead_ids(manifest.seq)
@@ -234,4 +213,4 @@ def was_swapped(collection: Path, frozen: bool) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(answer(LoadRequest, load_and_compare))

@@ -4,8 +4,7 @@
     -> load it all back, measure, choose settings -> checksums -> rename
 
 Vectors and texts stream from the log in blocks; ARCHITECTURE.md has the formula of the memory a build needs. The
-result appears under `generations/` complete or not at all. Progress goes to standard output, a JSON object a line:
-{"stage", "done", "total"}, at last {"generation"} or {"error"}.
+result appears under `generations/` complete or not at all. The outcome is the number of the generation.
 
 A passage deleted while the build runs may or may not get in. Either is right: whoever adopts the generation hides
 every passage that was removed after `seq`.
@@ -13,13 +12,11 @@ every passage that was removed after `seq`.
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shutil
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from itertools import groupby
@@ -35,19 +32,18 @@ from indexes.build.dense import FIRST_EF, DenseRows, write_dense
 from indexes.build.hits import Hits
 from indexes.build.measuring import Measured, choose_settings
 from indexes.build.placement import Moves, Placement, place
+from indexes.child import answer
 from indexes.dense.cold import ColdSettings
 from indexes.durable import publish_folder
-from indexes.errors import Damaged, NearlineError, NotFound
+from indexes.errors import Damaged, NotFound
 from indexes.filters.index import FiltersBuilder
 from indexes.lexical import analysis
 from indexes.lexical.building import LexicalBuilder
 from indexes.lexical.postings import load_array
 from indexes.log.reader import LogReader, decode_metadata
 from indexes.memory import PeakMemory
-from indexes.model import Ids
+from indexes.model import Ids, Progress
 from indexes.parts.generation import MANIFEST, Generation, Manifest, Shelf, read_manifest, seal_files
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +59,19 @@ class BuildRequest:
     threads: int
 
 
-def build(request: BuildRequest, progress: Progress) -> Path:
-    """Build, measure and seal one generation; returns its folder. Leaves no draft behind, whatever happens."""
+def build(request: BuildRequest, progress: Progress) -> int:
+    """Build, measure and seal one generation; returns its number. Leaves no draft behind, whatever happens."""
     with PeakMemory() as memory:
 
         def watched(stage: str, done: int, total: int) -> None:
             memory.stage = stage
             progress(stage, done, total)
 
-        return build_watched(request, watched, memory.peaks)
+        build_watched(request, watched, memory.peaks)
+    return request.number
 
 
-def build_watched(request: BuildRequest, progress: Progress, peaks: dict[str, int]) -> Path:
+def build_watched(request: BuildRequest, progress: Progress, peaks: dict[str, int]) -> None:
     """`peaks` is filled meanwhile: the largest memory of each stage."""
     started = time.monotonic()
     faiss.omp_set_num_threads(request.threads)
@@ -113,7 +110,6 @@ def build_watched(request: BuildRequest, progress: Progress, peaks: dict[str, in
     finally:
         log.close()
         shutil.rmtree(draft, ignore_errors=True)
-    return shelf.path(request.number)
 
 
 def tiers_before(shelf: Shelf, placement: Placement) -> tuple[Ids, Ids]:
@@ -197,28 +193,5 @@ def write_manifest(
     (draft / MANIFEST).write_bytes(final.sealed())
 
 
-def main() -> int:
-    request = msgspec.json.decode(sys.argv[1], type=BuildRequest)
-    parent = os.getppid()
-    os.nice(10)  # searches of the service go first
-
-    def say(**values: object) -> None:
-        sys.stdout.write(json.dumps(values) + "\n")
-        sys.stdout.flush()
-
-    def report(stage: str, done: int, total: int) -> None:
-        if os.getppid() != parent:
-            sys.exit(1)  # the service is gone; nobody would adopt the result
-        say(stage=stage, done=done, total=total)
-
-    try:
-        build(request, report)
-    except NearlineError as error:
-        say(error=error.message)
-        return 1
-    say(generation=request.number)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(answer(BuildRequest, build))

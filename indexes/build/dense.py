@@ -9,7 +9,7 @@ twice that while lists grow), some numbers a passage, and the training sample; n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,8 @@ from indexes.dense.hot import HotGraph
 from indexes.dense.training import Training, train, training_size
 from indexes.dense.vectors import Halves, StoredVectors
 from indexes.log.reader import LogReader
-from indexes.model import Floats, Ids, Rows
+from indexes.model import Floats, Ids, Progress, Rows
 from indexes.parts.generation import LOWEST
-
-Progress = Callable[[str, int, int], None]
 
 FIRST_EF = 128
 COPIED_ROWS = 8192

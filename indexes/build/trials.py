@@ -18,13 +18,12 @@ from numpy.typing import NDArray
 from indexes.build.measuring import K, cold_ladder, exact, found_of, random_filter
 from indexes.dense.cold import ColdSettings
 from indexes.dense.vectors import within
-from indexes.model import Floats
+from indexes.model import Floats, Progress
 from indexes.parts.generation import Generation
 from indexes.parts.part import Found
 
 S = TypeVar("S")
 Counts = NDArray[np.int64]
-Progress = Callable[[str, int, int], None]
 
 TRIED_EFS = (10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 128, 160, 192, 256, 384, 512)
 COARSE_QUERIES = 200

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from indexes.build.chosen import Chosen
-from indexes.build.rebuild import child_environment
 from indexes.build.tuning import Tuned, TuneRequest, check_number
+from indexes.child import Child
 from indexes.collection import Collection
-from indexes.errors import Conflict, InvalidInput, NotReady, StorageError
-from indexes.model import Floats
-
-Progress = Callable[[str, int, int], None]
+from indexes.errors import Conflict, InvalidInput
+from indexes.model import Floats, Progress
 
 
 class Tuner:
@@ -38,11 +30,12 @@ class Tuner:
         self._collection = collection
         self._target = recall_target
         self._queries = queries
-        self._child: subprocess.Popen[str] | None = None
-        self._cancelled = threading.Event()
+        what = f"tuning of generation {collection.snapshot.generation}"
+        timeout_s = collection.tuning.build_timeout_s
+        self._child = Child("indexes.build.tuning", Tuned, what=what, timeout_s=timeout_s)
 
     def run(self, progress: Progress) -> Tuned:
-        """Raises StorageError with the child's own last words. The live generation is searched as before."""
+        """Raises as `Child.run` does. The live generation is searched as before."""
         with tempfile.TemporaryDirectory(prefix="nearline-tune-") as folder:
             path = Path(folder) / "queries.npy"
             if self._queries is not None:
@@ -54,41 +47,10 @@ class Tuner:
                 recall_target=self._target,
                 recall_floor=self._collection.tuning.floor,
             )
-            return self._run(request, progress)
-
-    def _run(self, request: TuneRequest, progress: Progress) -> Tuned:
-        if self._cancelled.is_set():
-            raise NotReady("tuning was cancelled")
-        command = [sys.executable, "-m", "indexes.build.tuning", msgspec.json.encode(request).decode()]
-        with tempfile.TemporaryFile("w+") as errors:
-            child = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=errors, text=True, env=child_environment()
-            )
-            self._child = child
-            if self._cancelled.is_set():  # while the child was being started
-                child.kill()
-            timer = threading.Timer(self._collection.tuning.build_timeout_s, child.kill)
-            timer.start()
-            try:
-                last = follow(child, progress)
-                status = child.wait()
-            finally:
-                timer.cancel()
-                child.kill()
-                child.wait()
-            if self._cancelled.is_set():
-                raise NotReady("tuning was cancelled")
-            if status != 0 or "tuned" not in last:
-                errors.seek(0)
-                said = errors.read().strip().splitlines()[-1:]
-                reason = last.get("error") or (said[0] if said else f"exit status {status}")
-                raise StorageError(f"tuning of generation {request.number} failed: {reason}")
-        return msgspec.convert(last["tuned"], Tuned)
+            return self._child.run(request, progress)
 
     def cancel(self) -> None:
-        self._cancelled.set()
-        if self._child is not None:
-            self._child.kill()
+        self._child.cancel()
 
 
 def check_target(collection: Collection, recall_target: float) -> None:
@@ -101,19 +63,6 @@ def check_target(collection: Collection, recall_target: float) -> None:
             f"recall_target must be at least the recall floor, {floor:g}, found {recall_target:g}",
             param="recall_target",
         )
-
-
-def follow(child: subprocess.Popen[str], progress: Progress) -> dict[str, object]:
-    """What the child said last, once it has said everything."""
-    last: dict[str, object] = {}
-    for line in child.stdout or ():
-        try:
-            last = json.loads(line)
-        except json.JSONDecodeError:
-            continue  # a library's own chatter
-        if "stage" in last:
-            progress(str(last["stage"]), int(str(last["done"])), int(str(last["total"])))
-    return last
 
 
 def chosen_from(tuned: Tuned) -> Chosen:

@@ -2,15 +2,12 @@
 
     queries -> two halves -> exact neighbours -> trials on the one half (`trials`) -> choose -> check on the other half
 
-Runs in a process of its own, `python -m indexes.build.tuning REQUEST`, which loads the generation once more: what is
-tried touches no search of the service. Progress goes to standard output as the builder's does; the last line is
-{"tuned"} or {"error"}. Nothing is written: applying the outcome is `Collection.set_search`.
+Runs in a process of its own (`child`), which loads the generation once more: what is tried touches no search of the
+service. Nothing is written: applying the outcome is `Collection.set_search`.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +15,6 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-import faiss
 import msgspec
 import numpy as np
 
@@ -27,7 +23,6 @@ from indexes.build.measuring import FILTERED_SHARES
 from indexes.build.trials import (
     REPEATS,
     Counts,
-    Progress,
     Trial,
     Truth,
     run_cold,
@@ -37,10 +32,11 @@ from indexes.build.trials import (
     try_cold,
     try_hot,
 )
+from indexes.child import answer
 from indexes.dense.cold import ColdSettings
 from indexes.dense.probing import probes_of
-from indexes.errors import InvalidInput, NearlineError
-from indexes.model import Floats
+from indexes.errors import InvalidInput
+from indexes.model import Floats, Progress
 from indexes.parts.generation import Generation, Shelf
 
 QUERIES_MIN = 20
@@ -311,29 +307,5 @@ def curve(pairs: Sequence[Pair], truth: Truth, generation: Generation) -> Iterat
         )
 
 
-def main() -> int:
-    request = msgspec.json.decode(sys.argv[1], type=TuneRequest)
-    parent = os.getppid()
-    os.nice(10)  # searches of the service go first
-    faiss.omp_set_num_threads(1)
-
-    def say(**values: object) -> None:
-        sys.stdout.write(json.dumps(values) + "\n")
-        sys.stdout.flush()
-
-    def report(stage: str, done: int, total: int) -> None:
-        if os.getppid() != parent:
-            sys.exit(1)  # whoever asked is gone
-        say(stage=stage, done=done, total=total)
-
-    try:
-        tuned = tune(request, report)
-    except NearlineError as error:
-        say(error=error.message)
-        return 1
-    say(tuned=msgspec.to_builtins(tuned))
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(answer(TuneRequest, tune))

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from indexes.checks import UNIT_TOLERANCE
 from indexes.errors import NearlineError
-from indexes.log.pinned import LogState, PinnedLog, Progress, pin
+from indexes.log.pinned import LogState, PinnedLog, pin
 from indexes.log.reader import decode_metadata
+from indexes.model import Progress
 
 EXAMPLES = 3  # of one kind of trouble; the rest are counted
 VECTORS_AT_ONCE = 4096

@@ -7,7 +7,7 @@ it grows by what is written until the block ends.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,7 @@ import numpy as np
 from indexes.errors import Damaged, StorageError
 from indexes.log.reader import FORMAT_VERSION, json_list
 from indexes.log.sqlite import connect, sqlite_errors
-from indexes.model import Floats, Ids, Settings
-
-Progress = Callable[[str, int, int], None]
+from indexes.model import Floats, Ids, Progress, Settings
 
 COPIED_PAGES = 4096  # at a time: often enough to show progress and to be interrupted
 

@@ -17,12 +17,12 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from indexes.catalog import prepare
 from indexes.errors import InvalidInput
+from indexes.model import Progress as OnProgress
 from jobs.commands.options import COLLECTION, JSON, URL, console, errors, print_json
 from jobs.evaluation import history, textfile
 from jobs.evaluation.floors import became_worse, below_floors, parse_floors
 from jobs.evaluation.history import write_whole
 from jobs.evaluation.private import private_config, private_service
-from jobs.evaluation.recall import Progress as OnProgress
 from jobs.evaluation.report import Floors, Report
 from jobs.evaluation.run import Options, evaluate
 from jobs.evaluation.table import show

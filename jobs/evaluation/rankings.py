@@ -12,10 +12,10 @@ from typing import Any
 import ir_measures
 from ir_measures import RR, R, nDCG
 
+from indexes.model import Progress
 from jobs.evaluation.intervals import mean_interval
 from jobs.evaluation.observing import Observations
 from jobs.evaluation.pace import Pace
-from jobs.evaluation.recall import Progress
 from jobs.evaluation.report import Judged, RankingScore
 from jobs.judgements import Judgement, Query
 from retrieval.client import Client

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from indexes.model import Progress
 from jobs.evaluation.intervals import share_interval
 from jobs.evaluation.observing import Observations
 from jobs.evaluation.pace import Pace
@@ -19,8 +20,6 @@ from retrieval.client import JSON, Client
 
 BATCH = 50
 TIE = 3e-5  # cold vectors are kept in float16, which moves a score by about a third of this
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)

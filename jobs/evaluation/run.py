@@ -12,13 +12,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from indexes.model import Progress
 from jobs.evaluation import sources
 from jobs.evaluation.intervals import METHOD
 from jobs.evaluation.made_filters import make_filters
 from jobs.evaluation.observing import Observations, cache_rates
 from jobs.evaluation.pace import Pace
 from jobs.evaluation.rankings import judged_of, measure_rankings, values_of
-from jobs.evaluation.recall import Asker, Outcome, Progress, cohort
+from jobs.evaluation.recall import Asker, Outcome, cohort
 from jobs.evaluation.report import Cohort, CohortKind, NotMeasured, Recall, Report, TierRecall
 from jobs.evaluation.survey import Survey, survey
 from jobs.judgements import Query, read_judgements

@@ -15,8 +15,8 @@ from pathlib import Path
 import msgspec
 
 from indexes.errors import InvalidInput
+from indexes.model import Progress
 from jobs.evaluation.pace import Pace
-from jobs.evaluation.recall import Progress
 from jobs.evaluation.report import Source
 from jobs.judgements import Query, read_queries
 from retrieval.client import JSON, Client, ServiceError

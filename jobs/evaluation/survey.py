@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from indexes.model import Progress
 from jobs.evaluation.pace import Pace
-from jobs.evaluation.recall import Progress
 from retrieval.client import JSON, Client
 
 PAGE = 1000

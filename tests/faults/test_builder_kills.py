@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -68,7 +69,7 @@ def test_a_builder_killed_amid_its_work(collection: Collection) -> None:
         def progress(stage: str, done: int, total: int) -> None:
             if next(reports) == kill_at:  # noqa: B023 - called in this round only
                 stages.add(stage)
-                os.kill(rebuild._child.pid, signal.SIGKILL)  # type: ignore[union-attr] # noqa: B023
+                os.kill(rebuild.child.pid, signal.SIGKILL)  # type: ignore[arg-type] # noqa: B023
                 assert len(collection.snapshot.dense(WORLD.vector(1, 1, 0), 10).ranking) == 10
                 collection.write([document(1000 + kill_at, 1)]).result()  # noqa: B023
 
@@ -97,8 +98,8 @@ def test_a_cancelled_build(collection: Collection) -> None:
 
     with pytest.raises(NotReady):
         rebuild.run(progress)
-    assert rebuild._child is not None
-    assert rebuild._child.poll() is not None
+    assert rebuild.child.pid is not None
+    assert not Path(f"/proc/{rebuild.child.pid}").exists()
     assert state(collection) == before
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from indexes.build.builder import build
-from indexes.build.rebuild import child_environment
+from indexes.child import child_environment
 from indexes.collection import Collection
 from indexes.model import Delete
 from tests.support.inspection import consistent

@@ -15,7 +15,7 @@ from indexes.build.chosen import FILE, read_chosen
 from indexes.build.rebuild import Rebuild
 from indexes.build.trials import Trial, Truth, worth_it
 from indexes.build.tuner import Tuner, chosen_from
-from indexes.build.tuning import MISS_MAX, Pair, Share, Tuned, all_pairs, choose
+from indexes.build.tuning import MISS_MAX, Pair, Share, Tuned, all_pairs, choose, curve
 from indexes.collection import Collection
 from indexes.dense.cold import ColdSettings
 from indexes.errors import Conflict, InvalidInput, NotReady
@@ -100,10 +100,19 @@ def test_the_curve_rises(tuned_at: tuple[Collection, dict[float, Tuned]]) -> Non
     """Each point of it costs more than the one before and finds more."""
     _, outcomes = tuned_at
     for outcome in outcomes.values():
-        assert len(outcome.curve) >= 3
+        assert outcome.curve
         for lower, higher in zip(outcome.curve, outcome.curve[1:], strict=False):
             assert lower.us <= higher.us
             assert lower.recall <= higher.recall
+
+
+def test_the_curve_leaves_out_what_is_beaten(tuned_at: tuple[Collection, dict[float, Tuned]]) -> None:
+    """Settings that take longer and find no more than others are not on it, nor those below its lower end."""
+    collection, _ = tuned_at
+    found = ((5, 3, 3), (10, 4, 4), (20, 3, 5), (30, 4, 5), (40, 5, 5), (50, 5, 5))
+    pairs = [pair_of(us, [hot] * 100, [cold] * 100) for us, hot, cold in found]
+    points = list(curve(pairs, truth_of(5, 5), live(collection)))
+    assert [(point.us, point.recall) for point in points] == [(10, 0.8), (30, 0.9), (40, 1.0)]
 
 
 def pair_of(us: float, hot: list[int], cold: list[int]) -> Pair:

@@ -239,7 +239,7 @@ def test_a_generation_that_brings_the_process_down(data: Path) -> None:
     reseal(graph.parent)
     found = {check.name: check for check in verified(data) if not check.ok}
     assert set(found) == {"generation 2", "CURRENT"}
-    assert "ended the process with signal" in found["generation 2"].detail
+    assert "loading it failed: signal" in found["generation 2"].detail
 
 
 def test_a_generation_that_never_loads(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,7 +247,7 @@ def test_a_generation_that_never_loads(data: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(verifying, "LOAD_S_MAX", 0.01)
     found = check_generation(data / "docs", 2, frozen=False)
     assert found is not None
-    assert (found.ok, found.detail) == (False, "loading it took more than 0.01 s")
+    assert (found.ok, found.detail) == (False, "loading it failed: it took more than 0.01 s")
 
 
 def test_a_generation_that_lacks_passages(data: Path) -> None:

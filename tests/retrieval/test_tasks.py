@@ -107,7 +107,7 @@ def test_closing_ends_what_is_being_built(tmp_path: Path) -> None:
         while job.progress.stage == "waiting":  # noqa: ASYNC110 - until the child has said its first word
             await asyncio.sleep(0.005)
         await tasks.close()
-        assert (job.status, job.error) == ("failed", "the build was cancelled")
+        assert (job.status, job.error) == ("failed", "build of generation 1 was cancelled")
         assert collection.snapshot.generation == 0
         assert collection.shelf.numbers() == []
 
