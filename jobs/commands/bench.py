@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-import time
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 from rich.table import Table
 
 from indexes.memory import memory_bytes
@@ -28,7 +26,8 @@ from jobs.benchmark.service import (
     sample_queries,
 )
 from jobs.commands import bench_cold, bench_embed, bench_index
-from jobs.commands.options import JSON, console, errors, print_json
+from jobs.commands.benching import OUT, publish
+from jobs.commands.options import JSON, console, errors
 from jobs.docstrings import docstrings
 from jobs.server_process import serving
 from jobs.sources import SourceDocument, read_documents
@@ -57,13 +56,7 @@ TINY = 200  # documents of the collection that memory is compared with
     "--queries", "count", type=click.IntRange(10), default=1000, show_default=True, help="Searches measured."
 )
 @click.option("--seed", default=0, show_default=True, help="Chooses the queries.")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    default=Path("reports"),
-    show_default=True,
-    help="Folder of the report.",
-)
+@OUT
 @click.option(
     "--peers/--no-peers", "with_peers", default=True, help="Measure sentence-transformers and hnswlib too."
 )
@@ -88,14 +81,7 @@ def command(
     with tempfile.TemporaryDirectory(prefix="nearline-bench-") as folder:
         report = measure(Path(folder) / "data", documents, hot, count, seed, with_peers)
     report["corpus"] = {"name": corpus.parent.name if corpus else "docstrings", "documents": len(documents)}
-    out.mkdir(parents=True, exist_ok=True)
-    path = out / f"bench-{time.strftime('%Y%m%d-%H%M%S')}.json"
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
-    if as_json:
-        print_json(report)
-    else:
-        show(report)
-        console.print(f"Report: {path}")
+    publish(report, "bench", out, show, as_json=as_json)
 
 
 command.add_command(bench_index.command)

@@ -3,34 +3,35 @@
 from __future__ import annotations
 
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 
-from jobs.commands.bench_index import FILE, FOLDER, progress_bar, source_of
-from jobs.commands.options import JSON, console, errors, print_json
+from jobs.commands.benching import (
+    CORPORA,
+    MODEL,
+    OUT,
+    TEXTS,
+    VECTORS,
+    material_of,
+    passages,
+    progress_bar,
+    publish,
+    source_of,
+)
+from jobs.commands.options import JSON, console, errors
 
 
 @click.command(
     "cold",
     epilog="Example: nearline bench cold --passages 20000 --zipf 1.5 --seeds 3",
 )
-@click.option(
-    "--corpus",
-    "corpora",
-    multiple=True,
-    type=click.Path(path_type=Path, exists=True),
-    help="Documents to index. May be given several times. [default: docstrings]",
-)
-@click.option(
-    "--passages", type=click.IntRange(1000), default=100_000, show_default=True, help="At most so many."
-)
-@click.option("--model", type=FOLDER, help="Folder of the model. [default: that of the configuration]")
-@click.option("--vectors", type=FILE, help="Instead of a corpus: vectors of passages, .npy.")
-@click.option("--texts", type=FILE, help="Their texts, a JSON list.")
+@CORPORA
+@passages(100_000)
+@MODEL
+@VECTORS
+@TEXTS
 @click.option(
     "--topics",
     type=click.IntRange(2),
@@ -54,7 +55,7 @@ from jobs.commands.options import JSON, console, errors, print_json
     help="Queries whose hits are counted.",
 )
 @click.option(
-    "--queries", "count", type=click.IntRange(10), default=10_000, show_default=True, help="Queries measured."
+    "--queries", type=click.IntRange(10), default=10_000, show_default=True, help="Queries measured."
 )
 @click.option(
     "--shifted",
@@ -88,13 +89,7 @@ from jobs.commands.options import JSON, console, errors, print_json
 @click.option(
     "--build-threads", type=click.IntRange(1), default=1, show_default=True, help="Threads of a rebuild."
 )
-@click.option(
-    "--out",
-    type=FOLDER,
-    default=Path("reports"),
-    show_default=True,
-    help="Folder of the report and its plot.",
-)
+@OUT
 @JSON
 def command(
     corpora: tuple[Path, ...],
@@ -102,19 +97,9 @@ def command(
     model: Path | None,
     vectors: Path | None,
     texts: Path | None,
-    topics: int,
-    zipf: float,
-    seeds: int,
-    load: int,
-    count: int,
-    shifted: int,
-    hot_capacity: int | None,
-    budget: float,
-    audit: float,
-    depth: int,
-    build_threads: int,
     out: Path,
     as_json: bool,
+    **settings: Any,
 ) -> None:
     """Measure calibrated skipping of the cold tier: a skewed load, then one that shifted to other topics.
 
@@ -124,39 +109,16 @@ def command(
     from jobs.benchmark.cold.run import Plan, run
     from jobs.benchmark.index.material import fill
 
-    if (vectors is None) != (texts is None):
-        raise click.UsageError("--vectors and --texts go together")
-    if vectors is not None and corpora:
-        raise click.UsageError("--vectors and --corpus exclude each other")
-    plan = Plan(
-        seeds=seeds,
-        topics=topics,
-        zipf=zipf,
-        load=load,
-        queries=count,
-        shifted=shifted,
-        hot_capacity=hot_capacity,
-        budget=budget,
-        audit=audit,
-        depth=depth,
-        build_threads=build_threads,
-    )
-    # Queries are made from the passages here, so the passages stand in for the file of queries, which nobody reads.
-    source = source_of(corpora, model, vectors, texts, vectors)
+    plan = Plan(**settings)
+    source = source_of(corpora, model, vectors, texts)
     with tempfile.TemporaryDirectory(prefix="nearline-bench-") as name:
         folder = Path(name)
         with progress_bar(hidden=as_json) as progress:
             fill(folder / "passages", source, passages, progress)
         report: dict[str, Any] = run(folder / "passages", plan, folder, errors.print)
-    settings = source.settings()
-    report["material"] = {"name": source.name, "model": settings.model, "fingerprint": settings.fingerprint}
-    out.mkdir(parents=True, exist_ok=True)
-    path = out / f"bench-cold-{time.strftime('%Y%m%d-%H%M%S')}.json"
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
-    drawn = plot(report, path.with_suffix(".svg"))
-    if as_json:
-        print_json(report)
-        return
-    show(report, console)
-    console.print(f"Report: {path}")
-    console.print(f"Plot: {path.with_suffix('.svg')}" if drawn else "No plot: matplotlib is not installed")
+    report["material"] = material_of(source)
+    path = publish(report, "bench-cold", out, lambda report: show(report, console), as_json=as_json)
+    drawing = path.with_suffix(".svg")
+    drawn = plot(report, drawing)
+    if not as_json:
+        console.print(f"Plot: {drawing}" if drawn else "No plot: matplotlib is not installed")

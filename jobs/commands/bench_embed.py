@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import time
 from pathlib import Path
 
 import click
-import msgspec
 
-from jobs.commands.options import JSON, console, errors, print_json
-
-FOLDER = click.Path(path_type=Path, file_okay=False)
-DATA = Path("../shared/data")
+from jobs.commands.benching import MODEL, OUT, configured, publish
+from jobs.commands.options import JSON, console, errors
 
 
 @click.command(
@@ -43,10 +38,10 @@ DATA = Path("../shared/data")
 @click.option(
     "--data",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
-    help=f"Folder with squad-sent/ and scifact/. [default: {DATA} if it is there, else docstrings]",
+    help="Folder with squad-sent/ and scifact/. [default: docstrings, which have no judgements]",
 )
-@click.option("--model", type=FOLDER, help="Folder of the model. [default: that of the configuration]")
-@click.option("--out", type=FOLDER, default=Path("reports"), show_default=True, help="Folder of the report.")
+@MODEL
+@OUT
 @JSON
 def command(
     only: tuple[str, ...],
@@ -70,22 +65,8 @@ def command(
 
     if unknown := sorted(set(only) - set(ENGINES)):
         raise click.BadParameter(f"{unknown[0]!r}; there are: {', '.join(ENGINES)}", param_hint="--only")
-    folder = model if model is not None else configured()
-    found = data if data is not None or not DATA.is_dir() else DATA
-    material = gather(found, folder, queries=queries, passages=passages, questions=questions)
+    models = configured(model).models
+    folder = Path(models.folder) / models.default
+    material = gather(data, folder, queries=queries, passages=passages, questions=questions)
     report = run(material, Plan(model=folder, repeat=repeat, engines=only or None), errors.print)
-    out.mkdir(parents=True, exist_ok=True)
-    path = out / f"bench-embed-{time.strftime('%Y%m%d-%H%M%S')}.json"
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
-    if as_json:
-        print_json(report)
-    else:
-        show(report, console)
-        console.print(f"Report: {path}")
-
-
-def configured() -> Path:
-    from retrieval.config import load_config
-
-    models = load_config(None, os.environ).models
-    return Path(models.folder) / models.default
+    publish(report, "bench-embed", out, lambda report: show(report, console), as_json=as_json)

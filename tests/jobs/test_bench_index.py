@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from jobs.benchmark.index.child import PEERS
+from jobs.benchmark.index.timing import between
 from jobs.benchmark.index.truth import best_scores, recall
 from tests.support.vectors import World
 
@@ -159,3 +160,18 @@ def test_truth_and_recall() -> None:
     few = best_scores(vectors, queries, 10, allowed)
     assert few.shape == (3, 4)
     assert recall([[0, 1, 2, 3]] * 3, vectors, queries, few) == 1
+
+
+def test_settings_between_those_tried_are_tried() -> None:
+    """What lies between the fastest that is good enough and the next smaller one is halved, a number at a time."""
+    rows = [row_of(ef, rescored) for ef in (64, 128, 256) for rescored in (50, 100)]
+    rows.extend(row_of(**setting) for setting in between(rows, 0.98))
+    fastest = min((row for row in rows if row["recall"] >= 0.98), key=lambda row: float(row["p50_ms"]))
+    assert fastest["setting"] == {"ef": 104, "rescored": 56}
+    assert not list(between(rows[:2], 0.98)), "none is good enough"
+
+
+def row_of(ef: int, rescored: int) -> dict[str, Any]:
+    """A made-up measurement: good enough from ef 100 and 51 rescored on; each costs time."""
+    recall = 0.99 if ef >= 100 and rescored > 50 else 0.9
+    return {"setting": {"ef": ef, "rescored": rescored}, "recall": recall, "p50_ms": ef + rescored / 10}

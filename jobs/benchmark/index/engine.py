@@ -17,7 +17,7 @@ Setting = dict[str, int]  # knobs of one search, by the names their library give
 
 HNSW_M = 16
 HNSW_EF_CONSTRUCTION = 200
-EFS = (32, 48, 64, 72, 80, 96, 128, 192, 256, 384, 512)
+EFS = (32, 48, 64, 96, 128, 192, 256, 384, 512)
 SPARE = 1000  # rows that may be inserted after opening, where a library wants to know
 
 

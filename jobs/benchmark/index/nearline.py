@@ -29,8 +29,8 @@ from jobs.benchmark.index.process import Watch, child_of
 from jobs.benchmark.service import percentiles
 
 EFS = (48, 96, 192)
-PROBED_SHARES = (1 / 48, 1 / 24, 1 / 16, 1 / 12, 1 / 8, 1 / 6, 1 / 5, 1 / 4, 9 / 32, 5 / 16, 3 / 8, 1 / 2)
-RESCORED = (50, 100, 125, 150, 200, 400)
+PROBED_SHARES = (1 / 48, 1 / 32, 1 / 24, 1 / 16, 1 / 12, 1 / 8, 1 / 6, 1 / 4, 3 / 8, 1 / 2)
+RESCORED = (50, 100, 200, 400)
 BUILD_TIMEOUT_S = 7200
 
 

@@ -103,23 +103,25 @@ class Corpora:
 
 
 class Arrays:
-    """Vectors of passages [rows, dimensions] as .npy, their texts as one JSON list, vectors of queries as .npy."""
+    """Vectors of passages [rows, dimensions] as .npy, their texts as one JSON list, vectors of queries if any."""
 
-    def __init__(self, vectors: Path, texts: Path, queries: Path) -> None:
+    def __init__(self, vectors: Path, texts: Path, queries: Path | None) -> None:
         self.name = vectors.name
-        self._paths = {"vectors": vectors, "texts": texts, "query_vectors": queries}
+        paths = {"vectors": vectors, "texts": texts, "query_vectors": queries}
+        self._paths = {name: path for name, path in paths.items() if path is not None}
         self._vectors: Floats = load(vectors)
         self._texts = msgspec.json.decode(texts.read_bytes(), type=list[str])
-        self._queries: Floats = load(queries)
         if self._vectors.ndim != 2 or len(self._vectors) != len(self._texts):
             raise InvalidInput(
                 f"{vectors} has shape {self._vectors.shape} and {texts} {len(self._texts)} texts; expected "
                 "one vector for each text",
                 param="vectors",
             )
-        if self._queries.ndim != 2 or self._queries.shape[1] != self._vectors.shape[1]:
+        dimensions = self._vectors.shape[1]
+        self._queries: Floats = np.empty((0, dimensions), np.float32) if queries is None else load(queries)
+        if self._queries.ndim != 2 or self._queries.shape[1] != dimensions:
             raise InvalidInput(
-                f"{queries} has shape {self._queries.shape}, expected queries of {self._vectors.shape[1]} dimensions",
+                f"{queries} has shape {self._queries.shape}, expected queries of {dimensions} dimensions",
                 param="query_vectors",
             )
 

@@ -6,7 +6,7 @@ One client asks one query after the other, unless it says otherwise. Millisecond
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +21,7 @@ from jobs.benchmark.service import percentiles
 
 WARM_UP = 30
 CLOSE = 1.25  # settings this much slower than the fastest may still be the fastest when they are timed again
+HALVINGS = 3
 INSERTS = 30
 TRIES = 2000
 THREADS = 2
@@ -64,12 +65,17 @@ def measure(engine: Engine, bench: Bench, passes: int) -> dict[str, Any]:
 
 
 def sweep(engine: Engine, bench: Bench, target: float) -> dict[str, Any]:
-    """Every setting once, then those that may be the best again. `best` is the fastest that reaches the target.
+    """Every setting once, those between them near the target, then those that may be the best again.
+
+    `best` is the fastest that reaches the target: no engine gains by where the steps of its settings happen to lie.
 
     Where none does, `best` is the one of highest recall and `reached` is false.
     """
     rows: list[dict[str, Any]] = []
     for setting in engine.settings():
+        engine.use(setting)
+        rows.append({"setting": setting, **measure(engine, bench, 1)})
+    for setting in between(rows, target):
         engine.use(setting)
         rows.append({"setting": setting, **measure(engine, bench, 1)})
     good = [row for row in rows if row["recall"] >= target]
@@ -85,6 +91,24 @@ def sweep(engine: Engine, bench: Bench, target: float) -> dict[str, Any]:
     best = min(close, key=lambda row: float(row["p50_ms"]))
     engine.use(best["setting"])
     return {"reached": bool(good), "best": best, "sweep": rows}
+
+
+def between(rows: Sequence[dict[str, Any]], target: float) -> Iterator[Setting]:
+    """Settings to try next: the fastest good one, a number of it moved half way to the next smaller that was tried.
+
+    `rows` is to have the outcome of each before the next is asked for.
+    """
+    for name in rows[0]["setting"]:
+        for _ in range(HALVINGS):
+            good = [row for row in rows if row["recall"] >= target]
+            if not good:
+                return
+            setting = min(good, key=lambda row: float(row["p50_ms"]))["setting"]
+            tried = {row["setting"][name] for row in rows}
+            smaller = max((value for value in tried if value < setting[name]), default=setting[name])
+            if setting[name] - smaller < 2:
+                break
+            yield {**setting, name: (setting[name] + smaller) // 2}
 
 
 def throughput(engine: Engine, queries: Floats, k: int, repeat: int) -> float:
