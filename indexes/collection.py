@@ -29,7 +29,7 @@ from indexes.checks import check_upsert
 from indexes.durable import disk_errors, publish_folder
 from indexes.errors import Conflict, Damaged, NearlineError, NotFound, RecallTooLow, StorageError
 from indexes.filters.grammar import Filter
-from indexes.info import CollectionInfo, SearchSettings
+from indexes.info import CollectionInfo, describe
 from indexes.lexical import analysis
 from indexes.log.log import Applied, Log
 from indexes.log.writer import Writer
@@ -48,7 +48,7 @@ from indexes.model import (
 from indexes.parts.assembly import Assembly, segment_passages
 from indexes.parts.generation import Generation, Shelf, read_manifest
 from indexes.parts.sealing import Sealing
-from indexes.parts.snapshot import Snapshot, sum_by_tier
+from indexes.parts.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
 
@@ -151,31 +151,13 @@ class Collection:
         return best
 
     def info(self) -> CollectionInfo:
-        snapshot = self.snapshot
-        parts = [visible.part for visible in snapshot.parts]
-        generation = next((part for part in parts if isinstance(part, Generation)), None)
-        return CollectionInfo(
+        return describe(
+            self.snapshot,
             documents=self._documents,
-            passages=snapshot.counts(),
-            dead_passages=snapshot.dead,
-            segments=segment_passages(snapshot)[0],
-            seq=snapshot.seq,
-            generation=snapshot.generation,
             generations=self.shelf.numbers(),
-            recall=generation.manifest.recall if generation else {},
             recall_target=self.recall_target,
-            search=self._search_settings(generation) if generation else None,
-            memory_bytes=sum(visible.part.bytes for visible in snapshot.parts),
-            tier_bytes=sum_by_tier(visible.part.tier_bytes() for visible in snapshot.parts),
-            mapped_bytes=generation.mapped_bytes if generation else 0,
-            moves=generation.manifest.moves if generation else None,
-            cold=snapshot.watch.state() if snapshot.watch else None,
+            chosen=self.chosen,
         )
-
-    def _search_settings(self, generation: Generation) -> SearchSettings:
-        ef, cold = generation.search_settings
-        tuned = self.chosen is not None and self.chosen.fits(generation)
-        return SearchSettings(ef, cold.probes, cold.rescored, cold.filtered_share, tuned)
 
     # -- writing
 
@@ -323,8 +305,8 @@ class Collection:
                 raise Conflict(f"generation {chosen.generation} is not live any more; tune the present one")
             save_chosen(self.folder, chosen)
             failpoints.reach("tune.published")
-            self.chosen = chosen
             chosen.apply(live)
+            self.chosen = chosen  # last: answers kept under it must be found with it
 
     @property
     def recall_target(self) -> float:

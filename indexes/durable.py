@@ -16,12 +16,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+import msgspec
+
 from indexes import failpoints, failures
 from indexes.errors import Damaged, DiskFull, Locked, StorageError
 
 READ_BYTES = 1 << 20
 # The disk, the quota or the process's own limit is used up.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def with_checksum(document: msgspec.Struct) -> bytes:
+    """The content of a JSON file that carries, as `sha256`, the SHA-256 of all else in it."""
+    digest = hashlib.sha256(msgspec.json.encode(msgspec.structs.replace(document, sha256=""))).hexdigest()
+    final = msgspec.structs.replace(document, sha256=digest)
+    return msgspec.json.format(msgspec.json.encode(final), indent=2) + b"\n"
 
 
 class Disk:
@@ -64,6 +73,22 @@ def publish(path: Path, content: bytes) -> None:
             failpoints.reach("publish.folder_synced")
     finally:
         draft.unlink(missing_ok=True)
+
+
+def replace_unsynced(path: Path, content: bytes, mode: int = 0o666) -> None:
+    """Make `path` hold exactly `content`, atomically but not durably; a new file has `mode`, less the umask.
+
+    For what can be made again, or done without: a failed sync ends the service, and such a file is worth no service.
+    """
+    draft = path.with_name(f".{path.name}.draft")
+    with disk_errors(path):
+        try:
+            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+            with os.fdopen(descriptor, "wb") as file:
+                disk.write(file, content)
+            disk.replace(draft, path)
+        finally:
+            draft.unlink(missing_ok=True)
 
 
 def publish_folder(draft: Path, final: Path) -> None:

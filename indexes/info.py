@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from indexes.build.chosen import Chosen
 from indexes.build.placement import Moves
 from indexes.dense.skipping import ColdState
 from indexes.model import Tier
+from indexes.parts.assembly import segment_passages
+from indexes.parts.generation import Generation
+from indexes.parts.snapshot import Snapshot, sum_by_tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +29,7 @@ class CollectionInfo:
     """Counts and sizes of one collection. `memory_bytes` leaves mapped files out, `mapped_bytes` is those.
 
     `moves` is what the rebuild of the live generation moved between tiers; `cold` how often queries needed that one;
-    `recall` what that rebuild measured; `recall_target` what the next one aims for.
+    `recall` what that rebuild measured, or the tuning since; `recall_target` what the next one aims for.
     """
 
     documents: int
@@ -43,3 +47,43 @@ class CollectionInfo:
     mapped_bytes: int
     moves: Moves | None
     cold: ColdState | None
+
+
+def describe(
+    snapshot: Snapshot,
+    *,
+    documents: int,
+    generations: list[int],
+    recall_target: float,
+    chosen: Chosen | None,
+) -> CollectionInfo:
+    """All of it, for what a snapshot shows. `chosen` counts if it is for the generation in it."""
+    parts = [visible.part for visible in snapshot.parts]
+    generation = next((part for part in parts if isinstance(part, Generation)), None)
+    tuned = chosen if chosen and generation and chosen.fits(generation) else None
+    return CollectionInfo(
+        documents=documents,
+        passages=snapshot.counts(),
+        dead_passages=snapshot.dead,
+        segments=segment_passages(snapshot)[0],
+        seq=snapshot.seq,
+        generation=snapshot.generation,
+        generations=generations,
+        recall=(tuned or generation.manifest).recall if generation else {},
+        recall_target=recall_target,
+        search=search_settings(generation, tuned=tuned is not None) if generation else None,
+        memory_bytes=sum(part.bytes for part in parts),
+        tier_bytes=sum_by_tier(part.tier_bytes() for part in parts),
+        mapped_bytes=generation.mapped_bytes if generation else 0,
+        moves=generation.manifest.moves if generation else None,
+        cold=cold_state(snapshot) if generation and generation.manifest.cold else None,
+    )
+
+
+def search_settings(generation: Generation, *, tuned: bool) -> SearchSettings:
+    ef, cold = generation.search_settings
+    return SearchSettings(ef, cold.probes, cold.rescored, cold.filtered_share, tuned)
+
+
+def cold_state(snapshot: Snapshot) -> ColdState:
+    return snapshot.watch.state() if snapshot.watch else ColdState("always")

@@ -35,7 +35,11 @@ class ServerProcess:
             text=True,
             start_new_session=True,
         )
-        self.url = self._wait_for_url()
+        try:
+            self.url = self._wait_for_url()
+        except BaseException:  # an interrupt too: in a session of its own the child hears of none
+            self.kill()
+            raise
 
     @property
     def pid(self) -> int:

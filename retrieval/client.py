@@ -13,11 +13,14 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
 import aiohttp
 import msgspec
+
+if TYPE_CHECKING:  # numpy comes with it, which doubles the start of a command
+    from indexes.model import Progress
 
 JSON = dict[str, Any]
 TIMEOUT_S = 300.0
@@ -170,21 +173,36 @@ class Client:
         started: JSON = await self.request("POST", path, options)
         return str(started["job"])
 
+    async def tune(self, collection: str, **options: object) -> str:
+        """Start a choice of search settings; returns the job's id."""
+        path = f"/v1/collections/{quote(collection, safe='')}/tune"
+        started: JSON = await self.request("POST", path, options)
+        return str(started["job"])
+
     async def job(self, job_id: str) -> JSON:
         found: JSON = await self.request("GET", f"/v1/jobs/{job_id}")
         return found
 
-    async def finished(self, job_id: str, *, timeout_s: float = 7200) -> JSON:
+    async def finished(
+        self, job_id: str, *, on_progress: Progress = lambda *_: None, timeout_s: float = 7200
+    ) -> JSON:
         """Wait for a job; raises ServiceError if it did not succeed."""
+        job = await self.ended(job_id, on_progress=on_progress, timeout_s=timeout_s)
+        if job["status"] != "succeeded":
+            raise failure_of(job)
+        return job
+
+    async def ended(
+        self, job_id: str, *, on_progress: Progress = lambda *_: None, timeout_s: float = 7200
+    ) -> JSON:
+        """Wait for a job, whatever comes of it. Raises ServiceError if it is not over in time."""
         deadline = time.monotonic() + timeout_s
         while (job := await self.job(job_id))["status"] in ("queued", "running"):
             if time.monotonic() > deadline:
                 raise ServiceError(f"job {job_id} is still {job['status']} after {timeout_s:g} s")
+            at = job["progress"]
+            on_progress(at["stage"], at["done"], at["total"])
             await asyncio.sleep(POLL_S)
-        if job["status"] != "succeeded":
-            raise ServiceError(
-                f"{job['kind']} {job['status']}: {job['error']}", status=500, kind=job["status"]
-            )
         return job
 
     async def ready(self) -> bool:
@@ -193,6 +211,11 @@ class Client:
         except ServiceError:
             return False
         return True
+
+
+def failure_of(job: JSON) -> ServiceError:
+    message = f"{job['kind']} of {job['collection']} {job['status']}: {job['error']}"
+    return ServiceError(message, status=500, kind=job["status"])
 
 
 def error_from(status: int, content: bytes) -> ServiceError:

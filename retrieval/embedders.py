@@ -17,7 +17,7 @@ from retrieval.embedding.encoder import Encoder, available_threads
 from retrieval.embedding.models import Kind, Manifest, find_models, load_model, read_manifest
 from retrieval.embedding.results import Embedded, Long
 from retrieval.embedding.tokens import TokenCounter
-from retrieval.settings import Config, Embedding
+from retrieval.settings import Config
 
 WARM_UP_QUERIES = 3
 WARM_UP = ((1, 4), (1, 14), (1, 62), (4, 30), (2, 126), (8, 14))  # texts and tokens of each
@@ -33,12 +33,10 @@ class Embedder:
         batcher: Batcher,
         counter: TokenCounter,
         cache: EmbeddingCache,
-        limits: Embedding,
     ) -> None:
         self.encoder = encoder
         self.manifest = manifest
         self.counter = counter
-        self.limits = limits
         self._batcher = batcher
         self._cache = cache
 
@@ -58,35 +56,36 @@ class Embedder:
         """Vectors of passages, float32 [texts, dimensions]."""
         return (await self._batcher.embed(texts, "document", lane="bulk")).vectors
 
-    async def embed(
-        self, texts: list[str], kind: Kind = "document", *, long: Long = "cut", deadline: float | None = None
-    ) -> Embedded:
+    async def embed(self, texts: list[str], kind: Kind = "document", *, long: Long = "cut") -> Embedded:
         """Vectors for whoever asks for vectors; a single short text overtakes the bulk. See `Batcher.embed`."""
-        return await self._batcher.embed(texts, kind, long=long, deadline=deadline)
+        return await self._batcher.embed(texts, kind, long=long)
 
     async def close(self) -> None:
         await self._batcher.close()
 
 
 class Embedders:
-    """Opens each model on first use. `close` stops all batchers."""
+    """Opens each model on first use, one at a time. `close` stops all batchers."""
 
     def __init__(self, config: Config, observer: Callable[[str], Observer]) -> None:
         self._config = config
         self._observer = observer
         self._folder = Path(config.models.folder)
         self._open: dict[str, Embedder] = {}
-        self._opening = asyncio.Lock()
+        self._opening: dict[str, asyncio.Task[Embedder]] = {}
+        self._turn = asyncio.Lock()
         self.cache = EmbeddingCache(config.embedding.query_cache_entries)
 
     async def get(self, name: str) -> Embedder:
-        """The embedder of a model. Raises NotFound naming what is there, or Damaged if its files are not whole."""
+        """The embedder of a model. Raises NotFound saying how to make it, or Damaged if its files are not whole.
+
+        A caller that leaves does not stop the loading: whoever asks next finds it further on, or done.
+        """
         if (found := self._open.get(name)) is not None:
             return found
-        async with self._opening:
-            if name not in self._open:
-                self._open[name] = await self._load(name)
-            return self._open[name]
+        if name not in self._opening:
+            self._opening[name] = asyncio.create_task(self._opened(name))
+        return await asyncio.shield(self._opening[name])
 
     def names(self) -> list[str]:
         """Exported models, whether in use or not, sorted."""
@@ -99,11 +98,8 @@ class Embedders:
 
     def manifest(self, name: str) -> Manifest:
         """What an exported model says of itself, without loading it. Raises NotFound, or Damaged."""
-        if (found := self._open.get(name)) is not None:
-            return found.manifest
-        if name not in self.names():
-            raise missing(name, self._folder)
-        return read_manifest(self._folder / name)
+        found = self._open.get(name)
+        return found.manifest if found else read_manifest(self._folder / name)
 
     async def of(self, collection: Collection) -> Embedder:
         """The embedder whose vectors the collection holds. Raises ModelMismatch if the model has changed."""
@@ -118,12 +114,19 @@ class Embedders:
             )
         return embedder
 
-    async def _load(self, name: str) -> Embedder:
-        folder = (await asyncio.to_thread(find_models, self._folder)).get(name)
-        if folder is None:
-            raise missing(name, self._folder)
-        cores = self._config.models.threads or available_threads()
-        threads = min(self._config.models.run_threads, cores)
+    async def _opened(self, name: str) -> Embedder:
+        try:
+            folder = (await asyncio.to_thread(find_models, self._folder)).get(name)
+            if folder is None:
+                raise missing(name, self._folder)
+            async with self._turn:
+                embedder = self._open[name] = await self._load(name, folder)
+            return embedder
+        finally:
+            del self._opening[name]
+
+    async def _load(self, name: str, folder: Path) -> Embedder:
+        threads, workers = runs_of(self._config)
         model = await asyncio.to_thread(load_model, folder)
         encoder = await asyncio.to_thread(Encoder, model, threads=threads)
         counter = TokenCounter(encoder.tokenizers)
@@ -131,7 +134,7 @@ class Embedders:
         await asyncio.to_thread(warm_up, encoder, costs)
         batcher = Batcher(
             encoder,
-            workers=max(1, cores // threads),
+            workers=workers,
             query_run_s=limits.query_run_ms / 1000,
             bulk_run_s=limits.bulk_run_ms / 1000,
             batch_texts_max=limits.batch_texts_max,
@@ -142,11 +145,20 @@ class Embedders:
         await batcher.start()
         for _ in range(WARM_UP_QUERIES):  # the way through lanes and threads has its own first time
             await batcher.embed(["warm up"], "query", lane="query")
-        return Embedder(encoder, model.manifest, batcher, counter, self.cache, limits)
+        return Embedder(encoder, model.manifest, batcher, counter, self.cache)
 
     async def close(self) -> None:
+        # What is being opened first: the threads that do it cannot be stopped.
+        await asyncio.gather(*self._opening.values(), return_exceptions=True)
         for embedder in self._open.values():
             await embedder.close()
+
+
+def runs_of(config: Config) -> tuple[int, int]:
+    """Threads of one run, and runs at once: how the cores are shared out."""
+    cores = config.models.threads or available_threads()
+    threads = min(config.models.run_threads, cores)
+    return threads, max(1, cores // threads)
 
 
 def missing(name: str, folder: Path) -> NotFound:

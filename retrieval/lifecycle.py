@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 Context = Callable[[web.Application], AsyncIterator[None]]
 SECRET_BYTES = 32
-LAG_EVERY_S = 0.02
+LAG_EVERY_S = 0.05
 
 
 def catalog_ctx(data: Path) -> Context:
@@ -81,9 +81,12 @@ async def embedders_ctx(app: web.Application) -> AsyncIterator[None]:
 
 
 async def query_log_ctx(app: web.Application) -> AsyncIterator[None]:
-    """Switched off, as by default, it reads and keeps nothing."""
-    catalog = app[CATALOG]
-    app[QUERY_LOG] = log = QueryLog(app[CONFIG].query_log, now=time.time)
+    """Switched off, as by default, it reads and keeps nothing, and nothing runs for it."""
+    catalog, settings = app[CATALOG], app[CONFIG].query_log
+    app[QUERY_LOG] = log = QueryLog(settings, now=time.time)
+    if not settings.enabled:
+        yield
+        return
     await asyncio.to_thread(log.load, list(catalog.collections.values()))
     writing = asyncio.create_task(log.keep_writing(lambda: list(catalog.collections.values())))
     yield

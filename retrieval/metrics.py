@@ -240,9 +240,17 @@ class CollectionGauges(Collector):
             "Queries that might need the cold tier, since the live generation was loaded",
             labels=["collection", "outcome"],
         )
+        audits = CounterMetricFamily(
+            "nearline_cold_audits",
+            "Skipped queries for which the cold tier was searched afterwards, to see what skipping loses",
+            labels=["collection"],
+        )
+        stops = CounterMetricFamily(
+            "nearline_cold_stops", "Times that audits ended the skipping", labels=["collection"]
+        )
         loss = GaugeMetricFamily(
             "nearline_cold_loss_bound",
-            "Upper bound of the recall lost by skipping the cold tier",
+            "Upper bound of the recall lost by skipping the cold tier; absent while nothing is known",
             labels=["collection"],
         )
         for name, collection in self._catalog.collections.items():
@@ -255,13 +263,15 @@ class CollectionGauges(Collector):
             seq.add_metric([name], info.seq)
             generation.add_metric([name], info.generation)
             memory.add_metric([name], info.memory_bytes)
-            if info.cold is not None:
-                seen = info.cold
+            if (seen := info.cold) is not None:
                 cold.add_metric([name, "searched"], seen.queries - seen.skipped - seen.proven)
-                for outcome in ("skipped", "proven", "audits", "stops"):
-                    cold.add_metric([name, outcome], getattr(seen, outcome))
-                loss.add_metric([name], seen.loss_bound or 0.0)
-        return [passages, dead, seq, generation, recall, memory, cold, loss]
+                cold.add_metric([name, "skipped"], seen.skipped)
+                cold.add_metric([name, "proven"], seen.proven)
+                audits.add_metric([name], seen.audits)
+                stops.add_metric([name], seen.stops)
+                if seen.loss_bound is not None:
+                    loss.add_metric([name], seen.loss_bound)
+        return [passages, dead, seq, generation, recall, memory, cold, audits, stops, loss]
 
 
 class CacheCounters(Collector):

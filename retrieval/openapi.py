@@ -18,6 +18,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 REFERENCE = "#/components/schemas/{name}"
 PATTERN = re.compile(r":[^{}]+}")
 
+VERSION = version("nearline")  # once: it is read from the disk
 QUERY_PARAMETERS = {
     "cursor": "Where the page begins: `next_cursor` of the page before",
     "limit": "Documents on one page",
@@ -58,7 +59,7 @@ def describe(routes: Sequence[Route]) -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {
             "title": "Nearline",
-            "version": version("nearline"),
+            "version": VERSION,
             "description": "Text in, ranked passages out. Errors have the shape of `ErrorBody`, but for the dialects "
             "of other servers, whose clients expect their own.",
         },

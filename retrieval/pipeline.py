@@ -153,11 +153,13 @@ class Pipeline:
         return SearchAnswer(answer.hits, receipt, watch.stop())
 
     def _key(self, collection: Collection, snapshot: Snapshot, planned: Plan) -> bytes:
-        # Settings that were tuned since would find others.
-        tuned_ms = collection.chosen.chosen_ms if collection.chosen else 0
-        fingerprint = f"{collection.settings.fingerprint}/{tuned_ms}"
         return self._results.key(
-            collection.uid, snapshot.generation, snapshot.seq, fingerprint, planned.identity
+            collection.uid,
+            snapshot.generation,
+            snapshot.seq,
+            collection.settings.fingerprint,
+            planned.identity,
+            tuned_ms=collection.chosen.chosen_ms if collection.chosen else 0,
         )
 
     async def _cached(self, key: bytes) -> CachedAnswer | None:
@@ -246,17 +248,18 @@ def finish(
     candidates were gone from it."""
     dense = DenseResult(Ranking.empty(), (), None)
     if exact is not None:
-        dense = DenseResult(exact, tuple(t for t, count in snapshot.counts().items() if count), None)
+        dense = DenseResult(exact, snapshot.tiers, None)
     elif vector is not None:
         dense = watch.timed("dense", lambda: search_dense(snapshot, planned, vector))
-    tiers = dense.tiers if vector is not None else tuple(t for t, count in snapshot.counts().items() if count)
+    tiers = dense.tiers if vector is not None else snapshot.tiers
     fused = watch.timed("fuse", lambda: fuse(snapshot, planned, vector, dense.ranking, lexical))
     hits, vanished = watch.timed("hydrate", lambda: hydrate(collection, snapshot, planned, vector, fused))
     return CachedAnswer(hits, list(tiers), dense.cold_skipped), vanished
 
 
 def search_dense(snapshot: Snapshot, planned: Plan, vector: Floats) -> DenseResult:
-    return snapshot.dense(vector, depth_of(planned), planned.condition, k=planned.k)
+    depth = depth_of(planned)
+    return snapshot.dense(vector, depth, planned.condition, k=planned.k, counted=planned.counted)
 
 
 def depth_of(planned: Plan) -> int:
@@ -299,9 +302,7 @@ def hydrate(
             seen.add(passage.document_id)
             chosen.append((position, passage))
         at = upto
-    if (
-        planned.cache and not planned.exact
-    ):  # what goes past the cache measures: it must not move passages to hot
+    if planned.counted:
         collection.hits.count(passage.id for _, passage in chosen[: planned.k])
     return make_hits(snapshot, planned, vector, fused, chosen[: planned.k]), vanished
 

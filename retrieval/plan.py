@@ -42,6 +42,11 @@ class Plan:
     identity: bytes
 
     @property
+    def counted(self) -> bool:
+        """Whether it is one of the load. What goes past the cache measures: it moves no passage and teaches nothing."""
+        return self.cache and not self.exact
+
+    @property
     def dense(self) -> bool:
         return self.mode != "lexical"
 

@@ -20,9 +20,7 @@ replaced whole and never synced, so a crash loses at most what came since it was
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +31,8 @@ from typing import Any
 import msgspec
 
 from indexes.collection import Collection
+from indexes.durable import replace_unsynced
+from indexes.errors import StorageError
 from retrieval.schemas import Mode, SearchRequest
 from retrieval.settings import QueryLog as Settings
 
@@ -93,17 +93,20 @@ class QueryLog:
         for collection in collections if self._settings.enabled else ():
             try:
                 header, queries = read(collection.folder / FILE)
+                days = {day: Day(seen) for day, seen in header.seen.items()}
+                for one in queries:
+                    days.setdefault(day_of(one.time_ms), Day()).kept.append(one)
             except FileNotFoundError:
                 continue
-            except (OSError, ValueError, msgspec.MsgspecError) as error:
+            except (OSError, ValueError, OverflowError, msgspec.MsgspecError) as error:
                 logger.warning("%s is begun anew: %s", collection.folder / FILE, error)
                 continue
             if header.uid != collection.uid:
                 continue  # of a collection that had this name before
-            days = {day: Day(seen) for day, seen in header.seen.items()}
-            for one in queries:
-                days.setdefault(day_of(one.time_ms), Day()).kept.append(one)
-            self._samples[collection.uid] = Sample(days)
+            self._samples[collection.uid] = sample = Sample(days)
+            for day in days.values():
+                if len(day.kept) > (most := self._settings.queries_per_day_max):  # it was lowered
+                    day.kept, sample.unwritten = self._rng.sample(day.kept, most), True
 
     def note(self, collection: Collection, search: SearchRequest) -> None:
         """Take a query into the day's sample, perhaps. Never raises, never waits."""
@@ -114,13 +117,14 @@ class QueryLog:
         day = sample.days.setdefault(day_of(time_ms), Day())
         day.seen += 1
         sample.unwritten = True
-        self._forget(sample)
         most = self._settings.queries_per_day_max
-        place = len(day.kept) if len(day.kept) < most else self._rng.randrange(day.seen)
+        place = day.seen - 1 if day.seen <= most else self._rng.randrange(day.seen)
         if place < most:
             one = LoggedQuery(time_ms, search.query, search.k, search.mode, search.filter)
             if len(line(one)) <= ENTRY_BYTES_MAX:
-                day.kept[place : place + 1] = [one]
+                day.kept[place : place + 1] = [
+                    one
+                ]  # at the end where fewer are left: the file is bounded too
 
     async def keep_writing(self, collections: Callable[[], Sequence[Collection]]) -> None:
         """Write what is new every so often, for ever."""
@@ -129,20 +133,24 @@ class QueryLog:
             await self.write(collections())
 
     async def write(self, collections: Sequence[Collection]) -> None:
-        """Write the files of these collections where there is something new; forget collections that are gone."""
+        """Write the files of these collections where there is something new; forget old days, and collections that are
+        gone."""
         live = {collection.uid for collection in collections}
         for uid in self._samples.keys() - live:
             del self._samples[uid]
         for collection in collections:
             sample = self._samples.get(collection.uid)
-            if sample is None or not sample.unwritten:
+            if sample is None:
+                continue
+            self._forget(sample)
+            if not sample.unwritten:
                 continue
             sample.unwritten = False
             days = {name: Day(day.seen, list(day.kept)) for name, day in sample.days.items()}
             try:
                 await asyncio.to_thread(self._write, collection, days)
                 self._in_trouble = False
-            except OSError as error:
+            except StorageError as error:
                 sample.unwritten = True
                 if not self._in_trouble:  # once, not every minute
                     logger.warning("the query log of %s is not written: %s", collection.folder.name, error)
@@ -154,9 +162,11 @@ class QueryLog:
         first = (today - timedelta(days=self._settings.days - 1)).isoformat()
         for day in [day for day in sample.days if day < first]:
             del sample.days[day]
+            sample.unwritten = True
 
     def _write(self, collection: Collection, days: dict[str, Day]) -> None:
-        replace(collection.folder / FILE, encoded(collection.uid, days, self._settings.file_bytes_max))
+        content = encoded(collection.uid, days, self._settings.file_bytes_max)
+        replace_unsynced(collection.folder / FILE, content, MODE)
 
 
 def read(path: Path) -> tuple[Header, list[LoggedQuery]]:
@@ -185,19 +195,6 @@ def encoded(uid: str, days: dict[str, Day], bytes_max: int) -> bytes:
 
 def line(one: LoggedQuery) -> bytes:
     return msgspec.json.encode(one) + b"\n"
-
-
-def replace(path: Path, content: bytes) -> None:
-    """Not `durable.publish`: a failed sync ends the service, and this file is worth no service."""
-    draft = path.with_name(f".{path.name}.draft")
-    try:
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, MODE)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-        draft.replace(path)
-    finally:
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
 
 
 def day_of(time_ms: int) -> str:

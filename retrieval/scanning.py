@@ -44,22 +44,25 @@ class Scanner:
         self, collection: Collection, vector: Floats, depth: int, condition: Filter | None
     ) -> Ranking:
         """A scan for one search alone: the exact best `depth`, best first."""
-        one = Asked(vector, depth, condition, asyncio.get_running_loop().create_future())
-        await self.scan(collection, [one])
-        return await one.answer
+        return await self.joint(collection, 1).ask(vector, depth, condition)
 
     async def scan(self, collection: Collection, asked: Sequence[Asked]) -> None:
-        """Answer all of these, with one reading for each different filter. Errors become the answers."""
+        """Answer all of these, with one reading for each different filter. Errors become the answers.
+
+        Run it as a task of its own: a thread that scans cannot be stopped, and would go on beside the next one.
+        """
         for group in grouped(asked):
+            waiting: list[Asked] = []
             try:
                 async with self._turn:
-                    rankings = await asyncio.to_thread(rank_all, collection, group)
+                    waiting = [one for one in group if not one.answer.done()]  # some may have left meanwhile
+                    rankings = await asyncio.to_thread(rank_all, collection, waiting) if waiting else []
             except Exception as error:  # noqa: BLE001 - it is raised where the answer is awaited
-                for one in group:
+                for one in waiting:
                     if not one.answer.done():
                         one.answer.set_exception(error)
                 continue
-            for one, ranking in zip(group, rankings, strict=True):
+            for one, ranking in zip(waiting, rankings, strict=True):
                 if not one.answer.done():  # its caller may have gone
                     one.answer.set_result(ranking)
 
@@ -118,8 +121,7 @@ def grouped(asked: Sequence[Asked]) -> list[list[Asked]]:
     """Those with the same filter together. By its JSON: in Python the values 1 and true would be equal."""
     groups: dict[bytes, list[Asked]] = {}
     for one in asked:
-        if not one.answer.done():
-            groups.setdefault(msgspec.json.encode(one.condition), []).append(one)
+        groups.setdefault(msgspec.json.encode(one.condition), []).append(one)
     return list(groups.values())
 
 

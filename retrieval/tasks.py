@@ -188,9 +188,8 @@ class Tasks:
         self._children[job.id] = tuner
         tuned = await asyncio.to_thread(tuner.run, progress)
         # What the cold policy does is its own to learn: reported, so that the times can be judged.
-        policy = collection.snapshot.watch
-        state = policy.state() if policy else None
-        job.result = {**msgspec.to_builtins(tuned), "cold_policy": state, "applied": False}
+        cold = collection.info().cold
+        job.result = {**msgspec.to_builtins(tuned), "cold_policy": cold, "applied": False}
         if not tuned.met:
             raise RecallTooLow(
                 f"no settings reach a recall of {recall_target:g} on {tuned.tuning.queries} queries; "

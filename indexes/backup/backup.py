@@ -34,7 +34,7 @@ import msgspec
 
 from indexes.build.chosen import FILE as CHOSEN
 from indexes.catalog import MARKER, NAME, prepare
-from indexes.durable import READ_BYTES, disk_errors, publish_folder, sha256
+from indexes.durable import READ_BYTES, disk_errors, publish_folder, sha256, with_checksum
 from indexes.errors import (
     Conflict,
     Damaged,
@@ -86,11 +86,7 @@ class Backup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     created: str
     aliases: dict[str, str]
     collections: list[CollectionBackup]
-    sha256: str
-
-    def digest(self) -> str:
-        """SHA-256 of all other fields, in the order and spelling in which they are written."""
-        return hashlib.sha256(msgspec.json.encode(msgspec.structs.replace(self, sha256=""))).hexdigest()
+    sha256: str = ""
 
 
 def back_up(
@@ -123,11 +119,9 @@ def back_up(
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             aliases={alias: name for alias, name in aliases.items() if name in held},
             collections=made,
-            sha256="",
         )
-        backup = msgspec.structs.replace(backup, sha256=backup.digest())
         with disk_errors(draft):
-            (draft / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(backup), indent=2) + b"\n")
+            (draft / MANIFEST).write_bytes(with_checksum(backup))
         publish_folder(draft, target)
     return backup
 
@@ -325,7 +319,7 @@ def read_backup(folder: Path) -> Backup:
         backup = msgspec.json.decode(content, type=Backup)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Damaged(f"{path}: {error}") from error
-    if backup.digest() != backup.sha256:
+    if content != with_checksum(backup):
         raise Damaged(f"{path} is damaged: its checksum differs")
     for one in backup.collections:
         if not NAME.fullmatch(one.name) or not all(FILE.fullmatch(name) for name in one.files):

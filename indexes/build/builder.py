@@ -34,7 +34,7 @@ from indexes.build.measuring import Measured, choose_settings
 from indexes.build.placement import Moves, Placement, place
 from indexes.child import answer
 from indexes.dense.cold import ColdSettings
-from indexes.durable import publish_folder
+from indexes.durable import publish_folder, with_checksum
 from indexes.errors import Damaged, NotFound
 from indexes.filters.index import FiltersBuilder
 from indexes.lexical import analysis
@@ -190,7 +190,7 @@ def write_manifest(
     final = msgspec.structs.replace(
         manifest, **asdict(measured), build_s=round(build_s, 3), peak_bytes=peaks, files=seal_files(draft)
     )
-    (draft / MANIFEST).write_bytes(final.sealed())
+    (draft / MANIFEST).write_bytes(with_checksum(final))
 
 
 if __name__ == "__main__":

@@ -7,14 +7,13 @@ manifest says. A file that is damaged is left alone and not used: it costs speed
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from pathlib import Path
 
 import msgspec
 
 from indexes.dense.cold import ColdSettings
-from indexes.durable import publish
+from indexes.durable import publish, with_checksum
 from indexes.parts.generation import Generation
 
 logger = logging.getLogger(__name__)
@@ -24,7 +23,7 @@ FILE = "search.json"
 
 
 class Chosen(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`recall` at 10 on queries the settings were not chosen by, overall and by tier; `seal` of the manifest."""
+    """`recall` at 10 on queries the settings were not chosen by, by tier; `seal`: SHA-256 in the manifest."""
 
     format_version: int = FORMAT_VERSION
     recall_target: float
@@ -33,16 +32,8 @@ class Chosen(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ef: int
     search: ColdSettings
     recall: dict[str, float]
-    queries: int
     chosen_ms: int
     sha256: str = ""
-
-    def sealed(self) -> bytes:
-        """The content of the file, with its own checksum."""
-        bare = msgspec.structs.replace(self, sha256="")
-        digest = hashlib.sha256(msgspec.json.encode(bare)).hexdigest()
-        final = msgspec.structs.replace(self, sha256=digest)
-        return msgspec.json.format(msgspec.json.encode(final), indent=2) + b"\n"
 
     def fits(self, generation: Generation) -> bool:
         return generation.manifest.sha256 == self.seal
@@ -55,7 +46,7 @@ class Chosen(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 def save_chosen(collection: Path, chosen: Chosen) -> None:
     """Durable once this returns."""
-    publish(collection / FILE, chosen.sealed())
+    publish(collection / FILE, with_checksum(chosen))
 
 
 def read_chosen(collection: Path) -> Chosen | None:
@@ -69,7 +60,7 @@ def read_chosen(collection: Path) -> Chosen | None:
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         logger.error("%s is not used: %s", path, error)
         return None
-    if chosen.format_version != FORMAT_VERSION or chosen.sealed() != content:
+    if chosen.format_version != FORMAT_VERSION or with_checksum(chosen) != content:
         logger.error("%s is not used: another format, or its checksum differs", path)
         return None
     return chosen

@@ -10,14 +10,17 @@ from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from indexes.dense.cold import ColdSettings, search_ns
 from indexes.dense.probing import probes_of
 from indexes.dense.vectors import among, within
 from indexes.masks import Bits, pack_flags
-from indexes.model import Floats
+from indexes.model import Floats, Progress
 from indexes.parts.generation import Generation
 from indexes.parts.part import Found
+
+Counts = NDArray[np.int64]
 
 K = 10
 QUERIES = 300
@@ -27,6 +30,26 @@ RESCORED = (50, 75, 100, 125, 150, 200, 300, 400, 800)
 FILTER_SHARE = 0.05  # of the rows let through by the made-up filter that filtered search is measured with
 FILTERED_SHARES = (0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
 TIE = 3e-4  # more than float16 storage moves a score, less than lies between two ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """Queries [n, dimensions], and for each the scores of its true neighbours in each tier, best first."""
+
+    queries: Floats
+    hot: list[Floats]
+    cold: list[Floats]
+
+    def first(self, count: int) -> Truth:
+        return Truth(self.queries[:count], self.hot[:count], self.cold[:count])
+
+    @property
+    def wanted(self) -> dict[str, Counts]:
+        """True neighbours of each query, by tier."""
+        return {
+            name: np.array([len(best) for best in tier], np.int64)
+            for name, tier in (("hot", self.hot), ("cold", self.cold))
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +78,11 @@ def choose_ef(generation: Generation, target: float) -> Measured:
 
     Of the true neighbours over both tiers: a query that has none in the hot tier loses nothing there.
     """
-    hot = range(generation.manifest.hot)
-    queries = sample_queries(generation, hot)
-    truth = exact(generation, queries, hot)
+    queries = sample_queries(generation, range(generation.manifest.hot))
+    truth = true_neighbours(generation, queries)
     for ef in EFS:
         generation.tune(ef=ef)
-        recall = recall_of(lambda q: generation.nearest_warm(q, K, None, 0), queries, truth)
+        recall = recall_of(lambda q: generation.nearest_warm(q, K, None, 0), queries, truth.hot)
         if recall >= target:
             break
     return Measured(ef, ColdSettings(), {"hot": recall})
@@ -69,20 +91,19 @@ def choose_ef(generation: Generation, target: float) -> Measured:
 def choose_cold(generation: Generation, target: float) -> tuple[ColdSettings, dict[str, float]]:
     """Probes and rescoring depth without a filter, then how much a filter's matches must be covered."""
     manifest = generation.manifest
-    cold = range(manifest.hot, generation.size)
-    queries = sample_queries(generation, cold)
-    truth = exact(generation, queries, cold)
+    queries = sample_queries(generation, range(manifest.hot, generation.size))
+    truth = true_neighbours(generation, queries)
     for settings in cold_ladder(manifest.training.lists, manifest.cold):
         generation.tune(cold=settings)
-        plain = recall_of(lambda q: generation.nearest_cold(q, K, None, 0), queries, truth)
+        plain = recall_of(lambda q: generation.nearest_cold(q, K, None, 0), queries, truth.cold)
         if plain >= target:
             break
     allowed = random_filter(generation)
-    truth = exact(generation, queries, cold, allowed)
+    truth = true_neighbours(generation, queries, allowed)
     for share in FILTERED_SHARES:
         settings = msgspec.structs.replace(settings, filtered_share=share)
         generation.tune(cold=settings)
-        filtered = recall_of(lambda q: generation.nearest_cold(q, K, allowed, 0), queries, truth)
+        filtered = recall_of(lambda q: generation.nearest_cold(q, K, allowed, 0), queries, truth.cold)
         if filtered >= target:
             break
     return settings, {"cold": plain, "cold_filtered": filtered}
@@ -109,11 +130,24 @@ def random_filter(generation: Generation, *, seed: int = 6) -> Bits:
     return pack_flags(flags)
 
 
-def exact(generation: Generation, queries: Floats, tier: range, allowed: Bits | None = None) -> list[Floats]:
-    """For each query, the scores of those of the true K nearest that lie in this tier, best first."""
+def true_neighbours(
+    generation: Generation,
+    queries: Floats,
+    allowed: Bits | None = None,
+    *,
+    progress: Progress = lambda *_: None,
+) -> Truth:
+    """The K nearest of the allowed rows, by exact search over the stored vectors; one scan serves both tiers."""
     selector = within(range(generation.size)) if allowed is None else among(allowed)
-    found = [generation.vectors.nearest(query, K, selector) for query in queries]
-    return [scores[(rows >= tier.start) & (rows < tier.stop)] for rows, scores in found]
+    first_cold = generation.manifest.hot
+    hot: list[Floats] = []
+    cold: list[Floats] = []
+    for at, query in enumerate(queries):
+        progress("truth", at, len(queries))
+        rows, scores = generation.vectors.nearest(query, K, selector)
+        hot.append(scores[rows < first_cold])
+        cold.append(scores[rows >= first_cold])
+    return Truth(queries, hot, cold)
 
 
 def recall_of(search: Callable[[Floats], Found], queries: Floats, truth: list[Floats]) -> float:

@@ -13,17 +13,22 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from indexes.build.measuring import K, cold_ladder, exact, found_of, random_filter
+from indexes.build.measuring import (
+    Counts,
+    K,
+    Truth,
+    cold_ladder,
+    found_of,
+    random_filter,
+    true_neighbours,
+)
 from indexes.dense.cold import ColdSettings
-from indexes.dense.vectors import within
 from indexes.model import Floats, Progress
 from indexes.parts.generation import Generation
 from indexes.parts.part import Found
 
 S = TypeVar("S")
-Counts = NDArray[np.int64]
 
 TRIED_EFS = (10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 128, 160, 192, 256, 384, 512)
 COARSE_QUERIES = 200
@@ -43,43 +48,11 @@ class Trial(Generic[S]):
     us: float
 
 
-@dataclass(frozen=True, slots=True)
-class Truth:
-    """Queries [n, dimensions], and for each the scores of its true neighbours in each tier, best first."""
-
-    queries: Floats
-    hot: list[Floats]
-    cold: list[Floats]
-
-    def first(self, count: int) -> Truth:
-        return Truth(self.queries[:count], self.hot[:count], self.cold[:count])
-
-    @property
-    def wanted(self) -> dict[str, Counts]:
-        """True neighbours of each query, by tier."""
-        return {
-            name: np.array([len(best) for best in tier], np.int64)
-            for name, tier in (("hot", self.hot), ("cold", self.cold))
-        }
-
-
-def true_neighbours(generation: Generation, queries: Floats, progress: Progress) -> Truth:
-    """By exact search over the stored vectors; one scan serves both tiers."""
-    hot: list[Floats] = []
-    cold: list[Floats] = []
-    for at, query in enumerate(queries):
-        progress("truth", at, len(queries))
-        rows, scores = generation.vectors.nearest(query, K, within(range(generation.size)))
-        hot.append(scores[rows < generation.manifest.hot])
-        cold.append(scores[rows >= generation.manifest.hot])
-    return Truth(queries, hot, cold)
-
-
 def try_hot(generation: Generation, truth: Truth, progress: Progress) -> list[Trial[int]]:
     """Every width of the graph's walk. One that means nothing where there is no graph."""
     present, _ = generation.search_settings
     if not generation.manifest.hot:
-        return [Trial(present, np.zeros(len(truth.queries), np.int64), 0.0)]
+        return nothing([present], truth)
     return run_hot(generation, sorted({present, *TRIED_EFS}), truth, REPEATS, progress)
 
 
@@ -92,7 +65,7 @@ def try_cold(
     """
     _, present = generation.search_settings
     if not generation.manifest.cold:
-        yield [Trial(present, np.zeros(len(truth.queries), np.int64), 0.0)]
+        yield nothing([present], truth)
         return
     ladder = [present, *cold_ladder(generation.lists, generation.manifest.cold)]
     some = truth.first(COARSE_QUERIES)
@@ -112,6 +85,8 @@ def try_cold(
 def run_hot(
     generation: Generation, efs: Sequence[int], truth: Truth, repeats: int, progress: Progress
 ) -> list[Trial[int]]:
+    if not generation.manifest.hot:
+        return nothing(efs, truth)
     return run(
         efs,
         lambda ef: generation.tune(ef=ef),
@@ -126,6 +101,8 @@ def run_hot(
 def run_cold(
     generation: Generation, settings: Sequence[ColdSettings], truth: Truth, repeats: int, progress: Progress
 ) -> list[Trial[ColdSettings]]:
+    if not generation.manifest.cold:
+        return nothing(settings, truth)
     return run(
         settings,
         lambda cold: generation.tune(cold=cold),
@@ -137,12 +114,17 @@ def run_cold(
     )
 
 
+def nothing(settings: Sequence[S], truth: Truth) -> list[Trial[S]]:
+    """Of a tier that does not exist: it finds nothing, in no time."""
+    return [Trial(one, np.zeros(len(truth.queries), np.int64), 0.0) for one in settings]
+
+
 def run_filtered(
     generation: Generation, settings: Sequence[ColdSettings], queries: Floats, progress: Progress
 ) -> Iterator[tuple[Trial[ColdSettings], int]]:
     """Each setting, as it is asked for, under a made-up filter; with the number of true neighbours there are."""
     allowed = random_filter(generation)
-    best = exact(generation, queries, range(generation.manifest.hot, generation.size), allowed)
+    best = true_neighbours(generation, queries, allowed, progress=progress).cold
     for setting in settings:
         [trial] = run(
             [setting],

@@ -67,7 +67,7 @@ def check_target(collection: Collection, recall_target: float) -> None:
 
 def chosen_from(tuned: Tuned) -> Chosen:
     """The outcome as settings for `Collection.set_search`."""
-    recall = {"overall": tuned.validation.recall, **tuned.validation.tiers}
+    recall = dict(tuned.validation.tiers)
     if tuned.filtered:
         recall["cold_filtered"] = tuned.filtered["validation"]
     return Chosen(
@@ -77,6 +77,5 @@ def chosen_from(tuned: Tuned) -> Chosen:
         ef=tuned.ef,
         search=tuned.search,
         recall=recall,
-        queries=tuned.tuning.queries + tuned.validation.queries,
         chosen_ms=time.time_ns() // 1_000_000,
     )

@@ -19,16 +19,13 @@ import msgspec
 import numpy as np
 
 from indexes.build.chosen import read_chosen
-from indexes.build.measuring import FILTERED_SHARES
+from indexes.build.measuring import FILTERED_SHARES, Counts, Truth, true_neighbours
 from indexes.build.trials import (
     REPEATS,
-    Counts,
     Trial,
-    Truth,
     run_cold,
     run_filtered,
     run_hot,
-    true_neighbours,
     try_cold,
     try_hot,
 )
@@ -135,7 +132,7 @@ def tune(request: TuneRequest, progress: Progress) -> Tuned:
     before_ef, before = generation.search_settings
     order = np.random.default_rng(7).permutation(len(queries))
     halves = [np.ascontiguousarray(queries[order[at::2]]) for at in (0, 1)]
-    truth, other = (true_neighbours(generation, half, progress) for half in halves)
+    truth, other = (true_neighbours(generation, half, progress=progress) for half in halves)
     hot = try_hot(generation, truth, progress)
     for cold in try_cold(generation, truth, request.recall_target, progress):
         pairs = all_pairs(hot, cold)
@@ -148,12 +145,8 @@ def tune(request: TuneRequest, progress: Progress) -> Tuned:
     validated = [
         Pair(hot, cold)
         for hot, cold in zip(
-            run_hot(generation, efs, other, REPEATS, progress)
-            if generation.manifest.hot
-            else [Trial(ef, np.zeros(len(other.queries), np.int64), 0.0) for ef in efs],
-            run_cold(generation, searches, other, REPEATS, progress)
-            if generation.manifest.cold
-            else [Trial(one, np.zeros(len(other.queries), np.int64), 0.0) for one in searches],
+            run_hot(generation, efs, other, REPEATS, progress),
+            run_cold(generation, searches, other, REPEATS, progress),
             strict=True,
         )
     ]

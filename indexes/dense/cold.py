@@ -16,7 +16,7 @@ import faiss
 import msgspec
 import numpy as np
 
-from indexes.arrays import ends_of
+from indexes.arrays import ends_of, top
 from indexes.dense.vectors import StoredVectors, among
 from indexes.errors import Damaged
 from indexes.masks import Bits, count_bits, first_bits, flags_of
@@ -73,8 +73,9 @@ class ColdShard:
         return int(self._index.nlist)
 
     def centres(self) -> Floats:
-        """Of the lists, float32 [lists, dimensions]."""
-        centres: Floats = self._index.quantizer.reconstruct_n(0, self.lists)
+        """Of the lists, float32 [lists, dimensions]: a view of the index's own, as long as this shard is there."""
+        flat = faiss.downcast_index(self._index.quantizer)
+        centres: Floats = faiss.rev_swig_ptr(flat.get_xb(), self.lists * flat.d).reshape(self.lists, flat.d)
         return centres
 
     def count(self, allowed: Bits) -> int:
@@ -122,8 +123,7 @@ class ColdShard:
         chosen = np.flatnonzero(held[:probed])
         rows = self._scan_lists(query, wanted, lists[0, chosen], similarities[0, chosen], allowed)
         scores = self._vectors.scores(rows, query)
-        order = np.lexsort((rows, -scores))[:depth]
-        return rows[order], scores[order]
+        return top(rows, scores, depth)
 
     def _scan_lists(
         self, query: Floats, wanted: int, lists: Rows, similarities: Floats, allowed: Bits
@@ -161,7 +161,7 @@ def refining(probes: int, factor: float, selector: Any) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def unfiltered(probes: int, factor: float) -> Any:
-    """The same without a selector. Kept, because making one takes longer than all else around a search."""
+    """The same without a selector. Kept, because making one takes half of the time around a search."""
     return refining(probes, factor, None)
 
 

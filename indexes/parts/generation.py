@@ -17,7 +17,6 @@ know why. Nothing is parsed before its checksum was verified.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import shutil
 from pathlib import Path
@@ -33,7 +32,7 @@ from indexes.dense.hot import HotGraph
 from indexes.dense.skipping import ColdWatch, ListBounds
 from indexes.dense.training import Training
 from indexes.dense.vectors import StoredVectors, among, both, within
-from indexes.durable import disk_errors, publish, publish_folder, sha256, verify
+from indexes.durable import disk_errors, publish, publish_folder, sha256, verify, with_checksum
 from indexes.errors import Damaged, NotFound
 from indexes.filters.columns import SealedFilters
 from indexes.lexical.postings import SealedLexical, load_array
@@ -82,19 +81,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     files: dict[str, SealedFile]
     sha256: str = ""
 
-    def digest(self) -> str:
-        """SHA-256 of everything else in the manifest."""
-        return hashlib.sha256(msgspec.json.encode(msgspec.structs.replace(self, sha256=""))).hexdigest()
-
     def below(self, floor: float) -> str | None:
         """Every cohort that measured under this recall, in words; None if there is none."""
         low = [f"recall@10 {name} {value:.4f}" for name, value in self.recall.items() if value < floor]
         return f"{', '.join(low)}, below the floor of {floor:g}" if low else None
-
-    def sealed(self) -> bytes:
-        """The content of the file, with its own checksum."""
-        final = msgspec.structs.replace(self, sha256=self.digest())
-        return msgspec.json.format(msgspec.json.encode(final), indent=2) + b"\n"
 
 
 class Generation:
@@ -123,8 +113,8 @@ class Generation:
     def load(folder: Path) -> Generation:
         """Verify every file against the manifest, then load. Raises NotFound or Damaged; nothing is half loaded."""
         manifest = read_manifest(folder)
-        for name, sealed in manifest.files.items():
-            verify(folder / name, sealed.bytes, sealed.sha256)
+        for name, file in manifest.files.items():
+            verify(folder / name, file.bytes, file.sha256)
         return Generation(folder, manifest)
 
     @property
@@ -201,10 +191,13 @@ class Generation:
         return self.vectors.nearest(query, depth, selector)
 
     def watch_cold(self, policy: ColdPolicy) -> None:
-        """Decide from now on for each query whether it needs the cold tier. Without this it always does."""
-        if self._cold is not None:
-            path = self.folder / LOWEST
-            lowest = np.asarray(load_array(path), np.float32) if path.is_file() else None
+        """Let a policy decide from now on which queries need the cold tier; `always` needs nobody who decides."""
+        if self._cold is None or policy.mode == "always":
+            self.watch = None
+        elif policy.mode == "never":
+            self.watch = ColdWatch(policy, None)
+        else:
+            lowest = np.asarray(load_array(self.folder / LOWEST), np.float32)
             self.watch = ColdWatch(policy, ListBounds(self._cold.centres(), lowest))
 
     def tune(self, *, ef: int | None = None, cold: ColdSettings | None = None) -> None:
@@ -239,7 +232,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise Damaged(f"{path}: {error}") from error
     if manifest.format_version != FORMAT_VERSION:
         raise Damaged(f"{path}: format {manifest.format_version}; this version reads {FORMAT_VERSION}")
-    if content != manifest.sealed():
+    if content != with_checksum(manifest):
         raise Damaged(f"{path} is damaged: its checksum differs")
     return manifest
 

@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from indexes.arrays import top
 from indexes.dense.hot import HotGraph
 from indexes.dense.vectors import StoredVectors, among, within
 from indexes.filters.index import FilterPart
@@ -106,8 +107,7 @@ def merge(first: Found, second: Found, depth: int) -> Found:
         rows, scores = second if not len(first[0]) else first
         return rows[:depth], scores[:depth]
     rows, scores = np.concatenate([first[0], second[0]]), np.concatenate([first[1], second[1]])
-    order = np.lexsort((rows, -scores))[:depth]
-    return rows[order], scores[order]
+    return top(rows, scores, depth)
 
 
 def as_ranking(part: Part, found: Found) -> Ranking:

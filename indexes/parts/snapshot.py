@@ -104,20 +104,24 @@ class Snapshot:
     # --- searching ------------------------------------------------------------------------------------------
 
     def dense(
-        self, query: Floats, depth: int, condition: Filter | None = None, *, k: int | None = None
+        self,
+        query: Floats,
+        depth: int,
+        condition: Filter | None = None,
+        *,
+        k: int | None = None,
+        counted: bool = True,
     ) -> DenseResult:
         """The `depth` passages nearest to a unit vector. Raises InvalidInput for a filter key nobody has.
 
         With `k`, the number of them that matter, the cold tier is left out where the policy allows it; a filter takes
-        part in that only where the policy is never to search it.
+        part in that only where the policy is never to search it. `counted`: the query is one of the load, from which
+        the policy learns.
         """
         selection = self._select(condition)
-        if (
-            k is not None
-            and self.watch is not None
-            and (condition is None or self.watch.policy.mode == "never")
-        ):
-            return self._dense_sparing(query, depth, selection, self.watch, k)
+        watch = self.watch
+        if k is not None and watch is not None and (condition is None or watch.policy.mode == "never"):
+            return self._dense_sparing(query, depth, selection, watch, k, counted=counted)
         rankings = [
             as_ranking(
                 chosen.visible.part,
@@ -126,24 +130,28 @@ class Snapshot:
             for chosen in selection
             if chosen.count
         ]
-        searched = sum_by_tier(chosen.by_tier for chosen in selection)
-        tiers = tuple(tier for tier in TIERS if searched[tier])
-        skipped = None if searched["cold"] else (NO_COLD_MATCH if self.counts()["cold"] else NO_COLD)
-        return DenseResult(Ranking.merge(rankings, depth), tiers, skipped)
+        tiers = tiers_in(chosen.by_tier for chosen in selection)
+        return DenseResult(Ranking.merge(rankings, depth), tiers, self._why_no_cold(tiers))
 
     def _dense_sparing(
-        self, query: Floats, depth: int, selection: list[Selected], watch: ColdWatch, k: int
+        self,
+        query: Floats,
+        depth: int,
+        selection: list[Selected],
+        watch: ColdWatch,
+        k: int,
+        *,
+        counted: bool,
     ) -> DenseResult:
         """Everything but the cold tier first, then that one if it is needed. A skip to be audited searches it too,
         and leaves what it found out of the answer."""
         warm = Ranking.merge(
             [self._of(chosen, query, depth, cold=False) for chosen in selection if chosen.warm], depth
         )
-        searched = sum_by_tier(chosen.by_tier for chosen in selection)
-        tiers = tuple(tier for tier in TIERS if searched[tier])
-        if not searched["cold"]:
-            return DenseResult(warm, tiers, NO_COLD if not self.counts()["cold"] else NO_COLD_MATCH)
-        decision = watch.decide(query, warm.scores, k)
+        tiers = tiers_in(chosen.by_tier for chosen in selection)
+        if "cold" not in tiers:
+            return DenseResult(warm, tiers, self._why_no_cold(tiers))
+        decision = watch.decide(query, warm.scores, k, counted=counted)
         both = warm
         if decision.search or decision.note:
             cold = [
@@ -157,6 +165,11 @@ class Snapshot:
         if decision.search:
             return DenseResult(both, tiers, None)
         return DenseResult(warm, tuple(tier for tier in tiers if tier != "cold"), decision.reason)
+
+    def _why_no_cold(self, tiers: tuple[Tier, ...]) -> str | None:
+        if "cold" in tiers:
+            return None
+        return NO_COLD_MATCH if self.counts()["cold"] else NO_COLD
 
     def _of(self, chosen: Selected, query: Floats, depth: int, *, cold: bool) -> Ranking:
         part = chosen.visible.part
@@ -217,6 +230,11 @@ class Snapshot:
     def counts(self) -> dict[Tier, int]:
         """Live passages of each tier."""
         return sum_by_tier(visible.by_tier for visible in self.parts)
+
+    @property
+    def tiers(self) -> tuple[Tier, ...]:
+        """Those that hold live passages."""
+        return tiers_in(visible.by_tier for visible in self.parts)
 
     @property
     def live(self) -> int:
@@ -286,6 +304,12 @@ def count_by_tier(part: Part, bits: Bits) -> dict[Tier, int]:
 
 def count_before(bits: Bits, row: int) -> int:
     return count_bits(first_bits(bits, row))
+
+
+def tiers_in(counts: Iterable[Mapping[Tier, int]]) -> tuple[Tier, ...]:
+    """The tiers of which there are any."""
+    totals = sum_by_tier(counts)
+    return tuple(tier for tier in TIERS if totals[tier])
 
 
 def sum_by_tier(counts: Iterable[Mapping[Tier, int]]) -> dict[Tier, int]:

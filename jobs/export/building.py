@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jobs.export.rewriting import CONTRIB, Floats
+from indexes.model import Floats
+from jobs.export.rewriting import CONTRIB
 from jobs.export.weights import Weights
 
 if TYPE_CHECKING:

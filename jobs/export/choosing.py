@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from indexes.errors import InvalidInput
+from indexes.model import Floats
 from jobs.export.candidates import Recipe
 from jobs.export.measuring import (
     ROUNDS,
@@ -22,7 +23,7 @@ from jobs.export.measuring import (
     speeds,
 )
 from jobs.export.quantise import Extremes, observe
-from jobs.export.running import Floats, cosines, file_bytes, fits_one_file, save, session, vectors
+from jobs.export.running import cosines, file_bytes, fits_one_file, save, session, vectors
 from jobs.export.tokens import Texts
 from retrieval.embedding.models import FALLBACK, KNOWN_ANSWER_COSINE_MIN, Candidate, Variant
 
@@ -136,7 +137,7 @@ class Fallback:
     """The graph that serves where the kept one computes something else, and how near to that it must come."""
 
     built: Built
-    agreement: float  # least cosine to the known answers, here
+    agreement: float  # least cosine to the known answers, here; 0 where it was refused
 
     @property
     def variant(self) -> Variant:
@@ -151,5 +152,6 @@ def fallback(
     if kept.recipe.fallback is None:
         return None
     built = workshop.build(kept.recipe.fallback, floors)
-    agreement = float(cosines(workshop.known_answers(built), answers).min())
-    return Fallback(built, agreement)
+    if built.refused is not None:
+        return Fallback(built, 0.0)
+    return Fallback(built, float(cosines(workshop.known_answers(built), answers).min()))

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     import onnx
 
 INPUTS = ("input_ids", "attention_mask")
-OPSET_MIN = 13  # before it, axes were attributes
 AXES_BECAME_INPUTS = frozenset({"ReduceSum", "Squeeze", "Unsqueeze"})
 
 
@@ -46,7 +45,7 @@ def encoder(source: Source, shape: Shape, scratch: Path) -> onnx.ModelProto:
     without_token_types(model)
     keep_hidden_states(model)
     fused = optimise(save(model, scratch / "plain.onnx"), shape)
-    if opset_of(fused) < OPSET_MIN:
+    if opset_of(fused) < OPSET:
         lift(fused)
     return fused
 

@@ -17,12 +17,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from indexes.errors import InvalidInput, NotFound
+from indexes.model import Floats
 from jobs.export import graphs, shapes, sources, texts
 from jobs.export.candidates import RECIPES, SMALL, Recipe
 from jobs.export.choosing import Workshop, choose, fallback, outcome
 from jobs.export.measuring import FLOORS, SMALL_FLOORS
 from jobs.export.publishing import Exported, publish
-from jobs.export.running import Floats, cosines, session, vectors
+from jobs.export.running import cosines, session, vectors
 from jobs.export.shapes import Shape
 from jobs.export.sources import DEFAULT_NAME, Source
 from jobs.export.tokens import Texts
@@ -162,7 +163,7 @@ def _choose(
     checks = kept.accuracy.figures()
     if (spare := fallback(workshop, kept, answers, floors)) is not None:
         refused = spare.built.refused
-        speed = workshop.speeds([spare.built])[spare.built.name] if timed else None
+        speed = workshop.speeds([spare.built]).get(spare.built.name) if timed else None
         candidates.append(spare.built.described(f"refused: {refused}" if refused else "fallback", speed))
         if refused is None:
             checks["fallback_vs_known_answers_min"] = spare.agreement

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from indexes.model import Floats
 from jobs.export.decoders import decoder
 from jobs.export.encoders import encoder
 from jobs.export.mpnet import mpnet
-from jobs.export.rewriting import Floats
 from jobs.export.shapes import DECODERS, Shape
 from jobs.export.sources import Source
 from jobs.export.weights import WEIGHTS, WEIGHTS_INDEX, Weights

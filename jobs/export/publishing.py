@@ -1,4 +1,7 @@
-"""Write a model folder whole: into a draft beside it, sealed, then in one step into its place."""
+"""Write a model folder whole: into a draft beside it, sealed, then renamed into its place.
+
+An older folder of that name steps aside first: a crash between the two renames leaves it as `.NAME.old`.
+"""
 
 from __future__ import annotations
 
@@ -43,15 +46,18 @@ def publish(exported: Exported, out: Path) -> Manifest:
     """Put the model in the place of the folder `out` and return its manifest."""
     draft = out.with_name(f".{out.name}.draft")
     files = {variant.file: path for variant, path in exported.graphs} | {TOKENIZER: exported.tokenizer}
-    with disk_errors(out):
+    shutil.rmtree(draft, ignore_errors=True)
+    try:
+        with disk_errors(out):
+            draft.mkdir(parents=True)
+            for name, path in files.items():
+                shutil.copyfile(path, draft / name)
+            seals = {name: FileSeal(sha256(draft / name), (draft / name).stat().st_size) for name in files}
+            manifest = _manifest(exported, seals)
+            (draft / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2))
+            _replace(draft, out)
+    finally:
         shutil.rmtree(draft, ignore_errors=True)
-        draft.mkdir(parents=True)
-        for name, path in files.items():
-            shutil.copyfile(path, draft / name)
-        seals = {name: FileSeal(sha256(draft / name), (draft / name).stat().st_size) for name in files}
-        manifest = _manifest(exported, seals)
-        (draft / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2))
-        _replace(draft, out)
     return manifest
 
 

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
+from indexes.model import Floats
 from jobs.export.rewriting import (
     CONTRIB,
-    Floats,
     Products,
     after_activation,
     attention_attributes,

@@ -13,7 +13,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
+
+from indexes.model import Floats
 
 if TYPE_CHECKING:
     import onnx
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 CONTRIB = "com.microsoft"
 GELUS = frozenset({"BiasGelu", "Gelu", "FastGelu", "QuickGelu"})
 ATTENTION_ATTRIBUTES = ("num_heads", "mask_filter_value")
-
-Floats = npt.NDArray[np.float32]
 
 
 def is_target(node: onnx.NodeProto, matrices: frozenset[str]) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from indexes.model import Floats
 from retrieval.embedding.encoder import available_threads
 from retrieval.embedding.sessions import open_session
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     import onnxruntime
 
 Feed = dict[str, npt.NDArray[np.int64]]
-Floats = npt.NDArray[np.float32]
 
 BESIDE = ".weights"
 FILE_BYTES_MAX = 2_000_000_000  # a little below the 2 GiB that one protobuf message can hold

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from indexes.errors import InvalidInput, NotFound
@@ -71,11 +71,15 @@ def shape(folder: Path, *, pooling: Pooling | None = None, tokens_max: int | Non
             f"cannot export {_named(config, architecture)}: it runs code of its own "
             f"({', '.join(sorted(map(str, custom)))}), not an architecture that this export knows"
         )
-    modules = _json(folder / "modules.json") or []
+    modules = modules_of(folder)
     kinds = [str(module.get("type", "")).rsplit(".", maxsplit=1)[-1] for module in modules]
     if strange := set(kinds) - MODULES:
         raise InvalidInput(f"cannot export an encoder with a {', '.join(sorted(strange))} layer")
-    pooling_config = _json(folder / _pooling_folder(modules) / "config.json") or {}
+    file = pooling_file(modules)
+    pooling_config = _json(folder / file)
+    if pooling_config is None and "Pooling" in kinds and pooling is None:
+        raise NotFound(f"{file} is missing, which says how the token vectors become one", param="pooling")
+    pooling_config = pooling_config or {}
     query, document = prefixes(_json(folder / "config_sentence_transformers.json") or {})
     found = pooling or _pooling(pooling_config, architecture)
     if pooling_config.get("include_prompt") is False and found == "mean" and (query or document):
@@ -97,6 +101,12 @@ def shape(folder: Path, *, pooling: Pooling | None = None, tokens_max: int | Non
         raise InvalidInput(
             f"cannot export {_named(config, architecture)}: its config.json has no {error.args[0]}"
         ) from error
+
+
+def modules_of(folder: Path) -> list[dict[str, Any]]:
+    """What modules.json lists, [] where there is none."""
+    found: list[dict[str, Any]] = _json(folder / "modules.json") or []
+    return found
 
 
 def _named(config: Mapping[str, Any], architecture: str) -> str:
@@ -133,11 +143,13 @@ def _tokens_max(folder: Path, config: Mapping[str, Any], architecture: str, want
 # -- pooling ----------------------------------------------------------------------------------------------------------
 
 
-def _pooling_folder(modules: list[dict[str, Any]]) -> str:
-    for module in modules:
-        if str(module.get("type", "")).endswith("Pooling") and module.get("path"):
-            return str(module["path"])
-    return "1_Pooling"
+def pooling_file(modules: list[dict[str, Any]]) -> str:
+    """Where a source with these modules says how it pools. Raises InvalidInput for a path out of its folder."""
+    named = [module for module in modules if str(module.get("type", "")).endswith("Pooling")]
+    folder = PurePosixPath(next((str(module["path"]) for module in named if module.get("path")), "1_Pooling"))
+    if folder.is_absolute() or ".." in folder.parts:
+        raise InvalidInput(f"modules.json names a folder outside of the source: {folder}")
+    return f"{folder}/config.json"
 
 
 def _pooling(config: Mapping[str, Any], architecture: str) -> Pooling:

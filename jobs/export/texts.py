@@ -156,9 +156,10 @@ def calibration_texts() -> list[str]:
 
 
 def hard_texts() -> list[str]:
-    """Paragraphs that calibration has not seen in this order, and each word order once reversed."""
+    """Paragraphs that calibration has not seen in this order, and each sentence that reads otherwise backwards."""
     backwards = [" ".join(reversed(sentence.split())) for sentence in SENTENCES]
-    return [*backwards, *paragraphs(HARD_PARAGRAPHS, SEED + 1)]
+    changed = [text for text, sentence in zip(backwards, SENTENCES) if text != sentence]
+    return [*changed, *paragraphs(HARD_PARAGRAPHS, SEED + 1)]
 
 
 def paragraphs(count: int, seed: int) -> list[str]:
@@ -167,10 +168,13 @@ def paragraphs(count: int, seed: int) -> list[str]:
     return [" ".join(chance.sample(SENTENCES, chance.randint(2, 14))) for _ in range(count)]
 
 
-def random_ids(vocabulary: list[int], first: int, last: int, *, count: int, length: int) -> list[list[int]]:
-    """`count` sequences of up to `length` random vocabulary ids between the special ids `first` and `last`."""
+def random_ids(
+    vocabulary: list[int], head: list[int], tail: list[int], *, count: int, length: int
+) -> list[list[int]]:
+    """`count` sequences of up to `length` ids: random ones, always at least one, between special ids."""
     chance = random.Random(SEED + 2)
+    room = max(1, length - len(head) - len(tail))
     return [
-        [first, *(chance.choice(vocabulary) for _ in range(chance.randint(3, length - 2))), last]
+        [*head, *(chance.choice(vocabulary) for _ in range(chance.randint(min(3, room), room))), *tail]
         for _ in range(count)
     ]

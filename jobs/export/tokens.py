@@ -13,7 +13,7 @@ from jobs.export import texts
 from jobs.export.running import Feed
 from jobs.export.shapes import Shape
 from retrieval.embedding.models import TOKENIZER
-from retrieval.embedding.tokens import pad_id
+from retrieval.embedding.tokens import Frame, pad_id
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -44,6 +44,7 @@ class Texts:
         self.tokenizer: Tokenizer = Tokenizer.from_file(str(self.path))
         self.tokenizer.no_padding()
         self.pad = pad_id(self.tokenizer)
+        self._frame = Frame.of(self.tokenizer)
         self.tokenizer.enable_truncation(shape.tokens_max)
         self._own = None if own is None else _lines(own)
 
@@ -55,9 +56,9 @@ class Texts:
     def calibration(self) -> list[Feed]:
         if self._own is not None:
             return self.feeds(sorted(self._split(self._own)[0], key=len))
-        frame = self.tokenizer.encode("a").ids
         length = min(self._tokens_max // 2, RANDOM_TOKENS_MAX)
-        random = texts.random_ids(self.vocabulary(), frame[0], frame[-1], count=64, length=length)
+        head, tail = self._frame.head, self._frame.tail
+        random = texts.random_ids(self.vocabulary(), head, tail, count=64, length=length)
         batches = [
             padded(random[at : at + BATCH_TEXTS], self.pad) for at in range(0, len(random), BATCH_TEXTS)
         ]

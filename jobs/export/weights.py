@@ -15,16 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from indexes.errors import Damaged, InvalidInput, NotFound
+from indexes.model import Floats
 
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 HEADER_BYTES_MAX = 100 << 20
 BASE_PREFIX = "model."  # where a folder holds a whole language model, its encoder lies below this
 TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
-
-Floats = npt.NDArray[np.float32]
 
 
 class Weights:

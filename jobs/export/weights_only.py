@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
+from indexes.model import Floats
 from jobs.export.quantise import columns_int8
 from jobs.export.rewriting import (
     CONTRIB,
     GELUS,
-    Floats,
     Products,
     Rewrite,
     after_activation,

@@ -1,8 +1,8 @@
 """Answers already given, by everything an answer depends on.
 
 Nothing is ever invalidated here. A write moves `seq`, a swap moves `generation`, a new model moves
-`fingerprint`, and a collection made anew has another uid, so an old answer is simply never asked for again
-and ages out. This is why a deleted document cannot come back from the cache.
+`fingerprint`, a tuning moves `tuned_ms`, and a collection made anew has another uid, so an old answer is simply
+never asked for again and ages out. This is why a deleted document cannot come back from the cache.
 """
 
 from __future__ import annotations
@@ -29,14 +29,23 @@ class ResultCache:
         self._ttl_s = ttl_s
 
     @staticmethod
-    def key(collection_uid: str, generation: int, seq: int, fingerprint: str, request: bytes) -> bytes:
-        """32 bytes that differ when any argument differs.
+    def key(
+        collection_uid: str,
+        generation: int,
+        seq: int,
+        fingerprint: str,
+        request: bytes,
+        *,
+        tuned_ms: int = 0,
+    ) -> bytes:
+        """32 bytes that differ when any argument differs. `tuned_ms`: when search settings were last chosen.
 
         `request` is everything else that can change the answer, in one canonical encoding: query, k, mode,
         filter, fusion, and also the tenant or scope on whose behalf it is asked.
         """
         digest = blake2b(digest_size=KEY_BYTES, person=b"nearline-result1")
-        for part in (_text(collection_uid), b"%d" % generation, b"%d" % seq, _text(fingerprint), request):
+        numbers = b"%d %d %d" % (generation, seq, tuned_ms)
+        for part in (_text(collection_uid), numbers, _text(fingerprint), request):
             # The length in front keeps ("ab", "c") apart from ("a", "bc").
             digest.update(len(part).to_bytes(8, "big"))
             digest.update(part)

@@ -14,11 +14,12 @@ from aiohttp import web
 
 from indexes.errors import InvalidInput, NotFound, TooLarge
 from indexes.model import Floats
-from retrieval.dialects.errors import ModelNotFound, TooLong
+from retrieval.dialects.errors import ModelNotFound
 from retrieval.dialects.models import known_names, model_of
 from retrieval.embedders import Embedder
 from retrieval.embedding.models import Kind
 from retrieval.embedding.results import Embedded, Long, shortened
+from retrieval.handlers.wire import timing_headers
 from retrieval.keys import CONFIG, EMBEDDERS
 
 T = TypeVar("T")
@@ -29,15 +30,22 @@ VectorJson = Annotated[
 
 INLINE_TEXTS = 8  # vectors that the event loop writes by itself; more are written on a thread
 TRUNCATED_LISTED = 500  # in the header; clients refuse headers of some kilobytes
+UTF8_BYTES_MAX = 4  # of one character
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
     """What a dialect needs for its answer. Times in seconds."""
 
-    vectors: Floats
     embedded: Embedded
     embed_s: float
+    dimensions: int
+    shorten: bool  # to length 1
+
+    def vectors(self) -> Floats:
+        """Float32 [texts, dimensions], computed anew by each call: many are a matter for the thread of `written`."""
+        whole = self.embedded.vectors
+        return shortened(whole, self.dimensions) if self.shorten else whole[:, : self.dimensions]
 
     @property
     def tokens(self) -> int:
@@ -50,16 +58,13 @@ class Answered:
 
     @property
     def headers(self) -> dict[str, str]:
-        stages = {
+        stages_s = {
             "tokenise": self.embedded.tokenise_s,
             "queue": self.embedded.queue_s,
             "run": self.embedded.run_s,
             "total": self.embed_s,
         }
-        headers = {
-            "Server-Timing": ", ".join(f"{name};dur={s * 1000:.3f}" for name, s in stages.items()),
-            "X-Embed-Latency": f"{self.embed_s * 1000:.3f}",
-        }
+        headers = timing_headers({name: s * 1000 for name, s in stages_s.items()}, self.embed_s * 1000)
         if cut := self.truncated:
             headers["X-Truncated-Inputs"] = listed(cut)
         return headers
@@ -99,35 +104,35 @@ async def embed(
     if not normalise and embedder.manifest.normalise:
         raise InvalidInput("normalize must be true: vectors of this model have length 1", param="normalize")
     started = time.perf_counter()
-    try:
-        embedded = await embedder.embed(texts, kind=kind, long=long)
-    except InvalidInput as error:
-        if long == "refuse" and error.param == "input":
-            raise TooLong(error.message, embedder.encoder.tokens_max) from None
-        raise
+    embedded = await embedder.embed(texts, kind=kind, long=long)
     embed_s = time.perf_counter() - started
-    vectors = embedded.vectors
-    if normalise and (dimensions not in {None, whole} or not embedder.manifest.normalise):
-        vectors = shortened(vectors, dimensions or whole)
-    elif dimensions is not None:
-        vectors = vectors[:, :dimensions]
-    return Answered(vectors, embedded, embed_s)
+    shorten = normalise and (dimensions not in {None, whole} or not embedder.manifest.normalise)
+    return Answered(embedded, embed_s, dimensions or whole, shorten)
 
 
-def bounded(count: int, request: web.Request, *, param: str) -> None:
-    """Raises TooLarge for more texts than one request may hold."""
-    most = request.app[CONFIG].limits.texts_per_request_max
-    if count > most:
-        raise TooLarge(f"{count} texts in one request, at most {most} are allowed", param=param)
+def bounded(texts: Sequence[str], request: web.Request, *, param: str) -> None:
+    """Raises TooLarge for more texts than one request may hold, or for one that is larger than a document may be."""
+    limits = request.app[CONFIG].limits
+    if len(texts) > limits.texts_per_request_max:
+        raise TooLarge(
+            f"{len(texts)} texts in one request, at most {limits.texts_per_request_max} are allowed",
+            param=param,
+        )
+    most = limits.document_bytes_max
+    for number, text in enumerate(texts):
+        # Most texts are so short that their bytes need not be counted.
+        if len(text) * UTF8_BYTES_MAX > most and (size := len(text.encode())) > most:
+            raise TooLarge(f"text {number} has {size} bytes, at most {most} are allowed", param=param)
 
 
-async def written(vectors: Floats, build: Callable[[], T]) -> bytes:
+async def written(answered: Answered, build: Callable[[], T]) -> bytes:
     """JSON of what `build` makes of the vectors; on a thread when they are many."""
 
     def work() -> bytes:
         return msgspec.json.encode(build())
 
-    return work() if len(vectors) <= INLINE_TEXTS else await asyncio.to_thread(work)
+    texts = len(answered.embedded.tokens)
+    return work() if texts <= INLINE_TEXTS else await asyncio.to_thread(work)
 
 
 def as_numbers(vectors: Floats) -> list[msgspec.Raw]:

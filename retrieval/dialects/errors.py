@@ -17,6 +17,7 @@ from aiohttp import web
 
 from indexes.errors import InvalidInput, NearlineError, NotFound, TooLarge
 from retrieval import errors
+from retrieval.embedding.results import TooLong
 
 NAME_CHARS_SHOWN = 200  # of a model that a request asks for in vain
 
@@ -32,14 +33,6 @@ class ModelNotFound(NotFound):
 
 class EmptyInput(InvalidInput):
     """There is no text to embed."""
-
-
-class TooLong(InvalidInput):
-    """A text has more tokens than the `tokens_max` the model reads, and the request asks not to cut it."""
-
-    def __init__(self, message: str, tokens_max: int) -> None:
-        super().__init__(message, param="input")
-        self.tokens_max = tokens_max
 
 
 class OpenAIErrorDetail(msgspec.Struct):
@@ -101,7 +94,7 @@ def dialect_of(path: str) -> Dialect | None:
 
 
 def openai_body(error: NearlineError, status: int) -> OpenAIErrorBody:
-    message, code = error.message, None
+    message, param, code = error.message, error.param, None
     kind = "server_error" if status >= 500 else "invalid_request_error"
     match error:
         case ModelNotFound():
@@ -109,10 +102,10 @@ def openai_body(error: NearlineError, status: int) -> OpenAIErrorBody:
         case TooLong():
             # Gateways tell this error from others by these words or by the code.
             message = f"This model's maximum context length is {error.tokens_max} tokens: {message}"
-            code = "context_length_exceeded"
+            param, code = "input", "context_length_exceeded"
         case _ if status == 429:
             kind, code = "rate_limit_error", "rate_limit_exceeded"
-    return OpenAIErrorBody(OpenAIErrorDetail(message, kind, error.param, code))
+    return OpenAIErrorBody(OpenAIErrorDetail(message, kind, param, code))
 
 
 def ollama_body(error: NearlineError, status: int) -> OllamaErrorBody:

@@ -8,7 +8,6 @@ documents. Fields nobody knows are ignored, as Ollama does. What was cut is list
 from __future__ import annotations
 
 import time
-from importlib.metadata import version as version_of
 from typing import Any
 
 import msgspec
@@ -27,6 +26,8 @@ from retrieval.dialects.embedding import (
 from retrieval.dialects.models import Listed, find_model, list_models
 from retrieval.embedding.models import Manifest
 from retrieval.handlers.wire import answer, body
+from retrieval.keys import CONFIG
+from retrieval.openapi import VERSION
 
 LATEST = ":latest"
 UNKNOWN = "unknown"
@@ -113,8 +114,8 @@ async def embed_texts(request: web.Request) -> web.Response:
     wanted = await body(request, OllamaEmbed)
     given = wanted.input or []
     texts = [given] if isinstance(given, str) else given
-    bounded(len(texts), request, param="input")
-    embedder = await open_model(request, exported_name(wanted.model))
+    bounded(texts, request, param="input")
+    embedder = await open_model(request, listed_name(request.app, wanted.model))
     load_ns = time.perf_counter_ns() - started
     if not texts:  # only asks for the model to be loaded
         return answer(OllamaEmbedded(wanted.model, []))
@@ -129,24 +130,25 @@ async def embed_texts(request: web.Request) -> web.Response:
     def build() -> OllamaEmbedded:
         return OllamaEmbedded(
             model=wanted.model,
-            embeddings=as_numbers(answered.vectors),
+            embeddings=as_numbers(answered.vectors()),
             total_duration=time.perf_counter_ns() - started,
             load_duration=load_ns,
             prompt_eval_count=answered.tokens,
             truncated=answered.truncated,
         )
 
-    return json_answer(await written(answered.vectors, build), answered.headers)
+    return json_answer(await written(answered, build), answered.headers)
 
 
 async def embed_prompt(request: web.Request) -> web.Response:
     """The older form: one text, one vector."""
     wanted = await body(request, OllamaEmbeddings)
-    embedder = await open_model(request, exported_name(wanted.model))
+    embedder = await open_model(request, listed_name(request.app, wanted.model))
     if not wanted.prompt:
         return answer(OllamaEmbedding(msgspec.Raw(b"[]")))
+    bounded([wanted.prompt], request, param="prompt")
     answered = await embed(embedder, [wanted.prompt], kind="document", long="cut")
-    return answer(OllamaEmbedding(as_numbers(answered.vectors)[0]), headers=answered.headers)
+    return answer(OllamaEmbedding(as_numbers(answered.vectors())[0]), headers=answered.headers)
 
 
 async def tags(request: web.Request) -> web.Response:
@@ -155,7 +157,7 @@ async def tags(request: web.Request) -> web.Response:
 
 async def show(request: web.Request) -> web.Response:
     wanted = await body(request, OllamaShow)
-    listed = await find_model(request.app, exported_name(wanted.model or wanted.name))
+    listed = await find_model(request.app, listed_name(request.app, wanted.model or wanted.name))
     details = details_of(listed.manifest)
     return answer(
         OllamaShown(
@@ -171,13 +173,16 @@ async def show(request: web.Request) -> web.Response:
 
 
 async def version(request: web.Request) -> web.Response:
-    return answer(OllamaVersion(version_of("nearline")))
+    return answer(OllamaVersion(VERSION))
 
 
-def exported_name(name: str) -> str:
+def listed_name(app: web.Application, name: str) -> str:
+    """The alias or exported model that is meant, whether or not `:latest` is said. Raises InvalidInput for none."""
     if not name:
         raise InvalidInput("model is required", param="model")
-    return name.removesuffix(LATEST)
+    bare = name.removesuffix(LATEST)
+    aliases = app[CONFIG].models.aliases
+    return next((alias for alias in (name, bare, bare + LATEST) if alias in aliases), bare)
 
 
 def entry_of(listed: Listed) -> OllamaModel:

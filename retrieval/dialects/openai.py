@@ -86,7 +86,7 @@ class OpenAIModelList(msgspec.Struct, tag_field="object", tag="list"):
 async def embeddings(request: web.Request) -> web.Response:
     wanted = await body(request, OpenAIEmbeddingRequest)
     texts = texts_of(wanted.input)
-    bounded(len(texts), request, param="input")
+    bounded(texts, request, param="input")
     answered = await embed(
         await open_model(request, wanted.model),
         texts,
@@ -97,11 +97,11 @@ async def embeddings(request: web.Request) -> web.Response:
     encode = as_base64 if wanted.encoding_format == "base64" else as_numbers
 
     def build() -> OpenAIEmbeddingList:
-        data = [OpenAIEmbedding(index, vector) for index, vector in enumerate(encode(answered.vectors))]
+        data = [OpenAIEmbedding(index, vector) for index, vector in enumerate(encode(answered.vectors()))]
         usage = OpenAIUsage(answered.tokens, answered.tokens)
         return OpenAIEmbeddingList(wanted.model, data, usage, answered.truncated)
 
-    return json_answer(await written(answered.vectors, build), answered.headers)
+    return json_answer(await written(answered, build), answered.headers)
 
 
 async def models(request: web.Request) -> web.Response:

@@ -8,17 +8,17 @@ ignored, as TEI does.
 from __future__ import annotations
 
 import asyncio
-from importlib.metadata import version
 from typing import Literal
 
 import msgspec
 from aiohttp import web
 
-from indexes.errors import InvalidInput, NearlineError, NotReady, TooLarge
+from indexes.errors import InvalidInput, NotReady, TooLarge
 from retrieval.dialects.embedding import (
     Answered,
     Inputs,
     as_numbers,
+    bounded,
     embed,
     json_answer,
     open_model,
@@ -31,6 +31,7 @@ from retrieval.embedders import Embedder
 from retrieval.embedding.models import Kind
 from retrieval.handlers.wire import answer, body
 from retrieval.keys import CONFIG, EMBEDDERS, READY
+from retrieval.openapi import VERSION
 
 PROMPTS: dict[str, Kind] = {"document": "document", "passage": "document", "query": "query"}
 POOLING = {"last": "last_token"}  # TEI's words where ours differ
@@ -108,18 +109,17 @@ async def embed_inputs(request: web.Request) -> web.Response:
         dimensions=wanted.dimensions,
         normalise=wanted.normalize is not False,
     )
-    content = await written(answered.vectors, lambda: as_numbers(answered.vectors))
+    content = await written(answered, lambda: as_numbers(answered.vectors()))
     return json_answer(content, {**answered.headers, **compute_headers(answered, texts)})
 
 
 async def health(request: web.Request) -> web.Response:
-    """200 without a body while texts can be embedded, 503 otherwise."""
-    try:
-        if not request.app[READY]["ready"]:
-            raise NotReady("the service is opening or closing")
-        await open_model(request, request.app[CONFIG].models.default)
-    except NearlineError as error:
-        raise NotReady(f"unhealthy: {error.message}") from error
+    """200 without a body while texts can be embedded, 503 otherwise. Tries to load nothing: a probe must be cheap."""
+    app, default = request.app, request.app[CONFIG].models.default
+    if not app[READY]["ready"]:
+        raise NotReady("unhealthy: the service is opening or closing")
+    if model_of(app, default) not in app[EMBEDDERS].loaded:
+        raise NotReady(f"unhealthy: the model {default!r} is not loaded; the log of the start says why")
     return web.Response()
 
 
@@ -147,8 +147,8 @@ async def info(request: web.Request) -> web.Response:
             max_client_batch_size=config.limits.texts_per_request_max,
             auto_truncate=True,
             tokenization_workers=1,
-            version=version("nearline"),
-            nearline=NearlineInfo(version("nearline"), served),
+            version=VERSION,
+            nearline=NearlineInfo(VERSION, served),
         )
     )
 
@@ -186,9 +186,10 @@ async def texts_of(request: web.Request, embedder: Embedder, inputs: Inputs) -> 
     if not batch or not all(batch):
         raise EmptyInput("`inputs` cannot be empty", param="inputs")
     texts = [text for text in batch if isinstance(text, str)]
-    if len(texts) == len(batch):
-        return texts
-    return await asyncio.to_thread(texts_of_ids, embedder.encoder.tokenizers, batch)
+    if len(texts) < len(batch):
+        texts = await asyncio.to_thread(texts_of_ids, embedder.encoder.tokenizers, batch)
+    bounded(texts, request, param="inputs")
+    return texts
 
 
 def sequences(inputs: Inputs) -> list[str | list[int]]:

@@ -24,12 +24,13 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from indexes.errors import DeadlineExceeded, InvalidInput, NotReady, Overloaded
+from indexes.errors import DeadlineExceeded, NotReady, Overloaded, TooLarge
+from indexes.model import Floats
 from retrieval.embedding.costs import CostModel, Load
-from retrieval.embedding.encoder import Floats, by_length
+from retrieval.embedding.encoder import by_length
 from retrieval.embedding.lanes import Batch, Job, Lanes
 from retrieval.embedding.models import Kind
-from retrieval.embedding.results import Embedded, Lane, Long
+from retrieval.embedding.results import Embedded, Lane, Long, refuse_truncated
 from retrieval.embedding.tokens import Tokens
 
 logger = logging.getLogger(__name__)
@@ -96,7 +97,7 @@ class Batcher:
     `workers` runs go side by side. `query_run_s` and `bulk_run_s` bound what one run may take by the cost model; a
     single text that takes longer runs alone. `queue_tokens_max` bounds each lane by itself, so that a flood of
     documents never refuses a query; a request larger than that is admitted when its lane is empty, because it could
-    never be embedded otherwise.
+    never be embedded otherwise. Only windows are never more: a few texts may hold any number of them.
     """
 
     def __init__(
@@ -165,34 +166,40 @@ class Batcher:
         """Vectors of the texts, in order, with what was read of each.
 
         kind        whose prefix the texts get
-        lane        by default a single text of moderate length is a query, anything else bulk
+        lane        by default a single text of moderate length is a query, anything else bulk, as windows always are
         long        what becomes of a text longer than the model reads: `cut` leaves its end out, `windows` reads it
-                    in pieces and takes their mean, `refuse` raises InvalidInput naming the text
+                    in pieces and takes their mean, `refuse` raises TooLong naming the text
         deadline    in the loop's time (`loop.time()`)
 
-        Raises Overloaded when the lane is full or cannot meet the deadline, DeadlineExceeded when that passes. If one
-        text cannot be embedded the whole call fails with its error; other callers are not touched.
+        Raises Overloaded when the lane is full or cannot meet the deadline, DeadlineExceeded when that passes, and
+        TooLarge for more to read in windows than may wait at all. If one text cannot be embedded the whole call fails
+        with its error; other callers are not touched.
         """
         if not texts:
             return Embedded(np.empty((0, self._encoder.dimensions), dtype=np.float32), [], [], [])
         single = len(texts) == 1 and len(texts[0]) <= QUERY_CHARS_MAX
         chosen: Lane = lane or ("query" if single else "bulk")
-        # The query lane runs one piece a text, and looks at no text before it runs.
-        job = self._admit(chosen if long == "cut" else "bulk", list(texts), kind, long, deadline)
+        # The query lane runs one piece a text.
+        job = self._admit("bulk" if long == "windows" else chosen, list(texts), kind, long, deadline)
         if job.lane == "query":
             self._lanes.add_query(job)
         else:
             tokenising = self._loop.run_in_executor(self._tokenisers, self._tokenise, job)
             tokenising.add_done_callback(lambda future: self._tokenised(job, future))
-        return await self._answer(job, deadline)
+        await self._wait(job, deadline)
+        return await asyncio.to_thread(job.result) if job.in_windows else job.result()
 
     # --- the queue's account --------------------------------------------------------------------------------
 
     def _admit(self, lane: Lane, texts: list[str], kind: Kind, long: Long, deadline: float | None) -> Job:
         if not self._running:
             raise NotReady("the encoder is closed")
-        guesses = [self._guess(text, long) for text in texts]
+        guesses = [piece for text in texts for piece in self._guess(text, long)]
         tokens, queued = sum(guesses), self._queued[lane]
+        if long == "windows" and tokens > self._queue_tokens_max:
+            raise TooLarge(
+                f"about {tokens} tokens to read in windows, one request may hold {self._queue_tokens_max}"
+            )
         if queued.tokens and queued.tokens + tokens > self._queue_tokens_max:
             self._observe.left(lane, len(texts), "refused")
             raise Overloaded(
@@ -220,9 +227,12 @@ class Batcher:
         self._observe.queued(lane, queued.tokens)
         return job
 
-    def _guess(self, text: str, long: Long) -> int:
-        tokens = len(text) // CHARS_PER_TOKEN + 2
-        return tokens if long == "windows" else min(self._encoder.tokens_max, tokens)
+    def _guess(self, text: str, long: Long) -> list[int]:
+        """About how many tokens each piece of a text will have."""
+        tokens, most = len(text) // CHARS_PER_TOKEN + 2, self._encoder.tokens_max
+        if long != "windows":
+            return [min(tokens, most)]
+        return [min(tokens - at, most) for at in range(0, tokens, most)]
 
     def _drain_s(self, lane: Lane) -> float:
         """About how long until all that waits in a lane now has run."""
@@ -236,10 +246,11 @@ class Batcher:
                 load.add(job.queued[position], -1)
                 job.queued[position] = 0
 
-    async def _answer(self, job: Job, deadline: float | None) -> Embedded:
+    async def _wait(self, job: Job, deadline: float | None) -> None:
+        """Wait until all of a job has run; whatever comes of it, it leaves the queue and the account."""
         try:
             async with asyncio.timeout_at(deadline):
-                return await job.future
+                await job.future
         except TimeoutError as error:
             self._observe.left(job.lane, job.texts_left, "deadline")
             raise DeadlineExceeded("the deadline passed before the text was embedded") from error
@@ -272,11 +283,12 @@ class Batcher:
                 refuse_truncated(found, at, self._encoder.tokens_max)
             job.pieces.extend(found)
             return
-        job.owners = job.owners or []
-        for number, text in enumerate(texts, at):
+        for text in texts:
+            if job.dead:  # one text may be a megabyte
+                return
             windows = self._encoder.windows(text, job.kind)
             job.pieces.extend(windows)
-            job.owners.extend([number] * len(windows))
+            job.windows.append(len(windows))
 
     def _bulk_room(self, texts: int, longest: int) -> bool:
         return self.costs.seconds(texts, longest) <= self._bulk_run_s
@@ -364,12 +376,3 @@ class Batcher:
             wait_s=max(0.0, started - min(job.arrived for job, _ in batch.members)),
             run_s=ended - started,
         )
-
-
-def refuse_truncated(found: Sequence[Tokens], at: int, tokens_max: int) -> None:
-    """Raises InvalidInput naming the first text, counted from `at`, that did not fit whole."""
-    for number, tokens in enumerate(found, at):
-        if tokens.truncated:
-            raise InvalidInput(
-                f"text {number} is longer than the {tokens_max} tokens the model reads", param="input"
-            )

@@ -16,11 +16,10 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
+from indexes.model import Floats
 from retrieval.embedding.models import Kind, Model
 from retrieval.embedding.sessions import OUTPUT, Refusal, open_model
 from retrieval.embedding.tokens import Frame, TokenizerPool, Tokens, pad_id, windows
-
-Floats = npt.NDArray[np.float32]
 
 CHARS_PER_TOKEN = 32  # first guess of how much of a huge text fills the window
 BATCH_TOKENS_MAX = 1024  # of one run in `encode`; more is not faster, and memory grows with it

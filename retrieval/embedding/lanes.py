@@ -20,9 +20,9 @@ from typing import Protocol
 
 import numpy as np
 
-from retrieval.embedding.encoder import Floats
+from indexes.model import Floats
 from retrieval.embedding.models import Kind
-from retrieval.embedding.results import Embedded, Lane, Long, joined
+from retrieval.embedding.results import Embedded, Lane, Long, TooLong, first_rows, joined, refuse_truncated
 from retrieval.embedding.tokens import Tokens
 
 WASTE_MAX = 2  # a shared run may compute this many times its real tokens ...
@@ -35,8 +35,8 @@ Room = Callable[[int, int], bool]  # whether a run of so many texts, padded to s
 
 
 class Job:
-    """One call: its texts, what they became, and the future its caller waits on. Mutated on the event loop only,
-    except what tokenising fills in before the job is queued, or before its run.
+    """One call: its texts, what they became, and the future its caller waits on, before it asks for the `result`.
+    Mutated on the event loop only, except what tokenising fills in before the job is queued, or before its run.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Job:
         kind: Kind,
         lane: Lane,
         long: Long,
-        future: asyncio.Future[Embedded],
+        future: asyncio.Future[None],
         *,
         guesses: list[int],
         normalise: bool,
@@ -59,10 +59,11 @@ class Job:
         self.queued = guesses  # tokens accounted for by piece, 0 once run; guessed until tokenised
         self._normalise = normalise
         self.pieces: list[Tokens] = []  # what runs: the texts, or their windows
-        self.owners: list[int] | None = None  # whose window each piece is; None: one piece a text
+        self.windows: list[int] = []  # how many pieces each text has; empty: one each
         self.plan: deque[list[int]] = deque()  # batches of pieces, similar lengths together
         self.tokenise_s = 0.0
         self.started = 0.0  # time.monotonic() of its first run; 0 before
+        self.ended = 0.0  # and of the end of its last
         self.dead = False  # nobody waits any more; read by the workers without a lock
         self._left = -1  # pieces without a vector; known after tokenising
         self._vectors: Floats | None = None
@@ -80,25 +81,29 @@ class Job:
         self._vectors[piece] = vector
         self._left -= 1
         if self._left == 0 and not self.future.done():
-            self.future.set_result(self._result(self._vectors, now))
+            self.ended = now
+            self.future.set_result(None)
 
-    def _result(self, vectors: Floats, now: float) -> Embedded:
+    @property
+    def in_windows(self) -> bool:
+        """Whether there is anything to join: many windows take milliseconds, so not on the event loop."""
+        return len(self.pieces) > len(self.texts)
+
+    def result(self) -> Embedded:
+        """What the caller gets once the future is done. May be called from any thread."""
+        assert self._vectors is not None
         lengths = [len(piece) for piece in self.pieces]
         times = {
             "tokenise_s": self.tokenise_s,
             "queue_s": max(0.0, self.started - self.arrived - self.tokenise_s),
-            "run_s": max(0.0, now - self.started),
+            "run_s": max(0.0, self.ended - self.started),
         }
-        if self.owners is None:
+        if not self.in_windows:
             cut = [piece.truncated for piece in self.pieces]
-            return Embedded(vectors, lengths, cut, [1] * len(lengths), **times)
-        texts = len(self.texts)
-        tokens, windows = [0] * texts, [0] * texts
-        for owner, length in zip(self.owners, lengths, strict=True):
-            tokens[owner] += length
-            windows[owner] += 1
-        whole = joined(vectors, lengths, self.owners, texts, normalise=self._normalise)
-        return Embedded(whole, tokens, [False] * texts, windows, **times)
+            return Embedded(self._vectors, lengths, cut, [1] * len(lengths), **times)
+        tokens = np.add.reduceat(lengths, first_rows(self.windows)).tolist()
+        whole = joined(self._vectors, lengths, self.windows, normalise=self._normalise)
+        return Embedded(whole, tokens, [False] * len(tokens), self.windows, **times)
 
     def fail(self, error: BaseException) -> None:
         self.dead = True
@@ -108,7 +113,7 @@ class Job:
 
 @dataclass
 class Batch:
-    """Pieces of one lane for one run, as (job, position) pairs, and jobs whose text could not be tokenised."""
+    """Pieces of one lane for one run, as (job, position) pairs, and jobs whose text cannot be run."""
 
     lane: Lane
     members: list[tuple[Job, int]] = field(default_factory=list)
@@ -121,6 +126,8 @@ class Batch:
 
 
 class Tokeniser(Protocol):
+    @property
+    def tokens_max(self) -> int: ...
     def tokenise(self, texts: Sequence[str], kind: Kind) -> list[Tokens]: ...
 
 
@@ -128,31 +135,39 @@ class Lanes:
     """Hands out batches to `workers` threads. A single text that has no `room` runs alone."""
 
     def __init__(
-        self, tokeniser: Tokeniser, *, workers: int, texts_max: int, query_room: Room, bulk_room: Room
+        self,
+        tokeniser: Tokeniser,
+        *,
+        workers: int,
+        texts_max: int,
+        query_room: Room,
+        bulk_room: Room,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._tokeniser = tokeniser
         self._workers = workers
         self._texts_max = texts_max
         self._query_room = query_room
         self._bulk_room = bulk_room
+        self._clock = clock
         self._queries: deque[Job] = deque()
         self._bulk: deque[Job] = deque()
         self._changed = threading.Condition()
         self._bulk_running = 0
-        self._query_seen = -QUERIES_LATELY_S  # time.monotonic() of the last query
+        self._query_seen = -QUERIES_LATELY_S  # when the last query came, by the clock
         self._bulk_turn = 0.0  # when bulk work last had, or began to wait for, its turn
         self._closed = False
 
     def add_query(self, job: Job) -> None:
         with self._changed:
             self._queries.append(job)
-            self._query_seen = time.monotonic()
+            self._query_seen = self._clock()
             self._changed.notify()
 
     def add_bulk(self, job: Job) -> None:
         with self._changed:
             if not self._bulk:
-                self._bulk_turn = time.monotonic()
+                self._bulk_turn = self._clock()
             self._bulk.append(job)
             self._changed.notify_all()
 
@@ -181,10 +196,10 @@ class Lanes:
         """Wait for work and take it: a batch, possibly with failures only, or None once closed."""
         while True:
             with self._changed:
-                now = time.monotonic()
+                now = self._clock()
                 while not (self._closed or self._queries or self._bulk_may_run(now)):
                     self._changed.wait(self._until_bulk(now))
-                    now = time.monotonic()
+                    now = self._clock()
                 if self._closed:
                     return None
                 if self._bulk_comes_first(now):
@@ -260,6 +275,15 @@ class Lanes:
                     batch.failed.append((job, error))
         for job in jobs:
             job.tokenise_s = time.monotonic() - begun
+            if job.long == "refuse":
+                self._refuse_truncated(job, batch)
+
+    def _refuse_truncated(self, job: Job, batch: Batch) -> None:
+        try:
+            refuse_truncated(job.pieces, 0, self._tokeniser.tokens_max)
+        except TooLong as error:
+            job.pieces.clear()
+            batch.failed.append((job, error))
 
     # --- bulk requests --------------------------------------------------------------------------------------
 

@@ -162,10 +162,13 @@ class _Version(msgspec.Struct):
 
 
 def find_models(root: Path) -> dict[str, Path]:
-    """Folders below `root` that hold a manifest, by folder name; nothing is verified. {} when `root` is missing."""
+    """Folders below `root` that hold a manifest, by folder name; nothing is verified. {} when `root` is missing.
+
+    Hidden ones are left out: they are drafts of an export, or what one replaced.
+    """
     if not root.is_dir():
         return {}
-    return {path.parent.name: path.parent for path in sorted(root.glob(f"*/{MANIFEST}"))}
+    return {path.parent.name: path.parent for path in sorted(root.glob(f"[!.]*/{MANIFEST}"))}
 
 
 def fingerprint(manifest: Manifest) -> str:

@@ -7,11 +7,22 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
+from indexes.errors import InvalidInput
 from indexes.model import Floats
+from retrieval.embedding.tokens import Tokens
 
 Long = Literal["cut", "windows", "refuse"]
 Lane = Literal["query", "bulk"]
+
+
+class TooLong(InvalidInput):
+    """A text has more tokens than the `tokens_max` the model reads, and its caller asks not to cut it."""
+
+    def __init__(self, message: str, tokens_max: int) -> None:
+        super().__init__(message)
+        self.tokens_max = tokens_max
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,20 +45,30 @@ class Embedded:
     run_s: float = 0.0
 
 
-def joined(
-    vectors: Floats, lengths: Sequence[int], owners: Sequence[int], texts: int, *, normalise: bool
-) -> Floats:
+def refuse_truncated(found: Sequence[Tokens], at: int, tokens_max: int) -> None:
+    """Raises TooLong naming the first text, counted from `at`, that did not fit whole."""
+    for number, tokens in enumerate(found, at):
+        if tokens.truncated:
+            raise TooLong(f"text {number} is longer than the {tokens_max} tokens the model reads", tokens_max)
+
+
+def joined(vectors: Floats, lengths: Sequence[int], windows: Sequence[int], *, normalise: bool) -> Floats:
     """One vector a text from those of its windows, each with the weight of its tokens. Float32 [texts, dimensions].
 
-    `owners` says whose window each row is. With `normalise` the mean is brought to length 1 again.
+    `windows` says how many rows each text has, at least 1; they lie in the order of the texts. With `normalise` the
+    mean is brought to length 1 again.
     """
-    sums = np.zeros((texts, vectors.shape[1]), dtype=np.float32)
-    weights = np.asarray(lengths, dtype=np.float32)
-    np.add.at(sums, np.asarray(owners), vectors * weights[:, None])
-    totals = np.zeros(texts, dtype=np.float32)
-    np.add.at(totals, np.asarray(owners), weights)
+    weights, starts = np.asarray(lengths, dtype=np.float32), first_rows(windows)
+    sums = np.add.reduceat(vectors * weights[:, None], starts, axis=0)
+    totals = np.add.reduceat(weights, starts)
     means = (sums / np.maximum(totals, 1)[:, None]).astype(np.float32)
     return shortened(means, means.shape[1]) if normalise else means
+
+
+def first_rows(counts: Sequence[int]) -> npt.NDArray[np.int64]:
+    """Where each group begins when groups of so many rows, at least 1, follow each other."""
+    ends = np.cumsum(np.array(counts, dtype=np.int64))
+    return np.concatenate(([0], ends[:-1]))
 
 
 def shortened(vectors: Floats, dimensions: int) -> Floats:

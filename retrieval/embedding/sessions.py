@@ -24,6 +24,7 @@ import numpy.typing as npt
 import onnxruntime
 
 from indexes.errors import Damaged
+from indexes.model import Floats
 from retrieval.embedding.models import KnownAnswer, Model, Variant
 
 logger = logging.getLogger(__name__)
@@ -31,7 +32,6 @@ logger = logging.getLogger(__name__)
 OUTPUT = "embeddings"
 QUOTED_CHARS = 40  # of a known text, in a reason
 
-Floats = npt.NDArray[np.float32]
 Feed = Mapping[str, npt.NDArray[np.int64]]
 
 

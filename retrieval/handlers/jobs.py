@@ -8,15 +8,16 @@ import numpy as np
 from aiohttp import web
 
 from indexes.build.tuning import check_number
-from indexes.collection import Collection
-from indexes.errors import TooLarge
+from indexes.errors import Overloaded, TooLarge
 from indexes.model import Floats
+from retrieval.embedders import Embedder
 from retrieval.handlers.wire import answer, body, collection_of, real_name
 from retrieval.keys import CONFIG, EMBEDDERS, TASKS
 from retrieval.schemas import JobStarted, Nothing, Reindex, RolledBack, Tune
 
 QUERIES_MAX = 10_000  # of one tuning; more only makes it longer
 EMBEDDED_TEXTS = 64
+ATTEMPTS = 30  # at a block while too many documents wait; each is told to wait for a second to a minute
 
 
 async def reindex(request: web.Request) -> web.Response:
@@ -36,7 +37,7 @@ async def tune(request: web.Request) -> web.Response:
     )
 
     async def vectors() -> Floats:
-        return await embedded(request.app, collection, texts or [])
+        return await embedded(await request.app[EMBEDDERS].of(collection), texts or [])
 
     job = request.app[TASKS].tune(
         real_name(request),
@@ -64,14 +65,25 @@ def checked(queries: list[str], chars_max: int) -> list[str]:
     return texts
 
 
-async def embedded(app: web.Application, collection: Collection, texts: list[str]) -> Floats:
-    """In small calls, so that documents and searches have their turn."""
-    embedder = await app[EMBEDDERS].of(collection)
+async def embedded(embedder: Embedder, texts: list[str]) -> Floats:
+    """In small calls, so that documents and searches have their turn. Raises Overloaded if that never comes."""
     blocks = [
-        (await embedder.embed(texts[at : at + EMBEDDED_TEXTS], "query")).vectors
+        await patiently(embedder, texts[at : at + EMBEDDED_TEXTS])
         for at in range(0, len(texts), EMBEDDED_TEXTS)
     ]
     return np.concatenate(blocks)
+
+
+async def patiently(embedder: Embedder, texts: list[str]) -> Floats:
+    attempts = 0
+    while True:
+        try:
+            return (await embedder.embed(texts, "query")).vectors
+        except Overloaded as error:
+            attempts += 1
+            if attempts == ATTEMPTS:
+                raise
+            await asyncio.sleep(error.retry_after_s)
 
 
 async def rollback(request: web.Request) -> web.Response:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 from aiohttp import web
 
 from indexes.errors import InvalidInput, NearlineError, TooLarge
 from retrieval.context import build_context, search_request
 from retrieval.errors import ErrorBody, body_of
-from retrieval.handlers.wire import answer, body, collection_of, real_name
+from retrieval.handlers.wire import answer, body, collection_of, real_name, timing_headers
 from retrieval.keys import CATALOG, CONFIG, EMBEDDERS, METRICS, PIPELINE, QUERY_LOG
 from retrieval.schemas import ContextRequest, SearchAnswer, SearchBatch, SearchRequest, Timings
 
@@ -22,7 +23,7 @@ async def search(request: web.Request) -> web.Response:
     found = await request.app[PIPELINE].search(name, wanted)
     request.app[METRICS].search(found)
     note(request, wanted)
-    return answer(found, headers=timing_headers(found.timings_ms))
+    return answer(found, headers=headers_of(found.timings_ms))
 
 
 async def search_batch(request: web.Request) -> web.Response:
@@ -76,7 +77,7 @@ async def context(request: web.Request) -> web.Response:
     request.app[METRICS].search(found)
     note(request, search)
     built = await asyncio.to_thread(build_context, found, wanted.token_budget, embedder.counter.count)
-    return answer(built, headers=timing_headers(found.timings_ms))
+    return answer(built, headers=headers_of(found.timings_ms))
 
 
 def note(request: web.Request, search: SearchRequest) -> None:
@@ -86,10 +87,6 @@ def note(request: web.Request, search: SearchRequest) -> None:
         request.app[QUERY_LOG].note(collection, search)
 
 
-def timing_headers(timings: Timings) -> dict[str, str]:
-    stages = {name: getattr(timings, name) for name in timings.__struct_fields__}
-    return {
-        "Server-Timing": ", ".join(f"{name};dur={ms:g}" for name, ms in stages.items()),
-        "X-Embed-Latency": f"{timings.embed:g}",
-        "X-Search-Latency": f"{timings.total - timings.embed:.3f}",
-    }
+def headers_of(timings: Timings) -> dict[str, str]:
+    headers = timing_headers(msgspec.structs.asdict(timings), timings.embed)
+    return {**headers, "X-Search-Latency": f"{timings.total - timings.embed:.3f}"}

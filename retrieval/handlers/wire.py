@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TypeVar
 
@@ -27,6 +28,12 @@ def answer(value: object, *, status: int = 200, headers: dict[str, str] | None =
     return web.Response(
         body=msgspec.json.encode(value), status=status, content_type="application/json", headers=headers
     )
+
+
+def timing_headers(stages_ms: Mapping[str, float], embed_ms: float) -> dict[str, str]:
+    """How long each stage took, as browsers show it, and how long embedding took."""
+    stages = ", ".join(f"{name};dur={ms:.3f}" for name, ms in stages_ms.items())
+    return {"Server-Timing": stages, "X-Embed-Latency": f"{embed_ms:.3f}"}
 
 
 def collection_of(request: web.Request) -> tuple[str, Collection]:

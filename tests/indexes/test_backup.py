@@ -21,6 +21,7 @@ from indexes.build.rebuild import Rebuild
 from indexes.catalog import Catalog
 from indexes.collection import Collection
 from indexes.dense.cold import ColdSettings
+from indexes.durable import with_checksum
 from indexes.errors import (
     Conflict,
     Damaged,
@@ -436,8 +437,7 @@ def test_a_backup_cannot_name_other_places(kept: Path, tmp_path: Path, name: str
         msgspec.structs.replace(one, name=name),
     ):
         changed = msgspec.structs.replace(true, collections=[forged])
-        changed = msgspec.structs.replace(changed, sha256=changed.digest())
-        (tmp_path / MANIFEST).write_bytes(msgspec.json.encode(changed))
+        (tmp_path / MANIFEST).write_bytes(with_checksum(changed))
         with pytest.raises(Damaged, match="names files"):
             restore(tmp_path, tmp_path / "restored", progress=quiet)
         assert not (tmp_path / "restored").exists()
@@ -550,7 +550,6 @@ def test_a_tuned_collection_stays_tuned(tmp_path: Path) -> None:
         ef=77,
         search=ColdSettings(probes=3, rescored=44),
         recall={},
-        queries=100,
         chosen_ms=0,
     )
     docs.set_search(chosen)

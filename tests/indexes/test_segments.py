@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +15,8 @@ from indexes.build.rebuild import Rebuild
 from indexes.collection import Collection
 from indexes.errors import NotReady
 from indexes.model import Floats, Tuning
-from indexes.parts.segment import Segment
+from indexes.parts.segment import GoOn, Segment
+from indexes.parts.snapshot import Visible
 from tests.support.vectors import World, delete, fill, found_ids, make_collection, settled
 
 WORLD = World(seed=3)
@@ -126,15 +131,38 @@ def test_all_of_a_merge_dead(tmp_path: Path) -> None:
     collection.close()
 
 
-def test_closing_ends_a_merge(tmp_path: Path) -> None:
+def test_closing_ends_a_merge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """A merge under way stops at its next block of rows, so that closing does not wait for minutes."""
     collection = make_collection(tmp_path / "c", tuning=TUNING)
-    fill(collection, WORLD, range(3 * 64 + 1))
-    settled(collection)
-    sources = [v for v in collection.snapshot.parts if isinstance(v.part, Segment)]
-    collection.close()
-    with pytest.raises(NotReady):
-        Segment.merged(sources, threads=1, go_on=collection._sealing._go_on)
+    merged = Segment.merged
+    begun, ended = threading.Event(), threading.Event()
+
+    def of_blocks_without_end(sources: Sequence[Visible], *, threads: int, go_on: GoOn) -> Segment:
+        def block_after_block() -> None:
+            begun.set()
+            while not given_up.is_set():
+                go_on()
+                time.sleep(0.001)
+
+        try:
+            return merged(sources, threads=threads, go_on=block_after_block)
+        except NotReady:
+            ended.set()
+            raise
+
+    given_up = threading.Event()
+    monkeypatch.setattr(Segment, "merged", of_blocks_without_end)
+    with ThreadPoolExecutor(1) as pool:
+        fill(collection, WORLD, range(4 * 64 + 1))
+        assert begun.wait(60)
+        try:
+            pool.submit(collection.close).result(60)
+        finally:
+            given_up.set()
+    assert ended.is_set()
+    assert "failed" not in caplog.text
 
 
 def test_a_seal_that_fails_costs_nothing_but_speed(

@@ -8,16 +8,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from indexes.dense.skipping import (
-    NOTES,
-    ColdWatch,
-    Described,
-    ListBounds,
-    Model,
-    relative_entropy,
-    threshold_rank,
-    upper_mean,
-)
+from indexes.dense.expecting import Described, Model
+from indexes.dense.risk import STAKES, tally, threshold_rank, upper_mean
+from indexes.dense.skipping import NOTES, ColdWatch, ListBounds
 from indexes.model import ColdPolicy
 
 K = 10
@@ -54,10 +47,10 @@ def unit_of(vector: NDArray[np.float32]) -> NDArray[np.float32]:
     return (vector / np.linalg.norm(vector)).astype(np.float32)
 
 
-def bounds(lowest: float | None = None) -> ListBounds:
+def bounds() -> ListBounds:
+    """Lists that reach everywhere: nothing is ever proven needless."""
     rng = np.random.default_rng(2)
-    centres = np.array([unit(rng) for _ in range(LISTS)])
-    return ListBounds(centres, None if lowest is None else np.full(LISTS, lowest, np.float32))
+    return ListBounds(np.array([unit(rng) for _ in range(LISTS)]), np.full(LISTS, -1, np.float32))
 
 
 def play(watch: ColdWatch, load: Load, queries: int) -> tuple[float, float]:
@@ -150,13 +143,32 @@ def test_the_audit_does_not_cry_wolf() -> None:
     assert watch.state().audits > 500
 
 
-def test_never_and_always() -> None:
-    """The other policies do as they say, and note nothing."""
+def test_never() -> None:
+    """A policy never to search says so of each query, and notes nothing."""
     query, scores, _ = Load(1.0).draw()
-    never = ColdWatch(ColdPolicy("never"), bounds()).decide(query, scores, K)
-    always = ColdWatch(ColdPolicy("always"), bounds()).decide(query, scores, K)
+    watch = ColdWatch(ColdPolicy("never"), None)
+    never = watch.decide(query, scores, K)
     assert (never.search, never.note, never.reason) == (False, False, "cold policy is never")
-    assert (always.search, always.note, always.reason) == (True, False, None)
+    assert watch.state().state == "never"
+
+
+def test_what_only_measures_teaches_nothing() -> None:
+    """A query that is not of the load is decided as the others are; no count, note or audit comes of it."""
+    watch = ColdWatch(ColdPolicy("calibrated", budget=0.005, audit=1.0), bounds())
+    load = Load(1.0)
+    query, scores, _ = load.draw()
+    for _ in range(100):
+        assert watch.decide(query, scores, K, counted=False).search
+    assert watch.state().queries == 0
+    play(watch, load, NOTES + 500)
+    before = watch.state()
+    decisions = [
+        watch.decide(query, scores, K, counted=False)
+        for query, scores, _ in [load.draw() for _ in range(200)]
+    ]
+    assert sum(not one.search for one in decisions) > 100
+    assert not any(one.note for one in decisions)
+    assert watch.state() == before
 
 
 def test_too_few_hits_are_never_enough() -> None:
@@ -213,11 +225,12 @@ def test_model_orders_queries_by_their_loss() -> None:
     numbers = rng.uniform(-2, 2, size=(4000, 4)).round(1)  # rounded, so that none lies beyond what was fitted
     true = 1 / (1 + np.exp(3 - numbers[:, 0] - numbers[:, 1] * numbers[:, 2]))
     losses = (rng.random(4000) < true).astype(float)
-    described = [Described(one, int(rng.integers(20))) for one in numbers]
-    model = Model.fitted(described[:3000], losses[:3000])
-    fitted = model.losses(described[3000:])
+    nearest = rng.integers(20, size=4000)
+    model = Model.fitted(numbers[:3000], nearest[:3000], losses[:3000])
+    fitted = model.losses(numbers[3000:], nearest[3000:])
     assert float(np.corrcoef(fitted, true[3000:])[0, 1]) > 0.95
-    assert [model.loss(one) for one in described[3000:]] == pytest.approx(fitted.tolist())
+    described = [Described(*one) for one in zip(numbers[3000:], nearest[3000:].tolist(), strict=True)]
+    assert [model.loss(one) for one in described] == pytest.approx(fitted.tolist())
 
 
 def test_model_remembers_what_lists_have_lost() -> None:
@@ -226,37 +239,53 @@ def test_model_remembers_what_lists_have_lost() -> None:
     cold = rng.random(50) < 0.4
     nearest = rng.integers(50, size=6000)
     losses = np.where(cold[nearest], 0.5, 0.0)
-    described = [Described(np.zeros(4), int(one)) for one in nearest]
-    model = Model.fitted(described[:3000], losses[:3000])
-    fitted = model.losses(described[3000:])
+    model = Model.fitted(np.zeros((3000, 4)), nearest[:3000], losses[:3000])
+    fitted = model.losses(np.zeros((3000, 4)), nearest[3000:])
     assert fitted[~cold[nearest[3000:]]].max() < fitted[cold[nearest[3000:]]].min()
     assert model.loss(Described(np.zeros(4), 99)) == 1.0
-    assert model.losses([Described(np.ones(4), 0)]).tolist() == [1.0]
+    assert model.losses(np.ones((1, 4)), nearest[:1]).tolist() == [1.0]
 
 
-def test_upper_bound_holds() -> None:
-    """The bound is exceeded by the true mean no more often than promised, and shrinks with evidence."""
+@pytest.mark.parametrize("stake", STAKES)
+@pytest.mark.parametrize("size", [0.1, 0.3, 1.0])
+def test_upper_bound_holds(stake: float, size: float) -> None:
+    """Whatever was staked, the true mean exceeds the bound no more often than promised."""
     rng = np.random.default_rng(7)
-    true, count = 0.01, 500
-    draws = rng.binomial(1, true, size=(2000, count)).sum(axis=1)
-    exceeded = np.mean([upper_mean(float(total), count) < true for total in draws])
-    assert exceeded <= 0.05
-    assert upper_mean(0, 100) > upper_mean(0, 1000) > 0
-    assert upper_mean(0, 2000) == pytest.approx(3.0 / 2000, rel=0.01)
-    assert upper_mean(5, 5) == 1.0
-    assert relative_entropy(0.2, 0.2) == pytest.approx(0)
+    count = 500
+    draws = size * (rng.random((400, count)) < 0.02)
+    exceeded = np.mean([upper_mean(tally(losses), stake) < 0.02 * size for losses in draws])
+    assert exceeded <= 0.05 + 2 * np.sqrt(0.05 * 0.95 / len(draws))
+
+
+def test_upper_bound_shrinks_with_evidence_and_with_small_losses() -> None:
+    """More queries say more; losses of a tenth allow more of them than losses of all; nothing seen says nothing."""
+    assert upper_mean(tally(np.zeros(100)), 0.99) > upper_mean(tally(np.zeros(1000)), 0.99) > 0
+    assert upper_mean(tally(np.zeros(2000)), 0.99) == pytest.approx(3.0 / 2000, rel=0.02)
+    tenths, ones = np.zeros(5000), np.zeros(5000)
+    tenths[:100], ones[:10] = 0.1, 1.0
+    tightest = [min(upper_mean(tally(losses), one) for one in STAKES) for losses in (tenths, ones)]
+    assert tightest[0] < 0.003
+    assert tightest[1] > 0.0035
+    assert upper_mean(tally(np.ones(5)), 0.5) == 1.0
+    assert upper_mean(tally(np.zeros(0)), 0.5) == 1.0
+
+
+def test_a_tally_rounds_up() -> None:
+    """A loss counts as the next hundredth, never as less; whole hundredths as themselves."""
+    found = tally(np.array([0, 0.1, 0.3, 0.7, 1 / 3, 1.0]))
+    assert np.flatnonzero(found).tolist() == [0, 10, 30, 34, 70, 100]
 
 
 def test_threshold_takes_as_many_as_the_budget_allows() -> None:
     """Queries are skipped in the order of expected loss, until one more would break the bound."""
     expected = np.arange(2000) / 2000
     lost = (expected > 0.5).astype(float)
-    count = threshold_rank(expected, lost, 0.004)
+    count = threshold_rank(expected, lost, 0.004, 0.5)
     assert 1000 <= count <= 1008
-    assert (
-        upper_mean(float(lost[:count].sum()), 2000)
-        <= 0.004
-        < upper_mean(float(lost[: count + 1].sum()), 2000)
-    )
-    assert threshold_rank(expected, np.ones(2000), 0.001) == 0
-    assert threshold_rank(expected, np.zeros(2000), 0.004) == 2000
+
+    def bound(skipped: int) -> float:
+        return upper_mean(tally(np.concatenate([lost[:skipped], np.zeros(2000 - skipped)])), 0.5)
+
+    assert bound(count) <= 0.004 < bound(count + 1)
+    assert threshold_rank(expected, np.ones(2000), 0.001, 0.5) == 0
+    assert threshold_rank(expected, np.zeros(2000), 0.004, 0.5) == 2000

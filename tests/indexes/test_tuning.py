@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from indexes.build.chosen import FILE, read_chosen
+from indexes.build.measuring import Truth
 from indexes.build.rebuild import Rebuild
-from indexes.build.trials import Trial, Truth, worth_it
+from indexes.build.trials import Trial, worth_it
 from indexes.build.tuner import Tuner, chosen_from
 from indexes.build.tuning import MISS_MAX, Pair, Share, Tuned, all_pairs, choose, curve
 from indexes.collection import Collection

@@ -18,7 +18,7 @@ from indexes.backup.verifying import check_generation, verify_backup, verify_dat
 from indexes.build.rebuild import Rebuild
 from indexes.catalog import Catalog
 from indexes.collection import Collection
-from indexes.durable import sha256
+from indexes.durable import sha256, with_checksum
 from indexes.errors import NotADataDirectory, NotFound
 from indexes.log.checks import Check
 from indexes.model import NewPassage, Tuning, Upsert
@@ -198,7 +198,7 @@ def reseal(folder: Path, **changes: object) -> None:
         name: SealedFile((folder / name).stat().st_size, sha256(folder / name)) for name in manifest.files
     }
     changed = msgspec.structs.replace(manifest, files=files, **changes)
-    (folder / "manifest.json").write_bytes(changed.sealed())
+    (folder / "manifest.json").write_bytes(with_checksum(changed))
 
 
 def test_a_generation_that_is_being_deleted(data: Path) -> None:

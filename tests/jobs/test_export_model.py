@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import resource
 import shutil
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,16 +20,25 @@ import pytest
 from click.testing import CliRunner
 from tokenizers import Tokenizer
 
-from indexes.errors import InvalidInput, NotFound
+from indexes.errors import DiskFull, InvalidInput, NotFound
 from jobs.commands.export_model import command
 from jobs.export import encoders, measuring, sources, texts
 from jobs.export.candidates import RECIPES, Recipe
 from jobs.export.exporting import Options, export_model
+from jobs.export.publishing import Exported, publish
 from jobs.export.shapes import shape
 from jobs.export.tokens import OWN_CHECKED, Texts
 from retrieval.embedding.encoder import Encoder
-from retrieval.embedding.models import FALLBACK, MODEL, TOKENIZER, Manifest, load_model, read_manifest
-from tests.support.encoders import DIMENSIONS, write_decoder, write_modules
+from retrieval.embedding.models import (
+    FALLBACK,
+    MODEL,
+    TOKENIZER,
+    Manifest,
+    Variant,
+    load_model,
+    read_manifest,
+)
+from tests.support.encoders import DIMENSIONS, write_decoder, write_modules, write_tokenizer
 
 
 def missing(*names: str) -> list[str]:
@@ -224,16 +235,37 @@ def test_below_the_floor_nothing_is_written(decoder: Path, tmp_path: Path) -> No
     assert read_manifest(tmp_path / "out").variant == "fp32"
 
 
+def unknown(model: Any, _: Any) -> Any:
+    """A graph that no runtime can run."""
+    changed = type(model)()
+    changed.CopyFrom(model)
+    changed.graph.node[0].op_type = "NoSuchOperator"
+    return changed
+
+
+@needs_onnx
+@pytest.mark.usefixtures("without_pytorch")
+def test_a_fallback_that_cannot_run(decoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fallback that this runtime cannot run is refused, with or without times; the kept graph is published alone."""
+    tokens = replace(RECIPES["tokens"], fallback=Recipe("broken", "broken", unknown))
+    monkeypatch.setitem(RECIPES, "tokens", tokens)
+    for name in set(RECIPES) - {"dynamic", "tokens"}:
+        monkeypatch.delitem(RECIPES, name)
+    for only in ("tokens", None):
+        manifest = export_model(
+            str(decoder), tmp_path / "out", name="tiny", progress=silent, options=Options(only=only)
+        )
+        assert (manifest.variant, manifest.fallbacks) == ("tokens", [])
+        assert set(manifest.files) == {MODEL, TOKENIZER}
+        spare = manifest.candidates[-1]
+        assert spare.outcome.startswith("refused: it cannot be run here: ")
+        assert spare.query_ms is None
+
+
 @needs_onnx
 @pytest.mark.usefixtures("without_pytorch")
 def test_a_kernel_that_is_not_there(decoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A candidate that this runtime cannot run, or whose vectors are not finite, is refused; the others stay."""
-
-    def unknown(model: Any, _: Any) -> Any:
-        changed = type(model)()
-        changed.CopyFrom(model)
-        changed.graph.node[0].op_type = "NoSuchOperator"
-        return changed
 
     def infinite(model: Any, _: Any) -> Any:
         changed = type(model)()
@@ -342,13 +374,60 @@ def test_own_text_must_be_text(
     assert getattr(refusal.value, "param", None) == "calibrate"
 
 
+@pytest.mark.parametrize("at_the_end_only", [False, True])
+@pytest.mark.parametrize("tokens_max", [3, 9, 128])
+def test_random_ids_fit_the_window(tmp_path: Path, at_the_end_only: bool, tokens_max: int) -> None:
+    """Random ids of calibration fill the shortest window at most, between the special tokens that the tokenizer has."""
+    folder = write_decoder(tmp_path / "source")
+    write_tokenizer(folder, at_the_end_only=at_the_end_only)
+    feeds = Texts(folder, shape(folder, tokens_max=tokens_max)).calibration()
+    assert max(feed["input_ids"].shape[1] for feed in feeds) <= tokens_max
+    rows = [
+        row[mask.astype(bool)].tolist()
+        for feed in feeds[-4:]
+        for row, mask in zip(feed["input_ids"], feed["attention_mask"])
+    ]
+    assert len(rows) == 64
+    assert len({row[-2] for row in rows}) > 32
+    assert {row[-1] for row in rows} == {2}
+    starts = {row[0] for row in rows}
+    assert len(starts) > 32 if at_the_end_only else starts == {0}
+
+
 def test_texts_are_fixed() -> None:
     """Calibration and check texts are the same every time, and no text serves for both."""
     assert texts.calibration_texts() == texts.calibration_texts()
     checked = [*texts.hard_texts(), *texts.PASSAGES]
     assert len(set(checked)) >= 140
-    assert not set(texts.paragraphs(60, texts.SEED)) & set(checked)
-    assert not set(texts.SENTENCES) & set(texts.PASSAGES)
+    assert not set(texts.calibration_texts()) & set(checked)
+
+
+# -- publishing -------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_leaves_no_draft(decoder: Path, tmp_path: Path) -> None:
+    """Where the disk has no room the model that was there stays, and nothing lies beside it."""
+    found = Exported(
+        name="tiny",
+        label="folder tiny",
+        shape=shape(decoder),
+        graphs=[(Variant("fp32", MODEL, "fp32"), decoder / "model.safetensors")],
+        tokenizer=decoder / TOKENIZER,
+        known_answers=[],
+        checks={},
+        fused={},
+        candidates=[],
+    )
+    before = publish(found, tmp_path / "tiny")
+    limit, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (before.files[MODEL].bytes - 1, most))
+    try:
+        with pytest.raises(DiskFull):
+            publish(replace(found, label="another"), tmp_path / "tiny")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
+    assert load_model(tmp_path / "tiny").manifest == before
 
 
 # -- the command ------------------------------------------------------------------------------------------------------
@@ -389,6 +468,24 @@ def test_weights_from_a_hub(hub: Path, decoder: Path, tmp_path: Path) -> None:
     (hub / "owner" / "tiny" / "resolve" / "main" / "model.safetensors").unlink()
     with pytest.raises(NotFound, match=r"owner/tiny has no model\.safetensors"):
         export_model("owner/tiny", tmp_path / "no", name="no", progress=silent)
+
+
+@needs_onnx
+@pytest.mark.usefixtures("without_pytorch")
+def test_pooling_that_the_hub_has_elsewhere(hub: Path, decoder: Path, tmp_path: Path) -> None:
+    """How a repository pools is fetched from the folder that its list of modules names."""
+    served = hub / "owner" / "tiny" / "resolve" / "main"
+    shutil.copytree(decoder, served)
+    (served / "1_Pooling").rename(served / "pooled")
+    modules = (served / "modules.json").read_text()
+    (served / "modules.json").write_text(modules.replace("1_Pooling", "pooled"))
+    manifest = export_model(
+        "owner/tiny", tmp_path / "out", name="tiny", progress=silent, options=Options(only="fp32")
+    )
+    assert manifest.pooling == "last"
+    (served / "modules.json").write_text(modules.replace("1_Pooling", "../../pooled"))
+    with pytest.raises(InvalidInput, match=r"modules\.json names a folder outside"):
+        export_model("owner/tiny", tmp_path / "out", name="tiny", progress=silent)
 
 
 def with_token_types(path: Path) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
+from indexes.model import Floats
 from jobs.export import running
 from jobs.export.candidates import RECIPES
 from jobs.export.measuring import FLOORS, NOISE, Accuracy, Speed, contenders, fastest
@@ -19,8 +19,6 @@ from jobs.export.weights_only import BLOCK, blocks, by_columns, in_blocks, with_
 onnx = pytest.importorskip("onnx", reason="rewriting graphs needs onnx")
 
 WORDS, DIMENSIONS, WIDE, HEADS = 1100, 64, 128, 4
-
-Floats = npt.NDArray[np.float32]
 
 
 @pytest.fixture(scope="module")
@@ -281,6 +279,15 @@ def test_graphs_too_large_for_one_file(encoder: Any, tmp_path: Path, monkeypatch
     assert path.stat().st_size < 20_000 < running.file_bytes(path)
     assert encoder.SerializeToString() == before
     assert not running.fits_one_file(encoder)
+
+
+def test_cosines_do_not_depend_on_lengths() -> None:
+    """Row by row, whatever the lengths of the vectors; of a row of zeros there is none."""
+    one = np.array([[1, 0], [3, 4], [1, 0], [0, 0]], np.float32)
+    other = np.array([[5, 0], [6, 8], [0, 2], [1, 1]], np.float32)
+    found = running.cosines(one, other)
+    assert found[:3] == pytest.approx([1, 1, 0])
+    assert np.isnan(found[3])
 
 
 # -- choosing ---------------------------------------------------------------------------------------------------------

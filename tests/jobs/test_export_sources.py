@@ -66,6 +66,14 @@ def test_wheel_is_known_by_its_weights(tmp_path: Path, monkeypatch: pytest.Monke
 # -- configuration ----------------------------------------------------------------------------------------------------
 
 
+def test_pooling_that_is_named_must_be_there(tmp_path: Path) -> None:
+    """A pooling module without its configuration is refused, not taken for the mean, unless the caller says how."""
+    folder = write_config(tmp_path, modules=[{"type": "x.Pooling", "path": "2_Pooling"}])
+    with pytest.raises(NotFound, match=r"2_Pooling/config\.json is missing"):
+        shape(folder)
+    assert shape(folder, pooling="cls").pooling == "cls"
+
+
 def write_config(folder: Path, **files: Any) -> Path:
     plain = {
         "model_type": "bert",

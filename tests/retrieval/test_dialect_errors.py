@@ -19,10 +19,10 @@ from indexes.errors import NearlineError
 from retrieval.dialects.errors import (
     EmptyInput,
     ModelNotFound,
-    TooLong,
     dialect_of,
     response,
 )
+from retrieval.embedding.results import TooLong
 from retrieval.middlewares import errors_as_json
 from tests.support.http import Http, Reply
 

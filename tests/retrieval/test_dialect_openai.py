@@ -107,6 +107,15 @@ def test_dimensions(client: OpenAI, dimensions: int) -> None:
     assert short == pytest.approx(kept / np.linalg.norm(kept, axis=1, keepdims=True), abs=1e-6)
 
 
+def test_dimensions_of_many_texts(client: OpenAI) -> None:
+    """Vectors that are written on a thread are shortened like few."""
+    texts = [f"number {number}" for number in range(20)]
+    whole = matrix(client.embeddings.create(model=MODEL, input=texts))
+    short = matrix(client.embeddings.create(model=MODEL, input=texts, dimensions=100))
+    assert np.linalg.norm(short, axis=1) == pytest.approx(1, abs=1e-5)
+    assert cosines(short, whole[:, :100]).min() > 0.9999
+
+
 @pytest.mark.parametrize("dimensions", [0, -1, 385])
 def test_dimensions_out_of_range(client: OpenAI, dimensions: int) -> None:
     """Refused, naming the field and the range."""

@@ -25,8 +25,9 @@ from retrieval.config import load_config
 from tests.support.http import Http
 from tests.support.models import variation
 
-PLAIN, PREFIXED = "all-MiniLM-L6-v2", "prefixed"
+PLAIN, PREFIXED, IDLE = "all-MiniLM-L6-v2", "prefixed", "idle"  # nobody asks for the last
 QUEUE_TOKENS_MAX = 4000
+TEXT_BYTES_MAX = 100_000
 WORDS = "the quick brown fox jumps over the lazy dog and runs away into the forest " * 12  # about 180 tokens
 MANY = [f"{number} {WORDS}" for number in range(150)]  # seconds of work
 
@@ -36,6 +37,7 @@ def unusual(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Ite
     """The default model has prefixes and does not say that its vectors have length 1; few tokens may wait."""
     root = tmp_path_factory.mktemp("unusual")
     variation(model_folder, root / "models" / PLAIN)
+    variation(model_folder, root / "models" / IDLE)
     variation(
         model_folder,
         root / "models" / PREFIXED,
@@ -43,7 +45,12 @@ def unusual(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Ite
         document_prefix="passage: ",
         normalise=False,
     )
-    aliases = {"text-embedding-3-small": PLAIN, "nomic-embed-text:v1.5": PREFIXED, "lost": "not-exported"}
+    aliases = {
+        "text-embedding-3-small": PLAIN,
+        "nomic-embed-text:v1.5": PREFIXED,
+        "mxbai:latest": PLAIN,
+        "lost": "not-exported",
+    }
     environ = {
         "NEARLINE_MODELS_FOLDER": str(root / "models"),
         "NEARLINE_MODELS_DEFAULT": PREFIXED,
@@ -52,6 +59,7 @@ def unusual(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Ite
         "NEARLINE_EMBEDDING_QUEUE_TOKENS_MAX": str(QUEUE_TOKENS_MAX),
         "NEARLINE_SERVER_BODY_TIMEOUT_S": "1",
         "NEARLINE_LIMITS_TEXTS_PER_REQUEST_MAX": "500",
+        "NEARLINE_LIMITS_DOCUMENT_BYTES_MAX": str(TEXT_BYTES_MAX),
     }
     with serving(root / "data", environ) as server:
         yield server
@@ -88,12 +96,21 @@ def test_an_alias_is_the_model(client: OpenAI, unusual: ServerProcess) -> None:
 
 def test_models_and_aliases_are_listed(client: OpenAI, unusual: ServerProcess) -> None:
     """Both are listed by every dialect; an alias of a model that is not there is not."""
-    names = [PLAIN, "nomic-embed-text:v1.5", PREFIXED, "text-embedding-3-small"]
+    names = [PLAIN, IDLE, "mxbai:latest", "nomic-embed-text:v1.5", PREFIXED, "text-embedding-3-small"]
     assert [one.id for one in client.models.list()] == names
     assert client.models.retrieve("text-embedding-3-small").to_dict()["root"] == PLAIN
-    tags = [f"{PLAIN}:latest", "nomic-embed-text:v1.5", f"{PREFIXED}:latest", "text-embedding-3-small:latest"]
+    tags = [name if ":" in name else f"{name}:latest" for name in names]
     assert [one.model for one in ollama.Client(host=unusual.url).list().models] == tags
     assert ollama.Client(host=unusual.url).show("nomic-embed-text:v1.5").modelfile == f"FROM {PREFIXED}\n"
+
+
+@pytest.mark.parametrize("name", ["mxbai:latest", "mxbai", "text-embedding-3-small:latest"])
+def test_latest_is_part_of_an_alias_or_not(unusual: ServerProcess, name: str) -> None:
+    """Ollama's clients may say `:latest` or leave it out, however the alias is configured."""
+    client = ollama.Client(host=unusual.url)
+    assert len(client.embed(model=name, input="x").embeddings) == 1
+    assert len(client.embeddings(model=name, prompt="x").embedding) == 384
+    assert client.show(name).modelfile == f"FROM {PLAIN}\n"
 
 
 def test_an_alias_of_nothing(client: OpenAI) -> None:
@@ -107,8 +124,9 @@ def test_info_tells_which_model_is_which(http: Http) -> None:
     info = http.ok("GET", "/info")
     assert (info["model_id"], info["max_client_batch_size"]) == (PREFIXED, 500)
     models = {one["name"]: one for one in info["nearline"]["models"]}
-    assert set(models) == {PLAIN, PREFIXED}
+    assert set(models) == {PLAIN, PREFIXED, IDLE}
     assert models[PREFIXED]["variant"]
+    assert (models[IDLE]["variant"], models[IDLE]["refused"]) == (None, None)
 
 
 def test_aliases_in_file_and_environment(tmp_path: Path) -> None:
@@ -165,6 +183,32 @@ def test_fewer_texts_by_configuration(http: Http) -> None:
         reply = http.call("POST", path, body)
         assert reply.status == status, reply
         assert "500" in json.dumps(reply.body)
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "status"),
+    [
+        ("/v1/embeddings", "input", 400),
+        ("/api/embed", "input", 400),
+        ("/api/embeddings", "prompt", 400),
+        ("/embed", "inputs", 413),
+    ],
+)
+def test_a_text_is_no_larger_than_a_document(http: Http, path: str, field: str, status: int) -> None:
+    """One that has more bytes than a document may have is refused, even if it would be cut; as many are not."""
+    largest = "é" * (TEXT_BYTES_MAX // 2)
+    assert http.call("POST", path, {"model": PLAIN, field: largest}).status == 200
+    reply = http.call("POST", path, {"model": PLAIN, field: largest + "e"})
+    assert reply.status == status, reply
+    assert f"{TEXT_BYTES_MAX + 1} bytes" in json.dumps(reply.body)
+
+
+def test_more_windows_than_may_wait(client: OpenAI, http: Http) -> None:
+    """What would fill the queue with windows for long is refused; the same texts are embedded if they are cut."""
+    texts = [WORDS * 5] * 6
+    with pytest.raises(openai.BadRequestError, match=f"windows, one request may hold {QUEUE_TOKENS_MAX}"):
+        client.embeddings.create(model=PLAIN, input=texts, extra_body={"long_inputs": "windows"})
+    assert len(client.embeddings.create(model=PLAIN, input=texts).data) == 6
 
 
 # --- too much, too slow, gone -------------------------------------------------------------------------------

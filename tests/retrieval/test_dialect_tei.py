@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
 from tokenizers import Tokenizer
 
+from retrieval.dialects.tei import health
+from retrieval.embedders import Embedders
+from retrieval.embedding.batcher import Silent
+from retrieval.keys import CONFIG, EMBEDDERS, READY
+from retrieval.middlewares import errors_as_json
+from retrieval.settings import Config, Models
 from tests.support.http import Http
 
 MODEL = "all-MiniLM-L6-v2"
@@ -171,3 +180,27 @@ def test_health(http: Http) -> None:
     """200 without a body."""
     reply = http.call("GET", "/health")
     assert (reply.status, reply.body) == (200, None)
+
+
+def test_health_opens_nothing(model_folder: Path) -> None:
+    """503 while the default model is not loaded, however often it is asked; loading is for those who embed."""
+
+    async def probe() -> None:
+        app = web.Application(middlewares=[errors_as_json])
+        app[CONFIG] = Config(
+            models=Models(folder=str(model_folder.parent), default=model_folder.name, threads=1)
+        )
+        app[READY] = {"ready": True}
+        app[EMBEDDERS] = embedders = Embedders(app[CONFIG], lambda name: Silent())
+        app.router.add_get("/health", health)
+        async with TestClient(TestServer(app)) as client:
+            for _ in range(2):
+                assert (await client.get("/health")).status == 503
+            assert not embedders.loaded
+            await embedders.get(model_folder.name)
+            assert (await client.get("/health")).status == 200
+            app[READY]["ready"] = False
+            assert (await client.get("/health")).status == 503
+        await embedders.close()
+
+    asyncio.run(probe())

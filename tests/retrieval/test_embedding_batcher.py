@@ -10,20 +10,22 @@ from collections.abc import Awaitable, Callable, Sequence
 import numpy as np
 import pytest
 
-from indexes.errors import DeadlineExceeded, InvalidInput, NotReady, Overloaded
+from indexes.errors import DeadlineExceeded, NotReady, Overloaded, TooLarge
+from indexes.model import Floats
+from retrieval.embedding import lanes
 from retrieval.embedding.batcher import Batcher, Observer, Silent
 from retrieval.embedding.costs import CostModel
-from retrieval.embedding.encoder import Floats
-from retrieval.embedding.lanes import fits
+from retrieval.embedding.lanes import Job, fits
 from retrieval.embedding.models import Kind
-from retrieval.embedding.results import Lane
+from retrieval.embedding.results import Embedded, Lane, TooLong
 from retrieval.embedding.tokens import Tokens
 
 POISON = 666
 
 
 class FakeEncoder:
-    """One token a word; a text's vector is its word count. Runs wait until the gate is open."""
+    """One token a word; a text's vector is its word count. Runs wait until the gate is open, and so does reading in
+    windows at a gate of its own."""
 
     dimensions = 2
     tokens_max = 32
@@ -32,7 +34,10 @@ class FakeEncoder:
     def __init__(self) -> None:
         self.gate = threading.Event()
         self.gate.set()
+        self.reading = threading.Event()
+        self.reading.set()
         self.runs: list[list[int]] = []
+        self.read: list[str] = []  # in windows
 
     def tokenise(self, texts: Sequence[str], kind: Kind) -> list[Tokens]:
         if "untokenisable" in texts:
@@ -46,6 +51,8 @@ class FakeEncoder:
         )
 
     def windows(self, text: str, kind: Kind) -> list[Tokens]:
+        self.read.append(text)
+        assert self.reading.wait(10)
         words = text.split()
         return self.tokenise([" ".join(words[at : at + 32]) for at in range(0, len(words), 32)], kind)
 
@@ -98,6 +105,7 @@ def with_batcher(
     batch_texts_max: int = 8,
     queue_tokens_max: int = 1000,
     workers: int = 1,
+    costs: CostModel | None = None,
 ) -> FakeEncoder:
     encoder = FakeEncoder()
 
@@ -109,7 +117,7 @@ def with_batcher(
             bulk_run_s=0.016,
             batch_texts_max=batch_texts_max,
             queue_tokens_max=queue_tokens_max,
-            costs=TokenCosts(),
+            costs=costs or TokenCosts(),
             observe=observe,
         )
         await batcher.start()
@@ -117,6 +125,7 @@ def with_batcher(
             await asyncio.wait_for(scenario(batcher, encoder), 20)
         finally:
             encoder.gate.set()
+            encoder.reading.set()
             await batcher.close()
 
     asyncio.run(play())
@@ -182,8 +191,9 @@ def test_runs_are_bounded_in_texts() -> None:
     assert [len(run) for run in with_batcher(scenario, batch_texts_max=2).runs] == [1, 2, 2, 1]
 
 
-def test_query_overtakes_bulk() -> None:
+def test_query_overtakes_bulk(monkeypatch: pytest.MonkeyPatch) -> None:
     """A query that arrives during a bulk request runs before what is left of it."""
+    monkeypatch.setattr(lanes, "BULK_WAITS_S", 60)  # a slow machine must not give bulk work its turn
 
     async def scenario(batcher: Batcher, encoder: FakeEncoder) -> None:
         encoder.gate.clear()
@@ -386,8 +396,9 @@ def within(tokens_max: int) -> Callable[[int, int], bool]:
     return lambda texts, longest: texts * longest <= tokens_max
 
 
-def test_query_does_not_wait_for_bulk() -> None:
+def test_query_does_not_wait_for_bulk(monkeypatch: pytest.MonkeyPatch) -> None:
     """While queries come, one of two workers is kept free of bulk runs: a query starts beside the one under way."""
+    monkeypatch.setattr(lanes, "QUERIES_LATELY_S", 60)
 
     async def scenario(batcher: Batcher, encoder: FakeEncoder) -> None:
         await query(batcher, "first")
@@ -416,25 +427,6 @@ def test_bulk_alone_has_all_workers() -> None:
         await bulk
 
     with_batcher(scenario, workers=2)
-
-
-def test_queries_do_not_stop_bulk() -> None:
-    """Bulk work that has waited long gets a turn though queries never cease."""
-
-    async def scenario(batcher: Batcher, encoder: FakeEncoder) -> None:
-        asking = True
-
-        async def ask() -> None:
-            while asking:
-                await query(batcher, "q")
-
-        askers = [asyncio.create_task(ask()) for _ in range(16)]
-        await encoder.busy()
-        assert len(await asyncio.wait_for(documents(batcher, ["w " * 16] * 3), 10)) == 3
-        asking = False
-        await asyncio.gather(*askers)
-
-    with_batcher(scenario, batch_texts_max=2)
 
 
 def test_short_single_texts_overtake() -> None:
@@ -472,11 +464,36 @@ def test_long_texts_refused_when_asked() -> None:
     """With `refuse` the first text that does not fit is named, and nothing is computed."""
 
     async def scenario(batcher: Batcher, encoder: FakeEncoder) -> None:
-        with pytest.raises(InvalidInput, match="text 1 is longer than the 32 tokens"):
+        with pytest.raises(TooLong, match="text 1 is longer than the 32 tokens") as caught:
             await batcher.embed(["fits", "w " * 33], "document", long="refuse")
+        assert caught.value.tokens_max == 32
         assert (await batcher.embed(["w " * 32], "document", long="refuse")).truncated == [False]
 
     assert with_batcher(scenario).runs == [[32]]
+
+
+def test_texts_that_must_not_be_cut_overtake_too() -> None:
+    """A single short text with `refuse` is a query; one that does not fit is refused there, and nobody beside it."""
+    recorder = Recorder()
+
+    async def scenario(batcher: Batcher, encoder: FakeEncoder) -> None:
+        encoder.gate.clear()
+        first = asyncio.create_task(query(batcher, "a"))
+        await encoder.busy()
+        texts = ["w w", "w " * 33, "w w w"]
+        tasks = [asyncio.create_task(batcher.embed([text], "document", long="refuse")) for text in texts]
+        await settle()
+        encoder.gate.set()
+        await first
+        left, refused, right = await asyncio.gather(*tasks, return_exceptions=True)
+        assert isinstance(left, Embedded)
+        assert isinstance(right, Embedded)
+        assert isinstance(refused, TooLong)
+        assert refused.message == "text 0 is longer than the 32 tokens the model reads"
+
+    assert with_batcher(scenario, observe=recorder).runs == [[1], [2, 3]]
+    assert [call for call, _ in recorder.calls if call.startswith("ran")] == ["ran query", "ran query"]
+    assert [tokens for call, tokens in recorder.calls if call == "queued query"][-1] == 0
 
 
 def test_windows_are_averaged_by_tokens() -> None:
@@ -490,6 +507,79 @@ def test_windows_are_averaged_by_tokens() -> None:
         assert embedded.vectors[:, 0].tolist() == pytest.approx([(32 * 32 + 16 * 16) / 48, 2])
 
     with_batcher(scenario)
+
+
+def test_only_windows_are_joined_and_not_on_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Means of thousands of windows hold up nobody; texts of one piece, a query above all, wait for no thread."""
+    threads: list[threading.Thread] = []
+    result = Job.result
+
+    def watched(job: Job) -> Embedded:
+        threads.append(threading.current_thread())
+        return result(job)
+
+    monkeypatch.setattr(Job, "result", watched)
+
+    async def scenario(batcher: Batcher, encoder: FakeEncoder) -> None:
+        here = threading.current_thread()
+        await query(batcher, "q")
+        await batcher.embed(["w w", "w"], "document", long="windows")
+        assert threads == [here, here]
+        await batcher.embed(["w " * 33, "w"], "document", long="windows")
+        assert threads[2] is not here
+
+    with_batcher(scenario)
+
+
+def test_too_much_to_read_in_windows() -> None:
+    """More than may wait is refused with `windows` even by an idle batcher, unread; cut, the same texts are read."""
+
+    async def scenario(batcher: Batcher, encoder: FakeEncoder) -> None:
+        texts = ["w " * 100, "w " * 100]
+        with pytest.raises(TooLarge, match="may hold 100"):
+            await batcher.embed(texts, "document", long="windows")
+        assert not encoder.read
+        assert len((await batcher.embed(texts, "document")).vectors) == 2
+        assert (await batcher.embed(texts[:1], "document", long="windows")).windows == [4]
+
+    with_batcher(scenario, queue_tokens_max=100)
+
+
+def test_reading_in_windows_ends_with_its_caller() -> None:
+    """Texts that come after the one being read when the caller leaves are not read."""
+
+    async def scenario(batcher: Batcher, encoder: FakeEncoder) -> None:
+        encoder.reading.clear()
+        asking = asyncio.create_task(batcher.embed(["first", "second"], "document", long="windows"))
+        while not encoder.read:  # noqa: ASYNC110 - it is read on another thread
+            await asyncio.sleep(0.002)
+        asking.cancel()
+        await settle()
+        encoder.reading.set()
+        await documents(batcher, ["behind it", "in the one thread that tokenises"])
+        assert encoder.read == ["first"]
+
+    with_batcher(scenario)
+
+
+def test_windows_are_foretold_as_pieces() -> None:
+    """While a long text is not tokenised yet, it counts as pieces the model can read: their squares, not its own."""
+    costs = TokenCosts()
+    costs.per_token, costs.per_square = 0.0, 0.01
+
+    async def scenario(batcher: Batcher, encoder: FakeEncoder) -> None:
+        encoder.reading.clear()
+        long = asyncio.create_task(batcher.embed(["w " * 150], "document", long="windows"))
+        await settle()
+        # 102 tokens are foretold: 104 s as one text, 31 s as pieces of up to 32.
+        deadline = asyncio.get_running_loop().time() + 60
+        waiting = asyncio.create_task(batcher.embed(["w", "w"], "document", deadline=deadline))
+        await settle()
+        encoder.reading.set()
+        assert (await long).windows == [5]
+        assert len((await waiting).vectors) == 2
+
+    with_batcher(scenario, costs=costs)
 
 
 def test_deadline_that_cannot_be_met() -> None:

@@ -113,7 +113,7 @@ def test_windows_of_one_topic_keep_its_meaning(encoder: Encoder) -> None:
     text = "Bees make honey from the nectar of flowers. " * 60
     pieces = encoder.windows(text, "document")
     vectors = encoder.run(pieces)
-    (mean,) = joined(vectors, [len(piece) for piece in pieces], [0] * len(pieces), 1, normalise=True)
+    (mean,) = joined(vectors, [len(piece) for piece in pieces], [len(pieces)], normalise=True)
     about, other = encoder.encode(["honey bees and flowers", "reset a password"], "query")
     assert np.linalg.norm(mean) == pytest.approx(1, abs=1e-4)
     assert float(mean @ about) > 0.6

@@ -109,11 +109,12 @@ def test_other_formats_are_refused(tmp_path: Path) -> None:
 
 
 def test_find_models(tmp_path: Path) -> None:
-    """Models are found by the name of their folder; drafts without a manifest, and a missing root, are none."""
+    """Models are found by the name of their folder; hidden folders, as of an export, and a missing root are none."""
     assert find_models(tmp_path / "nowhere") == {}
-    (tmp_path / "ready").mkdir()
-    (tmp_path / "ready" / MANIFEST).write_text("{}")
-    (tmp_path / "draft").mkdir()
+    for name in ("ready", ".ready.draft", ".ready.old"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / MANIFEST).write_text("{}")
+    (tmp_path / "empty").mkdir()
     assert find_models(tmp_path) == {"ready": tmp_path / "ready"}
 
 

@@ -118,6 +118,53 @@ def test_old_days_are_forgotten(collection: Collection, clock: Clock) -> None:
     assert written(log, collection) == ["day 1", "day 2", "day 3"]
 
 
+def test_old_days_are_forgotten_in_silence(collection: Collection, clock: Clock) -> None:
+    """Nobody has to ask for it: what is too old leaves the file at the next writing, also after a restart."""
+    first = a_log(clock, days=2)
+    note(first, collection, "old")
+    assert written(first, collection) == ["old"]
+    clock.now += DAY_S
+    assert written(first, collection) == ["old"]
+    clock.now += DAY_S
+    assert written(first, collection) == []
+    clock.now = NOON
+    note(first, collection, "kept", "while", "stopped")
+    written(first, collection)
+    clock.now += 30 * DAY_S
+    second = a_log(clock, days=2)
+    second.load([collection])
+    assert written(second, collection) == []
+    assert b"kept" not in (collection.folder / FILE).read_bytes()
+
+
+def test_a_day_stays_fair_after_its_oldest_have_gone(collection: Collection, clock: Clock) -> None:
+    """A restart with a file that was cut in bytes does not take every query from then on."""
+    settings = {"queries_per_day_max": 300, "file_bytes_max": 5000}
+    first = a_log(clock, **settings)
+    note(first, collection, *map(str, range(9000)))
+    assert len(written(first, collection)) < 100
+    second = a_log(clock, **settings)
+    second.load([collection])
+    note(second, collection, *(f"later {number}" for number in range(1000)))
+    (day,) = second._samples[collection.uid].days.values()
+    later = sum(one.query.startswith("later") for one in day.kept)
+    assert later < 80, later  # of 1,000 after 9,000, about one in 30; the deviation is 6
+
+
+def test_a_lower_bound_holds_at_once(collection: Collection, clock: Clock) -> None:
+    """What the file has too many of goes after the next start, early ones and late ones alike."""
+    first = a_log(clock, queries_per_day_max=400)
+    for number in range(400):
+        clock.now += 1
+        note(first, collection, str(number))
+    assert len(written(first, collection)) == 400
+    second = a_log(clock, queries_per_day_max=100)
+    second.load([collection])
+    kept = [int(text) for text in written(second, collection)]
+    assert len(set(kept)) == 100
+    assert 25 < sum(one < 200 for one in kept) < 75
+
+
 def test_it_survives_a_restart(collection: Collection, clock: Clock) -> None:
     """A new process goes on with the sample and its counts, and a file of another collection counts for nothing."""
     first = a_log(clock)
@@ -136,10 +183,28 @@ def test_it_survives_a_restart(collection: Collection, clock: Clock) -> None:
     assert written(third, collection) == ["mine"]
 
 
-@pytest.mark.parametrize("content", [b"", b"not json\n", b'{"version":9,"uid":"","seen":{}}\n', b"\xff\xfe"])
+def at(time_ms: int) -> bytes:
+    """A file whose only query came at that time."""
+    query = b'{"time_ms":%d,"query":"q","k":null,"mode":null,"filter":null}' % time_ms
+    return b'{"version":1,"uid":"UID","seen":{}}\n' + query + b"\n"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"not json\n",
+        b'{"version":9,"uid":"","seen":{}}\n',
+        b"\xff\xfe",
+        at(10**15),
+        at(2**62),
+        at(-(2**62)),
+        at(10**400),
+    ],
+)
 def test_a_damaged_file_is_begun_anew(collection: Collection, clock: Clock, content: bytes) -> None:
-    """It stops neither the start nor the log."""
-    (collection.folder / FILE).write_bytes(content)
+    """It stops neither the start nor the log, whether it is no JSON or holds what no clock ever showed."""
+    (collection.folder / FILE).write_bytes(content.replace(b"UID", collection.uid.encode()))
     log = a_log(clock)
     log.load([collection])
     note(log, collection, "first")

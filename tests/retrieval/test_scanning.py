@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -21,13 +22,31 @@ EVEN = {"type": "eq", "key": "even", "value": True}
 
 
 class CountingCollection(Collection):
-    """A real collection that counts its scans."""
+    """A real collection that counts its scans. While the gate is shut, they begin but do not end."""
 
     scans = 0
+    at_once: ClassVar[list[int]] = []  # of each scan, how many were under way when it began, itself included
+    under_way = 0
+    gate = threading.Event()
+    count = threading.Lock()
 
     def exact(self, queries: Floats, k: int, condition: Filter | None = None) -> Any:
-        type(self).scans += 1
-        return super().exact(queries, k, condition)
+        kind = type(self)
+        with self.count:
+            kind.scans += 1
+            kind.under_way += 1
+            self.at_once.append(self.under_way)
+        try:
+            assert self.gate.wait(20)
+            return super().exact(queries, k, condition)
+        finally:
+            with self.count:
+                kind.under_way -= 1
+
+    async def busy(self) -> None:
+        """Return once a scan is under way."""
+        while not self.under_way:  # noqa: ASYNC110 - it begins on another thread
+            await asyncio.sleep(0.002)
 
 
 @pytest.fixture
@@ -42,6 +61,8 @@ def collection(tmp_path: Path, world: World) -> Iterator[CountingCollection]:
     made.close()
     opened = CountingCollection(made.folder, made.tuning)
     CountingCollection.scans = 0
+    CountingCollection.at_once.clear()
+    CountingCollection.gate.set()
     yield opened
     opened.close()
 
@@ -143,6 +164,65 @@ def test_an_error_of_the_scan_reaches_everybody(collection: CountingCollection, 
     assert "nobody" in str(first)
     assert "nobody" in str(third)
     assert len(second) == 5
+
+
+def test_deadlines_start_no_second_scan(collection: CountingCollection, world: World) -> None:
+    """A search whose deadline passes while it is scanned for leaves its scan to end before the next begins."""
+    query = world.queries(1)[0]
+    scanner = Scanner()
+
+    async def search(limit: asyncio.Timeout) -> None:
+        async with limit:
+            await scanner.rank(collection, query, 5, None)
+
+    async def story() -> int:
+        CountingCollection.gate.clear()
+        limits = [asyncio.timeout(None) for _ in range(3)]
+        searches = [asyncio.create_task(search(limit)) for limit in limits]
+        await collection.busy()
+        for limit in limits:
+            limit.reschedule(asyncio.get_running_loop().time())
+        for one in searches:
+            with pytest.raises(TimeoutError):
+                await one
+        last = asyncio.create_task(scanner.rank(collection, query, 5, None))
+        await asyncio.sleep(0.1)  # time enough for a second scan to begin, if it could
+        CountingCollection.gate.set()
+        return len(await last)
+
+    assert asyncio.run(story()) == 5
+    assert CountingCollection.at_once == [1, 1]
+
+
+def test_nobody_is_scanned_for_in_vain(collection: CountingCollection, world: World) -> None:
+    """Who leaves while waiting for the turn is not scanned for, alone or in a batch."""
+    query = world.queries(1)[0]
+    even = parse_filter(EVEN, conditions_max=1)
+
+    async def story() -> list[int]:
+        scanner = Scanner()
+        CountingCollection.gate.clear()
+        first = asyncio.create_task(scanner.rank(collection, query, 5, None))
+        await collection.busy()
+        alone = asyncio.create_task(scanner.rank(collection, query, 5, None))
+        scan = scanner.joint(collection, 3)
+        leaves, stays, other = (
+            asyncio.create_task(ask(scan, collection, query, depth, some))
+            for depth, some in ((400, None), (6, None), (7, even))
+        )
+        for _ in range(5):  # until all of them wait for the turn
+            await asyncio.sleep(0)
+        for one in (alone, leaves, other):
+            one.cancel()
+        await asyncio.gather(alone, leaves, other, return_exceptions=True)
+        CountingCollection.gate.set()
+        found = [len(await first), len(await stays)]
+        assert scan._running is not None
+        await scan._running
+        return found
+
+    assert asyncio.run(story()) == [5, 6]
+    assert CountingCollection.scans == 2
 
 
 def test_over_http(http: Http) -> None:

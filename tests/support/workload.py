@@ -181,7 +181,6 @@ class Actor:
                     ef=200,
                     search=ColdSettings(2, 100),
                     recall={},
-                    queries=0,
                     chosen_ms=0,
                 )
             )

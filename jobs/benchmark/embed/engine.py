@@ -133,9 +133,13 @@ class Library(Engine):
     async def open(self) -> None:
         self.load()
 
-    async def query(self, text: str) -> Floats:
+    def ask(self, text: str) -> Floats:
+        """Vector of one query. Called from many threads at once."""
         vector: Floats = self.embed([text])[0]
         return vector
+
+    async def query(self, text: str) -> Floats:
+        return self.ask(text)
 
     async def documents(self, texts: Sequence[str]) -> Floats:
         return self.embed(texts)
@@ -147,7 +151,7 @@ class Library(Engine):
             for text in own:
                 begun = time.perf_counter()
                 try:
-                    self.embed([text])
+                    self.ask(text)
                 except Exception as error:  # noqa: BLE001 - whatever a client meets is counted
                     book.failed(error)
                 else:

@@ -64,11 +64,16 @@ class Bare(Graph):
     def load(self) -> None:
         folder = Path(self.setup.model)
         self.prepare(folder)
-        graph = read_manifest(folder).variants[0].file
+        self._manifest = read_manifest(folder)
+        graph = self._manifest.variants[0].file
         self._session = open_session(folder / graph, threads=self.setup.run_threads)
         self.threads = service_threads(self.setup)
 
+    def ask(self, text: str) -> Floats:
+        return super().ask(self._manifest.query_prefix + text)
+
     async def documents(self, texts: Sequence[str]) -> Floats:
+        texts = [self._manifest.document_prefix + text for text in texts]
         order = shortest_first(texts)
         parts = list(small_runs([texts[at] for at in order]))
         with ThreadPoolExecutor(self.setup.runs_at_once) as pool:

@@ -13,8 +13,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from itertools import count
 from typing import Any
 
-import msgspec
-
 from jobs.benchmark.embed.engine import REQUESTS_AT_ONCE
 from jobs.benchmark.embed.over_http import OverHttp
 from jobs.benchmark.embed.timing import Stage, Texts
@@ -46,6 +44,7 @@ async def under_load(engine: OverHttp, texts: Texts, stage: Stage) -> dict[str, 
         async with streaming(send, passages) as done:
             begun, before = time.perf_counter(), done.passages
             found[name] = await asked(engine, texts)
+            await done.more()
             rate = (done.passages - before) / (time.perf_counter() - begun)
             found[name]["passages_per_s"] = rate
     return found
@@ -56,16 +55,27 @@ async def asked(engine: OverHttp, texts: Texts) -> dict[str, Any]:
     return {"clients": await engine.crowd(texts.queries * ROUNDS, texts.clients), "one_client": one}
 
 
-class Done(msgspec.Struct):
+class Done:
     """What a stream got acknowledged."""
 
-    passages: int = 0
+    def __init__(self) -> None:
+        self.passages = 0
+        self._more = asyncio.Event()
+
+    def took(self, passages: int) -> None:
+        self.passages += passages
+        self._more.set()
+
+    async def more(self) -> None:
+        """Wait for the next acknowledgement: rates are taken from one to another, however few there are."""
+        self._more.clear()
+        await self._more.wait()
 
 
 @contextlib.asynccontextmanager
 async def streaming(send: Send, passages: Sequence[str]) -> AsyncIterator[Done]:
     """Sends passages over and over while the block runs, from before it begins. Raises what a sender met."""
-    done, flowing, stopped = Done(), asyncio.Event(), asyncio.Event()
+    done, stopped = Done(), asyncio.Event()
     starts = count(0, STREAM_TEXTS)
 
     async def sender() -> None:
@@ -73,14 +83,13 @@ async def streaming(send: Send, passages: Sequence[str]) -> AsyncIterator[Done]:
             at = next(starts)
             part = [passages[number % len(passages)] for number in range(at, at + STREAM_TEXTS)]
             await send(part)
-            done.passages += len(part)
-            flowing.set()
+            done.took(len(part))
 
     async with asyncio.TaskGroup() as group:
         for _ in range(REQUESTS_AT_ONCE):
             group.create_task(sender())
-        await flowing.wait()
         try:
+            await done.more()
             yield done
         finally:
             stopped.set()

@@ -26,7 +26,7 @@ from jobs.benchmark.service import sample_queries
 from jobs.docstrings import docstrings
 from jobs.judgements import Judgement, Query, read_judgements, read_queries
 from jobs.sources import SourceDocument, read_documents
-from retrieval.embedding.models import TOKENIZER, read_manifest
+from retrieval.embedding.models import TOKENIZER, Kind, read_manifest
 
 SQUAD, SCIFACT = "squad-sent", "scifact"
 QUERY_TOKENS = range(8, 13)  # special ones included: about ten
@@ -104,9 +104,9 @@ def gather(data: Path | None, model: Path, *, queries: int, passages: int, quest
     short = counter.short(question_texts(data, corpora), queries)
     return Material(
         queries=short,
-        query_tokens_mean=counter.total(short) / len(short),
+        query_tokens_mean=counter.total(short, "query") / len(short),
         passages=chosen,
-        tokens={name: counter.total(texts) for name, texts in chosen.items()},
+        tokens={name: counter.total(texts, "document") for name, texts in chosen.items()},
         collections=collections,
     )
 
@@ -151,18 +151,24 @@ class Counter:
     """Counts tokens as the model reads them: special ones included, cut at its window, no padding."""
 
     def __init__(self, model: Path) -> None:
+        manifest = read_manifest(model)
         self._tokenizer = Tokenizer.from_file(str(model / TOKENIZER))
         self._tokenizer.no_padding()
-        self._tokenizer.enable_truncation(read_manifest(model).tokens_max)
+        self._tokenizer.enable_truncation(manifest.tokens_max)
+        self._prefixes: dict[Kind, str] = {
+            "query": manifest.query_prefix,
+            "document": manifest.document_prefix,
+        }
 
-    def total(self, texts: Sequence[str]) -> int:
-        return sum(self.lengths(texts))
+    def total(self, texts: Sequence[str], kind: Kind) -> int:
+        """Of texts that are embedded as such, with the prefix that the model puts before them."""
+        return sum(self.lengths([self._prefixes[kind] + text for text in texts]))
 
     def lengths(self, texts: Sequence[str]) -> list[int]:
         return [len(encoding.ids) for encoding in self._tokenizer.encode_batch_fast(list(texts))]
 
     def short(self, texts: Sequence[str], wanted: int) -> list[str]:
-        """So many different texts of about ten tokens, or all there are, chosen at random."""
+        """So many different texts of about ten tokens, or all there are, chosen at random. A prefix does not count."""
         different = list(dict.fromkeys(texts))
         lengths = self.lengths(different)
         fitting = [text for text, length in zip(different, lengths, strict=True) if length in QUERY_TOKENS]

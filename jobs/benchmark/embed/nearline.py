@@ -16,7 +16,6 @@ from jobs.benchmark.embed.engine import Served, Setup, in_requests, service_thre
 from retrieval.config import Config, load_config
 from retrieval.embedders import Embedder, Embedders
 from retrieval.embedding.batcher import Silent
-from retrieval.embedding.encoder import available_threads
 
 
 class InProcess(Served):
@@ -58,10 +57,3 @@ def config_of(model: Path) -> Config:
     models = msgspec.structs.replace(config.models, folder=str(model.parent), default=model.name)
     embedding = msgspec.structs.replace(config.embedding, query_cache_entries=0)
     return msgspec.structs.replace(config, models=models, embedding=embedding)
-
-
-def runs_of(config: Config) -> tuple[int, int]:
-    """Threads of one run, and runs at once, as `Embedders` shares out the cores."""
-    cores = config.models.threads or available_threads()
-    threads = min(config.models.run_threads, cores)
-    return threads, max(1, cores // threads)

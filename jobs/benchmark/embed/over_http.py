@@ -32,6 +32,7 @@ class OverHttp(Served):
         self.what = (
             "POST /v1/embeddings of `nearline serve`, base64, kept connections, the client on the same cores"
         )
+        self._starting: asyncio.Task[ServerProcess] | None = None
         self._server: ServerProcess | None = None
         self._session: aiohttp.ClientSession | None = None
         self._folder = Path(setup.model)
@@ -60,7 +61,8 @@ class OverHttp(Served):
         }
         self.begun = time.monotonic()
         data = Path(self.setup.scratch) / f"service-{time.monotonic_ns()}"
-        self._server = await asyncio.to_thread(ServerProcess, data, environ)
+        self._starting = asyncio.create_task(asyncio.to_thread(ServerProcess, data, environ))
+        self._server = await asyncio.shield(self._starting)
         # A crowd must not wait for connections.
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)
@@ -98,8 +100,8 @@ class OverHttp(Served):
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
-        if self._server is not None:
-            await asyncio.to_thread(self._server.stop)
+        if self._starting is not None:  # also one that was not waited for to the end
+            await asyncio.to_thread((await self._starting).stop)
 
 
 class _Item(msgspec.Struct):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import subprocess
 import sys
 import threading
@@ -15,6 +17,7 @@ from indexes.memory import Lookout, memory_bytes
 from jobs.benchmark.embed.job import MARK, Job
 
 TIMEOUT_S = 7200.0
+STOP_S = 60.0  # more than a service may take
 
 
 def run_job(job: Job) -> dict[str, Any]:
@@ -30,21 +33,32 @@ def run_job(job: Job) -> dict[str, Any]:
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
+            process_group=0,  # so that Ctrl-C reaches it once, from here
         )
-        timer = threading.Timer(TIMEOUT_S, child.kill)
+        timer = threading.Timer(TIMEOUT_S, _end, [child])
         timer.start()
         try:
             memory = _follow(child)
             child.wait()
         finally:
             timer.cancel()
-            child.kill()
-            child.wait()
+            _end(child)
     if child.returncode != 0 or not result.is_file():
         last = log.read_text(errors="replace").strip().splitlines()[-1:] or ["no message"]
         return {"error": f"ended with status {child.returncode}: {last[0]}"}
     found: dict[str, Any] = msgspec.json.decode(result.read_bytes())
     return {**found, "memory": memory} if memory and not is_failure(found) else found
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    """An interrupt first: a service that the child has started is ended by nobody else."""
+    child.send_signal(signal.SIGINT)
+    try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(STOP_S)
+    finally:
+        child.kill()
+        child.wait()
 
 
 def is_failure(found: dict[str, Any]) -> bool:
@@ -95,20 +109,21 @@ class Watch(Lookout):
 
         The child itself has own memory before it loads an engine; a service that it starts is the engine's whole.
         """
-        with self._changing:
-            if pid != self._pid:
-                self._before = memory_bytes(pid)["own"] if self._pid is None else 0
-                self._own, self._resident = 0, {}
-                self._pid = pid
-            self._stage = stage
-        self._look()
+        with contextlib.suppress(OSError):  # it has ended: the child that used it says what came of that
+            with self._changing:
+                if pid != self._pid:
+                    self._before = memory_bytes(pid)["own"] if self._pid is None else 0
+                    self._own, self._resident = 0, {}
+                    self._pid = pid
+                self._stage = stage
+            self._look()
 
     def found(self) -> dict[str, Any]:
         """Bytes at their peak: all that was resident, also by stage, the process's own, and how much that had grown."""
         if self._pid is None:
             return {}
         return {
-            "resident_bytes": max(self._resident.values()),
+            "resident_bytes": max(self._resident.values(), default=0),
             "resident_bytes_by_stage": dict(self._resident),
             "own_bytes": self._own,
             "grown_bytes": self._own - self._before,

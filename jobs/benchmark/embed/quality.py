@@ -11,6 +11,7 @@ from ir_measures import nDCG
 
 from indexes.model import Floats
 from jobs.benchmark.embed.material import Collection
+from jobs.export.running import cosines
 
 DEPTH = 10
 QUERIES_AT_ONCE = 256
@@ -26,13 +27,6 @@ def judge(folder: Path, reference: Path | None, collections: dict[str, Collectio
     if reference is not None:
         near = cosines(together, load(reference / "together.npy"))
         found |= {"cosine_min": float(near.min()), "cosine_mean": float(near.mean())}
-    return found
-
-
-def cosines(one: Floats, other: Floats) -> Floats:
-    """Row by row."""
-    lengths = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
-    found: Floats = np.einsum("ij,ij->i", one, other) / lengths
     return found
 
 

@@ -10,7 +10,7 @@ MB = 1e6
 
 
 def ratios(rows: dict[str, Any], fp32: str | None) -> dict[str, Any]:
-    """None where one of the two was not measured. Bulk and nDCG by collection."""
+    """None where one of the two was not measured, or not whole. Bulk and nDCG by collection."""
     ours, http = rows.get(NEARLINE, {}), rows.get(OVER_HTTP, {})
     return {
         "query_p50_nearline_over_bare_session": over(ours, rows.get(BARE), "query", "p50_ms"),
@@ -73,4 +73,8 @@ def before_writing(row: Any) -> float | None:
 
 
 def beside(row: Any, what: str, who: str) -> float | None:
-    return quotient(figure(row, "load", what, who, "p99_ms"), figure(row, "load", "alone", who, "p99_ms"))
+    """None too where queries failed: a service that refuses many answers the others sooner."""
+    one, alone = figure(row, "load", what, who), figure(row, "load", "alone", who)
+    if figure(one, "failed") or figure(alone, "failed"):
+        return None
+    return over(one, alone, "p99_ms")

@@ -11,7 +11,8 @@ from jobs.benchmark.embed.ratios import MB
 
 QUIET = 0.05  # of the processors may be busy with other things
 ONE = ("p50 ms", "p99 ms", "after a pause", "p99 ms", "first ms", "tenth ms", "cold start s")
-CROWD = ("p50 ms", "p99 ms", "queries/s")
+CROWD = ("p50 ms", "p99 ms", "queries/s", "failed")
+LOADS = {"alone": "alone", "writing": "documents are written", "embedding": "bulk /v1/embeddings"}
 VECTORS = ("cosine to fp32, min", "mean", "alone against batch")
 
 
@@ -29,10 +30,12 @@ def show(report: dict[str, Any], console: Console) -> None:
     for name, row in measured.items():
         table.add_row(name, *queries(row))
     console.print(table)
-    table = Table(f"{settings['clients']} clients", *CROWD, "failed")
+    table = Table(f"{settings['clients']} clients", *CROWD)
     for name, row in measured.items():
-        table.add_row(name, *crowd(row["crowd"]), str(round(row["crowd"]["failed"])))
+        table.add_row(name, *crowd(row["crowd"]))
     console.print(table)
+    for name, row in measured.items():
+        show_failure(f"{name}, {settings['clients']} clients", row["crowd"], console)
     show_bulk(measured, settings, console)
     show_quality(measured, settings, console)
     for name, row in report["rows"].items():
@@ -65,7 +68,17 @@ def queries(row: dict[str, Any]) -> list[str]:
 
 
 def crowd(found: dict[str, Any]) -> list[str]:
-    return [f"{found['p50_ms']:.1f}", f"{found['p99_ms']:.1f}", f"{found['queries_per_s']:.0f}"]
+    times = [f"{found['p50_ms']:.1f}", f"{found['p99_ms']:.1f}"]
+    return [*times, f"{found['queries_per_s']:.0f}", str(found["failed"])]
+
+
+def show_failure(what: str, found: dict[str, Any], console: Console) -> None:
+    if found["failed"]:
+        console.print(
+            f"{what}: {found['failed']} failed, the first with: {found['first_failure']}",
+            markup=False,
+            highlight=False,
+        )
 
 
 def show_bulk(measured: dict[str, Any], settings: dict[str, Any], console: Console) -> None:
@@ -104,16 +117,16 @@ def show_quality(measured: dict[str, Any], settings: dict[str, Any], console: Co
 
 def show_load(load: dict[str, Any], settings: dict[str, Any], console: Console) -> None:
     """Queries over HTTP by what runs beside them."""
-    clients = settings["clients"]
-    table = Table("over HTTP", f"{clients} clients p50 ms", "p99 ms", "queries/s", "1 client p50 ms", "p99 ms",
-                  "queries/s", "passages/s beside")  # fmt: skip
+    asking = {"clients": f"{settings['clients']} clients", "one_client": "1 client"}
+    columns = [f"{who} {CROWD[0]}" if name == CROWD[0] else name for who in asking.values() for name in CROWD]
+    table = Table("over HTTP", *columns, "passages/s beside")
     for name, found in load.items():
         rate = f"{found['passages_per_s']:.0f}" if "passages_per_s" in found else ""
-        label = {"alone": "alone", "writing": "documents are written", "embedding": "bulk /v1/embeddings"}[
-            name
-        ]
-        table.add_row(label, *crowd(found["clients"]), *crowd(found["one_client"]), rate)
+        table.add_row(LOADS[name], *crowd(found["clients"]), *crowd(found["one_client"]), rate)
     console.print(table)
+    for name, found in load.items():
+        for key, who in asking.items():
+            show_failure(f"{LOADS[name]}, {who}", found[key], console)
 
 
 def ratio(value: Any) -> str:

@@ -16,13 +16,14 @@ from jobs.benchmark.embed.child import ENGINES, ONNX, TORCH, TORCH_ONNX
 from jobs.benchmark.embed.engine import Setup
 from jobs.benchmark.embed.job import Job
 from jobs.benchmark.embed.material import Material
-from jobs.benchmark.embed.nearline import config_of, runs_of
+from jobs.benchmark.embed.nearline import config_of
 from jobs.benchmark.embed.process import busy_share, is_failure, run_job
 from jobs.benchmark.embed.quality import judge
 from jobs.benchmark.embed.ratios import ratios
 from jobs.benchmark.embed.weights import ABSENT, weights_of
 from jobs.benchmark.machine import machine, versions
 from jobs.benchmark.service import percentiles
+from retrieval.embedders import runs_of
 
 Say = Callable[[str], None]
 
@@ -105,7 +106,9 @@ class Runner:
 
     def round(self, engine: str) -> None:
         """A cold start in a process of its own, then everything that is timed in another."""
-        busy = 0.0 if engine in self._failed else busy_share()
+        if engine in self._failed:
+            return
+        busy = busy_share()
         cold = self._job("cold", engine)
         speed = self._job("speed", engine)
         if cold is not None and speed is not None:
@@ -166,7 +169,12 @@ def summed_up(found: dict[str, Any], tokens: dict[str, int]) -> dict[str, Any]:
 def crowd(found: dict[str, Any]) -> dict[str, Any]:
     answered = len(found["milliseconds"])
     rate = answered / found["seconds"]
-    return {**percentiles(found["milliseconds"]), "queries_per_s": round(rate, 1), "failed": found["failed"]}
+    return {
+        **percentiles(found["milliseconds"]),
+        "queries_per_s": round(rate, 1),
+        "failed": found["failed"],
+        "first_failure": found["first_failure"],
+    }
 
 
 def beside(found: dict[str, Any]) -> dict[str, Any]:
@@ -182,10 +190,13 @@ def rates(seconds: dict[str, float], tokens: dict[str, int]) -> dict[str, float]
 
 
 def medians(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Of every figure by itself; all rounds have the same ones."""
-    return {
-        name: medians([one[name] for one in rounds])
-        if isinstance(value, dict)
-        else round(float(np.median([one[name] for one in rounds])), 4)
-        for name, value in rounds[0].items()
-    }
+    """Of every figure by itself; all rounds have the same ones. Failures are added up, and the first is told."""
+    return {name: _of_all(name, [one[name] for one in rounds]) for name in rounds[0]}
+
+
+def _of_all(name: str, values: Sequence[Any]) -> Any:
+    if isinstance(values[0], dict):
+        return medians(values)
+    if name == "first_failure":
+        return next(filter(None, values), "")
+    return sum(values) if name == "failed" else round(float(np.median(values)), 4)

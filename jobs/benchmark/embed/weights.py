@@ -1,7 +1,4 @@
-"""The same weights for everybody: as sentence-transformers reads them, and as a plain fp32 graph beside them.
-
-The only module here that knows the exporter.
-"""
+"""The same weights for everybody: as sentence-transformers reads them, and as a plain fp32 graph beside them."""
 
 from __future__ import annotations
 

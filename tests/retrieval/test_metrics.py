@@ -1,0 +1,75 @@
+"""What Prometheus is told of a real collection with a cold tier."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from indexes.build.rebuild import Rebuild
+from indexes.catalog import Catalog
+from indexes.dense.skipping import NOTES, ColdWatch
+from indexes.model import ColdPolicy, Tuning
+from retrieval.metrics import Metrics
+from tests.support.vectors import World, fill, settings
+
+K = 10
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[Catalog]:
+    """A hundred hot passages and three hundred cold ones."""
+    policy = ColdPolicy("calibrated", budget=0.005, audit=0.05)
+    made = Catalog(tmp_path / "data", Tuning(delta_passages_max=256, segments_max=0, cold=policy))
+    docs = made.create("docs", settings(hot_capacity=100))
+    fill(docs, World(), range(400))
+    docs.adopt(Rebuild(docs.begin_build(), timeout_s=120).run(lambda *_: None))
+    yield made
+    made.close()
+
+
+def ask(watch: ColdWatch, loss: float, until: Callable[[], bool]) -> int:
+    """Queries that would all lose so much without the cold tier; how many it took."""
+    rng = np.random.default_rng(3)
+    queries = 0
+    while not until():
+        query = rng.normal(size=32).astype(np.float32)
+        scores = np.sort(rng.uniform(0.1, 0.3, K))[::-1].astype(np.float32)
+        decision = watch.decide(query / np.linalg.norm(query), scores, K)
+        if decision.note:
+            watch.learn(decision, loss)
+        queries += 1
+    return queries
+
+
+def test_the_cold_tier(catalog: Catalog) -> None:
+    """Outcomes add up to the queries; audits and stops count by themselves; an unknown loss is not called none."""
+    metrics = Metrics()
+    metrics.watch(catalog)
+    watch = catalog.get("docs").snapshot.watch
+    assert watch is not None
+
+    def value(name: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(f"nearline_cold_{name}", {"collection": "docs", **labels})
+
+    assert value("loss_bound") is None
+    queries = ask(watch, 0.0, lambda: watch.state().audits >= 20)
+    assert queries > NOTES
+    bound = value("loss_bound")
+    assert bound is not None
+    assert 0 < bound < 0.005
+    queries += ask(watch, 1.0, lambda: watch.state().state == "learning")
+    state = watch.state()
+    assert value("loss_bound") is None
+    outcomes = {one: value("decisions_total", outcome=one) for one in ("searched", "skipped", "proven")}
+    assert outcomes == {
+        "searched": queries - state.skipped - state.proven,
+        "skipped": state.skipped,
+        "proven": state.proven,
+    }
+    assert value("decisions_total", outcome="audits") is None
+    assert value("audits_total") == state.audits > 20
+    assert value("stops_total") == 1
+    metrics.render()

@@ -1,0 +1,54 @@
+"""The texts that a tuning brings with it are embedded beside everybody else's."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from retrieval.embedders import Embedders
+from retrieval.embedding.batcher import Silent
+from retrieval.embedding.results import Lane
+from retrieval.handlers.jobs import embedded
+from retrieval.settings import Config, Embedding, Models
+
+
+class Refusals(Silent):
+    """Counts the texts that were refused."""
+
+    def __init__(self) -> None:
+        self.texts = 0
+
+    def left(self, lane: Lane, texts: int, reason: str) -> None:
+        self.texts += texts if reason == "refused" else 0
+
+
+@pytest.mark.model
+def test_a_busy_lane_is_waited_for(model_folder: Path) -> None:
+    """Refused because documents fill the queue, the texts come again later, and none is lost."""
+    texts = [f"where is the lantern of entry {number}?" for number in range(100)]
+    config = msgspec.structs.replace(
+        Config(),
+        models=Models(folder=str(model_folder.parent)),
+        embedding=Embedding(queue_tokens_max=1024),
+    )
+    refusals = Refusals()
+
+    async def story() -> None:
+        embedders = Embedders(config, lambda name: refusals)
+        try:
+            embedder = await embedders.get(model_folder.name)
+            flood = asyncio.create_task(embedder.documents(texts * 10))
+            await asyncio.sleep(0)
+            vectors = await embedded(embedder, texts)
+            assert refusals.texts >= 64
+            await flood
+            alone = [(await embedder.embed([text], "query")).vectors[0] for text in texts]
+            np.testing.assert_allclose(vectors, alone, atol=1e-4)
+        finally:
+            await embedders.close()
+
+    asyncio.run(story())
