@@ -52,7 +52,10 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Exit code 0 when the command did what was asked, 1 with one clear line when not, 2 for a wrong call."""
+    """Exit code 0 when the command did what was asked, 1 with one clear line when not, 2 for a wrong call.
+
+    `evaluate` keeps 1 for numbers that are too low: there everything else that goes wrong is 2.
+    """
     try:
         cli.main(standalone_mode=False)
     except click.exceptions.Abort:

@@ -1,7 +1,7 @@
 """Copies a collection into another one with a different model, beside serving, and moves an alias to it.
 
-    what the target has already  ->  write what is missing or differs, again until a pass finds nothing  ->  delete what
-    the source no longer has  ->  move the alias  ->  once more, for what was written to the source meanwhile
+    what the target has already  ->  write what is missing or differs, again until a pass finds little  ->  delete what
+    the source no longer has  ->  move the alias  ->  once more, for what was written or deleted meanwhile
 
 A document is left alone where its text, title and metadata are the same in both, so a copy that was killed goes on
 where it stopped, and a later one takes over only what changed. Vectors that clients sent themselves are not copied:
@@ -10,7 +10,7 @@ they belong to the old model.
 
 from __future__ import annotations
 
-import asyncio
+import math
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -20,9 +20,9 @@ import msgspec
 
 from indexes.model import Progress
 from jobs.ingesting import CHARS_PER_REQUEST, DOCUMENTS_PER_REQUEST, write_patiently
+from jobs.pace import Pace
 from retrieval.client import JSON, Client, ServiceError
 
-PASSES_MAX = 10  # a source that changes faster than it is copied is given up on
 PAGE = 200
 
 
@@ -37,20 +37,6 @@ class Copied:
     seconds: float = 0.0
 
 
-class Pace:
-    """Lets so many documents a second through, on average since it began; 0 is as fast as they come."""
-
-    def __init__(self, per_s: float) -> None:
-        self._per_s = per_s
-        self._begun = time.monotonic()
-        self._sent = 0
-
-    async def wait(self, documents: int) -> None:
-        self._sent += documents
-        if self._per_s:
-            await asyncio.sleep(max(0.0, self._begun + self._sent / self._per_s - time.monotonic()))
-
-
 async def reembed(
     client: Client,
     source: str,
@@ -58,16 +44,21 @@ async def reembed(
     *,
     model: str,
     alias: str | None,
-    per_s: float,
+    pace: Pace,
     progress: Progress,
 ) -> Copied:
     """Make `target` hold what `source` does, embedded with `model`; then let `alias` name it.
 
-    Raises ServiceError: NotFound for a missing source or model, a conflict where the target exists with another model
-    or is the source itself, and where the source changes faster than it can be copied.
+    `pace` is asked before documents are written. Raises ServiceError: NotFound for a missing source or model, a
+    conflict where the target exists with another model or is the source itself, where the alias is a collection, and
+    where the source changes faster than it can be copied.
     """
-    begun, copied, pace = time.monotonic(), Copied(), Pace(per_s)
+    begun, copied = time.monotonic(), Copied()
     source = (await client.collection(source))["name"]
+    if alias is not None and (await named(client, alias) or target) == alias:
+        raise ServiceError(
+            f"{alias!r} is the name of a collection, so it cannot be an alias", status=409, kind="conflict"
+        )
     made = await client.ensure_collection(target, model=model)
     if made["name"] == source:
         raise ServiceError("source and target are the same collection", status=409, kind="conflict")
@@ -77,24 +68,38 @@ async def reembed(
         )
     target = made["name"]
     known = {one["id"]: digest(one) async for one in client.scroll(target, limit=PAGE)}
+    before = math.inf
     while True:
         seen: set[str] = set()
         fresh = await one_pass(client, source, target, known, seen, copied, pace, progress)
-        if not fresh:
+        if fresh <= DOCUMENTS_PER_REQUEST:
             break
-        if copied.passes >= PASSES_MAX:
+        if fresh >= before:
             raise ServiceError(
-                f"{source} changes faster than it is copied: {fresh} documents in the last pass"
+                f"{source} changes faster than it is copied: {fresh} documents in the last pass",
+                status=409,
+                kind="conflict",
             )
+        before = fresh
     for document in sorted(known.keys() - seen):
         await client.delete(target, document)
         del known[document]
         copied.deleted += 1
     if alias is not None:
         await client.set_alias(alias, target)
-        await catch_up(client, source, target, known, copied)
+    await catch_up(client, source, target, known, copied, pace)
     copied.seconds = time.monotonic() - begun
     return copied
+
+
+async def named(client: Client, name: str) -> str | None:
+    """The collection that a name or an alias stands for, if any."""
+    try:
+        return str((await client.collection(name))["name"])
+    except ServiceError as error:
+        if error.status != 404:
+            raise
+        return None
 
 
 async def one_pass(
@@ -114,9 +119,9 @@ async def one_pass(
     stage = "copying" if copied.passes == 1 else f"copying what changed, pass {copied.passes}"
     async for batch, passed in changed(client, source, known, seen):
         if batch:
+            await pace(len(batch))
             await write_patiently(client, target, [contents(one) for one in batch])
             known.update((one["id"], digest(one)) for one in batch)
-            await pace.wait(len(batch))
         written += len(batch)
         unchanged += passed
         progress(stage, written + unchanged, total)
@@ -145,20 +150,33 @@ async def changed(
     yield batch, passed
 
 
-async def catch_up(client: Client, source: str, target: str, known: dict[str, bytes], copied: Copied) -> None:
-    """What reached the source while the alias moved; never over what clients have written to the target since."""
-    async for document in client.scroll(source, limit=PAGE):
-        if known.get(document["id"]) == digest(document):
-            continue
+async def catch_up(
+    client: Client, source: str, target: str, known: dict[str, bytes], copied: Copied, pace: Pace
+) -> None:
+    """What was written to the source or deleted there since; never over what clients did to the target meanwhile."""
+
+    async def untouched(document_id: str) -> bool:
         try:
-            present = digest(await client.document(target, document["id"]))
+            present = digest(await client.document(target, document_id))
         except ServiceError as error:
             if error.status != 404:
                 raise
             present = None
-        if present == known.get(document["id"]):
+        return present == known.get(document_id)
+
+    seen: set[str] = set()
+    async for document in client.scroll(source, limit=PAGE):
+        seen.add(document["id"])
+        if known.get(document["id"]) == digest(document):
+            continue
+        await pace()
+        if await untouched(document["id"]):
             await write_patiently(client, target, [contents(document)])
             copied.written += 1
+    for document_id in sorted(known.keys() - seen):
+        if await untouched(document_id):
+            await client.delete(target, document_id)
+            copied.deleted += 1
 
 
 def contents(document: JSON) -> JSON:

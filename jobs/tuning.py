@@ -6,7 +6,7 @@ Weights of hybrid search belong to the configuration, which is the operator's: t
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import ir_measures
 from ir_measures import nDCG
 
 from indexes.errors import InvalidInput
+from indexes.model import Progress
 from jobs.judgements import Judgement, Query
 from retrieval.client import JSON, Client
 
@@ -23,8 +24,6 @@ WEIGHTS = tuple(at / 10 for at in range(11))  # of the dense ranking; the lexica
 RANKING_DEPTH = 10
 BATCH = 50
 JUDGED_MIN = 20
-
-Progress = Callable[[str, int, int], None]
 
 
 async def suggest_weights(

@@ -4,46 +4,67 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import os
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import click
 import msgspec
+from click.core import ParameterSource
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-from indexes.catalog import prepare
-from indexes.errors import InvalidInput
+from indexes.durable import replace_unsynced
+from indexes.errors import NearlineError
 from indexes.model import Progress as OnProgress
 from jobs.commands.options import COLLECTION, JSON, URL, console, errors, print_json
 from jobs.evaluation import history, textfile
 from jobs.evaluation.floors import became_worse, below_floors, parse_floors
-from jobs.evaluation.history import write_whole
 from jobs.evaluation.private import private_config, private_service
 from jobs.evaluation.report import Floors, Report
 from jobs.evaluation.run import Options, evaluate
 from jobs.evaluation.table import show
-from retrieval.client import Client
+from jobs.tuning import require_matplotlib
+from retrieval.client import Client, ServiceError
 from retrieval.query_log import FILE as QUERY_LOG
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 FOLDER = click.Path(path_type=Path, file_okay=False)
 SHARE = click.FloatRange(0, 1)
-HTML_NEEDS = "--html needs matplotlib: pip install 'nearline[report]'"
+
+
+class Measuring(click.Command):
+    """Exit code 1 says that a number is too low; whatever kept it from being measured, or written, is 2."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except click.ClickException as error:
+            error.show()
+            sys.exit(2)
+        except (NearlineError, ServiceError, OSError) as error:
+            click.echo(f"nearline: {error}", err=True)
+            sys.exit(2)
 
 
 @click.command(
-    epilog="Example: nearline evaluate -c docs --queries queries.jsonl --qrels qrels.tsv --recall-floor 0.98"
+    cls=Measuring,
+    epilog="Example: nearline evaluate -c docs --queries queries.jsonl --qrels qrels.tsv --recall-floor 0.98",
 )
 @URL
 @COLLECTION
-@click.option("--data", type=FOLDER, help="A data directory that no service uses, instead of --url.")
+@click.option(
+    "--data",
+    type=FOLDER,
+    help="A data directory that no service uses, instead of --url. There no search has learned to leave the cold "
+    "tier out.",
+)
 @click.option("--config", type=FILE, help="With --data: the settings to serve it with.")
 @click.option(
-    "--queries", type=FILE, help="JSON lines of id and text. [default: a log of queries, or passages]"
+    "--queries", type=FILE, help="JSON lines of id and text. [default: with --data its log, else passages]"
 )
 @click.option("--query-log", type=FILE, help="A collection's queries.jsonl. [default with --data: its own]")
 @click.option("--qrels", type=FILE, help="Judgements: query, document, grade.")
@@ -94,11 +115,24 @@ def command(
     prometheus: Path | None,
     as_json: bool,
 ) -> None:
-    """Measure recall, and ranking quality where there are judgements. Exit code 1 below a floor, or when worse."""
-    check_together(data, config, queries, query_log, qrels, html, history_folder, regression)
+    """Measure recall, and ranking quality where there are judgements.
+
+    Exit code 1 below a floor, or when worse; 2 where that could not be measured, or the call is wrong.
+    """
     wanted = Floors(recall_floor, ndcg_floor, parse_floors(floors))
+    check_together(click.get_current_context(), wanted)
     options = Options(
-        collection, queries, query_log, qrels, sample, seed, k, rate, tenant_key, filters=not no_filters
+        collection,
+        queries,
+        query_log,
+        qrels,
+        sample,
+        seed,
+        k,
+        rate,
+        tenant_key,
+        filters=not no_filters,
+        offline=data is not None,
     )
     columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn()
     with Progress(*columns, console=errors, disable=as_json, transient=True) as bar:
@@ -113,39 +147,41 @@ def command(
     if earlier:
         report.compared_with = earlier[-1].time
         report.regressions = became_worse(earlier[-1], report, regression or 0.0)
-    written(report, earlier, history_folder, out, html, prometheus)
     if as_json:
         print_json(report)
     else:
         show(console, report, earlier)
+    written(report, earlier, history_folder, out, html, prometheus)
     sys.exit(1 if report.below or (regression is not None and report.regressions) else 0)
 
 
-def check_together(
-    data: Path | None,
-    config: Path | None,
-    queries: Path | None,
-    query_log: Path | None,
-    qrels: Path | None,
-    html: Path | None,
-    history_folder: Path | None,
-    regression: float | None,
-) -> None:
-    """Raises UsageError for options that make no sense together, before anything is measured."""
-    if qrels is not None and queries is None:
-        raise click.UsageError("--qrels needs --queries")
-    if queries is not None and query_log is not None:
-        raise click.UsageError("--queries and --query-log exclude each other")
-    if config is not None and data is None:
-        raise click.UsageError("--config goes with --data")
-    if data is not None and click.get_current_context().get_parameter_source("url") is not None:
-        source = click.get_current_context().get_parameter_source("url")
-        if source is click.core.ParameterSource.COMMANDLINE:
-            raise click.UsageError("--data and --url exclude each other")
-    if regression is not None and history_folder is None:
-        raise click.UsageError("--regression needs --history")
-    if html is not None and importlib.util.find_spec("matplotlib") is None:
-        raise InvalidInput(HTML_NEEDS, param="html")
+def check_together(context: click.Context, floors: Floors) -> None:
+    """Raises UsageError, before anything is measured, for options that make no sense together, floors that nothing
+    could miss, and files that cannot be written."""
+    given = SimpleNamespace(**context.params)
+    source = context.get_parameter_source("url")
+    for wrong, words in (
+        (given.qrels and not given.queries, "--qrels needs --queries"),
+        (given.queries and given.query_log, "--queries and --query-log exclude each other"),
+        (given.config and not given.data, "--config goes with --data"),
+        (given.data and source is ParameterSource.COMMANDLINE, "--data and --url exclude each other"),
+        (given.regression is not None and not given.history_folder, "--regression needs --history"),
+        (floors.ndcg and not given.qrels, "--ndcg-floor needs --qrels"),
+        (floor_for("tenant", floors) and not given.tenant_key, "a floor for tenants needs --tenant-key"),
+        (floor_for("filter", floors) and given.no_filters, "a floor under filters rules out --no-filters"),
+    ):
+        if wrong:
+            raise click.UsageError(words)
+    for name in ("out", "html", "prometheus"):
+        path = context.params[name]
+        if path and not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
+            raise click.UsageError(f"--{name}: {path.parent} is no folder that can be written to")
+    if given.html:
+        require_matplotlib()
+
+
+def floor_for(kind: str, floors: Floors) -> bool:
+    return any(name.startswith(kind) for name in floors.cohorts)
 
 
 async def measured(
@@ -153,7 +189,7 @@ async def measured(
 ) -> Report:
     async with address(url, data, config) as served, Client(served) as client:
         if data is not None and options.queries is None and options.query_log is None:
-            options = replace(options, query_log=own_log(data, options.collection))
+            options = replace(options, query_log=await own_log(client, data, options.collection))
         return await evaluate(client, options, progress)
 
 
@@ -166,9 +202,9 @@ async def address(url: str, data: Path | None, config: Path | None) -> AsyncIter
         yield served
 
 
-def own_log(data: Path, collection: str) -> Path | None:
+async def own_log(client: Client, data: Path, collection: str) -> Path | None:
     """The log of queries that a service kept of this collection or alias, if it kept one."""
-    path = data / prepare(data).get(collection, collection) / QUERY_LOG
+    path = data / (await client.collection(collection))["name"] / QUERY_LOG
     return path if path.is_file() else None
 
 
@@ -184,7 +220,7 @@ def written(
     if history_folder is not None:
         history.keep(history_folder, report)
     if out is not None:
-        write_whole(out, msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+        replace_unsynced(out, msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
     if html is not None:
         from jobs.evaluation import page
 

@@ -9,6 +9,7 @@ import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from jobs.commands.options import JSON, URL, errors, print_json
+from jobs.pace import Pace
 from jobs.reembedding import Copied, reembed
 from retrieval.client import Client
 
@@ -57,5 +58,5 @@ async def copy(
                 bar.update(task, description=stage, completed=done, total=max(total, done))
 
             return await reembed(
-                client, source, target, model=model, alias=alias, per_s=per_s, progress=progress
+                client, source, target, model=model, alias=alias, pace=Pace(per_s), progress=progress
             )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import click
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from jobs.commands.options import COLLECTION, JSON, URL, errors, print_json
-from retrieval.client import POLL_S, Client, ServiceError
+from retrieval.client import Client
 
 
 @click.command(epilog="Example: nearline reindex --url http://127.0.0.1:8080 --collection docs")
@@ -40,10 +41,8 @@ async def rebuild(
         job_id = await client.reindex(collection, **options)
         with Progress(*columns, console=errors, disable=hidden, transient=True) as bar:
             task = bar.add_task("waiting", total=1)
-            while (job := await client.job(job_id))["status"] in ("queued", "running"):
-                at = job["progress"]
-                bar.update(task, description=at["stage"], completed=at["done"], total=max(at["total"], 1))
-                await asyncio.sleep(POLL_S)
-    if job["status"] != "succeeded":
-        raise ServiceError(f"reindex of {collection} {job['status']}: {job['error']}", kind=job["status"])
-    return job
+
+            def progress(stage: str, done: int, total: int) -> None:
+                bar.update(task, description=stage, completed=done, total=max(total, 1))
+
+            return await client.finished(job_id, on_progress=progress, timeout_s=math.inf)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
 
+from indexes.model import Progress
 from jobs.commands.options import COLLECTION, JSON, URL, console, errors, print_json
 from jobs.judgements import read_judgements, read_queries
-from jobs.tuning import Progress, plot, require_matplotlib, suggest_weights
-from retrieval.client import POLL_S, Client, ServiceError
+from jobs.tuning import plot, require_matplotlib, suggest_weights
+from retrieval.client import Client, failure_of
 
 PATH = click.Path(path_type=Path)
 
@@ -96,13 +98,10 @@ async def in_service(
     if queries:
         wanted["queries"] = [query.text for query in queries]
     async with Client(url) as client:
-        job_id = (await client.request("POST", f"/v1/collections/{collection}/tune", wanted))["job"]
-        while (job := await client.job(job_id))["status"] in ("queued", "running"):
-            at = job["progress"]
-            progress(at["stage"], at["done"], at["total"])
-            await asyncio.sleep(POLL_S)
+        job_id = await client.tune(collection, **wanted)
+        job = await client.ended(job_id, on_progress=progress, timeout_s=math.inf)
         if not job["result"]:
-            raise ServiceError(f"tune of {collection} {job['status']}: {job['error']}", kind=job["status"])
+            raise failure_of(job)
         fusion = (
             await suggest_weights(client, collection, queries, judgements, progress) if judgements else None
         )

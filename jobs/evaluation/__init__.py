@@ -7,5 +7,5 @@ rankings     nDCG, MRR, recall by judgements         observing    latencies, ski
 intervals    how sure a number is                    floors       what is too low, what became worse
 report       the shape of the result                 history      the nights before
 table, page, plots, textfile                         how it is shown: terminal, HTML, SVG, Prometheus
-pace, private                                        how gently, and against which service
+private                                              a service for a folder that nobody serves
 """

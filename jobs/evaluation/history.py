@@ -12,15 +12,15 @@ from pathlib import Path
 
 import msgspec
 
-from indexes.durable import disk_errors
+from indexes.durable import disk_errors, replace_unsynced
 from jobs.evaluation.report import VERSION, Report
 
 SHOWN = 14
 
 
 def load(folder: Path, like: Report) -> list[Report]:
-    """The last reports that can be compared with this one, oldest first: of its collection and kind of queries, at
-    its k. Files of other versions or makers are passed over."""
+    """The last reports that can be compared with this one, oldest first. Files of other versions or makers are passed
+    over."""
     name = re.compile(re.escape(like.collection) + r"-\d{8}T\d{9}Z\.json")
     paths = sorted(path for path in folder.glob("*.json") if name.fullmatch(path.name))
     reports: list[Report] = []
@@ -37,7 +37,8 @@ def load(folder: Path, like: Report) -> list[Report]:
 
 
 def compared(report: Report) -> tuple[object, ...]:
-    return report.collection, report.source, report.k
+    """What has to be the same, or a difference would say little about the service."""
+    return report.collection, report.source, report.asked, report.offline, report.k
 
 
 def keep(folder: Path, report: Report) -> Path:
@@ -46,16 +47,5 @@ def keep(folder: Path, report: Report) -> Path:
     path = folder / f"{report.collection}-{stamp}Z.json"
     with disk_errors(path):
         folder.mkdir(parents=True, exist_ok=True)
-    write_whole(path, msgspec.json.encode(report) + b"\n")
+    replace_unsynced(path, msgspec.json.encode(report) + b"\n")
     return path
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """By rename, so that a reader sees the old file or the new one. Raises DiskFull or StorageError."""
-    draft = path.with_name(f".{path.name}.draft")
-    with disk_errors(path):
-        try:
-            draft.write_bytes(content)
-            draft.replace(path)
-        finally:
-            draft.unlink(missing_ok=True)

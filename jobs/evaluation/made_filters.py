@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jobs.evaluation.survey import Key, Survey, Value
+from jobs.pace import Pace
 from retrieval.client import JSON, Client
 
 EACH = 3  # filters of one selectivity: one alone may be a fluke
@@ -31,7 +32,7 @@ class MadeFilter:
 
 
 async def make_filters(
-    client: Client, collection: str, survey: Survey, wanted: float, seed: int
+    client: Client, collection: str, survey: Survey, wanted: float, seed: int, pace: Pace
 ) -> list[MadeFilter]:
     """Up to EACH, of different keys where possible. None where no metadata has values of such a frequency."""
     made: list[MadeFilter] = []
@@ -40,6 +41,7 @@ async def make_filters(
     for tried, (key, text, condition) in enumerate(proposals(survey, wanted, random.Random(seed))):
         if tried == TRIED_MAX or len(made) == EACH:
             break
+        await pace()
         counted = await client.count(collection, filter=condition)
         share = counted["passages"] / max(survey.passages, 1)
         if share and near(share, wanted):

@@ -11,22 +11,22 @@ from html import escape
 from pathlib import Path
 from string import Template
 
+from indexes.durable import replace_unsynced
 from jobs.evaluation import plots
-from jobs.evaluation.history import write_whole
 from jobs.evaluation.report import Report
-from jobs.evaluation.table import change
+from jobs.evaluation.table import change, history_rows
 
 TEMPLATE = Path(__file__).with_name("page.html")
 
 
 def write(path: Path, report: Report, earlier: Sequence[Report]) -> None:
     """Raises DiskFull or StorageError."""
-    write_whole(path, rendered(report, earlier).encode())
+    replace_unsynced(path, rendered(report, earlier).encode())
 
 
 def rendered(report: Report, earlier: Sequence[Report]) -> str:
     sections = [recall(report, earlier)]
-    if report.ranking_intervals:
+    if report.rankings:
         sections.append(ranking(report))
     if report.latency_ms.get("dense"):
         sections.append(latency(report))
@@ -36,11 +36,11 @@ def rendered(report: Report, earlier: Sequence[Report]) -> str:
     trouble = [*report.below, *(f"{one.what} fell to {one.now:.4f}" for one in report.regressions)]
     if report.changed_meanwhile:
         trouble.append("the collection changed while it was measured")
-    overall = report.recall.overall
+    overall = report.cohort("overall")
     return Template(TEMPLATE.read_text()).substitute(
         collection=escape(report.collection),
         verdict="bad" if report.below or report.regressions else "good",
-        headline="nothing was measured" if overall is None else f"recall@{report.k} {overall:.4f}",
+        headline="nothing was measured" if overall is None else f"recall@{report.k} {overall.recall:.4f}",
         facts=escape(
             f"{report.time[:16].replace('T', ' ')} UTC, generation {report.generation}, seq {report.seq}, "
             f"{report.model}, {report.documents} documents, {sum(report.passages.values())} passages, "
@@ -73,7 +73,7 @@ def ranking(report: Report) -> str:
     labels = list(next(iter(report.rankings.values())))
     rows = [
         (name, *(f"{scores[label].value:.4f}" for label in labels))
-        for name, scores in report.ranking_intervals.items()
+        for name, scores in report.rankings.items()
     ]
     words = "How well each kind of search ranks documents, by relevance judgements."
     if report.judged is not None:
@@ -119,18 +119,7 @@ def shares(report: Report) -> str:
 
 
 def history(reports: Sequence[Report]) -> str:
-    rows = []
-    for report in reversed(reports):
-        found = [report.cohort(name) for name in ("overall", "delta", "hot", "cold")]
-        hybrid = report.rankings.get("hybrid rrf", {}).get("ndcg@10")
-        rows.append(
-            (
-                report.time[:16].replace("T", " "),
-                *("" if one is None else f"{one.recall:.4f}" for one in found),
-                "" if hybrid is None else f"{hybrid:.4f}",
-            )
-        )
-    header = ("time", "overall", "delta", "hot", "cold", "hybrid nDCG@10")
+    header, *rows = history_rows(reports)
     last = reports[-1]
     words = f"The last {len(reports)} reports, this one included."
     if last.compared_with:
@@ -138,7 +127,7 @@ def history(reports: Sequence[Report]) -> str:
         words += (
             f" Against the one before, {fell or 'no'} number{'' if fell == 1 else 's'} fell beyond chance."
         )
-    return section("History", words, plots.history_plot(reports), table(header, rows))
+    return section("History", words, plots.history_plot(reports), table(header, rows[::-1]))
 
 
 def section(title: str, words: str, plot: str, numbers: str) -> str:

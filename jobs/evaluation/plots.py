@@ -14,6 +14,8 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from indexes.model import TIERS
+from jobs.evaluation.floors import is_below
 from jobs.evaluation.report import Report
 
 WIDTH_IN = 4.6
@@ -28,6 +30,7 @@ STYLE = {
     "text.color": INK, "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK, "axes.edgecolor": FAINT,
     "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": FAINT,
     "grid.linewidth": 0.6, "axes.axisbelow": True, "legend.frameon": False, "legend.fontsize": 9.5,
+    "text.parse_math": False,  # names are users' own, dollars and all
 }  # fmt: skip
 LABEL_CHARS = 24
 
@@ -37,9 +40,8 @@ def recall_plot(report: Report) -> str:
     with mpl.rc_context(STYLE):
         cohorts = report.cohorts[::-1]
         figure, axes = frame(rows=len(cohorts))
-        low = {line.split(" is ")[0].removeprefix(f"recall@{report.k} ") for line in report.below}
         for at, one in enumerate(cohorts):
-            colour = BAD if one.name in low else GOOD
+            colour = BAD if is_below(one, report.floors) else GOOD
             axes.plot([one.low, one.high], [at, at], color=colour, linewidth=2.4, solid_capstyle="round")
             axes.plot([one.recall], [at], "o", color=colour, markersize=5)
         axes.set_yticks(range(len(cohorts)), [cut(one.name) for one in cohorts])
@@ -51,12 +53,12 @@ def recall_plot(report: Report) -> str:
 def ranking_plot(report: Report) -> str:
     """Bars of each measure, a kind of search beside the other."""
     with mpl.rc_context(STYLE):
-        searches = list(report.ranking_intervals)
-        labels = list(report.ranking_intervals[searches[0]])
+        searches = list(report.rankings)
+        labels = list(report.rankings[searches[0]])
         figure, axes = frame(rows=len(labels) * len(searches) * 0.62 + 2)
         height = 0.8 / len(searches)
         for number, name in enumerate(searches):
-            scores = [report.ranking_intervals[name][label] for label in labels]
+            scores = [report.rankings[name][label] for label in labels]
             places = [-at + 0.4 - height * (number + 0.5) for at in range(len(labels))]
             axes.barh(places, [one.value for one in scores], height * 0.9, color=SERIES[number], label=name)
             for place, one in zip(places, scores, strict=True):
@@ -107,7 +109,7 @@ def history_plot(reports: Sequence[Report]) -> str:
     """Recall overall and by tier, one point a report."""
     with mpl.rc_context(STYLE):
         figure, axes = frame(rows=8)
-        for number, name in enumerate(("overall", "delta", "hot", "cold")):
+        for number, name in enumerate(("overall", *TIERS)):
             known = [(at, one) for at, report in enumerate(reports) if (one := report.cohort(name))]
             if not known:
                 continue

@@ -15,13 +15,12 @@ from ir_measures import RR, R, nDCG
 from indexes.model import Progress
 from jobs.evaluation.intervals import mean_interval
 from jobs.evaluation.observing import Observations
-from jobs.evaluation.pace import Pace
 from jobs.evaluation.report import Judged, RankingScore
 from jobs.judgements import Judgement, Query
+from jobs.pace import Pace
 from retrieval.client import Client
 
 DEPTH, DEEP = 10, 100
-PACE = 10_000.0  # where nobody gives one
 
 SEARCHES: dict[str, dict[str, Any]] = {
     "dense": {"mode": "dense"},
@@ -35,7 +34,7 @@ MEASURES = {
     "recall@100": (R @ DEEP, DEEP),
 }
 
-Intervals = dict[str, dict[str, RankingScore]]
+Rankings = dict[str, dict[str, RankingScore]]
 
 
 async def measure_rankings(
@@ -48,14 +47,14 @@ async def measure_rankings(
     pace: Pace | None = None,
     observed: Observations | None = None,
     seed: int = 0,
-) -> Intervals:
+) -> Rankings:
     """Each score of each kind of search, over the queries that have judgements."""
     judged = {one.query for one in judgements}
     asked = [query for query in queries if query.id in judged]
     ids = {query.id for query in asked}
     qrels = [ir_measures.Qrel(one.query, one.document, one.grade) for one in judgements if one.query in ids]
-    pace, observed = pace or Pace(PACE), observed or Observations()
-    results: Intervals = {}
+    pace, observed = pace or Pace(0), observed or Observations()
+    results: Rankings = {}
     for name, search in SEARCHES.items() if asked else ():
         scores: dict[str, RankingScore] = {}
         for depth in (DEPTH, DEEP):
@@ -82,10 +81,6 @@ async def measure_rankings(
                     scores[label] = RankingScore(*mean_interval(values, seed))
         results[name] = scores
     return results
-
-
-def values_of(intervals: Intervals) -> dict[str, dict[str, float]]:
-    return {name: {label: one.value for label, one in scores.items()} for name, scores in intervals.items()}
 
 
 def judged_of(

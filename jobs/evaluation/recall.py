@@ -13,9 +13,9 @@ from typing import Any
 from indexes.model import Progress
 from jobs.evaluation.intervals import share_interval
 from jobs.evaluation.observing import Observations
-from jobs.evaluation.pace import Pace
 from jobs.evaluation.report import Cohort, CohortKind
 from jobs.judgements import Query
+from jobs.pace import Pace
 from retrieval.client import JSON, Client
 
 BATCH = 50

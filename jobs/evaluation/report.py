@@ -35,18 +35,6 @@ class NotMeasured(msgspec.Struct, frozen=True):
     reason: str
 
 
-class TierRecall(msgspec.Struct, frozen=True):
-    recall: float
-    neighbours: int
-
-
-class Recall(msgspec.Struct, frozen=True):
-    """The short form: overall and by tier. None: nothing could be measured."""
-
-    overall: float | None
-    tiers: dict[str, TierRecall]
-
-
 class RankingScore(msgspec.Struct, frozen=True):
     value: float
     low: float
@@ -96,7 +84,11 @@ class Worse(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """One evaluation. Times in milliseconds, `time` in UTC; `regressions` is compared with `compared_with`."""
+    """One evaluation. Times in milliseconds, `time` in UTC; `regressions` is compared with `compared_with`.
+
+    `asked` tells files of queries apart; of queries that are drawn anew each time it is empty. `offline`: over a
+    data directory that nobody served, where nothing has learned yet when to leave the cold tier out.
+    """
 
     version: int = VERSION
     time: str
@@ -109,18 +101,17 @@ class Report(msgspec.Struct, kw_only=True):
     documents: int
     passages: dict[str, int]
     source: Source
+    asked: str
+    offline: bool
     queries: int
     k: int
     seed: int
-    recall: Recall
     interval: str
     cohorts: list[Cohort]
     not_measured: list[NotMeasured]
-    rankings: dict[str, dict[str, float]]
-    ranking_intervals: dict[str, dict[str, RankingScore]]
+    rankings: dict[str, dict[str, RankingScore]]
     judged: Judged | None
     latency_ms: dict[str, dict[str, Percentiles]]
-    dense_latency_ms: Percentiles
     cold: Cold
     caches: dict[str, CacheRate]
     floors: Floors | None = None

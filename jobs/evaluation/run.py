@@ -12,29 +12,28 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from indexes.model import Progress
+from indexes.model import TIERS, Progress
 from jobs.evaluation import sources
 from jobs.evaluation.intervals import METHOD
 from jobs.evaluation.made_filters import make_filters
 from jobs.evaluation.observing import Observations, cache_rates
-from jobs.evaluation.pace import Pace
-from jobs.evaluation.rankings import judged_of, measure_rankings, values_of
+from jobs.evaluation.rankings import judged_of, measure_rankings
 from jobs.evaluation.recall import Asker, Outcome, cohort
-from jobs.evaluation.report import Cohort, CohortKind, NotMeasured, Recall, Report, TierRecall
+from jobs.evaluation.report import Cohort, CohortKind, NotMeasured, Report
 from jobs.evaluation.survey import Survey, survey
 from jobs.judgements import Query, read_judgements
+from jobs.pace import Pace
 from retrieval.client import JSON, Client, ServiceError
 
 SELECTIVITIES = {"filter-10": 0.1, "filter-1": 0.01, "filter-0.1": 0.001}
 FILTERED_QUERIES = 120  # of one selectivity, over its filters together
 TENANTS, TENANT_QUERIES = 20, 50
 LOGGED_FILTERS = 20
-TIERS = ("delta", "hot", "cold")
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What to measure, and how gently. `rate` in queries a second."""
+    """What to measure, and how gently. `rate` in queries a second; `offline` as in the report."""
 
     collection: str
     queries: Path | None = None
@@ -46,6 +45,7 @@ class Options:
     rate: float = 50.0
     tenant_key: str | None = None
     filters: bool = True
+    offline: bool = False
 
 
 async def evaluate(client: Client, options: Options, progress: Progress) -> Report:
@@ -66,7 +66,7 @@ async def evaluate(client: Client, options: Options, progress: Progress) -> Repo
         await of_filters(cohorts, asker, queries, documents)
     if options.tenant_key is not None:
         await of_tenants(cohorts, asker, queries.chosen, documents, options.tenant_key)
-    intervals = await measure_rankings(
+    rankings = await measure_rankings(
         client,
         name,
         queries.chosen,
@@ -77,7 +77,6 @@ async def evaluate(client: Client, options: Options, progress: Progress) -> Repo
         seed=options.seed,
     )
     after = await client.collection(name)
-    latency = observed.latency_ms()
     return Report(
         time=started.isoformat(timespec="milliseconds"),
         took_s=round(time.monotonic() - begun, 1),
@@ -89,18 +88,17 @@ async def evaluate(client: Client, options: Options, progress: Progress) -> Repo
         documents=after["documents"],
         passages=after["passages"],
         source=queries.source,
+        asked=queries.digest,
+        offline=options.offline,
         queries=len(queries.chosen),
         k=options.k,
         seed=options.seed,
-        recall=cohorts.short(),
         interval=METHOD,
         cohorts=cohorts.measured,
         not_measured=cohorts.missing,
-        rankings=values_of(intervals),
-        ranking_intervals=intervals,
+        rankings=rankings,
         judged=judged_of(queries.chosen, judgements, documents.holds) if judgements else None,
-        latency_ms=latency,
-        dense_latency_ms=latency.get("dense", {}).get("total", {}),
+        latency_ms=observed.latency_ms(),
         cold=observed.cold(),
         caches=cache_rates(metrics_before, await client.metrics()),
     )
@@ -132,13 +130,6 @@ class Cohorts:
         else:
             self.measured.append(found)
 
-    def short(self) -> Recall:
-        overall = next((one.recall for one in self.measured if one.kind == "overall"), None)
-        tiers = {
-            one.name: TierRecall(one.recall, one.neighbours) for one in self.measured if one.kind == "tier"
-        }
-        return Recall(overall, tiers)
-
 
 def of_neighbours(cohorts: Cohorts, outcomes: Sequence[Outcome], documents: Survey) -> None:
     """By where a true neighbour lives and how old it is: no further search is needed."""
@@ -164,7 +155,7 @@ async def of_filters(cohorts: Cohorts, asker: Asker, queries: sources.Queries, d
         if documents.passages * wanted < 1:
             cohorts.missing.append(NotMeasured(name, "the collection is too small"))
             continue
-        made = await make_filters(asker.client, asker.collection, documents, wanted, cohorts.seed)
+        made = await make_filters(asker.client, asker.collection, documents, wanted, cohorts.seed, asker.pace)
         if not made:
             reason = f"no metadata has values that about {wanted * 100:g} percent of the passages share"
             cohorts.missing.append(NotMeasured(name, reason))
@@ -182,8 +173,10 @@ async def of_filters(cohorts: Cohorts, asker: Asker, queries: sources.Queries, d
             try:
                 outcomes += await asker.outcomes("filter-logged", some, condition)
             except ServiceError as error:
-                if error.kind != "invalid_input":  # its key may be gone from the collection by now
+                if error.kind != "invalid_input":
                     raise
+                reason = f"a logged filter is refused: {error.message}"
+                cohorts.missing.append(NotMeasured("filter-logged", reason))
         words = f"the {min(LOGGED_FILTERS, len(queries.filtered))} filters that users sent most"
         cohorts.add("filter-logged", "filter", outcomes, "no logged filter matches anything", detail=words)
 

@@ -1,7 +1,7 @@
 """Where the queries of an evaluation come from: real ones where there are any.
 
-A file of queries, if one is given; the service's own log of queries, if it keeps one; else the first words of
-documents chosen at random, which are easier than questions: each has its own document as a neighbour.
+A file or a log of queries, if one is given; over a data directory the log that its service kept, if there is one; else
+the first words of documents chosen at random, which are easier than questions: each finds its own document.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from pathlib import Path
 
 import msgspec
 
 from indexes.errors import InvalidInput
 from indexes.model import Progress
-from jobs.evaluation.pace import Pace
 from jobs.evaluation.report import Source
 from jobs.judgements import Query, read_queries
+from jobs.pace import Pace
 from retrieval.client import JSON, Client, ServiceError
 from retrieval.query_log import read
 
@@ -27,16 +28,22 @@ SAMPLED_QUERY_WORDS = 12
 
 @dataclass(frozen=True, slots=True)
 class Queries:
-    """Queries, and the filters that users sent along, the most frequent first, each with its queries."""
+    """Queries, and the filters that users sent along, the most frequent first, each with its queries.
+
+    `digest` is that of the texts, in any order, of a file: the others are chosen anew as time goes by.
+    """
 
     source: Source
     chosen: list[Query]
     filtered: list[tuple[JSON, list[Query]]] = field(default_factory=list)
+    digest: str = ""
 
 
 def from_file(path: Path, sample: int, seed: int) -> Queries:
     given = read_queries(path)
-    return Queries("file", random.Random(seed).sample(given, min(sample, len(given))))
+    chosen = random.Random(seed).sample(given, min(sample, len(given)))
+    texts = msgspec.json.encode(sorted(one.text for one in chosen))
+    return Queries("file", chosen, digest=blake2b(texts, digest_size=8).hexdigest())
 
 
 def from_log(path: Path, sample: int, seed: int) -> Queries:

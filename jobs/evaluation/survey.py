@@ -1,6 +1,6 @@
 """One reading of all documents, without their texts: which exist, which are the newest, what their metadata holds.
 
-Memory stays small: eight bytes a document, and of each metadata key a bounded number of values.
+Memory stays small: some forty bytes a document at most, and of each metadata key a bounded number of values.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from indexes.model import Progress
-from jobs.evaluation.pace import Pace
+from indexes.arrays import find_sorted
+from indexes.model import Ids, Progress
+from jobs.pace import Pace
 from retrieval.client import JSON, Client
 
 PAGE = 1000
@@ -35,30 +36,26 @@ class Key:
 
 
 class Survey:
-    """What the documents of a collection are, as they were when it was read. Ids are kept as hashes of 64 bits."""
+    """What the documents of a collection are, as they were when it was read. Ids are kept as hashes of 64 bits.
+
+    `add` each document in the order of writing, then `finish`; only then `is_newest` and `holds` may be asked.
+    """
 
     def __init__(self, wanted: int, seed: int) -> None:
         self._rng = random.Random(seed)
         self._wanted = wanted
         self._hashes = array("q")
         self._counts = array("i")
-        self._newest: frozenset[int] = frozenset()
-        self._all: frozenset[int] | None = None
+        self._all = self._newest = np.empty(0, np.int64)
+        self.documents = self.passages = 0
         self.keys: dict[str, Key] = {}
         self.sample: list[str] = []  # ids of documents, at most `wanted`
 
-    @property
-    def documents(self) -> int:
-        return len(self._hashes)
-
-    @property
-    def passages(self) -> int:
-        return sum(self._counts)
-
     def add(self, document: JSON) -> None:
-        """In the order of writing."""
         self._hashes.append(hash(document["id"]))
         self._counts.append(document["passages"])
+        self.documents += 1
+        self.passages += document["passages"]
         self._sample(document["id"])
         for name, values in document["metadata"].items():
             if name in self.keys or len(self.keys) < KEYS_MAX:
@@ -83,20 +80,23 @@ class Survey:
                 key.numbers[at] = value
 
     def finish(self) -> Survey:
-        """After the last document: the newest are those that hold the last tenth of the passages."""
-        sums = np.cumsum(np.frombuffer(self._counts, np.int32)) if self._counts else np.empty(0)
-        if len(sums):
-            first = int(np.searchsorted(sums, (1 - NEWEST_SHARE) * sums[-1], side="left")) + 1
-            self._newest = frozenset(self._hashes[first:])
+        """The newest are those that hold the last tenth of the passages."""
+        sums = np.cumsum(np.array(self._counts))
+        first = int(np.searchsorted(sums, (1 - NEWEST_SHARE) * self.passages)) + 1
+        hashes = np.array(self._hashes)
+        self._newest, self._all = np.sort(hashes[first:]), np.sort(hashes)
+        del self._hashes, self._counts
         return self
 
     def is_newest(self, document_id: str) -> bool:
-        return hash(document_id) in self._newest
+        return contains(self._newest, document_id)
 
     def holds(self, document_id: str) -> bool:
-        if self._all is None:
-            self._all = frozenset(self._hashes)
-        return hash(document_id) in self._all
+        return contains(self._all, document_id)
+
+
+def contains(hashes: Ids, document_id: str) -> bool:
+    return bool(find_sorted(hashes, np.array([hash(document_id)]))[0] >= 0)
 
 
 async def survey(

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from indexes.model import TIERS
 from jobs.evaluation.report import Cohort, Report
 
 
@@ -70,7 +71,7 @@ def change(cohort: Cohort, before: Report | None) -> str:
 def ranking_table(report: Report) -> Table:
     labels = list(next(iter(report.rankings.values())))
     table = Table("search", *(label.replace("ndcg", "nDCG").replace("mrr", "MRR") for label in labels))
-    for name, scores in report.ranking_intervals.items():
+    for name, scores in report.rankings.items():
         cells = [
             f"{scores[label].value:.4f} ({scores[label].low:.3f}-{scores[label].high:.3f})"
             for label in labels
@@ -90,17 +91,28 @@ def latency_table(report: Report) -> Table:
 
 
 def history_table(reports: Sequence[Report]) -> Table:
-    tiers = [name for name in ("delta", "hot", "cold") if any(one.cohort(name) for one in reports)]
-    table = Table("time", "queries", f"recall@{reports[-1].k}", *tiers, "hybrid nDCG@10", "p95 ms")
+    header, *rows = history_rows(reports)
+    table = Table(*header)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def history_rows(reports: Sequence[Report]) -> list[list[str]]:
+    """The header, and a row for each report; tiers that none of them measured are left out."""
+    tiers = [name for name in TIERS if any(one.cohort(name) for one in reports)]
+    rows = [["time", "queries", f"recall@{reports[-1].k}", *tiers, "hybrid nDCG@10", "p95 ms"]]
     for report in reports:
         found = [report.cohort(name) for name in ("overall", *tiers)]
         hybrid = report.rankings.get("hybrid rrf", {}).get("ndcg@10")
-        p95 = report.dense_latency_ms.get("p95")
-        table.add_row(
-            report.time[:16].replace("T", " "),
-            str(report.queries),
-            *("" if one is None else f"{one.recall:.4f}" for one in found),
-            "" if hybrid is None else f"{hybrid:.4f}",
-            "" if p95 is None else f"{p95:.1f}",
+        p95 = report.latency_ms.get("dense", {}).get("total", {}).get("p95")
+        rows.append(
+            [
+                report.time[:16].replace("T", " "),
+                str(report.queries),
+                *("" if one is None else f"{one.recall:.4f}" for one in found),
+                "" if hybrid is None else f"{hybrid.value:.4f}",
+                "" if p95 is None else f"{p95:.1f}",
+            ]
         )
-    return table
+    return rows

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
-from jobs.evaluation.history import write_whole
+from indexes.durable import replace_unsynced
 from jobs.evaluation.report import Report
 
 PREFIX = "nearline_evaluate_"
@@ -20,7 +20,7 @@ PREFIX = "nearline_evaluate_"
 
 def write(path: Path, report: Report) -> None:
     """By rename: the collector never reads half a file. Raises DiskFull or StorageError."""
-    write_whole(path, rendered(report))
+    replace_unsynced(path, rendered(report))
 
 
 class Gauges:
@@ -73,7 +73,7 @@ def recalls(report: Report) -> Iterator[tuple[dict[str, str], float]]:
 
 
 def rankings(report: Report) -> Iterator[tuple[dict[str, str], float]]:
-    for search, scores in report.ranking_intervals.items():
+    for search, scores in report.rankings.items():
         for measure, one in scores.items():
             for bound, value in (("value", one.value), ("low", one.low), ("high", one.high)):
                 yield {"search": search, "measure": measure, "bound": bound}, value

@@ -11,14 +11,15 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
 from indexes.errors import InvalidInput, StorageError
+from jobs.commands.evaluate import command
 from jobs.evaluation import history, textfile
 from jobs.evaluation.floors import became_worse, below_floors, parse_floors
 from jobs.evaluation.intervals import METHOD, mean_interval, share_interval
 from jobs.evaluation.observing import cache_rates
-from jobs.evaluation.pace import Pace
 from jobs.evaluation.recall import Neighbour, cohort, compare
 from jobs.evaluation.report import (
     CacheRate,
@@ -29,11 +30,11 @@ from jobs.evaluation.report import (
     Judged,
     NotMeasured,
     RankingScore,
-    Recall,
     Report,
 )
-from jobs.evaluation.sources import from_log
+from jobs.evaluation.sources import from_file, from_log
 from jobs.evaluation.survey import Survey
+from jobs.pace import Pace
 from retrieval.query_log import Day, LoggedQuery, encoded
 
 
@@ -93,7 +94,7 @@ def test_a_sample_without_losses_is_not_certainty() -> None:
 
 def test_intervals_do_not_change_from_call_to_call() -> None:
     """The seed decides, also when the resamples are made in several blocks."""
-    values = np.random.default_rng(0).random(9000)
+    values = np.random.default_rng(0).random(4500)
     assert mean_interval(values, 4) == mean_interval(values, 4) != mean_interval(values, 5)
 
 
@@ -102,6 +103,7 @@ def test_the_newest_are_the_last_tenth_of_passages() -> None:
     survey = Survey(0, 0)
     for number in range(20):
         survey.add({"id": f"d{number}", "passages": 1 if number < 19 else 2, "metadata": {}})
+    assert (survey.documents, survey.passages) == (20, 21)
     survey.finish()
     assert [number for number in range(20) if survey.is_newest(f"d{number}")] == [19]
     assert survey.holds("d3")
@@ -143,6 +145,20 @@ def test_pace_spreads_queries() -> None:
     assert slept == pytest.approx([0.1, 0.1, 0.2])
 
 
+def test_no_pace_is_no_wait() -> None:
+    """With 0 a second nothing waits, not even for an instant."""
+
+    async def sleep(seconds: float) -> None:
+        raise AssertionError(seconds)
+
+    async def run() -> None:
+        pace = Pace(0, clock=lambda: 0.0, sleep=sleep)
+        for count in range(3):
+            await pace(count)
+
+    asyncio.run(run())
+
+
 def test_queries_come_from_the_log_with_their_filters(tmp_path: Path) -> None:
     """Texts as asked, and the filters that came with them, the most frequent first; another file is refused."""
     rare, often = ({"type": "eq", "key": "t", "value": value} for value in ("r", "o"))
@@ -159,6 +175,22 @@ def test_queries_come_from_the_log_with_their_filters(tmp_path: Path) -> None:
         from_log(path, 10, seed=0)
 
 
+def test_files_of_queries_are_told_apart(tmp_path: Path) -> None:
+    """By the texts that were chosen: not by their order, their ids, or the name of the file."""
+
+    def digest(*texts: str) -> str:
+        lines = [
+            msgspec.json.encode({"id": f"{at}-{len(texts)}", "text": text}) for at, text in enumerate(texts)
+        ]
+        (tmp_path / f"{len(texts)}.jsonl").write_bytes(b"\n".join(lines))
+        return from_file(tmp_path / f"{len(texts)}.jsonl", 10, seed=0).digest
+
+    assert digest("a", "b") == digest("b", "a")
+    assert (
+        len({digest("a", "b"), digest("a", "c"), digest("a"), digest("ab"), digest("a", "b", "b"), ""}) == 6
+    )
+
+
 # --- floors and regressions -------------------------------------------------------------------------------------
 
 
@@ -170,22 +202,20 @@ def make_cohort(name: str, recall: float, kind: CohortKind = "tier", width: floa
 
 
 def make_report(*cohorts: Cohort, time: str = "2026-03-01T03:15:00.123+00:00", **changes: Any) -> Report:
-    overall = next((one.recall for one in cohorts if one.kind == "overall"), 0.98)
     times = {"p50": 1.0, "p95": 2.0, "p99": 3.0}
-    intervals = {
+    rankings = {
         name: {label: RankingScore(0.7, 0.65, 0.75) for label in ("ndcg@10", "mrr@10", "recall@100")}
         for name in ("dense", "hybrid rrf")
     }
     values: dict[str, Any] = {
         "time": time, "took_s": 12.5, "collection": "docs", "model": "m", "generation": 3, "seq": 9,
         "changed_meanwhile": False, "documents": 900, "passages": {"delta": 0, "hot": 100, "cold": 800},
-        "source": "query log", "queries": 100, "k": 10, "seed": 0, "recall": Recall(overall, {}),
+        "source": "query log", "asked": "", "offline": False, "queries": 100, "k": 10, "seed": 0,
         "interval": METHOD, "cohorts": list(cohorts),
         "not_measured": [NotMeasured("delta", "no true neighbour is in the delta tier")],
-        "rankings": {name: dict.fromkeys(scores, 0.7) for name, scores in intervals.items()},
-        "ranking_intervals": intervals, "judged": Judged(50, 2, 40, 1),
+        "rankings": rankings, "judged": Judged(50, 2, 40, 1),
         "latency_ms": {kind: {"embed": times, "total": times} for kind in ("dense", "dense, filtered")},
-        "dense_latency_ms": times, "cold": Cold(100, 25, 0.25, {"few <b>cold</b> neighbours": 25}),
+        "cold": Cold(100, 25, 0.25, {"few <b>cold</b> neighbours": 25}),
         "caches": {"answers": CacheRate(0.5, None), "query vectors": CacheRate(None, None)},
         **changes,
     }  # fmt: skip
@@ -207,8 +237,21 @@ def test_a_floor_is_for_a_name_a_kind_or_all_tiers() -> None:
     assert low("cold=.9", "filter=.9", "tenant=a=b=.9") == ["hot", "filter-1", "tenant=a=b"]
     assert low("tier=.5", "cold=.99", "filter=.9", "filter-1=.7") == ["cold"]
     assert "nDCG@10 of hybrid rrf" in below_floors(report, Floors(0.0, 0.8))[0]
-    nothing = make_report(recall=Recall(None, {}))
-    assert "nothing was measured" in below_floors(nothing, Floors(0.0, 0.0))[0]
+    assert "nothing was measured" in below_floors(make_report(), Floors(0.0, 0.0))[0]
+
+
+def test_a_floor_that_nothing_could_miss_is_missed() -> None:
+    """What has a floor of its own and was not measured is too low, not good enough."""
+    report = make_report(make_cohort("overall", 1, "overall"), make_cohort("tenant=b", 1, "tenant"))
+    floors = parse_floors(["tenant=.9", "overall=.9", "tenant=a=.9", "cold=.8", "filter=.5"])
+    assert below_floors(report, Floors(0.0, 0.0, floors)) == [
+        "recall@10 tenant=a was not measured, its floor is 0.9",
+        "recall@10 cold was not measured, its floor is 0.8",
+        "recall@10 filter was not measured, its floor is 0.5",
+    ]
+    unjudged = make_report(make_cohort("overall", 1, "overall"), rankings={})
+    assert below_floors(unjudged, Floors(0.0, 0.5)) == ["nDCG@10 was not measured, its floor is 0.5"]
+    assert below_floors(unjudged, Floors(0.0, 0.0)) == []
 
 
 @pytest.mark.parametrize("text", ["cold", "cold=", "=0.5", "cold=2", "cold=nan", "warm=.5", "tenant"])
@@ -233,14 +276,14 @@ def test_worse_is_beyond_the_bound_and_beyond_chance() -> None:
     assert worse(make_cohort("hot", 0.985, width=0.001)) == []  # certain, but small
     assert worse(make_cohort("cold", 0.965)) == []  # larger, but perhaps chance
     scores = {"dense": {"ndcg@10": RankingScore(0.5, 0.45, 0.55)}}
-    assert worse(ranking_intervals=scores) == ["ndcg@10 dense"]
+    assert worse(rankings=scores) == ["ndcg@10 dense"]
 
 
 # --- history and outputs ----------------------------------------------------------------------------------------
 
 
 def test_history_is_read_back_in_order(tmp_path: Path) -> None:
-    """The last comparable reports, oldest first; other collections, k and sources and foreign files are passed over."""
+    """The last comparable reports, oldest first; foreign files are passed over, and reports of anything else."""
     folder = tmp_path / "made" / "here"
     reports = [
         make_report(make_cohort("hot", 0.9), time=f"2026-03-{day:02}T03:15:00.123+00:00")
@@ -250,9 +293,10 @@ def test_history_is_read_back_in_order(tmp_path: Path) -> None:
         history.keep(folder, one)
     other = msgspec.structs.replace(reports[0], collection="docs-2")
     history.keep(folder, other)
-    later = msgspec.structs.replace(reports[0], time="2026-04-01T03:15:00.123+00:00", k=5)
-    history.keep(folder, later)
-    history.keep(folder, msgspec.structs.replace(later, time="2026-04-02T03:15:00.123+00:00", source="file"))
+    incomparable: list[dict[str, Any]] = [{"k": 5}, {"source": "file"}, {"asked": "x"}, {"offline": True}]
+    for day, changes in enumerate(incomparable, 1):
+        time = f"2026-04-{day:02}T03:15:00.123+00:00"
+        history.keep(folder, msgspec.structs.replace(reports[0], time=time, **changes))
     (folder / "docs-20260399T000000000Z.json").write_text("{")
     assert [one.time for one in history.load(folder, reports[-1])] == [one.time for one in reports[-14:]]
     assert history.load(folder, reports[-1])[-1] == reports[-1]
@@ -354,14 +398,29 @@ def test_the_page_needs_nothing_else(tmp_path: Path) -> None:
 
     reports = [
         make_report(make_cohort("overall", 0.98, "overall"), make_cohort("cold", 0.9), make_cohort(name, 1.0, "tenant"))
-        for name in ("tenant=<script>", "tenant=b & $c", "tenant=$c$")
+        for name in ("tenant=<script>", "tenant=b & $c", "tenant=$5_$")
     ]  # fmt: skip
     page.write(tmp_path / "r.html", reports[-1], reports[:-1])
     text = (tmp_path / "r.html").read_text()
     assert len(check_page(text).sections) == 5
     assert "few &lt;b&gt;cold" in text
+    assert "tenant=$5_$" in text
     assert "prefers-color-scheme: dark" in text
     check_page(page.rendered(reports[0], []))
+
+
+def test_the_plot_warns_below_a_floor() -> None:
+    """By the floor itself, whatever the cohort is called."""
+    pytest.importorskip("matplotlib")
+    from jobs.evaluation.plots import recall_plot
+
+    floors = Floors(0.95, 0.0, parse_floors(["tenant=this is it=.9"]))
+    low, high = (
+        make_report(make_cohort("tenant=this is it", recall, "tenant"), floors=floors)
+        for recall in (0.89, 0.9)
+    )
+    assert "var(--bad)" in recall_plot(low)
+    assert "var(--bad)" not in recall_plot(high)
 
 
 def test_a_page_about_nothing(tmp_path: Path) -> None:
@@ -369,8 +428,46 @@ def test_a_page_about_nothing(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from jobs.evaluation import page
 
-    report = make_report(
-        recall=Recall(None, {}), ranking_intervals={}, rankings={}, latency_ms={}, judged=None
-    )
+    report = make_report(rankings={}, latency_ms={}, judged=None)
     assert "nothing was measured" in page.rendered(report, [])
     assert len(check_page(page.rendered(report, [])).sections) == 2
+
+
+# --- the call ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--data", ".", "--url", "http://127.0.0.1:9"], "--data and --url"),
+        (["--regression", "0.1"], "--history"),
+        (["--config", "x.toml"], "--data"),
+        (["--qrels", "x.tsv"], "--queries"),
+        (["--queries", "x.jsonl", "--query-log", "y.jsonl"], "exclude each other"),
+        (["--ndcg-floor", ".5"], "--qrels"),
+        (["--floor", "tenant=acme=.9"], "--tenant-key"),
+        (["--floor", "tenant=.9"], "--tenant-key"),
+        (["--floor", "filter-1=.9", "--no-filters"], "--no-filters"),
+        (["--floor", "warm=1"], "'warm=1' is no floor"),
+        (["--out", "nowhere/r.json"], "nowhere"),
+        (["--html", "nowhere/r.html"], "nowhere"),
+        (["--prometheus", "nowhere/r.prom"], "nowhere"),
+    ],
+)
+def test_a_wrong_call_is_told_before_anything_is_measured(
+    arguments: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With exit code 2: 1 is for numbers that are too low. No service has to be there, and no file is made."""
+    monkeypatch.chdir(tmp_path)
+    ended = CliRunner().invoke(command, ["-c", "docs", *arguments])
+    assert ended.exit_code == 2
+    assert words in ended.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_service_is_not_a_low_recall() -> None:
+    """Exit code 2 and one line: whoever waits for code 1 must not take an outage for it."""
+    ended = CliRunner().invoke(command, ["-c", "docs", "--url", "http://127.0.0.1:9"])
+    assert ended.exit_code == 2
+    assert "cannot be reached" in ended.stderr
+    assert len(ended.stderr.strip().splitlines()) == 1

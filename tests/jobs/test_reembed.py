@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from jobs.reembedding import Copied, digest, reembed
+from jobs.ingesting import DOCUMENTS_PER_REQUEST
+from jobs.pace import Pace
+from jobs.reembedding import Copied, catch_up, digest, reembed
 from jobs.server_process import ServerProcess, serving
 from retrieval.client import Client, ServiceError
 from tests.support.http import Http
@@ -52,7 +54,7 @@ def copy(
 ) -> Copied:
     async def run() -> Copied:
         async with Client(service.url) as client:
-            settings = {"model": NEW, "per_s": 0.0, "progress": lambda *_: None, **options}
+            settings = {"model": NEW, "pace": Pace(0), "progress": lambda *_: None, **options}
             return await reembed(client, source, target, alias=alias, **settings)  # type: ignore[arg-type]
 
     return asyncio.run(run())
@@ -79,14 +81,16 @@ def test_a_copy_holds_everything_with_the_new_model(http: Http, service: ServerP
 
 
 def test_only_what_changed_is_copied_again(http: Http, service: ServerProcess) -> None:
-    """A second copy writes changed and new documents, deletes what is gone, and leaves the rest alone."""
+    """A second copy, here into the alias, writes changed and new documents, deletes what is gone, and leaves the rest
+    alone."""
     source, target = http.new_collection(model=OLD), "copy-2"
     http.write(source, *(document(number) for number in range(30)))
     copy(service, source, target)
     before = http.ok("GET", f"/v1/collections/{target}/documents/n20")["seq"]
     http.write(source, document(3, version=1), document(30))
     http.ok("POST", f"/v1/collections/{source}/documents/delete", {"ids": ["n5", "n6"]})
-    done = copy(service, source, target)
+    http.ok("PUT", "/v1/aliases/notes-2", {"collection": target})
+    done = copy(service, source, "notes-2", alias="notes-2")
     assert (done.written, done.unchanged, done.deleted) == (2, 27, 2)
     assert contents(http, target) == contents(http, source)
     assert http.ok("GET", f"/v1/collections/{target}/documents/n20")["seq"] == before
@@ -133,38 +137,94 @@ def test_a_killed_copy_goes_on_where_it_stopped(http: Http, service: ServerProce
     assert contents(http, target) == contents(http, source)
 
 
-def test_newer_writes_to_the_target_are_kept(http: Http, service: ServerProcess) -> None:
-    """What clients write through the alias once it has moved is not overwritten by what the source held."""
+def test_a_source_that_never_rests_is_copied(http: Http, service: ServerProcess) -> None:
+    """With a write during every pass the copy ends all the same, and holds the last of them."""
     source, target = http.new_collection(model=OLD), "copy-5"
     http.write(source, *(document(number) for number in range(10)))
-    http.ok("PUT", "/v1/aliases/notes-5", {"collection": source})
-    copy(service, source, target, alias="notes-5")
-    http.write("notes-5", document(2, version=9))
-    assert http.ok("GET", f"/v1/collections/{target}/documents/n2")["text"] == document(2, version=9)["text"]
+    writes = iter(range(100, 200))
+    copy(service, source, target, progress=lambda *_: http.write(source, document(next(writes))))
+    assert contents(http, target) == contents(http, source)
+
+
+def test_a_source_that_changes_too_fast_is_given_up(http: Http, service: ServerProcess) -> None:
+    """Once a pass has as much to write as the one before, that is a conflict: the service was reached."""
+    source = http.new_collection(model=OLD)
+    count = DOCUMENTS_PER_REQUEST + 1
+    http.write(source, *(document(number) for number in range(count)))
+
+    versions = iter(range(1, 100))
+
+    def rewrite(stage: str, done: int, total: int) -> None:
+        if done == total:
+            version = next(versions)
+            http.write(source, *(document(number, version) for number in range(count)))
+
+    with pytest.raises(ServiceError, match="changes faster than it is copied") as caught:
+        copy(service, source, "copy-6", progress=rewrite)
+    assert (caught.value.status, caught.value.kind) == (409, "conflict")
+
+
+def test_the_last_changes_follow_but_not_over_newer_ones(http: Http, service: ServerProcess) -> None:
+    """What the source changed or lost since is taken over where the target is as it was copied, and nowhere else."""
+    source, target = http.new_collection(model=OLD), http.new_collection(model=NEW)
+    for name in (source, target):
+        http.write(name, *(document(number) for number in range(8)))
+    known = contents(http, source)
+    http.write(source, *(document(number, version=1) for number in (1, 3, 6, 10, 11)))
+    http.write(target, *(document(number, version=9) for number in (3, 4, 11)))
+    for name, gone in ((source, ["n2", "n4", "n7"]), (target, ["n5", "n6", "n7"])):
+        http.ok("POST", f"/v1/collections/{name}/documents/delete", {"ids": gone})
+    copied = Copied()
+
+    async def run() -> None:
+        async with Client(service.url) as client:
+            await catch_up(client, source, target, known, copied, Pace(0))
+
+    asyncio.run(run())
+    versions = {0: 0, 1: 1, 3: 9, 4: 9, 10: 1, 11: 9}
+    assert contents(http, target) == {
+        f"n{number}": digest(document(number, version)) for number, version in versions.items()
+    }
+    assert (copied.written, copied.deleted) == (2, 1)
 
 
 @pytest.mark.parametrize(
-    ("source", "target", "model", "reason"),
+    ("source", "target", "model", "alias", "reason"),
     [
-        ("nowhere", "t", NEW, "nowhere"),
-        ("same", "same", OLD, "same collection"),
-        ("same", "other", NEW, "with the model"),
-        ("same", "fresh", "no-such-model", "no-such-model"),
+        ("nowhere", "t", NEW, None, "nowhere"),
+        ("same", "same", OLD, None, "same collection"),
+        ("same", "other", NEW, None, "with the model"),
+        ("same", "fresh", "no-such-model", None, "no-such-model"),
+        ("same", "fresh", NEW, "other", "cannot be an alias"),
+        ("same", "fresh", NEW, "fresh", "cannot be an alias"),
     ],
 )
 def test_impossible_copies_are_refused(
-    http: Http, service: ServerProcess, source: str, target: str, model: str, reason: str
+    http: Http, service: ServerProcess, source: str, target: str, model: str, alias: str | None, reason: str
 ) -> None:
-    """A missing source, a target of another model, a copy onto itself, an unknown model: one clear error each."""
+    """A missing source, a target of another model, a copy onto itself, an unknown model, an alias that cannot be one:
+    one clear error each, before anything is made."""
     for name in ("same", "other"):
         http.call("POST", "/v1/collections", {"name": name, "model": OLD})
     with pytest.raises(ServiceError, match=reason):
-        copy(service, source, target, model=model)
+        copy(service, source, target, alias, model=model)
     assert http.call("GET", "/v1/collections/fresh").status == 404
 
 
-def test_the_pace_is_kept(http: Http, service: ServerProcess) -> None:
-    """With a limit, a copy takes no less time than its documents need at that pace."""
-    source = http.new_collection(model=OLD)
-    http.write(source, *(document(number) for number in range(220)))
-    assert copy(service, source, "copy-6", per_s=110.0).seconds >= 2.0
+def test_writes_wait_for_their_turn(http: Http, service: ServerProcess) -> None:
+    """Each request waits until the one before has had its time; documents that are left alone take none."""
+    source, target = http.new_collection(model=OLD), "copy-7"
+    http.write(source, *(document(number) for number in range(210)))
+    now, waits = 0.0, []
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        waits.append((round(seconds, 6), len(contents(http, target))))
+
+    pace = Pace(100, clock=lambda: now, sleep=sleep)
+    copy(service, source, target, pace=pace)
+    http.write(source, *(document(number) for number in range(300, 305)))
+    copy(service, source, target, pace=pace)
+    copy(service, source, target, pace=pace)
+    assert waits == [(2.0, 200), (0.1, 210)]

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 
+from indexes.errors import Locked, NotADataDirectory
+from jobs.commands.tune import command
 from jobs.server_process import ServerProcess, serving
+from retrieval.client import ServiceError
 from tests.support.http import Http
 
 ROOT = Path(__file__).parents[2]
 PLACES = ("harbour", "quarry", "orchard", "library", "glacier", "market", "lighthouse", "mill")
 THINGS = ("lantern", "map", "violin", "ledger", "compass", "kettle", "loom", "anchor", "clock")
-DOCUMENTS = 700
+DOCUMENTS, HOT = 500, 150
 pytestmark = pytest.mark.model
 
 
@@ -34,30 +41,34 @@ def query(number: int) -> str:
     return f"where is the {rng.choice(THINGS)} of entry {number}?"
 
 
-def nearline(*arguments: object, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "jobs.cli", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-        timeout=240,
-        env={**os.environ, "COLUMNS": "160", "PYTHONPATH": str(ROOT), **environ},
-    )
+def tune(*arguments: object, **environ: str) -> Result:
+    """The command in this process: to start Python each time would take longer than to tune."""
+    return CliRunner().invoke(command, [str(one) for one in arguments], env=environ)
 
 
-def fill(http: Http, name: str) -> None:
-    for at in range(0, DOCUMENTS, 350):
-        http.write(name, *({"id": f"d{n}", "text": text(n)} for n in range(at, at + 350)))
-    assert http.reindex(name)["status"] == "succeeded"
+@pytest.fixture(scope="module")
+def environ(model_folder: Path) -> dict[str, str]:
+    return {"NEARLINE_MODELS_FOLDER": str(model_folder.parent)}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("tune") / "data"
+
+
+@pytest.fixture(scope="module")
+def service(data: Path, environ: dict[str, str]) -> Iterator[ServerProcess]:
+    with serving(data, environ) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
 def collection(service: ServerProcess) -> str:
     """Some hundred passages in two tiers, rebuilt."""
     http = Http(service.url)
-    name = http.new_collection(hot_capacity=300)
-    fill(http, name)
+    name = http.new_collection(hot_capacity=HOT)
+    http.write(name, *({"id": f"d{n}", "text": text(n)} for n in range(DOCUMENTS)))
+    assert http.reindex(name)["status"] == "succeeded"
     return name
 
 
@@ -79,11 +90,11 @@ def test_a_dry_run_reports_and_changes_nothing(
     qrels = tmp_path / "qrels.tsv"
     qrels.write_text("".join(f"q{n}\td{n}\t1\n" for n in range(120)))
     before = shown(http, collection)
-    ended = nearline(
-        *("tune", "--url", service.url, "-c", collection, "--recall-target", "0.95"),
+    ended = tune(
+        *("--url", service.url, "-c", collection, "--recall-target", "0.95"),
         *("--queries", queries, "--qrels", qrels, "--dry-run", "--json"),
     )
-    assert ended.returncode == 0, ended.stderr
+    assert ended.exit_code == 0, ended.output
     report = json.loads(ended.stdout)
     result, fusion = report["result"], report["fusion"]
     assert (result["met"], result["applied"]) == (True, False)
@@ -104,51 +115,46 @@ def test_settings_are_applied_and_drawn(
 ) -> None:
     """The tables say what more time buys; the service searches with the settings at once; the picture is an SVG."""
     picture = tmp_path / "curve.svg"
-    arguments = [
-        "tune",
-        "--url",
-        service.url,
-        "-c",
-        collection,
-        "--recall-target",
-        "0.97",
-        "--queries",
-        queries,
-    ]
-    have_plots = subprocess.run([sys.executable, "-c", "import matplotlib"], check=False, capture_output=True)
-    if have_plots.returncode == 0:
+    arguments = ["--url", service.url, "-c", collection, "--recall-target", "0.97", "--queries", queries]
+    have_plots = importlib.util.find_spec("matplotlib") is not None
+    if have_plots:
         arguments += ["--plot", picture]
-    ended = nearline(*arguments)
-    assert ended.returncode == 0, ended.stderr
-    assert "what more time buys" in ended.stdout
-    assert "in use now, and the target of every later rebuild" in ended.stdout
+    ended = tune(*arguments)
+    assert ended.exit_code == 0, ended.output
+    told = " ".join(ended.stdout.split())
+    assert "what more time buys" in told
+    assert "in use now, and the target of every later rebuild" in told
     body = shown(http, collection)
     assert (body["recall_target"], body["search"]["tuned"]) == (0.97, True)
-    assert f"ef {body['search']['ef']}, {body['search']['probes']} lists" in ended.stdout
+    assert f"ef {body['search']['ef']}, {body['search']['probes']} lists" in told
     assert len(http.found(collection, query=query(3), mode="dense", k=10, cache=False)) == 10
-    if have_plots.returncode == 0:
+    if have_plots:
         assert ET.parse(picture).getroot().tag.endswith("svg")
 
 
-def test_a_plot_without_matplotlib_is_refused_at_once(collection: str, tmp_path: Path) -> None:
+def test_a_plot_without_matplotlib_is_refused_at_once(tmp_path: Path) -> None:
     """The message names the extra; no service is asked."""
     (tmp_path / "sitecustomize.py").write_text(
         "import importlib.util\nfind = importlib.util.find_spec\n"
         "importlib.util.find_spec = lambda name, *rest: None if name == 'matplotlib' else find(name, *rest)\n"
     )
-    ended = nearline(
-        *(
-            "tune",
-            "--url",
-            "http://127.0.0.1:1",
-            "-c",
-            collection,
-            "--recall-target",
-            "0.95",
-            "--plot",
-            "x.svg",
-        ),
-        PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT)]),
+    arguments = [
+        "tune",
+        "--url",
+        "http://127.0.0.1:1",
+        "-c",
+        "docs",
+        "--recall-target",
+        "0.95",
+        "--plot",
+        "x.svg",
+    ]
+    ended = subprocess.run(
+        [sys.executable, "-m", "jobs.cli", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])},
     )
     assert ended.returncode == 1
     assert "nearline[" in ended.stderr
@@ -196,46 +202,37 @@ def test_one_job_at_a_time_for_a_collection(http: Http, collection: str) -> None
     assert ended["result"]["held_out"]
 
 
-@pytest.fixture
-def data(tmp_path: Path, model_folder: Path) -> tuple[Path, dict[str, str]]:
-    """A data directory that was served once and is not now, and the environment that names the model."""
-    folder, environ = tmp_path / "data", {"NEARLINE_MODELS_FOLDER": str(model_folder.parent)}
-    with serving(folder, environ) as server:
-        http = Http(server.url)
-        http.ok("POST", "/v1/collections", {"name": "docs", "hot_capacity": 300})
-        fill(http, "docs")
-        refused = nearline("tune", "--data", folder, "-c", "docs", "--recall-target", "0.95", **environ)
-        assert refused.returncode == 1
-        assert "in use by another nearline process" in refused.stderr
-    return folder, environ
-
-
-def test_without_a_service(data: tuple[Path, dict[str, str]], queries: Path) -> None:
+def test_without_a_service(
+    service: ServerProcess,
+    collection: str,
+    data: Path,
+    environ: dict[str, str],
+    queries: Path,
+    tmp_path: Path,
+) -> None:
     """A folder that nobody serves is tuned in place, by texts embedded here; the next service uses the outcome."""
-    folder, environ = data
-    arguments = [
-        "tune",
-        "--data",
-        folder,
-        "-c",
-        "docs",
-        "--recall-target",
-        "0.96",
-        "--queries",
-        queries,
-        "--json",
-    ]
-    ended = nearline(*arguments, **environ)
-    assert ended.returncode == 0, ended.stderr
+    arguments = ["-c", collection, "--recall-target", "0.96", "--queries", queries, "--json"]
+    refused = tune("--data", data, *arguments, **environ)
+    assert refused.exit_code == 1
+    assert isinstance(refused.exception, Locked)
+    assert "in use by another nearline process" in refused.exception.message
+    folder = tmp_path / "data"
+    shutil.copytree(data, folder)
+    ended = tune("--data", folder, *arguments, **environ)
+    assert ended.exit_code == 0, ended.output
     result = json.loads(ended.stdout)["result"]
     assert (result["applied"], result["held_out"]) == (True, False)
     with serving(folder, environ) as server:
-        body = shown(Http(server.url), "docs")
-    assert (body["recall_target"], body["search"]["tuned"], body["search"]["ef"]) == (
-        0.96,
-        True,
-        result["ef"],
-    )
+        body = shown(Http(server.url), collection)
+    assert (body["recall_target"], body["search"]["tuned"]) == (0.96, True)
+    assert body["search"]["ef"] == result["ef"]
+
+
+def test_a_name_is_not_a_path(service: ServerProcess) -> None:
+    """A name with a slash is a collection that does not exist, and is told so."""
+    ended = tune("--url", service.url, "-c", "no/such", "--recall-target", "0.95")
+    assert isinstance(ended.exception, ServiceError)
+    assert (ended.exception.status, "no collection 'no/such'" in ended.exception.message) == (404, True)
 
 
 @pytest.mark.parametrize(
@@ -243,12 +240,18 @@ def test_without_a_service(data: tuple[Path, dict[str, str]], queries: Path) -> 
     [
         (["--qrels", "x"], "--qrels needs --queries"),
         (["--config", "x"], "--config needs --data"),
-        (["--data", "nowhere"], "is no nearline data directory"),
     ],
 )
 def test_options_that_need_others(arguments: list[str], words: str) -> None:
-    """A wrong call says what is missing, and makes no folder."""
-    ended = nearline("tune", "-c", "docs", "--recall-target", "0.95", *arguments)
-    assert ended.returncode in {1, 2}
+    """A wrong call says what is missing."""
+    ended = tune("-c", "docs", "--recall-target", "0.95", *arguments)
+    assert ended.exit_code == 2
     assert words in " ".join(ended.stderr.split())
-    assert not (ROOT / "nowhere").exists()
+
+
+def test_no_folder_is_made(tmp_path: Path) -> None:
+    """A typing error in `--data` is told, and does not become a data directory."""
+    ended = tune("--data", tmp_path / "nowhere", "-c", "docs", "--recall-target", "0.95")
+    assert isinstance(ended.exception, NotADataDirectory)
+    assert "is no nearline data directory" in ended.exception.message
+    assert not (tmp_path / "nowhere").exists()

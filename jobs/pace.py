@@ -1,4 +1,4 @@
-"""A bound on how many queries a second an evaluation sends, so that the service's own users hardly notice."""
+"""A bound on how much a job asks of a service, so that the service's own users hardly notice."""
 
 from __future__ import annotations
 
@@ -8,23 +8,26 @@ from collections.abc import Awaitable, Callable
 
 
 class Pace:
-    """`await pace(n)` before sending n queries. What was not used while nobody asked is not made up for later."""
+    """`await pace(n)` before sending n queries or documents; with 0 a second nothing ever waits.
+
+    What was not used while nobody asked is not made up for later.
+    """
 
     def __init__(
         self,
-        queries_per_s: float,
+        per_s: float,
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._each_s = 1 / queries_per_s
+        self._each_s = 1 / per_s if per_s else 0.0
         self._clock = clock
         self._sleep = sleep
         self._free_at = clock()
 
-    async def __call__(self, queries: int = 1) -> None:
+    async def __call__(self, count: int = 1) -> None:
         now = self._clock()
         begin = max(now, self._free_at)
-        self._free_at = begin + queries * self._each_s
+        self._free_at = begin + count * self._each_s
         if begin > now:
             await self._sleep(begin - now)
