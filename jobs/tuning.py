@@ -17,6 +17,7 @@ from ir_measures import nDCG
 
 from indexes.errors import InvalidInput
 from indexes.model import Progress
+from jobs.evaluation.rankings import judged_queries, qrels_of, run_of
 from jobs.judgements import Judgement, Query
 from retrieval.client import JSON, Client
 
@@ -39,18 +40,16 @@ async def suggest_weights(
 
     Raises InvalidInput where fewer than JUDGED_MIN of the queries have judgements.
     """
-    judged = {one.query for one in judgements}
-    asked = [query for query in queries if query.id in judged]
+    asked, _ = judged_queries(queries, judgements)
     if len(asked) < JUDGED_MIN:
         raise InvalidInput(
             f"{len(asked)} of the queries have judgements; at least {JUDGED_MIN} are needed", param="qrels"
         )
     random.Random(seed).shuffle(asked)
     tuning, validation = asked[::2], asked[1::2]
-    qrels = [ir_measures.Qrel(one.query, one.document, one.grade) for one in judgements]
 
     async def score(fusion: JSON, half: Sequence[Query]) -> float:
-        return await ndcg(client, collection, half, qrels, fusion)
+        return await ndcg(client, collection, half, qrels_of(half, judgements), fusion)
 
     grid = {}
     for at, dense in enumerate(WEIGHTS):
@@ -96,15 +95,8 @@ async def ndcg(
             for query in batch
         ]
         for query, answer in zip(batch, await client.search_batch(collection, searches), strict=True):
-            # The order of the hits is the ranking; scores may tie, so places stand in for them.
-            run += [
-                ir_measures.ScoredDoc(query.id, hit["document_id"], -float(place))
-                for place, hit in enumerate(answer["hits"])
-            ]
-    ids = {query.id for query in queries}
-    scores = ir_measures.calc_aggregate(
-        [nDCG @ RANKING_DEPTH], [one for one in qrels if one.query_id in ids], run
-    )
+            run += run_of(query, answer)
+    scores = ir_measures.calc_aggregate([nDCG @ RANKING_DEPTH], qrels, run)
     return round(float(scores[nDCG @ RANKING_DEPTH]), 4)
 
 

@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from indexes.build.rebuild import Rebuild
-from indexes.build.tuner import Tuner, check_target, chosen_from
+from indexes.build.tuner import Tuner, check_target, chosen_from, why_unmet
 from indexes.collection import Collection
 from indexes.errors import Conflict, NearlineError, NotFound, NotReady, RecallTooLow
 from indexes.model import Floats
@@ -191,10 +191,7 @@ class Tasks:
         cold = collection.info().cold
         job.result = {**msgspec.to_builtins(tuned), "cold_policy": cold, "applied": False}
         if not tuned.met:
-            raise RecallTooLow(
-                f"no settings reach a recall of {recall_target:g} on {tuned.tuning.queries} queries; "
-                f"the best found {tuned.tuning.recall:.4f}; nothing was changed"
-            )
+            raise RecallTooLow(why_unmet(tuned))
         if apply:
             await asyncio.to_thread(collection.set_search, chosen_from(tuned))
             job.result["applied"] = True

@@ -65,6 +65,14 @@ def check_target(collection: Collection, recall_target: float) -> None:
         )
 
 
+def why_unmet(tuned: Tuned) -> str:
+    """For whoever wanted a recall that no settings reach."""
+    return (
+        f"no settings reach a recall of {tuned.recall_target:g} on {tuned.tuning.queries} queries; "
+        f"the best found {tuned.tuning.recall:.4f}; nothing was changed"
+    )
+
+
 def chosen_from(tuned: Tuned) -> Chosen:
     """The outcome as settings for `Collection.set_search`."""
     recall = dict(tuned.validation.tiers)

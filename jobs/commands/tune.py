@@ -120,9 +120,10 @@ def in_folder(
     """Tune without a service. Raises NotADataDirectory, Locked while a service uses the directory, NotFound."""
     # Only here: a command that talks to a service needs no indexes.
     from indexes.backup.backup import aliases_of
-    from indexes.build.tuner import Tuner, chosen_from
+    from indexes.build.tuner import Tuner, chosen_from, why_unmet
     from indexes.catalog import Catalog
     from retrieval.config import load_config
+    from retrieval.handlers.jobs import checked
     from retrieval.lifecycle import tuning_of
 
     aliases_of(data)  # a typing error must not become a new data directory
@@ -133,13 +134,13 @@ def in_folder(
         vectors = None
         if queries:
             progress("embed", 0, 1)
-            texts = list(dict.fromkeys(query.text for query in queries))
+            texts = checked([query.text for query in queries], config.limits.query_chars_max)
             vectors = embed(Path(config.models.folder), collection.settings, texts)
         tuned = Tuner(collection, recall_target, vectors).run(progress)
         applied = apply and tuned.met
         if applied:
             collection.set_search(chosen_from(tuned))
-    error = None if tuned.met else f"no settings reach a recall of {recall_target:g}; nothing was changed"
+    error = None if tuned.met else why_unmet(tuned)
     result = {**msgspec.to_builtins(tuned), "cold_policy": None, "applied": applied}
     return {"result": result, "fusion": None, "error": error}
 

@@ -18,7 +18,7 @@ from jobs.evaluation.observing import Observations
 from jobs.evaluation.report import Judged, RankingScore
 from jobs.judgements import Judgement, Query
 from jobs.pace import Pace
-from retrieval.client import Client
+from retrieval.client import JSON, Client
 
 DEPTH, DEEP = 10, 100
 
@@ -49,10 +49,7 @@ async def measure_rankings(
     seed: int = 0,
 ) -> Rankings:
     """Each score of each kind of search, over the queries that have judgements."""
-    judged = {one.query for one in judgements}
-    asked = [query for query in queries if query.id in judged]
-    ids = {query.id for query in asked}
-    qrels = [ir_measures.Qrel(one.query, one.document, one.grade) for one in judgements if one.query in ids]
+    asked, qrels = judged_queries(queries, judgements)
     pace, observed = pace or Pace(0), observed or Observations()
     results: Rankings = {}
     for name, search in SEARCHES.items() if asked else ():
@@ -66,11 +63,7 @@ async def measure_rankings(
                 answer = await client.search(collection, **full)
                 if depth == DEPTH:
                     observed.add(f"by document, {name}", answer)
-                # The order of the hits is the ranking; scores may tie, so places stand in for them.
-                run += [
-                    ir_measures.ScoredDoc(query.id, hit["document_id"], -float(place))
-                    for place, hit in enumerate(answer["hits"])
-                ]
+                run += run_of(query, answer)
             for label, (measure, deep) in MEASURES.items():
                 if deep == depth:
                     by_query = {
@@ -81,6 +74,28 @@ async def measure_rankings(
                     scores[label] = RankingScore(*mean_interval(values, seed))
         results[name] = scores
     return results
+
+
+def judged_queries(
+    queries: Sequence[Query], judgements: Sequence[Judgement]
+) -> tuple[list[Query], list[Any]]:
+    """Those queries that have judgements, and the judgements of these alone, as ir-measures takes them."""
+    judged = {one.query for one in judgements}
+    asked = [query for query in queries if query.id in judged]
+    return asked, qrels_of(asked, judgements)
+
+
+def qrels_of(queries: Sequence[Query], judgements: Sequence[Judgement]) -> list[Any]:
+    ids = {query.id for query in queries}
+    return [ir_measures.Qrel(one.query, one.document, one.grade) for one in judgements if one.query in ids]
+
+
+def run_of(query: Query, answer: JSON) -> list[Any]:
+    """What a search found, as ir-measures takes it: the order of the hits is the ranking, as scores may tie."""
+    return [
+        ir_measures.ScoredDoc(query.id, hit["document_id"], -float(place))
+        for place, hit in enumerate(answer["hits"])
+    ]
 
 
 def judged_of(

@@ -124,9 +124,10 @@ def write_until_refused(http: Http, name: str, status: int) -> int:
 
 BUILDER_WITH_A_LIMIT = """
 import resource, sys
-from indexes.build import builder
+from indexes.build.builder import BuildRequest, build
+from indexes.child import answer
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv.pop(1)), resource.RLIM_INFINITY))
-sys.exit(builder.main())
+sys.exit(answer(BuildRequest, build))
 """
 
 

@@ -137,7 +137,7 @@ def test_closing_ends_a_merge(
     """A merge under way stops at its next block of rows, so that closing does not wait for minutes."""
     collection = make_collection(tmp_path / "c", tuning=TUNING)
     merged = Segment.merged
-    begun, ended = threading.Event(), threading.Event()
+    begun, ended, given_up = threading.Event(), threading.Event(), threading.Event()
 
     def of_blocks_without_end(sources: Sequence[Visible], *, threads: int, go_on: GoOn) -> Segment:
         def block_after_block() -> None:
@@ -152,7 +152,6 @@ def test_closing_ends_a_merge(
             ended.set()
             raise
 
-    given_up = threading.Event()
     monkeypatch.setattr(Segment, "merged", of_blocks_without_end)
     with ThreadPoolExecutor(1) as pool:
         fill(collection, WORLD, range(4 * 64 + 1))

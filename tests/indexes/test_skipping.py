@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-import threading
+import random
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from indexes.dense import skipping
 from indexes.dense.expecting import Described, Model
 from indexes.dense.risk import STAKES, tally, threshold_rank, upper_mean
-from indexes.dense.skipping import NOTES, ColdWatch, ListBounds
+from indexes.dense.skipping import NOTES, ColdWatch, Decision, ListBounds
 from indexes.model import ColdPolicy
 
 K = 10
@@ -204,19 +211,45 @@ def test_proof_needs_no_learning() -> None:
     assert watch.state().proven == 1
 
 
-def test_threads_may_share_a_watch() -> None:
-    """Decisions and lessons of several threads at once leave the counts whole."""
-    watch = ColdWatch(POLICY, bounds())
+def test_threads_may_share_a_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decisions and lessons of several threads leave the counts whole, wherever one thread interrupts another."""
+    monkeypatch.setattr(skipping, "NOTES", 500)
+    watch = ColdWatch(ColdPolicy("calibrated", budget=0.05, audit=0.5), bounds())
 
-    def ask(seed: int) -> None:
-        play(watch, Load(0.9, seed=seed), 3000)
+    def ask(seed: int) -> list[Decision]:
+        load, decisions = Load(easy=1.0, seed=seed), []
+        sys.settrace(interrupted(random.Random(seed)))
+        for _ in range(300):
+            query, scores, loss = load.draw()
+            decisions.append(watch.decide(query, scores, K))
+            if decisions[-1].note:
+                watch.learn(decisions[-1], loss)
+        return decisions
 
-    threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert watch.state().queries == 12_000
+    with ThreadPoolExecutor(4) as pool:
+        decisions = [one for each in pool.map(ask, range(4)) for one in each]
+    skips = [one for one in decisions if not one.search]
+    state = watch.state()
+    assert (state.state, state.stops) == ("skipping", 0)
+    assert (state.queries, state.skipped) == (len(decisions), len(skips))
+    assert state.audits == sum(one.note for one in skips)
+
+
+def interrupted(rng: random.Random) -> Callable[[FrameType, str, object], Any]:
+    """Traces a thread, and in the watch's own code lets others run after every tenth instruction or so.
+
+    Left alone, Python hardly ever changes threads inside so short a function.
+    """
+
+    def trace(frame: FrameType, event: str, arg: object) -> Any:
+        if frame.f_code.co_filename != skipping.__file__:
+            return None
+        frame.f_trace_opcodes = True
+        if rng.random() < 0.1:
+            time.sleep(0)
+        return trace
+
+    return trace
 
 
 def test_model_orders_queries_by_their_loss() -> None:
