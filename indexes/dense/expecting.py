@@ -8,54 +8,80 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from indexes.model import Floats
+from indexes.arrays import find_sorted
+from indexes.model import Floats, Ids
 
 Values = NDArray[np.float64]
-Lists = NDArray[np.int64]
 
-NUMBERS = 4
+NUMBERS, FOUND = 4, 5
+NOBODY = -1  # in the place of a passage that was not found
 ROUNDS, RIDGE, CONVERGED = 25, 1e-3, 1e-6  # of fitting
-PRIOR_QUERIES = 2.0  # what a list has lost so far counts as that of all lists until it was nearest so often
+SCALE_MIN = 0.01  # of a feature: what varies less is no feature
+PRIOR_QUERIES = 2.0  # what was lost so far counts as the mean of all queries until there were about so many
 
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """What is known of a query before the cold tier is searched: NUMBERS numbers, and which cold list is nearest."""
+    """What is known of a query before the cold tier is searched.
+
+    NUMBERS numbers; which cold list is nearest; ids of the FOUND nearest passages that are not cold.
+    """
 
     numbers: Values
     nearest: int
+    found: Ids
 
 
-def describe(scores: Floats, similarities: Floats, k: int) -> Described:
-    """The k-th score, its distance to the first, and how near the cold lists are: the nearest, and eight on average."""
+def describe(ids: Ids, scores: Floats, similarities: Floats, k: int) -> Described:
+    """`ids` and `scores` of the nearest passages that are not cold, at least k; `similarities` of the cold lists.
+
+    The numbers are the k-th score, its distance to the first, and how near the cold lists are: the nearest, and eight
+    on average.
+    """
     near = similarities if len(similarities) <= 8 else np.partition(similarities, -8)[-8:]
     kth = float(scores[k - 1])
     numbers = np.array([kth, float(scores[0]) - kth, float(near.max()), float(near.mean())])
-    return Described(numbers, int(similarities.argmax()))
+    found = np.full(FOUND, NOBODY)
+    found[: min(len(ids), FOUND)] = ids[:FOUND]
+    return Described(numbers, int(similarities.argmax()), found)
 
 
-class ListLosses:
-    """What queries have lost so far, by the cold list nearest to them, and how often each list was nearest."""
+@dataclass(frozen=True, slots=True)
+class Queries:
+    """Several described queries, a row each: float64 [n, NUMBERS], int64 [n], int64 [n, FOUND]."""
 
-    def __init__(self, nearest: Lists, losses: Values) -> None:
-        lists = int(nearest.max()) + 1
+    numbers: Values
+    nearest: Ids
+    found: Ids
+
+
+class PastLosses:
+    """What queries have lost so far that had something in common: a list that was nearest, passages that they found."""
+
+    def __init__(self, keys: Ids, losses: Values) -> None:
+        """`keys` int64 [n, several]: what each query has, each at most once."""
+        several = keys.shape[1]
+        self._keys, places = np.unique(keys, return_inverse=True)
+        self._queries = np.bincount(places.ravel(), minlength=len(self._keys)).astype(np.float64)
+        self._sums = np.bincount(places.ravel(), np.repeat(losses, several), len(self._keys))
         self._mean = float(losses.mean())
-        self._queries: Values = np.bincount(nearest, minlength=lists).astype(np.float64)
-        self._sums: Values = np.bincount(nearest, weights=losses, minlength=lists).astype(np.float64)
 
-    def seen(self, nearest: Lists) -> NDArray[np.bool_]:
-        """Whether any query was near these lists."""
-        known = nearest < len(self._queries)
-        return known & (self._queries[np.where(known, nearest, 0)] > 0)
+    def seen(self, keys: Ids) -> NDArray[np.bool_]:
+        """Whether any query had these."""
+        found: NDArray[np.bool_] = find_sorted(self._keys, keys.ravel()).reshape(keys.shape) >= 0
+        return found
 
-    def features(self, nearest: Lists, losses: Values | None = None) -> Values:
-        """[n, 2]: mean loss and, as a logarithm, number of queries. With `losses`, each query's own is left out."""
-        at = np.minimum(nearest, len(self._queries) - 1)
-        queries, sums = self._queries[at], self._sums[at]
+    def features(self, keys: Ids, losses: Values | None = None) -> Values:
+        """[n, 2]: mean loss and, as a logarithm, number of queries, on average over what each query has.
+
+        With `losses`, each query's own is left out.
+        """
+        at = find_sorted(self._keys, keys.ravel()).reshape(keys.shape)
+        queries, sums = np.where(at >= 0, self._queries[at], 0.0), np.where(at >= 0, self._sums[at], 0.0)
         if losses is not None:
-            queries, sums = queries - 1, sums - losses
+            queries, sums = queries - 1, sums - losses[:, None]
         means = (sums + PRIOR_QUERIES * self._mean) / (queries + PRIOR_QUERIES)
-        return np.stack([means, np.log1p(queries)], axis=1)
+        return np.stack([means.mean(axis=1), np.log1p(queries).mean(axis=1)], axis=1)
 
 
 class Model:
@@ -66,23 +92,29 @@ class Model:
     """
 
     def __init__(
-        self, lists: ListLosses, numbers: Values, mean: Values, scale: Values, weights: Values
+        self,
+        lists: PastLosses,
+        passages: PastLosses,
+        numbers: Values,
+        mean: Values,
+        scale: Values,
+        weights: Values,
     ) -> None:
-        self._lists, self._mean, self._scale, self._weights = lists, mean, scale, weights
+        self._lists, self._passages = lists, passages
+        self._mean, self._scale, self._weights = mean, scale, weights
         self._least, self._most = numbers.min(axis=0), numbers.max(axis=0)
         count = len(mean)
         self._linear, self._products = weights[1 : 1 + count], np.zeros((count, count))
         self._products[np.triu_indices(count)] = weights[1 + count :]
 
     @staticmethod
-    def fitted(numbers: Values, nearest: Lists, losses: Values) -> Model:
-        """To queries [n, NUMBERS], [n] and their losses, by iteratively reweighted least squares.
-
-        A ridge keeps separable data finite.
-        """
-        lists = ListLosses(nearest, losses)
-        features = np.hstack([numbers, lists.features(nearest, losses)])
-        mean, scale = features.mean(axis=0), features.std(axis=0) + 1e-9
+    def fitted(seen: Queries, losses: Values) -> Model:
+        """To queries and their losses, by reweighted least squares; a ridge keeps separable data finite."""
+        lists, passages = PastLosses(seen.nearest[:, None], losses), PastLosses(seen.found, losses)
+        past = lists.features(seen.nearest[:, None], losses), passages.features(seen.found, losses)
+        features = np.hstack([seen.numbers, *past])
+        # Where all have a past in common, leaving out one's own loss would otherwise tell what that was.
+        mean, scale = features.mean(axis=0), np.maximum(features.std(axis=0), SCALE_MIN)
         terms = expanded((features - mean) / scale)
         weights = np.zeros(terms.shape[1])
         ridge = RIDGE * len(terms)
@@ -94,23 +126,30 @@ class Model:
             weights = weights + step
             if np.abs(step).max() < CONVERGED:
                 break
-        return Model(lists, numbers, mean, scale, weights)
+        return Model(lists, passages, seen.numbers, mean, scale, weights)
 
-    def losses(self, numbers: Values, nearest: Lists) -> Values:
-        features = np.hstack([numbers, self._lists.features(nearest)])
-        terms = expanded((features - self._mean) / self._scale)
+    def losses(self, queries: Queries) -> Values:
+        terms = expanded((self._features(queries) - self._mean) / self._scale)
         found = 1 / (1 + np.exp(-np.clip(terms @ self._weights, -30, 30)))
-        strange = ((numbers < self._least) | (numbers > self._most)).any(axis=1)
-        return np.where(strange | ~self._lists.seen(nearest), 1.0, found)
+        return np.where(self._strange(queries), 1.0, found)
 
     def loss(self, described: Described) -> float:
         """The same for one query, without the arrays of terms: every search of a skipping collection asks."""
-        numbers, nearest = described.numbers, np.array([described.nearest])
-        if (numbers < self._least).any() or (numbers > self._most).any() or not self._lists.seen(nearest)[0]:
+        one = Queries(described.numbers[None], np.array([described.nearest]), described.found[None])
+        if self._strange(one)[0]:
             return 1.0
-        scaled = (np.concatenate([numbers, self._lists.features(nearest)[0]]) - self._mean) / self._scale
+        scaled = (self._features(one)[0] - self._mean) / self._scale
         value = float(self._weights[0] + (self._linear + self._products @ scaled) @ scaled)
         return 1 / (1 + math.exp(-min(max(value, -30), 30)))
+
+    def _features(self, queries: Queries) -> Values:
+        lists = self._lists.features(queries.nearest[:, None])
+        return np.hstack([queries.numbers, lists, self._passages.features(queries.found)])
+
+    def _strange(self, queries: Queries) -> NDArray[np.bool_]:
+        beyond = ((queries.numbers < self._least) | (queries.numbers > self._most)).any(axis=1)
+        strange: NDArray[np.bool_] = beyond | ~self._lists.seen(queries.nearest[:, None])[:, 0]
+        return strange
 
 
 def expanded(features: Values) -> Values:

@@ -21,9 +21,9 @@ from typing import Literal
 import faiss
 import numpy as np
 
-from indexes.dense.expecting import NUMBERS, Described, Model, describe
+from indexes.dense.expecting import FOUND, NUMBERS, Described, Model, Queries, describe
 from indexes.dense.risk import STAKES, Evidence, Values, tally, threshold_rank
-from indexes.model import ColdPolicy, Floats
+from indexes.model import ColdPolicy, Floats, Ranking
 
 NOTES = 10_000  # queries noted before skipping begins: half to fit the model, half to choose the threshold
 SPARE = 0.8  # of the budget that the threshold may use up; the rest is for what audits find by chance
@@ -91,19 +91,26 @@ class Notes:
         self.count = 0
         self.numbers = np.zeros((NOTES, NUMBERS))
         self.nearest = np.zeros(NOTES, np.int64)
+        self.found = np.zeros((NOTES, FOUND), np.int64)
         self.losses = np.zeros(NOTES)
 
     def add(self, described: Described, loss: float) -> None:
         self.numbers[self.count] = described.numbers
         self.nearest[self.count] = described.nearest
+        self.found[self.count] = described.found
         self.losses[self.count] = loss
         self.count += 1
 
     def forget_older_half(self) -> None:
         half = self.count // 2
-        for column in (self.numbers, self.nearest, self.losses):
+        for column in (self.numbers, self.nearest, self.found, self.losses):
             column[: self.count - half] = column[half : self.count]
         self.count -= half
+
+    def every_other(self, first: int) -> tuple[Queries, Values]:
+        """Every second one from this on, and what they lost."""
+        rows = slice(first, self.count, 2)
+        return Queries(self.numbers[rows], self.nearest[rows], self.found[rows]), self.losses[rows]
 
 
 class ColdWatch:
@@ -126,8 +133,9 @@ class ColdWatch:
         self._calibrated: Calibrated | None = None
         self._evidence: Evidence | None = None
 
-    def decide(self, query: Floats, scores: Floats, k: int, *, counted: bool = True) -> Decision:
-        """For a query whose best non-cold scores are these, best first. One that is not counted teaches nothing."""
+    def decide(self, query: Floats, warm: Ranking, k: int, *, counted: bool = True) -> Decision:
+        """For a query that found these passages, none of them cold. One that is not counted teaches nothing."""
+        scores = warm.scores
         if self._bounds is None:
             return Decision(False, "cold policy is never")
         if len(scores) < k:
@@ -139,7 +147,7 @@ class ColdWatch:
             if bound <= scores[k - 1]:
                 self._proven += counted
                 return Decision(False, f"proven needless: nothing cold can score above {bound:.3f}")
-            described = describe(scores, similarities, k)
+            described = describe(warm.ids, scores, similarities, k)
             if self._calibrated is None:
                 return Decision(True, note=counted, described=described)
             expected = self._calibrated.model.loss(described)
@@ -214,13 +222,13 @@ class Calibrated:
 def calibrated(notes: Notes, budget: float) -> Calibrated | None:
     """Fits a model to every other note and chooses its threshold by the rest. None where nothing can be skipped."""
     # Turn about, so that a load that drifts is in both halves alike.
-    fitting, rest = slice(0, notes.count, 2), slice(1, notes.count, 2)
-    lost = notes.losses[fitting]
-    model = Model.fitted(notes.numbers[fitting], notes.nearest[fitting], lost)
-    expected = model.losses(notes.numbers[fitting], notes.nearest[fitting])
+    seen, lost = notes.every_other(0)
+    model = Model.fitted(seen, lost)
+    expected = model.losses(seen)
     # The stake that would skip most in this half: a bound holds for any that was chosen without the other.
     stake = max(STAKES, key=lambda one: threshold_rank(expected, lost, budget, one))
-    expected, lost = model.losses(notes.numbers[rest], notes.nearest[rest]), notes.losses[rest]
+    rest, lost = notes.every_other(1)
+    expected = model.losses(rest)
     count = threshold_rank(expected, lost, budget, stake)
     if count == 0:
         return None

@@ -151,7 +151,7 @@ class Snapshot:
         tiers = tiers_in(chosen.by_tier for chosen in selection)
         if "cold" not in tiers:
             return DenseResult(warm, tiers, self._why_no_cold(tiers))
-        decision = watch.decide(query, warm.scores, k, counted=counted)
+        decision = watch.decide(query, warm, k, counted=counted)
         both = warm
         if decision.search or decision.note:
             cold = [

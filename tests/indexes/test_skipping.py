@@ -15,10 +15,10 @@ import pytest
 from numpy.typing import NDArray
 
 from indexes.dense import skipping
-from indexes.dense.expecting import Described, Model
+from indexes.dense.expecting import FOUND, NUMBERS, Described, Model, Queries
 from indexes.dense.risk import STAKES, tally, threshold_rank, upper_mean
 from indexes.dense.skipping import NOTES, ColdWatch, Decision, ListBounds
-from indexes.model import ColdPolicy
+from indexes.model import TIERS, ColdPolicy, Ranking
 
 K = 10
 DIMENSIONS, LISTS = 32, 16
@@ -54,6 +54,11 @@ def unit_of(vector: NDArray[np.float32]) -> NDArray[np.float32]:
     return (vector / np.linalg.norm(vector)).astype(np.float32)
 
 
+def ranked(scores: NDArray[np.float32]) -> Ranking:
+    """The same hot passages for every query, with these scores."""
+    return Ranking(np.arange(len(scores)), scores, np.full(len(scores), TIERS.index("hot"), np.int8))
+
+
 def bounds() -> ListBounds:
     """Lists that reach everywhere: nothing is ever proven needless."""
     rng = np.random.default_rng(2)
@@ -65,7 +70,7 @@ def play(watch: ColdWatch, load: Load, queries: int) -> tuple[float, float]:
     lost, skipped = 0.0, 0
     for _ in range(queries):
         query, scores, loss = load.draw()
-        decision = watch.decide(query, scores, K)
+        decision = watch.decide(query, ranked(scores), K)
         if not decision.search:
             skipped += 1
             lost += loss
@@ -154,7 +159,7 @@ def test_never() -> None:
     """A policy never to search says so of each query, and notes nothing."""
     query, scores, _ = Load(1.0).draw()
     watch = ColdWatch(ColdPolicy("never"), None)
-    never = watch.decide(query, scores, K)
+    never = watch.decide(query, ranked(scores), K)
     assert (never.search, never.note, never.reason) == (False, False, "cold policy is never")
     assert watch.state().state == "never"
 
@@ -165,12 +170,12 @@ def test_what_only_measures_teaches_nothing() -> None:
     load = Load(1.0)
     query, scores, _ = load.draw()
     for _ in range(100):
-        assert watch.decide(query, scores, K, counted=False).search
+        assert watch.decide(query, ranked(scores), K, counted=False).search
     assert watch.state().queries == 0
     play(watch, load, NOTES + 500)
     before = watch.state()
     decisions = [
-        watch.decide(query, scores, K, counted=False)
+        watch.decide(query, ranked(scores), K, counted=False)
         for query, scores, _ in [load.draw() for _ in range(200)]
     ]
     assert sum(not one.search for one in decisions) > 100
@@ -183,7 +188,7 @@ def test_too_few_hits_are_never_enough() -> None:
     watch = ColdWatch(POLICY, bounds())
     play(watch, Load(1.0), NOTES)
     query, scores, _ = Load(1.0).draw()
-    assert watch.decide(query, scores[: K - 1], K).search
+    assert watch.decide(query, ranked(scores[: K - 1]), K).search
 
 
 def test_proof_needs_no_learning() -> None:
@@ -204,10 +209,10 @@ def test_proof_needs_no_learning() -> None:
         best = max(float((each @ query).max()) for each in members)
         assert known.best_possible(known.similarities(query)) >= best - 1e-6
     scores = np.full(K, 0.999, np.float32)
-    decision = watch.decide(query, scores, K)
+    decision = watch.decide(query, ranked(scores), K)
     assert not decision.search
     assert "proven" in str(decision.reason)
-    assert watch.decide(query, np.full(K, best - 0.01, np.float32), K).search
+    assert watch.decide(query, ranked(np.full(K, best - 0.01, np.float32)), K).search
     assert watch.state().proven == 1
 
 
@@ -221,7 +226,7 @@ def test_threads_may_share_a_watch(monkeypatch: pytest.MonkeyPatch) -> None:
         sys.settrace(interrupted(random.Random(seed)))
         for _ in range(300):
             query, scores, loss = load.draw()
-            decisions.append(watch.decide(query, scores, K))
+            decisions.append(watch.decide(query, ranked(scores), K))
             if decisions[-1].note:
                 watch.learn(decisions[-1], loss)
         return decisions
@@ -259,10 +264,12 @@ def test_model_orders_queries_by_their_loss() -> None:
     true = 1 / (1 + np.exp(3 - numbers[:, 0] - numbers[:, 1] * numbers[:, 2]))
     losses = (rng.random(4000) < true).astype(float)
     nearest = rng.integers(20, size=4000)
-    model = Model.fitted(numbers[:3000], nearest[:3000], losses[:3000])
-    fitted = model.losses(numbers[3000:], nearest[3000:])
+    found = rng.integers(1000, size=(4000, FOUND))
+    model = Model.fitted(Queries(numbers[:3000], nearest[:3000], found[:3000]), losses[:3000])
+    fitted = model.losses(Queries(numbers[3000:], nearest[3000:], found[3000:]))
     assert float(np.corrcoef(fitted, true[3000:])[0, 1]) > 0.95
-    described = [Described(*one) for one in zip(numbers[3000:], nearest[3000:].tolist(), strict=True)]
+    rest = zip(numbers[3000:], nearest[3000:].tolist(), found[3000:], strict=True)
+    described = [Described(*one) for one in rest]
     assert [model.loss(one) for one in described] == pytest.approx(fitted.tolist())
 
 
@@ -272,11 +279,31 @@ def test_model_remembers_what_lists_have_lost() -> None:
     cold = rng.random(50) < 0.4
     nearest = rng.integers(50, size=6000)
     losses = np.where(cold[nearest], 0.5, 0.0)
-    model = Model.fitted(np.zeros((3000, 4)), nearest[:3000], losses[:3000])
-    fitted = model.losses(np.zeros((3000, 4)), nearest[3000:])
+    found = np.tile(np.arange(FOUND), (6000, 1))  # the same for all
+    model = Model.fitted(Queries(np.zeros((3000, NUMBERS)), nearest[:3000], found[:3000]), losses[:3000])
+    fitted = model.losses(Queries(np.zeros((3000, NUMBERS)), nearest[3000:], found[3000:]))
     assert fitted[~cold[nearest[3000:]]].max() < fitted[cold[nearest[3000:]]].min()
-    assert model.loss(Described(np.zeros(4), 99)) == 1.0
-    assert model.losses(np.ones((1, 4)), nearest[:1]).tolist() == [1.0]
+    assert model.loss(Described(np.zeros(NUMBERS), 99, found[0])) == 1.0
+    assert model.loss(Described(np.ones(NUMBERS), int(nearest[0]), found[0])) == 1.0
+
+
+def test_model_remembers_what_was_lost_by_who_found_the_same() -> None:
+    """Where lists and scores tell nothing, the passages found do: some lie where everything is hot, some at its edge.
+
+    Passages that nobody found before are no reason to expect the worst, only the usual.
+    """
+    rng = np.random.default_rng(9)
+    edge = rng.random(300) < 0.3
+    # A query finds five passages of one neighbourhood of ten, and loses half where these are at the edge.
+    place = rng.integers(30, size=6000)
+    at_edge = edge[place * 10]
+    found = place[:, None] * 10 + rng.permuted(np.tile(np.arange(10), (6000, 1)), axis=1)[:, :FOUND]
+    losses = np.where(at_edge, 0.5, 0.0)
+    numbers, nearest = np.zeros((6000, NUMBERS)), np.zeros(6000, np.int64)
+    model = Model.fitted(Queries(numbers[:3000], nearest[:3000], found[:3000]), losses[:3000])
+    fitted = model.losses(Queries(numbers[3000:], nearest[3000:], found[3000:]))
+    assert fitted[~at_edge[3000:]].max() < fitted[at_edge[3000:]].min()
+    assert model.loss(Described(numbers[0], 0, np.arange(FOUND) + 10_000)) < 1.0
 
 
 @pytest.mark.parametrize("stake", STAKES)

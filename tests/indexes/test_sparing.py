@@ -13,7 +13,7 @@ from indexes.build.rebuild import Rebuild
 from indexes.dense.cold import ColdSettings
 from indexes.dense.skipping import ColdWatch, Decision
 from indexes.filters.grammar import Comparison, Filter
-from indexes.model import ColdPolicy, DenseResult, Floats
+from indexes.model import ColdPolicy, DenseResult, Floats, Ranking
 from indexes.parts.generation import Generation
 from indexes.parts.snapshot import NO_COLD_MATCH, Snapshot
 from tests.support.vectors import World, fill, make_collection
@@ -53,8 +53,8 @@ class Script:
         self.asked: list[tuple[Floats, int, bool]] = []
         self.learnt: list[tuple[Decision, float]] = []
 
-    def decide(self, query: Floats, scores: Floats, k: int, *, counted: bool = True) -> Decision:
-        self.asked.append((scores, k, counted))
+    def decide(self, query: Floats, warm: Ranking, k: int, *, counted: bool = True) -> Decision:
+        self.asked.append((warm.scores, k, counted))
         return self.decision
 
     def learn(self, decision: Decision, loss: float) -> None:

@@ -43,6 +43,7 @@ from jobs.benchmark.embed.report import show_load
 from jobs.benchmark.embed.run import beside, crowd, medians
 from jobs.commands.bench_embed import command
 from jobs.judgements import Judgement, Query
+from jobs.server_process import ServerProcess
 from jobs.sources import read_documents
 from retrieval.embedding.encoder import Encoder
 from retrieval.embedding.models import Kind, load_model
@@ -330,19 +331,13 @@ IN_A_CHILD = """
 from jobs.benchmark.embed.process import Job, run_job
 run_job(Job(task="cold", engine="nearline over HTTP", setup=setup, run="", result=setup.scratch + "/cold.json"))
 """
-BY_ITSELF = """
-from pathlib import Path
-from jobs.server_process import ServerProcess
-ServerProcess(Path(setup.scratch) / "service-0")
-"""
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("code", [IN_A_CHILD, BY_ITSELF], ids=["in a child", "by itself"])
-def test_an_interrupt_ends_the_service_too(model_folder: Path, tmp_path: Path, code: str) -> None:
-    """Ctrl-C ends a service that is still starting, though it has a session of its own, and also one in a child."""
+def test_an_interrupt_ends_the_service_too(model_folder: Path, tmp_path: Path) -> None:
+    """Ctrl-C ends a service that a child is still starting, though it has a session of its own."""
     setup = Setup(model=str(model_folder), scratch=str(tmp_path), run_threads=1, runs_at_once=1)
-    code = f"from jobs.benchmark.embed.engine import Setup\nsetup = {setup!r}{code}"
+    code = f"from jobs.benchmark.embed.engine import Setup\nsetup = {setup!r}{IN_A_CHILD}"
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.DEVNULL) as parent:
         while not processes_of(tmp_path / "service-"):
             assert parent.poll() is None, "it ended without a service"
@@ -352,6 +347,18 @@ def test_an_interrupt_ends_the_service_too(model_folder: Path, tmp_path: Path, c
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert left == []
+
+
+def test_a_service_is_not_left_starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupt while it is waited for ends it: in a session of its own it hears of none."""
+
+    def interrupted(self: ServerProcess) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ServerProcess, "_wait_for_url", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ServerProcess(tmp_path / "data")
+    assert processes_of(tmp_path) == []
 
 
 def processes_of(path: Path) -> list[int]:

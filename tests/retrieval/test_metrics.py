@@ -11,7 +11,7 @@ import pytest
 from indexes.build.rebuild import Rebuild
 from indexes.catalog import Catalog
 from indexes.dense.skipping import NOTES, ColdWatch
-from indexes.model import ColdPolicy, Tuning
+from indexes.model import ColdPolicy, Ranking, Tuning
 from retrieval.metrics import Metrics
 from tests.support.vectors import World, fill, settings
 
@@ -37,7 +37,8 @@ def ask(watch: ColdWatch, loss: float, until: Callable[[], bool]) -> int:
     while not until():
         query = rng.normal(size=32).astype(np.float32)
         scores = np.sort(rng.uniform(0.1, 0.3, K))[::-1].astype(np.float32)
-        decision = watch.decide(query / np.linalg.norm(query), scores, K)
+        warm = Ranking(np.arange(K), scores, np.zeros(K, np.int8))
+        decision = watch.decide(query / np.linalg.norm(query), warm, K)
         if decision.note:
             watch.learn(decision, loss)
         queries += 1
