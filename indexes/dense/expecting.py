@@ -65,6 +65,24 @@ class PastLosses:
         self._queries = np.bincount(places.ravel(), minlength=len(self._keys)).astype(np.float64)
         self._sums = np.bincount(places.ravel(), np.repeat(losses, several), len(self._keys))
         self._mean = float(losses.mean())
+        # For one query at a time, where arrays would take longer than all else.
+        self._places = dict(zip(self._keys.tolist(), range(len(self._keys)), strict=True))
+        self._means = ((self._sums + PRIOR_QUERIES * self._mean) / (self._queries + PRIOR_QUERIES)).tolist()
+        self._logarithms = np.log1p(self._queries).tolist()
+
+    @property
+    def usual(self) -> tuple[float, float]:
+        """The features of a query that has nothing in common with any."""
+        return self._mean, 0.0
+
+    def of(self, keys: list[int]) -> tuple[float, float] | None:
+        """The features of one query; None if nobody before it had any of these."""
+        at = [place for key in keys if (place := self._places.get(key)) is not None]
+        if not at:
+            return None
+        unseen = len(keys) - len(at)
+        mean = (sum(self._means[place] for place in at) + unseen * self._mean) / len(keys)
+        return mean, sum(self._logarithms[place] for place in at) / len(keys)
 
     def seen(self, keys: Ids) -> NDArray[np.bool_]:
         """Whether any query had these."""
@@ -103,6 +121,7 @@ class Model:
         self._lists, self._passages = lists, passages
         self._mean, self._scale, self._weights = mean, scale, weights
         self._least, self._most = numbers.min(axis=0), numbers.max(axis=0)
+        self._seen = list(zip(self._least.tolist(), self._most.tolist(), strict=True))
         count = len(mean)
         self._linear, self._products = weights[1 : 1 + count], np.zeros((count, count))
         self._products[np.triu_indices(count)] = weights[1 + count :]
@@ -134,11 +153,16 @@ class Model:
         return np.where(self._strange(queries), 1.0, found)
 
     def loss(self, described: Described) -> float:
-        """The same for one query, without the arrays of terms: every search of a skipping collection asks."""
-        one = Queries(described.numbers[None], np.array([described.nearest]), described.found[None])
-        if self._strange(one)[0]:
+        """The same for one query, in a quarter of the time: every search of a skipping collection asks."""
+        numbers = described.numbers.tolist()
+        if any(not least <= one <= most for one, (least, most) in zip(numbers, self._seen, strict=True)):
             return 1.0
-        scaled = (self._features(one)[0] - self._mean) / self._scale
+        nearest = self._lists.of([described.nearest])
+        if nearest is None:
+            return 1.0
+        found = self._passages.of(described.found.tolist())
+        features = [*numbers, *nearest, *(found or self._passages.usual)]
+        scaled = (np.array(features) - self._mean) / self._scale
         value = float(self._weights[0] + (self._linear + self._products @ scaled) @ scaled)
         return 1 / (1 + math.exp(-min(max(value, -30), 30)))
 
