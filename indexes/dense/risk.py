@@ -20,6 +20,7 @@ LEVELS: Values = np.arange(101) / 100
 STAKES = (0.1, 0.2, 0.35, 0.5, 0.7, 0.99)  # below 1, or one loss of 1 would take everything
 BETS = (2.0, 8.0, 30.0)  # stakes of the sequential test, each quickest for another size of change
 ALARM = 100.0  # what a stake must have grown to; by chance alone it would once in so many audits at most
+FADED = 0.25
 SHARE_QUERIES = 2000  # over so many the share that skips is counted: a load may come to skip more than it did
 
 
@@ -77,7 +78,7 @@ class Evidence:
     def __init__(self, held_out: int, skipped: Values, budget: float, stake: float) -> None:
         """`skipped`: what those of the held-out queries lost that would have been skipped, tallied."""
         self._full = float(skipped.sum())
-        self._share = self._full / held_out  # of queries that are skipped
+        self._share = self._first_share = self._full / held_out  # of queries that are skipped
         self._tally = skipped.copy()
         self._budget = budget
         self._stake = stake
@@ -99,6 +100,11 @@ class Evidence:
     def bound(self) -> float:
         """Upper bound, at CONFIDENCE, of the recall that skipping costs on average over all queries."""
         return self._share * upper_mean(self._tally, self._stake)
+
+    @property
+    def faded(self) -> bool:
+        """Whether so few queries are skipped by now that the load cannot be the one that was learnt from."""
+        return self._share < FADED * self._first_share
 
     @property
     def alarm(self) -> bool:

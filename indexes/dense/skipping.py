@@ -5,8 +5,8 @@
                the threshold was chosen below which skipping loses less than the budget, at 95 percent confidence
                (risk control with a held-out set: Angelopoulos et al. 2022)
     auditing   one skip in a hundred is searched all the same. What those lost moves the upper bound of the loss; when
-               that exceeds the budget, or a sequential test says that the loss is not what it was, skipping stops and
-               learning begins anew (`risk`)
+               that exceeds the budget, a sequential test says that the loss is not what it was, or hardly any query is
+               skipped any more, skipping stops and learning begins anew (`risk`)
 
 The loss of a query is the share of its true nearest k that are cold. Everything belongs to one generation, in memory:
 another generation, or a restart, learns again.
@@ -133,6 +133,10 @@ class ColdWatch:
         self._calibrated: Calibrated | None = None
         self._evidence: Evidence | None = None
 
+    def _stop(self) -> None:
+        self._stops += 1
+        self._restart()
+
     def decide(self, query: Floats, warm: Ranking, k: int, *, counted: bool = True) -> Decision:
         """For a query that found these passages, none of them cold. One that is not counted teaches nothing."""
         scores = warm.scores
@@ -154,6 +158,8 @@ class ColdWatch:
             skip = expected <= self._calibrated.threshold
             if counted and self._evidence is not None:
                 self._evidence.decided(skip)
+                if self._evidence.faded:
+                    self._stop()
             if not skip:
                 return Decision(True)
             self._skipped += counted
@@ -170,8 +176,7 @@ class ColdWatch:
                 self._audits += 1
                 self._evidence.add(loss)
                 if self._evidence.bound() > self.policy.budget or self._evidence.alarm:
-                    self._stops += 1
-                    self._restart()
+                    self._stop()
                 return
             if self._calibrating:
                 return

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from indexes.dense import skipping
 from indexes.dense.expecting import FOUND, NUMBERS, Described, Model, Queries
-from indexes.dense.risk import STAKES, tally, threshold_rank, upper_mean
+from indexes.dense.risk import SHARE_QUERIES, STAKES, tally, threshold_rank, upper_mean
 from indexes.dense.skipping import NOTES, ColdWatch, Decision, ListBounds
 from indexes.model import TIERS, ColdPolicy, Ranking
 
@@ -143,6 +143,32 @@ def test_skipping_more_counts_as_losing_more() -> None:
         loss, _ = play(watch, Load(easy=0.99, hidden=0.018, seed=seed + 100), 12_000)
         assert watch.state().stops >= 1
         assert loss <= POLICY.budget / 2, "twice the budget, were nothing stopped"
+
+
+def test_a_model_that_no_longer_fits_is_learnt_anew() -> None:
+    """A load unlike the one that was learnt from loses nothing, because nothing of it is skipped; soon skipping is
+    learnt again."""
+    watch = ColdWatch(POLICY, bounds())
+    play(watch, Load(easy=0.8), NOTES + 100)
+    assert watch.state().state == "skipping"
+    rng = np.random.default_rng(4)
+
+    def strange() -> Decision:
+        """Scores that no query had before, all alike: nothing to be learnt from them but that nothing is lost."""
+        scores = np.sort(0.2 + 0.01 * rng.random(K))[::-1].astype(np.float32)
+        return watch.decide(unit(rng), ranked(scores), K)
+
+    asked = 0
+    while watch.state().state == "skipping":
+        assert strange().search
+        asked += 1
+    assert asked <= 4 * SHARE_QUERIES
+    assert watch.state().stops == 1
+    for _ in range(NOTES + 1):
+        if (decision := strange()).note:
+            watch.learn(decision, 0.0)
+    assert watch.state().state == "skipping"
+    assert sum(not strange().search for _ in range(100)) > 50
 
 
 def test_the_audit_does_not_cry_wolf() -> None:
