@@ -71,6 +71,9 @@ def main() -> None:
     except OSError as error:
         click.echo(f"nearline: {error}", err=True)
         sys.exit(1)
+    except UnicodeEncodeError as error:
+        click.echo(f"nearline: a text that is not UTF-8: {ascii(error.object)[:80]}", err=True)
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
 

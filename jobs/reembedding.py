@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -50,8 +50,8 @@ async def reembed(
     """Make `target` hold what `source` does, embedded with `model`; then let `alias` name it.
 
     `pace` is asked before documents are written. Raises ServiceError: NotFound for a missing source or model, a
-    conflict where the target exists with another model or is the source itself, where the alias is a collection, and
-    where the source changes faster than it can be copied.
+    conflict where the target exists with another model, holds other documents or is the source itself, where the alias
+    is a collection, and where the source changes faster than it can be copied.
     """
     begun, copied = time.monotonic(), Copied()
     source = (await client.collection(source))["name"]
@@ -68,6 +68,13 @@ async def reembed(
         )
     target = made["name"]
     known = {one["id"]: digest(one) async for one in client.scroll(target, limit=PAGE)}
+    if known and not await shares_any(client, source, known.keys()):
+        raise ServiceError(
+            f"{target} holds {len(known)} documents, none of them of {source}: all would be deleted; "
+            "name a new collection",
+            status=409,
+            kind="conflict",
+        )
     before = math.inf
     while True:
         seen: set[str] = set()
@@ -90,6 +97,13 @@ async def reembed(
     await catch_up(client, source, target, known, copied, pace)
     copied.seconds = time.monotonic() - begun
     return copied
+
+
+async def shares_any(client: Client, source: str, ids: Collection[str]) -> bool:
+    async for document in client.scroll(source, limit=PAGE):
+        if document["id"] in ids:
+            return True
+    return False
 
 
 async def named(client: Client, name: str) -> str | None:

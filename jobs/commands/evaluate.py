@@ -152,6 +152,8 @@ def command(
     else:
         show(console, report, earlier)
     written(report, earlier, history_folder, out, html, prometheus)
+    if report.cohort("overall") is None:
+        sys.exit(2)  # nothing was measured
     sys.exit(1 if report.below or (regression is not None and report.regressions) else 0)
 
 

@@ -34,7 +34,8 @@ def command(
 ) -> None:
     """Embed a collection anew with another model, into another collection, while both serve.
 
-    Only what differs is written: run it again after it was stopped, or to take over what changed since.
+    Only what differs is written, and what the source does not have is deleted: run it again after it was stopped, or to
+    take over what changed since.
     """
     copied = asyncio.run(copy(url, source, target, model, alias, per_second, hidden=as_json))
     if as_json:

@@ -63,8 +63,10 @@ def show(answer: dict[str, Any]) -> None:
         text = " ".join(hit["text"].split())
         cut = text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + " ..."
         console.print(f"   {escape(cut)}")
+    if not answer["hits"]:
+        console.print("nothing found")
     receipt, timings = answer["receipt"], answer["timings_ms"]
-    tiers = "+".join(receipt["tiers"])
+    tiers = "+".join(receipt["tiers"]) or "no passages"
     stages = ", ".join(f"{name} {ms:.1f}" for name, ms in timings.items() if name != "total" and ms)
     cold = f"; cold not searched: {receipt['cold_skipped']}" if receipt["cold_skipped"] else ""
     console.print(

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import math
 import os
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,8 @@ from rich.table import Table
 
 from indexes.model import Progress
 from jobs.commands.options import COLLECTION, JSON, URL, console, errors, print_json
-from jobs.judgements import read_judgements, read_queries
+from jobs.evaluation.sources import from_log
+from jobs.judgements import Judgement, Query, read_judgements, read_queries
 from jobs.tuning import plot, require_matplotlib, suggest_weights
 from retrieval.client import Client, failure_of
 
@@ -34,6 +37,9 @@ PATH = click.Path(path_type=Path)
     help="Recall@10 to reach, now and at every later rebuild.",
 )
 @click.option("--queries", type=PATH, help="JSON lines of id and text. [default: made of stored vectors]")
+@click.option(
+    "--query-log", type=PATH, help="Instead: a collection's queries.jsonl, the sample of its users' queries."
+)
 @click.option("--qrels", type=PATH, help="Judgements (query, document, grade): suggests fusion weights.")
 @click.option("--data", type=PATH, help="Tune in a data directory that no service uses, without one.")
 @click.option("--config", type=PATH, help="With --data: the TOML file that `nearline serve` is given.")
@@ -45,6 +51,7 @@ def command(
     collection: str,
     recall_target: float,
     queries: Path | None,
+    query_log: Path | None,
     qrels: Path | None,
     data: Path | None,
     config: Path | None,
@@ -57,8 +64,14 @@ def command(
         raise click.UsageError("--qrels needs --queries, and a running service instead of --data")
     if config is not None and data is None:
         raise click.UsageError("--config needs --data")
+    if queries is not None and query_log is not None:
+        raise click.UsageError("--queries and --query-log exclude each other")
     if picture is not None:
         require_matplotlib()
+        if not picture.absolute().parent.is_dir():
+            raise click.UsageError(f"--plot: there is no folder {picture.absolute().parent}")
+    asked = read_queries(queries) if queries else logged(query_log) if query_log else []
+    judgements = read_judgements(qrels) if qrels else []
     columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn()
     with Bar(*columns, console=errors, disable=as_json, transient=True) as bar:
         task = bar.add_task("waiting", total=1)
@@ -68,32 +81,35 @@ def command(
 
         if data is None:
             report = asyncio.run(
-                in_service(url, collection, recall_target, queries, qrels, not dry_run, progress)
+                in_service(url, collection, recall_target, asked, judgements, not dry_run, progress)
             )
         else:
-            report = in_folder(data, config, collection, recall_target, queries, not dry_run, progress)
-    if picture is not None:
-        plot(report["result"], picture)
+            report = in_folder(data, config, collection, recall_target, asked, not dry_run, progress)
     if as_json:
         print_json(report)
     else:
         show(report["result"], report["fusion"])
+    if picture is not None:
+        plot(report["result"], picture)
     if report["error"]:
         raise click.ClickException(report["error"])
+
+
+def logged(path: Path) -> Sequence[Query]:
+    """All queries of a log. Raises InvalidInput if it is none, or empty."""
+    return from_log(path, sys.maxsize, 0).chosen
 
 
 async def in_service(
     url: str,
     collection: str,
     recall_target: float,
-    queries_file: Path | None,
-    qrels_file: Path | None,
+    queries: Sequence[Query],
+    judgements: Sequence[Judgement],
     apply: bool,
     progress: Progress,
 ) -> dict[str, Any]:
     """Let a service tune. Raises ServiceError unless there is an outcome to show."""
-    queries = read_queries(queries_file) if queries_file else []
-    judgements = read_judgements(qrels_file) if qrels_file else []
     wanted: dict[str, Any] = {"recall_target": recall_target, "apply": apply}
     if queries:
         wanted["queries"] = [query.text for query in queries]
@@ -113,7 +129,7 @@ def in_folder(
     config_file: Path | None,
     name: str,
     recall_target: float,
-    queries_file: Path | None,
+    queries: Sequence[Query],
     apply: bool,
     progress: Progress,
 ) -> dict[str, Any]:
@@ -128,7 +144,6 @@ def in_folder(
 
     aliases_of(data)  # a typing error must not become a new data directory
     config = load_config(config_file, os.environ)
-    queries = read_queries(queries_file) if queries_file else []
     with contextlib.closing(Catalog(data, tuning_of(config))) as catalog:
         collection = catalog.get(name)
         vectors = None

@@ -50,7 +50,7 @@ def checks(
         return verify_data(data, names, on_progress)
     if backup is not None and data is None:
         return verify_backup(backup, names, on_progress)
-    raise click.UsageError("either --data or --backup is needed")
+    raise click.UsageError("give either --data or --backup, not both")
 
 
 def show(found: list[Check]) -> None:

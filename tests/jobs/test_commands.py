@@ -124,6 +124,20 @@ def test_evaluate_reads_judgements(service: ServerProcess, http: Http, tmp_path:
     ended = nearline(*arguments)
     assert ended.returncode == 2
     assert "qrels.tsv, line 2" in ended.stderr
+    (tmp_path / "qrels.tsv").write_text("8\ta\t1\n")
+    ended = nearline(*arguments)
+    assert (ended.returncode, "none of the queries has a judgement" in ended.stderr) == (2, True)
+
+
+def test_what_a_search_does_not_find(service: ServerProcess, http: Http) -> None:
+    """No hits are said to be none; a query that is no text is one clear line."""
+    name = http.new_collection()
+    ended = nearline("search", "--url", service.url, "-c", name, "anything")
+    assert ended.returncode == 0, ended.stderr
+    assert "nothing found" in ended.stdout
+    ended = nearline("search", "--url", service.url, "-c", name, "\udcff\udcfe")
+    assert (ended.returncode, len(ended.stderr.splitlines())) == (1, 1)
+    assert "not UTF-8" in ended.stderr
 
 
 @pytest.mark.parametrize(("arguments", "status"), [(["search", "x"], 1), (["reindex"], 1), (["evaluate"], 2)])

@@ -325,12 +325,12 @@ def test_a_served_directory_is_refused(place: Place, server: ServerProcess, tmp_
 
 
 def test_an_empty_collection_and_missing_metadata(server: ServerProcess, tmp_path: Path) -> None:
-    """What cannot be measured is named with its reason; nothing at all is below every floor."""
+    """What cannot be measured is named with its reason; nothing at all is no answer about recall."""
     http = Http(server.url)
     empty = http.new_collection()
     ended = evaluate("-c", empty, "--url", server.url, *FAST)
     report = json.loads(ended.stdout)
-    assert ended.exit_code == 1
+    assert ended.exit_code == 2
     assert "nothing was measured" in report["below"][0]
     http.write(empty, *({"id": f"d{at}", "text": f"sentence {at} of a short book"} for at in range(30)))
     arguments = ["--url", server.url, *FAST, "--tenant-key", "owner", "--html", tmp_path / "r.html"]

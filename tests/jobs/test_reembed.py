@@ -211,6 +211,18 @@ def test_impossible_copies_are_refused(
     assert http.call("GET", "/v1/collections/fresh").status == 404
 
 
+def test_a_collection_of_other_documents_is_refused(http: Http, service: ServerProcess) -> None:
+    """A target that shares nothing with the source would be emptied: a mistake, and nothing of it is touched."""
+    source, target = http.new_collection(model=OLD), http.new_collection(model=NEW)
+    http.write(source, *(document(number) for number in range(3)))
+    http.write(target, *(document(number) for number in range(50, 55)))
+    before = contents(http, target)
+    with pytest.raises(ServiceError, match="all would be deleted") as caught:
+        copy(service, source, target)
+    assert caught.value.status == 409
+    assert contents(http, target) == before
+
+
 def test_writes_wait_for_their_turn(http: Http, service: ServerProcess) -> None:
     """Each request waits until the one before has had its time; documents that are left alone take none."""
     source, target = http.new_collection(model=OLD), "copy-7"

@@ -21,6 +21,7 @@ from indexes.errors import Locked, NotADataDirectory
 from jobs.commands.tune import command
 from jobs.server_process import ServerProcess, serving
 from retrieval.client import ServiceError
+from retrieval.query_log import Day, LoggedQuery, encoded
 from tests.support.http import Http
 
 ROOT = Path(__file__).parents[2]
@@ -132,6 +133,18 @@ def test_settings_are_applied_and_drawn(
         assert ET.parse(picture).getroot().tag.endswith("svg")
 
 
+def test_users_own_queries_tune(service: ServerProcess, collection: str, tmp_path: Path) -> None:
+    """The log of queries that a service kept serves as well as a file of queries."""
+    log = tmp_path / "queries.jsonl"
+    kept = [LoggedQuery(1_700_000_000_000, query(number), None, None, None) for number in range(80)]
+    log.write_bytes(encoded("uid", {"2023-11-14": Day(80, kept)}, 1 << 20))
+    arguments = ["--url", service.url, "-c", collection, "--recall-target", "0.95", "--dry-run", "--json"]
+    ended = tune(*arguments, "--query-log", log)
+    assert ended.exit_code == 0, ended.output
+    result = json.loads(ended.stdout)["result"]
+    assert (result["held_out"], result["tuning"]["queries"] + result["validation"]["queries"]) == (False, 80)
+
+
 def test_a_plot_without_matplotlib_is_refused_at_once(tmp_path: Path) -> None:
     """The message names the extra; no service is asked."""
     (tmp_path / "sitecustomize.py").write_text(
@@ -240,6 +253,7 @@ def test_a_name_is_not_a_path(service: ServerProcess) -> None:
     [
         (["--qrels", "x"], "--qrels needs --queries"),
         (["--config", "x"], "--config needs --data"),
+        (["--queries", "x", "--query-log", "y"], "exclude each other"),
     ],
 )
 def test_options_that_need_others(arguments: list[str], words: str) -> None:
