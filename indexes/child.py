@@ -25,7 +25,7 @@ from indexes.model import Progress
 Request = TypeVar("Request")
 Outcome = TypeVar("Outcome")
 
-NICE = 10  # searches of the service go first
+NICE = 10
 
 
 class Line(msgspec.Struct, omit_defaults=True):
@@ -131,7 +131,7 @@ def answer(request: type[Request], work: Callable[[Request, Progress], object]) 
     """
     asked = msgspec.json.decode(sys.argv[1], type=request)
     parent = os.getppid()
-    os.nice(max(0, NICE - os.nice(0)))
+    step_back()
 
     def report(stage: str, done: int, total: int) -> None:
         if os.getppid() != parent:
@@ -145,6 +145,11 @@ def answer(request: type[Request], work: Callable[[Request, Progress], object]) 
         return 1
     say(Line(outcome=outcome))
     return 0
+
+
+def step_back() -> None:
+    """Let searches of a service on this machine go first from now on."""
+    os.nice(max(0, NICE - os.nice(0)))
 
 
 def say(line: Line) -> None:

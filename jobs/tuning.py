@@ -40,7 +40,7 @@ async def suggest_weights(
 
     Raises InvalidInput where fewer than JUDGED_MIN of the queries have judgements.
     """
-    asked, _ = judged_queries(queries, judgements)
+    asked = judged_queries(queries, judgements)
     if len(asked) < JUDGED_MIN:
         raise InvalidInput(
             f"{len(asked)} of the queries have judgements; at least {JUDGED_MIN} are needed", param="qrels"

@@ -188,7 +188,7 @@ class Tasks:
         self._children[job.id] = tuner
         tuned = await asyncio.to_thread(tuner.run, progress)
         # What the cold policy does is its own to learn: reported, so that the times can be judged.
-        cold = collection.info().cold
+        cold = (await asyncio.to_thread(collection.info)).cold
         job.result = {**msgspec.to_builtins(tuned), "cold_policy": cold, "applied": False}
         if not tuned.met:
             raise RecallTooLow(why_unmet(tuned))

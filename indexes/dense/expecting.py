@@ -153,7 +153,7 @@ class Model:
         return np.where(self._strange(queries), 1.0, found)
 
     def loss(self, described: Described) -> float:
-        """The same for one query, in a quarter of the time: every search of a skipping collection asks."""
+        """The same for one query, without arrays of terms: every search of a skipping collection asks."""
         numbers = described.numbers.tolist()
         if any(not least <= one <= most for one, (least, most) in zip(numbers, self._seen, strict=True)):
             return 1.0

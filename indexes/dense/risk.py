@@ -20,18 +20,19 @@ LEVELS: Values = np.arange(101) / 100
 STAKES = (0.1, 0.2, 0.35, 0.5, 0.7, 0.99)  # below 1, or one loss of 1 would take everything
 BETS = (2.0, 8.0, 30.0)  # stakes of the sequential test, each quickest for another size of change
 ALARM = 100.0  # what a stake must have grown to; by chance alone it would once in so many audits at most
-FADED = 0.25
+FADED = 0.25  # of the share that was skipped at first: with less, another load is to be learnt
 SHARE_QUERIES = 2000  # over so many the share that skips is counted: a load may come to skip more than it did
 
 
-def level_of(loss: float) -> int:
-    return math.ceil(100 * loss - 1e-6)
+def levels_of(losses: NDArray[np.floating]) -> NDArray[np.int64]:
+    """Hundredths, rounded up."""
+    levels: NDArray[np.int64] = np.ceil(100 * losses - 1e-6).astype(np.int64)
+    return levels
 
 
 def tally(losses: NDArray[np.floating]) -> Values:
     """How many losses there are of each level, float64 [101]."""
-    levels = np.ceil(100 * losses - 1e-6).astype(np.int64)
-    return np.bincount(levels, minlength=len(LEVELS)).astype(np.float64)
+    return np.bincount(levels_of(losses), minlength=len(LEVELS)).astype(np.float64)
 
 
 def upper_mean(tallied: Values, stake: float) -> float:
@@ -54,22 +55,28 @@ def upper_mean(tallied: Values, stake: float) -> float:
 
 
 def threshold_rank(expected: Values, lost: Values, budget: float, stake: float) -> int:
-    """How many of these queries, in the order of their expected loss, may be skipped within the budget."""
+    """How many of these queries, in the order of their expected loss, may be skipped within the budget.
+
+    Queries of one expected loss are skipped together or not at all, and those expected to lose everything never.
+    """
+    order = np.argsort(expected, kind="stable")
     sums = np.zeros((len(expected) + 1, len(LEVELS)), np.int32)
-    levels = np.ceil(100 * lost[np.argsort(expected, kind="stable")] - 1e-6).astype(np.int64)
-    sums[np.arange(1, len(sums)), levels] = 1
+    sums[np.arange(1, len(sums)), levels_of(lost[order])] = 1
     np.cumsum(sums, axis=0, out=sums)
-    low, high = 0, len(expected)
+    # 0, and each number of queries after which the next one is expected to lose more.
+    ranks = np.flatnonzero(np.diff(expected[order], prepend=-np.inf, append=np.inf))
+    ranks = ranks[ranks <= np.count_nonzero(expected < 1)]
+    low, high = 0, len(ranks) - 1
     while low < high:
         middle = (low + high + 1) // 2
-        skipped = sums[middle].astype(np.float64)
+        skipped = sums[ranks[middle]].astype(np.float64)
         # The others lose nothing, and one more skip never lowers the bound.
-        skipped[0] += len(expected) - middle
+        skipped[0] += len(expected) - ranks[middle]
         if upper_mean(skipped, stake) <= budget:
             low = middle
         else:
             high = middle - 1
-    return low
+    return int(ranks[low])
 
 
 class Evidence:
@@ -91,7 +98,7 @@ class Evidence:
     def add(self, loss: float) -> None:
         """An audit: what a skipped query lost."""
         self._tally *= 1 - 1 / (self._full + 1)
-        self._tally[level_of(loss)] += 1
+        self._tally += tally(np.array([loss]))
         # What a skip may lose on average for all of them to use up the budget. A skip went before, so the share is
         # above zero; and no stake may go below zero, so where little is skipped it counts for little.
         growth = 1 + np.array(BETS) * (loss - self._budget / self._share)

@@ -170,9 +170,9 @@ class ColdWatch:
         """What a query lost for want of the cold tier, or would have: 0 to 1. Only for decisions with `note`."""
         assert decision.described is not None
         with self._lock:
+            if decision.search is not (self._evidence is None):
+                return  # noted before skipping began, or before it stopped
             if self._evidence is not None:
-                if decision.search:
-                    return  # noted before skipping began
                 self._audits += 1
                 self._evidence.add(loss)
                 if self._evidence.bound() > self.policy.budget or self._evidence.alarm:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import click
 
 from indexes.backup.backup import Backup, back_up
+from indexes.child import step_back
 from jobs.commands.byte_progress import byte_progress, ended_by_sigterm
 from jobs.commands.options import JSON, print_json
 
@@ -29,7 +29,7 @@ from jobs.commands.options import JSON, print_json
 @JSON
 def command(data: Path, target: Path, names: tuple[str, ...], no_indexes: bool, as_json: bool) -> None:
     """Copy collections to a folder, also while they are served."""
-    os.nice(10)  # searches of a service on this machine go first
+    step_back()
     with ended_by_sigterm(), byte_progress(hidden=as_json) as progress:
         backup = back_up(data, target, names, indexes=not no_indexes, progress=progress)
     if as_json:

@@ -9,13 +9,9 @@ from typing import Any
 import click
 
 from jobs.commands.benching import (
-    CORPORA,
-    MODEL,
     OUT,
-    TEXTS,
-    VECTORS,
     material_of,
-    passages,
+    material_options,
     progress_bar,
     publish,
     source_of,
@@ -27,11 +23,7 @@ from jobs.commands.options import JSON, console, errors
     "cold",
     epilog="Example: nearline bench cold --passages 20000 --zipf 1.5 --seeds 3",
 )
-@CORPORA
-@passages(100_000)
-@MODEL
-@VECTORS
-@TEXTS
+@material_options(100_000)
 @click.option(
     "--topics",
     type=click.IntRange(2),

@@ -11,15 +11,11 @@ from typing import Any
 import click
 
 from jobs.commands.benching import (
-    CORPORA,
     FILE,
     FOLDER,
-    MODEL,
     OUT,
-    TEXTS,
-    VECTORS,
     material_of,
-    passages,
+    material_options,
     progress_bar,
     publish,
     source_of,
@@ -32,11 +28,7 @@ from jobs.commands.options import JSON, console, errors
     epilog="Example: nearline bench index --peers --corpus squad/corpus.jsonl.gz --corpus words/corpus.jsonl.gz "
     "--data bench-data --repeat 3",
 )
-@CORPORA
-@passages(300_000)
-@MODEL
-@VECTORS
-@TEXTS
+@material_options(300_000)
 @click.option("--query-vectors", type=FILE, help="Vectors of queries, .npy.")
 @click.option(
     "--data", type=FOLDER, help="Keeps what was embedded, for the next run. [default: a temporary folder]"

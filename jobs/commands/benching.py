@@ -38,10 +38,16 @@ OUT = click.option(
 )
 
 
-def passages(default: int) -> Callable[..., Any]:
-    return click.option(
-        "--passages", type=click.IntRange(1000), default=default, show_default=True, help="At most so many."
+def material_options(passages: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The options that say what is indexed, at most so many passages of it by default: all that `source_of` takes."""
+    most = click.option(
+        "--passages", type=click.IntRange(1000), default=passages, show_default=True, help="At most so many."
     )
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        return CORPORA(most(MODEL(VECTORS(TEXTS(command)))))
+
+    return decorate
 
 
 def source_of(

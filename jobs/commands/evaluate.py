@@ -142,19 +142,28 @@ def command(
             bar.update(task, description=stage, completed=done, total=max(total, 1))
 
         report = asyncio.run(measured(url, data, config, options, on_progress))
-    report.floors, report.below = wanted, below_floors(report, wanted)
     earlier = history.load(history_folder, report) if history_folder else []
-    if earlier:
-        report.compared_with = earlier[-1].time
-        report.regressions = became_worse(earlier[-1], report, regression or 0.0)
+    judge(report, wanted, earlier, regression)
     if as_json:
         print_json(report)
     else:
         show(console, report, earlier)
     written(report, earlier, history_folder, out, html, prometheus)
+    sys.exit(exit_code(report, regression))
+
+
+def judge(report: Report, floors: Floors, earlier: list[Report], regression: float | None) -> None:
+    """Write into the report what of it is too low, and what fell since the last of the earlier ones."""
+    report.floors, report.below = floors, below_floors(report, floors)
+    if earlier:
+        report.compared_with = earlier[-1].time
+        report.regressions = became_worse(earlier[-1], report, regression or 0.0)
+
+
+def exit_code(report: Report, regression: float | None) -> int:
     if report.cohort("overall") is None:
-        sys.exit(2)  # nothing was measured
-    sys.exit(1 if report.below or (regression is not None and report.regressions) else 0)
+        return 2  # nothing was measured
+    return 1 if report.below or (regression is not None and report.regressions) else 0
 
 
 def check_together(context: click.Context, floors: Floors) -> None:

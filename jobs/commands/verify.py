@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -14,6 +13,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
 
 from indexes.backup.verifying import verify_backup, verify_data
+from indexes.child import step_back
 from indexes.log.checks import Check
 from jobs.commands.byte_progress import OnProgress
 from jobs.commands.options import JSON, console, errors, print_json
@@ -26,7 +26,7 @@ from jobs.commands.options import JSON, console, errors, print_json
 @JSON
 def command(data: Path | None, backup: Path | None, names: tuple[str, ...], as_json: bool) -> None:
     """Check that a data directory or a backup is whole. Only reads. Exit code 1 if anything is wrong."""
-    os.nice(10)  # searches of a service on this machine go first
+    step_back()
     columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn()
     with Progress(*columns, console=errors, disable=as_json, transient=True) as bar:
         task = bar.add_task("", total=1)

@@ -12,6 +12,7 @@ from typing import Any
 import ir_measures
 from ir_measures import RR, R, nDCG
 
+from indexes.errors import InvalidInput
 from indexes.model import Progress
 from jobs.evaluation.intervals import mean_interval
 from jobs.evaluation.observing import Observations
@@ -49,7 +50,10 @@ async def measure_rankings(
     seed: int = 0,
 ) -> Rankings:
     """Each score of each kind of search, over the queries that have judgements."""
-    asked, qrels = judged_queries(queries, judgements)
+    asked = judged_queries(queries, judgements)
+    if judgements and not asked:
+        raise InvalidInput("none of the queries has a judgement", param="qrels")
+    qrels = qrels_of(asked, judgements)
     pace, observed = pace or Pace(0), observed or Observations()
     results: Rankings = {}
     for name, search in SEARCHES.items() if asked else ():
@@ -76,16 +80,14 @@ async def measure_rankings(
     return results
 
 
-def judged_queries(
-    queries: Sequence[Query], judgements: Sequence[Judgement]
-) -> tuple[list[Query], list[Any]]:
-    """Those queries that have judgements, and the judgements of these alone, as ir-measures takes them."""
+def judged_queries(queries: Sequence[Query], judgements: Sequence[Judgement]) -> list[Query]:
+    """Those that have judgements."""
     judged = {one.query for one in judgements}
-    asked = [query for query in queries if query.id in judged]
-    return asked, qrels_of(asked, judgements)
+    return [query for query in queries if query.id in judged]
 
 
 def qrels_of(queries: Sequence[Query], judgements: Sequence[Judgement]) -> list[Any]:
+    """The judgements of these queries, as ir-measures takes them."""
     ids = {query.id for query in queries}
     return [ir_measures.Qrel(one.query, one.document, one.grade) for one in judgements if one.query in ids]
 

@@ -12,13 +12,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from indexes.errors import InvalidInput
 from indexes.model import TIERS, Progress
 from jobs.evaluation import sources
 from jobs.evaluation.intervals import METHOD
 from jobs.evaluation.made_filters import make_filters
 from jobs.evaluation.observing import Observations, cache_rates
-from jobs.evaluation.rankings import judged_of, judged_queries, measure_rankings
+from jobs.evaluation.rankings import judged_of, measure_rankings
 from jobs.evaluation.recall import Asker, Outcome, cohort
 from jobs.evaluation.report import Cohort, CohortKind, NotMeasured, Report
 from jobs.evaluation.survey import Survey, survey
@@ -67,8 +66,6 @@ async def evaluate(client: Client, options: Options, progress: Progress) -> Repo
         await of_filters(cohorts, asker, queries, documents)
     if options.tenant_key is not None:
         await of_tenants(cohorts, asker, queries.chosen, documents, options.tenant_key)
-    if judgements and not judged_queries(queries.chosen, judgements)[0]:
-        raise InvalidInput(f"none of the queries has a judgement in {options.qrels}", param="qrels")
     rankings = await measure_rankings(
         client,
         name,

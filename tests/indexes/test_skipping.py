@@ -375,3 +375,29 @@ def test_threshold_takes_as_many_as_the_budget_allows() -> None:
     assert bound(count) <= 0.004 < bound(count + 1)
     assert threshold_rank(expected, np.ones(2000), 0.001, 0.5) == 0
     assert threshold_rank(expected, np.zeros(2000), 0.004, 0.5) == 2000
+
+
+def test_queries_alike_are_skipped_together() -> None:
+    """A threshold skips all queries of its own expected loss, so all of them have to fit into the budget."""
+    expected, lost = np.repeat([0.1, 0.2], 1000), np.repeat([0.0, 0.02], 1000)
+    assert threshold_rank(expected, lost, 0.004, 0.99) == 1000, "some of the second thousand would still fit"
+    assert threshold_rank(expected, lost, 0.05, 0.99) == 2000
+    assert threshold_rank(np.full(2000, 0.3), lost, 0.004, 0.99) == 0
+
+
+def test_strange_queries_are_not_skipped_where_nothing_was_ever_lost() -> None:
+    """Not even those lost anything that the model knows nothing of; the next strange one may lose everything."""
+    expected = np.concatenate([np.arange(1000) / 2000, np.ones(50)])
+    assert threshold_rank(expected, np.zeros(1050), 0.004, 0.99) == 1000
+    watch = ColdWatch(POLICY, bounds())
+    rng = np.random.default_rng(4)
+
+    def decide(kth: float) -> Decision:
+        scores = np.sort(kth + 0.1 * rng.random(K))[::-1].astype(np.float32)
+        return watch.decide(unit(rng), ranked(scores), K)
+
+    for _ in range(NOTES):
+        watch.learn(decide(float(rng.normal(0.7, 0.03))), 0.0)
+    assert watch.state().state == "skipping"
+    assert sum(not decide(0.7).search for _ in range(100)) > 50
+    assert all(decide(0.2).search for _ in range(100))
