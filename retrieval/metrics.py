@@ -246,7 +246,9 @@ class CollectionGauges(Collector):
             labels=["collection"],
         )
         stops = CounterMetricFamily(
-            "nearline_cold_stops", "Times that audits ended the skipping", labels=["collection"]
+            "nearline_cold_stops",
+            "Times that skipping ended by itself, to be learnt anew",
+            labels=["collection"],
         )
         loss = GaugeMetricFamily(
             "nearline_cold_loss_bound",

@@ -122,9 +122,8 @@ class QueryLog:
         if place < most:
             one = LoggedQuery(time_ms, search.query, search.k, search.mode, search.filter)
             if len(line(one)) <= ENTRY_BYTES_MAX:
-                day.kept[place : place + 1] = [
-                    one
-                ]  # at the end where fewer are left: the file is bounded too
+                # At the end where fewer are left: the file is bounded too.
+                day.kept[place : place + 1] = [one]
 
     async def keep_writing(self, collections: Callable[[], Sequence[Collection]]) -> None:
         """Write what is new every so often, for ever."""
