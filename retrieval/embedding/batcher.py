@@ -5,6 +5,7 @@
     embed, many texts  -> bulk lane  --'
       (tokenised in a thread of its own)
 
+- A short query with nobody beside it runs on the event loop's own thread and blocks it for that run (`alone`).
 - An idle encoder starts at once; there is no window to wait for. What arrives during a run shares the next one.
 - Every run is kept short by what the cost model foretells, because a query may have to wait for it to end.
 - A caller that is cancelled, or whose deadline passes, leaves the queue: nothing is computed for the dead.
@@ -15,7 +16,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 import time
 from collections.abc import Sequence
@@ -25,34 +25,18 @@ from typing import Literal, Protocol
 import numpy as np
 
 from indexes.errors import DeadlineExceeded, NotReady, Overloaded, TooLarge
-from indexes.model import Floats
+from retrieval.embedding.alone import LoneQueries
 from retrieval.embedding.costs import CostModel, Load
 from retrieval.embedding.encoder import by_length
 from retrieval.embedding.lanes import Batch, Job, Lanes
 from retrieval.embedding.models import Kind
 from retrieval.embedding.results import Embedded, Lane, Long, refuse_truncated
-from retrieval.embedding.tokens import Tokens
-
-logger = logging.getLogger(__name__)
+from retrieval.embedding.running import Outcome, Runner, outcome_of
 
 CHARS_PER_TOKEN = 3  # a guess for texts not tokenised yet; exact counts take its place
 QUERY_CHARS_MAX = 1024  # a single text up to here goes to the query lane
 TOKENISED_AT_ONCE = 64  # texts of a bulk request; a cancelled one stops after these
 RETRY_AFTER_S = (1.0, 60.0)  # the least and the most a refused caller is asked to wait
-
-
-class Runner(Protocol):
-    """What the batcher needs of an Encoder."""
-
-    @property
-    def dimensions(self) -> int: ...
-    @property
-    def tokens_max(self) -> int: ...
-    @property
-    def normalises(self) -> bool: ...
-    def tokenise(self, texts: Sequence[str], kind: Kind) -> list[Tokens]: ...
-    def windows(self, text: str, kind: Kind) -> list[Tokens]: ...
-    def run(self, batch: Sequence[Tokens]) -> Floats: ...
 
 
 class Observer(Protocol):
@@ -95,9 +79,10 @@ class Batcher:
     """Shared runs of one encoder. Use from one event loop: `start`, then embed from any task, then `close`.
 
     `workers` runs go side by side. `query_run_s` and `bulk_run_s` bound what one run may take by the cost model; a
-    single text that takes longer runs alone. `queue_tokens_max` bounds each lane by itself, so that a flood of
-    documents never refuses a query; a request larger than that is admitted when its lane is empty, because it could
-    never be embedded otherwise. Only windows are never more: a few texts may hold any number of them.
+    single text that takes longer runs alone. `lone` says which queries may block the loop for one short run; all else
+    is tokenised and run on other threads. `queue_tokens_max` bounds each lane by itself, so that a flood of documents
+    never refuses a query; a request larger than that is admitted when its lane is empty, because it could never be
+    embedded otherwise. Only windows are never more: a few texts may hold any number of them.
     """
 
     def __init__(
@@ -110,6 +95,7 @@ class Batcher:
         batch_texts_max: int,
         queue_tokens_max: int,
         costs: CostModel | None = None,
+        lone: LoneQueries | None = None,
         observe: Observer | None = None,
     ) -> None:
         self._encoder = encoder
@@ -119,6 +105,7 @@ class Batcher:
         self._queue_tokens_max = queue_tokens_max
         self._observe: Observer = observe or Silent()
         self.costs = costs or CostModel()
+        self._lone = lone or LoneQueries(self.costs)
         self._lanes = Lanes(
             encoder,
             workers=workers,
@@ -181,12 +168,7 @@ class Batcher:
         chosen: Lane = lane or ("query" if single else "bulk")
         # The query lane runs one piece a text.
         job = self._admit("bulk" if long == "windows" else chosen, list(texts), kind, long, deadline)
-        if job.lane == "query":
-            self._lanes.add_query(job)
-        else:
-            tokenising = self._loop.run_in_executor(self._tokenisers, self._tokenise, job)
-            tokenising.add_done_callback(lambda future: self._tokenised(job, future))
-        await self._wait(job, deadline)
+        await self._answer(job, deadline)
         return await asyncio.to_thread(job.result) if job.in_windows else job.result()
 
     # --- the queue's account --------------------------------------------------------------------------------
@@ -246,10 +228,11 @@ class Batcher:
                 load.add(job.queued[position], -1)
                 job.queued[position] = 0
 
-    async def _wait(self, job: Job, deadline: float | None) -> None:
-        """Wait until all of a job has run; whatever comes of it, it leaves the queue and the account."""
+    async def _answer(self, job: Job, deadline: float | None) -> None:
+        """Start a job, and wait until all of it has run; whatever comes of it, it leaves the queue and the account."""
         try:
             async with asyncio.timeout_at(deadline):
+                await self._start(job, deadline)
                 await job.future
         except TimeoutError as error:
             self._observe.left(job.lane, job.texts_left, "deadline")
@@ -260,9 +243,47 @@ class Batcher:
         finally:
             job.dead = True
             self._jobs.discard(job)
-            self._lanes.remove(job)
-            self._release(job, range(len(job.queued)))
-            self._observe.queued(job.lane, self._queued[job.lane].tokens)
+            if job.texts_left:
+                self._lanes.remove(job)
+                self._release(job, range(len(job.queued)))
+                self._observe.queued(job.lane, self._queued[job.lane].tokens)
+
+    async def _start(self, job: Job, deadline: float | None) -> None:
+        """Put a job on its way; a query with nobody beside it is answered, or has failed, on return."""
+        if job.lane == "bulk":
+            tokenising = self._loop.run_in_executor(self._tokenisers, self._tokenise, job)
+            tokenising.add_done_callback(lambda future: self._tokenised(job, future))
+            return
+        if self._queued["query"].texts > 1:
+            self._lone.crowd()
+        if self._is_alone(job) and not self._lone.looks_out():
+            # Whoever is ready goes first, and is seen; what our caller has begun beside us gets its start.
+            await asyncio.sleep(0)
+            if self._is_alone(job):
+                self._run_here(job, deadline)
+                return
+        self._lanes.add_query(job)
+
+    # --- a query with nobody beside it: on the loop's thread ------------------------------------------------
+
+    def _is_alone(self, job: Job) -> bool:
+        """Nothing else is queued or under way in either lane, and the text is short enough to read and run here."""
+        alone = len(self._jobs) == 1 and not job.dead and len(job.texts[0]) <= QUERY_CHARS_MAX
+        return alone and self._lone.may_block(job.queued[0])
+
+    def _run_here(self, job: Job, deadline: float | None) -> None:
+        """Blocks the loop for one short run. Raises TimeoutError where that went on beyond the deadline."""
+        batch = self._lanes.alone(job)
+        if batch.members and not self._lone.may_block(len(job.pieces[0])):  # more tokens than were guessed
+            self._lanes.add_query(job)
+            return
+        started = time.monotonic()
+        found = self._outcome(batch)
+        ended = time.monotonic()
+        if deadline is not None and self._loop.time() > deadline:
+            self._loop.call_soon(self._account, batch, found, started, ended)
+            raise TimeoutError
+        self._settle(batch, found, started, ended)
 
     # --- bulk requests: tokenised in their own thread, planned by length, then queued -----------------------
 
@@ -313,59 +334,40 @@ class Batcher:
         while (batch := self._lanes.next_batch()) is not None:
             started = time.monotonic()
             try:
-                outcome = self._run(batch.tokens) if batch.members else []
+                found = self._outcome(batch)
             finally:
                 self._lanes.ended(batch)
-            self._hand_over(batch, outcome, started, time.monotonic())
+            self._hand_over(batch, found, started, time.monotonic())
 
-    def _run(self, tokens: list[Tokens]) -> Floats | list[Floats | Exception]:
-        """Vectors of a batch; after a failure the outcome of each text by itself."""
-        try:
-            return self._encoder.run(tokens)
-        except Exception as error:  # noqa: BLE001 - any error belongs to the caller whose text caused it
-            if len(tokens) == 1:
-                return [error]
-            logger.warning("a shared run failed, its %d texts are repeated singly: %s", len(tokens), error)
-            return [self._run_one(each) for each in tokens]
+    def _outcome(self, batch: Batch) -> Outcome:
+        return outcome_of(self._encoder, batch.tokens) if batch.members else []
 
-    def _run_one(self, tokens: Tokens) -> Floats | Exception:
+    def _hand_over(self, batch: Batch, found: Outcome, started: float, ended: float) -> None:
         try:
-            vector: Floats = self._encoder.run([tokens])[0]
-            return vector
-        except Exception as error:  # noqa: BLE001 - as above
-            return error
-
-    def _hand_over(
-        self, batch: Batch, outcome: Floats | list[Floats | Exception], started: float, ended: float
-    ) -> None:
-        try:
-            self._loop.call_soon_threadsafe(self._settle, batch, outcome, started, ended)
+            self._loop.call_soon_threadsafe(self._settle, batch, found, started, ended)
         except RuntimeError:  # the loop was closed without `close`: nobody is left to answer
             self._lanes.close()
 
-    def _settle(
-        self, batch: Batch, outcome: Floats | list[Floats | Exception], started: float, ended: float
-    ) -> None:
+    def _settle(self, batch: Batch, found: Outcome, started: float, ended: float) -> None:
         """On the loop: give each caller its vectors. The books are kept after the callers had their turn."""
         for job, error in batch.failed:
             job.fail(error)
-        for (job, position), vector in zip(batch.members, outcome):
+        for (job, position), vector in zip(batch.members, found):
             job.started = job.started or started
             self._release(job, (position,))
             if isinstance(vector, Exception):
                 job.fail(vector)
             else:
                 job.put(position, vector, ended)
-        learnt = isinstance(outcome, np.ndarray)
-        self._loop.call_soon(self._account, batch, started, ended, learnt)
+        self._loop.call_soon(self._account, batch, found, started, ended)
 
-    def _account(self, batch: Batch, started: float, ended: float, learnt: bool) -> None:
+    def _account(self, batch: Batch, found: Outcome, started: float, ended: float) -> None:
         if batch.lane == "query":
             self._observe.tokenised("query", len(batch.members) + len(batch.failed), batch.tokenise_s)
         if not batch.members:
             return
         lengths = [len(tokens) for tokens in batch.tokens]
-        if learnt:
+        if isinstance(found, np.ndarray):
             self.costs.learn(len(lengths), max(lengths), ended - started)
         self._observe.queued(batch.lane, self._queued[batch.lane].tokens)
         self._observe.ran(

@@ -214,6 +214,11 @@ class Lanes:
             if batch.members or batch.failed:
                 return batch
 
+    def alone(self, job: Job) -> Batch:
+        """A batch of a query that was never queued, tokenised, for a caller who runs it without a worker."""
+        self._query_seen = self._clock()  # as if added: bulk work that comes next leaves a worker free
+        return self._query_batch([job])
+
     # --- whose turn it is; under the lock -------------------------------------------------------------------
 
     def _bulk_may_run(self, now: float) -> bool:
@@ -246,6 +251,8 @@ class Lanes:
                 batch.members.append((job, 0))
             else:
                 rest.append(job)
+        if not (rest or self._queries):
+            return batch
         with self._changed:
             if not self._closed:
                 # Who was cancelled meanwhile could not be removed from a queue that did not hold it.
