@@ -19,6 +19,7 @@ class SearchSettings:
 
     ef: int
     probes: int
+    reach: float
     rescored: int
     filtered_share: float
     tuned: bool
@@ -82,7 +83,7 @@ def describe(
 
 def search_settings(generation: Generation, *, tuned: bool) -> SearchSettings:
     ef, cold = generation.search_settings
-    return SearchSettings(ef, cold.probes, cold.rescored, cold.filtered_share, tuned)
+    return SearchSettings(ef, cold.probes, cold.reach, cold.rescored, cold.filtered_share, tuned)
 
 
 def cold_state(snapshot: Snapshot) -> ColdState:

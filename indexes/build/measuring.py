@@ -12,7 +12,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from indexes.dense.cold import ColdSettings, search_ns
+from indexes.dense.cold import ColdSettings
+from indexes.dense.outlook import Outlook
 from indexes.dense.probing import probes_of
 from indexes.dense.vectors import among, within
 from indexes.masks import Bits, pack_flags
@@ -25,8 +26,10 @@ Counts = NDArray[np.int64]
 K = 10
 QUERIES = 300
 EFS = (32, 48, 64, 96, 128, 192, 256, 384, 512)
-PROBED_64THS = (1, 2, 3, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 28, 32, 40, 48, 64)  # of the lists
-RESCORED = (50, 75, 100, 125, 150, 200, 300, 400, 800)
+PROBED_64THS = (1, 2, 4, 6, 8, 16, 32, 64)  # of the lists
+REACHES = (0.0, 0.1, 0.16, 0.2, 0.22, 0.24, 0.26, 0.28, 0.3, 0.32, 0.34, 0.36, 0.4, 0.5)
+RESCORED = (50, 70, 100, 140, 200, 300, 400)
+OUTLOOK_QUERIES = 64
 FILTER_SHARE = 0.05  # of the rows let through by the made-up filter that filtered search is measured with
 FILTERED_SHARES = (0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
 TIE = 3e-4  # more than float16 storage moves a score, less than lies between two ranks
@@ -93,7 +96,9 @@ def choose_cold(generation: Generation, target: float) -> tuple[ColdSettings, di
     manifest = generation.manifest
     queries = sample_queries(generation, range(manifest.hot, generation.size))
     truth = true_neighbours(generation, queries)
-    for settings in cold_ladder(manifest.training.lists, manifest.cold):
+    assert generation.cold is not None
+    outlook = Outlook(generation.cold, queries[:OUTLOOK_QUERIES])
+    for settings in cold_ladder(outlook, generation.lists):
         generation.tune(cold=settings)
         plain = recall_of(lambda q: generation.nearest_cold(q, K, None, 0), queries, truth.cold)
         if plain >= target:
@@ -109,11 +114,16 @@ def choose_cold(generation: Generation, target: float) -> tuple[ColdSettings, di
     return settings, {"cold": plain, "cold_filtered": filtered}
 
 
-def cold_ladder(lists: int, size: int) -> list[ColdSettings]:
-    """Settings in the order of their cost."""
+def cold_ladder(outlook: Outlook, lists: int) -> list[ColdSettings]:
+    """Settings in the order of what they would cost these queries."""
     probes = sorted({max(1, share * lists // 64) for share in PROBED_64THS})
-    pairs = [ColdSettings(count, rescored) for count in probes for rescored in RESCORED]
-    return sorted(pairs, key=lambda one: search_ns(lists, one.probes, one.probes / lists, size, one.rescored))
+    settings = [
+        ColdSettings(count, rescored, reach=reach)
+        for count in probes
+        for reach in REACHES
+        for rescored in RESCORED
+    ]
+    return sorted(settings, key=outlook.cost_ns)
 
 
 def sample_queries(generation: Generation, rows: range, *, seed: int = 5) -> Floats:

@@ -15,6 +15,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from indexes.build.measuring import (
+    OUTLOOK_QUERIES,
     Counts,
     K,
     Truth,
@@ -24,6 +25,7 @@ from indexes.build.measuring import (
     true_neighbours,
 )
 from indexes.dense.cold import ColdSettings
+from indexes.dense.outlook import Outlook
 from indexes.model import Floats, Progress
 from indexes.parts.generation import Generation
 from indexes.parts.part import Found
@@ -67,8 +69,10 @@ def try_cold(
     if not generation.manifest.cold:
         yield nothing([present], truth)
         return
-    ladder = [present, *cold_ladder(generation.lists, generation.manifest.cold)]
+    assert generation.cold is not None
     some = truth.first(COARSE_QUERIES)
+    outlook = Outlook(generation.cold, some.queries[:OUTLOOK_QUERIES])
+    ladder = [present, *cold_ladder(outlook, generation.lists)]
     coarse = sorted(run_cold(generation, ladder, some, 1, progress), key=lambda trial: trial.us)
     wanted = max(int(some.wanted["cold"].sum()), 1)
     hopeful = [one.setting for one in coarse if int(one.found.sum()) / wanted >= target - COARSE_ERROR]

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from indexes.build.chosen import read_chosen
-from indexes.build.measuring import FILTERED_SHARES, Counts, Truth, true_neighbours
+from indexes.build.measuring import FILTERED_SHARES, OUTLOOK_QUERIES, Counts, Truth, true_neighbours
 from indexes.build.trials import (
     REPEATS,
     Trial,
@@ -31,6 +31,7 @@ from indexes.build.trials import (
 )
 from indexes.child import answer
 from indexes.dense.cold import ColdSettings
+from indexes.dense.outlook import Outlook
 from indexes.dense.probing import probes_of
 from indexes.errors import InvalidInput
 from indexes.model import Floats, Progress
@@ -57,10 +58,11 @@ class Measure(msgspec.Struct, frozen=True):
 
 
 class Point(msgspec.Struct, frozen=True):
-    """One setting of the curve, on the tuning half. `codes`: about how many are scanned."""
+    """One setting of the curve, on the tuning half. `codes`: about how many a query scans, on average."""
 
     ef: int
     probes: int
+    reach: float
     rescored: int
     recall: float
     us: float
@@ -287,16 +289,17 @@ def curve(pairs: Sequence[Pair], truth: Truth, generation: Generation) -> Iterat
         if recall >= CURVE_FROM and (not front or recall > front[-1][1]):
             front.append((pair, recall))
     spread = np.linspace(0, len(front) - 1, CURVE_POINTS).round().astype(int)
+    outlook = Outlook(generation.cold, truth.queries[:OUTLOOK_QUERIES]) if generation.cold else None
     for pair, recall in (front[at] for at in np.unique(spread) if front):
-        cold = pair.cold.setting
-        share = cold.probes / generation.lists if generation.lists else 0.0
+        cold = pair.cold.setting if outlook else ColdSettings()
         yield Point(
             ef=pair.hot.setting if generation.manifest.hot else 0,
-            probes=cold.probes if generation.manifest.cold else 0,
-            rescored=cold.rescored if generation.manifest.cold else 0,
+            probes=cold.probes,
+            reach=cold.reach,
+            rescored=cold.rescored,
             recall=round(recall, 4),
             us=round(pair.us, 1),
-            codes=round(share * generation.manifest.cold),
+            codes=round(outlook.codes(cold)) if outlook else 0,
         )
 
 

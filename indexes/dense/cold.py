@@ -16,32 +16,39 @@ import faiss
 import msgspec
 import numpy as np
 
-from indexes.arrays import ends_of, top
+from indexes.arrays import ends_of
 from indexes.dense.vectors import StoredVectors, among
 from indexes.errors import Damaged
 from indexes.masks import Bits, count_bits, first_bits, flags_of
 from indexes.model import Floats, Rows
-from indexes.parts.part import NOTHING, Found
+from indexes.parts.part import NOTHING, Found, merge
 
 COLD_PASSAGES_MIN = 256  # fewer cannot train a quantiser and are not worth one
 OVERSAMPLING = 4  # candidates scored again for each place in the ranking, where the settings ask for fewer
+RANKS = 10  # settings are chosen for the recall of so many; who asks for more does not pay for more lists
 WIDE_SHARE = 0.5  # of the rows allowed; from here on a filter is applied while all near lists are scanned
 FILE_BYTES_MAX = 1 << 36
 
 
-# What a search costs, in nanoseconds on one thread at 384 dimensions with AVX512; only the proportions matter.
-RANK_A_LIST_NS, PROBE_A_LIST_NS, SCAN_A_CODE_NS, RESCORE_NS = 40, 1200, 2.2, 500
-
-
 class ColdSettings(msgspec.Struct, frozen=True):
-    """How a query searches: lists probed, and at least how many candidates are scored again.
+    """How a query searches: lists probed always, how far beyond them, and candidates scored again of either.
 
-    `filtered_share` is for filters: how much of what a filter allows must lie in the probed lists.
+    `reach`: a further list is probed if its centre scores less than this below the mean of two scores: the nearest
+    centre's, and that of the RANKS-th best passage so far, or of the last one wanted. `filtered_share` is for filters:
+    how much of what a filter allows must lie in the probed lists.
     """
 
     probes: int = 0
     rescored: int = 0
     filtered_share: float = 1.0
+    reach: float = 0.0
+
+    def horizon(self, nearest: float, scores: Floats, depth: int) -> float:
+        """What the centre of a further list must score; `scores` of the passages found, best first."""
+        rank = min(depth, RANKS)
+        if len(scores) < rank:
+            return -math.inf
+        return (nearest + float(scores[rank - 1])) / 2 - self.reach
 
 
 class ColdShard:
@@ -57,7 +64,7 @@ class ColdShard:
         self.settings = settings
         self.size = int(index.ntotal)
         self._starts = first_row + list_starts(index)
-        self._refined = refined(index, vectors)
+        self._centres = self.centres()
 
     @staticmethod
     def load(path: Path, vectors: StoredVectors, first_row: int, settings: ColdSettings) -> ColdShard:
@@ -78,6 +85,10 @@ class ColdShard:
         centres: Floats = faiss.rev_swig_ptr(flat.get_xb(), self.lists * flat.d).reshape(self.lists, flat.d)
         return centres
 
+    def list_sizes(self) -> Rows:
+        """Rows in each list, int64 [lists]."""
+        return np.diff(self._starts)
+
     def count(self, allowed: Bits) -> int:
         """Cold rows among the allowed ones."""
         return count_bits(allowed) - count_bits(first_bits(allowed, self._first_row))
@@ -95,20 +106,30 @@ class ColdShard:
     def _nearest_lists(
         self, query: Floats, depth: int, wanted: int, allowed: Bits | None, share: float
     ) -> Found:
-        """Scan the lists nearest to the query: candidates by code, then by vector, in one call."""
-        # Enough lists to hold what is wanted, with some to spare for uneven ones; more where rows are left out,
-        # because the nearest ones that stay lie further out.
+        """Scan the lists nearest to the query, then those that may hold better ones than were found.
+
+        Most queries find their neighbours in a few lists, some need half of them: how near to the query the answer
+        and the nearest centre are, seen against the centres not yet visited, tells the two apart.
+        """
+        similarities = self._centres @ query
+        order = np.argsort(-similarities)
+        similarities = similarities[order]
+        first = self.first_lists(self.settings, wanted, share)
+        rows = self._scan_lists(query, wanted, order[:first], similarities[:first], allowed)
+        found = self._vectors.best(rows, query, depth)
+        horizon = self.settings.horizon(float(similarities[0]), found[1], depth)
+        near = int(np.count_nonzero(similarities > horizon))
+        if near <= first:
+            return found
+        rows = self._scan_lists(query, wanted, order[first:near], similarities[first:near], allowed)
+        return merge(found, self._vectors.best(rows, query, depth), depth)
+
+    def first_lists(self, settings: ColdSettings, wanted: int, share: float) -> int:
+        """Lists that a search for `wanted` candidates scans whatever it finds, if so much of the rows is allowed."""
+        # Enough to hold what is wanted, with some to spare for uneven ones; more where rows are left out, because
+        # the nearest ones that stay lie further out.
         fewest = 1.5 * wanted * self.lists / (share * self.size)
-        probes = math.ceil(max(self.settings.probes, fewest) / math.sqrt(share))
-        probes = min(probes, self.lists)
-        parameters = (
-            unfiltered(probes, wanted / depth)
-            if allowed is None
-            else refining(probes, wanted / depth, among(allowed))
-        )
-        scores, rows = self._refined.search(query[None, :], depth, params=parameters)
-        found = int(np.count_nonzero(rows[0] >= 0))
-        return rows[0, :found], scores[0, :found]
+        return min(math.ceil(max(settings.probes, fewest) / math.sqrt(share)), self.lists)
 
     def _nearest_allowed(self, query: Floats, depth: int, wanted: int, allowed: Bits, count: int) -> Found:
         """Scan lists in the order of their nearness until they hold enough of the allowed rows; skip empty ones.
@@ -122,16 +143,19 @@ class ColdShard:
         probed = int(np.searchsorted(np.cumsum(held), min(enough, count))) + 1
         chosen = np.flatnonzero(held[:probed])
         rows = self._scan_lists(query, wanted, lists[0, chosen], similarities[0, chosen], allowed)
-        scores = self._vectors.scores(rows, query)
-        return top(rows, scores, depth)
+        return self._vectors.best(rows, query, depth)
 
     def _scan_lists(
-        self, query: Floats, wanted: int, lists: Rows, similarities: Floats, allowed: Bits
+        self, query: Floats, wanted: int, lists: Rows, similarities: Floats, allowed: Bits | None
     ) -> Rows:
-        """The most promising of the allowed rows in these lists, by code, unsorted."""
-        codes, rows = np.empty((1, wanted), np.float32), np.empty((1, wanted), np.int64)
-        parameters = faiss.SearchParametersIVF(nprobe=len(lists), sel=among(allowed))
-        query, lists = np.ascontiguousarray(query), np.ascontiguousarray(lists)
+        """The most promising of the allowed rows in these lists, by code."""
+        codes, rows = np.empty(wanted, np.float32), np.empty(wanted, np.int64)
+        parameters = (
+            unfiltered(len(lists))
+            if allowed is None
+            else faiss.SearchParametersIVF(nprobe=len(lists), sel=among(allowed))
+        )
+        query, lists = np.ascontiguousarray(query, np.float32), np.ascontiguousarray(lists)
         similarities = np.ascontiguousarray(similarities)
         # The wrapper of faiss takes no parameters here, so this is the call below it. It gets bare pointers.
         self._index.search_preassigned_c(
@@ -145,7 +169,7 @@ class ColdShard:
             False,
             parameters,
         )
-        found: Rows = rows[0][rows[0] >= 0]
+        found: Rows = rows[rows >= 0]
         return found
 
     def _allowed_by_list(self, allowed: Bits) -> Rows:
@@ -153,31 +177,10 @@ class ColdShard:
         return np.diff(ends_of(flags)[self._starts])
 
 
-def refining(probes: int, factor: float, selector: Any) -> Any:
-    """Parameters of a search of so many lists that scores `factor` times its depth again."""
-    lists = faiss.SearchParametersIVF(nprobe=probes, sel=selector)
-    return faiss.IndexRefineSearchParameters(k_factor=factor, base_index_params=lists)
-
-
-@functools.lru_cache(maxsize=64)
-def unfiltered(probes: int, factor: float) -> Any:
-    """The same without a selector. Kept, because every search without a filter asks for the same."""
-    return refining(probes, factor, None)
-
-
-def search_ns(lists: int, probes: int, share: float, size: int, rescored: int = 0) -> float:
-    """About how long a search takes that scans `share` of `size` codes in `probes` of `lists` lists."""
-    scanning = PROBE_A_LIST_NS * probes + SCAN_A_CODE_NS * share * size
-    return RANK_A_LIST_NS * lists + scanning + RESCORE_NS * rescored
-
-
-def refined(index: Any, vectors: StoredVectors) -> Any:
-    """Index and vectors as one search. faiss wants both to hold the same rows; here the lists hold the cold ones."""
-    held = index.ntotal
-    index.ntotal = vectors.rows
-    both = faiss.IndexRefine(index, vectors.index)
-    index.ntotal = held
-    return both
+@functools.lru_cache(maxsize=1024)
+def unfiltered(probes: int) -> Any:
+    """Parameters of a scan of so many lists. Kept, because every search without a filter asks for some."""
+    return faiss.SearchParametersIVF(nprobe=probes)
 
 
 def list_starts(index: Any) -> Rows:

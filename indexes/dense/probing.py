@@ -1,9 +1,8 @@
 """Queries for measuring an index before anybody has asked it anything: stored vectors, led astray.
 
 A query in use is not a passage: it lies further from everything than passages lie from each other, which is where an
-approximate index loses recall. A probe is a passage with half of another one and some noise: about as far from it as a
-question from its answer. On 338,000 passages, probes and real questions gave recalls within .004 of each other around
-.98, for several settings; noise alone made cold lists look worse by up to .03.
+approximate index loses recall. A probe is what is particular to a passage with some of what is particular to another:
+questions have less of what all passages have in common than passages do.
 """
 
 from __future__ import annotations
@@ -12,14 +11,18 @@ import numpy as np
 
 from indexes.model import Floats
 
-OTHER, NOISE = 0.5, 0.4  # weights beside that of the passage itself
+LENGTH_MIN = 1e-3
+OTHER = 0.6  # weight of the other passage
 
 
 def probes_of(vectors: Floats, *, seed: int = 5) -> Floats:
     """A unit vector near each of these, float32 of the same shape."""
-    rng = np.random.default_rng(seed)
-    noise = rng.standard_normal(vectors.shape).astype(np.float32)
-    noise /= np.linalg.norm(noise, axis=1, keepdims=True)
-    mixed = vectors + OTHER * vectors[rng.permutation(len(vectors))] + NOISE * noise
-    unit: Floats = (mixed / np.linalg.norm(mixed, axis=1, keepdims=True)).astype(np.float32)
+    centred = vectors - vectors.mean(axis=0)
+    other = np.random.default_rng(seed).permutation(len(vectors))
+    mixed = centred + OTHER * centred[other]
+    lengths = np.linalg.norm(mixed, axis=1, keepdims=True)
+    # Where nothing is particular, as where all are alike, the passage itself has to do.
+    unit: Floats = np.where(lengths > LENGTH_MIN, mixed / np.maximum(lengths, LENGTH_MIN), vectors).astype(
+        np.float32
+    )
     return unit

@@ -1,8 +1,8 @@
 """Trains the cold lists on a sample of the passages, and chooses their number and their codes by measuring on it.
 
-    how many lists?  few are cheap to rank but long to scan. For several numbers: cluster the sample, find how many of
-                     its rows must be scanned before the lists hold the true neighbours of probe queries, and
-                     take the number whose ranking and scanning cost least at the size of the collection.
+    how many lists?  few are cheap to rank but long to scan. For several numbers: cluster the sample, find how far the
+                     searches of probe queries must reach until the lists hold their true neighbours, and take the
+                     number whose ranking and scanning cost least at the size of the collection.
     which codes?     4-bit product codes of the vectors themselves, or of their residuals to the centre of the list:
                      whichever keeps more of the true neighbours among the candidates.
 
@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from indexes.dense.cold import search_ns
+from indexes.dense.outlook import search_ns
 from indexes.dense.probing import probes_of
 from indexes.model import Floats, Rows
 
@@ -47,10 +47,11 @@ class Training(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Probe queries in a sample, and the rows of it that are nearest to each: int64 [QUERIES, K]."""
+    """Probe queries in a sample, the rows of it nearest to each, best first, and their scores: [QUERIES, K]."""
 
     queries: Floats
     nearest: Rows
+    scores: Floats
 
 
 def training_size(cold: int) -> int:
@@ -62,15 +63,20 @@ def train(sample: Floats, size: int, target: float) -> tuple[Any, Training]:
     """An empty index for `size` vectors, trained on `sample` [n, dimensions] for this recall, and how it was chosen."""
     part = np.ascontiguousarray(sample[:: -(-len(sample) // TRIAL_ROWS)])
     trial = make_trial(part)
-    reaches = {lists: reach(part, trial, lists, target) for lists in candidates_for(size, len(part))}
-    lists = min(reaches, key=lambda number: search_ns(number, *reaches[number], size))
+    scanned = {lists: scan_of(part, trial, lists, target) for lists in candidates_for(size, len(part))}
+
+    def cost(number: int) -> float:
+        probes, share = scanned[number]
+        return search_ns(number, probes, share * size)
+
+    lists = min(scanned, key=cost)
     quantizer = clustered(sample, lists, ITERATIONS)
     built = {codes: trained(quantizer, part, lists, codes) for codes in (DIRECT, RESIDUAL)}
     kept = {codes: kept_share(index, part, trial) for codes, index in built.items()}
     codes = max(kept, key=lambda name: kept[name])
     chosen = built[codes]
     chosen.reset()
-    rounded = {number: round(share, 4) for number, (_, share) in reaches.items()}
+    rounded = {number: round(share, 4) for number, (_, share) in scanned.items()}
     return chosen, Training(
         len(sample), lists, codes, rounded, {name: round(share, 4) for name, share in kept.items()}
     )
@@ -86,8 +92,8 @@ def candidates_for(size: int, sample: int) -> list[int]:
 def make_trial(sample: Floats, *, seed: int = 3) -> Trial:
     rows = np.random.default_rng(seed).choice(len(sample), min(QUERIES, len(sample)), replace=False)
     queries = probes_of(sample[rows])
-    _, nearest = faiss.knn(queries, sample, min(K, len(sample)), metric=faiss.METRIC_INNER_PRODUCT)
-    return Trial(queries, nearest)
+    scores, nearest = faiss.knn(queries, sample, min(K, len(sample)), metric=faiss.METRIC_INNER_PRODUCT)
+    return Trial(queries, nearest, scores)
 
 
 def clustered(sample: Floats, lists: int, iterations: int) -> Any:
@@ -103,17 +109,22 @@ def clustered(sample: Floats, lists: int, iterations: int) -> Any:
     return quantizer
 
 
-def reach(sample: Floats, trial: Trial, lists: int, target: float) -> tuple[int, float]:
-    """How many lists, nearest first, hold `target` of the true neighbours, and what share of the sample they hold."""
+def scan_of(sample: Floats, trial: Trial, lists: int, target: float) -> tuple[float, float]:
+    """Lists a query probes on average, and the share of the sample in them, to find `target` of its true neighbours.
+
+    As the shard searches: every list whose centre lies within some reach, see `ColdSettings`.
+    """
     quantizer = clustered(sample, lists, TRIAL_ITERATIONS)
     home = quantizer.search(sample, 1)[1][:, 0]
-    order = quantizer.search(trial.queries, lists)[1]
-    place = np.empty_like(order)
-    np.put_along_axis(place, order, np.arange(lists)[None, :], axis=1)
-    places = np.take_along_axis(place, home[trial.nearest], axis=1)
-    probes = int(np.quantile(places, target)) + 1
+    similarities, order = quantizer.search(trial.queries, lists)
+    by_list = np.empty_like(similarities)
+    np.put_along_axis(by_list, order, similarities, axis=1)
+    middle = (similarities[:, :1] + trial.scores[:, -1:]) / 2
+    reach = np.quantile(middle - np.take_along_axis(by_list, home[trial.nearest], axis=1), target)
+    near = np.maximum((similarities >= middle - reach).sum(axis=1), 1)
     sizes: NDArray[np.int64] = np.bincount(home, minlength=lists)
-    return probes, float(sizes[order[:, :probes]].sum(axis=1).mean() / len(sample))
+    scanned = np.take_along_axis(np.cumsum(sizes[order], axis=1), near[:, None] - 1, axis=1)
+    return float(near.mean()), float(scanned.mean() / len(sample))
 
 
 def trained(quantizer: Any, sample: Floats, lists: int, codes: str) -> Any:

@@ -12,6 +12,8 @@ our own. float16 moves an inner product of unit vectors by about 1e-5, far below
 
 from __future__ import annotations
 
+import functools
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
+from indexes.arrays import top
 from indexes.errors import Damaged
 from indexes.masks import Bits
 from indexes.model import Floats, Rows
@@ -27,6 +30,7 @@ Halves = NDArray[np.float16]
 
 ROWS_AT = 128
 SIZE_BYTES = 8
+BENCH_ROWS = 512  # gathered side by side at once to be scored, by each thread that searches
 
 
 class StoredVectors:
@@ -82,14 +86,53 @@ class StoredVectors:
         """Inner products of these rows with a query, float32 [rows]."""
         return self.take(rows) @ query
 
+    def best(self, rows: Rows, query: Floats, depth: int) -> tuple[Rows, Floats]:
+        """The best `depth` of these rows by their inner products with a query, and those, best first.
+
+        Gathered first and scored side by side: a tenth of the time that scoring them where they lie takes.
+        """
+        found: list[tuple[Rows, Floats]] = []
+        for at in range(0, len(rows), BENCH_ROWS):
+            part = rows[at : at + BENCH_ROWS]
+            bench = _bench(self.halves.shape[1])
+            # Without `mode` numpy would gather into a copy first. It lets other threads run while pages are read.
+            self.halves.take(part, 0, out=bench.halves[: len(part)], mode="clip")
+            places, scores = _search(bench.index, query, min(depth, len(part)), first(len(part)))
+            found.append((part[places], scores))
+        if len(found) == 1:
+            return found[0]
+        if not found:
+            return np.empty(0, np.int64), np.empty(0, np.float32)
+        together, scores = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        return top(together, scores, depth)
+
     def nearest(self, query: Floats, depth: int, selector: Any) -> tuple[Rows, Floats]:
         """Exact search: the best `depth` of the rows a faiss selector lets through, best first."""
         if depth == 0 or not self.rows:
             return np.empty(0, np.int64), np.empty(0, np.float32)
-        parameters = faiss.SearchParameters(sel=selector)
-        scores, rows = self.index.search(query[None, :], min(depth, self.rows), params=parameters)
-        found = int(np.count_nonzero(rows[0] >= 0))
-        return rows[0, :found], scores[0, :found]
+        return _search(self.index, query, min(depth, self.rows), faiss.SearchParameters(sel=selector))
+
+
+def _search(index: Any, query: Floats, depth: int, parameters: Any) -> tuple[Rows, Floats]:
+    """What faiss finds, best first. Calls below its wrapper, which takes as long as scoring a hundred rows."""
+    query = np.ascontiguousarray(query, np.float32)
+    if query.shape != (index.d,):
+        raise ValueError(f"a query of shape {query.shape}, expected ({index.d},)")
+    scores, rows = np.empty(depth, np.float32), np.empty(depth, np.int64)
+    index.search_c(1, faiss.swig_ptr(query), depth, faiss.swig_ptr(scores), faiss.swig_ptr(rows), parameters)
+    found = int(np.count_nonzero(rows >= 0))
+    return rows[:found], scores[:found]
+
+
+_benches = threading.local()
+
+
+def _bench(dimensions: int) -> StoredVectors:
+    """This thread's room for gathered rows."""
+    benches: dict[int, StoredVectors] = vars(_benches).setdefault("by_dimensions", {})
+    if dimensions not in benches:
+        benches[dimensions] = StoredVectors.allocate(BENCH_ROWS, dimensions)
+    return benches[dimensions]
 
 
 def preamble(rows: int, dimensions: int) -> bytes:
@@ -109,6 +152,12 @@ def search_with_one_thread() -> None:
 def within(rows: range) -> Any:
     """A selector of consecutive rows."""
     return faiss.IDSelectorRange(rows.start, rows.stop)
+
+
+@functools.lru_cache(maxsize=BENCH_ROWS)
+def first(count: int) -> Any:
+    """Parameters of a search among the first so many rows. Kept, because every search asks for some."""
+    return faiss.SearchParameters(sel=within(range(count)))
 
 
 def among(allowed: Bits) -> Any:

@@ -216,6 +216,11 @@ class Generation:
         )
 
     @property
+    def cold(self) -> ColdShard | None:
+        """The cold tier, for whoever measures it."""
+        return self._cold
+
+    @property
     def lists(self) -> int:
         return self._cold.lists if self._cold else 0
 

@@ -178,12 +178,13 @@ def embed(models: Path, settings: Any, texts: list[str]) -> Any:
 
 def show(tuned: dict[str, Any], fusion: dict[str, Any] | None) -> None:
     table = Table(
-        "ef", "lists", "rescored", "recall@10", "microseconds", "codes", title="what more time buys"
+        "ef", "lists", "reach", "rescored", "recall@10", "microseconds", "codes", title="what more time buys"
     )
     for point in tuned["curve"]:
         table.add_row(
             str(point["ef"] or "-"),
             str(point["probes"] or "-"),
+            f"{point['reach']:g}",
             str(point["rescored"] or "-"),
             f"{point['recall']:.4f}",
             f"{point['us']:.0f}",
@@ -215,7 +216,7 @@ def show(tuned: dict[str, Any], fusion: dict[str, Any] | None) -> None:
 def is_chosen(point: dict[str, Any], tuned: dict[str, Any]) -> bool:
     """Whether a point of the curve is of the settings chosen; 0 stands for a tier that does not exist."""
     search = tuned["search"]
-    chosen = {"ef": tuned["ef"], "probes": search["probes"], "rescored": search["rescored"]}
+    chosen = {"ef": tuned["ef"], **{name: search[name] for name in ("probes", "reach", "rescored")}}
     return all(point[name] in (0, value) for name, value in chosen.items())
 
 
@@ -223,7 +224,8 @@ def notes(tuned: dict[str, Any], fusion: dict[str, Any] | None) -> list[str]:
     """What is to be said beside the tables, a line each."""
     search = tuned["search"]
     lines = [
-        f"ef {tuned['ef']}, {search['probes']} lists, {search['rescored']} rescored, "
+        f"ef {tuned['ef']}, {search['probes']} lists and those within {search['reach']:g}, "
+        f"{search['rescored']} rescored, "
         f"{search['filtered_share']:g} of a filter's matches covered: "
         + ("in use now, and the target of every later rebuild" if tuned["applied"] else "not applied")
     ]

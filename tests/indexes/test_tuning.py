@@ -172,7 +172,7 @@ def pair_of(us: float, hot: Sequence[int], cold: Sequence[int]) -> Pair:
 
 def truth_of(hot: int, cold: int, queries: int = 100) -> Truth:
     scores = [np.zeros(count, np.float32) for count in (hot, cold)]
-    return Truth(np.zeros((queries, 4), np.float32), [scores[0]] * queries, [scores[1]] * queries)
+    return Truth(np.zeros((queries, 32), np.float32), [scores[0]] * queries, [scores[1]] * queries)
 
 
 def test_the_cheapest_that_reaches_it_is_taken() -> None:

@@ -29,8 +29,9 @@ from jobs.benchmark.index.process import Watch, child_of
 from jobs.benchmark.service import percentiles
 
 EFS = (48, 96, 192)
-PROBED_SHARES = (1 / 48, 1 / 32, 1 / 24, 1 / 16, 1 / 12, 1 / 8, 1 / 6, 1 / 4, 3 / 8, 1 / 2)
-RESCORED = (50, 100, 200, 400)
+PROBED_SHARES = (1 / 32, 1 / 16, 3 / 32, 1 / 8)
+REACHES = (20, 24, 28, 30, 32, 34, 36, 40)  # hundredths
+RESCORED = (70, 100, 140, 200)
 BUILD_TIMEOUT_S = 7200
 
 
@@ -100,7 +101,10 @@ class Nearline(Engine):
         """Pairs of a graph's `ef` and a setting of the lists, for the tiers there are."""
         generation = self.generation
         probes = sorted({max(1, round(share * generation.lists)) for share in PROBED_SHARES})
-        colds: list[Setting] = [{"probes": p, "rescored": r} for p, r in product(probes, RESCORED)]
+        colds: list[Setting] = [
+            {"probes": first, "reach_percent": reach, "rescored": rescored}
+            for first, reach, rescored in product(probes, REACHES, RESCORED)
+        ]
         graphs: list[Setting] = [{"ef": ef} for ef in EFS]
         return [
             {**graph, **cold}
@@ -109,7 +113,11 @@ class Nearline(Engine):
         ]
 
     def use(self, setting: Setting) -> None:
-        cold = ColdSettings(setting["probes"], setting["rescored"]) if "probes" in setting else None
+        cold = (
+            ColdSettings(setting["probes"], setting["rescored"], reach=setting["reach_percent"] / 100)
+            if "probes" in setting
+            else None
+        )
         self.generation.tune(ef=setting.get("ef"), cold=cold)
 
     def search(self, query: Floats, k: int) -> Found:

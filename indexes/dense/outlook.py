@@ -1,0 +1,66 @@
+"""What searches of the cold lists would scan and cost, foreseen without searching: for choosing lists and settings."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from indexes.dense.cold import OVERSAMPLING, RANKS, ColdSettings, ColdShard
+from indexes.model import Floats, Rows
+
+# What a search costs, in nanoseconds on one thread at 384 dimensions with AVX512; only the proportions matter.
+RANK_A_LIST_NS, PROBE_A_LIST_NS, SCAN_A_CODE_NS, RESCORE_NS = 35, 600, 1.5, 100
+SCAN_AGAIN_NS = 30_000
+THOROUGH = 400  # candidates scored again, to see how near a query's answer is
+
+
+def search_ns(lists: int, probes: float, codes: float, rescored: float = 0.0) -> float:
+    """About how long a search takes that scans so many codes in `probes` of `lists` lists."""
+    return RANK_A_LIST_NS * lists + PROBE_A_LIST_NS * probes + SCAN_A_CODE_NS * codes + RESCORE_NS * rescored
+
+
+class Outlook:
+    """How some queries lie among the lists: foretells what any settings would make them scan."""
+
+    def __init__(self, shard: ColdShard, queries: Floats) -> None:
+        """Searches thoroughly once for each query, with settings that it leaves as they were."""
+        similarities = queries @ shard.centres().T
+        order = np.argsort(-similarities, axis=1)
+        self._shard = shard
+        self._lists = shard.lists
+        self._similarities = np.take_along_axis(similarities, order, axis=1)
+        self._codes = np.cumsum(shard.list_sizes()[order], axis=1)
+        present, shard.settings = shard.settings, ColdSettings(shard.lists, THOROUGH)
+        try:
+            self._answers = [shard.nearest(query, RANKS, None, shard.size)[1] for query in queries]
+        finally:
+            shard.settings = present
+
+    def codes(self, settings: ColdSettings) -> float:
+        """Codes scanned by a query, on average."""
+        return float(self._scanned(settings)[1].mean())
+
+    def cost_ns(self, settings: ColdSettings) -> float:
+        """Time of a query, on average, in the terms of `search_ns`."""
+        probes, codes = self._scanned(settings)
+        again = float((probes > self._first(settings)).mean())
+        rescored = settings.rescored * (1 + again)
+        return (
+            search_ns(self._lists, float(probes.mean()), float(codes.mean()), rescored)
+            + SCAN_AGAIN_NS * again
+        )
+
+    def _first(self, settings: ColdSettings) -> int:
+        return self._shard.first_lists(settings, max(settings.rescored, OVERSAMPLING * RANKS), 1.0)
+
+    def _scanned(self, settings: ColdSettings) -> tuple[Rows, Rows]:
+        """Lists and codes, by query."""
+        nearest = self._similarities[:, 0]
+        horizons = np.array(
+            [
+                settings.horizon(float(top), found, RANKS)
+                for top, found in zip(nearest, self._answers, strict=True)
+            ]
+        )
+        near = (self._similarities > horizons[:, None]).sum(axis=1)
+        probes = np.clip(near, self._first(settings), self._lists)
+        return probes, np.take_along_axis(self._codes, probes[:, None] - 1, axis=1)[:, 0]

@@ -1,0 +1,189 @@
+"""The cold lists: which of them a search visits, what it scores again, and what is foretold of that."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from indexes.dense.cold import RANKS, ColdSettings, ColdShard
+from indexes.dense.outlook import Outlook
+from indexes.dense.probing import probes_of
+from indexes.dense.training import train
+from indexes.dense.vectors import BENCH_ROWS, StoredVectors
+from indexes.masks import pack_flags
+from indexes.model import Floats, Rows
+
+SIZE, DIMENSIONS = 6000, 16
+K = 10
+
+
+def scattered(count: int, seed: int) -> Floats:
+    """Unit vectors without clusters, so that neighbours lie in many lists."""
+    vectors = np.random.default_rng(seed).standard_normal((count, DIMENSIONS)).astype(np.float32)
+    unit: Floats = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    return unit
+
+
+@pytest.fixture(scope="module")
+def shard() -> ColdShard:
+    """All rows cold, in the order of their lists."""
+    vectors = scattered(SIZE, seed=1)
+    index, _ = train(vectors, SIZE, 0.95)
+    lists = index.quantizer.search(vectors, 1)[1][:, 0]
+    ordered = vectors[np.argsort(lists, kind="stable")]
+    index.add(ordered)
+    stored = StoredVectors.allocate(SIZE, DIMENSIONS)
+    stored.halves[:] = ordered
+    return ColdShard(index, stored, 0, ColdSettings())
+
+
+@pytest.fixture
+def queries() -> Floats:
+    return scattered(50, seed=2)
+
+
+@pytest.fixture(autouse=True)
+def as_it_was(shard: ColdShard) -> Iterator[None]:
+    yield
+    shard.settings = ColdSettings()
+
+
+def exact(shard: ColdShard, query: Floats) -> tuple[Rows, Floats]:
+    return shard._vectors.best(np.arange(SIZE), query, K)
+
+
+def recall(shard: ColdShard, queries: Floats) -> float:
+    found = [
+        np.isin(exact(shard, query)[0], shard.nearest(query, K, None, SIZE)[0]).mean() for query in queries
+    ]
+    return float(np.mean(found))
+
+
+def test_further_reach_finds_more(shard: ColdShard, queries: Floats) -> None:
+    """From one list always, the reach alone takes recall from poor to all there is to find."""
+    recalls = []
+    for reach in (-1.0, 0.5, 2.0):
+        shard.settings = ColdSettings(1, 400, reach=reach)
+        recalls.append(recall(shard, queries))
+    assert recalls[0] < recalls[1] < recalls[2]
+    assert recalls[2] > 0.98
+
+
+def test_the_foretold_scan_is_the_one_that_happens(
+    shard: ColdShard, queries: Floats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `Outlook` says of the codes scanned is what searches scan, or up to a fifth less.
+
+    It knows each answer before: a search decides by what its first lists held.
+    """
+    outlook = Outlook(shard, queries)
+    wanted = ColdSettings(2, 100, reach=0.4)
+    sizes, scanned = shard.list_sizes(), []
+    scan = shard._scan_lists
+
+    def counting(query: Floats, wanted: int, lists: Rows, *others: object) -> Rows:
+        scanned.append(int(sizes[lists].sum()))
+        return scan(query, wanted, lists, *others)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(shard, "_scan_lists", counting)
+    shard.settings = wanted
+    for query in queries:
+        shard.nearest(query, K, None, SIZE)
+    assert 0.8 <= outlook.codes(wanted) * len(queries) / sum(scanned) <= 1
+    assert len(scanned) > len(queries)  # some searches scanned a second time
+
+
+def test_the_outlook_leaves_the_settings(shard: ColdShard, queries: Floats) -> None:
+    """Looking ahead searches thoroughly, and puts back what was set."""
+    shard.settings = present = ColdSettings(3, 50, 0.5, 0.1)
+    Outlook(shard, queries)
+    assert shard.settings == present
+
+
+def test_more_lists_cost_more(shard: ColdShard, queries: Floats) -> None:
+    """The cost foreseen rises with each of the settings."""
+    outlook = Outlook(shard, queries)
+    least = outlook.cost_ns(ColdSettings(1, 50, reach=-1.0))
+    for more in (
+        ColdSettings(8, 50, reach=-1.0),
+        ColdSettings(1, 50, reach=0.5),
+        ColdSettings(1, 70, reach=-1.0),
+    ):
+        assert outlook.cost_ns(more) > least
+
+
+def test_too_few_found_means_all_lists(shard: ColdShard, queries: Floats) -> None:
+    """Where the first lists hold fewer allowed passages than wanted, the search goes on to every list."""
+    assert ColdSettings(reach=0.1).horizon(0.9, np.ones(K - 1, np.float32), K) == -math.inf
+    flags = np.ones(SIZE, bool)
+    near = np.argsort(-(shard.centres() @ queries[0]))[: shard.lists // 3]
+    starts = np.concatenate([[0], np.cumsum(shard.list_sizes())])
+    for number in near:
+        flags[starts[number] : starts[number + 1]] = False
+    shard.settings = ColdSettings(1, 50)
+    rows, _ = shard.nearest(queries[0], K, pack_flags(flags), int(flags.sum()))
+    assert len(rows) == K
+    assert flags[rows].all()
+
+
+def test_who_asks_for_more_does_not_reach_further() -> None:
+    """The horizon is that of the tenth passage, however many are wanted; of the last one where fewer are."""
+    scores = np.linspace(0.9, 0.1, 200, dtype=np.float32)
+    one = ColdSettings(reach=0.2)
+    assert one.horizon(0.8, scores, 200) == one.horizon(0.8, scores, RANKS)
+    assert one.horizon(0.8, scores, 3) == pytest.approx((0.8 + float(scores[2])) / 2 - 0.2)
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 3 * BENCH_ROWS), st.integers(1, 40), st.integers(0, 1000))
+def test_the_best_of_any_rows(count: int, depth: int, seed: int) -> None:
+    """Scored side by side in as many turns as it takes: what numpy finds, best first."""
+    rng = np.random.default_rng(seed)
+    stored = StoredVectors.allocate(2000, 8)
+    stored.halves[:] = rng.standard_normal((2000, 8))
+    query = rng.standard_normal(8).astype(np.float32)
+    rows = rng.permutation(2000)[:count]
+    found, scores = stored.best(rows, query, depth)
+    expected = np.sort(stored.halves[rows].astype(np.float32) @ query)[::-1][:depth]
+    assert np.allclose(scores, expected, atol=1e-3)
+    assert np.allclose(stored.halves[found].astype(np.float32) @ query, scores, atol=1e-3)
+    assert len(np.unique(found)) == len(found) == min(count, depth)
+
+
+def test_threads_do_not_share_their_bench(shard: ColdShard, queries: Floats) -> None:
+    """Searches of several threads at once find what each finds alone."""
+    shard.settings = ColdSettings(2, 100, reach=0.4)
+    alone = [shard.nearest(query, K, None, SIZE)[0].tolist() for query in queries]
+    wrong: list[int] = []
+
+    def search() -> None:
+        for _ in range(5):
+            for at, query in enumerate(queries):
+                if shard.nearest(query, K, None, SIZE)[0].tolist() != alone[at]:
+                    wrong.append(at)
+
+    threads = [threading.Thread(target=search) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_a_query_of_another_shape_is_refused(shard: ColdShard) -> None:
+    """Calls go below faiss's wrapper, so the shape is checked here."""
+    with pytest.raises(ValueError, match="shape"):
+        shard._vectors.best(np.arange(20), np.ones(DIMENSIONS - 1, np.float32), K)
+
+
+def test_probes_are_unit_vectors_whatever_they_are_made_of() -> None:
+    """Passages that are all alike, one alone, and ordinary ones."""
+    same = np.tile(scattered(1, seed=3), (5, 1))
+    for vectors in (same, same[:1], scattered(50, seed=3)):
+        assert np.allclose(np.linalg.norm(probes_of(vectors), axis=1), 1, atol=1e-5)
