@@ -14,6 +14,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from indexes.courtesy import keep_turns_short
 from retrieval.app import create_app
 from retrieval.config import Config
 from retrieval.keys import FAILED, READY
@@ -46,6 +47,7 @@ async def serve(config: Config, data: Path) -> bool:
     try:
         site = web.TCPSite(runner, config.server.host, config.server.port)
         await site.start()
+        keep_turns_short()
         print(f"{READY_LINE}{url_of(runner)}", flush=True)  # noqa: T201 - other programs wait for this line
         await first_of(stop, app[FAILED])
         app[READY]["ready"] = False

@@ -17,11 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexes.arrays import ends_of
+from indexes.courtesy import give_way
 from indexes.lexical.analysis import terms as terms_of
 from indexes.lexical.bm25 import NO_POSTINGS, Postings
 from indexes.model import Rows
 
 TF_MAX = np.iinfo(np.uint16).max
+TERMS_AT_ONCE = 64  # sealed between two chances for a search
 SLICE_POSTINGS = 1 << 18  # a numpy call over so many takes about a millisecond
 
 
@@ -62,7 +64,11 @@ class GrowingLexical:
     def seal(self, size: int) -> SealedLexical:
         """The first `size` rows as an immutable index in memory."""
         names = sorted(self._rows)  # by code points, which is the order of the UTF-8 bytes
-        parts = [self.read(name, size) for name in names]
+        parts = []
+        for at, name in enumerate(names):
+            if at % TERMS_AT_ONCE == 0:
+                give_way()
+            parts.append(self.read(name, size))
         return SealedLexical.from_postings(names, parts, self.view(size).lengths)
 
 

@@ -22,6 +22,7 @@ import apsw
 import msgspec
 
 from indexes import failpoints, failures
+from indexes.courtesy import give_way
 from indexes.errors import Conflict, DiskFull, StorageError
 from indexes.log.reader import FORMAT_VERSION, LogReader, searchable_text
 from indexes.log.sqlite import Checkpoints, checkpoint, connect, sqlite_errors
@@ -119,7 +120,10 @@ class Log(LogReader):
             db.execute("BEGIN IMMEDIATE")
             try:
                 for operations in writes:
-                    done = [apply(db, operation) for operation in operations]
+                    done = []
+                    for operation in operations:
+                        give_way()
+                        done.append(apply(db, operation))
                     applied += done
                     results.append(summarise(operations, done, last_seq(db)))
                 failpoints.reach("commit.before_sync")

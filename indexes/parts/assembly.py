@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from indexes.courtesy import give_way
 from indexes.errors import Conflict
 from indexes.lexical.analysis import terms
 from indexes.log.log import Applied
@@ -89,6 +90,7 @@ class Assembly:
         for number, passage in zip(passages, upsert.passages, strict=True):
             if self._delta.full:
                 self.rotate()
+            give_way()
             text = searchable_text(upsert.title, upsert.text[passage.start : passage.end])
             self._delta.append(number, passage.vector, text, upsert.metadata)
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from indexes import failpoints
+from indexes.courtesy import give_way
 from indexes.dense.vectors import search_with_one_thread
 from indexes.errors import NotReady
 from indexes.parts.assembly import Assembly
@@ -113,6 +114,7 @@ class Sealing:
         """Asked between two blocks of rows."""
         if self._closing.is_set():
             raise NotReady("the collection is closing")
+        give_way()
 
     def _submit(self, pool: ThreadPoolExecutor, what: str, work: Callable[[], None]) -> None:
         def guarded() -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from indexes.courtesy import searching
 from indexes.dense.skipping import ColdWatch
 from indexes.errors import InvalidInput
 from indexes.filters.bitmaps import to_bits
@@ -103,6 +104,7 @@ class Snapshot:
 
     # --- searching ------------------------------------------------------------------------------------------
 
+    @searching
     def dense(
         self,
         query: Floats,
@@ -176,6 +178,7 @@ class Snapshot:
         nearest = part.nearest_cold if cold else part.nearest_warm
         return as_ranking(part, nearest(query, depth, chosen.allowed, self.exact_scan_max))
 
+    @searching
     def lexical(self, text: str, depth: int, condition: Filter | None = None) -> Ranking:
         """The `depth` passages of highest BM25 score above zero."""
         parts = [visible.part.lexical for visible in self.parts]

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from indexes.courtesy import keep_turns_short
 from jobs.benchmark.index import load as under_load
 from jobs.benchmark.index.databases import LancedbHnswSq, LancedbIvfPq, QdrantEdge
 from jobs.benchmark.index.engine import Engine, Peer
@@ -36,6 +37,7 @@ ENGINES: dict[str, Callable[[], Engine]] = {NEARLINE: Nearline, **PEERS}
 
 def main() -> int:
     job = msgspec.json.decode(sys.argv[1], type=Job)
+    keep_turns_short()  # as the service does, whatever is measured
     try:
         result = run(job)
     except ImportError as error:

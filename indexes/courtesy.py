@@ -1,0 +1,60 @@
+"""Searches first: whoever writes or seals gives way, between two small steps, while a search is under way.
+
+Python's threads take turns. One that computes keeps the interpreter for 5 ms once it has it, and a search gives it up
+at every call into compiled code, to get it back after another such turn: a search of half a millisecond takes twenty
+beside a busy writer. So the writer lets go by itself, but for no longer than it is told: searches that never end
+slow writes down, and do not stop them.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+GIVE_WAY_S_MAX = 0.0005  # at each step
+PAUSE_S = 0.00005
+TURN_S = 0.0005  # instead of Python's 5 ms
+
+_under_way: set[int] = set()  # threads that search now; adding and discarding are atomic
+
+
+def searching(search: Callable[P, R]) -> Callable[P, R]:
+    """For functions that search: their threads count as under way meanwhile. They do not call each other."""
+
+    @functools.wraps(search)
+    def counted(*args: P.args, **kwargs: P.kwargs) -> R:
+        thread = threading.get_ident()
+        _under_way.add(thread)
+        try:
+            return search(*args, **kwargs)
+        finally:
+            _under_way.discard(thread)
+
+    return counted
+
+
+def give_way(at_most_s: float = GIVE_WAY_S_MAX) -> None:
+    """Wait while searches are under way, for so many seconds at most. Returns at once when there are none."""
+    if not _under_way:
+        return
+    until = time.monotonic() + at_most_s
+    while _under_way and time.monotonic() < until:
+        time.sleep(PAUSE_S)
+
+
+def keep_turns_short() -> None:
+    """For a whole process that serves searches, once it has loaded what it needs.
+
+    A search that waits for the interpreter asks for it sooner, and collections of garbage leave alone what is there
+    by now: going through all of it stops every thread for some 40 ms.
+    """
+    sys.setswitchinterval(TURN_S)
+    gc.freeze()
