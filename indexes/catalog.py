@@ -18,7 +18,15 @@ import msgspec
 from indexes import failpoints
 from indexes.collection import DRAFT_PREFIX, Collection
 from indexes.durable import FolderLock, disk_errors, publish, sync_folder
-from indexes.errors import Conflict, Damaged, InvalidInput, NotADataDirectory, NotFound
+from indexes.errors import (
+    Conflict,
+    Damaged,
+    DiskFull,
+    InvalidInput,
+    NotADataDirectory,
+    NotFound,
+    StorageError,
+)
 from indexes.model import Settings, Tuning
 
 logger = logging.getLogger(__name__)
@@ -40,7 +48,8 @@ class Catalog:
     def __init__(self, folder: Path, tuning: Tuning) -> None:
         """Open the folder, making it if it does not exist or is empty.
 
-        Raises NotADataDirectory for a folder that holds other things, Locked if another process serves it.
+        Raises NotADataDirectory for a folder that holds other things, Locked if another process serves it, Damaged if
+        a collection cannot be opened.
         """
         self.folder = folder
         self._tuning = tuning
@@ -53,7 +62,7 @@ class Catalog:
                 shutil.rmtree(leftover, ignore_errors=True)
             for path in sorted(folder.iterdir()):
                 if NAME.fullmatch(path.name) and (path / "log.db").is_file():
-                    self._collections[path.name] = Collection(path, tuning)
+                    self._collections[path.name] = opened(path, tuning)
         except BaseException:
             self.close()
             raise
@@ -130,6 +139,19 @@ class Catalog:
             aliases = {name: target for name, target in self._aliases.items() if name != alias}
             write_marker(self.folder, aliases)
             self._aliases = aliases
+
+
+def opened(path: Path, tuning: Tuning) -> Collection:
+    """Raises Damaged, or StorageError, saying which collection it is and what can be done about it."""
+    try:
+        return Collection(path, tuning)
+    except DiskFull:
+        raise
+    except StorageError as error:
+        raise type(error)(
+            f"collection {path.name!r} cannot be opened: {error.message}; `nearline verify` lists what is damaged, "
+            f"and without {path} the other collections start"
+        ) from error
 
 
 def check_name(name: str) -> None:

@@ -163,7 +163,8 @@ def runs_of(config: Config) -> tuple[int, int]:
 
 def missing(name: str, folder: Path) -> NotFound:
     return NotFound(
-        f"no model {name!r} in {folder}; make it with: nearline export-model --out {folder / name}",
+        f"no model {name!r} in {folder}; make it with: "
+        f"nearline export-model --from SOURCE --name {name} --out {folder / name}",
         param="model",
     )
 

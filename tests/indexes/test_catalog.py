@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from indexes.catalog import Catalog
-from indexes.errors import Conflict, Damaged, InvalidInput, Locked, NotADataDirectory, NotFound
+from indexes.errors import Conflict, Damaged, InvalidInput, Locked, NotADataDirectory, NotFound, StorageError
 from indexes.model import Tuning
 from tests.support.vectors import World, settings
 
@@ -136,3 +136,18 @@ def test_a_first_start_cut_short_can_be_repeated(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / ".nearline.json.draft").write_text("{")
     Catalog(folder, Tuning()).close()
+
+
+def test_a_damaged_collection_is_named(catalog: Catalog) -> None:
+    """Opening says which collection it is and what to do; without its folder the others are back."""
+    for name in ("good", "ill"):
+        catalog.create(name, settings()).write([WORLD.document(1)]).result()
+    catalog.close()
+    log = catalog.folder / "ill" / "log.db"
+    log.write_bytes(b"not a log any more" * 100)
+    with pytest.raises(StorageError, match=r"'ill' cannot be opened.*nearline verify"):
+        Catalog(catalog.folder, Tuning())
+    (catalog.folder / "ill").rename(catalog.folder.parent / "ill")
+    again = Catalog(catalog.folder, Tuning())
+    assert list(again.collections) == ["good"]
+    again.close()
