@@ -67,6 +67,9 @@ class OverHttp(Served):
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)
         )
+        # The client's own first time, connecting included, is not the service's.
+        async with self._session.get(f"{self._server.url}/healthz") as answer:
+            await answer.read()
 
     async def query(self, text: str) -> Floats:
         vector: Floats = (await self.embeddings(text, "query"))[0]
