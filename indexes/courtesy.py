@@ -1,8 +1,7 @@
 """Searches first: whoever writes or seals gives way, between two small steps, while a search is under way.
 
 Python's threads take turns. One that computes keeps the interpreter for 5 ms once it has it, and a search gives it up
-at every call into compiled code, to get it back after another such turn: a search of half a millisecond takes twenty
-beside a busy writer. So the writer lets go by itself, but for no longer than it is told: searches that never end
+at every call into compiled code, to get it back after another such turn. So the writer lets go by itself, but for no longer than it is told: searches that never end
 slow writes down, and do not stop them.
 """
 
@@ -54,7 +53,7 @@ def keep_turns_short() -> None:
     """For a whole process that serves searches, once it has loaded what it needs.
 
     A search that waits for the interpreter asks for it sooner, and collections of garbage leave alone what is there
-    by now: going through all of it stops every thread for some 40 ms.
+    by now: going through all of it stops every thread.
     """
     sys.setswitchinterval(TURN_S)
     gc.freeze()
