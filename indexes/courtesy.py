@@ -1,8 +1,8 @@
 """Searches first: whoever writes or seals gives way, between two small steps, while a search is under way.
 
 Python's threads take turns. One that computes keeps the interpreter for 5 ms once it has it, and a search gives it up
-at every call into compiled code, to get it back after another such turn. So the writer lets go by itself, but for no longer than it is told: searches that never end
-slow writes down, and do not stop them.
+at every call into compiled code, to get it back after another such turn. So the writer lets go by itself, but for no
+longer than it is told: searches that never end slow writes down, and do not stop them.
 """
 
 from __future__ import annotations
