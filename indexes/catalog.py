@@ -48,8 +48,8 @@ class Catalog:
     def __init__(self, folder: Path, tuning: Tuning) -> None:
         """Open the folder, making it if it does not exist or is empty.
 
-        Raises NotADataDirectory for a folder that holds other things, Locked if another process serves it, Damaged if
-        a collection cannot be opened.
+        Raises NotADataDirectory for a folder that holds other things, Locked if another process serves it, and
+        StorageError, mostly Damaged, if a collection cannot be opened.
         """
         self.folder = folder
         self._tuning = tuning

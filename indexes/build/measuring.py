@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from indexes.dense.cold import ColdSettings
+from indexes.dense.cold import RANKS, ColdSettings
 from indexes.dense.outlook import Outlook
 from indexes.dense.probing import probes_of
 from indexes.dense.vectors import among, within
@@ -23,7 +23,7 @@ from indexes.parts.part import Found
 
 Counts = NDArray[np.int64]
 
-K = 10
+K = RANKS
 QUERIES = 300
 EFS = (32, 48, 64, 96, 128, 192, 256, 384, 512)
 PROBED_64THS = (1, 2, 4, 6, 8, 16, 32, 64)  # of the lists
@@ -96,9 +96,7 @@ def choose_cold(generation: Generation, target: float) -> tuple[ColdSettings, di
     manifest = generation.manifest
     queries = sample_queries(generation, range(manifest.hot, generation.size))
     truth = true_neighbours(generation, queries)
-    assert generation.cold is not None
-    outlook = Outlook(generation.cold, queries[:OUTLOOK_QUERIES])
-    for settings in cold_ladder(outlook, generation.lists):
+    for settings in cold_ladder(outlook_of(generation, queries)):
         generation.tune(cold=settings)
         plain = recall_of(lambda q: generation.nearest_cold(q, K, None, 0), queries, truth.cold)
         if plain >= target:
@@ -114,9 +112,15 @@ def choose_cold(generation: Generation, target: float) -> tuple[ColdSettings, di
     return settings, {"cold": plain, "cold_filtered": filtered}
 
 
-def cold_ladder(outlook: Outlook, lists: int) -> list[ColdSettings]:
+def outlook_of(generation: Generation, queries: Floats) -> Outlook:
+    """By the first of these queries, for a generation that has a cold tier."""
+    assert generation.cold is not None
+    return Outlook(generation.cold, queries[:OUTLOOK_QUERIES])
+
+
+def cold_ladder(outlook: Outlook) -> list[ColdSettings]:
     """Settings in the order of what they would cost these queries."""
-    probes = sorted({max(1, share * lists // 64) for share in PROBED_64THS})
+    probes = sorted({max(1, share * outlook.lists // 64) for share in PROBED_64THS})
     settings = [
         ColdSettings(count, rescored, reach=reach)
         for count in probes

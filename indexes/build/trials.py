@@ -15,17 +15,16 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from indexes.build.measuring import (
-    OUTLOOK_QUERIES,
     Counts,
     K,
     Truth,
     cold_ladder,
     found_of,
+    outlook_of,
     random_filter,
     true_neighbours,
 )
 from indexes.dense.cold import ColdSettings
-from indexes.dense.outlook import Outlook
 from indexes.model import Floats, Progress
 from indexes.parts.generation import Generation
 from indexes.parts.part import Found
@@ -69,10 +68,8 @@ def try_cold(
     if not generation.manifest.cold:
         yield nothing([present], truth)
         return
-    assert generation.cold is not None
     some = truth.first(COARSE_QUERIES)
-    outlook = Outlook(generation.cold, some.queries[:OUTLOOK_QUERIES])
-    ladder = [present, *cold_ladder(outlook, generation.lists)]
+    ladder = [present, *cold_ladder(outlook_of(generation, some.queries))]
     coarse = sorted(run_cold(generation, ladder, some, 1, progress), key=lambda trial: trial.us)
     wanted = max(int(some.wanted["cold"].sum()), 1)
     hopeful = [one.setting for one in coarse if int(one.found.sum()) / wanted >= target - COARSE_ERROR]

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from indexes.build.chosen import read_chosen
-from indexes.build.measuring import FILTERED_SHARES, OUTLOOK_QUERIES, Counts, Truth, true_neighbours
+from indexes.build.measuring import FILTERED_SHARES, Counts, Truth, outlook_of, true_neighbours
 from indexes.build.trials import (
     REPEATS,
     Trial,
@@ -31,7 +31,6 @@ from indexes.build.trials import (
 )
 from indexes.child import answer
 from indexes.dense.cold import ColdSettings
-from indexes.dense.outlook import Outlook
 from indexes.dense.probing import probes_of
 from indexes.errors import InvalidInput
 from indexes.model import Floats, Progress
@@ -289,7 +288,7 @@ def curve(pairs: Sequence[Pair], truth: Truth, generation: Generation) -> Iterat
         if recall >= CURVE_FROM and (not front or recall > front[-1][1]):
             front.append((pair, recall))
     spread = np.linspace(0, len(front) - 1, CURVE_POINTS).round().astype(int)
-    outlook = Outlook(generation.cold, truth.queries[:OUTLOOK_QUERIES]) if generation.cold else None
+    outlook = outlook_of(generation, truth.queries) if generation.cold else None
     for pair, recall in (front[at] for at in np.unique(spread) if front):
         cold = pair.cold.setting if outlook else ColdSettings()
         yield Point(

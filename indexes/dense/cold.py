@@ -48,7 +48,15 @@ class ColdSettings(msgspec.Struct, frozen=True):
         rank = min(depth, RANKS)
         if len(scores) < rank:
             return -math.inf
-        return (nearest + float(scores[rank - 1])) / 2 - self.reach
+        return float(middle(nearest, scores[rank - 1])) - self.reach
+
+
+def middle(nearest: Any, last: Any) -> Any:
+    """Between the scores of the nearest centre and of the last passage that counts: where `reach` is measured from.
+
+    Of one query, or of several as arrays.
+    """
+    return (nearest + last) / 2
 
 
 class ColdShard:
@@ -93,31 +101,52 @@ class ColdShard:
         """Cold rows among the allowed ones."""
         return count_bits(allowed) - count_bits(first_bits(allowed, self._first_row))
 
-    def nearest(self, query: Floats, depth: int, allowed: Bits | None, count: int) -> Found:
-        """Up to `depth` of the `count` allowed rows, with exact scores, best first. May find fewer than there are."""
+    def nearest(
+        self,
+        query: Floats,
+        depth: int,
+        allowed: Bits | None,
+        count: int,
+        settings: ColdSettings | None = None,
+    ) -> Found:
+        """Up to `depth` of the `count` allowed rows, with exact scores, best first. May find fewer than there are.
+
+        With these settings instead of the shard's own, if there are any.
+        """
         depth = min(depth, count)
         if depth == 0:
             return NOTHING
-        wanted = min(count, max(self.settings.rescored, OVERSAMPLING * depth))
+        settings = settings or self.settings  # read once: they may be changed meanwhile
+        wanted = candidates_of(settings, depth, count)
         if allowed is None or count >= WIDE_SHARE * self.size:
-            return self._nearest_lists(query, depth, wanted, allowed, count / self.size)
-        return self._nearest_allowed(query, depth, wanted, allowed, count)
+            return self._nearest_lists(settings, query, depth, wanted, allowed, count / self.size)
+        return self._nearest_allowed(settings, query, depth, wanted, allowed, count)
+
+    def _ranked(self, query: Floats) -> tuple[Rows, Floats]:
+        """All lists, nearest first, and the scores of their centres."""
+        similarities = self._centres @ query
+        order = np.argsort(-similarities)
+        return order, similarities[order]
 
     def _nearest_lists(
-        self, query: Floats, depth: int, wanted: int, allowed: Bits | None, share: float
+        self,
+        settings: ColdSettings,
+        query: Floats,
+        depth: int,
+        wanted: int,
+        allowed: Bits | None,
+        share: float,
     ) -> Found:
         """Scan the lists nearest to the query, then those that may hold better ones than were found.
 
         Most queries find their neighbours in a few lists, some need half of them: how near to the query the answer
         and the nearest centre are, seen against the centres not yet visited, tells the two apart.
         """
-        similarities = self._centres @ query
-        order = np.argsort(-similarities)
-        similarities = similarities[order]
-        first = self.first_lists(self.settings, wanted, share)
+        order, similarities = self._ranked(query)
+        first = self.first_lists(settings, wanted, share)
         rows = self._scan_lists(query, wanted, order[:first], similarities[:first], allowed)
         found = self._vectors.best(rows, query, depth)
-        horizon = self.settings.horizon(float(similarities[0]), found[1], depth)
+        horizon = settings.horizon(float(similarities[0]), found[1], depth)
         near = int(np.count_nonzero(similarities > horizon))
         if near <= first:
             return found
@@ -131,18 +160,20 @@ class ColdShard:
         fewest = 1.5 * wanted * self.lists / (share * self.size)
         return min(math.ceil(max(settings.probes, fewest) / math.sqrt(share)), self.lists)
 
-    def _nearest_allowed(self, query: Floats, depth: int, wanted: int, allowed: Bits, count: int) -> Found:
+    def _nearest_allowed(
+        self, settings: ColdSettings, query: Floats, depth: int, wanted: int, allowed: Bits, count: int
+    ) -> Found:
         """Scan lists in the order of their nearness until they hold enough of the allowed rows; skip empty ones.
 
         What a filter lets through may lie anywhere, also far from the query, so a fixed number of lists would
         find too little of it.
         """
-        similarities, lists = self._index.quantizer.search(query[None, :], self.lists)
-        held = self._allowed_by_list(allowed)[lists[0]]
-        enough = max(self.settings.filtered_share * count, 1.5 * wanted)
+        order, similarities = self._ranked(query)
+        held = self._allowed_by_list(allowed)[order]
+        enough = max(settings.filtered_share * count, 1.5 * wanted)
         probed = int(np.searchsorted(np.cumsum(held), min(enough, count))) + 1
         chosen = np.flatnonzero(held[:probed])
-        rows = self._scan_lists(query, wanted, lists[0, chosen], similarities[0, chosen], allowed)
+        rows = self._scan_lists(query, wanted, order[chosen], similarities[chosen], allowed)
         return self._vectors.best(rows, query, depth)
 
     def _scan_lists(
@@ -175,6 +206,11 @@ class ColdShard:
     def _allowed_by_list(self, allowed: Bits) -> Rows:
         flags = flags_of(allowed, self._vectors.rows)
         return np.diff(ends_of(flags)[self._starts])
+
+
+def candidates_of(settings: ColdSettings, depth: int, count: int) -> int:
+    """How many of `count` rows are scored again for an answer of `depth`, of each scan."""
+    return min(count, max(settings.rescored, OVERSAMPLING * depth))
 
 
 @functools.lru_cache(maxsize=1024)

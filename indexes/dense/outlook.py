@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from indexes.dense.cold import OVERSAMPLING, RANKS, ColdSettings, ColdShard
+from indexes.dense.cold import RANKS, ColdSettings, ColdShard, candidates_of
 from indexes.model import Floats, Rows
 
 # What a search costs, in nanoseconds on one thread at 384 dimensions with AVX512; only the proportions matter.
@@ -22,18 +22,19 @@ class Outlook:
     """How some queries lie among the lists: foretells what any settings would make them scan."""
 
     def __init__(self, shard: ColdShard, queries: Floats) -> None:
-        """Searches thoroughly once for each query, with settings that it leaves as they were."""
+        """Searches thoroughly once for each query."""
         similarities = queries @ shard.centres().T
         order = np.argsort(-similarities, axis=1)
         self._shard = shard
-        self._lists = shard.lists
         self._similarities = np.take_along_axis(similarities, order, axis=1)
         self._codes = np.cumsum(shard.list_sizes()[order], axis=1)
-        present, shard.settings = shard.settings, ColdSettings(shard.lists, THOROUGH)
-        try:
-            self._answers = [shard.nearest(query, RANKS, None, shard.size)[1] for query in queries]
-        finally:
-            shard.settings = present
+        thorough = ColdSettings(shard.lists, THOROUGH)
+        self._answers = [shard.nearest(query, RANKS, None, shard.size, thorough)[1] for query in queries]
+
+    @property
+    def lists(self) -> int:
+        """How many there are."""
+        return self._shard.lists
 
     def codes(self, settings: ColdSettings) -> float:
         """Codes scanned by a query, on average."""
@@ -45,12 +46,11 @@ class Outlook:
         again = float((probes > self._first(settings)).mean())
         rescored = settings.rescored * (1 + again)
         return (
-            search_ns(self._lists, float(probes.mean()), float(codes.mean()), rescored)
-            + SCAN_AGAIN_NS * again
+            search_ns(self.lists, float(probes.mean()), float(codes.mean()), rescored) + SCAN_AGAIN_NS * again
         )
 
     def _first(self, settings: ColdSettings) -> int:
-        return self._shard.first_lists(settings, max(settings.rescored, OVERSAMPLING * RANKS), 1.0)
+        return self._shard.first_lists(settings, candidates_of(settings, RANKS, self._shard.size), 1.0)
 
     def _scanned(self, settings: ColdSettings) -> tuple[Rows, Rows]:
         """Lists and codes, by query."""
@@ -62,5 +62,5 @@ class Outlook:
             ]
         )
         near = (self._similarities > horizons[:, None]).sum(axis=1)
-        probes = np.clip(near, self._first(settings), self._lists)
+        probes = np.clip(near, self._first(settings), self.lists)
         return probes, np.take_along_axis(self._codes, probes[:, None] - 1, axis=1)[:, 0]

@@ -2,7 +2,8 @@
 
 A query in use is not a passage: it lies further from everything than passages lie from each other, which is where an
 approximate index loses recall. A probe is what is particular to a passage with some of what is particular to another:
-questions have less of what all passages have in common than passages do.
+a question is not as much like all passages as they are like each other. `nearline bench index` shows what settings
+chosen by probes find for real queries.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from indexes.dense.cold import RANKS, middle
 from indexes.dense.outlook import search_ns
 from indexes.dense.probing import probes_of
 from indexes.model import Floats, Rows
@@ -28,7 +29,7 @@ from indexes.model import Floats, Rows
 SAMPLE_MAX = 131_072
 TRIAL_ROWS = 65_536  # of the sample that different numbers of lists and codes are tried on
 QUERIES = 200
-K = 10
+K = RANKS
 CANDIDATES = 100
 TRIAL_ITERATIONS, ITERATIONS = 4, 10
 VECTORS_PER_LIST_MIN = 16  # of the sample; with fewer a centre is not a mean
@@ -119,9 +120,9 @@ def scan_of(sample: Floats, trial: Trial, lists: int, target: float) -> tuple[fl
     similarities, order = quantizer.search(trial.queries, lists)
     by_list = np.empty_like(similarities)
     np.put_along_axis(by_list, order, similarities, axis=1)
-    middle = (similarities[:, :1] + trial.scores[:, -1:]) / 2
-    reach = np.quantile(middle - np.take_along_axis(by_list, home[trial.nearest], axis=1), target)
-    near = np.maximum((similarities >= middle - reach).sum(axis=1), 1)
+    start = middle(similarities[:, :1], trial.scores[:, -1:])
+    reach = np.quantile(start - np.take_along_axis(by_list, home[trial.nearest], axis=1), target)
+    near = np.maximum((similarities >= start - reach).sum(axis=1), 1)
     sizes: NDArray[np.int64] = np.bincount(home, minlength=lists)
     scanned = np.take_along_axis(np.cumsum(sizes[order], axis=1), near[:, None] - 1, axis=1)
     return float(near.mean()), float(scanned.mean() / len(sample))

@@ -30,7 +30,7 @@ Halves = NDArray[np.float16]
 
 ROWS_AT = 128
 SIZE_BYTES = 8
-BENCH_ROWS = 512  # gathered side by side at once to be scored, by each thread that searches
+GATHERED_ROWS = 512  # gathered side by side at once to be scored, by each thread that searches
 
 
 class StoredVectors:
@@ -92,12 +92,12 @@ class StoredVectors:
         Gathered first and scored side by side, which is quicker than scoring each where it lies.
         """
         found: list[tuple[Rows, Floats]] = []
-        for at in range(0, len(rows), BENCH_ROWS):
-            part = rows[at : at + BENCH_ROWS]
-            bench = _bench(self.halves.shape[1])
+        for at in range(0, len(rows), GATHERED_ROWS):
+            part = rows[at : at + GATHERED_ROWS]
+            room = _room(self.halves.shape[1])
             # Without `mode` numpy would gather into a copy first. It lets other threads run while pages are read.
-            self.halves.take(part, 0, out=bench.halves[: len(part)], mode="clip")
-            places, scores = _search(bench.index, query, min(depth, len(part)), first(len(part)))
+            self.halves.take(part, 0, out=room.halves[: len(part)], mode="clip")
+            places, scores = _search(room.index, query, min(depth, len(part)), first(len(part)))
             found.append((part[places], scores))
         if len(found) == 1:
             return found[0]
@@ -114,7 +114,7 @@ class StoredVectors:
 
 
 def _search(index: Any, query: Floats, depth: int, parameters: Any) -> tuple[Rows, Floats]:
-    """What faiss finds, best first. Calls below its wrapper, which takes as long as scoring a hundred rows."""
+    """What faiss finds, best first. Calls below its wrapper, which checks and converts for every small search."""
     query = np.ascontiguousarray(query, np.float32)
     if query.shape != (index.d,):
         raise ValueError(f"a query of shape {query.shape}, expected ({index.d},)")
@@ -124,15 +124,15 @@ def _search(index: Any, query: Floats, depth: int, parameters: Any) -> tuple[Row
     return rows[:found], scores[:found]
 
 
-_benches = threading.local()
+_rooms = threading.local()
 
 
-def _bench(dimensions: int) -> StoredVectors:
+def _room(dimensions: int) -> StoredVectors:
     """This thread's room for gathered rows."""
-    benches: dict[int, StoredVectors] = vars(_benches).setdefault("by_dimensions", {})
-    if dimensions not in benches:
-        benches[dimensions] = StoredVectors.allocate(BENCH_ROWS, dimensions)
-    return benches[dimensions]
+    rooms: dict[int, StoredVectors] = vars(_rooms).setdefault("by_dimensions", {})
+    if dimensions not in rooms:
+        rooms[dimensions] = StoredVectors.allocate(GATHERED_ROWS, dimensions)
+    return rooms[dimensions]
 
 
 def preamble(rows: int, dimensions: int) -> bytes:
@@ -154,7 +154,7 @@ def within(rows: range) -> Any:
     return faiss.IDSelectorRange(rows.start, rows.stop)
 
 
-@functools.lru_cache(maxsize=BENCH_ROWS)
+@functools.lru_cache(maxsize=GATHERED_ROWS)
 def first(count: int) -> Any:
     """Parameters of a search among the first so many rows. Kept, because every search asks for some."""
     return faiss.SearchParameters(sel=within(range(count)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,13 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexes.arrays import ends_of
-from indexes.courtesy import give_way
 from indexes.lexical.analysis import terms as terms_of
 from indexes.lexical.bm25 import NO_POSTINGS, Postings
 from indexes.model import Rows
 
 TF_MAX = np.iinfo(np.uint16).max
-TERMS_AT_ONCE = 64  # sealed between two chances for a search
+TERMS_AT_ONCE = 64  # sealed between two calls of `go_on`
 SLICE_POSTINGS = 1 << 18  # a numpy call over so many takes about a millisecond
 
 
@@ -61,13 +60,13 @@ class GrowingLexical:
         rows = rows[: np.searchsorted(rows, size)]
         return rows, np.frombuffer(self._frequencies[term].tobytes(), np.uint16)[: len(rows)]
 
-    def seal(self, size: int) -> SealedLexical:
-        """The first `size` rows as an immutable index in memory."""
+    def seal(self, size: int, go_on: Callable[[], None] = lambda: None) -> SealedLexical:
+        """The first `size` rows as an immutable index in memory. `go_on` is called now and then, and may raise."""
         names = sorted(self._rows)  # by code points, which is the order of the UTF-8 bytes
         parts = []
         for at, name in enumerate(names):
             if at % TERMS_AT_ONCE == 0:
-                give_way()
+                go_on()
             parts.append(self.read(name, size))
         return SealedLexical.from_postings(names, parts, self.view(size).lengths)
 

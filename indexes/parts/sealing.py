@@ -111,7 +111,7 @@ class Sealing:
         self._merge()
 
     def _go_on(self) -> None:
-        """Asked between two blocks of rows."""
+        """Called between two steps."""
         if self._closing.is_set():
             raise NotReady("the collection is closing")
         give_way()

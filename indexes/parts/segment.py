@@ -1,8 +1,8 @@
 """Segments of the hot tier: sealed deltas, and several of them merged into one. Immutable, in memory.
 
 A segment holds an HNSW graph, its vectors again in float16 (for filters and exact scores), and sealed lexical and
-filter indexes. Sealing and merging take seconds: call them away from searches and from the writer. Between two blocks
-of rows they call `go_on`, which may raise to end them.
+filter indexes. Sealing and merging take seconds: call them away from searches and from the writer. Between two steps
+they call `go_on`, which may raise to end them.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Segment:
             view.ids.copy(),
             vectors,
             build_graph(vectors, threads, go_on),
-            view.growing_lexical.seal(view.size),
+            view.growing_lexical.seal(view.size, go_on),
             view.growing_filters.seal(view.size),
         )
 

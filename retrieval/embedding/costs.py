@@ -3,24 +3,23 @@
 `tokens` counts padding. The first term is what every run costs, the second the matrix products, the third attention.
 Least squares over runs that fade with age, held to a first guess where they tell nothing (ridge regression, Hoerl and
 Kennard 1970): thousands of runs of one shape say what that shape costs, and leave the rest as it was guessed.
-Three unknowns are solved for in plain Python: an array costs more than what is done with so few numbers.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-Three = tuple[float, float, float]
-# The upper triangle of a symmetric matrix, row by row: 11 12 13 22 23 33.
-Upper = tuple[float, float, float, float, float, float]
+import numpy as np
+import numpy.typing as npt
+
+Vector = npt.NDArray[np.float64]
 
 FORGETTING = 0.99
 SURPRISE_MAX = 3.0  # a run that took longer than this many times its estimate was held up by something else
 PRIOR = (0.0003, 0.00004, 0.00000005)  # seconds: a small encoder on a laptop, until the first runs were seen
 PRIOR_RUNS = 0.1  # how many runs the first guess weighs
 SHORTEST_S = 1e-5
-SCALE = (1.0, 100.0, 10_000.0)  # brings the three terms to like size
-PRIOR_SCALED = tuple(price * scale for price, scale in zip(PRIOR, SCALE))
+SCALE = np.array([1.0, 100.0, 10_000.0])  # brings the three terms to like size
 
 
 @dataclass(slots=True)
@@ -41,8 +40,10 @@ class CostModel:
     """Predicts runs. `learn` from one thread at a time; `seconds` from any."""
 
     def __init__(self) -> None:
-        self._products: Upper = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-        self._sums: Three = (0.0, 0.0, 0.0)
+        self._prior: Vector = np.array(PRIOR) * SCALE
+        self._certainty = np.diag(PRIOR_RUNS / self._prior**2)
+        self._products = np.zeros((3, 3))
+        self._sums: Vector = np.zeros(3)
         self.base, self.per_token, self.per_square = PRIOR
         self.runs = 0
 
@@ -60,40 +61,11 @@ class CostModel:
         if self.runs:
             seconds = min(seconds, SURPRISE_MAX * expected)
         # In shares of what was expected: otherwise the noise of long runs would drown what short ones tell.
-        x = 1.0 / SCALE[0] / expected
-        y = texts * longest / SCALE[1] / expected
-        z = texts * longest * longest / SCALE[2] / expected
-        share, keep = seconds / expected, FORGETTING
-        xx, xy, xz, yy, yz, zz = self._products
-        self._products = (
-            keep * xx + x * x,
-            keep * xy + x * y,
-            keep * xz + x * z,
-            keep * yy + y * y,
-            keep * yz + y * z,
-            keep * zz + z * z,
-        )
-        xs, ys, zs = self._sums
-        self._sums = (keep * xs + x * share, keep * ys + y * share, keep * zs + z * share)
-        terms = ridge(self._products, self._sums)
-        self.base, self.per_token, self.per_square = (
-            max(term, 0.0) / scale for term, scale in zip(terms, SCALE)
-        )
+        seen = np.array([1.0, texts * longest, texts * longest * longest]) / SCALE / expected
+        seconds /= expected
+        self._products = FORGETTING * self._products + np.outer(seen, seen)
+        self._sums = FORGETTING * self._sums + seen * seconds
+        terms = np.linalg.solve(self._products + self._certainty, self._sums + self._certainty @ self._prior)
+        base, per_token, per_square = np.maximum(terms, 0.0) / SCALE
+        self.base, self.per_token, self.per_square = float(base), float(per_token), float(per_square)
         self.runs += 1
-
-
-def ridge(products: Upper, sums: Three) -> Three:
-    """The scaled prices that runs with these moments tell, held to PRIOR as if PRIOR_RUNS runs had told it.
-
-    Elimination without exchanging rows, which a positive definite matrix does not need.
-    """
-    xx, xy, xz, yy, yz, zz = products
-    xs, ys, zs = sums
-    p, q, r = PRIOR_SCALED
-    xx, yy, zz = xx + PRIOR_RUNS / p**2, yy + PRIOR_RUNS / q**2, zz + PRIOR_RUNS / r**2
-    xs, ys, zs = xs + PRIOR_RUNS / p, ys + PRIOR_RUNS / q, zs + PRIOR_RUNS / r
-    yy, yz, zz = yy - xy * xy / xx, yz - xy * xz / xx, zz - xz * xz / xx
-    ys, zs = ys - xs * xy / xx, zs - xs * xz / xx
-    third = (zs - ys * yz / yy) / (zz - yz * yz / yy)
-    second = (ys - yz * third) / yy
-    return (xs - xy * second - xz * third) / xx, second, third

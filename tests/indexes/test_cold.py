@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from indexes.dense.cold import RANKS, ColdSettings, ColdShard
 from indexes.dense.outlook import Outlook
 from indexes.dense.probing import probes_of
 from indexes.dense.training import train
-from indexes.dense.vectors import BENCH_ROWS, StoredVectors
+from indexes.dense.vectors import GATHERED_ROWS, StoredVectors
 from indexes.masks import pack_flags
 from indexes.model import Floats, Rows
 
@@ -48,29 +47,22 @@ def queries() -> Floats:
     return scattered(50, seed=2)
 
 
-@pytest.fixture(autouse=True)
-def as_it_was(shard: ColdShard) -> Iterator[None]:
-    yield
-    shard.settings = ColdSettings()
-
-
 def exact(shard: ColdShard, query: Floats) -> tuple[Rows, Floats]:
     return shard._vectors.best(np.arange(SIZE), query, K)
 
 
-def recall(shard: ColdShard, queries: Floats) -> float:
-    found = [
-        np.isin(exact(shard, query)[0], shard.nearest(query, K, None, SIZE)[0]).mean() for query in queries
-    ]
+def nearest(shard: ColdShard, query: Floats, settings: ColdSettings) -> Rows:
+    return shard.nearest(query, K, None, SIZE, settings)[0]
+
+
+def recall(shard: ColdShard, queries: Floats, settings: ColdSettings) -> float:
+    found = [np.isin(exact(shard, query)[0], nearest(shard, query, settings)).mean() for query in queries]
     return float(np.mean(found))
 
 
 def test_further_reach_finds_more(shard: ColdShard, queries: Floats) -> None:
     """From one list always, the reach alone takes recall from poor to all there is to find."""
-    recalls = []
-    for reach in (-1.0, 0.5, 2.0):
-        shard.settings = ColdSettings(1, 400, reach=reach)
-        recalls.append(recall(shard, queries))
+    recalls = [recall(shard, queries, ColdSettings(1, 400, reach=reach)) for reach in (-1.0, 0.5, 2.0)]
     assert recalls[0] < recalls[1] < recalls[2]
     assert recalls[2] > 0.98
 
@@ -92,18 +84,10 @@ def test_the_foretold_scan_is_the_one_that_happens(
         return scan(query, wanted, lists, *others)  # type: ignore[arg-type]
 
     monkeypatch.setattr(shard, "_scan_lists", counting)
-    shard.settings = wanted
     for query in queries:
-        shard.nearest(query, K, None, SIZE)
+        nearest(shard, query, wanted)
     assert 0.8 <= outlook.codes(wanted) * len(queries) / sum(scanned) <= 1
     assert len(scanned) > len(queries)  # some searches scanned a second time
-
-
-def test_the_outlook_leaves_the_settings(shard: ColdShard, queries: Floats) -> None:
-    """Looking ahead searches thoroughly, and puts back what was set."""
-    shard.settings = present = ColdSettings(3, 50, 0.5, 0.1)
-    Outlook(shard, queries)
-    assert shard.settings == present
 
 
 def test_more_lists_cost_more(shard: ColdShard, queries: Floats) -> None:
@@ -126,8 +110,7 @@ def test_too_few_found_means_all_lists(shard: ColdShard, queries: Floats) -> Non
     starts = np.concatenate([[0], np.cumsum(shard.list_sizes())])
     for number in near:
         flags[starts[number] : starts[number + 1]] = False
-    shard.settings = ColdSettings(1, 50)
-    rows, _ = shard.nearest(queries[0], K, pack_flags(flags), int(flags.sum()))
+    rows, _ = shard.nearest(queries[0], K, pack_flags(flags), int(flags.sum()), ColdSettings(1, 50))
     assert len(rows) == K
     assert flags[rows].all()
 
@@ -141,7 +124,7 @@ def test_who_asks_for_more_does_not_reach_further() -> None:
 
 
 @settings(max_examples=30)
-@given(st.integers(0, 3 * BENCH_ROWS), st.integers(1, 40), st.integers(0, 1000))
+@given(st.integers(0, 3 * GATHERED_ROWS), st.integers(1, 40), st.integers(0, 1000))
 def test_the_best_of_any_rows(count: int, depth: int, seed: int) -> None:
     """Scored side by side in as many turns as it takes: what numpy finds, best first."""
     rng = np.random.default_rng(seed)
@@ -156,16 +139,16 @@ def test_the_best_of_any_rows(count: int, depth: int, seed: int) -> None:
     assert len(np.unique(found)) == len(found) == min(count, depth)
 
 
-def test_threads_do_not_share_their_bench(shard: ColdShard, queries: Floats) -> None:
+def test_threads_gather_apart(shard: ColdShard, queries: Floats) -> None:
     """Searches of several threads at once find what each finds alone."""
-    shard.settings = ColdSettings(2, 100, reach=0.4)
-    alone = [shard.nearest(query, K, None, SIZE)[0].tolist() for query in queries]
+    wanted = ColdSettings(2, 100, reach=0.4)
+    alone = [nearest(shard, query, wanted).tolist() for query in queries]
     wrong: list[int] = []
 
     def search() -> None:
         for _ in range(5):
             for at, query in enumerate(queries):
-                if shard.nearest(query, K, None, SIZE)[0].tolist() != alone[at]:
+                if nearest(shard, query, wanted).tolist() != alone[at]:
                     wrong.append(at)
 
     threads = [threading.Thread(target=search) for _ in range(4)]

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from indexes import courtesy
+from indexes.collection import Collection
 from indexes.courtesy import give_way, searching
+from indexes.log import log
+from indexes.model import Ranking, Tuning
+from indexes.parts import assembly, sealing
+from tests.support.vectors import World, settings
+
+WORLD = World()
 
 LONG_S = 60.0
 
@@ -38,39 +50,43 @@ def search() -> Iterator[Search]:
     search.end()
 
 
-def gives_way() -> threading.Thread:
-    """A writer that waits as long as it must."""
-    writer = threading.Thread(target=give_way, args=(LONG_S,), daemon=True)
-    writer.start()
-    return writer
+class Writer:
+    """Gives way once, on a thread of its own."""
+
+    def __init__(self, at_most_s: float = LONG_S) -> None:
+        self._thread = threading.Thread(target=give_way, args=(at_most_s,), daemon=True)
+        self._thread.start()
+
+    def waits(self) -> bool:
+        self._thread.join(0.05)
+        return self._thread.is_alive()
+
+    def goes_on(self) -> bool:
+        self._thread.join(LONG_S / 2)
+        return not self._thread.is_alive()
 
 
 def test_a_writer_waits_for_the_search_to_end(search: Search) -> None:
     """It goes on when the search has ended, not before."""
-    writer = gives_way()
-    writer.join(0.05)
-    assert writer.is_alive()
+    writer = Writer()
+    assert writer.waits()
     search.end()
-    writer.join(LONG_S / 2)
-    assert not writer.is_alive()
+    assert writer.goes_on()
 
 
 def test_a_writer_waits_for_all_searches(search: Search) -> None:
     """One of two that ends is not enough."""
     other = Search()
-    writer = gives_way()
+    writer = Writer()
     other.end()
-    writer.join(0.05)
-    assert writer.is_alive()
+    assert writer.waits()
     search.end()
-    writer.join(LONG_S / 2)
-    assert not writer.is_alive()
+    assert writer.goes_on()
 
 
 def test_a_search_without_end_does_not_stop_a_writer(search: Search) -> None:
-    """Each step waits for a bounded time."""
-    for _ in range(5):
-        give_way(0.001)
+    """It goes on while the search is still under way."""
+    assert Writer(0.001).goes_on()
 
 
 def test_a_search_that_fails_is_over() -> None:
@@ -82,6 +98,55 @@ def test_a_search_that_fails_is_over() -> None:
 
     with pytest.raises(ValueError, match="no such thing"):
         fail()
-    writer = gives_way()
-    writer.join(LONG_S / 2)
-    assert not writer.is_alive()
+    assert Writer().goes_on()
+
+
+def test_searches_of_a_collection_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search by meaning and one by words are under way while they run, and over afterwards."""
+    collection = filled(tmp_path)
+    seen: list[bool] = []
+
+    def looked(rankings: list[Ranking], depth: int) -> Ranking:
+        seen.append(threading.get_ident() in courtesy._under_way)
+        return merge(rankings, depth)
+
+    merge = Ranking.merge
+    monkeypatch.setattr(Ranking, "merge", staticmethod(looked))
+    collection.snapshot.dense(WORLD.vector(1), 3)
+    collection.snapshot.lexical(WORLD.text(1, 0), 3)
+    assert seen == [True, True]
+    assert not courtesy._under_way
+    collection.close()
+
+
+def test_writing_and_sealing_give_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each document gives way before it goes to the log and to the delta, and so does the sealing of a segment."""
+    waits: Counter[str] = Counter()
+    for module in (log, assembly, sealing):
+        monkeypatch.setattr(module, "give_way", lambda name=module.__name__: waits.update([name]))
+    collection = filled(tmp_path, documents=8, tuning=Tuning(delta_passages_max=4))
+    collection._sealing.wait()
+    passages = sum(collection.info().passages.values())
+    assert waits[log.__name__] == 8
+    assert waits[assembly.__name__] == passages
+    assert collection.info().segments
+    assert waits[sealing.__name__]
+    collection.close()
+
+
+def filled(folder: Path, documents: int = 3, tuning: Tuning | None = None) -> Collection:
+    collection = Collection.create(folder / "c", settings(), tuning or Tuning())
+    collection.write([WORLD.document(number) for number in range(documents)]).result()
+    return collection
+
+
+def test_turns_get_short() -> None:
+    """The process switches threads sooner, and what is there now is left out of garbage collection."""
+    before, frozen = sys.getswitchinterval(), gc.get_freeze_count()
+    try:
+        courtesy.keep_turns_short()
+        assert sys.getswitchinterval() == pytest.approx(courtesy.TURN_S)
+        assert gc.get_freeze_count() > frozen
+    finally:
+        sys.setswitchinterval(before)
+        gc.unfreeze()

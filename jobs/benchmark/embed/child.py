@@ -73,7 +73,7 @@ def engine_of(job: Job) -> Engine:
 async def cold(job: Job) -> dict[str, Any]:
     """Seconds from the start of the process to the first vector, and milliseconds of the first queries.
 
-    The others come after a rest, as the first does: what has just run is awake and answers sooner.
+    The others come after a rest each: what has just run is awake and answers sooner.
     """
     engine = engine_of(job)
     try:
