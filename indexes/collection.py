@@ -75,7 +75,6 @@ class Collection:
         self._sealing = Sealing(
             folder.name,
             self._assembly,
-            threads=tuning.build_threads,
             on_writer=self._writer.call,
             publish=self._publish,
         )

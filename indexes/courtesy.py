@@ -7,11 +7,12 @@ longer than it is told: searches that never end slow writes down, and do not sto
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import sys
 import threading
-import time
+from collections import deque
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
@@ -19,10 +20,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 GIVE_WAY_S_MAX = 0.0005  # at each step
-PAUSE_S = 0.00005
 TURN_S = 0.0005  # instead of Python's 5 ms
 
-_under_way: set[int] = set()  # threads that search now; adding and discarding are atomic
+# Adding to these and taking away is atomic.
+_under_way: set[int] = set()  # threads that search now
+_gates: deque[threading.Lock] = deque()  # those who give way wait at; the search that ends last opens them
 
 
 def searching(search: Callable[P, R]) -> Callable[P, R]:
@@ -36,17 +38,30 @@ def searching(search: Callable[P, R]) -> Callable[P, R]:
             return search(*args, **kwargs)
         finally:
             _under_way.discard(thread)
+            if not _under_way:
+                _open_gates()
 
     return counted
+
+
+def _open_gates() -> None:
+    with contextlib.suppress(IndexError):
+        while True:
+            _gates.popleft().release()
 
 
 def give_way(at_most_s: float = GIVE_WAY_S_MAX) -> None:
     """Wait while searches are under way, for so many seconds at most. Returns at once when there are none."""
     if not _under_way:
         return
-    until = time.monotonic() + at_most_s
-    while _under_way and time.monotonic() < until:
-        time.sleep(PAUSE_S)
+    # Asleep until it is woken: whoever looks again and again takes turns from the search that he waits for.
+    gate = threading.Lock()
+    gate.acquire()
+    _gates.append(gate)
+    # The last search may have ended before the gate stood there.
+    if not (_under_way and gate.acquire(timeout=at_most_s)):
+        with contextlib.suppress(ValueError):
+            _gates.remove(gate)
 
 
 def keep_turns_short() -> None:

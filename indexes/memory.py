@@ -93,7 +93,7 @@ def cold_bytes(passages: int, lists: int, dimensions: int) -> float:
 
 def serving_bytes(hot: int, cold: int, lists: int, in_segments: int, dimensions: int) -> float:
     """The dense indexes in memory: what `CollectionInfo.tier_bytes` adds up to, less the delta."""
-    segments = graph_bytes(in_segments, dimensions) + 2 * dimensions * in_segments
+    segments = (codes_for(dimensions) / 2 + 2 * dimensions) * in_segments
     return graph_bytes(hot, dimensions) + cold_bytes(cold, lists, dimensions) + segments
 
 

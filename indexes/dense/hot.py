@@ -34,11 +34,10 @@ class HotGraph:
         *,
         ef: int,
         threads: int,
-        ef_construction: int = EF_CONSTRUCTION,
     ) -> HotGraph:
         """From blocks of (rows, unit vectors), `size` in all. hnswlib gives up the interpreter lock while it adds."""
         index = hnswlib.Index(space="ip", dim=dimensions)
-        index.init_index(max_elements=max(size, 1), M=M, ef_construction=ef_construction, random_seed=100)
+        index.init_index(max_elements=max(size, 1), M=M, ef_construction=EF_CONSTRUCTION, random_seed=100)
         for rows, vectors in blocks:
             index.add_items(vectors, rows, num_threads=threads)
         return HotGraph(index, ef)

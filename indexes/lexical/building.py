@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import heapq
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, repeat
 from pathlib import Path
 from typing import Self
@@ -26,7 +26,7 @@ from indexes.arrays import changes, ends_of
 from indexes.durable import disk_errors
 from indexes.errors import InvalidInput
 from indexes.lexical.analysis import terms
-from indexes.lexical.postings import TF_MAX, SealedLexical
+from indexes.lexical.postings import TERMS_AT_ONCE, TF_MAX, SealedLexical
 from indexes.lexical.runs import Runs
 from indexes.lexical.scratch import new_array, save_array
 
@@ -139,15 +139,17 @@ class _Numbers(dict[str, int]):
         return number
 
 
-def merge_sealed(parts: Sequence[tuple[SealedLexical, NDArray[np.bool_]]]) -> SealedLexical:
+def merge_sealed(
+    parts: Sequence[tuple[SealedLexical, NDArray[np.bool_]]], go_on: Callable[[], None] = lambda: None
+) -> SealedLexical:
     """One index in memory of the rows kept of each part (bool [part.size]), renumbered end to end.
 
     Terms that no kept row holds are left out. May run beside searches: no single step keeps the interpreter to
-    itself for more than a few milliseconds.
+    itself for more than a few milliseconds, and between two of them it calls `go_on`, which may raise.
     """
     counts = [part.count(kept) for part, kept in parts]
     letters, offsets, ranks = merge_names(
-        [names_of(part, n) for (part, _), n in zip(parts, counts, strict=True)]
+        [names_of(part, n) for (part, _), n in zip(parts, counts, strict=True)], go_on
     )
     sizes = np.zeros(len(offsets) - 1, np.int64)
     for own, count in zip(ranks, counts, strict=True):
@@ -162,6 +164,7 @@ def merge_sealed(parts: Sequence[tuple[SealedLexical, NDArray[np.bool_]]]) -> Se
         free[own] += count[count > 0]
         renumbered = (np.cumsum(kept) + (sum(map(len, lengths)) - 1)).astype(np.uint32)
         for some, postings in part.slices():
+            go_on()
             alive = np.flatnonzero(kept[part.rows[postings]]) + postings.start
             to = np.repeat(places[some] - ends_of(count[some])[:-1], count[some]) + np.arange(len(alive))
             rows[to] = renumbered[part.rows[alive]]
@@ -184,16 +187,18 @@ def names_of(part: SealedLexical, counts: NDArray[np.int64]) -> Iterator[bytes]:
     return (name for name, count in zip(part.names, counts, strict=True) if count)
 
 
-def merge_names(sources: Sequence[Iterator[bytes]]) -> MergedNames:
+def merge_names(sources: Sequence[Iterator[bytes]], go_on: Callable[[], None]) -> MergedNames:
     """All terms, sorted and joined; where each begins, and the end; and for each source the ranks of its terms.
 
-    In bytecode rather than by one sort, which would keep the interpreter to itself.
+    In bytecode rather than by one sort, which would keep the interpreter to itself; `go_on` is called now and then.
     """
     letters, offsets = bytearray(), array("q", [0])
     ranks = [array("I") for _ in sources]
     last: bytes | None = None
     for name, source in heapq.merge(*(zip(names, repeat(at)) for at, names in enumerate(sources))):
         if name != last:
+            if len(offsets) % TERMS_AT_ONCE == 0:
+                go_on()
             letters += name
             offsets.append(len(letters))
             last = name

@@ -7,9 +7,10 @@ memory.
 from __future__ import annotations
 
 import bisect
+import heapq
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from indexes.model import Rows
 
 TF_MAX = np.iinfo(np.uint16).max
 TERMS_AT_ONCE = 64  # sealed between two calls of `go_on`
+SORTED_TERMS = 1024  # at once
 SLICE_POSTINGS = 1 << 18  # a numpy call over so many takes about a millisecond
 
 
@@ -62,13 +64,35 @@ class GrowingLexical:
 
     def seal(self, size: int, go_on: Callable[[], None] = lambda: None) -> SealedLexical:
         """The first `size` rows as an immutable index in memory. `go_on` is called now and then, and may raise."""
-        names = sorted(self._rows)  # by code points, which is the order of the UTF-8 bytes
-        parts = []
-        for at, name in enumerate(names):
+        names, sizes = [], array("q")
+        rows, frequencies = array("I"), array("H")
+        for at, name in enumerate(self._sorted_terms(go_on)):
             if at % TERMS_AT_ONCE == 0:
                 go_on()
-            parts.append(self.read(name, size))
-        return SealedLexical.from_postings(names, parts, self.view(size).lengths)
+            stored = self._rows[name]
+            count = bisect.bisect_left(stored, size)
+            if count:
+                names.append(name)
+                sizes.append(count)
+                rows.extend(stored[:count])
+                frequencies.extend(self._frequencies[name][:count])
+        return SealedLexical.from_arrays(
+            names,
+            np.frombuffer(sizes, np.int64),
+            np.frombuffer(rows, np.uint32),
+            np.frombuffer(frequencies, np.uint16),
+            self.view(size).lengths,
+        )
+
+    def _sorted_terms(self, go_on: Callable[[], None]) -> Iterator[str]:
+        """By code points, which is the order of the UTF-8 bytes. Runs are sorted, then merged in bytecode: one sort of
+        all would keep the interpreter to itself."""
+        terms = list(self._rows)
+        runs = []
+        for at in range(0, len(terms), SORTED_TERMS):
+            go_on()
+            runs.append(sorted(terms[at : at + SORTED_TERMS]))
+        return heapq.merge(*runs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,17 +134,6 @@ class SealedLexical:
         self.frequencies: NDArray[np.uint16] = arrays["frequencies"]  # type: ignore[assignment]
         self.lengths: NDArray[np.uint32] = arrays["lengths"]  # type: ignore[assignment]
         self.length = int(self.lengths.sum(dtype=np.int64))
-
-    @staticmethod
-    def from_postings(
-        names: Sequence[str], postings: Iterable[Postings], lengths: NDArray[np.uint32]
-    ) -> SealedLexical:
-        """From terms sorted by their UTF-8 bytes and one pair of arrays for each."""
-        pairs = list(postings)
-        sizes = np.fromiter((len(rows) for rows, _ in pairs), np.int64, len(pairs))
-        rows = np.concatenate([rows for rows, _ in pairs]) if pairs else NO_POSTINGS[0]
-        frequencies = np.concatenate([tf for _, tf in pairs]) if pairs else NO_POSTINGS[1]
-        return SealedLexical.from_arrays(names, sizes, rows, frequencies, lengths)
 
     @staticmethod
     def from_arrays(

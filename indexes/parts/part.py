@@ -19,7 +19,7 @@ from indexes.lexical.bm25 import LexicalPart
 from indexes.masks import Bits, bits_at, count_bits
 from indexes.model import Floats, Ids, Ranking, Rows, Tier
 
-WIDENING_MAX = 4096  # a graph search wider than this costs more than scanning the allowed rows
+WIDENING_MAX = 4096  # looking further than this beyond a filter costs more than scanning the allowed rows
 
 Found = tuple[Rows, Floats]
 NOTHING: Found = (np.empty(0, np.int64), np.empty(0, np.float32))

@@ -1,4 +1,4 @@
-"""Segments in the making: full deltas get their graphs, and neighbouring segments become one, beside the serving.
+"""Segments in the making: full deltas get their codes, and neighbouring segments become one, beside the serving.
 
 One thread seals and one merges, so that no merge delays a seal. Both run at low priority (Linux gives each thread its
 own): searches and writes get the cores first. What is made is put in place on the writer's thread.
@@ -34,14 +34,12 @@ class Sealing:
         name: str,
         assembly: Assembly,
         *,
-        threads: int,
         on_writer: Callable[[Callable[[], None]], Future[None]],
         publish: Callable[[], None],
     ) -> None:
         """`on_writer` runs a function on the writer's thread; `publish` shows searches what the assembly now holds."""
         self._name = name
         self._assembly = assembly
-        self._threads = threads
         self._on_writer = on_writer
         self._publish = publish
         assembly.on_full = self.seal
@@ -54,7 +52,7 @@ class Sealing:
         """Make a segment of a full delta, in the background."""
 
         def work() -> None:
-            segment = Segment.seal(view, threads=self._threads, go_on=self._go_on)
+            segment = Segment.seal(view, go_on=self._go_on)
             failpoints.reach("seal.built")
             self._on_writer(lambda: self._put(view, segment)).result()
 
@@ -94,7 +92,7 @@ class Sealing:
         def work() -> None:
             merged = None
             try:
-                merged = Segment.merged(sources, threads=self._threads, go_on=self._go_on)
+                merged = Segment.merged(sources, go_on=self._go_on)
                 failpoints.reach("merge.built")
             finally:
                 self._on_writer(lambda: self._put_merged(sources, merged)).result()

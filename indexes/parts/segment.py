@@ -1,32 +1,31 @@
 """Segments of the hot tier: sealed deltas, and several of them merged into one. Immutable, in memory.
 
-A segment holds an HNSW graph, its vectors again in float16 (for filters and exact scores), and sealed lexical and
-filter indexes. Sealing and merging take seconds: call them away from searches and from the writer. Between two steps
+A segment holds its vectors in float16, product codes of them that every search scans, and sealed lexical and filter
+indexes. Sealing and merging may take seconds: call them away from searches and from the writer. Between two steps
 they call `go_on`, which may raise to end them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from indexes.arrays import find_sorted
-from indexes.dense.hot import HotGraph
+from indexes.dense.codes import Codes, candidates_of
 from indexes.dense.vectors import StoredVectors
 from indexes.filters.columns import SealedFilters
 from indexes.lexical.building import merge_sealed
 from indexes.lexical.postings import SealedLexical
-from indexes.masks import Bits, count_bits
+from indexes.masks import Bits, bits_at, count_bits
 from indexes.model import TIERS, Floats, Ids, Rows, Tier
 from indexes.parts.delta import DeltaView
-from indexes.parts.part import NOTHING, Found, scan, search_graph
+from indexes.parts.part import NOTHING, WIDENING_MAX, Found, scan
 from indexes.parts.snapshot import Visible
 
-SEGMENT_EF = 64  # a small graph finds its nearest with half the width that a large one needs
-SEGMENT_EF_CONSTRUCTION = 100  # half of a generation's: a segment lives for minutes and is small
-BLOCK_ROWS = 512  # added to a graph at once: between two blocks other threads get their turn
+CODED_ROWS_MIN = 1024  # fewer are scanned exactly in the same time
+COPIED_ROWS = 1024  # at once: between two such steps other threads get their turn
 
 GoOn = Callable[[], None]
 
@@ -42,31 +41,31 @@ class Segment:
         self,
         ids: Ids,
         vectors: StoredVectors,
-        graph: HotGraph,
+        codes: Codes | None,
         lexical: SealedLexical,
         filters: SealedFilters,
     ) -> None:
         self.size = len(ids)
         self.ids = ids
         self.vectors = vectors
-        self.graph = graph
+        self._codes = codes
         self.lexical = lexical
         self.filters = filters
 
     @staticmethod
-    def seal(view: DeltaView, *, threads: int, go_on: GoOn = always) -> Segment:
+    def seal(view: DeltaView, *, go_on: GoOn = always) -> Segment:
         """The passages of a full delta, row by row."""
-        vectors = copy_rows([(view.vectors, np.arange(view.size))], view.vectors.halves.shape[1])
+        vectors = copy_rows([(view.vectors, np.arange(view.size))], view.vectors.halves.shape[1], go_on)
         return Segment(
             view.ids.copy(),
             vectors,
-            build_graph(vectors, threads, go_on),
+            codes_of(vectors, go_on),
             view.growing_lexical.seal(view.size, go_on),
             view.growing_filters.seal(view.size),
         )
 
     @staticmethod
-    def merged(sources: Sequence[Visible], *, threads: int, go_on: GoOn = always) -> Segment:
+    def merged(sources: Sequence[Visible], *, go_on: GoOn = always) -> Segment:
         """One segment of the rows that live in several, in the order given, which is that of their ids."""
         segments = [visible.part for visible in sources if isinstance(visible.part, Segment)]
         kept = [visible.alive_flags() for visible in sources]
@@ -74,22 +73,26 @@ class Segment:
         vectors = copy_rows(
             [(segment.vectors, np.flatnonzero(flags)) for segment, flags in pairs],
             segments[0].vectors.halves.shape[1],
+            go_on,
         )
         return Segment(
             np.concatenate([segment.ids[flags] for segment, flags in pairs]),
             vectors,
-            build_graph(vectors, threads, go_on),
-            merge_sealed([(segment.lexical, flags) for segment, flags in pairs]),
+            codes_of(vectors, go_on),
+            merge_sealed([(segment.lexical, flags) for segment, flags in pairs], go_on),
             SealedFilters.merged([(segment.filters, flags) for segment, flags in pairs]),
         )
 
     @property
     def bytes(self) -> int:
-        held = self.vectors.bytes + self.ids.nbytes + self.graph.bytes
-        return int(held + self.lexical.bytes + self.filters.bytes)
+        return int(self._dense_bytes + self.ids.nbytes + self.lexical.bytes + self.filters.bytes)
+
+    @property
+    def _dense_bytes(self) -> int:
+        return self.vectors.bytes + (self._codes.bytes if self._codes else 0)
 
     def tier_bytes(self) -> dict[Tier, int]:
-        return {"hot": self.vectors.bytes + self.graph.bytes}
+        return {"hot": self._dense_bytes}
 
     def ids_of(self, rows: Rows) -> Ids:
         return self.ids[rows]
@@ -104,10 +107,25 @@ class Segment:
         return {"hot": range(self.size)}
 
     def nearest(self, query: Floats, depth: int, allowed: Bits | None, scan_max: int) -> Found:
-        if allowed is not None and count_bits(allowed) <= min(scan_max, self.size // 2):
-            return scan(self, query, depth, allowed)
-        found = search_graph(self.graph, query, depth, allowed)
-        return found if found is not None else scan(self, query, depth, allowed)
+        count = self.size if allowed is None else count_bits(allowed)
+        enough = candidates_of(depth)
+        few = 2 * enough if allowed is None else max(2 * enough, min(scan_max, self.size // 2))
+        rows = self._promising(query, enough, allowed, count) if count > few else None
+        return scan(self, query, depth, allowed) if rows is None else self.vectors.best(rows, query, depth)
+
+    def _promising(self, query: Floats, enough: int, allowed: Bits | None, count: int) -> Rows | None:
+        """Rows worth scoring again, of the `count` allowed ones; None where scanning all of these is better."""
+        if self._codes is None:
+            return None
+        if allowed is None:
+            return self._codes.candidates(query, enough)
+        # Codes know no filter: look so much further that enough of what is found should be allowed.
+        width = int(1.25 * enough * self.size / count) + 8
+        if width > max(WIDENING_MAX, 2 * enough):
+            return None
+        rows = self._codes.candidates(query, width)
+        kept: Rows = rows[bits_at(allowed, rows)][:enough]
+        return kept if len(kept) == enough else None
 
     def nearest_warm(self, query: Floats, depth: int, allowed: Bits | None, scan_max: int) -> Found:
         return self.nearest(query, depth, allowed, scan_max)
@@ -116,28 +134,19 @@ class Segment:
         return NOTHING
 
 
-def copy_rows(sources: Sequence[tuple[StoredVectors, Rows]], dimensions: int) -> StoredVectors:
+def copy_rows(sources: Sequence[tuple[StoredVectors, Rows]], dimensions: int, go_on: GoOn) -> StoredVectors:
     """Chosen rows of several stores, end to end, in a store of their own."""
     copied = StoredVectors.allocate(sum(len(rows) for _, rows in sources), dimensions)
     at = 0
     for source, rows in sources:
-        copied.halves[at : at + len(rows)] = source.halves[rows]
-        at += len(rows)
+        for start in range(0, len(rows), COPIED_ROWS):
+            go_on()
+            some = rows[start : start + COPIED_ROWS]
+            # `take` with a mode copies straight to its place, and lets other threads run meanwhile.
+            source.halves.take(some, 0, out=copied.halves[at : at + len(some)], mode="clip")
+            at += len(some)
     return copied
 
 
-def build_graph(vectors: StoredVectors, threads: int, go_on: GoOn) -> HotGraph:
-    def blocks() -> Iterator[tuple[Rows, Floats]]:
-        for start in range(0, vectors.rows, BLOCK_ROWS):
-            go_on()
-            rows = np.arange(start, min(start + BLOCK_ROWS, vectors.rows))
-            yield rows, vectors.take(rows)
-
-    return HotGraph.build(
-        blocks(),
-        vectors.rows,
-        vectors.halves.shape[1],
-        ef=SEGMENT_EF,
-        ef_construction=SEGMENT_EF_CONSTRUCTION,
-        threads=threads,
-    )
+def codes_of(vectors: StoredVectors, go_on: GoOn) -> Codes | None:
+    return Codes.of(vectors, go_on) if vectors.rows >= CODED_ROWS_MIN else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,14 +13,19 @@ import pytest
 
 from indexes.build.rebuild import Rebuild
 from indexes.collection import Collection
+from indexes.dense.codes import candidates_of
 from indexes.errors import NotReady
+from indexes.masks import pack_flags
+from indexes.memory import serving_bytes
 from indexes.model import Floats, Tuning
+from indexes.parts.part import scan
 from indexes.parts.segment import GoOn, Segment
 from indexes.parts.snapshot import Visible
 from tests.support.vectors import World, delete, fill, found_ids, make_collection, settled
 
 WORLD = World(seed=3)
 TUNING = Tuning(delta_passages_max=64, segments_max=0)
+CODED = Tuning(delta_passages_max=4096, segments_max=0)
 
 
 def sizes(collection: Collection) -> list[int]:
@@ -77,7 +82,7 @@ def test_deletions_during_a_merge_hold(tmp_path: Path) -> None:
     # The merge by itself is over; repeat one by hand, with deletions between its beginning and its end.
     collection = reopened(collection)
     sources = [v for v in collection.snapshot.parts if isinstance(v.part, Segment)]
-    merged = Segment.merged(sources, threads=1)
+    merged = Segment.merged(sources)
     delete(collection, range(10, 60))
     assert collection._writer.call(lambda: collection._assembly.put_merged(sources, merged)).result()
     collection._writer.call(collection._publish).result()
@@ -90,6 +95,79 @@ def test_deletions_during_a_merge_hold(tmp_path: Path) -> None:
     assert statistics.passages == 206
     assert statistics.length == 206 * 15
     collection.close()
+
+
+@pytest.fixture(scope="module")
+def coded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Collection]:
+    """5,000 passages: one large enough for codes, some of them dead, and the rest in the delta."""
+    collection = make_collection(tmp_path_factory.mktemp("coded") / "c", tuning=CODED)
+    fill(collection, WORLD, range(5000), batch=1000)
+    settled(collection)
+    delete(collection, range(0, 4000, 9))
+    assert sizes(collection) == [4096]
+    yield collection
+    collection.close()
+
+
+@pytest.mark.parametrize("depth", [1, 10, 100])
+def test_codes_find_what_an_exact_search_finds(coded: Collection, depth: int) -> None:
+    """Of a segment that is searched by its codes, at every depth, in the same order and with exact scores."""
+    segment = segment_of(coded)
+    shares = []
+    for query in WORLD.queries(30):
+        assert segment._promising(query, candidates_of(depth), None, segment.size) is not None
+        rows, scores = segment.nearest(query, depth, None, 0)
+        shares.append(np.isin(scan(segment, query, depth, None)[0], rows).mean())
+        assert (np.diff(scores) <= 0).all()
+        np.testing.assert_allclose(scores, segment.vectors.scores(rows, query), rtol=1e-5)
+    assert np.mean(shares) >= 0.985
+
+
+@pytest.mark.parametrize("share", [0.5, 0.1, 0.01])
+@pytest.mark.parametrize("scan_max", [0, 2000])
+def test_codes_under_filters(coded: Collection, share: float, scan_max: int) -> None:
+    """Only allowed rows, as many as were asked for, and nearly always the best of them."""
+    segment = segment_of(coded)
+    flags = np.random.default_rng(5).random(segment.size) < share
+    allowed = pack_flags(flags)
+    shares = []
+    for query in WORLD.queries(30):
+        rows, _ = segment.nearest(query, 10, allowed, scan_max)
+        assert len(rows) == 10
+        assert flags[rows].all()
+        shares.append(np.isin(scan(segment, query, 10, allowed)[0], rows).mean())
+    assert np.mean(shares) >= 0.99
+
+
+def test_codes_where_a_filter_goes_against_the_query(coded: Collection) -> None:
+    """What is allowed lies far from the query: no code of it is among the promising ones, and all is found."""
+    segment = segment_of(coded)
+    query = WORLD.queries(1)[0]
+    far = np.argsort(segment.vectors.scores(np.arange(segment.size), query))[: segment.size // 2]
+    flags = np.zeros(segment.size, bool)
+    flags[far] = True
+    rows, _ = segment.nearest(query, 10, pack_flags(flags), 0)
+    assert rows.tolist() == far[::-1][:10].tolist()
+
+
+def test_the_dead_of_a_coded_segment_are_left_out(coded: Collection) -> None:
+    """By a collection's search, and the place of each is taken by one that lives."""
+    for number in range(0, 300, 9):
+        found = found_ids(coded, WORLD.vector(number, 0, 0), 10)
+        assert len(found) == 10
+        assert f"d{number}" not in found
+    assert exact_share(coded, WORLD.queries(40)) >= 0.99
+
+
+def test_codes_are_small(coded: Collection) -> None:
+    """Half a byte for each sub-vector, beside vectors of two bytes a dimension."""
+    segment = segment_of(coded)
+    foretold = serving_bytes(0, 0, 0, segment.size, WORLD.dimensions)
+    assert segment.tier_bytes()["hot"] == pytest.approx(foretold, rel=0.02)
+
+
+def segment_of(collection: Collection) -> Segment:
+    return next(v.part for v in collection.snapshot.parts if isinstance(v.part, Segment))
 
 
 def reopened(collection: Collection) -> Collection:
@@ -139,7 +217,7 @@ def test_closing_ends_a_merge(
     merged = Segment.merged
     begun, ended, given_up = threading.Event(), threading.Event(), threading.Event()
 
-    def of_blocks_without_end(sources: Sequence[Visible], *, threads: int, go_on: GoOn) -> Segment:
+    def of_blocks_without_end(sources: Sequence[Visible], *, go_on: GoOn) -> Segment:
         def block_after_block() -> None:
             begun.set()
             while not given_up.is_set():
@@ -147,7 +225,7 @@ def test_closing_ends_a_merge(
                 time.sleep(0.001)
 
         try:
-            return merged(sources, threads=threads, go_on=block_after_block)
+            return merged(sources, go_on=block_after_block)
         except NotReady:
             ended.set()
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexes.filters.grammar import Comparison
-from indexes.model import Floats, Tuning
+from indexes.model import Floats, Tuning, Upsert
 from jobs.benchmark.index.material import BUCKETS, Material, further, upsert
 from jobs.benchmark.index.nearline import Nearline
 from jobs.benchmark.index.timing import Bench, medians, one_pass
@@ -66,9 +67,10 @@ def filtered(engine: Nearline, material: Material, bench: Bench, share: float) -
 
 def while_writing(engine: Nearline, material: Material, bench: Bench, count: int) -> dict[str, Any]:
     """Search latencies before, while and after a thread writes `count` passages in batches, each synced."""
-    texts = material.texts(VECTORS_AT_ONCE)
+    batches = new_documents(bench.vectors, material.texts(VECTORS_AT_ONCE), count)
+    gc.freeze()  # no service holds so many: going through them would stop its searches
     _, idle = one_pass(engine, bench.queries, bench.k)
-    writer = Writing(lambda: write(engine, bench.vectors, texts, count))
+    writer = Writing(lambda: write(engine, batches))
     writer.start()
     busy: list[float] = []
     while writer.is_alive():
@@ -114,16 +116,22 @@ class Writing(threading.Thread):
         self.seconds = time.perf_counter() - begun
 
 
-def write(engine: Nearline, vectors: Floats, texts: list[str], count: int) -> None:
+def new_documents(vectors: Floats, texts: list[str], count: int) -> list[list[Upsert]]:
+    """Made before anything is timed: elsewhere it is another process that makes them."""
+    batches: list[list[Upsert]] = []
     for start in range(0, count, VECTORS_AT_ONCE):
         block = further(vectors, min(VECTORS_AT_ONCE, count - start), seed=start)
-        for at in range(0, len(block), BATCH):
-            engine.collection.write(
-                [
-                    upsert(f"load-{start + row}", texts[row % len(texts)], block[row], row % BUCKETS)
-                    for row in range(at, min(at + BATCH, len(block)))
-                ]
-            ).result()
+        made = [
+            upsert(f"load-{start + row}", texts[row % len(texts)], vector, row % BUCKETS)
+            for row, vector in enumerate(block)
+        ]
+        batches += [made[at : at + BATCH] for at in range(0, len(made), BATCH)]
+    return batches
+
+
+def write(engine: Nearline, batches: list[list[Upsert]]) -> None:
+    for batch in batches:
+        engine.collection.write(batch).result()
 
 
 def wait_for_segments(engine: Nearline) -> None:
