@@ -179,6 +179,14 @@ class Collection:
 
         return self._writer.write(choose)
 
+    def settle(self) -> None:
+        """Return once every full delta is sealed and all segments are merged that should be. Not while others write."""
+        before = None
+        while before is not self.snapshot:
+            before = self.snapshot
+            self._sealing.wait()
+            self._writer.call(lambda: None).result()
+
     def _commit(self, writes: list[Sequence[Operation]]) -> list[WriteResult]:
         results, applied = self.log.commit(writes)
         failpoints.reach("commit.before_show")

@@ -11,7 +11,7 @@ from indexes.build.builder import build
 from indexes.collection import Collection
 from indexes.model import Delete, Operation
 from tests.support.inspection import consistent, state_hash
-from tests.support.vectors import make_collection, settled
+from tests.support.vectors import make_collection
 from tests.support.versions import WORLD, document
 from tests.support.workload import TUNING
 
@@ -27,7 +27,7 @@ def eventful(folder: Path) -> None:
     collection.write([document(number, 2) for number in range(1, 400, 7)]).result()
     collection.write([Delete(f"d{number}") for number in range(1, 400, 5)]).result()
     collection.write([document(number, 3) for number in range(400, 450)]).result()
-    settled(collection)
+    collection.settle()
     assert all(collection.snapshot.counts().values()), "every tier holds something"
     collection.close()
 
@@ -35,7 +35,7 @@ def eventful(folder: Path) -> None:
 def opened(folder: Path) -> tuple[str, dict[int, tuple[int, int]]]:
     """State hash, and version and seq of every document."""
     collection = Collection(folder, TUNING)
-    settled(collection)
+    collection.settle()
     try:
         return state_hash(collection, WORLD), consistent(collection)
     finally:

@@ -32,7 +32,7 @@ from indexes.lexical.analysis import terms
 from indexes.log.reader import searchable_text
 from indexes.model import Bm25, Delete, Floats, Tuning
 from tests.support.inspection import consistent
-from tests.support.vectors import make_collection, settled
+from tests.support.vectors import make_collection
 from tests.support.versions import WORLD, document
 
 STEPS = 50
@@ -129,7 +129,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule()
     def settle(self) -> None:
-        settled(self.collection)
+        self.collection.settle()
 
     @rule()
     def restart(self) -> None:

@@ -17,7 +17,7 @@ from indexes.collection import Collection
 from indexes.errors import Conflict, DiskFull, InvalidInput, NotFound
 from indexes.filters.grammar import Comparison, Compound, Filter
 from indexes.model import Delete, NewPassage, Tuning, Upsert
-from tests.support.vectors import DIMENSIONS, World, delete, fill, found_ids, make_collection, settled
+from tests.support.vectors import DIMENSIONS, World, delete, fill, found_ids, make_collection
 
 WORLD = World()
 TUNING = Tuning(delta_passages_max=256, segments_max=0)
@@ -318,7 +318,7 @@ def test_full_deltas_become_segments(tmp_path: Path) -> None:
     """Past the delta's capacity passages move into sealed graphs, and stay found."""
     collection = make_collection(tmp_path / "c")
     fill(collection, WORLD, range(1000))
-    settled(collection)
+    collection.settle()
     collection._writer.call(lambda: None).result()
     info = collection.info()
     assert info.segments == 3
@@ -397,7 +397,7 @@ def test_rebuilds_are_wanted_by_rule(tmp_path: Path) -> None:
     fill(collection, WORLD, range(100))
     assert collection.wants_rebuild() is None
     fill(collection, WORLD, range(100, 600))
-    settled(collection)
+    collection.settle()
     collection._writer.call(lambda: None).result()
     assert "segments" in (collection.wants_rebuild() or "")
     rebuild(collection)

@@ -25,7 +25,7 @@ from retrieval.lifecycle import tuning_of
 from retrieval.schemas import JobBody
 from retrieval.tasks import Tasks
 from tests.support.http import Http
-from tests.support.vectors import World, fill, make_collection, settings, settled
+from tests.support.vectors import World, fill, make_collection, settings
 
 ROOT = Path(__file__).parents[2]
 PASSAGES = 1500
@@ -200,7 +200,7 @@ def test_a_refused_job_says_so_and_the_next_rebuild_waits(tmp_path: Path, builde
     tuning = Tuning(delta_passages_max=64, segments_max=1)
     collection = make_collection(tmp_path / "c", tuning=tuning, hot_capacity=300)
     fill(collection, WORLD, range(PASSAGES))
-    settled(collection)
+    collection.settle()
 
     async def story() -> None:
         finished: list[JobBody] = []

@@ -21,7 +21,7 @@ from indexes.model import Floats, Tuning
 from indexes.parts.part import scan
 from indexes.parts.segment import GoOn, Segment
 from indexes.parts.snapshot import Visible
-from tests.support.vectors import World, delete, fill, found_ids, make_collection, settled
+from tests.support.vectors import World, delete, fill, found_ids, make_collection
 
 WORLD = World(seed=3)
 TUNING = Tuning(delta_passages_max=64, segments_max=0)
@@ -45,7 +45,7 @@ def test_four_neighbours_of_one_size_become_one(tmp_path: Path) -> None:
     """Sixteen sealed deltas end as one segment of the second level or four of the first, in the order of their ids."""
     collection = make_collection(tmp_path / "c", tuning=TUNING)
     fill(collection, WORLD, range(16 * 64 + 10))
-    settled(collection)
+    collection.settle()
     assert sizes(collection) == [1024]
     ids = np.concatenate([v.part.ids_of(np.arange(v.part.size)) for v in collection.snapshot.parts])
     assert (np.diff(ids) == 1).all()
@@ -57,13 +57,13 @@ def test_merged_segments_leave_the_dead_behind(tmp_path: Path) -> None:
     """What was deleted before a merge is in no index any more; scores, filters and texts of the rest are as before."""
     collection = make_collection(tmp_path / "c", tuning=TUNING)
     fill(collection, WORLD, range(3 * 64 + 1))
-    settled(collection)
+    collection.settle()
     assert sizes(collection) == [64, 64, 64]
     delete(collection, range(0, 150, 2))
     text = WORLD.text(1, 0)
     before = collection.snapshot.lexical(text, 20)
     fill(collection, WORLD, range(193, 4 * 64 + 1))
-    settled(collection)
+    collection.settle()
     assert sizes(collection) == [4 * 64 - 75]
     assert collection.snapshot.dead == 0
     delete(collection, range(193, 4 * 64 + 1))
@@ -78,7 +78,7 @@ def test_deletions_during_a_merge_hold(tmp_path: Path) -> None:
     """A passage deleted after a merge began is hidden in its result, and counted out of BM25."""
     collection = make_collection(tmp_path / "c", tuning=TUNING)
     fill(collection, WORLD, range(4 * 64))
-    settled(collection)
+    collection.settle()
     # The merge by itself is over; repeat one by hand, with deletions between its beginning and its end.
     collection = reopened(collection)
     sources = [v for v in collection.snapshot.parts if isinstance(v.part, Segment)]
@@ -102,7 +102,7 @@ def coded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Collection]:
     """5,000 passages: one large enough for codes, some of them dead, and the rest in the delta."""
     collection = make_collection(tmp_path_factory.mktemp("coded") / "c", tuning=CODED)
     fill(collection, WORLD, range(5000), batch=1000)
-    settled(collection)
+    collection.settle()
     delete(collection, range(0, 4000, 9))
     assert sizes(collection) == [4096]
     yield collection
@@ -173,7 +173,7 @@ def segment_of(collection: Collection) -> Segment:
 def reopened(collection: Collection) -> Collection:
     collection.close()
     again = Collection(collection.folder, collection.tuning)
-    settled(again)
+    again.settle()
     return again
 
 
@@ -181,13 +181,13 @@ def test_no_merge_crosses_a_build(tmp_path: Path) -> None:
     """Segments before and after the beginning of a build stay apart, so that the generation can take their place."""
     collection = make_collection(tmp_path / "c", tuning=TUNING)
     fill(collection, WORLD, range(2 * 64))
-    settled(collection)
+    collection.settle()
     request = collection.begin_build(hot_capacity=1000)
     fill(collection, WORLD, range(128, 128 + 3 * 64 + 1))
-    settled(collection)
+    collection.settle()
     assert sizes(collection) == [64] * 5
     fill(collection, WORLD, range(321, 128 + 4 * 64 + 1))
-    settled(collection)
+    collection.settle()
     assert sizes(collection) == [64, 64, 256]
     collection.adopt(Rebuild(request, timeout_s=60).run(lambda *_: None))
     assert sizes(collection) == [256]
@@ -202,7 +202,7 @@ def test_all_of_a_merge_dead(tmp_path: Path) -> None:
     fill(collection, WORLD, range(4 * 64))
     delete(collection, range(4 * 64))
     fill(collection, WORLD, range(1000, 1001))  # ends the fourth delta, and with it begins the merge
-    settled(collection)
+    collection.settle()
     assert sizes(collection) == []
     assert [v.part.size for v in collection.snapshot.parts] == [1]
     assert found_ids(collection, WORLD.queries(1)[0], 10) == ["d1000"]
@@ -256,7 +256,7 @@ def test_a_seal_that_fails_costs_nothing_but_speed(
 
     monkeypatch.setattr(Segment, "seal", fails_once)
     fill(collection, WORLD, range(2 * 64 + 1))
-    settled(collection)
+    collection.settle()
     assert "sealing a segment of c failed" in caplog.text
     assert sizes(collection) == [64]
     assert collection.snapshot.counts() == {"delta": 65, "hot": 64, "cold": 0}
@@ -272,6 +272,6 @@ def test_the_search_does_not_change_when_segments_merge(tmp_path: Path) -> None:
     query = WORLD.queries(1)[0]
     before = old.dense(query, 10).ranking
     fill(collection, WORLD, range(255, 300))
-    settled(collection)
+    collection.settle()
     assert old.dense(query, 10).ranking.ids.tolist() == before.ids.tolist()
     collection.close()

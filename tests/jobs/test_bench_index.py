@@ -106,6 +106,9 @@ def test_nearline_under_filters_and_writes(report: dict[str, Any]) -> None:
     assert all(row["full"] == 1 for row in measured["filtered"])
     assert measured["while_writing"]["passages_written"] == 600
     assert measured["while_writing"]["searches_meanwhile"] > 0
+    assert measured["while_writing"]["afterwards"]["passages_in_delta"] == 600
+    ratios = [one["while_writing"]["p99_ms"] / one["idle"]["p99_ms"] for one in measured["while_writing"]["rounds"]]
+    assert measured["while_writing"]["ratio"]["p99_ms"] == pytest.approx(np.median(ratios), abs=0.001)
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from indexes.errors import Conflict, NotFound
 from indexes.model import Tuning
 from retrieval.schemas import JobBody
 from retrieval.tasks import Tasks
-from tests.support.vectors import World, fill, make_collection, settled
+from tests.support.vectors import World, fill, make_collection
 
 WORLD = World()
 
@@ -24,7 +24,7 @@ def with_tasks(folder: Path, story: Callable[[Tasks, Collection, list[JobBody]],
     tuning = Tuning(delta_passages_max=64, segments_max=1)
     collection = make_collection(folder / "c", tuning=tuning)
     fill(collection, WORLD, range(200))
-    settled(collection)
+    collection.settle()
     collection._writer.call(lambda: None).result()
 
     async def told() -> None:

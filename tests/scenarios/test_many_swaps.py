@@ -10,7 +10,7 @@ import numpy as np
 from indexes.build.rebuild import Rebuild
 from indexes.collection import Collection
 from indexes.model import Tuning
-from tests.support.vectors import World, fill, make_collection, settled
+from tests.support.vectors import World, fill, make_collection
 
 SWAPS = 100
 
@@ -66,7 +66,7 @@ def test_a_hundred_swaps_under_load(tmp_path: Path) -> None:
     assert failures == []
     assert seen == {older, newer}
     assert_whole(collection, world, written[0])
-    settled(collection)
+    collection.settle()
     collection.close()
     again = Collection(tmp_path / "c", tuning)
     assert again.snapshot.generation == newer

@@ -81,13 +81,3 @@ def found_ids(collection: Collection, query: Floats, k: int = 10) -> list[str]:
     ranking = collection.snapshot.dense(query, k).ranking
     stored = collection.passages(ranking.ids.tolist())
     return [stored[passage].document_id for passage in ranking.ids.tolist() if passage in stored]
-
-
-def settled(collection: Collection) -> None:
-    """Wait until every full delta is sealed and everything that should be merged is."""
-    while True:
-        before = collection.snapshot
-        collection._sealing.wait()
-        collection._writer.call(lambda: None).result()
-        if collection.snapshot is before:
-            return

@@ -46,7 +46,7 @@ from indexes.model import Delete, Operation, Tuning, WriteResult
 from indexes.parts.generation import Generation, read_manifest
 from tests.support.inspection import Value
 from tests.support.power import Platter
-from tests.support.vectors import settings, settled
+from tests.support.vectors import settings
 from tests.support.versions import OWNERS, document
 
 MAIN = "main"
@@ -213,7 +213,7 @@ class Actor:
 
     def settle(self) -> None:
         with contextlib.suppress(NearlineError):  # after a failure there may be nothing to settle
-            settled(self.main)
+            self.main.settle()
 
 
 def tour(folder: Path, tell: Tell, options: Options) -> None:

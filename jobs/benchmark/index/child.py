@@ -77,11 +77,11 @@ def search(engine: Engine, job: Job, bench: Bench) -> dict[str, Any]:
     engine.open(folder, bench.vectors)
     try:
         result: dict[str, Any] = {"what": engine.what, "extra": engine.extra}
-        one_pass(engine, bench.queries, bench.k)  # reads what is mapped, and fills what is cached
+        one_pass(engine.search, bench.queries, bench.k)  # reads what is mapped, and fills what is cached
         if engine.tuned:
             result["as_built"] = measure(engine, bench, bench.repeat)
         result |= sweep(engine, bench, job.recall)
-        one_pass(engine, bench.queries, bench.k)
+        one_pass(engine.search, bench.queries, bench.k)
         rows = len(bench.vectors)
         result["own_bytes_per_vector"] = round((settled_memory() - before) / rows, 1)
         result["mapped_bytes_per_vector"] = round(mapped_bytes(folder) / rows, 1)

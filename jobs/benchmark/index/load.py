@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexes.filters.grammar import Comparison
-from indexes.model import Floats, Tuning, Upsert
+from indexes.model import Floats, Upsert
 from jobs.benchmark.index.material import BUCKETS, Material, further, upsert
 from jobs.benchmark.index.nearline import Nearline
 from jobs.benchmark.index.timing import Bench, medians, one_pass
 from jobs.benchmark.index.truth import best_scores, recall
-from jobs.benchmark.service import percentiles
+from jobs.benchmark.service import median, percentiles
 
 SHARES = (0.5, 0.1, 0.01, 0.001)
 BATCH = 64
 VECTORS_AT_ONCE = 8192
-SEALING_WAIT_S = 600
+ROUNDS = 10
 
 
 def run(engine: Nearline, folder: Path, material: Material, bench: Bench, ingest: int) -> dict[str, Any]:
@@ -66,54 +66,71 @@ def filtered(engine: Nearline, material: Material, bench: Bench, share: float) -
 
 
 def while_writing(engine: Nearline, material: Material, bench: Bench, count: int) -> dict[str, Any]:
-    """Search latencies before, while and after a thread writes `count` passages in batches, each synced."""
+    """Search latencies idle, and while a thread writes `count` passages in batches, each synced, round by round.
+
+    Machines have slow minutes. So each round first times idle searches, on the snapshot from before anything was
+    written, and the ratio is taken within the round. A round is over when what it wrote has become segments.
+    """
     batches = new_documents(bench.vectors, material.texts(VECTORS_AT_ONCE), count)
     gc.freeze()  # no service holds so many: going through them would stop its searches
-    _, idle = one_pass(engine, bench.queries, bench.k)
-    writer = Writing(lambda: write(engine, batches))
-    writer.start()
-    busy: list[float] = []
-    while writer.is_alive():
-        _, taken = one_pass(engine, bench.queries[: max(len(bench.queries) // 10, 10)], bench.k)
-        busy += taken
-    writer.join()
-    if writer.error is not None:
-        raise writer.error
+    before = engine.collection.snapshot
+    some = bench.queries[: max(len(bench.queries) // 10, 10)]
+    rounds: list[dict[str, Any]] = []
+    all_busy: list[float] = []
+    writing_s = 0.0
+    for number in range(ROUNDS):
+        _, idle = one_pass(lambda query, k: engine.search_in(before, query, k), bench.queries, bench.k)
+        writer = Writing(engine, batches[number::ROUNDS])
+        writer.start()
+        busy: list[float] = []
+        while writer.is_alive():
+            busy += one_pass(engine.search, some, bench.k)[1]
+        writer.join()
+        if writer.error is not None:
+            raise writer.error
+        writing_s += writer.seconds
+        all_busy += busy
+        rounds.append({"idle": percentiles(idle), "while_writing": percentiles(busy)})
+    _, after = one_pass(engine.search, bench.queries, bench.k)
     info = engine.collection.info()
-    _, behind = one_pass(engine, bench.queries, bench.k)
-    wait_for_segments(engine)
-    _, after = one_pass(engine, bench.queries, bench.k)
     return {
         "passages_written": count,
-        "passages_per_s": round(count / writer.seconds, 1),
-        "searches_meanwhile": len(busy),
-        "idle": percentiles(idle),
-        "while_writing": percentiles(busy),
-        "right_after": {**percentiles(behind), "passages_in_delta": info.passages["delta"]},
-        "after_sealing": {
-            **percentiles(after),
-            "segments": engine.collection.info().segments,
-            "passages_in_delta": engine.collection.info().passages["delta"],
+        "passages_per_s": round(count / writing_s, 1),
+        "searches_meanwhile": len(all_busy),
+        **{state: medians([one[state] for one in rounds]) for state in ("idle", "while_writing")},
+        "ratio": {
+            name: median(one["while_writing"][name] / one["idle"][name] for one in rounds)
+            for name in ("p50_ms", "p99_ms")
         },
+        "all_while_writing": percentiles(all_busy),
+        "afterwards": {
+            **percentiles(after),
+            "segments": info.segments,
+            "passages_in_delta": info.passages["delta"],
+        },
+        "rounds": rounds,
     }
 
 
 class Writing(threading.Thread):
-    """Runs the writes, and keeps what went wrong for whoever joins it."""
+    """Writes, waits until that has become segments, and keeps what went wrong for whoever joins it."""
 
-    def __init__(self, work: Callable[[], None]) -> None:
+    def __init__(self, engine: Nearline, batches: Sequence[list[Upsert]]) -> None:
         super().__init__(name="writing", daemon=True)
-        self._work = work
+        self._collection = engine.collection
+        self._batches = batches
         self.error: BaseException | None = None
-        self.seconds = 0.0
+        self.seconds = 0.0  # of the writing alone
 
     def run(self) -> None:
         begun = time.perf_counter()
         try:
-            self._work()
+            for batch in self._batches:
+                self._collection.write(batch).result()
+            self.seconds = time.perf_counter() - begun
+            self._collection.settle()
         except BaseException as error:  # noqa: BLE001 - raised again where the thread is joined
             self.error = error
-        self.seconds = time.perf_counter() - begun
 
 
 def new_documents(vectors: Floats, texts: list[str], count: int) -> list[list[Upsert]]:
@@ -127,17 +144,3 @@ def new_documents(vectors: Floats, texts: list[str], count: int) -> list[list[Up
         ]
         batches += [made[at : at + BATCH] for at in range(0, len(made), BATCH)]
     return batches
-
-
-def write(engine: Nearline, batches: list[list[Upsert]]) -> None:
-    for batch in batches:
-        engine.collection.write(batch).result()
-
-
-def wait_for_segments(engine: Nearline) -> None:
-    """Until every full delta has become a segment, or SEALING_WAIT_S have passed."""
-    deadline = time.monotonic() + SEALING_WAIT_S
-    while time.monotonic() < deadline:
-        if engine.collection.info().passages["delta"] < Tuning().delta_passages_max:
-            return
-        time.sleep(0.2)

@@ -23,6 +23,7 @@ from indexes.dense.cold import ColdSettings
 from indexes.memory import build_bytes, serving_bytes
 from indexes.model import Floats, Ids, Tuning
 from indexes.parts.generation import Generation, Shelf
+from indexes.parts.snapshot import Snapshot
 from jobs.benchmark.index.engine import Engine, Found, Setting
 from jobs.benchmark.index.material import COLLECTION, load, upsert
 from jobs.benchmark.index.process import Watch, child_of
@@ -121,7 +122,10 @@ class Nearline(Engine):
         self.generation.tune(ef=setting.get("ef"), cold=cold)
 
     def search(self, query: Floats, k: int) -> Found:
-        return self.rows_of(self.collection.snapshot.dense(query, k).ranking.ids)
+        return self.search_in(self.collection.snapshot, query, k)
+
+    def search_in(self, snapshot: Snapshot, query: Floats, k: int) -> Found:
+        return self.rows_of(snapshot.dense(query, k).ranking.ids)
 
     def insert(self, row: int, vector: Floats) -> None:
         self.collection.write([upsert(f"bench-{row}", f"inserted number {row}", vector, 0)]).result()

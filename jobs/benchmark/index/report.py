@@ -120,7 +120,8 @@ def show_load(measured: dict[str, Any] | None, console: Console) -> None:
         f"{writing['passages_written']} passages written in batches, {writing['passages_per_s']:.0f} a second:"
     )
     table = Table("search", "p50 ms", "p99 ms")
-    for name in ("idle", "while_writing", "right_after", "after_sealing"):
+    for name in ("idle", "while_writing", "ratio", "all_while_writing", "afterwards"):
         values = writing[name]
         table.add_row(name.replace("_", " "), f"{values['p50_ms']:.3f}", f"{values['p99_ms']:.3f}")
     console.print(table)
+    console.print(f"Idle, while writing and their ratio: medians of {len(writing['rounds'])} rounds.")

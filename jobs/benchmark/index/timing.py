@@ -6,7 +6,7 @@ One client asks one query after the other, unless it says otherwise. Millisecond
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +26,8 @@ INSERTS = 30
 TRIES = 2000
 THREADS = 2
 
+Search = Callable[[Floats, int], Found]
+
 
 @dataclass(frozen=True, slots=True)
 class Bench:
@@ -41,14 +43,14 @@ class Bench:
         return recall(found, self.vectors, self.queries, self.best)
 
 
-def one_pass(engine: Engine, queries: Floats, k: int) -> tuple[list[Found], list[float]]:
+def one_pass(search: Search, queries: Floats, k: int) -> tuple[list[Found], list[float]]:
     """Rows found and milliseconds taken, query by query."""
     for query in queries[:WARM_UP]:
-        engine.search(query, k)
+        search(query, k)
     found, taken = [], []
     for query in queries:
         begun = time.perf_counter()
-        rows = engine.search(query, k)
+        rows = search(query, k)
         taken.append((time.perf_counter() - begun) * 1000)
         found.append(rows)
     return found, taken
@@ -59,7 +61,7 @@ def measure(engine: Engine, bench: Bench, passes: int) -> dict[str, Any]:
     times: list[dict[str, float]] = []
     found: list[Found] = []
     for _ in range(passes):
-        found, taken = one_pass(engine, bench.queries, bench.k)
+        found, taken = one_pass(engine.search, bench.queries, bench.k)
         times.append(percentiles(taken))
     return {"recall": round(bench.recall(found), 4), **medians(times)}
 
