@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import threading
 import time
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ SHARES = (0.5, 0.1, 0.01, 0.001)
 BATCH = 64
 VECTORS_AT_ONCE = 8192
 ROUNDS = 10
+PORTION = 100  # queries, between two looks at whether the writer is done
 
 
 def run(engine: Nearline, folder: Path, material: Material, bench: Bench, ingest: int) -> dict[str, Any]:
@@ -74,7 +76,7 @@ def while_writing(engine: Nearline, material: Material, bench: Bench, count: int
     batches = new_documents(bench.vectors, material.texts(VECTORS_AT_ONCE), count)
     gc.freeze()  # no service holds so many: going through them would stop its searches
     before = engine.collection.snapshot
-    some = bench.queries[: max(len(bench.queries) // 10, 10)]
+    portions = itertools.cycle(np.array_split(bench.queries, max(len(bench.queries) // PORTION, 1)))
     rounds: list[dict[str, Any]] = []
     all_busy: list[float] = []
     writing_s = 0.0
@@ -84,7 +86,7 @@ def while_writing(engine: Nearline, material: Material, bench: Bench, count: int
         writer.start()
         busy: list[float] = []
         while writer.is_alive():
-            busy += one_pass(engine.search, some, bench.k)[1]
+            busy += one_pass(engine.search, next(portions), bench.k)[1]
         writer.join()
         if writer.error is not None:
             raise writer.error
