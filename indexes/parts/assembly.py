@@ -6,7 +6,6 @@ Belongs to one thread. It never changes what a snapshot holds: every step puts n
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -26,8 +25,10 @@ from indexes.parts.part import Part
 from indexes.parts.segment import Segment
 from indexes.parts.snapshot import Snapshot, Visible
 
-MERGE_FACTOR = 4
-MERGE_LEVEL_MAX = 1  # segments above it stay as they are: merging them again costs minutes of a core
+MERGE_AT = 3  # neighbours
+MERGED_DELTAS_MAX = (
+    16  # passages of a merged segment, in full deltas: larger ones take long to merge and to scan
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,20 +135,32 @@ class Assembly:
         return False
 
     def mergeable(self) -> list[Visible]:
-        """Neighbouring segments of about one size that should become one; empty where there are not enough."""
-        run: list[Visible] = []
+        """Neighbouring segments that should become one; empty where there are none.
+
+        What is new joins the one before it, a few at a time, until that is full. So a search finds few segments, and
+        a passage is copied a few times on its way.
+        """
+        groups: list[list[Visible]] = [[]]
         for visible in self._parts:
-            if not isinstance(visible.part, Segment) or self._level(visible) > MERGE_LEVEL_MAX:
-                run = []
-                continue
-            fits = not run or (
-                self._level(run[-1]) == self._level(visible)
-                and (last_id(run[-1].part) <= self.build_ends) == (last_id(visible.part) <= self.build_ends)
-            )
-            run = [*run, visible] if fits else [visible]
-            if len(run) == MERGE_FACTOR:
-                return run
+            if not isinstance(visible.part, Segment):
+                groups.append([])
+            elif self._fits(groups[-1], visible):
+                groups[-1].append(visible)
+            else:
+                groups.append([visible])
+        groups = [group for group in groups if group]
+        for group in groups:
+            wanted = MERGE_AT if group is groups[-1] else 2  # to the others nothing more will come
+            if len(group) >= wanted:
+                return group
         return []
+
+    def _fits(self, group: Sequence[Visible], visible: Visible) -> bool:
+        if not group:
+            return True
+        size = sum(one.live for one in (*group, visible))
+        one_side = (last_id(group[-1].part) <= self.build_ends) == (last_id(visible.part) <= self.build_ends)
+        return one_side and size <= MERGED_DELTAS_MAX * self._tuning.delta_passages_max
 
     def put_merged(self, sources: Sequence[Visible], segment: Segment) -> bool:
         """One segment in the place of several; False if a generation has taken that place meanwhile.
@@ -167,10 +180,6 @@ class Assembly:
         place = [Visible.whole(segment).without(rows, counts)] if segment.size else []
         self._parts[places[0] : places[-1] + 1] = place
         return True
-
-    def _level(self, visible: Visible) -> int:
-        """0 for the size of one delta, 1 for that of MERGE_FACTOR of them, and so on."""
-        return round(math.log(max(visible.part.size / self._tuning.delta_passages_max, 1), MERGE_FACTOR))
 
     def arrange(
         self, generation: Generation | None, tail: Sequence[DeltaView], dead: Sequence[range]

@@ -41,12 +41,17 @@ def exact_share(collection: Collection, queries: Floats, k: int = 10) -> float:
     return float(np.mean(shares))
 
 
-def test_four_neighbours_of_one_size_become_one(tmp_path: Path) -> None:
-    """Sixteen sealed deltas end as one segment of the second level or four of the first, in the order of their ids."""
+def test_what_is_new_joins_the_segment_before_it(tmp_path: Path) -> None:
+    """Two at a time, until that one holds sixteen deltas; then another begins. Passages keep the order of their ids."""
     collection = make_collection(tmp_path / "c", tuning=TUNING)
-    fill(collection, WORLD, range(16 * 64 + 10))
-    collection.settle()
-    assert sizes(collection) == [1024]
+    fill(collection, WORLD, range(1))
+    seen = []
+    for sealed in range(19):
+        fill(collection, WORLD, range(1 + 64 * sealed, 65 + 64 * sealed))
+        collection.settle()
+        seen.append([size // 64 for size in sizes(collection)])
+    assert seen[:5] == [[1], [1, 1], [3], [3, 1], [5]]
+    assert seen[13:] == [[13, 1], [15], [15, 1], [16, 1], [16, 1, 1], [16, 3]]
     ids = np.concatenate([v.part.ids_of(np.arange(v.part.size)) for v in collection.snapshot.parts])
     assert (np.diff(ids) == 1).all()
     assert exact_share(collection, WORLD.queries(40)) >= 0.99
@@ -56,21 +61,21 @@ def test_four_neighbours_of_one_size_become_one(tmp_path: Path) -> None:
 def test_merged_segments_leave_the_dead_behind(tmp_path: Path) -> None:
     """What was deleted before a merge is in no index any more; scores, filters and texts of the rest are as before."""
     collection = make_collection(tmp_path / "c", tuning=TUNING)
-    fill(collection, WORLD, range(3 * 64 + 1))
+    fill(collection, WORLD, range(2 * 64 + 1))
     collection.settle()
-    assert sizes(collection) == [64, 64, 64]
-    delete(collection, range(0, 150, 2))
+    assert sizes(collection) == [64, 64]
+    delete(collection, range(0, 100, 2))
     text = WORLD.text(1, 0)
     before = collection.snapshot.lexical(text, 20)
-    fill(collection, WORLD, range(193, 4 * 64 + 1))
+    fill(collection, WORLD, range(129, 3 * 64 + 1))
     collection.settle()
-    assert sizes(collection) == [4 * 64 - 75]
+    assert sizes(collection) == [3 * 64 - 50]
     assert collection.snapshot.dead == 0
-    delete(collection, range(193, 4 * 64 + 1))
+    delete(collection, range(129, 3 * 64 + 1))
     after = collection.snapshot.lexical(text, 20)
     assert after.ids.tolist() == before.ids.tolist()
     np.testing.assert_allclose(after.scores, before.scores, rtol=1e-5)
-    assert collection.snapshot.live == 193 - 75
+    assert collection.snapshot.live == 129 - 50
     collection.close()
 
 
@@ -183,15 +188,15 @@ def test_no_merge_crosses_a_build(tmp_path: Path) -> None:
     fill(collection, WORLD, range(2 * 64))
     collection.settle()
     request = collection.begin_build(hot_capacity=1000)
-    fill(collection, WORLD, range(128, 128 + 3 * 64 + 1))
+    fill(collection, WORLD, range(128, 128 + 64 + 1))
     collection.settle()
-    assert sizes(collection) == [64] * 5
-    fill(collection, WORLD, range(321, 128 + 4 * 64 + 1))
+    assert sizes(collection) == [128, 64]
+    fill(collection, WORLD, range(193, 128 + 3 * 64 + 1))
     collection.settle()
-    assert sizes(collection) == [64, 64, 256]
+    assert sizes(collection) == [128, 192]
     collection.adopt(Rebuild(request, timeout_s=60).run(lambda *_: None))
-    assert sizes(collection) == [256]
-    assert collection.snapshot.live == 385
+    assert sizes(collection) == [192]
+    assert collection.snapshot.live == 321
     assert exact_share(collection, WORLD.queries(20)) >= 0.99
     collection.close()
 
@@ -199,9 +204,9 @@ def test_no_merge_crosses_a_build(tmp_path: Path) -> None:
 def test_all_of_a_merge_dead(tmp_path: Path) -> None:
     """Segments with nothing alive merge into none."""
     collection = make_collection(tmp_path / "c", tuning=TUNING)
-    fill(collection, WORLD, range(4 * 64))
-    delete(collection, range(4 * 64))
-    fill(collection, WORLD, range(1000, 1001))  # ends the fourth delta, and with it begins the merge
+    fill(collection, WORLD, range(3 * 64))
+    delete(collection, range(3 * 64))
+    fill(collection, WORLD, range(1000, 1001))  # ends the third delta, and with it begins the merge
     collection.settle()
     assert sizes(collection) == []
     assert [v.part.size for v in collection.snapshot.parts] == [1]

@@ -107,7 +107,9 @@ def test_nearline_under_filters_and_writes(report: dict[str, Any]) -> None:
     assert measured["while_writing"]["passages_written"] == 600
     assert measured["while_writing"]["searches_meanwhile"] > 0
     assert measured["while_writing"]["afterwards"]["passages_in_delta"] == 600
-    ratios = [one["while_writing"]["p99_ms"] / one["idle"]["p99_ms"] for one in measured["while_writing"]["rounds"]]
+    ratios = [
+        one["while_writing"]["p99_ms"] / one["idle"]["p99_ms"] for one in measured["while_writing"]["rounds"]
+    ]
     assert measured["while_writing"]["ratio"]["p99_ms"] == pytest.approx(np.median(ratios), abs=0.001)
 
 
