@@ -11,6 +11,8 @@ tokens     7 bits a column       8 bits, a token's own scales        where fixed
 weights8   8 bits, blocks of 32  8 bits, blocks of 32                where activations have outliers: decoders
 weights4   the same, but 4 bits  8 bits, blocks of 32                small devices (`--small`)
            in feed-forward layers
+
+Word tables are fp16 beside all 7-bit and 8-bit weights, and int8 with weights4.
 """
 
 from __future__ import annotations
@@ -20,15 +22,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from jobs.export.quantise import Extremes, quantise
-from jobs.export.weights_only import by_columns, in_blocks, with_small_tables
+from jobs.export.quantise import Extremes, Scale, quantise
+from jobs.export.weights_only import by_columns, in_blocks, with_half_tables, with_small_tables
 
 if TYPE_CHECKING:
     import onnx
 
 Build = Callable[["onnx.ModelProto", Mapping[str, Extremes]], "onnx.ModelProto"]
 
-INT8 = "int8: 7-bit weights per column; uint8 activations, "
+INT8 = "int8: 7-bit weights per column, fp16 words; uint8 activations, "
 SMALL = "weights4"
 
 
@@ -47,8 +49,14 @@ def _fp32(model: onnx.ModelProto, _: Mapping[str, Extremes]) -> onnx.ModelProto:
     return model
 
 
+def _int8(
+    model: onnx.ModelProto, extremes: Mapping[str, Extremes], *, usual: Scale, activated: Scale
+) -> onnx.ModelProto:
+    return with_half_tables(quantise(model, extremes, usual=usual, activated=activated))
+
+
 def _weights8(model: onnx.ModelProto, _: Mapping[str, Extremes]) -> onnx.ModelProto:
-    return in_blocks(model, 8)
+    return with_half_tables(in_blocks(model, 8))
 
 
 def _weights4(model: onnx.ModelProto, _: Mapping[str, Extremes], *, exact: bool) -> onnx.ModelProto:
@@ -72,25 +80,25 @@ RECIPES = {
         Recipe(
             "dynamic",
             f"{INT8}a scale for each run",
-            partial(quantise, usual="batch", activated="batch"),
+            partial(_int8, usual="batch", activated="batch"),
             PLAIN8,
         ),
         Recipe(
             "fixed",
             f"{INT8}fixed scales",
-            partial(quantise, usual="fixed", activated="fixed"),
+            partial(_int8, usual="fixed", activated="fixed"),
             PLAIN8,
             calibrated=True,
         ),
         Recipe(
             "mixed",
             f"{INT8}fixed scales, per token after GELU",
-            partial(quantise, usual="fixed", activated="token"),
+            partial(_int8, usual="fixed", activated="token"),
             PLAIN8,
             calibrated=True,
         ),
-        Recipe("tokens", f"{INT8}per token", partial(quantise, usual="token", activated="token"), PLAIN8),
-        Recipe("weights8", "8-bit weights and activations, blocks of 32", _weights8, PLAIN8),
+        Recipe("tokens", f"{INT8}per token", partial(_int8, usual="token", activated="token"), PLAIN8),
+        Recipe("weights8", "8-bit weights and activations, blocks of 32, fp16 words", _weights8, PLAIN8),
         Recipe(
             SMALL,
             "4-bit feed-forward and 8-bit attention weights in blocks of 32, 8-bit words per row; 8-bit activations",

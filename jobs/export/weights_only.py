@@ -5,11 +5,14 @@ in_blocks           MatMulNBits: one scale for every 32 weights of a column. Eit
                     weights than it saves. The kernel rounds activations to 8 bits, block by block, or not at all
 by_columns          int8 in the file, one scale a column; made fp32 again when the session is opened, so that
                     every product is a plain fp32 one. Nothing in it can saturate: a fallback
-with_small_tables   word tables as int8, one scale a row; a run makes only the rows fp32 that it reads
+with_half_tables    word tables as fp16: half the memory, and vectors that do not move. A run makes only the rows fp32
+                    that it reads
+with_small_tables   the same as int8, one scale a row
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -50,9 +53,14 @@ def by_columns(model: onnx.ModelProto) -> onnx.ModelProto:
     return _Columns(model).applied()
 
 
+def with_half_tables(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy whose large word tables are fp16."""
+    return _HalfTables(model).applied()
+
+
 def with_small_tables(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy whose large word tables are int8."""
-    return _Tables(model).applied()
+    return _SmallTables(model).applied()
 
 
 class _Blocks(Products):
@@ -166,6 +174,10 @@ class _Columns(Products):
 class _Tables(Rewrite):
     """EmbedLayerNormalization reads fp32 tables only, and is taken apart into what it consists of."""
 
+    @abstractmethod
+    def _look_up(self, prefix: str, table: str, rows: str, output: str) -> None:
+        """Add nodes that compute `output`, these rows of the table, in fp32."""
+
     def visit(self, node: onnx.NodeProto) -> None:
         if node.op_type == "EmbedLayerNormalization":
             self._embed(node)
@@ -177,14 +189,6 @@ class _Tables(Rewrite):
     def _is_large(self, name: str) -> bool:
         table = self._constants.get(name)
         return table is not None and len(table.dims) == 2 and table.dims[0] >= TABLE_ROWS_MIN
-
-    def _look_up(self, prefix: str, table: str, rows: str, output: str) -> None:
-        codes, steps = columns_int8(self.array(table).T, largest=127)
-        found = {"codes": np.ascontiguousarray(codes.T), "scale": steps[:, None]}
-        for part, values in found.items():
-            self.add("Gather", [self.constant(f"{table}_{part}", values), rows], f"{prefix}_{part}")
-        self.add("Cast", [f"{prefix}_codes"], f"{prefix}_fp32", to=1)
-        self.add("Mul", [f"{prefix}_fp32", f"{prefix}_scale"], output)
 
     def _embed(self, node: onnx.NodeProto) -> None:
         """word + position + token type, normalised; and how many tokens of each text are real."""
@@ -208,3 +212,20 @@ class _Tables(Rewrite):
         if mask and len(node.output) > 1 and node.output[1]:
             axis = self.constant(f"{prefix}_axis", np.array([1], dtype=np.int64))
             self.add("ReduceSum", [mask, axis], node.output[1], keepdims=0)
+
+
+class _HalfTables(_Tables):
+    def _look_up(self, prefix: str, table: str, rows: str, output: str) -> None:
+        halves = self.constant(f"{table}_half", self.array(table).astype(np.float16))
+        self.add("Gather", [halves, rows], f"{prefix}_half")
+        self.add("Cast", [f"{prefix}_half"], output, to=1)
+
+
+class _SmallTables(_Tables):
+    def _look_up(self, prefix: str, table: str, rows: str, output: str) -> None:
+        codes, steps = columns_int8(self.array(table).T, largest=127)
+        found = {"codes": np.ascontiguousarray(codes.T), "scale": steps[:, None]}
+        for part, values in found.items():
+            self.add("Gather", [self.constant(f"{table}_{part}", values), rows], f"{prefix}_{part}")
+        self.add("Cast", [f"{prefix}_codes"], f"{prefix}_fp32", to=1)
+        self.add("Mul", [f"{prefix}_fp32", f"{prefix}_scale"], output)

@@ -14,7 +14,7 @@ from jobs.export import running
 from jobs.export.candidates import RECIPES
 from jobs.export.measuring import FLOORS, NOISE, Accuracy, Speed, contenders, fastest
 from jobs.export.quantise import WEIGHT_MAX, Extremes, affine, columns_int8, observe, quantise
-from jobs.export.weights_only import BLOCK, blocks, by_columns, in_blocks, with_small_tables
+from jobs.export.weights_only import BLOCK, blocks, by_columns, in_blocks, with_half_tables, with_small_tables
 
 onnx = pytest.importorskip("onnx", reason="rewriting graphs needs onnx")
 
@@ -205,6 +205,18 @@ def test_fallback_has_nothing_to_saturate(encoder: Any, tmp_path: Path) -> None:
         "MatMulInteger",
     }
     assert len(spare.SerializeToString()) < len(encoder.SerializeToString()) / 2.5
+
+
+def test_half_tables_read_rows(encoder: Any, tmp_path: Path) -> None:
+    """Words take half the memory, and the vectors stay where they were; small tables stay as they are."""
+    half = with_half_tables(encoder)
+    kinds = {weight.name: weight.data_type for weight in half.graph.initializer}
+    assert kinds["words_half"] == onnx.TensorProto.FLOAT16
+    assert kinds["places"] == kinds["types"] == onnx.TensorProto.FLOAT
+    assert "words" not in kinds
+    inputs = feed(8, 7, 21, padding=3)
+    found = running.cosines(vectors(half, tmp_path, inputs), vectors(encoder, tmp_path, inputs))
+    assert found.min() >= 0.99999
 
 
 def test_small_tables_read_rows(encoder: Any, tmp_path: Path) -> None:
