@@ -5,8 +5,8 @@ in_blocks           MatMulNBits: one scale for every 32 weights of a column. Eit
                     weights than it saves. The kernel rounds activations to 8 bits, block by block, or not at all
 by_columns          int8 in the file, one scale a column; made fp32 again when the session is opened, so that
                     every product is a plain fp32 one. Nothing in it can saturate: a fallback
-with_half_tables    word tables as fp16: half the memory, and vectors that do not move. A run makes only the rows fp32
-                    that it reads
+with_half_tables    word tables as fp16: half the memory, rounded far finer than the products are. A run makes only the
+                    rows fp32 that it reads
 with_small_tables   the same as int8, one scale a row
 """
 
