@@ -109,6 +109,7 @@ class Segment:
     def nearest(self, query: Floats, depth: int, allowed: Bits | None, scan_max: int) -> Found:
         count = self.size if allowed is None else count_bits(allowed)
         enough = candidates_of(depth)
+        # So few are scanned exactly in the time that it takes to pick some by code and score these again.
         few = 2 * enough if allowed is None else max(2 * enough, min(scan_max, self.size // 2))
         rows = self._promising(query, enough, allowed, count) if count > few else None
         return scan(self, query, depth, allowed) if rows is None else self.vectors.best(rows, query, depth)

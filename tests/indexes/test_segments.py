@@ -13,7 +13,8 @@ import pytest
 
 from indexes.build.rebuild import Rebuild
 from indexes.collection import Collection
-from indexes.dense.codes import candidates_of
+from indexes.dense.codes import Codes, candidates_of
+from indexes.dense.vectors import StoredVectors
 from indexes.errors import NotReady
 from indexes.masks import pack_flags
 from indexes.memory import serving_bytes
@@ -162,6 +163,19 @@ def test_the_dead_of_a_coded_segment_are_left_out(coded: Collection) -> None:
         assert len(found) == 10
         assert f"d{number}" not in found
     assert exact_share(coded, WORLD.queries(40)) >= 0.99
+
+
+@pytest.mark.parametrize("dimensions", [1, 7, 30])
+def test_codes_of_vectors_that_are_alike(dimensions: int, capfd: pytest.CaptureFixture[str]) -> None:
+    """Of any number of dimensions: there is nothing to cluster, each is as near as the next, and nothing is said."""
+    vectors = StoredVectors.allocate(2000, dimensions)
+    vectors.halves[:] = 0
+    vectors.halves[:, 0] = 1
+    query = np.eye(1, dimensions, dtype=np.float32)[0]
+    rows = Codes.of(vectors, lambda: None).candidates(query, 200)
+    assert len(np.unique(rows)) == 200
+    assert vectors.best(rows, query, 10)[1].tolist() == [1.0] * 10
+    assert capfd.readouterr() == ("", "")
 
 
 def test_codes_are_small(coded: Collection) -> None:
