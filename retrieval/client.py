@@ -81,6 +81,11 @@ class Client:
                 return content
         except TimeoutError:
             raise ServiceError(f"{self.url} did not answer in time") from None
+        except aiohttp.ClientConnectorError as error:
+            reason = error.os_error.strerror or error.os_error
+            raise ServiceError(
+                f"{self.url} cannot be reached ({reason}); is the service running there?"
+            ) from None
         except aiohttp.ClientError as error:
             raise ServiceError(f"{self.url} cannot be reached: {error}") from None
 

@@ -18,7 +18,7 @@ OnProgress = Callable[[str, int, int], None]
 def byte_progress(*, hidden: bool) -> Iterator[OnProgress]:
     """A function for stage, bytes done and bytes in all."""
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=errors, disable=hidden, transient=True) as bar:
+    with Progress(*columns, console=errors, disable=hidden or not errors.is_terminal, transient=True) as bar:
         task = bar.add_task("", total=1)
         yield lambda stage, done, total: bar.update(
             task, description=stage, completed=done, total=max(total, 1)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from jobs.commands.byte_progress import ended_by_sigterm
 from jobs.commands.ingest import progress_bar
 from jobs.commands.options import console
 from jobs.commands.reindex import rebuild
@@ -36,11 +37,12 @@ QUERIES = (
 )
 def command(data: Path | None) -> None:
     """Index the docstrings of this Python, serve them, and search them over HTTP."""
-    if data is not None:
-        play(data)
-        return
-    with tempfile.TemporaryDirectory(prefix="nearline-demo-") as folder:
-        play(Path(folder) / "data")
+    with ended_by_sigterm():
+        if data is not None:
+            play(data)
+            return
+        with tempfile.TemporaryDirectory(prefix="nearline-demo-") as folder:
+            play(Path(folder) / "data")
 
 
 def play(data: Path) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from jobs.commands.options import COLLECTION, JSON, URL, errors, print_json
+from jobs.commands.options import COLLECTION, JSON, URL, counted, errors, print_json
 from jobs.ingesting import Ingested, ingest
 from jobs.ingesting import Progress as OnProgress
 from jobs.sources import SourceDocument, SourceOptions, SourceReport, read_documents, total_bytes
@@ -30,7 +31,11 @@ from retrieval.client import Client
 @click.option(
     "--number-rows", is_flag=True, help="Give rows without an id one made of file name and row number."
 )
-@click.option("--lenient", is_flag=True, help="Skip files that cannot be read instead of stopping.")
+@click.option(
+    "--lenient",
+    is_flag=True,
+    help="Skip files and rows that cannot be read, and name them, instead of stopping.",
+)
 @JSON
 def command(
     paths: tuple[Path, ...],
@@ -54,13 +59,31 @@ def command(
     )
     report = SourceReport()
     documents = read_documents(paths, options=options, report=report)
-    with progress_bar(total_bytes(paths, options=options), hidden=as_json) as on_progress:
-        done = asyncio.run(send(url, collection, create, documents, on_progress))
+    written = 0
+
+    def note(documents: int, read: int) -> None:
+        nonlocal written
+        written = documents
+        on_progress(documents, read)
+
+    try:
+        with progress_bar(total_bytes(paths, options=options), hidden=as_json) as on_progress:
+            done = asyncio.run(send(url, collection, create, documents, note))
+    except KeyboardInterrupt:
+        click.echo(
+            f"stopped: {counted(written, 'document')} written to {collection}, perhaps some more; "
+            "the same command again writes all of them, each once",
+            err=True,
+        )
+        sys.exit(130)
+    for line in report.notes:
+        click.echo(line, err=True)
     if as_json:
         print_json({"documents": done.documents, "passages": done.passages, "seq": done.seq})
         return
     click.echo(
-        f"{done.documents} documents, {done.passages} passages written to {collection} (seq {done.seq})"
+        f"{counted(done.documents, 'document')}, {counted(done.passages, 'passage')} written to {collection}"
+        + (f" (seq {done.seq})" if done.seq else "")
     )
     if summary := report.summary():
         click.echo(summary)
@@ -83,6 +106,6 @@ def progress_bar(total: int, *, hidden: bool = False, label: str = "documents") 
         TaskProgressColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=errors, disable=hidden, transient=True) as bar:
+    with Progress(*columns, console=errors, disable=hidden or not errors.is_terminal, transient=True) as bar:
         task = bar.add_task("", total=max(total, 1), documents=0)
         yield lambda documents, read: bar.update(task, completed=read, documents=documents)

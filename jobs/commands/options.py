@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Any
 
 import click
@@ -14,8 +16,15 @@ URL = click.option(
 COLLECTION = click.option("--collection", "-c", required=True, help="Name or alias of the collection.")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON value instead of text.")
 
-console = Console()
+LINE_MAX = 10_000  # characters, where a program reads what we print: it wants one line for one thing
+
+console = Console(width=None if sys.stdout.isatty() or os.environ.get("COLUMNS") else LINE_MAX)
 errors = Console(stderr=True)
+
+
+def counted(number: int, thing: str) -> str:
+    """`1 document`, `2 documents`."""
+    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def print_json(value: Any) -> None:

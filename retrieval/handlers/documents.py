@@ -56,8 +56,11 @@ async def listed(request: web.Request) -> web.Response:
 async def deleted(request: web.Request) -> web.Response:
     _, collection = collection_of(request)
     document_id = request.match_info["id"]
+    await asyncio.to_thread(
+        collection.document, document_id
+    )  # a refused request leaves no operation in the log
     result = await asyncio.wrap_future(collection.write([Delete(document_id)]))
-    if not result.deleted:
+    if not result.deleted:  # another request was quicker
         raise NotFound(f"no document {document_id!r}", param="id")
     request.app[TASKS].reindex_if_due(real_name(request), collection)
     return answer(Deleted(result.seq, result.deleted))

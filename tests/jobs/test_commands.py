@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -138,6 +141,57 @@ def test_what_a_search_does_not_find(service: ServerProcess, http: Http) -> None
     ended = nearline("search", "--url", service.url, "-c", name, "\udcff\udcfe")
     assert (ended.returncode, len(ended.stderr.splitlines())) == (1, 1)
     assert "not UTF-8" in ended.stderr
+
+
+def test_what_is_skipped_is_named(service: ServerProcess, http: Http, tmp_path: Path) -> None:
+    """With `--lenient` the rest goes in, and each thing left out is a line with its place. A pipe gets whole lines."""
+    (tmp_path / "broken.jsonl").write_text('{"id": "x", "text": "Whales sing."}\n{"id": "y"}\nno json\n')
+    name = http.new_collection()
+    ended = nearline("ingest", tmp_path, "--url", service.url, "-c", name, "--lenient", COLUMNS="")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith(f"1 document, 1 passage written to {name} (seq 1)\n")
+    assert "broken.jsonl:2" in ended.stderr
+    assert "broken.jsonl:3" in ended.stderr
+    found = nearline("search", "--url", service.url, "-c", name, "sounds of the sea", COLUMNS="")
+    assert any("x#0" in line and "score" in line and "lexical" in line for line in found.stdout.splitlines())
+
+
+def test_a_stopped_ingest_says_what_is_written(service: ServerProcess, http: Http, tmp_path: Path) -> None:
+    """Ctrl-C ends it with one line and the exit code of an interrupt."""
+    (tmp_path / "many.jsonl").write_text(
+        "".join(json.dumps({"id": f"d{at}", "text": f"Number {at}. " * 20}) + "\n" for at in range(20_000))
+    )
+    name = http.new_collection()
+    command = [sys.executable, "-m", "jobs.cli", "ingest", str(tmp_path), "--url", service.url, "-c", name]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as ingest:
+        while ingest.poll() is None and not http.ok("GET", f"/v1/collections/{name}")["documents"]:
+            time.sleep(0.05)
+        time.sleep(0.2)  # until what was acknowledged has been told
+        ingest.send_signal(signal.SIGINT)
+        out, err = ingest.communicate(timeout=60)
+    assert ingest.returncode == 130
+    assert out == ""
+    assert err.startswith("stopped: ")
+    assert int(err.split()[1]) <= http.ok("GET", f"/v1/collections/{name}")["documents"]
+    assert len(err.splitlines()) == 1
+
+
+def test_a_demo_that_is_ended_leaves_nothing(tmp_path: Path) -> None:
+    """SIGTERM ends its service too, and removes the folder it made."""
+    command = [sys.executable, "-m", "jobs.cli", "demo"]
+    environ = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=environ) as demo:
+        assert demo.stdout is not None
+        serving = next(line for line in demo.stdout if line.startswith("Serving at "))
+        port = int(serving.split()[2].rstrip(".").rsplit(":", 1)[1])
+        demo.terminate()
+        demo.wait(60)
+    assert demo.returncode == 128 + signal.SIGTERM
+    assert list(tmp_path.glob("nearline-demo-*")) == []
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", port)) != 0
 
 
 @pytest.mark.parametrize(("arguments", "status"), [(["search", "x"], 1), (["reindex"], 1), (["evaluate"], 2)])

@@ -171,6 +171,16 @@ def test_unknown_things_are_404(http: Http) -> None:
     assert http.call("PATCH", "/v1/collections").status == 405
 
 
+def test_a_refused_deletion_changes_nothing(http: Http) -> None:
+    """No operation is logged for a document that is not there, so cached answers stay, too."""
+    name = http.new_collection()
+    http.write(name, GOOD)
+    before = http.ok("GET", f"/v1/collections/{name}")["seq"]
+    reply = http.call("DELETE", f"/v1/collections/{name}/documents/nosuch")
+    assert (reply.status, reply.body["error"]["param"]) == (404, "id")
+    assert http.ok("GET", f"/v1/collections/{name}")["seq"] == before
+
+
 @pytest.mark.parametrize("bad", ["", "UPPER", "a b", "../x", "a/b", "x" * 70, ".", "_x"])
 def test_bad_collection_names(http: Http, bad: str) -> None:
     """Refused with the rule that names follow."""
