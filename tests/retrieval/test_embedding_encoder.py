@@ -110,14 +110,16 @@ def test_windows_repeat_the_prefix(model_folder: Path) -> None:
 @pytest.mark.model
 def test_windows_of_one_topic_keep_its_meaning(encoder: Encoder) -> None:
     """The mean of a long text's windows lies near the text's own topic, and has length 1 like any vector."""
-    text = "Bees make honey from the nectar of flowers. " * 60
+    sentence = "Bees make honey from the nectar of flowers. "
+    text = sentence * 60
     pieces = encoder.windows(text, "document")
     vectors = encoder.run(pieces)
     (mean,) = joined(vectors, [len(piece) for piece in pieces], [len(pieces)], normalise=True)
     about, other = encoder.encode(["honey bees and flowers", "reset a password"], "query")
+    (once,) = encoder.encode([sentence], "document")
     assert np.linalg.norm(mean) == pytest.approx(1, abs=1e-4)
-    assert float(mean @ about) > 0.6
-    assert float(mean @ other) < 0.3
+    assert float(mean @ once) > 0.6
+    assert float(mean @ about) > float(mean @ other) + 0.3
 
 
 @pytest.mark.model
