@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from indexes.errors import InvalidInput
@@ -28,9 +26,7 @@ def check_vector(vector: Floats, dimensions: int) -> None:
     if vector.shape != (dimensions,):
         found = vector.shape[-1] if vector.ndim else 0
         raise InvalidInput(f"vector has {found} dimensions, expected {dimensions}", param="vector")
-    length = math.sqrt(vector @ vector)  # NaN where there is one
-    if vector.dtype == np.float32 and abs(length - 1) <= UNIT_TOLERANCE:
-        return
     if vector.dtype != np.float32 or not np.isfinite(vector).all():
         raise InvalidInput("vector holds NaN or an infinity, expected finite float32 numbers", param="vector")
-    raise InvalidInput(f"vector has length {length:.4f}, expected 1", param="vector")
+    if abs(float(np.linalg.norm(vector)) - 1) > UNIT_TOLERANCE:
+        raise InvalidInput(f"vector has length {np.linalg.norm(vector):.4f}, expected 1", param="vector")

@@ -5,7 +5,7 @@ none; read the passages after it from the log; hide what was removed after its s
 damaged indexes cost time at opening, never data.
 
 Threads: searches read `snapshot` from any thread. Writes and every change of parts happen on the writer's thread.
-Graphs are built on background threads (`sealing`) and put in place by the writer.
+Segments are made on background threads (`sealing`) and put in place by the writer.
 """
 
 from __future__ import annotations

@@ -16,6 +16,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
+GoOn = Callable[[], None]  # long work calls it between two of its steps; may raise, to end it
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -62,6 +64,10 @@ def give_way(at_most_s: float = GIVE_WAY_S_MAX) -> None:
     if not (_under_way and gate.acquire(timeout=at_most_s)):
         with contextlib.suppress(ValueError):
             _gates.remove(gate)
+
+
+def nobody_waits() -> None:
+    """The `GoOn` of work that nobody waits for or ends."""
 
 
 def keep_turns_short() -> None:

@@ -97,7 +97,7 @@ class StoredVectors:
             room = _room(self.halves.shape[1])
             # Without `mode` numpy would gather into a copy first. It lets other threads run while pages are read.
             self.halves.take(part, 0, out=room.halves[: len(part)], mode="clip")
-            places, scores = _search(room.index, query, min(depth, len(part)), first(len(part)))
+            places, scores = search_index(room.index, query, min(depth, len(part)), first(len(part)))
             found.append((part[places], scores))
         if len(found) == 1:
             return found[0]
@@ -110,10 +110,10 @@ class StoredVectors:
         """Exact search: the best `depth` of the rows a faiss selector lets through, best first."""
         if depth == 0 or not self.rows:
             return np.empty(0, np.int64), np.empty(0, np.float32)
-        return _search(self.index, query, min(depth, self.rows), faiss.SearchParameters(sel=selector))
+        return search_index(self.index, query, min(depth, self.rows), faiss.SearchParameters(sel=selector))
 
 
-def _search(index: Any, query: Floats, depth: int, parameters: Any) -> tuple[Rows, Floats]:
+def search_index(index: Any, query: Floats, depth: int, parameters: Any = None) -> tuple[Rows, Floats]:
     """What faiss finds, best first. Calls below its wrapper, which checks and converts for every small search."""
     query = np.ascontiguousarray(query, np.float32)
     if query.shape != (index.d,):

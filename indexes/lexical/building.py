@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import heapq
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice, repeat
 from pathlib import Path
 from typing import Self
@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexes.arrays import changes, ends_of
+from indexes.courtesy import GoOn, nobody_waits
 from indexes.durable import disk_errors
 from indexes.errors import InvalidInput
 from indexes.lexical.analysis import terms
@@ -140,7 +141,7 @@ class _Numbers(dict[str, int]):
 
 
 def merge_sealed(
-    parts: Sequence[tuple[SealedLexical, NDArray[np.bool_]]], go_on: Callable[[], None] = lambda: None
+    parts: Sequence[tuple[SealedLexical, NDArray[np.bool_]]], go_on: GoOn = nobody_waits
 ) -> SealedLexical:
     """One index in memory of the rows kept of each part (bool [part.size]), renumbered end to end.
 
@@ -187,7 +188,7 @@ def names_of(part: SealedLexical, counts: NDArray[np.int64]) -> Iterator[bytes]:
     return (name for name, count in zip(part.names, counts, strict=True) if count)
 
 
-def merge_names(sources: Sequence[Iterator[bytes]], go_on: Callable[[], None]) -> MergedNames:
+def merge_names(sources: Sequence[Iterator[bytes]], go_on: GoOn) -> MergedNames:
     """All terms, sorted and joined; where each begins, and the end; and for each source the ranks of its terms.
 
     In bytecode rather than by one sort, which would keep the interpreter to itself; `go_on` is called now and then.

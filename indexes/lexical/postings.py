@@ -10,7 +10,7 @@ import bisect
 import heapq
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexes.arrays import ends_of
+from indexes.courtesy import GoOn, nobody_waits
 from indexes.lexical.analysis import terms as terms_of
 from indexes.lexical.bm25 import NO_POSTINGS, Postings
 from indexes.model import Rows
@@ -62,7 +63,7 @@ class GrowingLexical:
         rows = rows[: np.searchsorted(rows, size)]
         return rows, np.frombuffer(self._frequencies[term].tobytes(), np.uint16)[: len(rows)]
 
-    def seal(self, size: int, go_on: Callable[[], None] = lambda: None) -> SealedLexical:
+    def seal(self, size: int, go_on: GoOn = nobody_waits) -> SealedLexical:
         """The first `size` rows as an immutable index in memory. `go_on` is called now and then, and may raise."""
         names, sizes = [], array("q")
         rows, frequencies = array("I"), array("H")
@@ -84,7 +85,7 @@ class GrowingLexical:
             self.view(size).lengths,
         )
 
-    def _sorted_terms(self, go_on: Callable[[], None]) -> Iterator[str]:
+    def _sorted_terms(self, go_on: GoOn) -> Iterator[str]:
         """By code points, which is the order of the UTF-8 bytes. Runs are sorted, then merged in bytecode: one sort of
         all would keep the interpreter to itself."""
         terms = list(self._rows)

@@ -26,9 +26,7 @@ from indexes.parts.segment import Segment
 from indexes.parts.snapshot import Snapshot, Visible
 
 MERGE_AT = 3  # neighbours
-MERGED_DELTAS_MAX = (
-    16  # passages of a merged segment, in full deltas: larger ones take long to merge and to scan
-)
+MERGED_DELTAS_MAX = 16  # in a merged segment: larger ones take long to merge and to scan
 
 
 @dataclass(frozen=True, slots=True)

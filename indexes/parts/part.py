@@ -88,7 +88,7 @@ def search_graph(graph: HotGraph, query: Floats, depth: int, allowed: Bits | Non
     wanted = min(depth, count)
     if wanted == 0:
         return NOTHING
-    width = depth if count == size else int(1.25 * depth * size / count) + 8
+    width = widened(depth, count, size)
     while width <= WIDENING_MAX or width < 2 * depth:
         found = graph.search(query, width)
         if found is None:
@@ -99,6 +99,11 @@ def search_graph(graph: HotGraph, query: Floats, depth: int, allowed: Bits | Non
             return rows[kept][:depth], scores[kept][:depth]
         width *= 3
     return None
+
+
+def widened(wanted: int, count: int, size: int) -> int:
+    """How far to look for `wanted` allowed rows, where `count` of `size` are allowed."""
+    return wanted if count == size else int(1.25 * wanted * size / count) + 8
 
 
 def merge(first: Found, second: Found, depth: int) -> Found:

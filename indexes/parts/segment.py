@@ -7,13 +7,14 @@ they call `go_on`, which may raise to end them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from indexes.arrays import find_sorted
-from indexes.dense.codes import Codes, candidates_of
+from indexes.courtesy import GoOn, nobody_waits
+from indexes.dense.codes import Codes, rescored_for
 from indexes.dense.vectors import StoredVectors
 from indexes.filters.columns import SealedFilters
 from indexes.lexical.building import merge_sealed
@@ -21,17 +22,11 @@ from indexes.lexical.postings import SealedLexical
 from indexes.masks import Bits, bits_at, count_bits
 from indexes.model import TIERS, Floats, Ids, Rows, Tier
 from indexes.parts.delta import DeltaView
-from indexes.parts.part import NOTHING, WIDENING_MAX, Found, scan
+from indexes.parts.part import NOTHING, WIDENING_MAX, Found, scan, widened
 from indexes.parts.snapshot import Visible
 
-CODED_ROWS_MIN = 1024  # fewer are scanned exactly in the same time
+CODED_ROWS_MIN = 1024  # fewer are scanned exactly, as the delta is
 COPIED_ROWS = 1024  # at once: between two such steps other threads get their turn
-
-GoOn = Callable[[], None]
-
-
-def always() -> None:
-    """Nobody wants to stop the work."""
 
 
 class Segment:
@@ -53,7 +48,7 @@ class Segment:
         self.filters = filters
 
     @staticmethod
-    def seal(view: DeltaView, *, go_on: GoOn = always) -> Segment:
+    def seal(view: DeltaView, *, go_on: GoOn = nobody_waits) -> Segment:
         """The passages of a full delta, row by row."""
         vectors = copy_rows([(view.vectors, np.arange(view.size))], view.vectors.halves.shape[1], go_on)
         return Segment(
@@ -65,7 +60,7 @@ class Segment:
         )
 
     @staticmethod
-    def merged(sources: Sequence[Visible], *, go_on: GoOn = always) -> Segment:
+    def merged(sources: Sequence[Visible], *, go_on: GoOn = nobody_waits) -> Segment:
         """One segment of the rows that live in several, in the order given, which is that of their ids."""
         segments = [visible.part for visible in sources if isinstance(visible.part, Segment)]
         kept = [visible.alive_flags() for visible in sources]
@@ -108,8 +103,8 @@ class Segment:
 
     def nearest(self, query: Floats, depth: int, allowed: Bits | None, scan_max: int) -> Found:
         count = self.size if allowed is None else count_bits(allowed)
-        enough = candidates_of(depth)
-        # So few are scanned exactly in the time that it takes to pick some by code and score these again.
+        enough = rescored_for(depth)
+        # Of so few, as many as half would be scored again anyway.
         few = 2 * enough if allowed is None else max(2 * enough, min(scan_max, self.size // 2))
         rows = self._promising(query, enough, allowed, count) if count > few else None
         return scan(self, query, depth, allowed) if rows is None else self.vectors.best(rows, query, depth)
@@ -121,7 +116,7 @@ class Segment:
         if allowed is None:
             return self._codes.candidates(query, enough)
         # Codes know no filter: look so much further that enough of what is found should be allowed.
-        width = int(1.25 * enough * self.size / count) + 8
+        width = widened(enough, count, self.size)
         if width > max(WIDENING_MAX, 2 * enough):
             return None
         rows = self._codes.candidates(query, width)

@@ -1,4 +1,4 @@
-"""What backup and restore share: a bar over bytes, and an end by signal that still cleans up."""
+"""A bar over bytes, for backup and restore; and, for the demo too, an end by signal that still cleans up."""
 
 from __future__ import annotations
 

@@ -85,8 +85,9 @@ def test_a_writer_waits_for_all_searches(search: Search) -> None:
 
 
 def test_a_search_without_end_does_not_stop_a_writer(search: Search) -> None:
-    """It goes on while the search is still under way."""
+    """It goes on while the search is still under way, and leaves nothing for the search to open."""
     assert Writer(0.001).goes_on()
+    assert not courtesy._gates
 
 
 def test_a_search_that_fails_is_over() -> None:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import tracemalloc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 
@@ -17,10 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from indexes.errors import DiskFull, InvalidInput
+from indexes.courtesy import GoOn
+from indexes.errors import DiskFull, InvalidInput, NotReady
 from indexes.lexical.bm25 import Statistics, weigh
 from indexes.lexical.building import LexicalBuilder, merge_sealed
 from indexes.lexical.postings import SLICE_POSTINGS, TF_MAX, GrowingLexical, SealedLexical
+from indexes.lexical.postings import TERMS_AT_ONCE as SEALED_AT_ONCE
 from indexes.lexical.runs import TERMS_AT_ONCE
 from indexes.model import Bm25
 from tests.support.scoring import score_all
@@ -234,3 +236,40 @@ def test_real_indexes_merge(tmp_path: Path, shared_data: Path) -> None:
     for query in read_texts(shared_data / "squad-sent", file="queries.jsonl.gz", limit=50):
         assert scores_of(merged, query) == scores_of(fresh, query)
     assert_same(merged, fresh, tmp_path)
+
+
+@pytest.mark.parametrize("work", ["seal", "merge"])
+def test_sealing_and_merging_can_be_ended(work: str) -> None:
+    """They ask between steps, often enough, whether to go on, and end at the first no."""
+    texts = [" ".join(f"word{at * 8 + n}" for n in range(8)) for at in range(500)]
+    growing = GrowingLexical()
+    for text in texts:
+        growing.add(text)
+    sealed = growing.seal(len(texts))
+
+    def run(go_on: GoOn) -> object:
+        if work == "seal":
+            return growing.seal(len(texts), go_on)
+        return merge_sealed([(sealed, np.ones(len(texts), bool))] * 2, go_on)
+
+    asked = count_calls(run)
+    assert asked >= 4000 // SEALED_AT_ONCE
+    for last in (1, asked // 2, asked):
+        with pytest.raises(NotReady, match="enough"):
+            run(ending_at(last))
+
+
+def count_calls(run: Callable[[GoOn], object]) -> int:
+    calls: list[None] = []
+    run(lambda: calls.append(None))
+    return len(calls)
+
+
+def ending_at(call: int) -> GoOn:
+    calls = iter(range(1, call))
+
+    def go_on() -> None:
+        if next(calls, None) is None:
+            raise NotReady("enough")
+
+    return go_on

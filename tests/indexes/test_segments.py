@@ -13,14 +13,15 @@ import pytest
 
 from indexes.build.rebuild import Rebuild
 from indexes.collection import Collection
-from indexes.dense.codes import Codes, candidates_of
+from indexes.courtesy import GoOn
+from indexes.dense.codes import Codes, rescored_for
 from indexes.dense.vectors import StoredVectors
 from indexes.errors import NotReady
 from indexes.masks import pack_flags
 from indexes.memory import serving_bytes
 from indexes.model import Floats, Tuning
 from indexes.parts.part import scan
-from indexes.parts.segment import GoOn, Segment
+from indexes.parts.segment import Segment
 from indexes.parts.snapshot import Visible
 from tests.support.vectors import World, delete, fill, found_ids, make_collection
 
@@ -121,7 +122,7 @@ def test_codes_find_what_an_exact_search_finds(coded: Collection, depth: int) ->
     segment = segment_of(coded)
     shares = []
     for query in WORLD.queries(30):
-        assert segment._promising(query, candidates_of(depth), None, segment.size) is not None
+        assert segment._promising(query, rescored_for(depth), None, segment.size) is not None
         rows, scores = segment.nearest(query, depth, None, 0)
         shares.append(np.isin(scan(segment, query, depth, None)[0], rows).mean())
         assert (np.diff(scores) <= 0).all()

@@ -25,7 +25,6 @@ def with_tasks(folder: Path, story: Callable[[Tasks, Collection, list[JobBody]],
     collection = make_collection(folder / "c", tuning=tuning)
     fill(collection, WORLD, range(200))
     collection.settle()
-    collection._writer.call(lambda: None).result()
 
     async def told() -> None:
         finished: list[JobBody] = []

@@ -17,7 +17,7 @@ from indexes.filters.grammar import Comparison
 from indexes.model import Floats, Upsert
 from jobs.benchmark.index.material import BUCKETS, Material, further, upsert
 from jobs.benchmark.index.nearline import Nearline
-from jobs.benchmark.index.timing import Bench, medians, one_pass
+from jobs.benchmark.index.timing import Bench, medians, one_pass, timed
 from jobs.benchmark.index.truth import best_scores, recall
 from jobs.benchmark.service import median, percentiles
 
@@ -86,7 +86,7 @@ def while_writing(engine: Nearline, material: Material, bench: Bench, count: int
         writer.start()
         busy: list[float] = []
         while writer.is_alive():
-            busy += one_pass(engine.search, next(portions), bench.k)[1]
+            busy += timed(engine.search, next(portions), bench.k)[1]
         writer.join()
         if writer.error is not None:
             raise writer.error
