@@ -24,7 +24,7 @@ from jobs.benchmark.service import median, percentiles
 SHARES = (0.5, 0.1, 0.01, 0.001)
 BATCH = 64
 VECTORS_AT_ONCE = 8192
-ROUNDS = 10
+ROUNDS = 40
 PORTION = 100  # queries, between two looks at whether the writer is done
 
 
@@ -70,7 +70,7 @@ def filtered(engine: Nearline, material: Material, bench: Bench, share: float) -
 def while_writing(engine: Nearline, material: Material, bench: Bench, count: int) -> dict[str, Any]:
     """Search latencies idle, and while a thread writes `count` passages in batches, each synced, round by round.
 
-    Machines have slow minutes. So each round first times idle searches, on the snapshot from before anything was
+    Machines have slow seconds. So each round first times idle searches, on the snapshot from before anything was
     written, and the ratio is taken within the round. A round is over when what it wrote has become segments.
     """
     batches = new_documents(bench.vectors, material.texts(VECTORS_AT_ONCE), count)
@@ -80,11 +80,11 @@ def while_writing(engine: Nearline, material: Material, bench: Bench, count: int
     rounds: list[dict[str, Any]] = []
     all_busy: list[float] = []
     writing_s = 0.0
-    for number in range(ROUNDS):
+    for number in range(min(ROUNDS, len(batches))):
         _, idle = one_pass(lambda query, k: engine.search_in(before, query, k), bench.queries, bench.k)
         writer = Writing(engine, batches[number::ROUNDS])
         writer.start()
-        busy: list[float] = []
+        _, busy = timed(engine.search, next(portions), bench.k)
         while writer.is_alive():
             busy += timed(engine.search, next(portions), bench.k)[1]
         writer.join()
