@@ -3,7 +3,8 @@
     log file, documents, texts, vectors, history    see `log_checks`
     generation N     every file has its size and SHA-256, checked before anything is parsed; then a child process
                      loads and searches it, because a damaged index can take the process down with it; and its
-                     passages are those that live, or that the log knows to be removed
+                     passages are those that live, or that the log knows to be removed. A log that cannot be read
+                     says nothing against a generation
     CURRENT          names one of these
 
 Nothing is written or mended. A generation that a live service deletes meanwhile is left out.
@@ -88,18 +89,21 @@ def check_files(folder: Path, one: CollectionBackup, progress: Progress) -> Chec
 
 
 def verify_collection(folder: Path, *, frozen: bool, progress: Progress) -> Iterator[Check]:
-    yield from check_log(folder.name, folder / "log.db", frozen=frozen, progress=progress)
+    log_whole = True
+    for check in check_log(folder.name, folder / "log.db", frozen=frozen, progress=progress):
+        log_whole = log_whole and check.ok
+        yield check
     shelf = Shelf(folder)
     whole: dict[int, bool] = {}
     for number in shelf.numbers():
         progress(f"generation {number}", 0, 1)
-        if found := check_generation(folder, number, frozen=frozen):
+        if found := check_generation(folder, number, frozen=frozen, log_whole=log_whole):
             yield found
             whole[number] = found.ok
     current = check_current(folder, whole, frozen)
     if current is None:  # it moved on meanwhile
         number = shelf.current()
-        if found := check_generation(folder, number, frozen=frozen):
+        if found := check_generation(folder, number, frozen=frozen, log_whole=log_whole):
             yield found
             whole[number] = found.ok
         current = check_current(folder, whole, frozen) or Check(
@@ -111,8 +115,8 @@ def verify_collection(folder: Path, *, frozen: bool, progress: Progress) -> Iter
 # --- generations --------------------------------------------------------------------------------------------
 
 
-def check_generation(collection: Path, number: int, *, frozen: bool) -> Check | None:
-    """None if it was deleted while we looked."""
+def check_generation(collection: Path, number: int, *, frozen: bool, log_whole: bool) -> Check | None:
+    """None if it was deleted while we looked. What to do about damage depends on whether the log is whole."""
     folder = Shelf(collection).path(number)
     try:
         manifest = read_manifest(folder)
@@ -123,7 +127,7 @@ def check_generation(collection: Path, number: int, *, frozen: bool) -> Check | 
         if goes_away(Shelf(collection), number):
             return None
         message = error.message if isinstance(error, NearlineError) else f"{folder}: {error}"
-        return Check(collection.name, f"generation {number}", False, message, advice_for(folder))
+        return Check(collection.name, f"generation {number}", False, message, advice_for(folder, log_whole))
     return Check(collection.name, f"generation {number}", True, detail)
 
 
@@ -135,7 +139,9 @@ def goes_away(shelf: Shelf, number: int) -> bool:
     return not there
 
 
-def advice_for(folder: Path) -> str:
+def advice_for(folder: Path, log_whole: bool) -> str:
+    if not log_whole:
+        return f"leave {folder} as it is until the log is mended: nothing can be built anew without it"
     return (
         f"stop the service and delete {folder}: the log has all of it, and nearline reindex builds a new one"
     )
@@ -153,12 +159,18 @@ def load_and_compare(request: LoadRequest, progress: Progress) -> str:
     progress("load", 0, 1)
     generation = Generation.load(Shelf(collection).path(request.number))
     manifest = generation.manifest
+    tiers = f"{manifest.hot} hot, {manifest.cold} cold"
     ids = np.sort(generation.ids_of(np.arange(generation.size)))
-    with pin(collection / "log.db", frozen=request.frozen) as log:
-        state = log.state()
-        live = log.live_ids(manifest.last_passage)
-        removed = log.dead_ids(manifest.seq)
-        queries = log.vectors(live[:: len(live) // SEARCHES + 1].tolist())
+    for query in generation.vectors.take(np.arange(0, generation.size, generation.size // SEARCHES + 1)):
+        if not len(generation.nearest(query, NEIGHBOURS, None, 0)[0]):
+            raise Damaged("it finds nothing")
+    try:
+        with pin(collection / "log.db", frozen=request.frozen) as log:
+            state = log.state()
+            live = log.live_ids(manifest.last_passage)
+            removed = log.dead_ids(manifest.seq)
+    except NearlineError:
+        return f"{len(ids)} passages ({tiers}), not compared with the log, which cannot be read"
     settings = state.settings
     if (manifest.fingerprint, manifest.dimensions) != (settings.fingerprint, settings.dimensions):
         raise Damaged("it was built for another model")
@@ -175,10 +187,6 @@ def load_and_compare(request: LoadRequest, progress: Progress) -> str:
     dead = np.setdiff1d(ids, live, assume_unique=True)
     if unknown := int(np.count_nonzero(~np.isin(dead, removed))):
         raise Damaged(f"it holds {unknown} passages of which the log knows nothing")
-    for query in queries:
-        if not len(generation.nearest(query, NEIGHBOURS, None, 0)[0]):
-            raise Damaged("it finds nothing")
-    tiers = f"{manifest.hot} hot, {manifest.cold} cold"
     return f"{len(ids)} passages ({tiers}), {len(dead)} of them removed since, seq {manifest.seq}"
 
 

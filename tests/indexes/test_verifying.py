@@ -182,9 +182,21 @@ def test_a_damaged_page(data: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"not a database" * 1000])
 def test_no_log_at_all(data: Path, content: bytes) -> None:
-    """A file that is no log is one clear finding."""
+    """A file that is no log is the one finding: a generation that cannot be compared with it is not to blame."""
     (data / "docs" / "log.db").write_bytes(content)
-    assert "log" in wrong(verified(data))
+    found = verified(data)
+    assert wrong(found) == ["log"]
+    (second,) = [check for check in found if check.name == "generation 2"]
+    assert "not compared with the log" in second.detail
+
+
+def test_damage_on_both_sides(data: Path) -> None:
+    """With a log that cannot be read nobody is told to delete a generation that is damaged, too."""
+    (data / "docs" / "log.db").write_bytes(b"")
+    (generation(data) / "ids.npy").write_bytes(b"")
+    (second,) = [check for check in verified(data) if check.name == "generation 2"]
+    assert not second.ok
+    assert second.advice.startswith(f"leave {generation(data)} as it is")
 
 
 def generation(data: Path, number: int = 2) -> Path:
@@ -207,7 +219,7 @@ def test_a_generation_that_is_being_deleted(data: Path) -> None:
     (folder / "ids.npy").unlink()
     deleting = threading.Timer(0.3, shutil.rmtree, [folder])
     deleting.start()
-    assert check_generation(data / "docs", 1, frozen=False) is None
+    assert check_generation(data / "docs", 1, frozen=False, log_whole=True) is None
     deleting.join()
 
 
@@ -221,7 +233,7 @@ def test_every_file_of_a_generation_is_checked(data: Path, monkeypatch: pytest.M
             (folder / name).unlink(missing_ok=True)
             if damaged is not None:
                 (folder / name).write_bytes(damaged)
-            found = check_generation(data / "docs", 1, frozen=False)
+            found = check_generation(data / "docs", 1, frozen=False, log_whole=True)
             assert found is not None
             assert (found.ok, found.name) == (False, "generation 1"), name
             assert name in found.detail or not damaged
@@ -245,7 +257,7 @@ def test_a_generation_that_brings_the_process_down(data: Path) -> None:
 def test_a_generation_that_never_loads(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A child that does not come to an end is ended, and that is the finding."""
     monkeypatch.setattr(verifying, "LOAD_S_MAX", 0.01)
-    found = check_generation(data / "docs", 2, frozen=False)
+    found = check_generation(data / "docs", 2, frozen=False, log_whole=True)
     assert found is not None
     assert (found.ok, found.detail) == (False, "loading it failed: it took more than 0.01 s")
 
