@@ -1,25 +1,21 @@
 """The wire types, version 1: what requests may hold and what answers do.
 
-Requests refuse unknown fields and wrong types; `decode` turns that into one error naming the field. Limits that an
-operator sets are checked where they apply, not here.
+Requests refuse unknown fields and wrong types (`decoding`). Limits that an operator sets are checked where they apply,
+not here.
 """
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType, field
 
 from indexes.build.placement import Moves
 from indexes.dense.skipping import ColdState
-from indexes.errors import InvalidInput
 from indexes.info import SearchSettings
 from indexes.model import Metadata, Tier
-from retrieval.errors import MalformedRequest
 
-T = TypeVar("T")
 Mode = Literal["hybrid", "dense", "lexical"]
 JobStatus = Literal["queued", "running", "succeeded", "failed", "refused"]
 Capacity = Annotated[int, Meta(ge=0, le=1_000_000_000)]
@@ -347,32 +343,3 @@ class Nothing(Request, frozen=True, kw_only=True):
 
 class RolledBack(msgspec.Struct):
     generation: int
-
-
-# --- decoding -------------------------------------------------------------------------------------------------
-
-_PLACE = re.compile(r" - at `(?:key in )?\$\.?(?P<path>.*)`$")
-_UNKNOWN = re.compile(r"unknown field `(?P<name>.*?)`")
-_MISSING = re.compile(r"missing required field `(?P<name>.*?)`")
-
-
-def decode(body: bytes, kind: type[T]) -> T:
-    """A request body as `kind`. Raises MalformedRequest if it is not JSON, InvalidInput naming the field otherwise."""
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except msgspec.ValidationError as error:
-        raise invalid(error) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise MalformedRequest(f"the body is not valid JSON: {error}") from None
-    except RecursionError:
-        raise MalformedRequest("the body is nested too deep") from None
-
-
-def invalid(error: msgspec.ValidationError) -> InvalidInput:
-    """msgspec's message without its path notation, and the path as `param`."""
-    text = str(error)
-    place = _PLACE.search(text)
-    path = place["path"] if place else ""
-    named = _UNKNOWN.search(text) or _MISSING.search(text)
-    param = ".".join(filter(None, [path, named["name"] if named else ""]))
-    return InvalidInput(f"{param}: {_PLACE.sub('', text)}" if param else text, param=param or None)

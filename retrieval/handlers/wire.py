@@ -11,8 +11,9 @@ from aiohttp import web
 
 from indexes.collection import Collection
 from indexes.errors import InvalidInput
+from retrieval.decoding import decode
 from retrieval.keys import CATALOG
-from retrieval.schemas import CollectionBody, decode
+from retrieval.schemas import CollectionBody
 
 T = TypeVar("T")
 

@@ -82,12 +82,17 @@ WRITES: list[tuple[object, int, str | None]] = [
     (
         {"documents": [GOOD, {"id": "b", "text": "b", "metadata": {"deep": {"er": 1}}}]},
         422,
-        "documents[1].metadata[...]",
+        "documents[1].metadata.deep",
     ),
     (
         {"documents": [GOOD, {"id": "b", "text": "b", "metadata": {"none": None}}]},
         422,
-        "documents[1].metadata[...]",
+        "documents[1].metadata.none",
+    ),
+    (
+        {"documents": [GOOD, {"id": "b", "text": "b", "metadata": {"n": 1, "tags": ["a", 1]}}]},
+        422,
+        "documents[1].metadata.tags[1]",
     ),
     (
         {"documents": [GOOD, {"id": "b", "text": "b", "metadata": {"x": "y" * 20_000}}]},
