@@ -33,9 +33,9 @@ setup: $(VENV)/.installed $(MODEL) ## .venv/bin/nearline and a verified model
 demo: setup ## index the docstrings of the installed Python, serve them, search them
 	$(VENV)/bin/nearline demo $(ARGS)
 
-# Most tests keep one core busy. A file's tests stay together, because they share what it sets up.
+# Most tests keep one core busy. A file's tests stay together, because they share what it sets up; conftest.py orders files.
 test: setup ## the tests, two files at a time (ARGS="-n 0": one by one)
-	$(VENV)/bin/python -m pytest -n 2 --dist loadfile $(ARGS)
+	$(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(VENV)/.installed ## lint, formatting, types, direction of imports
 	$(VENV)/bin/ruff check .

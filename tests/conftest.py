@@ -14,6 +14,12 @@ from tests.support.http import Http
 ROOT = Path(__file__).parent.parent
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests first: at the end of a run there is little left to share between workers."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(scope="session")
 def model_folder() -> Path:
     """The exported default model. `make setup` leaves it in models/."""
