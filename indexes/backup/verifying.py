@@ -1,6 +1,6 @@
 """Whether what lies on disk is whole: a data directory, beside a live service or stopped, or a backup.
 
-    log file, documents, texts, vectors, history    see `log_checks`
+    log file, documents, texts, vectors, history    see `log.checks`
     generation N     every file has its size and SHA-256, checked before anything is parsed; then a child process
                      loads and searches it, because a damaged index can take the process down with it; and its
                      passages are those that live, or that the log knows to be removed. A log that cannot be read
@@ -43,6 +43,7 @@ class LoadRequest:
     collection: str
     number: int
     frozen: bool
+    log_whole: bool
 
 
 def verify_data(data: Path, names: Sequence[str], progress: Progress) -> Iterator[Check]:
@@ -122,7 +123,7 @@ def check_generation(collection: Path, number: int, *, frozen: bool, log_whole: 
         manifest = read_manifest(folder)
         for name, sealed in manifest.files.items():
             verify(folder / name, sealed.bytes, sealed.sha256)
-        detail = load_in_child(LoadRequest(str(collection), number, frozen))
+        detail = load_in_child(LoadRequest(str(collection), number, frozen, log_whole))
     except (NearlineError, OSError) as error:
         if goes_away(Shelf(collection), number):
             return None
@@ -170,6 +171,8 @@ def load_and_compare(request: LoadRequest, progress: Progress) -> str:
             live = log.live_ids(manifest.last_passage)
             removed = log.dead_ids(manifest.seq)
     except NearlineError:
+        if request.log_whole:
+            raise
         return f"{len(ids)} passages ({tiers}), not compared with the log, which cannot be read"
     settings = state.settings
     if (manifest.fingerprint, manifest.dimensions) != (settings.fingerprint, settings.dimensions):

@@ -18,9 +18,9 @@ import msgspec
 import numpy as np
 
 from indexes.errors import Damaged, StorageError
-from indexes.log.reader import FORMAT_VERSION, json_list
+from indexes.log.reader import FORMAT_VERSION
 from indexes.log.sqlite import connect, sqlite_errors
-from indexes.model import Floats, Ids, Progress, Settings
+from indexes.model import Ids, Progress, Settings
 
 COPIED_PAGES = 4096  # at a time: often enough to show progress and to be interrupted
 
@@ -110,11 +110,6 @@ class PinnedLog:
         sql = "SELECT dead_first, dead_passages FROM operations WHERE seq > ? AND dead_passages > 0"
         ranges = [np.arange(first, first + count) for first, count in self.rows(sql, (after_seq,))]
         return np.concatenate(ranges) if ranges else np.empty(0, np.int64)
-
-    def vectors(self, ids: list[int]) -> list[Floats]:
-        """float32 vectors of the live ones among these passages."""
-        sql = "SELECT vector FROM passages WHERE id IN (SELECT value FROM json_each(?)) ORDER BY id"
-        return [np.frombuffer(vector, np.float32) for (vector,) in self.rows(sql, (json_list(ids),))]
 
     def copy_to(self, path: Path, progress: Progress) -> None:
         """Make a whole log of this commit in a new file, not synced. Progress counts bytes.

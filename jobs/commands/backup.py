@@ -9,7 +9,8 @@ import click
 
 from indexes.backup.backup import Backup, back_up
 from indexes.child import step_back
-from jobs.commands.byte_progress import byte_progress, ended_by_sigterm
+from jobs.commands.byte_progress import byte_progress
+from jobs.commands.ending import ended_by_sigterm
 from jobs.commands.options import JSON, print_json
 
 

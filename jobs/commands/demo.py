@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from jobs.commands.byte_progress import ended_by_sigterm
+from jobs.commands.ending import ended_by_sigterm
 from jobs.commands.ingest import progress_bar
 from jobs.commands.options import console
 from jobs.commands.reindex import rebuild

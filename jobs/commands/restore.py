@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 
 from indexes.backup.restoring import restore
-from jobs.commands.byte_progress import byte_progress, ended_by_sigterm
+from jobs.commands.byte_progress import byte_progress
+from jobs.commands.ending import ended_by_sigterm
 from jobs.commands.options import JSON, print_json
 
 

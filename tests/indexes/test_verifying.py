@@ -190,6 +190,14 @@ def test_no_log_at_all(data: Path, content: bytes) -> None:
     assert "not compared with the log" in second.detail
 
 
+def test_a_log_that_could_be_read_before(data: Path) -> None:
+    """Nothing passes uncompared because a log that was found whole cannot be read a moment later."""
+    (data / "docs" / "log.db").write_bytes(b"")
+    found = check_generation(data / "docs", 2, frozen=False, log_whole=True)
+    assert found is not None
+    assert not found.ok
+
+
 def test_damage_on_both_sides(data: Path) -> None:
     """With a log that cannot be read nobody is told to delete a generation that is damaged, too."""
     (data / "docs" / "log.db").write_bytes(b"")

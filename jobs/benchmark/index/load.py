@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from indexes.filters.grammar import Comparison
 from indexes.model import Floats, Upsert
+from jobs.benchmark.index.engine import Found
 from jobs.benchmark.index.material import BUCKETS, Material, further, upsert
 from jobs.benchmark.index.nearline import Nearline
 from jobs.benchmark.index.timing import Bench, medians, one_pass, timed
@@ -46,15 +46,14 @@ def filtered(engine: Nearline, material: Material, bench: Bench, share: float) -
     condition = Comparison("lt", "bucket", below)
     allowed = material.buckets < below
     best = best_scores(bench.vectors, bench.queries, bench.k, allowed)
+
+    def search(query: Floats, k: int) -> Found:
+        return engine.rows_of(engine.collection.snapshot.dense(query, k, condition).ranking.ids)
+
     times: list[dict[str, float]] = []
-    found: list[NDArray[np.int64]] = []
+    found: list[Found] = []
     for _ in range(bench.repeat):
-        found, taken = [], []
-        for query in bench.queries:
-            begun = time.perf_counter()
-            ids = engine.collection.snapshot.dense(query, bench.k, condition).ranking.ids
-            taken.append((time.perf_counter() - begun) * 1000)
-            found.append(engine.rows_of(ids))
+        found, taken = timed(search, bench.queries, bench.k)
         times.append(percentiles(taken))
     if any(not allowed[rows].all() for rows in found):
         raise AssertionError(f"a search under bucket < {below} returned a passage of another bucket")
