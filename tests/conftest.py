@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,12 @@ from jobs.server_process import ServerProcess, serving
 from tests.support.http import Http
 
 ROOT = Path(__file__).parent.parent
+
+
+def pytest_configure() -> None:
+    """What a script starts in the background ignores Ctrl-C, and so would every program that the tests start."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

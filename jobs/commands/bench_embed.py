@@ -56,7 +56,8 @@ def command(
 ) -> None:
     """Measure embedding beside others: latency, throughput, memory, ranking, with the same weights in one run.
 
-    Each engine runs in processes of its own, one after the other. Run nothing else meanwhile.
+    Each engine runs in processes of its own, one at a time; single queries are asked in short turns, and compared
+    within a turn. Run nothing else meanwhile.
     """
     from jobs.benchmark.embed.child import ENGINES
     from jobs.benchmark.embed.material import gather

@@ -22,6 +22,7 @@ from jobs.export.measuring import (
     fastest,
     speeds,
 )
+from jobs.export.normalising import normalised_apart
 from jobs.export.quantise import Extremes, observe
 from jobs.export.running import cosines, file_bytes, fits_one_file, save, session, vectors
 from jobs.export.tokens import Texts
@@ -87,7 +88,7 @@ class Workshop:
 
     def build(self, recipe: Recipe, floors: Mapping[str, float]) -> Built:
         """The candidate, refused where it falls below one of `floors`."""
-        model = recipe.build(self._fused, self._extremes if recipe.calibrated else {})
+        model = normalised_apart(recipe.build(self._fused, self._extremes if recipe.calibrated else {}))
         graph = save(model, self._scratch / f"{recipe.name}.onnx")
         accuracy, refused = self._held_against(self._yardstick, graph)
         refused = refused or accuracy.below(floors) or (None if fits_one_file(model) else TOO_LARGE)

@@ -49,13 +49,18 @@ class Rewrite(ABC):
         """Add to `nodes` what takes the place of `node`; `node` itself if nothing does."""
 
     def applied(self) -> onnx.ModelProto:
-        """The rewritten model, without the constants that nothing reads any more."""
+        """The rewritten model, without the nodes and constants that nothing reads any more."""
         graph = self.model.graph
         for node in list(graph.node):
             self.visit(node)
+        used = {output.name for output in graph.output}
+        read: list[onnx.NodeProto] = []
+        for node in reversed(self.nodes):
+            if used.intersection(node.output):
+                used.update(node.input)
+                read.append(node)
         del graph.node[:]
-        graph.node.extend(self.nodes)
-        used = {name for node in self.nodes for name in node.input}
+        graph.node.extend(reversed(read))
         kept = [weight for weight in graph.initializer if weight.name in used]
         del graph.initializer[:]
         graph.initializer.extend(kept)
@@ -129,6 +134,11 @@ def attention_attributes(node: onnx.NodeProto) -> dict[str, Any]:
 
     found = {each.name: helper.get_attribute_value(each) for each in node.attribute}
     return {name: found[name] for name in ATTENTION_ATTRIBUTES if name in found}
+
+
+def epsilon_of(node: onnx.NodeProto) -> float:
+    """What a normalisation adds to the variance."""
+    return next((each.f for each in node.attribute if each.name == "epsilon"), 1e-12)
 
 
 def prefix_of(node: onnx.NodeProto) -> str:

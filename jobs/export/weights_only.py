@@ -27,6 +27,7 @@ from jobs.export.rewriting import (
     Rewrite,
     after_activation,
     attention_attributes,
+    epsilon_of,
     prefix_of,
 )
 
@@ -191,9 +192,15 @@ class _Tables(Rewrite):
         return table is not None and len(table.dims) == 2 and table.dims[0] >= TABLE_ROWS_MIN
 
     def _embed(self, node: onnx.NodeProto) -> None:
-        """word + position + token type, normalised; and how many tokens of each text are real."""
+        """word + position + token type, normalised; and how many tokens of each text are real.
+
+        Texts are one segment, so the first token type is theirs: it is added to the positions here, once for all.
+        """
         prefix = prefix_of(node)
         ids, types, words, positions, type_table, gamma, beta, mask, places = [*node.input, "", "", ""][:9]
+        if types:
+            typed = self.array(positions) + self.array(type_table)[0]
+            positions = self.constant(f"{positions}_typed", typed)
         self._look_up(f"{prefix}_words", words, ids, f"{prefix}_words")
         if places:
             self.add("Gather", [positions, places], f"{prefix}_positions")
@@ -202,13 +209,8 @@ class _Tables(Rewrite):
             zero = self.constant(f"{prefix}_first", np.array([0], dtype=np.int64))
             self.add("Slice", [positions, zero, f"{prefix}_length", zero], f"{prefix}_positions")
         self.add("Add", [f"{prefix}_words", f"{prefix}_positions"], f"{prefix}_placed")
-        placed = f"{prefix}_placed"
-        if types:
-            self.add("Gather", [type_table, types], f"{prefix}_types")
-            self.add("Add", [placed, f"{prefix}_types"], f"{prefix}_sum")
-            placed = f"{prefix}_sum"
-        epsilon = next((each.f for each in node.attribute if each.name == "epsilon"), 1e-12)
-        self.add("LayerNormalization", [placed, gamma, beta], node.output[0], axis=-1, epsilon=epsilon)
+        inputs = [f"{prefix}_placed", gamma, beta]
+        self.add("LayerNormalization", inputs, node.output[0], axis=-1, epsilon=epsilon_of(node))
         if mask and len(node.output) > 1 and node.output[1]:
             axis = self.constant(f"{prefix}_axis", np.array([1], dtype=np.int64))
             self.add("ReduceSum", [mask, axis], node.output[1], keepdims=0)

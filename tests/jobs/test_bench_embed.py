@@ -18,6 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, get_args
 
+import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -25,6 +26,7 @@ from rich.console import Console
 
 from indexes.errors import InvalidInput
 from indexes.model import Floats
+from jobs.benchmark.embed import process
 from jobs.benchmark.embed.engine import (
     REQUEST_TEXTS,
     REQUESTS_AT_ONCE,
@@ -35,12 +37,14 @@ from jobs.benchmark.embed.engine import (
     shortest_first,
 )
 from jobs.benchmark.embed.graphs import RUN_CHARS_MAX, Bare, small_runs
+from jobs.benchmark.embed.job import Job
 from jobs.benchmark.embed.material import Collection, Counter, gather
-from jobs.benchmark.embed.process import Watch
+from jobs.benchmark.embed.process import Watch, run_in_turns
 from jobs.benchmark.embed.quality import ndcg
 from jobs.benchmark.embed.ratios import ratios
 from jobs.benchmark.embed.report import show_load
 from jobs.benchmark.embed.run import beside, crowd, medians
+from jobs.benchmark.embed.timing import TURN, Texts
 from jobs.commands.bench_embed import command
 from jobs.judgements import Judgement, Query
 from jobs.server_process import ServerProcess
@@ -50,7 +54,7 @@ from retrieval.embedding.models import Kind, load_model
 from tests.support.models import variation
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS, QUERIES, PASSAGES, QUESTIONS = 60, 20, 50, 30
+DOCUMENTS, QUERIES, PASSAGES, QUESTIONS = 60, 45, 50, 30
 OURS = ("nearline", "nearline over HTTP", "bare session")
 
 
@@ -124,6 +128,8 @@ def test_every_engine_has_all_its_figures(report: dict[str, Any], name: str) -> 
     assert "error" not in row, row
     for what in ("query", "query_after_pause", "crowd"):
         assert 0 < row[what]["p50_ms"] <= row[what]["p99_ms"], what
+    assert len(row["query_turns_p50_ms"]) == -(-QUERIES // TURN)
+    assert min(row["query_turns_p50_ms"]) <= row["query"]["p50_ms"] <= max(row["query_turns_p50_ms"])
     assert row["crowd"]["failed"] == 0
     assert row["crowd"]["queries_per_s"] > 0
     assert set(row["bulk_tokens_per_s"]) == {"squad-sent", "all"}
@@ -164,11 +170,13 @@ def test_a_service_is_asked_while_it_takes_in_documents(report: dict[str, Any]) 
 @pytest.mark.slow
 @pytest.mark.model
 def test_ratios_are_those_of_the_rows(report: dict[str, Any]) -> None:
-    """A ratio of two measured rows is their quotient; one whose peer was left out is null."""
+    """A ratio of two measured rows is their quotient, of queries turn by turn; one whose peer was left out is null."""
     rows, found = report["rows"], report["ratios"]
     ours, bare, http = rows["nearline"], rows["bare session"], rows["nearline over HTTP"]
-    expected = ours["query"]["p50_ms"] / bare["query"]["p50_ms"]
-    assert found["query_p50_nearline_over_bare_session"] == pytest.approx(expected, abs=0.001)
+    turns = np.divide(ours["query_turns_p50_ms"], bare["query_turns_p50_ms"])
+    queries = found["query_p50_nearline_over_bare_session"]
+    assert queries["median"] == pytest.approx(np.median(turns), abs=0.001)
+    assert min(turns) - 0.001 <= queries["p25"] <= queries["median"] <= queries["p75"] <= max(turns) + 0.001
     load = http["load"]
     expected = load["writing"]["clients"]["p99_ms"] / load["alone"]["clients"]["p99_ms"]
     assert found["p99_while_writing_over_alone"] == pytest.approx(expected, abs=0.001)
@@ -193,14 +201,19 @@ def test_settings_say_what_was_asked(report: dict[str, Any]) -> None:
 def test_an_engine_that_is_absent_or_crashes_is_one_row(model_folder: Path, tmp_path: Path) -> None:
     """Without collections docstrings are embedded; an engine that takes its process down is a row with the reason.
 
-    Every engine has its first round before any has its second.
+    Every engine has its first round before any has its second. One that cannot start is not started again.
     """
     (tmp_path / "torch.py").write_text("import os; os.abort()")
     engines = ("bare session", "sentence-transformers (PyTorch)")
     ended = bench(model_folder, tmp_path, "--repeat", 2, *only(*engines), path=tmp_path)
     assert ended.returncode == 0, ended.stderr
     said = [line for line in ended.stderr.splitlines() if line.startswith("round")]
-    assert said == [f"round {number} of 2: {name} ..." for number in (1, 2) for name in engines]
+    once = [f"start of {name}" for name in engines]
+    rest = ["single queries in turns", "clients and bulk of bare session"]
+    assert said == [
+        *(f"round 1 of 2: {what} ..." for what in (*once, *rest)),
+        *(f"round 2 of 2: {what} ..." for what in (once[0], *rest)),
+    ]
     (path,) = (tmp_path / "reports").glob("bench-embed-*.json")
     written = json.loads(path.read_bytes())
     assert written["settings"]["repeat"] == 2
@@ -309,9 +322,24 @@ def test_a_crowd_counts_who_failed() -> None:
 
 
 def test_medians_are_taken_figure_by_figure() -> None:
-    """The median of nested figures has their shape; one noisy round does not move it."""
-    rounds = [{"a": 1.0, "b": {"c": 5.0}}, {"a": 90.0, "b": {"c": 6.0}}, {"a": 2.0, "b": {"c": 70.0}}]
-    assert medians(rounds) == {"a": 2.0, "b": {"c": 6.0}}
+    """The median of nested figures has their shape; one noisy round does not move it. Turns are put end to end."""
+    rounds = [
+        {"a": 1.0, "b": {"c": 5.0}, "turns": [1.0, 2.0]},
+        {"a": 90.0, "b": {"c": 6.0}, "turns": [90.0, 80.0]},
+        {"a": 2.0, "b": {"c": 70.0}, "turns": [3.0, 4.0]},
+    ]
+    assert medians(rounds) == {"a": 2.0, "b": {"c": 6.0}, "turns": [1.0, 2.0, 90.0, 80.0, 3.0, 4.0]}
+
+
+def test_a_machine_that_slows_down_changes_no_ratio() -> None:
+    """Engines are compared turn by turn: one that always takes twice as long does, however many turns are slow."""
+    fast, slow = [1.0, 1.0, 5.0, 5.0, 9.0], [2.0, 2.0, 10.0, 10.0, 18.0]
+    rows = {
+        "nearline": {"query_turns_p50_ms": fast},
+        "sentence-transformers (PyTorch)": {"query_turns_p50_ms": slow},
+    }
+    found = ratios(rows, None)["query_p50_sentence_transformers_over_nearline"]
+    assert found == {"median": 2.0, "p25": 2.0, "p75": 2.0}
 
 
 def test_a_process_that_has_ended_has_no_memory() -> None:
@@ -327,19 +355,75 @@ def test_a_process_that_has_ended_has_no_memory() -> None:
     assert (found["resident_bytes"], found["resident_bytes_by_stage"]) == (0, {})
 
 
+A_CHILD = """
+import json, sys
+from pathlib import Path
+job = json.loads(sys.argv[1])
+work = json.loads(job["run"])
+
+def announce(stage):
+    print(f"@stage {stage} 1", flush=True)
+    sys.stdin.readline()
+    with open(work["log"], "a") as log:
+        print(job["engine"], stage, file=log)
+
+announce("open")
+for turn in range(3):
+    announce("turn")
+    if turn == work["dies_at"]:
+        sys.exit("no more")
+announce("bulk")
+Path(job["result"]).write_text(json.dumps({"by": job["engine"]}))
+"""
+
+
+def test_engines_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everybody has a turn before anybody has the next, in an order that changes; the rest is done one by one.
+
+    A child that ends in the middle leaves the others their turns.
+    """
+    (tmp_path / "child.py").write_text(A_CHILD)
+    monkeypatch.setattr(process, "PROGRAM", (sys.executable, str(tmp_path / "child.py")))
+    setup = Setup(model="", scratch="", run_threads=1, runs_at_once=1)
+    log = tmp_path / "log"
+
+    def job(name: str) -> Job:
+        run = json.dumps({"log": str(log), "dies_at": 1 if name == "b" else None})
+        return Job(task="speed", engine=name, setup=setup, run=run, result=str(tmp_path / f"{name}.json"))
+
+    rest: list[str] = []
+    found = run_in_turns([job(name) for name in "abc"], "turn", lambda job: rest.append(job.engine))
+    assert [one.get("by") for one in found] == ["a", None, "c"]
+    assert found[1] == {"error": "ended with status 1: no more"}
+    assert rest == ["a", "b", "c"]
+    lines = log.read_text().splitlines()
+    assert lines[:3] == ["a open", "b open", "c open"]
+    assert [line[0] for line in lines if "turn" in line] == [*"abc", *"cba", *"ac"]
+    assert lines[-2:] == ["a bulk", "c bulk"]
+
+
 IN_A_CHILD = """
-from jobs.benchmark.embed.process import Job, run_job
-run_job(Job(task="cold", engine="nearline over HTTP", setup=setup, run="", result=setup.scratch + "/cold.json"))
+from jobs.benchmark.embed.process import Job, run_in_turns
+jobs = [
+    Job(task=task, engine="nearline over HTTP", setup=setup, run=setup.scratch, result=f"{setup.scratch}/{task}.result")
+    for task in ("speed", "cold")
+]
+run_in_turns(jobs, "queries", print)
 """
 
 
 @pytest.mark.model
-def test_an_interrupt_ends_the_service_too(model_folder: Path, tmp_path: Path) -> None:
-    """Ctrl-C ends a service that a child is still starting, though it has a session of its own."""
+@pytest.mark.parametrize("services", [1, 2])
+def test_an_interrupt_ends_the_service_too(model_folder: Path, tmp_path: Path, services: int) -> None:
+    """Ctrl-C ends a service that a child is still starting, and that of a child which waits for its turn meanwhile.
+
+    Services have sessions of their own.
+    """
     setup = Setup(model=str(model_folder), scratch=str(tmp_path), run_threads=1, runs_at_once=1)
+    (tmp_path / "speed.json").write_bytes(msgspec.json.encode(Texts(queries=["a"], passages={}, clients=1)))
     code = f"from jobs.benchmark.embed.engine import Setup\nsetup = {setup!r}{IN_A_CHILD}"
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.DEVNULL) as parent:
-        while not processes_of(tmp_path / "service-"):
+        while len(processes_of(tmp_path / "service-")) < services:
             assert parent.poll() is None, "it ended without a service"
             time.sleep(0.01)
         parent.send_signal(signal.SIGINT)

@@ -524,6 +524,7 @@ def test_graph_from_a_hub(hub: Path, tiny: Path, tmp_path: Path, monkeypatch: py
 @needs_export
 def test_local_folder_round_trip(tiny: Path, tmp_path: Path) -> None:
     """A folder with weights becomes a model that loads, has its checks in the manifest, and no path of this machine."""
+    import onnx
     from sentence_transformers import SentenceTransformer
 
     out = tmp_path / "models" / "tiny"
@@ -536,6 +537,9 @@ def test_local_folder_round_trip(tiny: Path, tmp_path: Path) -> None:
     encoder = Encoder(load_model(out), threads=1)
     expected = SentenceTransformer(str(tiny), device="cpu").encode(["a bee"], normalize_embeddings=True)
     assert float(encoder.encode(["a bee"], "document")[0] @ expected[0]) >= 0.98
+    kinds = {node.op_type for node in onnx.load(out / "model.onnx").graph.node}
+    assert "LayerNormalization" in kinds
+    assert "SkipLayerNormalization" not in kinds
 
 
 @needs_export

@@ -13,6 +13,7 @@ from indexes.model import Floats
 from jobs.export import running
 from jobs.export.candidates import RECIPES
 from jobs.export.measuring import FLOORS, NOISE, Accuracy, Speed, contenders, fastest
+from jobs.export.normalising import normalised_apart
 from jobs.export.quantise import WEIGHT_MAX, Extremes, affine, columns_int8, observe, quantise
 from jobs.export.weights_only import BLOCK, blocks, by_columns, in_blocks, with_half_tables, with_small_tables
 
@@ -212,7 +213,7 @@ def test_half_tables_read_rows(encoder: Any, tmp_path: Path) -> None:
     half = with_half_tables(encoder)
     kinds = {weight.name: weight.data_type for weight in half.graph.initializer}
     assert kinds["words_half"] == onnx.TensorProto.FLOAT16
-    assert kinds["places"] == kinds["types"] == onnx.TensorProto.FLOAT
+    assert kinds["places_typed"] == onnx.TensorProto.FLOAT
     assert "words" not in kinds
     inputs = feed(8, 7, 21, padding=3)
     found = running.cosines(vectors(half, tmp_path, inputs), vectors(encoder, tmp_path, inputs))
@@ -223,12 +224,39 @@ def test_small_tables_read_rows(encoder: Any, tmp_path: Path) -> None:
     """Taken apart, embedding gives the fused operator's vectors but for the rounding of words; small tables stay."""
     small = with_small_tables(encoder)
     names = {weight.name for weight in small.graph.initializer}
-    assert {"words_codes", "words_scale", "places", "types"} <= names
-    assert "words" not in names
+    assert {"words_codes", "words_scale", "places_typed"} <= names
+    assert names.isdisjoint({"words", "places", "types"})
     inputs = feed(8, 7, 21, padding=3)
     assert (
         running.cosines(vectors(small, tmp_path, inputs), vectors(encoder, tmp_path, inputs)).min() >= 0.999
     )
+
+
+def test_what_is_not_read_is_left_out(encoder: Any) -> None:
+    """With the token type added to the positions, nothing makes types at run time any more."""
+    made = {output for node in with_half_tables(encoder).graph.node for output in node.output}
+    assert "segments" in {output for node in encoder.graph.node for output in node.output}
+    assert "segments" not in made
+    assert {"ids", "mask", "embedded", "lengths", "embeddings"} <= made
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_normalisation_apart(encoder: Any, tmp_path: Path, *, bias: bool) -> None:
+    """The same vectors without the fused operator, also where it adds no bias and where its sum is read."""
+    whole = onnx.ModelProto()
+    whole.CopyFrom(encoder)
+    first, second = (node for node in whole.graph.node if node.op_type == "SkipLayerNormalization")
+    first.output.extend(["", "", "kept"])
+    second.input[1] = "kept"
+    if not bias:
+        del first.input[4:]
+    apart = normalised_apart(whole)
+    kinds = Counter(node.op_type for node in apart.graph.node)
+    assert (kinds["SkipLayerNormalization"], kinds["LayerNormalization"]) == (0, 2)
+    inputs = feed(8, 7, 21, padding=3)
+    found, expected = vectors(apart, tmp_path, inputs), vectors(whole, tmp_path, inputs)
+    assert np.abs(found - expected).max() < 1e-5
+    assert np.abs(expected - vectors(encoder, tmp_path, inputs)).max() > 1e-3
 
 
 def test_feed_forward_alone_gets_four_bits(encoder: Any) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from jobs.benchmark.embed.child import BARE, NEARLINE, ONNX, OVER_HTTP, TORCH
 
 MB = 1e6
@@ -13,9 +15,9 @@ def ratios(rows: dict[str, Any], fp32: str | None) -> dict[str, Any]:
     """None where one of the two was not measured, or not whole. Bulk and nDCG by collection."""
     ours, http = rows.get(NEARLINE, {}), rows.get(OVER_HTTP, {})
     return {
-        "query_p50_nearline_over_bare_session": over(ours, rows.get(BARE), "query", "p50_ms"),
-        "query_p50_http_over_nearline": over(http, ours, "query", "p50_ms"),
-        "query_p50_sentence_transformers_over_nearline": over(rows.get(TORCH), ours, "query", "p50_ms"),
+        "query_p50_nearline_over_bare_session": within_turns(ours, rows.get(BARE)),
+        "query_p50_http_over_nearline": within_turns(http, ours),
+        "query_p50_sentence_transformers_over_nearline": within_turns(rows.get(TORCH), ours),
         "bulk_nearline_over_bare_session": by_collection(ours, rows.get(BARE), "bulk_tokens_per_s"),
         "bulk_nearline_over_sentence_transformers": by_collection(ours, rows.get(TORCH), "bulk_tokens_per_s"),
         "bulk_nearline_over_onnx_fp32": by_collection(ours, rows.get(ONNX), "bulk_tokens_per_s"),
@@ -46,6 +48,15 @@ def quotient(one: float | None, other: float | None) -> float | None:
 
 def over(one: Any, other: Any, *path: str) -> float | None:
     return quotient(figure(one, *path), figure(other, *path))
+
+
+def within_turns(one: Any, other: Any) -> dict[str, float] | None:
+    """Of two engines' median queries, turn by turn: the median, and the quartiles that the turns lie between."""
+    ours, theirs = figure(one, "query_turns_p50_ms"), figure(other, "query_turns_p50_ms")
+    if ours is None or theirs is None:
+        return None
+    found = np.percentile(np.divide(ours, theirs), [50, 25, 75])
+    return {name: round(float(value), 3) for name, value in zip(("median", "p25", "p75"), found, strict=True)}
 
 
 def by_collection(

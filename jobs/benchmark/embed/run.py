@@ -1,4 +1,4 @@
-"""One run: all engines on the same texts, in rounds, so that a noisy minute meets everybody."""
+"""One run: all engines on the same texts, in rounds and in turns, so that a noisy minute meets everybody."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,13 @@ import numpy as np
 
 from jobs.benchmark.embed.child import ENGINES, ONNX, TORCH, TORCH_ONNX
 from jobs.benchmark.embed.engine import Setup
-from jobs.benchmark.embed.job import Job
+from jobs.benchmark.embed.job import Job, Task
 from jobs.benchmark.embed.material import Material
 from jobs.benchmark.embed.nearline import config_of
-from jobs.benchmark.embed.process import busy_share, is_failure, run_job
+from jobs.benchmark.embed.process import busy_share, is_failure, run_in_turns, run_job
 from jobs.benchmark.embed.quality import judge
 from jobs.benchmark.embed.ratios import ratios
+from jobs.benchmark.embed.timing import QUERIES
 from jobs.benchmark.embed.weights import ABSENT, weights_of
 from jobs.benchmark.machine import machine, versions
 from jobs.benchmark.service import percentiles
@@ -52,9 +54,7 @@ def run(material: Material, plan: Plan, say: Say) -> dict[str, Any]:
         material.write(folder, plan.clients)
         runner = Runner(folder, set_up(plan, folder, say), say)
         for number in range(plan.repeat):
-            for engine in plan.chosen():
-                say(f"round {number + 1} of {plan.repeat}: {engine} ...")
-                runner.round(engine)
+            runner.round(f"round {number + 1} of {plan.repeat}", plan.chosen())
         for engine in plan.chosen():
             say(f"vectors: {engine} ...")
             runner.embed(engine)
@@ -104,15 +104,26 @@ class Runner:
         self._vectors: dict[str, Path] = {}
         self._failed: dict[str, dict[str, Any]] = {}
 
-    def round(self, engine: str) -> None:
-        """A cold start in a process of its own, then everything that is timed in another."""
-        if engine in self._failed:
-            return
-        busy = busy_share()
-        cold = self._job("cold", engine)
-        speed = self._job("speed", engine)
-        if cold is not None and speed is not None:
-            self._rounds[engine].append({"others_busy": busy, **cold, **speed})
+    def round(self, title: str, engines: Sequence[str]) -> None:
+        """A cold start of each engine in a process of its own, then everything that is timed in another.
+
+        All of those live side by side, and one works at a time: single queries in turns, then each its other work.
+        """
+        begun: dict[str, dict[str, Any]] = {}
+        for engine in [name for name in engines if name not in self._failed]:
+            self._say(f"{title}: start of {engine} ...")
+            busy = busy_share()
+            if (cold := self._job("cold", engine)) is not None:
+                begun[engine] = {"others_busy": busy, **cold}
+        self._say(f"{title}: single queries in turns ...")
+        timed = run_in_turns(
+            [self._made("speed", engine) for engine in begun],
+            QUERIES,
+            lambda job: self._say(f"{title}: clients and bulk of {job.engine} ..."),
+        )
+        for (engine, cold), speed in zip(begun.items(), timed, strict=True):
+            if self._kept(engine, speed) is not None:
+                self._rounds[engine].append({**cold, **speed})
 
     def embed(self, engine: str) -> None:
         """The vectors that quality is judged by; they are the same in every round."""
@@ -136,14 +147,16 @@ class Runner:
             ),
         }
 
-    def _job(self, task: Any, engine: str) -> dict[str, Any] | None:
-        if engine in self._failed:
-            return None
+    def _job(self, task: Task, engine: str) -> dict[str, Any] | None:
+        return None if engine in self._failed else self._kept(engine, run_job(self._made(task, engine)))
+
+    def _made(self, task: Task, engine: str) -> Job:
         result = self._folder / f"{task}-{list(ENGINES).index(engine)}.json"
-        job = Job(task=task, engine=engine, setup=self._setup, run=str(self._folder), result=str(result))
-        found = run_job(job)
+        return Job(task=task, engine=engine, setup=self._setup, run=str(self._folder), result=str(result))
+
+    def _kept(self, engine: str, found: dict[str, Any]) -> dict[str, Any] | None:
         if is_failure(found):
-            self._say(f"  {found.get('error') or found.get('skipped')}")
+            self._say(f"  {engine}: {found.get('error') or found.get('skipped')}")
             self._failed[engine] = found
             return None
         return found
@@ -154,8 +167,9 @@ def summed_up(found: dict[str, Any], tokens: dict[str, int]) -> dict[str, Any]:
     kept = ("others_busy", "cold_start_s", "first_query_ms", "tenth_query_ms", "memory")
     measured: dict[str, Any] = {
         **{name: found[name] for name in kept},
-        "query": percentiles(found["query_ms"]),
-        "query_after_pause": percentiles(found["query_after_pause_ms"]),
+        "query": percentiles(list(chain(*found["query_ms"]))),
+        "query_turns_p50_ms": [float(np.median(turn)) for turn in found["query_ms"]],
+        "query_after_pause": percentiles(list(chain(*found["query_after_pause_ms"]))),
         "crowd": crowd(found["crowd"]),
         "bulk_tokens_per_s": rates(found["bulk_s"], tokens),
     }
@@ -190,13 +204,18 @@ def rates(seconds: dict[str, float], tokens: dict[str, int]) -> dict[str, float]
 
 
 def medians(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Of every figure by itself; all rounds have the same ones. Failures are added up, and the first is told."""
+    """Of every figure by itself; all rounds have the same ones. Those of turns are kept, one round after the other.
+
+    Failures are added up, and the first is told.
+    """
     return {name: _of_all(name, [one[name] for one in rounds]) for name in rounds[0]}
 
 
 def _of_all(name: str, values: Sequence[Any]) -> Any:
     if isinstance(values[0], dict):
         return medians(values)
+    if isinstance(values[0], list):
+        return [round(value, 4) for value in chain(*values)]
     if name == "first_failure":
         return next(filter(None, values), "")
     return sum(values) if name == "failed" else round(float(np.median(values)), 4)

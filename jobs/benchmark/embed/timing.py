@@ -1,4 +1,8 @@
-"""Times an open engine from inside its process. Milliseconds are wall time around the call, one by one."""
+"""Times an open engine from inside its process. Milliseconds are wall time around the call, one by one.
+
+Single queries are asked in turns with the other engines, a few at a time, because a machine's speed changes within a
+run: engines are compared within a turn.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,10 @@ import msgspec
 from jobs.benchmark.embed.engine import Engine
 
 WARM_UP = 50
+TURN = 20  # queries that are timed in one turn
+TURN_WARM_UP = 5  # and asked before them: the processors have just worked for another engine
+TURN_REST_S = 0.03  # after a turn: threads that spin must be asleep before another engine has its turn
+QUERIES = "queries"  # the stage that is announced before each turn
 WARM_UP_PASSAGES = 32
 PAUSE_S = 0.003
 
@@ -35,10 +43,12 @@ class Lists(msgspec.Struct):
 
 
 async def measure(engine: Engine, texts: Texts, stage: Stage) -> dict[str, Any]:
-    """Times as they were: who makes the report sums them up. `stage` is told what comes next."""
-    stage("queries")
-    found: dict[str, Any] = {"query_ms": await one_by_one(engine, texts.queries)}
-    found["query_after_pause_ms"] = await one_by_one(engine, texts.queries, PAUSE_S)
+    """Times as they were: who makes the report sums them up. `stage` is told what comes next.
+
+    Single queries come in lists, one for each turn.
+    """
+    found: dict[str, Any] = {"query_ms": await in_turns(engine, texts.queries, stage)}
+    found["query_after_pause_ms"] = await in_turns(engine, texts.queries, stage, PAUSE_S)
     stage("crowd")
     await engine.crowd(texts.queries[: 2 * texts.clients], texts.clients)
     found["crowd"] = await engine.crowd(texts.queries, texts.clients)
@@ -56,10 +66,21 @@ async def measure(engine: Engine, texts: Texts, stage: Stage) -> dict[str, Any]:
     return found
 
 
-async def one_by_one(engine: Engine, queries: Sequence[str], pause_s: float = 0.0) -> list[float]:
-    """Milliseconds of each query. With a pause before each, an engine at rest must be woken every time."""
-    for query in queries[:WARM_UP]:
-        await engine.query(query)
+async def in_turns(
+    engine: Engine, queries: Sequence[str], stage: Stage, pause_s: float = 0.0
+) -> list[list[float]]:
+    """Milliseconds of each query, by turn. With a pause before each, an engine at rest must be woken every time."""
+    turns: list[list[float]] = []
+    for start in range(0, len(queries), TURN):
+        stage(QUERIES)
+        before = queries[-TURN_WARM_UP:] if turns else queries[:WARM_UP]
+        await one_by_one(engine, before, pause_s)
+        turns.append(await one_by_one(engine, queries[start : start + TURN], pause_s))
+        await asyncio.sleep(TURN_REST_S)
+    return turns
+
+
+async def one_by_one(engine: Engine, queries: Sequence[str], pause_s: float) -> list[float]:
     taken = []
     for query in queries:
         if pause_s:
