@@ -24,7 +24,7 @@ from jobs.export.measuring import (
 )
 from jobs.export.normalising import normalised_apart
 from jobs.export.quantise import Extremes, observe
-from jobs.export.running import cosines, file_bytes, fits_one_file, save, session, vectors
+from jobs.export.running import cosines, file_bytes, save, session, vectors
 from jobs.export.tokens import Texts
 from retrieval.embedding.models import FALLBACK, KNOWN_ANSWER_COSINE_MIN, Candidate, Variant
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 FALLBACK_MARGIN = 0.001  # fp32 arithmetic differs between machines in its last bits only
 NOT_RUN = Accuracy(cosine_min=0.0, cosine_mean=0.0, hard_cosine_mean=0.0, alone_vs_batch_min=0.0, texts=0)
-TOO_LARGE = "it is larger than one file can be"
 
 
 @dataclass(frozen=True)
@@ -91,8 +90,7 @@ class Workshop:
         model = normalised_apart(recipe.build(self._fused, self._extremes if recipe.calibrated else {}))
         graph = save(model, self._scratch / f"{recipe.name}.onnx")
         accuracy, refused = self._held_against(self._yardstick, graph)
-        refused = refused or accuracy.below(floors) or (None if fits_one_file(model) else TOO_LARGE)
-        return Built(recipe, graph, file_bytes(graph), accuracy, refused)
+        return Built(recipe, graph, file_bytes(graph), accuracy, refused or accuracy.below(floors))
 
     @staticmethod
     def _held_against(yardstick: Yardstick, graph: Path) -> tuple[Accuracy, str | None]:

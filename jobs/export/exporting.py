@@ -2,7 +2,7 @@
 
     source --sources--> folder --graphs--> fused fp32 graph --candidates--> seven graphs
            --measuring--> the fastest within the floors, and its fallback
-           --publishing--> models/<name>/{model.onnx, fallback.onnx, tokenizer.json, manifest.json}
+           --publishing--> models/<name>/{model.onnx, model.weights, fallback.onnx, ..., tokenizer.json, manifest.json}
 
 Nothing is written below the floors. PyTorch is needed only where an encoder of the BERT family comes without an ONNX
 graph.

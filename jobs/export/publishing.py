@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from indexes.durable import disk_errors, publish_folder, sha256
+from jobs.export.running import copy
 from jobs.export.shapes import Shape
 from retrieval.embedding.models import (
     FORMAT_VERSION,
@@ -45,14 +46,13 @@ class Exported:
 def publish(exported: Exported, out: Path) -> Manifest:
     """Put the model in the place of the folder `out` and return its manifest."""
     draft = out.with_name(f".{out.name}.draft")
-    files = {variant.file: path for variant, path in exported.graphs} | {TOKENIZER: exported.tokenizer}
     shutil.rmtree(draft, ignore_errors=True)
     try:
         with disk_errors(out):
             draft.mkdir(parents=True)
-            for name, path in files.items():
-                shutil.copyfile(path, draft / name)
-            seals = {name: FileSeal(sha256(draft / name), (draft / name).stat().st_size) for name in files}
+            files = [file for variant, path in exported.graphs for file in copy(path, draft / variant.file)]
+            files.append(Path(shutil.copyfile(exported.tokenizer, draft / TOKENIZER)))
+            seals = {file.name: FileSeal(sha256(file), file.stat().st_size) for file in files}
             manifest = _manifest(exported, seals)
             (draft / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2))
             _replace(draft, out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ import numpy.typing as npt
 
 from indexes.model import Floats
 from retrieval.embedding.encoder import available_threads
+from retrieval.embedding.models import weights_of
 from retrieval.embedding.sessions import open_session
 
 if TYPE_CHECKING:
@@ -19,32 +21,45 @@ if TYPE_CHECKING:
 
 Feed = dict[str, npt.NDArray[np.int64]]
 
-BESIDE = ".weights"
-FILE_BYTES_MAX = 2_000_000_000  # a little below the 2 GiB that one protobuf message can hold
+OUTSIDE_BYTES_MIN = 1024  # smaller weights stay in the graph's own file
 
 
 def save(model: onnx.ModelProto, path: Path) -> Path:
-    """Write `model` to `path` and return that. Where one file cannot hold the weights, they get one beside it."""
+    """Write `model` to `path`, its weights to a file beside it, and return `path`.
+
+    Sessions map that file: they open sooner, and those of one model share its word table. A graph may have any size.
+    """
     import onnx
 
-    if fits_one_file(model):
-        path.write_bytes(model.SerializeToString())
-        return path
     emptied = onnx.ModelProto()
     emptied.CopyFrom(model)  # saving this way moves the weights out of the model that is saved
-    weights = path.with_suffix(BESIDE)
+    weights = weights_of(path)
     weights.unlink(missing_ok=True)  # it would be appended to
-    onnx.save(emptied, path, save_as_external_data=True, location=weights.name)
+    onnx.save(
+        emptied, path, save_as_external_data=True, location=weights.name, size_threshold=OUTSIDE_BYTES_MIN
+    )
     return path
 
 
+def copy(saved: Path, path: Path) -> list[Path]:
+    """Copy a saved graph and its weights to another name; the files that it has there."""
+    import onnx
+
+    model = onnx.load(saved, load_external_data=False)
+    outside = [entry for weight in model.graph.initializer for entry in weight.external_data]
+    for entry in outside:
+        if entry.key == "location":
+            entry.value = weights_of(path).name
+    path.write_bytes(model.SerializeToString())
+    if not outside:
+        return [path]
+    shutil.copyfile(weights_of(saved), weights_of(path))
+    return [path, weights_of(path)]
+
+
 def file_bytes(path: Path) -> int:
-    """What a saved graph takes, with the file beside it if there is one."""
-    return sum(each.stat().st_size for each in (path, path.with_suffix(BESIDE)) if each.is_file())
-
-
-def fits_one_file(model: onnx.ModelProto) -> bool:
-    return sum(len(weight.raw_data) for weight in model.graph.initializer) < FILE_BYTES_MAX
+    """What a saved graph takes, with its weights."""
+    return sum(each.stat().st_size for each in (path, weights_of(path)) if each.is_file())
 
 
 def session(path: Path) -> onnxruntime.InferenceSession:

@@ -2,7 +2,9 @@
 
     models/<name>/manifest.json    what the model is: see Manifest
                   model.onnx       the graph: input_ids, attention_mask -> one vector a text
+                  model.weights    its weights, which sessions map
                   fallback.onnx    the same with plain fp32 arithmetic, for machines that get the other one wrong
+                  fallback.weights
                   tokenizer.json   of the `tokenizers` library
 
 `nearline export-model` writes the folder; this module only reads it.
@@ -23,6 +25,7 @@ from indexes.errors import Damaged, InvalidInput, NotFound
 
 FORMAT_VERSION = 1
 MANIFEST, MODEL, FALLBACK, TOKENIZER = "manifest.json", "model.onnx", "fallback.onnx", "tokenizer.json"
+WEIGHTS = ".weights"
 KNOWN_ANSWER_COSINE_MIN = 0.99  # rounding differs a little between CPUs; saturating kernels fall far below
 REMEDY = "create it with: nearline export-model"
 
@@ -171,6 +174,11 @@ def find_models(root: Path) -> dict[str, Path]:
     return {path.parent.name: path.parent for path in sorted(root.glob(f"[!.]*/{MANIFEST}"))}
 
 
+def weights_of(graph: Path) -> Path:
+    """Where a graph's large weights lie, if they are not in its own file."""
+    return graph.with_suffix(WEIGHTS)
+
+
 def fingerprint(manifest: Manifest) -> str:
     """Hash of all that shapes a vector; the same model exported on another day or machine keeps it."""
     parts = {
@@ -184,4 +192,6 @@ def fingerprint(manifest: Manifest) -> str:
         "tokens_max": manifest.tokens_max,
         "dimensions": manifest.dimensions,
     }
+    if (weights := manifest.files.get(weights_of(Path(MODEL)).name)) is not None:
+        parts["weights"] = weights.sha256
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

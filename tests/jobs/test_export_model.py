@@ -15,17 +15,19 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
 from tokenizers import Tokenizer
 
-from indexes.errors import DiskFull, InvalidInput, NotFound
+from indexes.errors import DiskFull, InvalidInput, NearlineError, NotFound
 from jobs.commands.export_model import command
 from jobs.export import encoders, measuring, sources, texts
 from jobs.export.candidates import RECIPES, Recipe
 from jobs.export.exporting import Options, export_model
 from jobs.export.publishing import Exported, publish
+from jobs.export.running import save
 from jobs.export.shapes import shape
 from jobs.export.tokens import OWN_CHECKED, Texts
 from retrieval.embedding.encoder import Encoder
@@ -33,8 +35,10 @@ from retrieval.embedding.models import (
     FALLBACK,
     MODEL,
     TOKENIZER,
+    FileSeal,
     Manifest,
     Variant,
+    fingerprint,
     load_model,
     read_manifest,
 )
@@ -191,10 +195,10 @@ def test_only_one(decoder: Path, tmp_path: Path) -> None:
         ("tokens", "kept", None),
         ("plain8", "fallback", None),
     ]
-    assert set(manifest.files) == {MODEL, FALLBACK, TOKENIZER}
+    assert set(manifest.files) == {MODEL, "model.weights", FALLBACK, "fallback.weights", TOKENIZER}
     whole = export(tmp_path / "fp32", options=Options(only="fp32"))
     assert whole.fallbacks == []
-    assert set(whole.files) == {MODEL, TOKENIZER}
+    assert set(whole.files) == {MODEL, "model.weights", TOKENIZER}
     assert whole.fingerprint != manifest.fingerprint
     with pytest.raises(InvalidInput, match="no candidate 'other'; there are fp32, dynamic"):
         export(tmp_path / "other", options=Options(only="other"))
@@ -215,7 +219,7 @@ def test_small(decoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert manifest.variant == "weights4"
     assert [variant.name for variant in manifest.fallbacks] == ["plain4"]
     assert manifest.checks["fallback_vs_known_answers_min"] >= 0.998
-    assert manifest.files[MODEL].bytes < 250_000
+    assert sum(manifest.files[name].bytes for name in (MODEL, "model.weights")) < 250_000
     monkeypatch.setitem(measuring.SMALL_FLOORS, "cosine_mean", 0.9999)
     with pytest.raises(InvalidInput, match=r"weights4: cosine_mean is 0\.9\d+, below 0\.9999"):
         export(tmp_path / "none")
@@ -256,7 +260,7 @@ def test_a_fallback_that_cannot_run(decoder: Path, tmp_path: Path, monkeypatch: 
             str(decoder), tmp_path / "out", name="tiny", progress=silent, options=Options(only=only)
         )
         assert (manifest.variant, manifest.fallbacks) == ("tokens", [])
-        assert set(manifest.files) == {MODEL, TOKENIZER}
+        assert set(manifest.files) == {MODEL, "model.weights", TOKENIZER}
         spare = manifest.candidates[-1]
         assert spare.outcome.startswith("refused: it cannot be run here: ")
         assert spare.query_ms is None
@@ -289,14 +293,17 @@ def test_a_kernel_that_is_not_there(decoder: Path, tmp_path: Path, monkeypatch: 
 
 @needs_onnx
 @pytest.mark.usefixtures("without_pytorch")
-def test_too_large_for_one_file(decoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A candidate whose weights one file cannot hold is measured, but not kept; smaller ones may be."""
-    monkeypatch.setattr("jobs.export.running.FILE_BYTES_MAX", 500_000)
-    export = partial(export_model, str(decoder), name="tiny", progress=silent)
-    with pytest.raises(InvalidInput, match="fp32: it is larger than one file can be"):
-        export(tmp_path / "out", options=Options(only="fp32"))
-    manifest = export(tmp_path / "out", options=Options(only="weights8"))
-    assert manifest.files[MODEL].bytes < 500_000
+def test_weights_count(decoder: Path, tmp_path: Path) -> None:
+    """Weights lie beside their graph under its name; another weight is another fingerprint, a damaged one is found."""
+    options = Options(only="weights8")
+    manifest = export_model(str(decoder), tmp_path / "out", name="tiny", progress=silent, options=options)
+    assert set(manifest.files) == {MODEL, "model.weights", "fallback.onnx", "fallback.weights", TOKENIZER}
+    assert manifest.files[MODEL].bytes < 100_000 < manifest.files["model.weights"].bytes
+    other = {**manifest.files, "model.weights": FileSeal("0" * 64, 1)}
+    assert fingerprint(msgspec.structs.replace(manifest, files=other)) != manifest.fingerprint
+    (tmp_path / "out" / "model.weights").unlink()
+    with pytest.raises(NearlineError, match=r"model\.weights"):
+        load_model(tmp_path / "out")
 
 
 @needs_onnx
@@ -405,29 +412,38 @@ def test_texts_are_fixed() -> None:
 # -- publishing -------------------------------------------------------------------------------------------------------
 
 
+@needs_onnx
 def test_a_full_disk_leaves_no_draft(decoder: Path, tmp_path: Path) -> None:
     """Where the disk has no room the model that was there stays, and nothing lies beside it."""
+    import onnx
+
+    models = tmp_path / "models"
+    models.mkdir()
+    weight = onnx.numpy_helper.from_array(np.ones(5000, np.float32), "weight")
+    graph = onnx.helper.make_graph([], "graph", [], [], [weight])
     found = Exported(
         name="tiny",
         label="folder tiny",
         shape=shape(decoder),
-        graphs=[(Variant("fp32", MODEL, "fp32"), decoder / "model.safetensors")],
+        graphs=[
+            (Variant("fp32", MODEL, "fp32"), save(onnx.helper.make_model(graph), tmp_path / "graph.onnx"))
+        ],
         tokenizer=decoder / TOKENIZER,
         known_answers=[],
         checks={},
         fused={},
         candidates=[],
     )
-    before = publish(found, tmp_path / "tiny")
+    before = publish(found, models / "tiny")
     limit, most = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (before.files[MODEL].bytes - 1, most))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (before.files["model.weights"].bytes - 1, most))
     try:
         with pytest.raises(DiskFull):
-            publish(replace(found, label="another"), tmp_path / "tiny")
+            publish(replace(found, label="another"), models / "tiny")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
-    assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
-    assert load_model(tmp_path / "tiny").manifest == before
+    assert [path.name for path in models.iterdir()] == ["tiny"]
+    assert load_model(models / "tiny").manifest == before
 
 
 # -- the command ------------------------------------------------------------------------------------------------------

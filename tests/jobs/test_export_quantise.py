@@ -308,17 +308,24 @@ def test_activation_range() -> None:
     assert affine(Extremes()) == (1.0, 0)
 
 
-def test_graphs_too_large_for_one_file(encoder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where one file cannot hold the weights they go into a second one; the graph runs the same, and is left whole."""
-    expected = vectors(encoder, tmp_path, feed(2, 4, 1))
-    monkeypatch.setattr(running, "FILE_BYTES_MAX", 1000)
+def test_weights_lie_beside_the_graph(encoder: Any, tmp_path: Path) -> None:
+    """A saved graph runs the same, also over an older one and under another name; the one in memory is left whole."""
     before = encoder.SerializeToString()
+    inputs = feed(2, 4, 1)
+    (tmp_path / "whole.onnx").write_bytes(before)
+    expected = running.vectors(running.session(tmp_path / "whole.onnx"), [inputs])
     for _ in range(2):  # the second time over the first
-        path = running.save(encoder, tmp_path / "large.onnx")
-        assert np.allclose(running.vectors(running.session(path), [feed(2, 4, 1)]), expected, atol=1e-6)
+        path = running.save(encoder, tmp_path / "saved.onnx")
+        assert np.array_equal(running.vectors(running.session(path), [inputs]), expected)
     assert path.stat().st_size < 20_000 < running.file_bytes(path)
     assert encoder.SerializeToString() == before
-    assert not running.fits_one_file(encoder)
+    other = tmp_path / "other"
+    other.mkdir()
+    files = running.copy(path, other / "copied.onnx")
+    assert files == [other / "copied.onnx", other / "copied.weights"] == sorted(other.iterdir())
+    for file in tmp_path.glob("saved.*"):
+        file.unlink()
+    assert np.array_equal(running.vectors(running.session(files[0]), [inputs]), expected)
 
 
 def test_cosines_do_not_depend_on_lengths() -> None:
