@@ -11,10 +11,11 @@ from indexes.collection import Collection
 from indexes.errors import ModelMismatch, NotFound
 from indexes.model import Floats
 from retrieval.cache import EmbeddingCache
-from retrieval.embedding.batcher import Batcher, Observer
+from retrieval.embedding.batcher import Batcher
 from retrieval.embedding.costs import CostModel
 from retrieval.embedding.encoder import Encoder, available_threads
 from retrieval.embedding.models import Kind, Manifest, find_models, load_model, read_manifest
+from retrieval.embedding.observing import Observer
 from retrieval.embedding.results import Embedded, Long
 from retrieval.embedding.tokens import TokenCounter
 from retrieval.settings import Config

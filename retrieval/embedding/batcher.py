@@ -20,59 +20,26 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Literal, Protocol
 
 import numpy as np
 
 from indexes.errors import DeadlineExceeded, NotReady, Overloaded, TooLarge
+from indexes.model import Floats
 from retrieval.embedding.alone import LoneQueries
 from retrieval.embedding.costs import CostModel, Load
 from retrieval.embedding.encoder import by_length
 from retrieval.embedding.lanes import Batch, Job, Lanes
 from retrieval.embedding.models import Kind
+from retrieval.embedding.observing import Observer, Silent
 from retrieval.embedding.results import Embedded, Lane, Long, refuse_truncated
 from retrieval.embedding.running import Outcome, Runner, outcome_of
+from retrieval.embedding.tokens import Tokens
 
 CHARS_PER_TOKEN = 3  # a guess for texts not tokenised yet; exact counts take its place
 QUERY_CHARS_MAX = 1024  # a single text up to here goes to the query lane
 TOKENISED_AT_ONCE = 64  # texts of a bulk request; a cancelled one stops after these
+TOO_LATE = "the deadline passed before the text was embedded"
 RETRY_AFTER_S = (1.0, 60.0)  # the least and the most a refused caller is asked to wait
-
-
-class Observer(Protocol):
-    """Hears what happens, always on the event loop's thread; should return at once."""
-
-    def tokenised(self, lane: Lane, texts: int, seconds: float) -> None:
-        """Texts were made into tokens."""
-
-    def ran(
-        self, lane: Lane, *, texts: int, tokens: int, padded_tokens: int, wait_s: float, run_s: float
-    ) -> None:
-        """One run ended. `wait_s`: from the arrival of its oldest text to its start."""
-
-    def queued(self, lane: Lane, tokens: int) -> None:
-        """Tokens that wait in a lane now."""
-
-    def left(self, lane: Lane, texts: int, reason: Literal["cancelled", "deadline", "refused"]) -> None:
-        """Texts that will not be embedded."""
-
-
-class Silent:
-    """An observer that does not listen."""
-
-    def tokenised(self, lane: Lane, texts: int, seconds: float) -> None:
-        pass
-
-    def ran(
-        self, lane: Lane, *, texts: int, tokens: int, padded_tokens: int, wait_s: float, run_s: float
-    ) -> None:
-        pass
-
-    def queued(self, lane: Lane, tokens: int) -> None:
-        pass
-
-    def left(self, lane: Lane, texts: int, reason: Literal["cancelled", "deadline", "refused"]) -> None:
-        pass
 
 
 class Batcher:
@@ -168,7 +135,18 @@ class Batcher:
         chosen: Lane = lane or ("query" if single else "bulk")
         # The query lane runs one piece a text.
         job = self._admit("bulk" if long == "windows" else chosen, list(texts), kind, long, deadline)
-        await self._answer(job, deadline)
+        try:
+            if job.lane == "query" and (embedded := await self._answer_here(job, deadline)) is not None:
+                return embedded
+            await self._answer(job, deadline)
+        except DeadlineExceeded:
+            self._observe.left(job.lane, job.texts_left, "deadline")
+            raise
+        except asyncio.CancelledError:
+            self._observe.left(job.lane, job.texts_left, "cancelled")
+            raise
+        finally:
+            self._leave(job)
         return await asyncio.to_thread(job.result) if job.in_windows else job.result()
 
     # --- the queue's account --------------------------------------------------------------------------------
@@ -228,62 +206,85 @@ class Batcher:
                 load.add(job.queued[position], -1)
                 job.queued[position] = 0
 
+    def _leave(self, job: Job) -> None:
+        """Whatever came of a job, it leaves the queue and the account."""
+        job.dead = True
+        self._jobs.discard(job)
+        if job.texts_left:
+            self._lanes.remove(job)
+            self._release(job, range(len(job.queued)))
+            self._observe.queued(job.lane, self._queued[job.lane].tokens)
+
     async def _answer(self, job: Job, deadline: float | None) -> None:
-        """Start a job, and wait until all of it has run; whatever comes of it, it leaves the queue and the account."""
+        """Queue a job, and wait until all of it has run."""
         try:
             async with asyncio.timeout_at(deadline):
-                await self._start(job, deadline)
+                if job.lane == "query":
+                    self._lanes.add_query(job)
+                else:
+                    tokenising = self._loop.run_in_executor(self._tokenisers, self._tokenise, job)
+                    tokenising.add_done_callback(lambda future: self._tokenised(job, future))
                 await job.future
         except TimeoutError as error:
-            self._observe.left(job.lane, job.texts_left, "deadline")
-            raise DeadlineExceeded("the deadline passed before the text was embedded") from error
-        except asyncio.CancelledError:
-            self._observe.left(job.lane, job.texts_left, "cancelled")
-            raise
-        finally:
-            job.dead = True
-            self._jobs.discard(job)
-            if job.texts_left:
-                self._lanes.remove(job)
-                self._release(job, range(len(job.queued)))
-                self._observe.queued(job.lane, self._queued[job.lane].tokens)
-
-    async def _start(self, job: Job, deadline: float | None) -> None:
-        """Put a job on its way; a query with nobody beside it is answered, or has failed, on return."""
-        if job.lane == "bulk":
-            tokenising = self._loop.run_in_executor(self._tokenisers, self._tokenise, job)
-            tokenising.add_done_callback(lambda future: self._tokenised(job, future))
-            return
-        if self._queued["query"].texts > 1:
-            self._lone.crowd()
-        if self._is_alone(job) and not self._lone.looks_out():
-            # Whoever is ready goes first, and is seen; what our caller has begun beside us gets its start.
-            await asyncio.sleep(0)
-            if self._is_alone(job):
-                self._run_here(job, deadline)
-                return
-        self._lanes.add_query(job)
+            raise DeadlineExceeded(TOO_LATE) from error
 
     # --- a query with nobody beside it: on the loop's thread ------------------------------------------------
+
+    async def _answer_here(self, job: Job, deadline: float | None) -> Embedded | None:
+        """The answer to a query, computed on the loop's thread, or None where it must take the lanes.
+
+        Between two runs of a graph nothing is left in the processor's caches: this way is kept short.
+        """
+        if self._queued["query"].texts > 1:
+            self._lone.crowd()
+        if not self._is_alone(job) or self._lone.looks_out():
+            return None
+        # Whoever is ready goes first, and is seen; what our caller has begun beside us gets its start.
+        await asyncio.sleep(0)
+        if not self._is_alone(job):
+            return None
+        self._lanes.see_query()
+        tokens = self._tokens_here(job)
+        if not self._lone.may_block(len(tokens)):  # more than were guessed
+            return None
+        vectors = self._vectors_here(job)
+        if deadline is not None and self._loop.time() > deadline:
+            raise DeadlineExceeded(TOO_LATE)
+        job.answered()
+        return Embedded(vectors, [len(tokens)], [tokens.truncated], [1], **job.times())
+
+    def _tokens_here(self, job: Job) -> Tokens:
+        begun = time.monotonic()
+        try:
+            job.pieces = self._encoder.tokenise(job.texts, job.kind)
+            if job.long == "refuse":
+                refuse_truncated(job.pieces, 0, self._encoder.tokens_max)
+        except Exception:
+            self._loop.call_soon(self._observe.tokenised, "query", 1, time.monotonic() - begun)
+            raise
+        job.tokenise_s = time.monotonic() - begun
+        return job.pieces[0]
+
+    def _vectors_here(self, job: Job) -> Floats:
+        job.started, failed = time.monotonic(), True
+        try:
+            vectors = self._encoder.run(job.pieces)
+            failed = False
+        finally:
+            job.ended = time.monotonic()
+            self._release(job, (0,))
+            self._loop.call_soon(self._account_here, job, failed)
+        return vectors
 
     def _is_alone(self, job: Job) -> bool:
         """Nothing else is queued or under way in either lane, and the text is short enough to read and run here."""
         alone = len(self._jobs) == 1 and not job.dead and len(job.texts[0]) <= QUERY_CHARS_MAX
         return alone and self._lone.may_block(job.queued[0])
 
-    def _run_here(self, job: Job, deadline: float | None) -> None:
-        """Blocks the loop for one short run. Raises TimeoutError where that went on beyond the deadline."""
-        batch = self._lanes.alone(job)
-        if batch.members and not self._lone.may_block(len(job.pieces[0])):  # more tokens than were guessed
-            self._lanes.add_query(job)
-            return
-        started = time.monotonic()
-        found = self._outcome(batch)
-        ended = time.monotonic()
-        if deadline is not None and self._loop.time() > deadline:
-            self._loop.call_soon(self._account, batch, found, started, ended)
-            raise TimeoutError
-        self._settle(batch, found, started, ended)
+    def _account_here(self, job: Job, failed: bool) -> None:
+        self._observe.tokenised("query", 1, job.tokenise_s)
+        times = (job.arrived, job.started, job.ended)
+        self._account_run("query", [len(job.pieces[0])], times, failed=failed)
 
     # --- bulk requests: tokenised in their own thread, planned by length, then queued -----------------------
 
@@ -364,17 +365,25 @@ class Batcher:
     def _account(self, batch: Batch, found: Outcome, started: float, ended: float) -> None:
         if batch.lane == "query":
             self._observe.tokenised("query", len(batch.members) + len(batch.failed), batch.tokenise_s)
-        if not batch.members:
-            return
-        lengths = [len(tokens) for tokens in batch.tokens]
-        if isinstance(found, np.ndarray):
+        if batch.members:
+            lengths = [len(tokens) for tokens in batch.tokens]
+            arrived = min(job.arrived for job, _ in batch.members)
+            failed = not isinstance(found, np.ndarray)
+            self._account_run(batch.lane, lengths, (arrived, started, ended), failed=failed)
+
+    def _account_run(
+        self, lane: Lane, lengths: list[int], times: tuple[float, float, float], *, failed: bool
+    ) -> None:
+        """One run of texts so long. `times`: when the oldest of them came, and when the run began and ended."""
+        arrived, started, ended = times
+        if not failed:
             self.costs.learn(len(lengths), max(lengths), ended - started)
-        self._observe.queued(batch.lane, self._queued[batch.lane].tokens)
+        self._observe.queued(lane, self._queued[lane].tokens)
         self._observe.ran(
-            batch.lane,
+            lane,
             texts=len(lengths),
             tokens=sum(lengths),
             padded_tokens=max(lengths) * len(lengths),
-            wait_s=max(0.0, started - min(job.arrived for job, _ in batch.members)),
+            wait_s=max(0.0, started - arrived),
             run_s=ended - started,
         )

@@ -113,6 +113,9 @@ class Encoder:
         return vectors
 
     def _feed(self, batch: Sequence[Tokens]) -> dict[str, npt.NDArray[np.int64]]:
+        if len(batch) == 1:
+            only = np.array([batch[0].ids], dtype=np.int64)
+            return {"input_ids": only, "attention_mask": np.ones_like(only)}
         longest = max(map(len, batch))
         ids = np.full((len(batch), longest), self._pad, dtype=np.int64)
         mask = np.zeros((len(batch), longest), dtype=np.int64)

@@ -93,17 +93,24 @@ class Job:
         """What the caller gets once the future is done. May be called from any thread."""
         assert self._vectors is not None
         lengths = [len(piece) for piece in self.pieces]
-        times = {
+        if not self.in_windows:
+            cut = [piece.truncated for piece in self.pieces]
+            return Embedded(self._vectors, lengths, cut, [1] * len(lengths), **self.times())
+        tokens = np.add.reduceat(lengths, first_rows(self.windows)).tolist()
+        whole = joined(self._vectors, lengths, self.windows, normalise=self._normalise)
+        return Embedded(whole, tokens, [False] * len(tokens), self.windows, **self.times())
+
+    def times(self) -> dict[str, float]:
+        """Seconds of each stage, by the names that Embedded has for them."""
+        return {
             "tokenise_s": self.tokenise_s,
             "queue_s": max(0.0, self.started - self.arrived - self.tokenise_s),
             "run_s": max(0.0, self.ended - self.started),
         }
-        if not self.in_windows:
-            cut = [piece.truncated for piece in self.pieces]
-            return Embedded(self._vectors, lengths, cut, [1] * len(lengths), **times)
-        tokens = np.add.reduceat(lengths, first_rows(self.windows)).tolist()
-        whole = joined(self._vectors, lengths, self.windows, normalise=self._normalise)
-        return Embedded(whole, tokens, [False] * len(tokens), self.windows, **times)
+
+    def answered(self) -> None:
+        """The caller holds all vectors already."""
+        self._left = 0
 
     def fail(self, error: BaseException) -> None:
         self.dead = True
@@ -214,10 +221,9 @@ class Lanes:
             if batch.members or batch.failed:
                 return batch
 
-    def alone(self, job: Job) -> Batch:
-        """A batch of a query that was never queued, tokenised, for a caller who runs it without a worker."""
-        self._query_seen = self._clock()  # as if added: bulk work that comes next leaves a worker free
-        return self._query_batch([job])
+    def see_query(self) -> None:
+        """A query is run elsewhere. As if it were added: bulk work that comes next leaves a worker free."""
+        self._query_seen = self._clock()
 
     # --- whose turn it is; under the lock -------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from retrieval.dialects.tei import health
 from retrieval.embedders import Embedders
-from retrieval.embedding.batcher import Silent
+from retrieval.embedding.observing import Silent
 from retrieval.keys import CONFIG, EMBEDDERS, READY
 from retrieval.middlewares import errors_as_json
 from retrieval.settings import Config, Models

@@ -12,7 +12,7 @@ import pytest
 
 from indexes.errors import NotFound
 from retrieval.embedders import Embedders, runs_of
-from retrieval.embedding.batcher import Observer, Silent
+from retrieval.embedding.observing import Observer, Silent
 from retrieval.settings import Config, Models
 
 pytestmark = pytest.mark.model

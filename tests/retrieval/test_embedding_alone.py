@@ -18,10 +18,11 @@ from indexes.model import Floats
 from retrieval.embedders import Embedders
 from retrieval.embedding import alone
 from retrieval.embedding.alone import BLOCKING_S_MAX, CROWD_S, LOOKOUT_EVERY, RUNS_SEEN_MIN, LoneQueries
-from retrieval.embedding.batcher import QUERY_CHARS_MAX, Batcher, Silent
+from retrieval.embedding.batcher import QUERY_CHARS_MAX, Batcher
 from retrieval.embedding.costs import CostModel
 from retrieval.embedding.encoder import Encoder
 from retrieval.embedding.models import Kind
+from retrieval.embedding.observing import Silent
 from retrieval.embedding.results import Embedded, Lane, Long, TooLong
 from retrieval.embedding.tokens import Tokens
 from retrieval.settings import Config, Models

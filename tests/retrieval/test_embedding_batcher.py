@@ -13,10 +13,11 @@ import pytest
 from indexes.errors import DeadlineExceeded, NotReady, Overloaded, TooLarge
 from indexes.model import Floats
 from retrieval.embedding import lanes
-from retrieval.embedding.batcher import Batcher, Observer, Silent
+from retrieval.embedding.batcher import Batcher
 from retrieval.embedding.costs import CostModel
 from retrieval.embedding.lanes import Job, fits
 from retrieval.embedding.models import Kind
+from retrieval.embedding.observing import Observer, Silent
 from retrieval.embedding.results import Embedded, Lane, TooLong
 from retrieval.embedding.tokens import Tokens
 

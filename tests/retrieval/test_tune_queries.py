@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from retrieval.embedders import Embedders
-from retrieval.embedding.batcher import Silent
+from retrieval.embedding.observing import Silent
 from retrieval.embedding.results import Lane
 from retrieval.handlers.jobs import embedded
 from retrieval.settings import Config, Embedding, Models

@@ -15,7 +15,7 @@ from indexes.model import Floats
 from jobs.benchmark.embed.engine import Served, Setup, in_requests, service_threads
 from retrieval.config import Config, load_config
 from retrieval.embedders import Embedder, Embedders
-from retrieval.embedding.batcher import Silent
+from retrieval.embedding.observing import Silent
 
 
 class InProcess(Served):

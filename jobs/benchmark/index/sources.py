@@ -20,7 +20,7 @@ from jobs.docstrings import docstrings
 from jobs.judgements import read_queries
 from jobs.sources import SourceDocument, read_documents
 from retrieval.embedders import Embedder, Embedders
-from retrieval.embedding.batcher import Silent
+from retrieval.embedding.observing import Silent
 from retrieval.schemas import NewDocument
 from retrieval.settings import Config
 from retrieval.writing import assemble, chunk
