@@ -57,7 +57,7 @@ class Rewrite(ABC):
         read: list[onnx.NodeProto] = []
         for node in reversed(self.nodes):
             if used.intersection(node.output):
-                used.update(node.input)
+                used.update(filter(None, node.input))  # one that is left out has no name
                 read.append(node)
         del graph.node[:]
         graph.node.extend(reversed(read))

@@ -233,7 +233,7 @@ class Batcher:
     async def _answer_here(self, job: Job, deadline: float | None) -> Embedded | None:
         """The answer to a query, computed on the loop's thread, or None where it must take the lanes.
 
-        Between two runs of a graph nothing is left in the processor's caches: this way is kept short.
+        Its caller waits for every step, so it does without a batch.
         """
         if self._queued["query"].texts > 1:
             self._lone.crowd()

@@ -4,8 +4,7 @@
 Least squares over runs that fade with age, held to a first guess where they tell nothing (ridge regression, Hoerl and
 Kennard 1970): thousands of runs of one shape say what that shape costs, and leave the rest as it was guessed.
 
-Runs are taken in several at a time: between two runs of a graph nothing of this is in the processor's caches, and
-solving after each would cost a query a twentieth of its time.
+Runs are taken in several at a time: solving after each would keep the next query waiting.
 """
 
 from __future__ import annotations
@@ -48,9 +47,8 @@ class CostModel:
         self._certainty = np.diag(PRIOR_RUNS / self._prior**2)
         self._products = np.zeros((3, 3))
         self._sums: Vector = np.zeros(3)
-        self._new: list[
-            tuple[float, float, float, float]
-        ] = []  # runs not taken in yet: their terms and their time
+        # Runs that are not taken in yet: their three terms, and their time.
+        self._new: list[tuple[float, float, float, float]] = []
         self.base, self.per_token, self.per_square = PRIOR
         self.runs = 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from retrieval.embedding.costs import SURPRISE_MAX, CostModel, Load
+from retrieval.embedding.costs import RUNS_TOGETHER, SURPRISE_MAX, CostModel, Load
 
 SHAPES = [(texts, longest) for texts in (1, 2, 4, 16) for longest in (8, 20, 60, 128, 256)]
 
@@ -33,6 +33,21 @@ def worst(model: CostModel, factor: float = 1.0) -> float:
 def test_learns_what_runs_cost() -> None:
     """After some hundred noisy runs every shape is foretold within a quarter."""
     assert worst(taught()) < 0.25
+
+
+def test_runs_are_taken_in_together() -> None:
+    """After the first ones, which count at once, so many runs change the estimate together."""
+    model = CostModel()
+    for _ in range(RUNS_TOGETHER):
+        before = model.seconds(1, 10)
+        model.learn(1, 10, 0.001)
+        assert model.seconds(1, 10) != before
+    known = model.seconds(1, 10)
+    for _ in range(RUNS_TOGETHER - 1):
+        model.learn(1, 10, 0.002)
+        assert model.seconds(1, 10) == known
+    model.learn(1, 10, 0.002)
+    assert known < model.seconds(1, 10) < 0.002
 
 
 def test_follows_a_machine_that_slows_down() -> None:

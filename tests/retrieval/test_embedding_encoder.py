@@ -46,6 +46,18 @@ def test_neighbours_do_not_matter(encoder: Encoder, text: str, neighbours: list[
 
 
 @pytest.mark.model
+def test_weights_are_mapped(encoder: Encoder, model_folder: Path) -> None:
+    """A session reads the word table in the model's own file, without a copy of it."""
+    maps, weights = Path("/proc/self/maps"), model_folder.resolve() / "model.weights"
+    if not maps.is_file() or not weights.is_file():
+        pytest.skip(
+            "this system does not tell what a process maps, or the model was exported before weights were mapped"
+        )
+    assert encoder.encode([QUESTION], "query").shape == (1, encoder.dimensions)
+    assert str(weights) in maps.read_text()
+
+
+@pytest.mark.model
 def test_vectors_are_units(encoder: Encoder) -> None:
     """Vectors are float32, one row a text in order, of length 1; an empty text has one too."""
     vectors = encoder.encode([QUESTION, "", "a much longer text " * 100, QUESTION], "document")
