@@ -55,7 +55,7 @@ class Passages(Section, frozen=True, kw_only=True):
 
 class Limits(Section, frozen=True, kw_only=True):
     documents_per_request_max: Positive = 1000
-    document_bytes_max: Positive = 1_048_576
+    document_bytes_max: Positive = 16_777_216
     metadata_bytes_max: Positive = 16_384
     metadata_keys_max: Count = 64
     id_chars_max: Positive = 512

@@ -130,11 +130,10 @@ def assemble(documents: list[NewDocument], pieces: list[list[Piece]], vectors: F
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """A passage to be: where it lies, the text that is embedded for it (with the title), its own tokens."""
+    """A passage to be: where it lies, and the text that is embedded for it (with the title)."""
 
     span: Span
     embedded: str
-    tokens: int
 
 
 def chunk(document: NewDocument, embedder: Embedder, config: Config) -> list[Piece]:
@@ -142,22 +141,19 @@ def chunk(document: NewDocument, embedder: Embedder, config: Config) -> list[Pie
         return []
     counter = embedder.counter
     title = document.title
-    title_spans = counter.spans(title) if title else []
-    if len(title_spans) > TITLE_TOKENS_MAX:
-        title = title[: title_spans[TITLE_TOKENS_MAX - 1][1]]
-    room = embedder.encoder.tokens_max - SPECIAL_TOKENS - min(len(title_spans), TITLE_TOKENS_MAX)
+    title_starts = counter.starts(title) if title else ()
+    if len(title_starts) > TITLE_TOKENS_MAX:
+        title = title[: title_starts[TITLE_TOKENS_MAX]]
+    room = embedder.encoder.tokens_max - SPECIAL_TOKENS - min(len(title_starts), TITLE_TOKENS_MAX)
     tokens_max = min(config.passages.tokens_max, room)
     overlap = min(config.passages.overlap_tokens, tokens_max // 4)
-    pieces = []
-    for span in split(document.text, counter.spans, tokens_max=tokens_max, overlap_tokens=overlap):
-        text = document.text[span.start : span.end]
-        pieces.append(Piece(span, searchable_text(title, text), counter.count(text)))
-    return pieces
+    spans = split(document.text, counter.starts, tokens_max=tokens_max, overlap_tokens=overlap)
+    return [Piece(span, searchable_text(title, document.text[span.start : span.end])) for span in spans]
 
 
 def upsert_of(document: NewDocument, pieces: list[Piece], vectors: Floats) -> Upsert:
     passages = tuple(
-        NewPassage(piece.span.start, piece.span.end, piece.tokens, vector)
+        NewPassage(piece.span.start, piece.span.end, piece.span.tokens, vector)
         for piece, vector in zip(pieces, vectors, strict=True)
     )
     return Upsert(document.id, document.text, document.title, document.metadata, passages)

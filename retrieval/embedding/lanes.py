@@ -49,8 +49,10 @@ class Job:
         *,
         guesses: list[int],
         normalise: bool,
+        first: int = 0,
     ) -> None:
         self.texts = texts
+        self.first = first  # number of its first text in the caller's request
         self.kind: Kind = kind
         self.lane: Lane = lane
         self.long: Long = long
