@@ -40,10 +40,10 @@ class Span:
 def split(text: str, starts_of: StartsOf, *, tokens_max: int, overlap_tokens: int) -> list[Span]:
     """Passages of `text`, in order: every character that is not white space lies in at least one.
 
-    No passage has more than `tokens_max` tokens, and none ends with a heading whose text is in the next. Neighbours share
-    up to `overlap_tokens` where a cut falls inside a paragraph. A text that fits is one passage, white space alone is
-    none. `starts_of` says at which character each token of a text begins, ascending; it is called once for the whole
-    text, and again only for a passage whose edge cuts a word.
+    No passage has more than `tokens_max` tokens, and none ends with a heading whose text is in the next. Neighbours
+    share up to `overlap_tokens` where a cut falls inside a paragraph. A text that fits is one passage, white space
+    alone is none. `starts_of` says at which character each token of a text begins, ascending; it is called once for
+    the whole text, and again only for a passage whose edge cuts a word.
     """
     if tokens_max < 1 or not 0 <= overlap_tokens < tokens_max:
         raise ValueError(f"need 0 <= overlap_tokens < tokens_max, not {overlap_tokens} and {tokens_max}")

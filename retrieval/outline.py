@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 LINE = re.compile(r"[^\n]*\n?")
 FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
-HEADING = re.compile(r" {0,3}(#{1,6})[ \t]+(.*?)[ \t]*(?:\{#[^}]*\}[ \t]*)?#*[ \t]*$")  # {#anchor} is no part of it
+# An anchor, `{#like-this}`, is no part of a heading.
+HEADING = re.compile(r" {0,3}(#{1,6})[ \t]+(.*?)[ \t]*(?:\{#[^}]*\}[ \t]*)?#*[ \t]*$")
 UNDERLINE = re.compile(r"([=\-~^])\1{2,}[ \t]*$")
 UNDERLINED_LEVELS = {"=": 1, "-": 2, "~": 3, "^": 4}
 HEADING_CHARS_MAX = 120  # a longer line is text, whatever stands before or below it

@@ -38,7 +38,7 @@ from retrieval.embedding.tokens import Tokens
 CHARS_PER_TOKEN = 3  # a guess for texts not tokenised yet; exact counts take its place
 QUERY_CHARS_MAX = 1024  # a single text up to here goes to the query lane
 TOKENISED_AT_ONCE = 64  # texts of a bulk request; a cancelled one stops after these
-PART_TOKENS_MAX = 32_768  # of a large request, queued at a time: seconds of work, so that sorting by length still pays
+PART_TOKENS_MAX = 32_768  # of a large request, queued at a time: enough that sorting by length still pays
 TOO_LATE = "the deadline passed before the text was embedded"
 RETRY_AFTER_S = (1.0, 60.0)  # the least and the most a refused caller is asked to wait
 
