@@ -132,7 +132,7 @@ def _check_key(section: str, key: str, *, source: str) -> None:
 def _convert(value: object, section: str, key: str, *, source: str, from_text: bool) -> object:
     declared = _KEYS[section][key]
     try:
-        if from_text and get_origin(declared) is dict:
+        if from_text and get_origin(declared) in {dict, list}:
             return msgspec.json.decode(str(value), type=declared)
         return msgspec.convert(value, declared, strict=not from_text)
     except msgspec.DecodeError as error:
@@ -146,6 +146,10 @@ def _expected(section: str, key: str, error: msgspec.DecodeError) -> str:
     declared = _KEYS[section][key]
     if get_origin(declared) is dict:
         return 'names and what they stand for: { "a" = "b" } in the file, {"a": "b"} in a variable'
+    if key == "cors_origins":
+        return 'a list of origins without a path, ["https://app.example.com"], or ["*"]'
+    if get_origin(declared) is list:
+        return 'a list of names, ["a", "b"]'
     if get_origin(declared) is Literal:
         return "one of " + ", ".join(f'"{choice}"' for choice in get_args(declared))
     kind = msgspec.inspect.type_info(declared)

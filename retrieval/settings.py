@@ -17,6 +17,8 @@ Duration = Annotated[float, Meta(gt=0, le=31_536_000)]  # of a unit; a bound als
 Weight = Annotated[float, Meta(ge=0, le=1_000_000)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 Name = Annotated[str, Meta(min_length=1)]
+# As browsers write it in their header; anything else would never match.
+Origin = Annotated[str, Meta(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/*\sA-Z]+)$")]
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -30,6 +32,7 @@ class Server(Section, frozen=True, kw_only=True):
     body_timeout_s: Duration = 15.0
     keepalive_timeout_s: Duration = 75.0
     shutdown_grace_s: Duration = 25.0
+    cors_origins: list[Origin] = []
 
 
 class Models(Section, frozen=True, kw_only=True):

@@ -26,11 +26,20 @@ class Http:
     def __init__(self, url: str) -> None:
         self.url = url
 
-    def call(self, method: str, path: str, body: object = None, *, raw: bytes | None = None) -> Reply:
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        raw: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Reply:
         """Send JSON (or raw bytes); errors are replies like any other."""
         data = raw if raw is not None else (None if body is None else json.dumps(body).encode())
         request = urllib.request.Request(self.url + path, data=data, method=method)
-        request.add_header("Content-Type", "application/json")
+        for name, value in {"Content-Type": "application/json", **(headers or {})}.items():
+            request.add_header(name, value)
         try:
             with urllib.request.urlopen(request, timeout=60) as answer:
                 return Reply(answer.status, _decoded(answer.read()), answer.headers)
