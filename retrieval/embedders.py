@@ -34,9 +34,12 @@ class Embedder:
         batcher: Batcher,
         counter: TokenCounter,
         cache: EmbeddingCache,
+        *,
+        matryoshka: bool,
     ) -> None:
         self.encoder = encoder
         self.manifest = manifest
+        self.matryoshka = matryoshka  # the first dimensions of its vectors mean something by themselves
         self.counter = counter
         self._batcher = batcher
         self._cache = cache
@@ -146,7 +149,8 @@ class Embedders:
         await batcher.start()
         for _ in range(WARM_UP_QUERIES):  # the way through lanes and threads has its own first time
             await batcher.embed(["warm up"], "query", lane="query")
-        return Embedder(encoder, model.manifest, batcher, counter, self.cache)
+        matryoshka = name in self._config.models.matryoshka
+        return Embedder(encoder, model.manifest, batcher, counter, self.cache, matryoshka=matryoshka)
 
     async def close(self) -> None:
         # What is being opened first: the threads that do it cannot be stopped.

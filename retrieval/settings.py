@@ -39,6 +39,7 @@ class Models(Section, frozen=True, kw_only=True):
     folder: Name = "models"
     default: Name = "all-MiniLM-L6-v2"
     aliases: dict[Name, Name] = field(default_factory=dict)
+    matryoshka: list[Name] = []
     threads: Count = 0
     run_threads: Positive = 1
 
