@@ -14,7 +14,7 @@ from retrieval.cache import EmbeddingCache
 from retrieval.embedding.batcher import Batcher
 from retrieval.embedding.costs import CostModel
 from retrieval.embedding.encoder import Encoder, available_threads
-from retrieval.embedding.models import Kind, Manifest, find_models, load_model, read_manifest
+from retrieval.embedding.models import MANIFEST, Kind, Manifest, find_models, load_model, read_manifest
 from retrieval.embedding.observing import Observer
 from retrieval.embedding.results import Embedded, Long
 from retrieval.embedding.tokens import TokenCounter
@@ -94,6 +94,10 @@ class Embedders:
     def names(self) -> list[str]:
         """Exported models, whether in use or not, sorted."""
         return sorted(find_models(self._folder))
+
+    def exported(self, name: str) -> bool:
+        """Whether there is a model of this name: one look at the disk. Not for names as clients send them."""
+        return (self._folder / name / MANIFEST).is_file()
 
     @property
     def loaded(self) -> Mapping[str, Embedder]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -28,14 +28,13 @@ from indexes.model import Floats
 from retrieval.embedding.alone import LoneQueries
 from retrieval.embedding.costs import CostModel, Load
 from retrieval.embedding.encoder import by_length
-from retrieval.embedding.lanes import Batch, Job, Lanes
+from retrieval.embedding.lanes import Batch, Job, Lanes, guessed, in_parts
 from retrieval.embedding.models import Kind
 from retrieval.embedding.observing import Observer, Silent
 from retrieval.embedding.results import Embedded, Lane, Long, refuse_truncated
 from retrieval.embedding.running import Outcome, Runner, outcome_of
 from retrieval.embedding.tokens import Tokens
 
-CHARS_PER_TOKEN = 3  # a guess for texts not tokenised yet; exact counts take its place
 QUERY_CHARS_MAX = 1024  # a single text up to here goes to the query lane
 TOKENISED_AT_ONCE = 64  # texts of a bulk request; a cancelled one stops after these
 PART_TOKENS_MAX = 32_768  # of a large request, queued at a time: enough that sorting by length still pays
@@ -133,17 +132,16 @@ class Batcher:
         """
         if not texts:
             return Embedded(np.empty((0, self._encoder.dimensions), dtype=np.float32), [], [], [])
-        single = len(texts) == 1 and len(texts[0]) <= QUERY_CHARS_MAX
+        single = len(texts) == 1 and len(texts[0]) <= QUERY_CHARS_MAX and long != "windows"
         chosen: Lane = lane or ("query" if single else "bulk")
-        if long == "windows":  # the query lane runs one piece a text
-            chosen = "bulk"
-        parts = list(self._parts(texts)) if chosen == "bulk" and long != "windows" else [range(len(texts))]
-        done = [
-            await self._embed(
-                [texts[at] for at in part], kind, chosen, long=long, deadline=deadline, first=part.start
-            )
-            for part in parts
-        ]
+        parts = [range(len(texts))]
+        if chosen == "bulk" and long != "windows":
+            guesses = [sum(guessed(text, long, self._encoder.tokens_max)) for text in texts]
+            parts = in_parts(guesses, self._part_tokens_max)
+        done = []
+        for part in parts:
+            some = [texts[at] for at in part]
+            done.append(await self._embed(some, kind, chosen, long=long, deadline=deadline, first=part.start))
         return done[0] if len(done) == 1 else Embedded.joined(done)
 
     async def _embed(
@@ -165,17 +163,6 @@ class Batcher:
             self._leave(job)
         return await asyncio.to_thread(job.result) if job.in_windows else job.result()
 
-    def _parts(self, texts: Sequence[str]) -> Iterator[range]:
-        """Numbers of the texts of each part of a request."""
-        begin = tokens = 0
-        for at, text in enumerate(texts):
-            more = sum(self._guess(text, "cut"))
-            if at > begin and tokens + more > self._part_tokens_max:
-                yield range(begin, at)
-                begin, tokens = at, 0
-            tokens += more
-        yield range(begin, len(texts))
-
     # --- the queue's account --------------------------------------------------------------------------------
 
     def _admit(
@@ -183,7 +170,7 @@ class Batcher:
     ) -> Job:
         if not self._running:
             raise NotReady("the encoder is closed")
-        guesses = [piece for text in texts for piece in self._guess(text, long)]
+        guesses = [piece for text in texts for piece in guessed(text, long, self._encoder.tokens_max)]
         tokens, queued = sum(guesses), self._queued[lane]
         if long == "windows" and tokens > self._queue_tokens_max:
             raise TooLarge(
@@ -217,13 +204,6 @@ class Batcher:
             queued.add(length)
         self._observe.queued(lane, queued.tokens)
         return job
-
-    def _guess(self, text: str, long: Long) -> list[int]:
-        """About how many tokens each piece of a text will have."""
-        tokens, most = len(text) // CHARS_PER_TOKEN + 2, self._encoder.tokens_max
-        if long != "windows":
-            return [min(tokens, most)]
-        return [min(tokens - at, most) for at in range(0, tokens, most)]
 
     def _drain_s(self, lane: Lane) -> float:
         """About how long until all that waits in a lane now has run."""

@@ -37,6 +37,7 @@ def open_service(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -
         "NEARLINE_MODELS_FOLDER": str(model_folder.parent),
         "NEARLINE_SERVER_CORS_ORIGINS": json.dumps([ORIGIN, OTHER]),
         "NEARLINE_SERVER_BODY_BYTES_MAX": "2000000",
+        "NEARLINE_LIMITS_DOCUMENT_BYTES_MAX": "1000000",
     }
     with serving(tmp_path_factory.mktemp("cors") / "data", environ) as server:
         yield server
