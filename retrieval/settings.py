@@ -100,6 +100,11 @@ class Search(Section, frozen=True, kw_only=True):
     threads: Positive = 2
 
 
+class Context(Section, frozen=True, kw_only=True):
+    excerpt_tokens: Count = 48
+    min_similarity: Annotated[float, Meta(ge=-1, le=1)] = 0.2
+
+
 class Cache(Section, frozen=True, kw_only=True):
     results_bytes_max: Count = 67_108_864
     ttl_s: Duration = 3600.0
@@ -135,6 +140,7 @@ class Config(Section, frozen=True, kw_only=True):
     limits: Limits = field(default_factory=Limits)
     index: Index = field(default_factory=Index)
     search: Search = field(default_factory=Search)
+    context: Context = field(default_factory=Context)
     cache: Cache = field(default_factory=Cache)
     redis: Redis = field(default_factory=Redis)
     query_log: QueryLog = field(default_factory=QueryLog)
