@@ -14,6 +14,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 
+CHUNKING_VERSION = 1  # raise it when the same text may get other passages, or they other texts to embed
+
 TAIL = (
     1 / 3
 )  # of a window, in which a boundary is looked for: passages keep at least two thirds of their size

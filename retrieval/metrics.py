@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from indexes.catalog import Catalog
+from indexes.model import WriteResult
 from retrieval.cache import EmbeddingCache, ResultCache, Store
 from retrieval.embedders import Embedders
 from retrieval.embedding.results import Lane
@@ -47,6 +48,12 @@ class Metrics:
         )
         self._documents = Counter(
             "nearline_documents_written", "Documents acknowledged", ["collection"], registry=registry
+        )
+        self._unchanged = Counter(
+            "nearline_documents_unchanged",
+            "Documents that came as they were there already",
+            ["collection"],
+            registry=registry,
         )
         self._write_seconds = Histogram(
             "nearline_write_seconds",
@@ -85,8 +92,9 @@ class Metrics:
             for stage in ("embed", "dense", "lexical", "fuse", "hydrate"):
                 self._stage_seconds.labels(stage).observe(getattr(timings, stage) / 1000)
 
-    def written(self, collection: str, documents: int, seconds: float) -> None:
-        self._documents.labels(collection).inc(documents)
+    def written(self, collection: str, result: WriteResult, seconds: float) -> None:
+        self._documents.labels(collection).inc(result.documents)
+        self._unchanged.labels(collection).inc(result.unchanged)
         self._write_seconds.observe(seconds)
 
     def loop_lag(self, seconds: float) -> None:
