@@ -151,7 +151,7 @@ class Log(LogReader):
         db = self._db
         results: list[WriteResult] = []
         applied: list[Applied] = []
-        content = self._content.copy()
+        content, newest_before = self._content.copy(), self.newest_seq
         with self._changing():
             failpoints.reach("commit.begin")
             db.execute("BEGIN IMMEDIATE")
@@ -171,6 +171,7 @@ class Log(LogReader):
             except BaseException:
                 if db.in_transaction:
                     db.execute("ROLLBACK")
+                    self.newest_seq = newest_before
                 raise
             self._content = content
             failpoints.reach("commit.synced")
