@@ -139,7 +139,7 @@ class Pipeline:
                 snapshot = collection.snapshot
                 key = self._key(collection, snapshot, planned)
                 answer, _ = await self._search(collection, snapshot, planned, watch, place)
-        # What was read of a later commit, or was gone in it, may come back under the content of this snapshot.
+        # One that met a later commit (a hit gone from the log, an exact scan) would be wrong when this content is back.
         if planned.cache and cached is None and not collection.moved_since(snapshot):
             await self._results.put(key, msgspec.msgpack.encode(answer))
         receipt = Receipt(
