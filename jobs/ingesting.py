@@ -20,9 +20,10 @@ Progress = Callable[[int, int], None]
 
 @dataclass(slots=True)
 class Ingested:
-    """What the service acknowledged. `seq` is the last operation's."""
+    """What the service acknowledged. `seq` is the last operation's; `unchanged` documents were there already."""
 
     documents: int = 0
+    unchanged: int = 0
     passages: int = 0
     seq: int = 0
 
@@ -46,9 +47,10 @@ async def ingest(
         finally:
             slots.release()
         total.documents += written["documents"]
+        total.unchanged += written["unchanged"]
         total.passages += written["passages"]
         total.seq = max(total.seq, written["seq"])
-        progress(total.documents, batch[-1].bytes_read)
+        progress(total.documents + total.unchanged, batch[-1].bytes_read)
 
     try:
         async with asyncio.TaskGroup() as group:

@@ -26,10 +26,12 @@ def create_app(config: Config, data: Path) -> web.Application:
     app[CONFIG] = config
     app[METRICS] = Metrics()
     app[READY] = {"ready": False}
-    # Closed in the reverse order: first no more jobs, then no more searches, then the models, last the log.
+    # Closed in the reverse order: first no more jobs, then no more searches, then the models and the
+    # cache that services share, last the log.
     app.cleanup_ctx.extend(
         [
             lifecycle.catalog_ctx(data),
+            lifecycle.shared_ctx,
             lifecycle.embedders_ctx,
             lifecycle.query_log_ctx,
             lifecycle.pipeline_ctx,

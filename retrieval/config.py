@@ -137,7 +137,8 @@ def _convert(value: object, section: str, key: str, *, source: str, from_text: b
         return msgspec.convert(value, declared, strict=not from_text)
     except msgspec.DecodeError as error:
         raise InvalidInput(
-            f"{source}: [{section}] {key}: expected {_expected(section, key, error)}, found {_shown(value)}",
+            f"{source}: [{section}] {key}: expected {_expected(section, key, error)}, "
+            f"found {'a value that is not shown' if key == 'secret' else _shown(value)}",
             param=f"{section}.{key}",
         ) from error
 
@@ -153,8 +154,8 @@ def _expected(section: str, key: str, error: msgspec.DecodeError) -> str:
     if get_origin(declared) is Literal:
         return "one of " + ", ".join(f'"{choice}"' for choice in get_args(declared))
     kind = msgspec.inspect.type_info(declared)
-    if isinstance(kind, msgspec.inspect.StrType) and kind.pattern is not None:
-        return "redis://, rediss:// or unix://, or nothing"
+    if isinstance(kind, msgspec.inspect.Metadata) and kind.extra_json_schema:
+        return str(kind.extra_json_schema["description"])
     return str(error).removeprefix("Expected ").partition(", got")[0].replace("`", "")
 
 

@@ -111,10 +111,14 @@ class CountDocuments(Request, frozen=True, kw_only=True):
     filter: dict[str, Any] | None = None
 
 
-class Written(msgspec.Struct):
+class Written(msgspec.Struct, kw_only=True):
+    """`documents` were written, with so many passages of so many tokens to embed; `unchanged` were there already."""
+
     seq: int
     documents: int
+    unchanged: int
     passages: int
+    tokens: int
     took_ms: float
 
 

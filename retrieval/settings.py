@@ -111,7 +111,11 @@ class Cache(Section, frozen=True, kw_only=True):
 
 
 class Redis(Section, frozen=True, kw_only=True):
-    url: Annotated[str, Meta(pattern=r"^$|^(redis|rediss|unix)://")] = ""
+    url: Annotated[
+        str,
+        Meta(pattern=r"^$|^(redis|rediss|unix)://", description="redis://, rediss:// or unix://, or nothing"),
+    ] = ""
+    secret: Annotated[str, Meta(pattern=r"^$|^.{16,}$", description="16 characters or more, or nothing")] = ""
     timeout_ms: Duration = 15.0
     retry_after_s: Duration = 5.0
     prefix: Name = "nearline"

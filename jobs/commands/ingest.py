@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -72,17 +73,18 @@ def command(
     except KeyboardInterrupt:
         click.echo(
             f"stopped: {counted(written, 'document')} written to {collection}, perhaps some more; "
-            "the same command again writes all of them, each once",
+            "the same command again writes what is missing",
             err=True,
         )
         sys.exit(130)
     for line in report.notes:
         click.echo(line, err=True)
     if as_json:
-        print_json({"documents": done.documents, "passages": done.passages, "seq": done.seq})
+        print_json(asdict(done))
         return
     click.echo(
         f"{counted(done.documents, 'document')}, {counted(done.passages, 'passage')} written to {collection}"
+        + (f", {done.unchanged} unchanged" if done.unchanged else "")
         + (f" (seq {done.seq})" if done.seq else "")
     )
     if summary := report.summary():
