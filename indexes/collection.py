@@ -14,7 +14,7 @@ import logging
 import shutil
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -176,6 +176,25 @@ class Collection:
         def choose() -> list[Operation]:
             ids = self.snapshot.matching(condition)
             return [Delete(one) for one in dict.fromkeys(self.log.documents_of(ids.tolist()).values())]
+
+        return self._writer.write(choose)
+
+    def change(self, document_id: str, change: Callable[[Upsert], Upsert]) -> Future[WriteResult]:
+        """Replace a document by what `change` makes of it when the writer comes to it: no other write slips in between.
+
+        It gets the document with its passages and vectors; where it returns the very same, nothing is written. Its
+        errors, and NotFound, come through the future.
+        """
+
+        def choose() -> list[Operation]:
+            stored = self.log.upsert_of(document_id)
+            if stored is None:
+                raise NotFound(f"no document {document_id!r}", param="id")
+            changed = change(stored)
+            if changed is stored:
+                return []
+            check_upsert(changed, self.settings.dimensions)
+            return [changed]
 
         return self._writer.write(choose)
 

@@ -20,6 +20,13 @@ Mode = Literal["hybrid", "dense", "lexical"]
 JobStatus = Literal["queued", "running", "succeeded", "failed", "refused"]
 Capacity = Annotated[int, Meta(ge=0, le=1_000_000_000)]
 NonEmpty = Annotated[str, Meta(min_length=1)]
+DocumentId = NonEmpty | Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+AnyMetadata = Annotated[
+    dict[str, Any],
+    Meta(
+        description="Strings, numbers, booleans and lists of them. A null is no value; objects become keys with dots."
+    ),
+]
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -78,10 +85,12 @@ class AliasBody(msgspec.Struct):
 
 
 class NewDocument(Request, frozen=True, kw_only=True):
-    id: NonEmpty
+    """A number as `id` is the string of its digits. `metadata` is stored flat (`metadata.flattened`)."""
+
+    id: DocumentId
     text: str
     title: str = ""
-    metadata: Metadata = {}
+    metadata: AnyMetadata = {}
     vector: list[float] | None = None
 
 
@@ -92,8 +101,14 @@ class WriteDocuments(Request, frozen=True, kw_only=True):
     wait: bool = True
 
 
+class PatchDocument(Request, frozen=True, kw_only=True):
+    """A JSON merge patch (RFC 7396) of the metadata: a null removes a key, what is not named stays as it is."""
+
+    metadata: AnyMetadata
+
+
 class DeleteDocuments(Request, frozen=True, kw_only=True):
-    ids: list[str] | None = None
+    ids: list[str | int] | None = None
     filter: dict[str, Any] | None = None
 
 

@@ -7,7 +7,9 @@ leaves none of the others behind.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import replace
 from typing import TypeVar
 
 import msgspec
@@ -15,11 +17,11 @@ import numpy as np
 
 from indexes.collection import Collection
 from indexes.errors import InvalidInput, TooLarge
-from indexes.filters.grammar import INTEGER_BOUND
 from indexes.log.reader import searchable_text
 from indexes.model import Floats, NewPassage, Upsert, WriteResult
 from retrieval.chunking import Span, split
 from retrieval.embedders import Embedder, Embedders
+from retrieval.metadata import Patch, check_limits, flattened
 from retrieval.plan import unit_vector
 from retrieval.schemas import NewDocument
 from retrieval.settings import Config
@@ -29,6 +31,7 @@ T = TypeVar("T")
 TITLE_TOKENS_MAX = 48  # of a passage's budget; a longer title is cut for embedding, kept whole for reading
 SPECIAL_TOKENS = 2
 INLINE_CHARS = 4000  # about a millisecond of work
+KEY_CHARS = 20  # of text, that checking one value of metadata takes as long as
 
 
 async def write_documents(
@@ -38,8 +41,9 @@ async def write_documents(
 
     Raises InvalidInput or TooLarge naming the field.
     """
-    chars = sum(len(document.text) for document in documents)
-    await off_loop(chars, lambda: check_documents(documents, collection.settings.dimensions, config))
+    chars = sum(len(document.text) + size_of(document.metadata) for document in documents)
+    dimensions = collection.settings.dimensions
+    documents = await off_loop(chars, lambda: check_documents(documents, dimensions, config))
     if any(document.vector is None for document in documents):
         embedder = await embedders.of(collection)
         upserts = await embed(documents, embedder, config)
@@ -48,12 +52,34 @@ async def write_documents(
     return await asyncio.wrap_future(await off_loop(chars, lambda: collection.write(upserts)))
 
 
+def patch_metadata(
+    collection: Collection, document_id: str, patch: Patch, config: Config
+) -> Future[WriteResult]:
+    """Merge into the stored metadata, without embedding again. Raises TooLarge, through the future, for the result."""
+
+    def change(stored: Upsert) -> Upsert:
+        metadata = patch.applied(stored.metadata)
+        if metadata is stored.metadata:
+            return stored
+        check_limits(stored.title, metadata, "metadata", config)
+        return replace(stored, metadata=metadata)
+
+    return collection.change(document_id, change)
+
+
+def size_of(metadata: Mapping[str, object]) -> int:
+    """About how many characters of text are as much work; long where objects or lists hide how much there is."""
+    hidden = any(isinstance(value, dict | list) for value in metadata.values())
+    return INLINE_CHARS + 1 if hidden else KEY_CHARS * len(metadata)
+
+
 async def off_loop(chars: int, work: Callable[[], T]) -> T:
     """In a thread, if the text is long enough to hold up every search; a short one is done before a thread wakes."""
     return work() if chars <= INLINE_CHARS else await asyncio.to_thread(work)
 
 
-def check_documents(documents: list[NewDocument], dimensions: int, config: Config) -> None:
+def check_documents(documents: list[NewDocument], dimensions: int, config: Config) -> list[NewDocument]:
+    """The documents with string ids and flat metadata. Raises InvalidInput or TooLarge for the first bad one."""
     limits = config.limits
     if not documents:
         raise InvalidInput("documents is empty, expected at least one", param="documents")
@@ -63,19 +89,25 @@ def check_documents(documents: list[NewDocument], dimensions: int, config: Confi
             param="documents",
         )
     seen: dict[str, int] = {}
-    for at, document in enumerate(documents):
+    checked = []
+    for at, sent in enumerate(documents):
         where = f"documents[{at}]"
+        document = msgspec.structs.replace(
+            sent, id=str(sent.id), metadata=flattened(sent.metadata, f"{where}.metadata")
+        )
         check_document(document, where, config)
-        if (first := seen.setdefault(document.id, at)) != at:
+        if (first := seen.setdefault(str(document.id), at)) != at:
             raise InvalidInput(
                 f"{where}.id {document.id!r} is also documents[{first}].id", param=f"{where}.id"
             )
         if document.vector is not None:
             unit_vector(document.vector, dimensions, f"{where}.vector")
+        checked.append(document)
+    return checked
 
 
 def check_document(document: NewDocument, where: str, config: Config) -> None:
-    limits = config.limits
+    limits, document_id = config.limits, str(document.id)
     if not document.text.strip():
         raise InvalidInput(f"{where}.text is empty, expected text", param=f"{where}.text")
     size = len(document.text.encode())
@@ -84,27 +116,13 @@ def check_document(document: NewDocument, where: str, config: Config) -> None:
             f"{where}.text has {size} bytes, at most {limits.document_bytes_max} are allowed",
             param=f"{where}.text",
         )
-    if len(document.id) > limits.id_chars_max:
+    if len(document_id) > limits.id_chars_max:
         raise TooLarge(f"{where}.id is longer than {limits.id_chars_max} characters", param=f"{where}.id")
-    if len(document.metadata) > limits.metadata_keys_max:
-        raise TooLarge(
-            f"{where}.metadata has {len(document.metadata)} keys, at most {limits.metadata_keys_max} are allowed",
-            param=f"{where}.metadata",
-        )
-    if (size := len(msgspec.json.encode((document.title, document.metadata)))) > limits.metadata_bytes_max:
-        raise TooLarge(
-            f"{where}: title and metadata have {size} bytes, at most {limits.metadata_bytes_max} are allowed",
-            param=f"{where}.metadata",
-        )
-    for key, value in document.metadata.items():
-        if isinstance(value, int) and not -INTEGER_BOUND <= value < INTEGER_BOUND:
-            raise InvalidInput(
-                f"{where}.metadata: {key!r} does not fit into 64 bits", param=f"{where}.metadata"
-            )
-    for name, text in (("id", document.id), ("text", document.text), ("title", document.title)):
+    check_limits(document.title, document.metadata, f"{where}.metadata", config)
+    for name, text in (("id", document_id), ("text", document.text), ("title", document.title)):
         if "\0" in text:
             raise InvalidInput(f"{where}.{name} holds a NUL character", param=f"{where}.{name}")
-    if any(character < " " or character == "\x7f" for character in document.id):
+    if any(character < " " or character == "\x7f" for character in document_id):
         raise InvalidInput(f"{where}.id holds a control character", param=f"{where}.id")
 
 
@@ -156,7 +174,7 @@ def upsert_of(document: NewDocument, pieces: list[Piece], vectors: Floats) -> Up
         NewPassage(piece.span.start, piece.span.end, piece.span.tokens, vector)
         for piece, vector in zip(pieces, vectors, strict=True)
     )
-    return Upsert(document.id, document.text, document.title, document.metadata, passages)
+    return Upsert(str(document.id), document.text, document.title, document.metadata, passages)
 
 
 def with_vector(document: NewDocument) -> Upsert:
@@ -164,4 +182,4 @@ def with_vector(document: NewDocument) -> Upsert:
     assert document.vector is not None
     vector = unit_vector(document.vector, len(document.vector), "vector")
     passage = NewPassage(0, len(document.text), 0, vector)
-    return Upsert(document.id, document.text, document.title, document.metadata, (passage,))
+    return Upsert(str(document.id), document.text, document.title, document.metadata, (passage,))

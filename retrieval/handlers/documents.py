@@ -1,4 +1,4 @@
-"""Documents: write, read, list, delete."""
+"""Documents: write, read, list, change their metadata, delete."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from indexes.model import Delete
 from retrieval.handlers.scrolling import document_body, encoded, query_flag
 from retrieval.handlers.wire import answer, body, collection_of, query_int, real_name
 from retrieval.keys import CONFIG, EMBEDDERS, METRICS, TASKS
+from retrieval.metadata import Patch
 from retrieval.pipeline import elapsed_ms
-from retrieval.schemas import Deleted, DeleteDocuments, WriteDocuments, Written
-from retrieval.writing import write_documents
+from retrieval.schemas import Deleted, DeleteDocuments, PatchDocument, WriteDocuments, Written
+from retrieval.writing import patch_metadata, write_documents
 
 CURSOR_MAX = 2**62
 
@@ -53,6 +54,19 @@ async def listed(request: web.Request) -> web.Response:
     return answer(await asyncio.to_thread(work))
 
 
+async def patched(request: web.Request) -> web.Response:
+    started = time.perf_counter()
+    wanted = await body(request, PatchDocument)
+    name, collection = collection_of(request)
+    own_name, app = real_name(request), request.app
+    patch = await asyncio.to_thread(Patch.of, wanted.metadata, "metadata")
+    future = patch_metadata(collection, request.match_info["id"], patch, app[CONFIG])
+    result = await asyncio.wrap_future(future)
+    app[TASKS].reindex_if_due(own_name, collection)
+    app[METRICS].written(name, result.documents, time.perf_counter() - started)
+    return answer(Written(result.seq, result.documents, result.passages, elapsed_ms(started)))
+
+
 async def deleted(request: web.Request) -> web.Response:
     _, collection = collection_of(request)
     document_id = request.match_info["id"]
@@ -74,7 +88,7 @@ async def delete_many(request: web.Request) -> web.Response:
     if wanted.ids is not None:
         if len(wanted.ids) > limits.documents_per_request_max:
             raise TooLarge(f"at most {limits.documents_per_request_max} ids in one request", param="ids")
-        future = collection.write([Delete(document_id) for document_id in dict.fromkeys(wanted.ids)])
+        future = collection.write([Delete(one) for one in dict.fromkeys(map(str, wanted.ids))])
     else:
         condition = parse_filter(wanted.filter, conditions_max=limits.filter_conditions_max)
         future = await asyncio.to_thread(collection.delete_matching, condition)
