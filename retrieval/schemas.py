@@ -84,8 +84,8 @@ class AliasBody(msgspec.Struct):
 # --- documents ------------------------------------------------------------------------------------------------
 
 
-class NewDocument(Request, frozen=True, kw_only=True):
-    """A number as `id` is the string of its digits. `metadata` is stored flat (`metadata.flattened`)."""
+class SentDocument(Request, frozen=True, kw_only=True):
+    """A document as people send it. A number as `id` is the string of its digits."""
 
     id: DocumentId
     text: str
@@ -94,10 +94,20 @@ class NewDocument(Request, frozen=True, kw_only=True):
     vector: list[float] | None = None
 
 
+class NewDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """The same as it will be stored, its metadata flat."""
+
+    id: str
+    text: str
+    title: str = ""
+    metadata: Metadata = {}
+    vector: list[float] | None = None
+
+
 class WriteDocuments(Request, frozen=True, kw_only=True):
     """`wait` is accepted for clients that send it; an answer always means synced and searchable."""
 
-    documents: list[NewDocument]
+    documents: list[SentDocument]
     wait: bool = True
 
 

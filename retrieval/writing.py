@@ -23,7 +23,7 @@ from retrieval.chunking import Span, split
 from retrieval.embedders import Embedder, Embedders
 from retrieval.metadata import Patch, check_limits, flattened
 from retrieval.plan import unit_vector
-from retrieval.schemas import NewDocument
+from retrieval.schemas import NewDocument, SentDocument
 from retrieval.settings import Config
 
 T = TypeVar("T")
@@ -35,15 +35,15 @@ KEY_CHARS = 20  # of text, that checking one value of metadata takes as long as
 
 
 async def write_documents(
-    collection: Collection, embedders: Embedders, documents: list[NewDocument], config: Config
+    collection: Collection, embedders: Embedders, sent: list[SentDocument], config: Config
 ) -> WriteResult:
     """All of them or none, synced and searchable when this returns.
 
     Raises InvalidInput or TooLarge naming the field.
     """
-    chars = sum(len(document.text) + size_of(document.metadata) for document in documents)
+    chars = sum(len(document.text) + size_of(document.metadata) for document in sent)
     dimensions = collection.settings.dimensions
-    documents = await off_loop(chars, lambda: check_documents(documents, dimensions, config))
+    documents = await off_loop(chars, lambda: check_documents(sent, dimensions, config))
     if any(document.vector is None for document in documents):
         embedder = await embedders.of(collection)
         upserts = await embed(documents, embedder, config)
@@ -78,8 +78,8 @@ async def off_loop(chars: int, work: Callable[[], T]) -> T:
     return work() if chars <= INLINE_CHARS else await asyncio.to_thread(work)
 
 
-def check_documents(documents: list[NewDocument], dimensions: int, config: Config) -> list[NewDocument]:
-    """The documents with string ids and flat metadata. Raises InvalidInput or TooLarge for the first bad one."""
+def check_documents(documents: list[SentDocument], dimensions: int, config: Config) -> list[NewDocument]:
+    """The documents as they will be stored. Raises InvalidInput or TooLarge for the first bad one."""
     limits = config.limits
     if not documents:
         raise InvalidInput("documents is empty, expected at least one", param="documents")
@@ -92,11 +92,15 @@ def check_documents(documents: list[NewDocument], dimensions: int, config: Confi
     checked = []
     for at, sent in enumerate(documents):
         where = f"documents[{at}]"
-        document = msgspec.structs.replace(
-            sent, id=str(sent.id), metadata=flattened(sent.metadata, f"{where}.metadata")
+        document = NewDocument(
+            id=str(sent.id),
+            text=sent.text,
+            title=sent.title,
+            metadata=flattened(sent.metadata, f"{where}.metadata"),
+            vector=sent.vector,
         )
         check_document(document, where, config)
-        if (first := seen.setdefault(str(document.id), at)) != at:
+        if (first := seen.setdefault(document.id, at)) != at:
             raise InvalidInput(
                 f"{where}.id {document.id!r} is also documents[{first}].id", param=f"{where}.id"
             )
@@ -107,7 +111,7 @@ def check_documents(documents: list[NewDocument], dimensions: int, config: Confi
 
 
 def check_document(document: NewDocument, where: str, config: Config) -> None:
-    limits, document_id = config.limits, str(document.id)
+    limits = config.limits
     if not document.text.strip():
         raise InvalidInput(f"{where}.text is empty, expected text", param=f"{where}.text")
     size = len(document.text.encode())
@@ -116,13 +120,13 @@ def check_document(document: NewDocument, where: str, config: Config) -> None:
             f"{where}.text has {size} bytes, at most {limits.document_bytes_max} are allowed",
             param=f"{where}.text",
         )
-    if len(document_id) > limits.id_chars_max:
+    if len(document.id) > limits.id_chars_max:
         raise TooLarge(f"{where}.id is longer than {limits.id_chars_max} characters", param=f"{where}.id")
     check_limits(document.title, document.metadata, f"{where}.metadata", config)
-    for name, text in (("id", document_id), ("text", document.text), ("title", document.title)):
+    for name, text in (("id", document.id), ("text", document.text), ("title", document.title)):
         if "\0" in text:
             raise InvalidInput(f"{where}.{name} holds a NUL character", param=f"{where}.{name}")
-    if any(character < " " or character == "\x7f" for character in document_id):
+    if any(character < " " or character == "\x7f" for character in document.id):
         raise InvalidInput(f"{where}.id holds a control character", param=f"{where}.id")
 
 
@@ -174,7 +178,7 @@ def upsert_of(document: NewDocument, pieces: list[Piece], vectors: Floats) -> Up
         NewPassage(piece.span.start, piece.span.end, piece.span.tokens, vector)
         for piece, vector in zip(pieces, vectors, strict=True)
     )
-    return Upsert(str(document.id), document.text, document.title, document.metadata, passages)
+    return Upsert(document.id, document.text, document.title, document.metadata, passages)
 
 
 def with_vector(document: NewDocument) -> Upsert:
@@ -182,4 +186,4 @@ def with_vector(document: NewDocument) -> Upsert:
     assert document.vector is not None
     vector = unit_vector(document.vector, len(document.vector), "vector")
     passage = NewPassage(0, len(document.text), 0, vector)
-    return Upsert(str(document.id), document.text, document.title, document.metadata, (passage,))
+    return Upsert(document.id, document.text, document.title, document.metadata, (passage,))
