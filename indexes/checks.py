@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from indexes.errors import InvalidInput
-from indexes.filters.grammar import INTEGER_BOUND
+from indexes.filters.grammar import fits
 from indexes.model import Floats, Upsert
 
 UNIT_TOLERANCE = 1e-3
@@ -17,7 +17,7 @@ def check_upsert(upsert: Upsert, dimensions: int) -> None:
     for passage in upsert.passages:
         check_vector(passage.vector, dimensions)
     for key, value in upsert.metadata.items():
-        if isinstance(value, int) and not -INTEGER_BOUND <= value < INTEGER_BOUND:
+        if not all(fits(one) for one in (value if isinstance(value, list) else [value])):
             raise InvalidInput(f"metadata {key!r} does not fit into 64 bits", param="metadata")
 
 

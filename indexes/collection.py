@@ -14,18 +14,16 @@ import logging
 import shutil
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
-import numpy as np
-
 from indexes import failpoints
-from indexes.arrays import top
 from indexes.build.builder import BuildRequest
 from indexes.build.chosen import Chosen, read_chosen, save_chosen
 from indexes.build.hits import Hits
 from indexes.checks import check_upsert
+from indexes.dense.exact import nearest
 from indexes.durable import disk_errors, publish_folder
 from indexes.errors import Conflict, Damaged, NearlineError, NotFound, RecallTooLow, StorageError
 from indexes.filters.grammar import Filter
@@ -143,15 +141,7 @@ class Collection:
         One scan serves all queries. It reads every live vector: for evaluation, not for serving.
         """
         allowed = None if condition is None else self.snapshot.matching(condition)
-        best: list[tuple[Ids, Floats]] = [(np.empty(0, np.int64), np.empty(0, np.float32)) for _ in queries]
-        for ids, vectors in self.log.vectors(0, self.log.position().last_passage):
-            kept = slice(None) if allowed is None else np.isin(ids, allowed, assume_unique=True)
-            for at, scores in enumerate(queries @ vectors[kept].T):
-                some_ids, some_scores = top(ids[kept], scores, k)
-                known_ids, known_scores = best[at]
-                both = np.concatenate([known_scores, some_scores])
-                best[at] = top(np.concatenate([known_ids, some_ids]), both, k)
-        return best
+        return nearest(self.log.vectors(0, self.log.position().last_passage), queries, k, allowed)
 
     def info(self) -> CollectionInfo:
         return describe(
@@ -183,8 +173,27 @@ class Collection:
 
         return self._writer.write(choose)
 
+    def change(self, document_id: str, change: Callable[[Upsert], Upsert]) -> Future[WriteResult]:
+        """Replace a document by what `change` makes of it when the writer comes to it: no other write slips in between.
+
+        It gets the document with its passages and vectors; where it returns the very same, nothing is written. Its
+        errors, and NotFound, come through the future.
+        """
+
+        def choose() -> list[Operation]:
+            stored = self.log.upsert_of(document_id)
+            if stored is None:
+                raise NotFound(f"no document {document_id!r}", param="id")
+            changed = change(stored)
+            if changed is stored:
+                return []
+            check_upsert(changed, self.settings.dimensions)
+            return [changed]
+
+        return self._writer.write(choose)
+
     def settle(self) -> None:
-        """Return once every full delta is sealed and all segments are merged that should be. Not while others write."""
+        """Return once every full delta is sealed and all due merges are done. Not while others write."""
         before = None
         while before is not self.snapshot:
             before = self.snapshot

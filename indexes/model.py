@@ -19,7 +19,7 @@ Rows = NDArray[np.int64]
 Floats = NDArray[np.float32]
 Tier = Literal["delta", "hot", "cold"]
 Scalar = str | int | float | bool
-Metadata = dict[str, Scalar | list[str]]
+Metadata = dict[str, Scalar | list[Scalar]]
 Progress = Callable[
     [str, int, int], None
 ]  # of long work: the stage it is in, how much of it is done, of how much

@@ -120,6 +120,12 @@ class Client:
         written: JSON = await self.request("POST", path, {"documents": documents})
         return written
 
+    async def patch(self, collection: str, document_id: str, metadata: JSON) -> JSON:
+        """Merge into the document's metadata: a null (None) removes a key, keys that are not named stay."""
+        path = f"/v1/collections/{quote(collection, safe='')}/documents/{quote(document_id, safe='')}"
+        written: JSON = await self.request("PATCH", path, {"metadata": metadata})
+        return written
+
     async def delete(self, collection: str, document_id: str) -> JSON:
         path = f"/v1/collections/{quote(collection, safe='')}/documents/{quote(document_id, safe='')}"
         deleted: JSON = await self.request("DELETE", path)

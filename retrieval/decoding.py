@@ -3,20 +3,38 @@
 from __future__ import annotations
 
 import re
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
+from msgspec import inspect
 
 from indexes.errors import InvalidInput
-from indexes.model import Metadata
+from indexes.suggestions import suggestion
 from retrieval.errors import MalformedRequest
 
 T = TypeVar("T")
 
+# What people call a field who know another server or library. Each group has one name in any of our bodies.
+ALIKE = (
+    frozenset({"k", "top_k", "topk", "limit", "size", "n_results", "num_results", "n", "count", "top", "max_results"}),
+    frozenset({"filter", "filters", "where", "query_filter", "conditions"}),
+    frozenset({"query", "q", "text", "question", "query_text", "query_texts", "input", "prompt", "search"}),
+    frozenset({"text", "content", "page_content", "body", "document", "chunk", "contents"}),
+    frozenset({"metadata", "metadatas", "meta", "payload", "attributes", "properties"}),
+    frozenset({"id", "_id", "doc_id", "document_id", "uid", "key"}),
+    frozenset({"vector", "vectors", "embedding", "embeddings", "values", "query_vector", "query_embeddings"}),
+    frozenset({"documents", "docs", "points", "records", "items", "upserts", "data"}),
+    frozenset({"ids", "points", "document_ids"}),
+    frozenset({"min_score", "score_threshold", "threshold", "min_similarity"}),
+    frozenset({"token_budget", "max_tokens", "budget", "tokens"}),
+    frozenset({"cursor", "offset", "page_token", "next_cursor", "next_page_offset"}),
+    frozenset({"name", "collection", "collection_name", "index"}),
+)  # fmt: skip
+
 _PLACE = re.compile(r" - at `(?:key in )?\$\.?(?P<path>.*)`$")
 _UNKNOWN = re.compile(r"unknown field `(?P<name>.*?)`")
 _MISSING = re.compile(r"missing required field `(?P<name>.*?)`")
-_SOME_KEY = re.compile(r"documents\[(?P<at>\d+)\]\.metadata(?P<key>\[\.\.\.\])")
+_STEP = re.compile(r"\[.*?\]|[^.\[\]]+")
 
 
 def decode(body: bytes, kind: type[T]) -> T:
@@ -24,40 +42,52 @@ def decode(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        raise invalid(error, body) from None
+        raise invalid(error, kind) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise MalformedRequest(f"the body is not valid JSON: {error}") from None
     except RecursionError:
         raise MalformedRequest("the body is nested too deep") from None
 
 
-def invalid(error: msgspec.ValidationError, body: bytes) -> InvalidInput:
-    """msgspec's message without its path notation, and the path as `param`."""
+def invalid(error: msgspec.ValidationError, kind: type) -> InvalidInput:
+    """msgspec's message without its path notation, and the path as `param`; an unknown field with the likely one."""
     text = str(error)
     place = _PLACE.search(text)
-    path = with_key(place["path"], body) if place else ""
-    named = _UNKNOWN.search(text) or _MISSING.search(text)
+    path = place["path"] if place else ""
+    unknown = _UNKNOWN.search(text)
+    named = unknown or _MISSING.search(text)
     param = ".".join(filter(None, [path, named["name"] if named else ""]))
-    return InvalidInput(f"{param}: {_PLACE.sub('', text)}" if param else text, param=param or None)
+    message = _PLACE.sub("", text)
+    if unknown:
+        message += f"; {suggestion(unknown['name'], fields_at(kind, path), ALIKE)}"
+    return InvalidInput(f"{param}: {message}" if param else text, param=param or None)
 
 
-def with_key(path: str, body: bytes) -> str:
-    """The path with the key of the metadata that is meant, for which msgspec writes `[...]`."""
-    some = _SOME_KEY.match(path)
-    if some is None:
-        return path
-    try:
-        metadata = msgspec.json.decode(body)["documents"][int(some["at"])]["metadata"]
-        key = next(key for key, value in metadata.items() if not fits(value))
-    except (msgspec.DecodeError, LookupError, TypeError, AttributeError, StopIteration):
-        return path  # further on the body is no JSON, or says the same thing twice
-    return path.replace(some["key"], f".{key}", 1)
+def fields_at(kind: type, path: str) -> list[str]:
+    """The fields that an object at this path may have."""
+    here = [inspect.type_info(kind)]
+    for step in _STEP.findall(path):
+        here = [inner for one in here for inner in inside(one, step)]
+    return [
+        field.encode_name
+        for one in here
+        for inner in alternatives(one)
+        if isinstance(inner, inspect.StructType)
+        for field in inner.fields
+    ]
 
 
-def fits(value: Any) -> bool:
-    """Whether this may be a value of metadata."""
-    try:
-        msgspec.convert({"": value}, Metadata)
-    except msgspec.ValidationError:
-        return False
-    return True
+def inside(one: inspect.Type, step: str) -> list[inspect.Type]:
+    """The types behind a field's name, or behind the place in a list."""
+    found: list[inspect.Type] = []
+    for inner in alternatives(one):
+        if isinstance(inner, inspect.ListType) and step.startswith("["):
+            found.append(inner.item_type)
+        elif isinstance(inner, inspect.StructType):
+            found += [field.type for field in inner.fields if field.encode_name == step]
+    return found
+
+
+def alternatives(one: inspect.Type) -> list[inspect.Type]:
+    """Of a union each, else the one."""
+    return list(one.types) if isinstance(one, inspect.UnionType) else [one]

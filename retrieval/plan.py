@@ -16,7 +16,7 @@ from indexes.model import Floats
 from retrieval.schemas import Mode, SearchRequest, Weights
 from retrieval.settings import Config
 
-ANSWER_VERSION = 1  # of what the cache keeps
+ANSWER_VERSION = 2  # of what the cache keeps
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,8 @@ ROUTES = (
           schemas.DeleteDocuments, schemas.Deleted),
     Route("GET", f"{C}/documents/{{id:.+}}", documents.shown, "One document", DOCUMENTS,
           None, schemas.DocumentBody, parameters=("vectors",)),
+    Route("PATCH", f"{C}/documents/{{id:.+}}", documents.patched, "Change the metadata of one document", DOCUMENTS,
+          schemas.PatchDocument, schemas.Written),
     Route("DELETE", f"{C}/documents/{{id:.+}}", documents.deleted, "Delete one document", DOCUMENTS,
           None, schemas.Deleted),
     Route("POST", "/v1/collections", collections.create, "Create a collection", COLLECTIONS,

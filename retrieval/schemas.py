@@ -20,6 +20,13 @@ Mode = Literal["hybrid", "dense", "lexical"]
 JobStatus = Literal["queued", "running", "succeeded", "failed", "refused"]
 Capacity = Annotated[int, Meta(ge=0, le=1_000_000_000)]
 NonEmpty = Annotated[str, Meta(min_length=1)]
+DocumentId = NonEmpty | Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+AnyMetadata = Annotated[
+    dict[str, Any],
+    Meta(
+        description="Strings, numbers, booleans and lists of them. A null is no value; objects become keys with dots."
+    ),
+]
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -77,8 +84,20 @@ class AliasBody(msgspec.Struct):
 # --- documents ------------------------------------------------------------------------------------------------
 
 
-class NewDocument(Request, frozen=True, kw_only=True):
-    id: NonEmpty
+class SentDocument(Request, frozen=True, kw_only=True):
+    """A document as people send it. A number as `id` is the string of its digits."""
+
+    id: DocumentId
+    text: str
+    title: str = ""
+    metadata: AnyMetadata = {}
+    vector: list[float] | None = None
+
+
+class NewDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """The same as it will be stored, its metadata flat."""
+
+    id: str
     text: str
     title: str = ""
     metadata: Metadata = {}
@@ -88,12 +107,18 @@ class NewDocument(Request, frozen=True, kw_only=True):
 class WriteDocuments(Request, frozen=True, kw_only=True):
     """`wait` is accepted for clients that send it; an answer always means synced and searchable."""
 
-    documents: list[NewDocument]
+    documents: list[SentDocument]
     wait: bool = True
 
 
+class PatchDocument(Request, frozen=True, kw_only=True):
+    """A JSON merge patch (RFC 7396) of the metadata: a null removes a key, what is not named stays as it is."""
+
+    metadata: AnyMetadata
+
+
 class DeleteDocuments(Request, frozen=True, kw_only=True):
-    ids: list[str] | None = None
+    ids: list[str | int] | None = None
     filter: dict[str, Any] | None = None
 
 

@@ -8,7 +8,8 @@ request leaves none of the others behind.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import replace
 from hashlib import blake2b
 from typing import TypeVar
@@ -18,14 +19,14 @@ import numpy as np
 
 from indexes.collection import Collection
 from indexes.errors import InvalidInput, TooLarge
-from indexes.filters.grammar import INTEGER_BOUND
 from indexes.log.content import DIGEST_BYTES
 from indexes.log.reader import searchable_text
 from indexes.model import Floats, NewPassage, Upsert, WriteResult
 from retrieval.chunking import CHUNKING_VERSION, Span, split
 from retrieval.embedders import Embedder, Embedders
+from retrieval.metadata import Patch, check_limits, flattened
 from retrieval.plan import unit_vector
-from retrieval.schemas import NewDocument
+from retrieval.schemas import NewDocument, SentDocument
 from retrieval.settings import Config, Passages
 
 T = TypeVar("T")
@@ -33,18 +34,20 @@ T = TypeVar("T")
 TITLE_TOKENS_MAX = 48  # of a passage's budget; a longer title is cut for embedding, kept whole for reading
 SPECIAL_TOKENS = 2
 INLINE_CHARS = 4000  # about a millisecond of work
+KEY_CHARS = 20  # of text, that checking one value of metadata takes as long as
 
 
 async def write_documents(
-    collection: Collection, embedders: Embedders, documents: list[NewDocument], config: Config
+    collection: Collection, embedders: Embedders, sent: list[SentDocument], config: Config
 ) -> WriteResult:
     """All of them or none, synced and searchable when this returns.
 
     Those that are unchanged when this begins are left alone, also where another request changes them meanwhile.
     Raises InvalidInput or TooLarge naming the field.
     """
-    chars = sum(len(document.text) for document in documents)
-    await off_loop(chars, lambda: check_documents(documents, collection.settings.dimensions, config))
+    chars = sum(len(document.text) + size_of(document.metadata) for document in sent)
+    dimensions = collection.settings.dimensions
+    documents = await off_loop(chars, lambda: check_documents(sent, dimensions, config))
     digests = await off_loop(chars, lambda: [digest_of(document, config.passages) for document in documents])
     known = await asyncio.to_thread(collection.log.digests, [document.id for document in documents])
     changed = {
@@ -74,12 +77,34 @@ def digest_of(document: NewDocument, passages: Passages) -> bytes:
     return blake2b(encoded, digest_size=DIGEST_BYTES, person=b"nearline-docum-1").digest()
 
 
+def patch_metadata(
+    collection: Collection, document_id: str, patch: Patch, config: Config
+) -> Future[WriteResult]:
+    """Merge into the stored metadata, without embedding again. Raises TooLarge, through the future, for the result."""
+
+    def change(stored: Upsert) -> Upsert:
+        metadata = patch.applied(stored.metadata)
+        if metadata is stored.metadata:
+            return stored
+        check_limits(stored.title, metadata, "metadata", config)
+        return replace(stored, metadata=metadata)
+
+    return collection.change(document_id, change)
+
+
+def size_of(metadata: Mapping[str, object]) -> int:
+    """About how many characters of text are as much work; long where objects or lists hide how much there is."""
+    hidden = any(isinstance(value, dict | list) for value in metadata.values())
+    return INLINE_CHARS + 1 if hidden else KEY_CHARS * len(metadata)
+
+
 async def off_loop(chars: int, work: Callable[[], T]) -> T:
     """In a thread, if the text is long enough to hold up every search; a short one is done before a thread wakes."""
     return work() if chars <= INLINE_CHARS else await asyncio.to_thread(work)
 
 
-def check_documents(documents: list[NewDocument], dimensions: int, config: Config) -> None:
+def check_documents(documents: list[SentDocument], dimensions: int, config: Config) -> list[NewDocument]:
+    """The documents as they will be stored. Raises InvalidInput or TooLarge for the first bad one."""
     limits = config.limits
     if not documents:
         raise InvalidInput("documents is empty, expected at least one", param="documents")
@@ -89,8 +114,16 @@ def check_documents(documents: list[NewDocument], dimensions: int, config: Confi
             param="documents",
         )
     seen: dict[str, int] = {}
-    for at, document in enumerate(documents):
+    checked = []
+    for at, sent in enumerate(documents):
         where = f"documents[{at}]"
+        document = NewDocument(
+            id=str(sent.id),
+            text=sent.text,
+            title=sent.title,
+            metadata=flattened(sent.metadata, f"{where}.metadata"),
+            vector=sent.vector,
+        )
         check_document(document, where, config)
         if (first := seen.setdefault(document.id, at)) != at:
             raise InvalidInput(
@@ -98,6 +131,8 @@ def check_documents(documents: list[NewDocument], dimensions: int, config: Confi
             )
         if document.vector is not None:
             unit_vector(document.vector, dimensions, f"{where}.vector")
+        checked.append(document)
+    return checked
 
 
 def check_document(document: NewDocument, where: str, config: Config) -> None:
@@ -112,21 +147,7 @@ def check_document(document: NewDocument, where: str, config: Config) -> None:
         )
     if len(document.id) > limits.id_chars_max:
         raise TooLarge(f"{where}.id is longer than {limits.id_chars_max} characters", param=f"{where}.id")
-    if len(document.metadata) > limits.metadata_keys_max:
-        raise TooLarge(
-            f"{where}.metadata has {len(document.metadata)} keys, at most {limits.metadata_keys_max} are allowed",
-            param=f"{where}.metadata",
-        )
-    if (size := len(msgspec.json.encode((document.title, document.metadata)))) > limits.metadata_bytes_max:
-        raise TooLarge(
-            f"{where}: title and metadata have {size} bytes, at most {limits.metadata_bytes_max} are allowed",
-            param=f"{where}.metadata",
-        )
-    for key, value in document.metadata.items():
-        if isinstance(value, int) and not -INTEGER_BOUND <= value < INTEGER_BOUND:
-            raise InvalidInput(
-                f"{where}.metadata: {key!r} does not fit into 64 bits", param=f"{where}.metadata"
-            )
+    check_limits(document.title, document.metadata, f"{where}.metadata", config)
     for name, text in (("id", document.id), ("text", document.text), ("title", document.title)):
         if "\0" in text:
             raise InvalidInput(f"{where}.{name} holds a NUL character", param=f"{where}.{name}")

@@ -37,6 +37,7 @@ from pyroaring import BitMap
 
 from indexes.arrays import changes, ends_of
 from indexes.filters.bitmaps import bitmap_of
+from indexes.filters.dates import NO_DATE, Instants, instants_of, satisfying
 from indexes.filters.grammar import Filter, Kind, evaluate, kind_of
 from indexes.filters.values import Numbers, Positions, Texts, Values, joined, narrow
 from indexes.lexical.postings import load_array
@@ -121,13 +122,14 @@ class SealedFilters:
     ) -> None:
         self.size = directory.size
         self.keys = frozenset(key for _, key, _ in directory.columns)
-        self.bytes = 0 if mapped else sum(values.nbytes for values in arrays.values())
+        self._own_bytes = 0 if mapped else sum(values.nbytes for values in arrays.values())
         self._directory = directory
         self._arrays = arrays
         self._starts = arrays["starts"]
         self._rows: RowNumbers = arrays["rows"]  # type: ignore[assignment]
         self._wide = arrays["wide"]
         self._columns = dict(self._laid_out())
+        self._instants: dict[str, Instants] = {}  # of the strings under each key that was asked for dates
 
     def _laid_out(self) -> Iterable[tuple[Name, _Column]]:
         """Each column's slice of the values; `starts` and `wide` count strings first, then numbers."""
@@ -184,11 +186,47 @@ class SealedFilters:
         for name in ARRAYS:
             np.save(folder / f"{name}.npy", self._arrays[name], allow_pickle=False)
 
+    @property
+    def bytes(self) -> int:
+        """Memory held, mapped files left out."""
+        return self._own_bytes + sum(instants.nbytes for instants in self._instants.copy().values())
+
+    # --- what there is --------------------------------------------------------------------------------------
+
+    def kinds(self, key: str) -> Sequence[Kind]:
+        """Of the values that rows have under the key."""
+        return [kind for kind in KINDS if (kind, key) in self._columns]
+
+    def example(self, kind: Kind, key: str) -> Scalar:
+        """One of the values of this kind, of which there must be one."""
+        value = self._columns[kind, key].values.value_at(0)
+        return bool(value) if kind == "boolean" else value
+
+    def has_dates(self, key: str) -> bool:
+        """Whether some string under the key is a date."""
+        return bool((self._instants_of(key) != NO_DATE).any())
+
+    def _instants_of(self, key: str) -> Instants:
+        """What each string of the column means. Parsed when first asked for: a million dates take two seconds."""
+        found = self._instants.get(key)
+        if found is None:
+            column = self._columns.get(("string", key))
+            values = column.values if column else None
+            found = instants_of(values) if isinstance(values, Texts) else np.empty(0, np.int64)
+            if column:
+                self._instants[key] = found
+        return found
+
     # --- matching -------------------------------------------------------------------------------------------
 
     def match(self, condition: Filter) -> BitMap:
         """Rows that satisfy the filter. The caller may change the bitmap."""
         return evaluate(condition, self)
+
+    def present(self, key: str) -> BitMap:
+        """Rows that have any value."""
+        columns = [self._columns[kind, key] for kind in self.kinds(key)]
+        return self._rows_of([(column.first, column.first + len(column.values)) for column in columns])
 
     def equal(self, key: str, values: Sequence[Scalar]) -> BitMap:
         """Rows that have any of these values."""
@@ -200,16 +238,30 @@ class SealedFilters:
         return self._rows_of(slices)
 
     def ordered(self, key: str, ordering: str, bound: Scalar) -> BitMap:
-        """Rows that have a value of the bound's kind that is gt, gte, lt or lte the bound."""
+        """Rows that have a value of the bound's kind that is gt, gte, lt or lte the bound, or has it as its prefix."""
         column = self._columns.get((kind_of(bound), key))
         if column is None:
             return BitMap()
         first, values = column
-        if ordering in ("lt", "lte"):
+        if ordering == "prefix":
+            assert isinstance(values, Texts)
+            found = values.prefixed(bound)
+        elif ordering in ("lt", "lte"):
             found = (0, values.lower(bound) if ordering == "lt" else values.upper(bound))
         else:
             found = (values.upper(bound) if ordering == "gt" else values.lower(bound), len(values))
         return self._rows_of([(first + found[0], first + found[1])])
+
+    def dated(self, key: str, ordering: str, instant: int) -> BitMap:
+        """Rows that have a string that is a date gt, gte, lt or lte the instant."""
+        found = np.flatnonzero(satisfying(self._instants_of(key), ordering, instant))
+        if not len(found):
+            return BitMap()
+        # Dates written alike sort as their instants do, and then this is a single slice.
+        begins = np.flatnonzero(np.diff(found, prepend=-2) != 1)
+        ends = np.append(begins[1:], len(found)) - 1
+        first = self._columns["string", key].first
+        return self._rows_of((np.stack([found[begins], found[ends] + 1], axis=1) + first).tolist())
 
     def _rows_of(self, slices: Sequence[tuple[int, int]]) -> BitMap:
         """Rows of all values in these slices."""

@@ -1,20 +1,24 @@
 """Filters on metadata: the grammar, and what it means.
 
 The grammar is that of OpenAI's vector stores: comparisons `{"type": "eq", "key": ..., "value": ...}` with eq, ne,
-gt, gte, lt, lte, in, nin, and compounds `{"type": "and", "filters": [...]}` with and, or.
+gt, gte, lt, lte, in, nin, and compounds `{"type": "and", "filters": [...]}` with and, or. Beyond it there are
+`{"type": "prefix", "key": ..., "value": "..."}`, `{"type": "exists", "key": ...}`, which with `"value": false` asks
+for the opposite, and `{"type": "not", "filter": {...}}`.
 
 Meaning: a value compares with values of its own kind (string, number, boolean). 1 and 1.0 are the same number, True
-is none; integers and floats compare exactly, also beyond 2**53. Strings sort by code points. A list of strings
-matches a comparison if one of its strings does. `ne` and `nin` are the complement of `eq` and `in`: documents without
-the key match them. A key that no document has is an error, because it is nearly always a spelling mistake.
+is none; integers and floats compare exactly, also beyond 2**53. Strings sort by code points, but gt, gte, lt and lte
+with an ISO date compare instants, and only strings that are dates match them (`dates`). A list matches a comparison
+if one of its values does; an empty list is no value. `ne` and `nin` are the complement of `eq` and `in`: documents
+without the key match them. What no value can satisfy is an error (`satisfiable`).
 
-A filter index (`filter_index`, `filter_columns`) only says which rows have which values; `evaluate` does the rest.
-Which rows live is decided elsewhere, so deletions need no work here.
+A filter index (`index`, `columns`) only says which rows have which values; `evaluate` does the rest. Which rows live
+is decided elsewhere, so deletions need no work here.
 """
 
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -23,7 +27,10 @@ import msgspec
 from pyroaring import BitMap
 
 from indexes.errors import InvalidInput
+from indexes.filters import hints
+from indexes.filters.dates import NO_DATE, instant_of
 from indexes.model import Scalar
+from indexes.suggestions import suggestion
 
 Kind = Literal["string", "number", "boolean"]
 
@@ -31,9 +38,28 @@ Kind = Literal["string", "number", "boolean"]
 class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One key against one value, or against a list of values for in and nin."""
 
-    type: Literal["eq", "ne", "gt", "gte", "lt", "lte", "in", "nin"]
+    type: Literal["eq", "ne", "gt", "gte", "lt", "lte", "prefix", "in", "nin"]
     key: str
     value: Scalar | list[Scalar]
+
+    @property
+    def values(self) -> list[Scalar]:
+        return self.value if isinstance(self.value, list) else [self.value]
+
+    @property
+    def instant(self) -> int | None:
+        """The bound, where it is a date and the comparison one of instants."""
+        if self.type not in ORDERINGS or not isinstance(self.value, str):
+            return None
+        instant = instant_of(self.value)
+        return None if instant == NO_DATE else instant
+
+
+class Exists(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="exists"):
+    """Whether there is any value under the key; with `value` false, whether there is none."""
+
+    key: str
+    value: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,47 +70,70 @@ class Compound:
     filters: list[Filter]
 
 
-Filter = Comparison | Compound
+@dataclass(frozen=True, slots=True)
+class Not:
+    """What does not satisfy the filter inside."""
+
+    filter: Filter
+
+
+Filter = Comparison | Exists | Compound | Not
 
 INTEGER_BOUND = 2**63  # of numbers in metadata and filters: what MessagePack and other languages can hold
 
-ORDERINGS: dict[str, Callable[[Scalar, Scalar], bool]] = {
+ORDERINGS: dict[str, Callable[[Any, Any], bool]] = {
     "gt": operator.gt,
     "gte": operator.ge,
     "lt": operator.lt,
     "lte": operator.le,
 }
+FIELDS = {
+    "and": ("type", "filters"),
+    "or": ("type", "filters"),
+    "not": ("type", "filter"),
+    **dict.fromkeys(hints.COMPARISONS, ("type", "key", "value")),
+}
 
 
 def parse_filter(value: object, *, conditions_max: int, depth_max: int = 16) -> Filter:
     """Decode and check a filter. Raises InvalidInput naming the place in it."""
-    if not isinstance(value, dict):
-        raise InvalidInput(f"filter must be an object, found {type(value).__name__}", param="filter")
     left = [conditions_max]
     return _parse(value, "filter", left, depth_max)
 
 
 def _parse(value: object, where: str, left: list[int], depth: int) -> Filter:
     """`left` counts down the comparisons still allowed, over the whole filter."""
-    kind = value.get("type") if isinstance(value, dict) else None
-    if isinstance(value, dict) and kind in ("and", "or"):
+    if not isinstance(value, dict):
+        raise InvalidInput(f"{where} must be an object such as {hints.EXAMPLE}", param=where)
+    kind = value.get("type")
+    if not isinstance(kind, str) or kind not in FIELDS:
+        message, field = hints.about(value, is_filter)
+        raise InvalidInput(f"{where}{field}: {message}", param=f"{where}{field}")
+    for name in value:
+        if name not in FIELDS[kind]:
+            hint = suggestion(name, FIELDS[kind], hints.FIELDS_ALIKE)
+            raise InvalidInput(f"{where}: unknown field {name!r}; {hint}", param=f"{where}.{name}")
+    if kind in ("and", "or", "not"):
         if depth == 0:
             raise InvalidInput("filter is nested too deep", param="filter")
+        if kind == "not":
+            return Not(_parse(value.get("filter"), f"{where}.filter", left, depth - 1))
         return _parse_compound(value, where, left, depth)
     left[0] -= 1
     if left[0] < 0:
         raise InvalidInput("filter has too many conditions", param="filter")
+    return _parse_condition(value, where)
+
+
+def is_filter(value: object) -> bool:
     try:
-        comparison = msgspec.convert(value, Comparison)
-    except msgspec.ValidationError as error:
-        raise InvalidInput(f"{where}: {error}", param=where) from None
-    _check_value(comparison, where)
-    return comparison
+        parse_filter(value, conditions_max=sys.maxsize)
+    except InvalidInput:
+        return False
+    return True
 
 
 def _parse_compound(value: dict[str, Any], where: str, left: list[int], depth: int) -> Compound:
-    if unknown := sorted(value.keys() - {"type", "filters"}):
-        raise InvalidInput(f"{where}: unknown field {unknown[0]!r}", param=where)
     inner = value.get("filters")
     if not isinstance(inner, list) or not inner:
         raise InvalidInput(f"{where}.filters must be a list of at least one filter", param=f"{where}.filters")
@@ -92,27 +141,54 @@ def _parse_compound(value: dict[str, Any], where: str, left: list[int], depth: i
     return Compound(value["type"], parsed)
 
 
+def _parse_condition(value: dict[str, Any], where: str) -> Comparison | Exists:
+    if "value" in value and value["value"] is None:
+        absent = '{"type":"exists","key":...,"value":false}'
+        raise InvalidInput(
+            f"{where}.value is null; a key without a value is {absent}", param=f"{where}.value"
+        )
+    wanted: type[Comparison | Exists] = Exists if value["type"] == "exists" else Comparison
+    try:
+        condition = msgspec.convert(value, wanted)
+    except msgspec.ValidationError as error:
+        message, _, place = str(error).partition(" - at `$")
+        place = place.rstrip("`")
+        raise InvalidInput(f"{where}{place}: {message}", param=f"{where}{place}") from None
+    if isinstance(condition, Comparison):
+        _check_value(condition, where)
+    return condition
+
+
 def _check_value(comparison: Comparison, where: str) -> None:
     is_list = isinstance(comparison.value, list)
     if (comparison.type in ("in", "nin")) != is_list:
         expected = "a list" if not is_list else "one value"
         raise InvalidInput(f"{where}.value must be {expected} for {comparison.type}", param=f"{where}.value")
-    values = comparison.value if isinstance(comparison.value, list) else [comparison.value]
-    if any(one != one for one in values):  # noqa: PLR0124 - only NaN differs from itself
+    if any(one != one for one in comparison.values):  # noqa: PLR0124 - only NaN differs from itself
         raise InvalidInput(f"{where}.value is not a number", param=f"{where}.value")
-    if any(isinstance(one, int) and not -INTEGER_BOUND <= one < INTEGER_BOUND for one in values):
+    if not all(fits(one) for one in comparison.values):
         raise InvalidInput(f"{where}.value does not fit into 64 bits", param=f"{where}.value")
     if comparison.type in ORDERINGS and isinstance(comparison.value, bool):
         raise InvalidInput(f"{where}.value: booleans have no order, use eq or ne", param=f"{where}.value")
+    if comparison.type == "prefix" and not isinstance(comparison.value, str):
+        raise InvalidInput(f"{where}.value must be a string for prefix", param=f"{where}.value")
 
 
-def keys_of(condition: Filter) -> Iterator[str]:
-    """Every key the filter names."""
-    if isinstance(condition, Comparison):
-        yield condition.key
-    else:
-        for part in condition.filters:
-            yield from keys_of(part)
+def fits(value: Scalar) -> bool:
+    """Whether an integer is one of 64 bits; all other values are fine."""
+    return not isinstance(value, int) or -INTEGER_BOUND <= value < INTEGER_BOUND
+
+
+def conditions(condition: Filter, where: str = "filter") -> Iterator[tuple[str, Comparison | Exists]]:
+    """Everything the filter asks of a single key, and the place where it does."""
+    match condition:
+        case Compound():
+            for at, part in enumerate(condition.filters):
+                yield from conditions(part, f"{where}.filters[{at}]")
+        case Not():
+            yield from conditions(condition.filter, f"{where}.filter")
+        case _:
+            yield where, condition
 
 
 class Answers(Protocol):
@@ -120,31 +196,52 @@ class Answers(Protocol):
 
     @property
     def size(self) -> int: ...
+    def present(self, key: str) -> BitMap:
+        """Rows that have any value."""
+        ...
+
     def equal(self, key: str, values: Sequence[Scalar]) -> BitMap:
         """Rows that have any of these values."""
         ...
 
     def ordered(self, key: str, ordering: str, bound: Scalar) -> BitMap:
-        """Rows that have a value of the bound's kind that is gt, gte, lt or lte the bound."""
+        """Rows that have a value of the bound's kind that is gt, gte, lt or lte the bound, or has it as its prefix."""
+        ...
+
+    def dated(self, key: str, ordering: str, instant: int) -> BitMap:
+        """Rows that have a string that is a date gt, gte, lt or lte the instant."""
         ...
 
 
 def evaluate(condition: Filter, index: Answers) -> BitMap:
     """Rows of the index that satisfy the filter. The caller may change the bitmap."""
-    if isinstance(condition, Compound):
-        result = evaluate(condition.filters[0], index)
-        for part in condition.filters[1:]:
-            if condition.type == "and":
-                result &= evaluate(part, index)
-            else:
-                result |= evaluate(part, index)
-        return result
-    key, value = condition.key, condition.value
-    if condition.type in ORDERINGS:
+    match condition:
+        case Compound():
+            result = evaluate(condition.filters[0], index)
+            for part in condition.filters[1:]:
+                if condition.type == "and":
+                    result &= evaluate(part, index)
+                else:
+                    result |= evaluate(part, index)
+            return result
+        case Not():
+            return evaluate(condition.filter, index).flip(0, index.size)
+        case Exists():
+            found = index.present(condition.key)
+            return found if condition.value else found.flip(0, index.size)
+        case _:
+            return compare(condition, index)
+
+
+def compare(comparison: Comparison, index: Answers) -> BitMap:
+    key, value = comparison.key, comparison.value
+    if (instant := comparison.instant) is not None:
+        return index.dated(key, comparison.type, instant)
+    if comparison.type == "prefix" or comparison.type in ORDERINGS:
         assert not isinstance(value, list)
-        return index.ordered(key, condition.type, value)
-    found = index.equal(key, value if isinstance(value, list) else [value])
-    return found.flip(0, index.size) if condition.type in ("ne", "nin") else found
+        return index.ordered(key, comparison.type, value)
+    found = index.equal(key, comparison.values)
+    return found.flip(0, index.size) if comparison.type in ("ne", "nin") else found
 
 
 def kind_of(value: Scalar) -> Kind:

@@ -19,7 +19,8 @@ import numpy as np
 from pyroaring import BitMap
 
 from indexes.filters.bitmaps import bitmap_of
-from indexes.filters.columns import NO_ROWS, ColumnData, Name, RowNumbers, SealedFilters
+from indexes.filters.columns import KINDS, NO_ROWS, ColumnData, Name, RowNumbers, SealedFilters
+from indexes.filters.dates import NO_DATE, Instants, satisfying
 from indexes.filters.grammar import Filter, Kind, evaluate, kind_of
 from indexes.filters.pools import NumberPool, Pool, TextPool
 from indexes.model import Ids, Metadata, Scalar
@@ -42,6 +43,18 @@ class FilterPart(Protocol):
         """Memory held, mapped files left out. Of a growing index an estimate, and that of all its rows."""
         ...
 
+    def kinds(self, key: str) -> Sequence[Kind]:
+        """Of the values that rows have under the key."""
+        ...
+
+    def example(self, kind: Kind, key: str) -> Scalar:
+        """One of the values of this kind, of which there must be one."""
+        ...
+
+    def has_dates(self, key: str) -> bool:
+        """Whether some string under the key is a date."""
+        ...
+
     def match(self, condition: Filter) -> BitMap:
         """Rows that satisfy the filter; a key nobody has matches nothing. The caller may change the bitmap."""
         ...
@@ -53,25 +66,19 @@ class GrowingFilters:
     def __init__(self) -> None:
         self._pairs = _Pairs()
         self._rows = 0
-        self._first_rows: dict[str, int] = {}  # of each key
-        self._keys: frozenset[str] = frozenset()
+        self._first_rows: dict[Name, int] = {}
 
     def add(self, metadata: Metadata) -> int:
         """Index this metadata as the next row; returns the row."""
         row = self._rows
-        for key in self._pairs.add(array("I", [row]), metadata):
-            if key not in self._first_rows:
-                self._first_rows[key] = row
-                self._keys |= {key}
+        for name in self._pairs.add(array("I", [row]), metadata):
+            self._first_rows.setdefault(name, row)
         self._rows = row + 1
         return row
 
     def view(self, size: int) -> GrowingFiltersView:
         """The first `size` rows, frozen: rows added later do not show."""
-        keys = self._keys
-        if size < self._rows:
-            keys = frozenset(key for key, row in self._first_rows.copy().items() if row < size)
-        return GrowingFiltersView(self._pairs, size, keys)
+        return GrowingFiltersView(self._pairs, size, self._first_rows)
 
     def seal(self, size: int) -> SealedFilters:
         """The first `size` rows as an immutable index in memory. Rows may be added meanwhile."""
@@ -84,20 +91,40 @@ class GrowingFiltersView:
 
     pairs: _Pairs
     size: int
-    keys: frozenset[str]
+    first_rows: dict[Name, int]
+
+    @property
+    def keys(self) -> frozenset[str]:
+        return frozenset(key for (_, key), row in self.first_rows.copy().items() if row < self.size)
 
     @property
     def bytes(self) -> int:
         return self.pairs.bytes
 
+    def kinds(self, key: str) -> Sequence[Kind]:
+        return [kind for kind in KINDS if self.first_rows.get((kind, key), self.size) < self.size]
+
+    def example(self, kind: Kind, key: str) -> Scalar:
+        return self.pairs.example(kind, key)
+
+    def has_dates(self, key: str) -> bool:
+        return bool((self.pairs.instants(key, self.size)[1] != NO_DATE).any())
+
     def match(self, condition: Filter) -> BitMap:
         return evaluate(condition, self)
+
+    def present(self, key: str) -> BitMap:
+        return self.pairs.present(key, self.size)
 
     def equal(self, key: str, values: Sequence[Scalar]) -> BitMap:
         return self.pairs.equal(key, values, self.size)
 
     def ordered(self, key: str, ordering: str, bound: Scalar) -> BitMap:
         return self.pairs.ordered(key, ordering, bound, self.size)
+
+    def dated(self, key: str, ordering: str, instant: int) -> BitMap:
+        rows, instants = self.pairs.instants(key, self.size)
+        return bitmap_of(rows[satisfying(instants, ordering, instant)], self.size)
 
 
 class FiltersBuilder:
@@ -127,14 +154,15 @@ class FiltersBuilder:
 class _Pairs:
     """Pairs of row and value by column, in the order they came. One thread adds.
 
-    `equal` and `ordered` need every value remembered and rows that ascend, and may run in any thread: they read rows
-    below `size`, which must all have been added before.
+    Matching needs every value remembered and rows that ascend, and may run in any thread: it reads rows below `size`,
+    which must all have been added before.
     """
 
     def __init__(self, remembered_max: int | None = None) -> None:
         limit = () if remembered_max is None else (remembered_max,)
-        texts, numbers = TextPool(*limit), NumberPool(*limit)
-        self._pools: dict[Kind, Pool] = {"string": texts, "number": numbers, "boolean": numbers}
+        numbers = NumberPool(*limit)
+        self._texts = TextPool(*limit)
+        self._pools: dict[Kind, Pool] = {"string": self._texts, "number": numbers, "boolean": numbers}
         self._columns: dict[Name, _Column] = {}
 
     @property
@@ -142,8 +170,8 @@ class _Pairs:
         pairs = sum(len(column.rows) for column in self._columns.copy().values())
         return 8 * pairs + self._pools["string"].bytes + self._pools["number"].bytes
 
-    def add(self, rows: array[int], metadata: Metadata) -> list[str]:
-        """Returns the keys that have a value."""
+    def add(self, rows: array[int], metadata: Metadata) -> list[Name]:
+        """Returns the columns that have a value."""
         held = []
         for key, value in metadata.items():
             for one in value if isinstance(value, list) else [value]:
@@ -157,8 +185,15 @@ class _Pairs:
                 # Codes first: a reader that sees a row must also find its code.
                 column.codes.extend(array("I", [code]) * len(rows))
                 column.rows.extend(rows)
-                held.append(key)
+                held.append((kind, key))
         return held
+
+    def example(self, kind: Kind, key: str) -> Scalar:
+        value = self._pools[kind].values().value_at(self._columns[kind, key].codes[0])
+        return bool(value) if kind == "boolean" else value
+
+    def present(self, key: str, size: int) -> BitMap:
+        return bitmap_of(np.concatenate([self._upto(kind, key, size)[0] for kind in KINDS]), size)
 
     def equal(self, key: str, values: Sequence[Scalar], size: int) -> BitMap:
         wanted: dict[Kind, list[int]] = {}
@@ -178,6 +213,11 @@ class _Pairs:
         if not len(rows):
             return BitMap()
         return bitmap_of(rows[self._pools[kind].satisfying(ordering, bound)[codes]], size)
+
+    def instants(self, key: str, size: int) -> tuple[RowNumbers, Instants]:
+        """Rows of a column of strings below `size`, ascending, and the instant of each string or NO_DATE."""
+        rows, codes = self._upto("string", key, size)
+        return rows, self._texts.instants()[codes]
 
     def _upto(self, kind: Kind, key: str, size: int) -> tuple[RowNumbers, RowNumbers]:
         """Rows of a column below `size`, ascending, and the code of each."""

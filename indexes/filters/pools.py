@@ -9,13 +9,17 @@ One thread adds. Any thread may read codes it got from a row that was complete b
 
 from __future__ import annotations
 
+import itertools
 import sys
+import threading
 from array import array
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from indexes.filters.dates import Instants, instant_of
 from indexes.filters.grammar import ORDERINGS
 from indexes.filters.values import Numbers, Texts, Values, encoded, narrow, split
 from indexes.model import Scalar
@@ -39,7 +43,7 @@ class Pool(Protocol):
         ...
 
     def satisfying(self, ordering: str, bound: Scalar) -> NDArray[np.bool_]:
-        """For each code, whether its value is gt, gte, lt or lte the bound."""
+        """For each code, whether its value is gt, gte, lt or lte the bound, or has it as its prefix."""
         ...
 
     def values(self) -> Values:
@@ -55,10 +59,15 @@ class TextPool:
         self._codes: dict[str, int] = {}
         self._block = bytearray()
         self._offsets = array("q", [0])
+        self._instants = array(
+            "q"
+        )  # of the first codes: as many as there were when dates were last asked for
+        self._dating = threading.Lock()
 
     @property
     def bytes(self) -> int:
-        return len(self._block) + 8 * len(self._offsets) + OBJECT_BYTES * len(self._codes)
+        numbers = len(self._offsets) + len(self._instants)
+        return len(self._block) + 8 * numbers + OBJECT_BYTES * len(self._codes)
 
     def add(self, value: Scalar) -> int:
         text = str(value)
@@ -76,9 +85,16 @@ class TextPool:
         return self._codes.get(str(value))
 
     def satisfying(self, ordering: str, bound: Scalar) -> NDArray[np.bool_]:
-        holds = ORDERINGS[ordering]
+        holds: Callable[[Any, Any], bool] = str.startswith if ordering == "prefix" else ORDERINGS[ordering]
         codes = self._codes.copy()  # in one step: the writer may add meanwhile
         return np.fromiter((holds(text, bound) for text in codes), bool, len(codes))
+
+    def instants(self) -> Instants:
+        """For each code the instant its text means, or NO_DATE. A text is parsed once."""
+        with self._dating:
+            codes = self._codes.copy()
+            self._instants.extend(map(instant_of, itertools.islice(codes, len(self._instants), None)))
+            return np.array(self._instants, np.int64)
 
     def values(self) -> Texts:
         offsets = np.frombuffer(self._offsets.tobytes(), np.int64)

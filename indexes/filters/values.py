@@ -40,6 +40,9 @@ class Texts:
     def __getitem__(self, at: int) -> bytes:
         return bytes(self._bytes[self._bounds[at] : self._bounds[at + 1]])
 
+    def value_at(self, at: int) -> str:
+        return self[at].decode("utf-8", "surrogatepass")
+
     def lower(self, value: Scalar) -> int:
         """In sorted texts: the position of the first that is not below the value."""
         return bisect.bisect_left(self, encoded(value))
@@ -47,6 +50,11 @@ class Texts:
     def upper(self, value: Scalar) -> int:
         """In sorted texts: the position of the first above the value."""
         return bisect.bisect_right(self, encoded(value))
+
+    def prefixed(self, prefix: Scalar) -> tuple[int, int]:
+        """In sorted texts: the slice of those that begin with the prefix."""
+        start = encoded(prefix)
+        return self.lower(prefix), bisect.bisect_right(self, start, key=lambda text: text[: len(start)])
 
     def equal(self, value: Scalar) -> tuple[int, int]:
         """In sorted, distinct texts: the slice of those equal to the value, of one or none."""
@@ -126,6 +134,11 @@ class Numbers:
 
     def __len__(self) -> int:
         return len(self.keys)
+
+    def value_at(self, at: int) -> int | float:
+        key = float(self.keys[at])
+        residue = int(self.residues[at]) if len(self.residues) else 0
+        return int(key) + residue if key.is_integer() else key
 
     def lower(self, value: Scalar) -> int:
         """In sorted numbers: the position of the first that is not below the value."""

@@ -17,7 +17,16 @@ import numpy as np
 
 from indexes.errors import StorageError
 from indexes.log.sqlite import Readers
-from indexes.model import Floats, Ids, Metadata, Settings, StoredDocument, StoredPassage
+from indexes.model import (
+    Floats,
+    Ids,
+    Metadata,
+    NewPassage,
+    Settings,
+    StoredDocument,
+    StoredPassage,
+    Upsert,
+)
 
 FORMAT_VERSION = 2
 FORMATS_READ = ("1", "2")  # what 2 has besides is for writers, who bring a log of format 1 there first
@@ -28,6 +37,8 @@ ONE_PASSAGE = (
     "SELECT p.id, d.id, p.ordinal, p.start, p.end, p.tokens, coalesce(p.text, d.text), d.title, d.metadata"
 )
 ONE_DOCUMENT = "SELECT id, seq, text, title, metadata, passages, pk FROM documents"
+WHOLE_DOCUMENT = "SELECT text, title, metadata, first_passage, passages FROM documents WHERE id = ?"
+ITS_PASSAGES = "SELECT start, end, tokens, vector FROM passages WHERE id >= ? AND id < ? ORDER BY id"
 VECTORS = "SELECT p.id, p.vector FROM passages p"  # without the join: one tree less for the scan that reads the most
 AMONG = "WHERE p.id IN (SELECT value FROM json_each(?))"
 BETWEEN = "WHERE p.id > ? AND p.id <= ? ORDER BY p.id"
@@ -101,6 +112,20 @@ class LogReader:
     def document(self, document_id: str) -> StoredDocument | None:
         rows = self._rows(f"{ONE_DOCUMENT} WHERE id = ?", (document_id,))
         return as_document(rows[0]) if rows else None
+
+    def upsert_of(self, document_id: str) -> Upsert | None:
+        """The operation that would write this document as it is, with its passages and vectors."""
+        with self.transaction() as db:
+            row: Any = db.execute(WHOLE_DOCUMENT, (document_id,)).fetchone()
+            if row is None:
+                return None
+            text, title, metadata, first, count = row
+            passages: Any = db.execute(ITS_PASSAGES, (first, first + count)).fetchall()
+        pieces = (
+            NewPassage(start, end, tokens, np.frombuffer(vector, np.float32))
+            for start, end, tokens, vector in passages
+        )
+        return Upsert(document_id, text, title, decode_metadata(metadata), tuple(pieces))
 
     def dead_since(self, seq: int) -> list[range]:
         """Id ranges of the passages that operations after `seq` removed."""

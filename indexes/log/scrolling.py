@@ -86,7 +86,7 @@ def page(
     """At most `limit` documents after a position (0: from the start); fewer where they hold much text.
 
     Without `text` theirs is empty. Reads what it returns and, with a filter, its bitmaps; no other documents.
-    Raises InvalidInput for a filter key nobody has.
+    Raises InvalidInput for a filter that nothing can satisfy.
     """
     matching = None if condition is None else collection.snapshot.matching(condition)
     with collection.log.transaction() as db:
@@ -112,7 +112,7 @@ def document(collection: Collection, document_id: str, *, vectors: bool = False)
 
 
 def count(collection: Collection, condition: Filter | None = None) -> Counted:
-    """How many match, all at the same seq. Raises InvalidInput for a filter key nobody has."""
+    """How many match, all at the same seq. Raises InvalidInput for a filter that nothing can satisfy."""
     for _ in range(CATCHING_UP_TRIES):
         with collection.log.transaction() as db:
             seq = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'operations'").get or 0

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from indexes.courtesy import searching
 from indexes.dense.skipping import ColdWatch
-from indexes.errors import InvalidInput
 from indexes.filters.bitmaps import to_bits
-from indexes.filters.grammar import Filter, keys_of
+from indexes.filters.grammar import Filter
+from indexes.filters.satisfiable import require_satisfiable
 from indexes.lexical.bm25 import Statistics, best_of, score_rows, weigh
 from indexes.masks import (
     Bits,
@@ -118,7 +118,7 @@ class Snapshot:
         k: int | None = None,
         counted: bool = True,
     ) -> DenseResult:
-        """The `depth` passages nearest to a unit vector. Raises InvalidInput for a filter key nobody has.
+        """The `depth` passages nearest to a unit vector. Raises InvalidInput for a filter that nothing can satisfy.
 
         With `k`, the number of them that matter, the cold tier is left out where the policy allows it; a filter takes
         part in that only where the policy is never to search it. `counted`: the query is one of the load, from which
@@ -261,13 +261,7 @@ class Snapshot:
     def _select(self, condition: Filter | None) -> list[Selected]:
         if condition is None:
             return [Selected(visible, visible.alive, visible.by_tier) for visible in self.parts]
-        known = {key for visible in self.parts for key in visible.part.filters.keys}
-        for key in keys_of(condition):
-            if key not in known:
-                listed = ", ".join(sorted(known)[:20]) or "none"
-                raise InvalidInput(
-                    f"no document has the metadata key {key!r}; known keys: {listed}", param="filter"
-                )
+        require_satisfiable(condition, [visible.part.filters for visible in self.parts])
         return [_chosen(visible, condition) for visible in self.parts]
 
 

@@ -1,22 +1,24 @@
-"""Documents: write, read, list, delete."""
+"""Documents: write, read, list, change their metadata, delete."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 
 from aiohttp import web
 
 from indexes.errors import InvalidInput, NotFound, TooLarge
 from indexes.filters.grammar import parse_filter
 from indexes.log import scrolling
-from indexes.model import Delete
+from indexes.model import Delete, WriteResult
 from retrieval.handlers.scrolling import document_body, encoded, query_flag
 from retrieval.handlers.wire import answer, body, collection_of, query_int, real_name
 from retrieval.keys import CONFIG, EMBEDDERS, METRICS, TASKS
+from retrieval.metadata import Patch
 from retrieval.pipeline import elapsed_ms
-from retrieval.schemas import Deleted, DeleteDocuments, WriteDocuments, Written
-from retrieval.writing import write_documents
+from retrieval.schemas import Deleted, DeleteDocuments, PatchDocument, WriteDocuments, Written
+from retrieval.writing import patch_metadata, write_documents
 
 CURSOR_MAX = 2**62
 
@@ -29,16 +31,7 @@ async def write(request: web.Request) -> web.Response:
     result = await write_documents(collection, app[EMBEDDERS], wanted.documents, app[CONFIG])
     app[TASKS].reindex_if_due(own_name, collection)
     app[METRICS].written(name, result, time.perf_counter() - started)
-    return answer(
-        Written(
-            seq=result.seq,
-            documents=result.documents,
-            unchanged=result.unchanged,
-            passages=result.passages,
-            tokens=result.tokens,
-            took_ms=elapsed_ms(started),
-        )
-    )
+    return answer(written(result, started))
 
 
 async def shown(request: web.Request) -> web.Response:
@@ -62,6 +55,30 @@ async def listed(request: web.Request) -> web.Response:
     return answer(await asyncio.to_thread(work))
 
 
+async def patched(request: web.Request) -> web.Response:
+    started = time.perf_counter()
+    wanted = await body(request, PatchDocument)
+    name, collection = collection_of(request)
+    own_name, app = real_name(request), request.app
+    patch = await asyncio.to_thread(Patch.of, wanted.metadata, "metadata")
+    future = patch_metadata(collection, request.match_info["id"], patch, app[CONFIG])
+    result = replace(await asyncio.wrap_future(future), tokens=0)  # none was embedded
+    app[TASKS].reindex_if_due(own_name, collection)
+    app[METRICS].written(name, result, time.perf_counter() - started)
+    return answer(written(result, started))
+
+
+def written(result: WriteResult, started: float) -> Written:
+    return Written(
+        seq=result.seq,
+        documents=result.documents,
+        unchanged=result.unchanged,
+        passages=result.passages,
+        tokens=result.tokens,
+        took_ms=elapsed_ms(started),
+    )
+
+
 async def deleted(request: web.Request) -> web.Response:
     _, collection = collection_of(request)
     document_id = request.match_info["id"]
@@ -83,7 +100,7 @@ async def delete_many(request: web.Request) -> web.Response:
     if wanted.ids is not None:
         if len(wanted.ids) > limits.documents_per_request_max:
             raise TooLarge(f"at most {limits.documents_per_request_max} ids in one request", param="ids")
-        future = collection.write([Delete(document_id) for document_id in dict.fromkeys(wanted.ids)])
+        future = collection.write([Delete(one) for one in dict.fromkeys(map(str, wanted.ids))])
     else:
         condition = parse_filter(wanted.filter, conditions_max=limits.filter_conditions_max)
         future = await asyncio.to_thread(collection.delete_matching, condition)

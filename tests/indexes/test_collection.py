@@ -170,6 +170,7 @@ def matches(condition: Filter, number: int) -> bool:
     """The grammar again, as plainly as can be."""
     if isinstance(condition, Compound):
         return (all if condition.type == "and" else any)(matches(part, number) for part in condition.filters)
+    assert isinstance(condition, Comparison)
     value: Any = WORLD.metadata(number)[condition.key]
     bound: Any = condition.value
     have = value if isinstance(value, list) else [value]

@@ -6,10 +6,13 @@ import bisect
 import math
 import operator
 import random
+import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,31 +21,57 @@ from hypothesis import strategies as st
 
 from indexes.errors import InvalidInput
 from indexes.filters.columns import ARRAYS, SealedFilters
-from indexes.filters.grammar import Comparison, Compound, Filter, kind_of, parse_filter
+from indexes.filters.grammar import Comparison, Compound, Exists, Filter, Not, kind_of, parse_filter
 from indexes.filters.index import REMEMBERED_MAX, FilterPart, FiltersBuilder, GrowingFilters
 from indexes.filters.pools import NumberPool, Pool, TextPool
 from indexes.model import Metadata, Scalar
 
 # --- the meaning, in plain Python -----------------------------------------------------------------------------
 
-HOLDS = {"gt": operator.gt, "gte": operator.ge, "lt": operator.lt, "lte": operator.le, "eq": operator.eq}
+HOLDS: dict[str, Callable[[Any, Any], bool]] = {
+    "gt": operator.gt,
+    "gte": operator.ge,
+    "lt": operator.lt,
+    "lte": operator.le,
+    "eq": operator.eq,
+    "prefix": lambda have, want: have[: len(want)] == want,
+}
 
 
 def satisfies(metadata: Metadata, condition: Filter) -> bool:
     if isinstance(condition, Compound):
         inner = [satisfies(metadata, part) for part in condition.filters]
         return all(inner) if condition.type == "and" else any(inner)
+    if isinstance(condition, Not):
+        return not satisfies(metadata, condition.filter)
+    held = metadata.get(condition.key, [])
+    values = held if isinstance(held, list) else [held]
+    if isinstance(condition, Exists):
+        return bool(values) == condition.value
     if condition.type in ("ne", "nin"):
         opposite = Comparison("eq" if condition.type == "ne" else "in", condition.key, condition.value)
         return not satisfies(metadata, opposite)
     holds = HOLDS["eq" if condition.type == "in" else condition.type]
     wanted = condition.value if isinstance(condition.value, list) else [condition.value]
-    held = metadata.get(condition.key, [])
-    return any(
-        kind_of(have) == kind_of(want) and holds(have, want)
-        for have in (held if isinstance(held, list) else [held])
-        for want in wanted
-    )
+    if condition.type in ("gt", "gte", "lt", "lte") and (bound := date(condition.value)):
+        return any((have := date(value)) is not None and holds(have, bound) for value in values)
+    return any(kind_of(have) == kind_of(want) and holds(have, want) for have in values for want in wanted)
+
+
+def date(value: object) -> tuple[timedelta] | None:
+    """The instant since 1970, read by hand: a day, and perhaps a time, and perhaps a zone."""
+    if not isinstance(value, str) or not re.match(r"[0-9]{4}-[0-9]{2}-[0-9]{2}($|[T ][0-9])", value):
+        return None
+    day, time, zone = value[:10], value[11:19] or "00:00:00", value[19:] or "Z"
+    try:
+        since = datetime.strptime(f"{day} {time}Z", "%Y-%m-%d %H:%M:%S%z") - datetime(1970, 1, 1, tzinfo=UTC)
+        if zone == "Z":
+            return (since,)
+        hours, minutes = zone[1:].split(":")
+        offset = timedelta(hours=int(hours), minutes=int(minutes))
+        return (since - offset,) if zone[0] == "+" else (since + offset,)
+    except (ValueError, IndexError):
+        return None
 
 
 def expected(rows: Sequence[Metadata], condition: Filter) -> list[int]:
@@ -90,8 +119,26 @@ def merged(rows: Sequence[Metadata], kept: Sequence[bool], cut: int) -> SealedFi
 # --- random metadata and filters --------------------------------------------------------------------------------
 
 KEYS = ["a", "b", "with/../dots", "ключ"]
+DATES = ["2026-01-05", "2026-01-05T00:00:00Z", "2026-01-05T01:30:00+02:00", "2026-01-04 23:30:00"]
+DATES += ["1969-12-31T20:00:00-05:00", "0001-01-01T00:00:00+02:00", "9999-12-31T23:59:59-02:00"]
+NO_DATES = ["2026-02-30", "2026-01", "2026-01-05x", "2026-01-05T", "20260105", "２０２６-01-05"]
 TEXTS = st.sampled_from(
-    ["", "a", "a\0", "A", "ab", "seven77", "seven777", "seven77\0", "é", "\uffff", "😀", "1"]
+    [
+        "",
+        "a",
+        "a\0",
+        "A",
+        "ab",
+        "seven77",
+        "seven777",
+        "seven77\0",
+        "é",
+        "\uffff",
+        "😀",
+        "1",
+        *DATES,
+        *NO_DATES,
+    ]
 )
 NUMBERS: st.SearchStrategy[int | float] = st.one_of(
     st.sampled_from(
@@ -102,7 +149,9 @@ NUMBERS: st.SearchStrategy[int | float] = st.one_of(
     st.floats(allow_nan=False),
 )
 SCALARS: st.SearchStrategy[Scalar] = st.one_of(TEXTS, st.text(max_size=20), NUMBERS, st.booleans())
-METADATA = st.dictionaries(st.sampled_from(KEYS), st.one_of(SCALARS, st.lists(TEXTS, max_size=3)), max_size=4)
+METADATA: st.SearchStrategy[Metadata] = st.dictionaries(
+    st.sampled_from(KEYS), st.one_of(SCALARS, st.lists(TEXTS | SCALARS, max_size=3)), max_size=4
+)
 COMPARISONS = st.one_of(
     st.builds(Comparison, st.sampled_from(["eq", "ne"]), st.sampled_from(KEYS), SCALARS),
     st.builds(
@@ -114,11 +163,14 @@ COMPARISONS = st.one_of(
         st.sampled_from(KEYS),
         st.one_of(TEXTS, NUMBERS),
     ),
+    st.builds(Comparison, st.just("prefix"), st.sampled_from(KEYS), TEXTS),
+    st.builds(Exists, st.sampled_from(KEYS), st.booleans()),
 )
 FILTERS: st.SearchStrategy[Filter] = st.recursive(
     COMPARISONS,
-    lambda inner: st.builds(
-        Compound, st.sampled_from(["and", "or"]), st.lists(inner, min_size=1, max_size=3)
+    lambda inner: st.one_of(
+        st.builds(Compound, st.sampled_from(["and", "or"]), st.lists(inner, min_size=1, max_size=3)),
+        st.builds(Not, inner),
     ),
     max_leaves=4,
 )
@@ -149,6 +201,21 @@ def test_every_index_answers_as_plain_python(data: st.DataObject) -> None:
                 assert list(index.match(condition)) == expected(held, condition)
         for index, held in ways:
             assert (index.size, index.keys) == (len(held), keys_in(held))
+            for key in KEYS:
+                check_what_is_said_of(index, held, key)
+
+
+def check_what_is_said_of(index: FilterPart, rows: Sequence[Metadata], key: str) -> None:
+    """The kinds of its values, one value of each kind, and whether there are dates."""
+    values: list[Scalar] = []
+    for metadata in rows:
+        held = metadata.get(key, [])
+        values += held if isinstance(held, list) else [held]
+    assert set(index.kinds(key)) == {kind_of(value) for value in values}
+    assert index.has_dates(key) == any(map(date, values))
+    for kind in index.kinds(key):
+        example = index.example(kind, key)
+        assert (kind_of(example), example in values) == (kind, True)
 
 
 NEIGHBOURS: list[Scalar] = [
@@ -195,6 +262,7 @@ def big_world() -> list[Metadata]:
             "hundredth": f"topic {rng.randrange(100)}",
             "own": row * 1.5 - 30_000,
             "url": f"https://example.org/pages/{row * 7919 % ROWS}",
+            "day": f"2026-{row % 5 + 1:02d}-{row % 28 + 1:02d}" + ("T12:00:00Z" if row % 3 else ""),
             "tags": rng.sample(["red", "green", "blue", "rare"][: 3 + (row % 500 == 0)], rng.randrange(3)),
         }
         if row % 11
@@ -220,6 +288,11 @@ BIG_FILTERS: list[Filter] = [
     Comparison("eq", "tags", "green"),
     Comparison("gte", "tags", "r"),
     Comparison("nin", "tags", ["green", "rare"]),
+    Comparison("prefix", "url", "https://example.org/pages/12"),
+    Comparison("gte", "day", "2026-03-01"),
+    Comparison("lt", "day", "2026-01-02T00:00:00+01:00"),
+    Exists("day"),
+    Not(Exists("tags")),
     Compound("and", [Comparison("eq", "half", False), Comparison("lt", "own", 0)]),
 ]
 

@@ -21,6 +21,7 @@ def name(service: object) -> str:
     return collection
 
 
+EQ_NOBODY = {"type": "eq", "key": "nobody", "value": 1}
 SEARCHES: list[tuple[object, int, str | None]] = [
     ({}, 422, "query"),
     ({"query": ""}, 422, "query"),
@@ -39,7 +40,7 @@ SEARCHES: list[tuple[object, int, str | None]] = [
     ({"vector": []}, 422, "vector"),
     ({"vector": [0.0] * 384}, 422, "vector"),
     ({"vector": ["a"]}, 422, "vector[0]"),
-    ({"query": "x", "filter": {"type": "eq", "key": "nobody", "value": 1}}, 422, "filter"),
+    ({"query": "x", "filter": EQ_NOBODY}, 422, "filter"),
     ({"query": "x", "filter": {"type": "eq", "key": "kind"}}, 422, "filter"),
     ({"query": "x", "filter": "kind = x"}, 422, "filter"),
     ({"query": "x", "fusion": {"method": "best"}}, 422, "fusion.method"),
@@ -48,6 +49,11 @@ SEARCHES: list[tuple[object, int, str | None]] = [
     ({"query": "x", "deadline_ms": 0}, 422, "deadline_ms"),
     ({"query": "x", "exact": True, "mode": "hybrid"}, 422, "exact"),
     ({"query": "x", "filter": {"type": "eq", "key": "kind", "value": 2**70}}, 422, "filter.value"),
+    ({"query": "x", "filter": {"type": "exists", "key": "nobody"}}, 422, "filter"),
+    ({"query": "x", "filter": {"type": "not", "filter": EQ_NOBODY}}, 422, "filter.filter"),
+    ({"query": "x", "filter": {"kind": "x"}}, 422, "filter"),
+    ({"query": "x", "filter": {"type": "gt", "key": "kind", "value": 5}}, 422, "filter"),
+    ({"query": "x", "top_k": 5}, 422, "top_k"),
     ([], 422, None),
     ("text", 422, None),
 ]
@@ -77,23 +83,33 @@ WRITES: list[tuple[object, int, str | None]] = [
     (
         {"documents": [GOOD, {"id": "b", "text": "b", "metadata": {"big": 2**63}}]},
         422,
-        "documents[1].metadata",
+        "documents[1].metadata.big",
     ),
     (
-        {"documents": [GOOD, {"id": "b", "text": "b", "metadata": {"deep": {"er": 1}}}]},
+        {"documents": [GOOD, {"id": "b", "text": "b", "metadata": {"a": {"big": [1, -(2**64)]}}}]},
         422,
-        "documents[1].metadata.deep",
+        "documents[1].metadata.a.big",
     ),
     (
-        {"documents": [GOOD, {"id": "b", "text": "b", "metadata": {"none": None}}]},
+        {"documents": [GOOD, {"id": "b", "text": "b", "metadata": {"n": 1, "a": {"list": [{"b": 1}]}}}]},
         422,
-        "documents[1].metadata.none",
+        "documents[1].metadata.a.list",
     ),
     (
-        {"documents": [GOOD, {"id": "b", "text": "b", "metadata": {"n": 1, "tags": ["a", 1]}}]},
+        {"documents": [GOOD, {"id": "b", "text": "b", "metadata": {"a": {"b": 1}, "a.b": 2}}]},
         422,
-        "documents[1].metadata.tags[1]",
+        "documents[1].metadata.a.b",
     ),
+    (
+        {"documents": [GOOD, {"id": "b", "text": "b", "metadata": {"tags": ["a", "b\0"]}}]},
+        422,
+        "documents[1].metadata.tags",
+    ),
+    ({"documents": [GOOD, {"id": "b", "text": "b", "metadata": None}]}, 422, "documents[1].metadata"),
+    ({"documents": [GOOD, {"id": 1.5, "text": "b"}]}, 422, "documents[1].id"),
+    ({"documents": [GOOD, {"id": True, "text": "b"}]}, 422, "documents[1].id"),
+    ({"documents": [GOOD, {"id": 2**63, "text": "b"}]}, 422, "documents[1].id"),
+    ({"documents": [GOOD, {"id": 7, "text": "b"}, {"id": "7", "text": "b"}]}, 422, "documents[2].id"),
     (
         {"documents": [GOOD, {"id": "b", "text": "b", "metadata": {"x": "y" * 20_000}}]},
         413,
@@ -119,6 +135,46 @@ def test_bad_writes_keep_nothing(http: Http, name: str, body: object, status: in
     assert reply.body["error"].get("param") == param
     assert http.ok("GET", f"/v1/collections/{name}")["documents"] == 1
     assert http.call("GET", f"/v1/collections/{name}/documents/good").status == 404
+
+
+@pytest.mark.parametrize("depth", [9, 300, 900, 950, 970, 980, 985, 990, 995, 1000, 1100, 100_000])
+def test_deeply_nested_metadata_is_refused(http: Http, name: str, depth: int) -> None:
+    """As too deep by us or by the JSON decoder, but never as a fault of ours, and nothing is written."""
+    nested = b'{"a":' * depth + b"1" + b"}" * depth
+    raw = b'{"documents": [{"id": "deep", "text": "b", "metadata": ' + nested + b"}]}"
+    collection = f"/v1/collections/{name}"
+    calls: list[tuple[str, str, bytes]] = [
+        ("POST", f"{collection}/documents", raw),
+        ("PATCH", f"{collection}/documents/one", b'{"metadata": ' + nested + b"}"),
+    ]
+    for method, path, sent in calls:
+        reply = http.call(method, path, raw=sent)
+        assert reply.status in (400, 422), reply
+        assert "deep" in reply.body["error"]["message"]
+    assert http.ok("GET", f"/v1/collections/{name}")["documents"] == 1
+
+
+PATCHES: list[tuple[object, int, str | None]] = [
+    ({}, 422, "metadata"),
+    ({"metadata": None}, 422, "metadata"),
+    ({"metadata": {"a": [[1]]}}, 422, "metadata.a"),
+    ({"metadata": {"a": "nul \0"}}, 422, "metadata.a"),
+    ({"metadata": {"a": {"b": 1}, "a.b": 2}}, 422, "metadata.a.b"),
+    ({"metadata": {"x": "y" * 16_370}}, 413, "metadata"),
+    ({"metadata": {str(n): n for n in range(64)}}, 413, "metadata"),
+    ({"text": "new", "metadata": {}}, 422, "text"),
+]
+
+
+@pytest.mark.parametrize(("body", "status", "param"), PATCHES, ids=lambda value: str(value)[:40])
+def test_bad_patches_change_nothing(
+    http: Http, name: str, body: object, status: int, param: str | None
+) -> None:
+    """Limits hold for the merged metadata, which is over them here though the patch alone is not."""
+    before = http.ok("GET", f"/v1/collections/{name}/documents/one")
+    reply = http.call("PATCH", f"/v1/collections/{name}/documents/one", body)
+    assert (reply.status, reply.body["error"].get("param")) == (status, param), reply
+    assert http.ok("GET", f"/v1/collections/{name}/documents/one") == before
 
 
 @pytest.mark.parametrize(
@@ -162,6 +218,7 @@ def test_unknown_things_are_404(http: Http) -> None:
         ("POST", "/v1/collections/nowhere/search/batch", {"searches": [{"query": "x"}]}),
         ("POST", "/v1/collections/nowhere/documents", {"documents": [GOOD]}),
         ("POST", "/v1/collections/nowhere/context", {"query": "x", "token_budget": 10}),
+        ("PATCH", "/v1/collections/nowhere/documents/x", {"metadata": {"a": 1}}),
         ("POST", "/v1/collections/nowhere/reindex", {}),
         ("DELETE", "/v1/collections/nowhere", None),
         ("GET", "/v1/jobs/none", None),

@@ -22,7 +22,7 @@ from indexes.model import Delete, Tuning
 from retrieval.cache import MemoryStore, ResultCache
 from retrieval.embedders import Embedders
 from retrieval.pipeline import Pipeline
-from retrieval.schemas import NewDocument, SearchAnswer, SearchRequest
+from retrieval.schemas import SearchAnswer, SearchRequest, SentDocument
 from retrieval.settings import Config
 from retrieval.writing import write_documents
 from tests.support.vectors import WORDS, World, settings
@@ -46,7 +46,7 @@ class Service:
         return self.catalog.get("docs")
 
     async def write(self, number: int, version: int) -> None:
-        document = NewDocument(
+        document = SentDocument(
             id=f"d{number}",
             text=WORLD.text(number, version),
             vector=WORLD.vector(number, version).tolist(),

@@ -1,4 +1,4 @@
-"""What a body that does not fit is told: the field, by the name the sender gave it."""
+"""What a body that does not fit is told: the field, by the name the sender gave it, and the likely one."""
 
 from __future__ import annotations
 
@@ -6,24 +6,34 @@ import pytest
 
 from indexes.errors import InvalidInput
 from retrieval.decoding import decode
-from retrieval.schemas import WriteDocuments
-
-DOCUMENT = b'{"id": "a", "text": "b", "metadata": {"n": 1, "k": null}}'
+from retrieval.schemas import ContextRequest, ScrollDocuments, SearchBatch, SearchRequest, WriteDocuments
 
 
 @pytest.mark.parametrize(
-    ("body", "param"),
+    ("body", "kind", "param", "words"),
     [
-        (b'{"documents": [' + DOCUMENT + b"]}", "documents[0].metadata.k"),
-        (b'{"documents": [' + DOCUMENT + b"]", "documents[0].metadata[...]"),
-        (b'{"documents": [' + DOCUMENT + b'], "documents": []}', "documents[0].metadata[...]"),
-        (b'{"documents": [' + DOCUMENT[:-2] + b', "k": 2}}]}', "documents[0].metadata[...]"),
+        ('{"query": "x", "top_k": 5}', SearchRequest, "top_k", "did you mean 'k'?"),
+        ('{"query": "x", "n_results": 5}', SearchRequest, "n_results", "did you mean 'k'?"),
+        ('{"query": "x", "where": {}}', SearchRequest, "where", "did you mean 'filter'?"),
+        ('{"query": "x", "filters": []}', SearchRequest, "filters", "did you mean 'filter'?"),
+        ('{"q": "x"}', SearchRequest, "q", "did you mean 'query'?"),
+        ('{"text": "x"}', SearchRequest, "text", "did you mean 'query'?"),
+        ('{"query": "x", "qury": "y"}', SearchRequest, "qury", "did you mean 'query'?"),
+        ('{"query": "x", "zzz": "y"}', SearchRequest, "zzz", "known are: cache, deadline_ms"),
+        ('{"searches": [{}, {"limit": 5}]}', SearchBatch, "searches[1].limit", "did you mean 'k'?"),
+        ('{"size": 5}', ScrollDocuments, "size", "did you mean 'limit'?"),
+        ('{"query": "x", "max_tokens": 5}', ContextRequest, "max_tokens", "did you mean 'token_budget'?"),
+        ('{"fusion": {"weights": {"dens": 1}}}', SearchRequest, "fusion.weights.dens", "did you mean 'dense'?"),
+        ('{"docs": []}', WriteDocuments, "docs", "did you mean 'documents'?"),
+        ('{"documents": [{"content": "x"}]}', WriteDocuments, "documents[0].content", "did you mean 'text'?"),
+        ('{"documents": [{"metadatas": 1}]}', WriteDocuments, "documents[0].metadatas", "did you mean 'metadata'?"),
+        ('{"documents": [{"embedding": []}]}', WriteDocuments, "documents[0].embedding", "did you mean 'vector'?"),
     ],
-    ids=["whole", "cut off", "list twice", "key twice"],
-)
-def test_a_key_of_metadata_is_named(body: bytes, param: str) -> None:
-    """Wherever it can be known; a body that is wrong in other ways as well is still one clear error."""
+)  # fmt: skip
+def test_an_unknown_field_names_the_likely_one(body: str, kind: type, param: str, words: str) -> None:
+    """The name other systems use for it, or one that is spelled nearly so; else the fields there are."""
     with pytest.raises(InvalidInput) as refused:
-        decode(body, WriteDocuments)
+        decode(body.encode(), kind)
     assert refused.value.param == param
-    assert refused.value.message.startswith(f"{param}: Expected")
+    assert refused.value.message.startswith(f"{param}: Object contains unknown field")
+    assert words in refused.value.message

@@ -99,16 +99,17 @@ def test_a_batch_is_one_scan_for_each_filter(collection: CountingCollection, wor
 
 def test_true_and_one_are_different_filters(collection: CountingCollection, world: World) -> None:
     """Python thinks that 1 equals True; a filter does not."""
-    one = parse_filter({**EVEN, "value": 1}, conditions_max=1)
-    true = parse_filter(EVEN, conditions_max=1)
+    filters = [
+        parse_filter({**EVEN, "type": "in", "value": [first, False]}, conditions_max=1) for first in (1, True)
+    ]
 
     async def both() -> list[list[int]]:
         scan = Scanner().joint(collection, 2)
         query = world.queries(1)[0]
-        return await asyncio.gather(*(ask(scan, collection, query, 5, some) for some in (one, true)))
+        return await asyncio.gather(*(ask(scan, collection, query, 500, some) for some in filters))
 
     found = asyncio.run(both())
-    assert (len(found[0]), len(found[1])) == (0, 5)
+    assert (len(found[0]), len(found[1])) == (250, 500)
 
 
 def test_who_leaves_holds_nobody_up(collection: CountingCollection, world: World) -> None:

@@ -1,0 +1,25 @@
+"""Exact search over stored vectors, block by block: the truth that the indexes are measured by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from indexes.arrays import top
+from indexes.model import Floats, Ids
+
+
+def nearest(
+    blocks: Iterable[tuple[Ids, Floats]], queries: Floats, k: int, allowed: Ids | None = None
+) -> list[tuple[Ids, Floats]]:
+    """For each query [n, dimensions] the `k` best ids of all blocks and their scores; of the `allowed` ones only."""
+    best: list[tuple[Ids, Floats]] = [(np.empty(0, np.int64), np.empty(0, np.float32)) for _ in queries]
+    for ids, vectors in blocks:
+        kept = slice(None) if allowed is None else np.isin(ids, allowed, assume_unique=True)
+        for at, scores in enumerate(queries @ vectors[kept].T):
+            some_ids, some_scores = top(ids[kept], scores, k)
+            known_ids, known_scores = best[at]
+            both = np.concatenate([known_scores, some_scores])
+            best[at] = top(np.concatenate([known_ids, some_ids]), both, k)
+    return best

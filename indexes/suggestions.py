@@ -1,0 +1,34 @@
+"""Which name was probably meant: for errors about one that is not known."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Sequence
+
+LISTED_MAX = 20
+NAME_CHARS_SHOWN = 100  # of a name that a request holds; difflib takes quadratic time
+
+Alike = Sequence[frozenset[str]]
+
+
+def suggestion(name: str, known: Collection[str], alike: Alike = ()) -> str:
+    """`did you mean 'k'?` where that is likely, else the known names. `alike`: names people use for the same thing."""
+    meant = likely(name, known, alike)
+    if meant is not None:
+        return f"did you mean {meant!r}?"
+    listed = ", ".join(sorted(known)[:LISTED_MAX]) or "none"
+    return f"known are: {listed}" + (", ..." if len(known) > LISTED_MAX else "")
+
+
+def likely(name: str, known: Collection[str], alike: Alike = ()) -> str | None:
+    """One that means the same, else one that is spelled nearly so."""
+    long = [one for one in known if len(one) > 2]  # any four letters are "close" to some two
+    near = difflib.get_close_matches(name[:NAME_CHARS_SHOWN], long, 1)
+    return synonym(name, known, alike) or (near[0] if near else None)
+
+
+def synonym(name: str, known: Collection[str], alike: Alike) -> str | None:
+    """The known name that means the same: itself in lower case, without MongoDB's dollar, or one of its group."""
+    wanted = name[:NAME_CHARS_SHOWN].lower().lstrip("$")
+    same = {wanted}.union(*(group for group in alike if wanted in group))
+    return wanted if wanted in known else min(same & set(known), default=None)

@@ -1,0 +1,122 @@
+"""Metadata as people send it, in the flat form that is stored and filtered; and changes to what is stored.
+
+    {"a": {"b": 1}, "tags": ["x", null, 2], "none": null}  ->  {"a.b": 1, "tags": ["x", 2]}
+
+A null means that there is no value. Errors name the key; `where` is the place of the metadata in the request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from indexes.errors import InvalidInput, TooLarge
+from indexes.filters.grammar import fits
+from indexes.model import Metadata, Scalar
+from retrieval.settings import Config
+
+DEPTH_MAX = 8  # objects inside one another: more is data, not metadata, and recursion needs a bound
+
+
+def flattened(metadata: Mapping[str, Any], where: str) -> Metadata:
+    """Nested objects as keys with dots, without what is null. Raises InvalidInput for what no filter could compare."""
+    flat: Metadata = {}
+    for path, value in _leaves(metadata, where):
+        if value is None or isinstance(value, dict):
+            continue
+        place = f"{where}.{path}"
+        if "\0" in path:
+            raise InvalidInput(f"{place}: the key holds a NUL character", param=place)
+        if path in flat:
+            raise InvalidInput(f"{place} comes twice: in an object, and as a key with dots", param=place)
+        flat[path] = _listed(value, place) if isinstance(value, list) else _scalar(value, place)
+    return flat
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """A JSON merge patch (RFC 7396) of flat metadata, in which a key with dots is an object in an object.
+
+    A null removes a key and all below it; an object changes what is below its key; anything else takes the place of
+    a key and all below it.
+    """
+
+    added: Metadata
+    named: frozenset[str]
+    replaced: frozenset[str]  # with all below them: those that are named and no object
+
+    @staticmethod
+    def of(patch: Mapping[str, Any], where: str) -> Patch:
+        """Raises InvalidInput as `flattened` does."""
+        named = list(_leaves(patch, where, with_objects=True))
+        replaced = (path for path, value in named if not isinstance(value, dict))
+        return Patch(flattened(patch, where), frozenset(path for path, _ in named), frozenset(replaced))
+
+    def applied(self, metadata: Metadata) -> Metadata:
+        """The metadata after the patch; the very same where it changes nothing."""
+        kept = {key: value for key, value in metadata.items() if not self._takes(key)}
+        changed = kept | self.added
+        return metadata if same(changed, metadata) else changed
+
+    def _takes(self, key: str) -> bool:
+        above = (key[:at] for at, character in enumerate(key) if character == ".")
+        return key in self.named or any(path in self.replaced for path in above)
+
+
+def check_limits(title: str, metadata: Metadata, where: str, config: Config) -> None:
+    """Raises TooLarge. Title and metadata share a limit: both are read again with each hit."""
+    limits = config.limits
+    if len(metadata) > limits.metadata_keys_max:
+        raise TooLarge(
+            f"{where} has {len(metadata)} keys, at most {limits.metadata_keys_max} are allowed", param=where
+        )
+    if (size := len(msgspec.json.encode((title, metadata)))) > limits.metadata_bytes_max:
+        raise TooLarge(
+            f"{where} has {size} bytes with the title, at most {limits.metadata_bytes_max} are allowed",
+            param=where,
+        )
+
+
+def same(one: Metadata, other: Metadata) -> bool:
+    """Whether they are equal as JSON, in any order. To Python 1, 1.0 and True are equal."""
+    return msgspec.json.encode(one, order="sorted") == msgspec.json.encode(other, order="sorted")
+
+
+def _leaves(
+    metadata: Mapping[str, Any], where: str, *, with_objects: bool = False, above: str = "", depth: int = 1
+) -> Iterator[tuple[str, Any]]:
+    """Everything that is no object, and with `with_objects` the objects too, by its keys joined with dots."""
+    for key, value in metadata.items():
+        path = f"{above}{key}"
+        if not isinstance(value, dict):
+            yield path, value
+            continue
+        if depth == DEPTH_MAX:
+            place = f"{where}.{path}"
+            raise InvalidInput(f"{place} is nested too deep, at most {DEPTH_MAX} objects", param=place)
+        if with_objects:
+            yield path, value
+        yield from _leaves(value, where, with_objects=with_objects, above=f"{path}.", depth=depth + 1)
+
+
+def _listed(values: list[Any], place: str) -> list[Scalar]:
+    kept = [value for value in values if value is not None]
+    for value in kept:
+        if isinstance(value, dict | list):
+            found = "an object" if isinstance(value, dict) else "a list"
+            raise InvalidInput(
+                f"{place} is a list that holds {found}, expected strings, numbers or booleans", param=place
+            )
+        _scalar(value, place)
+    return kept
+
+
+def _scalar(value: Scalar, place: str) -> Scalar:
+    if not fits(value):
+        raise InvalidInput(f"{place} does not fit into 64 bits", param=place)
+    if isinstance(value, str) and "\0" in value:
+        raise InvalidInput(f"{place} holds a NUL character", param=place)
+    return value
