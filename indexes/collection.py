@@ -353,10 +353,7 @@ class Collection:
         return generation
 
     def _prune(self, *, before: int) -> None:
-        """Keep the live generation and the one before it, then the newest; delete the others and their history.
-
-        The swap is done by then, so trouble here is only logged.
-        """
+        """Keep the live generation, the one before it, and the newest. Trouble is only logged: the swap is done."""
         seqs = self.shelf.seqs()
         first = [number for number in (self.snapshot.generation, before) if number]
         others = [number for number in reversed(seqs) if number not in first]

@@ -29,12 +29,14 @@ TIERS: tuple[Tier, ...] = ("delta", "hot", "cold")
 
 @dataclass(frozen=True, slots=True)
 class NewPassage:
-    """A piece of a document, embedded: `text[start:end]` of the document, its tokens, its unit vector."""
+    """A piece of a document, embedded: `text[start:end]` of the document, its tokens, its unit vector, and the headings
+    it stands under, for the reader: they are not searched."""
 
     start: int
     end: int
     tokens: int
     vector: Floats
+    heading: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,7 @@ class StoredPassage:
     text: str
     title: str
     metadata: Metadata
+    heading: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -335,6 +335,7 @@ def make_hits(
                 scores=Scores(one_score(dense, at), one_score(lexical, at)),
                 tier=tiers[at] or "delta",  # written after the snapshot: it can only be in the delta
                 ranks=ranks_of(fused, passage.id) if planned.explain else None,
+                heading=passage.heading,
             )
         )
     return hits

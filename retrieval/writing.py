@@ -200,7 +200,7 @@ def chunk(document: NewDocument, embedder: Embedder, config: Config) -> list[Pie
 
 def upsert_of(document: NewDocument, pieces: list[Piece], vectors: Floats) -> Upsert:
     passages = tuple(
-        NewPassage(piece.span.start, piece.span.end, piece.span.tokens, vector)
+        NewPassage(piece.span.start, piece.span.end, piece.span.tokens, vector, piece.span.heading)
         for piece, vector in zip(pieces, vectors, strict=True)
     )
     return Upsert(document.id, document.text, document.title, document.metadata, passages)

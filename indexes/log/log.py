@@ -40,7 +40,8 @@ CREATE TABLE documents(
 -- `text` is null where the passage is the whole document; the vector comes last so that reading text skips it.
 CREATE TABLE passages(
     id INTEGER PRIMARY KEY AUTOINCREMENT, document INTEGER NOT NULL, ordinal INTEGER NOT NULL,
-    start INTEGER NOT NULL, end INTEGER NOT NULL, tokens INTEGER NOT NULL, text TEXT, vector BLOB NOT NULL);
+    start INTEGER NOT NULL, end INTEGER NOT NULL, tokens INTEGER NOT NULL, heading TEXT NOT NULL DEFAULT '',
+    text TEXT, vector BLOB NOT NULL);
 CREATE TABLE operations(
     seq INTEGER PRIMARY KEY AUTOINCREMENT, at_ms INTEGER NOT NULL, document_id TEXT NOT NULL,
     first_passage INTEGER NOT NULL, passages INTEGER NOT NULL,
@@ -57,7 +58,8 @@ INSERT_DOCUMENT = (
 )
 INSERT_CONTENT = "INSERT INTO content VALUES(?)"
 INSERT_PASSAGE = (
-    "INSERT INTO passages(document, ordinal, start, end, tokens, text, vector) VALUES(?, ?, ?, ?, ?, ?, ?)"
+    "INSERT INTO passages(document, ordinal, start, end, tokens, heading, text, vector)"
+    " VALUES(?, ?, ?, ?, ?, ?, ?, ?)"
 )
 INSERT_OPERATION = (
     "INSERT INTO operations(at_ms, document_id, first_passage, passages, dead_first, dead_passages)"
@@ -210,7 +212,7 @@ def changing(path: Path, db: apsw.Connection | None = None) -> Iterator[None]:
 
 
 def migrate(db: apsw.Connection) -> None:
-    """Format 1 to 2, in one transaction: digests of documents, and the content hash over them.
+    """Format 1 to 2, in one transaction: headings of passages, digests of documents, and the content hash over them.
 
     Documents already there get no digest, because what they were cut by is not known; so each counts as changed when
     it is written next, and has one from then on.
@@ -218,6 +220,7 @@ def migrate(db: apsw.Connection) -> None:
     seed, content = secrets.token_bytes(SEED_BYTES), ContentHash()
     with db:
         db.execute("ALTER TABLE documents ADD COLUMN digest BLOB")
+        db.execute("ALTER TABLE passages ADD COLUMN heading TEXT NOT NULL DEFAULT ''")
         db.execute(CONTENT_SCHEMA)
         for document_id, seq in db.execute("SELECT id, seq FROM documents"):
             content.add(str(document_id), stand_in(seed, str(document_id), seq))
@@ -268,8 +271,8 @@ def insert(db: apsw.Connection, new: Upsert) -> int:
     for ordinal, passage in enumerate(new.passages):
         whole = passage.start == 0 and passage.end == len(new.text)
         text = None if whole else new.text[passage.start : passage.end]
-        values = (pk, ordinal, passage.start, passage.end, passage.tokens, text, passage.vector.tobytes())
-        db.execute(INSERT_PASSAGE, values)
+        where = (pk, ordinal, passage.start, passage.end, passage.tokens, passage.heading)
+        db.execute(INSERT_PASSAGE, (*where, text, passage.vector.tobytes()))
         first = first or db.last_insert_rowid()
     db.execute("UPDATE documents SET first_passage = ? WHERE pk = ?", (first, pk))
     return first

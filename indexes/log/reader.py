@@ -34,11 +34,12 @@ SCAN_ROWS = 2048
 
 LIVE = "FROM passages p JOIN documents d ON d.pk = p.document"
 ONE_PASSAGE = (
-    "SELECT p.id, d.id, p.ordinal, p.start, p.end, p.tokens, coalesce(p.text, d.text), d.title, d.metadata"
+    "SELECT p.id, d.id, p.ordinal, p.start, p.end, p.tokens, coalesce(p.text, d.text), d.title, d.metadata,"
+    " p.heading"
 )
 ONE_DOCUMENT = "SELECT id, seq, text, title, metadata, passages, pk FROM documents"
 WHOLE_DOCUMENT = "SELECT text, title, metadata, first_passage, passages FROM documents WHERE id = ?"
-ITS_PASSAGES = "SELECT start, end, tokens, vector FROM passages WHERE id >= ? AND id < ? ORDER BY id"
+ITS_PASSAGES = "SELECT start, end, tokens, heading, vector FROM passages WHERE id >= ? AND id < ? ORDER BY id"
 VECTORS = "SELECT p.id, p.vector FROM passages p"  # without the join: one tree less for the scan that reads the most
 AMONG = "WHERE p.id IN (SELECT value FROM json_each(?))"
 BETWEEN = "WHERE p.id > ? AND p.id <= ? ORDER BY p.id"
@@ -122,8 +123,8 @@ class LogReader:
             text, title, metadata, first, count = row
             passages: Any = db.execute(ITS_PASSAGES, (first, first + count)).fetchall()
         pieces = (
-            NewPassage(start, end, tokens, np.frombuffer(vector, np.float32))
-            for start, end, tokens, vector in passages
+            NewPassage(start, end, tokens, np.frombuffer(vector, np.float32), heading)
+            for start, end, tokens, heading, vector in passages
         )
         return Upsert(document_id, text, title, decode_metadata(metadata), tuple(pieces))
 
@@ -211,10 +212,9 @@ def searchable_text(title: str, text: str) -> str:
 
 
 def as_passage(row: Any) -> StoredPassage:
-    passage, document_id, ordinal, start, end, tokens, stored, title, metadata = row
-    return StoredPassage(
-        passage, document_id, ordinal, start, end, tokens, stored, title, decode_metadata(metadata)
-    )
+    passage, document_id, ordinal, start, end, tokens, text, title, metadata, heading = row
+    decoded = decode_metadata(metadata)
+    return StoredPassage(passage, document_id, ordinal, start, end, tokens, text, title, decoded, heading)
 
 
 def as_document(row: Any) -> StoredDocument:

@@ -129,7 +129,9 @@ def rows(path: Path) -> dict[str, list[Any]]:
             "documents": db.execute(
                 "SELECT pk, id, seq, first_passage, passages, title, metadata, text FROM documents"
             ).fetchall(),
-            "passages": db.execute("SELECT * FROM passages").fetchall(),
+            "passages": db.execute(
+                "SELECT id, document, ordinal, start, end, tokens, text, vector FROM passages"
+            ).fetchall(),
             "operations": db.execute("SELECT * FROM operations").fetchall(),
             "numbers": db.execute("SELECT * FROM sqlite_sequence").fetchall(),
             "uid": db.execute("SELECT value FROM meta WHERE key = 'uid'").fetchall(),
@@ -165,7 +167,9 @@ def test_an_old_log_is_opened_without_loss(old_data: Path) -> None:
     assert docs.snapshot.seq == 6
     assert found_ids(docs, WORLD.vector(2, 0, 0), 1) == ["d2"]
     content = docs.snapshot.content
-    docs.write([versioned(9)]).result()
+    new = versioned(9)
+    docs.write([replace(new, passages=tuple(replace(one, heading="A > B") for one in new.passages))]).result()
+    assert {one.heading for one in docs.passages([2, 7]).values()} == {"", "A > B"}
     assert docs.snapshot.content != content
     docs.write([Delete("d9")]).result()
     assert docs.snapshot.content == content
