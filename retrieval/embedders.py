@@ -25,7 +25,7 @@ WARM_UP = ((1, 4), (1, 14), (1, 62), (4, 30), (2, 126), (8, 14))  # texts and to
 
 
 class Embedder:
-    """One model, ready to embed. Queries of searches go through a cache of vectors first."""
+    """One model, ready to embed. Vectors of searches' queries are cached."""
 
     def __init__(
         self,
@@ -45,13 +45,14 @@ class Embedder:
     def fingerprint(self) -> str:
         return self.encoder.fingerprint
 
-    async def query(self, text: str, deadline: float | None = None) -> Floats:
-        """Vector of a search's query, float32 [dimensions]. `deadline` in the loop's time."""
-        cached = self._cache.get(self.fingerprint, text)
-        if cached is not None:
-            return cached
+    async def query(self, text: str, deadline: float | None = None, *, cached: bool = True) -> Floats:
+        """Vector of a search's query, float32 [dimensions]. `deadline` in the loop's time; without `cached` the
+        cache is neither read nor filled."""
+        if cached and (known := self._cache.get(self.fingerprint, text)) is not None:
+            return known
         embedded = await self._batcher.embed([text], "query", lane="query", deadline=deadline)
-        return self._cache.put(self.fingerprint, text, embedded.vectors[0])
+        vector = embedded.vectors[0]
+        return self._cache.put(self.fingerprint, text, vector) if cached else vector
 
     async def documents(self, texts: list[str]) -> Floats:
         """Vectors of passages, float32 [texts, dimensions]."""

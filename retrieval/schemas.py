@@ -247,7 +247,8 @@ class Receipt(msgspec.Struct):
 
 
 class Timings(msgspec.Struct):
-    """Milliseconds spent in each stage; dense and lexical may overlap with embedding."""
+    """Milliseconds in each stage. `wait` is the time in which no stage ran: mostly in line for a search thread, or for
+    `min_seq`. All of them add up to `total`, less what `lexical` overlaps with `embed`."""
 
     cache: float = 0.0
     embed: float = 0.0
@@ -255,6 +256,7 @@ class Timings(msgspec.Struct):
     lexical: float = 0.0
     fuse: float = 0.0
     hydrate: float = 0.0
+    wait: float = 0.0
     total: float = 0.0
 
 
