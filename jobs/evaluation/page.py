@@ -97,7 +97,7 @@ def latency(report: Report) -> str:
         others = table(header, [row for kind in rows.values() for row in kind])
         numbers += f"<details><summary>Other kinds of search</summary>{others}</details>"
     words = (
-        "Milliseconds of unfiltered dense search, by the service's own clock. \"wait\" is time in no stage, mostly in "
+        'Milliseconds of unfiltered dense search, by the service\'s own clock. "wait" is time in no stage, mostly in '
         "line for a search thread. The stages of one search add up to its total; their percentiles do so roughly."
     )
     return section("Latency", words, plots.latency_plot(report), numbers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -10,11 +11,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from indexes.memory import memory_bytes
 from jobs.cli import COMMANDS
+from jobs.commands import bench
 from jobs.server_process import ServerProcess
+from retrieval.client import Client
 from tests.support.http import Http
 
 ROOT = Path(__file__).parents[2]
@@ -246,6 +251,27 @@ def test_the_demo(model_folder: Path) -> None:
     assert "difflib" in ended.stdout
 
 
+def test_memory_with_mapped_files_is_no_less_than_without(
+    service: ServerProcess, http: Http, tmp_path: Path
+) -> None:
+    """Also where the process that the bench compares with happens to map more of its libraries."""
+    http.ok("POST", "/v1/collections", {"name": bench.COLLECTION})
+    http.write(bench.COLLECTION, {"id": "a", "text": "Apples grow on trees."})
+    now = memory_bytes(service.pid)
+    more = {
+        "own": now["own"] - 10**6,
+        "mapped": now["mapped"] + 10**7,
+        "resident": now["resident"] + 9 * 10**6,
+    }
+
+    async def measured() -> dict[str, Any]:
+        async with Client(service.url) as client:
+            return await bench.memory(client, service.pid, tmp_path, more)
+
+    memory = asyncio.run(measured())
+    assert memory["with_mapped_files_bytes_per_passage"] >= memory["own_bytes_per_passage"] > 0
+
+
 @pytest.mark.slow
 def test_the_benchmark_writes_a_report(model_folder: Path, tmp_path: Path, folder: Path) -> None:
     """On a small corpus every figure is there, with the machine and the versions."""
@@ -278,4 +304,6 @@ def test_the_benchmark_writes_a_report(model_folder: Path, tmp_path: Path, folde
         "insert",
     } <= set(report)
     assert report["recall"]["overall"] > 0.9
+    memory = report["memory"]
+    assert memory["with_mapped_files_bytes_per_passage"] > memory["own_bytes_per_passage"]
     assert len(list((tmp_path / "reports").glob("bench-*.json"))) == 1

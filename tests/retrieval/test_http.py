@@ -70,7 +70,16 @@ def test_the_receipt_and_timings(http: Http, facts: str) -> None:
         "cache": "miss",
         "model": "all-MiniLM-L6-v2",
     }
-    assert set(reply.body["timings_ms"]) == {"cache", "embed", "dense", "lexical", "fuse", "hydrate", "wait", "total"}
+    assert set(reply.body["timings_ms"]) == {
+        "cache",
+        "embed",
+        "dense",
+        "lexical",
+        "fuse",
+        "hydrate",
+        "wait",
+        "total",
+    }
     assert "total;dur=" in reply.headers["Server-Timing"]
     assert float(reply.headers["X-Embed-Latency"]) >= 0
     assert float(reply.headers["X-Search-Latency"]) > 0
