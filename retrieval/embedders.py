@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from contextvars import Context
 from pathlib import Path
 
 from indexes.collection import Collection
@@ -86,7 +87,8 @@ class Embedders:
         if (found := self._open.get(name)) is not None:
             return found
         if name not in self._opening:
-            self._opening[name] = asyncio.create_task(self._opened(name))
+            # In a context of its own: what stays open does not belong to the request that came first.
+            self._opening[name] = asyncio.create_task(self._opened(name), context=Context())
         return await asyncio.shield(self._opening[name])
 
     def names(self) -> list[str]:

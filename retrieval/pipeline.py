@@ -13,6 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -227,7 +228,8 @@ class Pipeline:
         return await watch.awaited("embed", query)
 
     async def _run(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        context = copy_context()  # for what is logged there
+        return await asyncio.get_running_loop().run_in_executor(self._pool, lambda: context.run(work))
 
 
 async def reached(collection: Collection, min_seq: int) -> Snapshot:
