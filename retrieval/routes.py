@@ -10,8 +10,9 @@ from aiohttp import web
 from retrieval import schemas
 from retrieval.dialects import ollama, openai, tei
 from retrieval.dialects.errors import OllamaErrorBody, OpenAIErrorBody, TeiErrorBody
+from retrieval.examples import make_examples
 from retrieval.handlers import collections, documents, jobs, scrolling, search, system
-from retrieval.keys import API
+from retrieval.keys import API, CONFIG
 from retrieval.openapi import Route, describe
 
 C = "/v1/collections/{collection}"
@@ -91,7 +92,7 @@ ROUTES = (
 
 
 def add_routes(app: web.Application) -> None:
-    app[API] = describe(ROUTES)
+    app[API] = describe(ROUTES, make_examples(app[CONFIG].models.default))
     for route in ROUTES:
         app.router.add_route(route.method, route.path, route.handler)
     app.router.add_static("/docs/assets", Path(str(files("swagger_ui"))) / "static")
