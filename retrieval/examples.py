@@ -30,6 +30,7 @@ def make_examples(model: str) -> Examples:
             "a collection": {"name": "docs"},
             "with a small hot tier": {"name": "tickets", "hot_capacity": 10_000},
         },
+        schemas.RenameCollection: {"another name": {"name": "handbook"}},
         schemas.SetAlias: {"an alias": {"collection": "docs"}},
         schemas.WriteDocuments: {"two documents": {"documents": DOCUMENTS}},
         schemas.SearchRequest: {

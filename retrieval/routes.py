@@ -50,6 +50,8 @@ ROUTES = (
     Route("GET", C, collections.shown, "One collection: counts, memory, generation, recall", COLLECTIONS,
           None, schemas.CollectionBody),
     Route("DELETE", C, collections.deleted, "Delete a collection with all its documents", COLLECTIONS, status=204),
+    Route("POST", f"{C}/rename", collections.renamed, "Give a collection another name; its aliases follow", COLLECTIONS,
+          schemas.RenameCollection, schemas.CollectionBody),
     Route("PUT", "/v1/aliases/{alias}", collections.set_alias, "Let an alias name a collection", COLLECTIONS,
           schemas.SetAlias, schemas.AliasBody),
     Route("DELETE", "/v1/aliases/{alias}", collections.remove_alias, "Remove an alias", COLLECTIONS, status=204),

@@ -35,6 +35,10 @@ class CreateCollection(Request, frozen=True, kw_only=True):
     hot_capacity: Capacity | None = None
 
 
+class RenameCollection(Request, frozen=True, kw_only=True):
+    name: str
+
+
 class SetAlias(Request, frozen=True, kw_only=True):
     collection: str
 

@@ -18,7 +18,7 @@ FIRST = ("post_collections", "post_collections_collection_documents", "put_alias
 BUILT = ("post_collections_collection_reindex", "post_collections_collection_tune",
          "post_collections_collection_rollback")  # fmt: skip
 LAST = ("post_collections_collection_documents_delete", "delete_collections_collection_documents_id",
-        "delete_aliases_alias", "delete_collections_collection")  # fmt: skip
+        "post_collections_collection_rename", "delete_aliases_alias", "delete_collections_collection")  # fmt: skip
 
 
 @pytest.fixture
@@ -51,6 +51,8 @@ def test_every_example_runs(fresh: Http) -> None:
             if name in BUILT and reply.status == 202:
                 jobs.append(reply.body["job"])
                 fresh.wait_for(jobs[-1])
+            if path.endswith("/rename"):
+                fresh.ok("POST", f"/v1/collections/{body['name']}/rename", {"name": "docs"})
             if "/search" in path:
                 results = reply.body.get("results", [reply.body])
                 assert all(one["hits"] for one in results), (name, label, reply)
