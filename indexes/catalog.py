@@ -17,7 +17,7 @@ import msgspec
 
 from indexes import failpoints
 from indexes.collection import DRAFT_PREFIX, Collection
-from indexes.durable import FolderLock, disk_errors, publish, sync_folder
+from indexes.durable import FolderLock, disk_errors, publish, publish_folder, sync_folder
 from indexes.errors import (
     Conflict,
     Damaged,
@@ -155,6 +155,9 @@ class Catalog:
                 renamed = opened(self.folder / new_name, self._tuning)
                 others = {known: one for known, one in self._collections.items() if known != name}
                 self._collections = {**others, new_name: renamed}
+            except BaseException:
+                del self._collections[name]  # it is closed; the next opening of the directory finds it
+                raise
             finally:
                 self._renaming = None
             return renamed
@@ -224,13 +227,12 @@ def settle(folder: Path) -> dict[str, str]:
     """The aliases of a data directory, once a rename that its marker tells of is done. Call it with the lock."""
     marker = read_marker(folder)
     if marker.renaming is not None:
-        old, new = marker.renaming
-        if (folder / old).exists():
-            with disk_errors(folder / new):
-                (folder / old).rename(folder / new)
-            failpoints.reach("rename.renamed")
-        sync_folder(folder)
-        failpoints.reach("rename.synced")
+        old, new = (folder / name for name in marker.renaming)
+        if old.exists():
+            publish_folder(old, new)
+        else:
+            sync_folder(folder)  # the rename may have been seen and not yet be durable
+        failpoints.reach("rename.published")
         write_marker(folder, marker.aliases)
     return marker.aliases
 
