@@ -52,7 +52,7 @@ bench: setup $(BENCH_VENV)/.installed ## measure beside the libraries others use
 torture: setup ## long random runs: kills, power losses, failing and full disks, damaged files, load
 	$(VENV)/bin/python -m pytest -m torture $(ARGS)
 
-clean: ## remove environments, caches and builds; models/ and data/ stay
+clean: ## remove environments, caches and builds; models/, data/ and demo/ stay
 	rm -rf $(VENV) $(EXPORT_VENV) $(BENCH_VENV) build dist reports *.egg-info
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find indexes retrieval jobs tests -name __pycache__ -type d -prune -exec rm -rf {} +

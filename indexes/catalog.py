@@ -1,6 +1,6 @@
 """The data directory: which collections it holds, which aliases name them, and one process that may write to it.
 
-data/nearline.json      format version and aliases; marks the folder as ours
+data/nearline.json      format version, aliases, and a rename under way; marks the folder as ours
 data/LOCK               held while a process serves
 data/<collection>/      one folder for each collection
 """
@@ -17,7 +17,7 @@ import msgspec
 
 from indexes import failpoints
 from indexes.collection import DRAFT_PREFIX, Collection
-from indexes.durable import FolderLock, disk_errors, publish, sync_folder
+from indexes.durable import FolderLock, disk_errors, publish, publish_folder, sync_folder
 from indexes.errors import (
     Conflict,
     Damaged,
@@ -25,6 +25,7 @@ from indexes.errors import (
     InvalidInput,
     NotADataDirectory,
     NotFound,
+    NotReady,
     StorageError,
 )
 from indexes.model import Settings, Tuning
@@ -37,9 +38,12 @@ NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 NAME_RULE = "1 to 63 of a-z, 0-9, '-' and '_', beginning with a letter or digit"
 
 
-class Marker(msgspec.Struct, frozen=True):
+class Marker(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`renaming` holds the old and the new name while a collection's folder is renamed; `aliases` follow already."""
+
     format_version: int
     aliases: dict[str, str]
+    renaming: tuple[str, str] | None = None
 
 
 class Catalog:
@@ -55,9 +59,11 @@ class Catalog:
         self._tuning = tuning
         self._change = threading.Lock()
         self._collections: dict[str, Collection] = {}
-        self._aliases = prepare(folder)
+        self._renaming: tuple[str, str] | None = None
+        prepare(folder)
         self._lock = FolderLock(folder / "LOCK")
         try:
+            self._aliases = settle(folder)
             for leftover in (*folder.glob(".removed-*"), *folder.glob(f"{DRAFT_PREFIX}*")):
                 shutil.rmtree(leftover, ignore_errors=True)
             for path in sorted(folder.iterdir()):
@@ -82,8 +88,11 @@ class Catalog:
         return dict(self._aliases)
 
     def get(self, name: str) -> Collection:
-        """The collection of this name or alias. Raises NotFound."""
-        collection = self._collections.get(self._aliases.get(name, name))
+        """The collection of this name or alias. Raises NotFound, or NotReady while it is renamed."""
+        own_name = self._aliases.get(name, name)
+        if self._renaming and own_name in self._renaming:
+            raise NotReady(f"collection {name!r} is being renamed", retry_after_s=1, param="collection")
+        collection = self._collections.get(own_name)
         if collection is None:
             raise NotFound(f"no collection {name!r}", param="collection")
         return collection
@@ -117,6 +126,41 @@ class Catalog:
             failpoints.reach("delete.synced")
             shutil.rmtree(removed, ignore_errors=True)
             failpoints.reach("delete.removed")
+
+    def rename(self, name: str, new_name: str) -> Collection:
+        """Give a collection another name; its aliases follow. Returns it, opened anew under that name.
+
+        Atomic and durable: from the marker's publication on a crash leaves the rest to the next opening. Searches
+        under way may fail with NotFound, later ones with NotReady until the collection is open again.
+        """
+        check_name(new_name)
+        with self._change:
+            collection = self._collections.get(name)
+            if collection is None:
+                raise NotFound(f"no collection {name!r}", param="collection")
+            if (
+                new_name in self._collections
+                or new_name in self._aliases
+                or (self.folder / new_name).exists()
+            ):
+                raise Conflict(f"the name {new_name!r} is taken", param="name")
+            aliases = {alias: new_name if to == name else to for alias, to in self._aliases.items()}
+            failpoints.reach("rename.begin")
+            write_marker(self.folder, aliases, renaming=(name, new_name))
+            self._aliases, self._renaming = aliases, (name, new_name)
+            try:
+                collection.close()
+                failpoints.reach("rename.closed")
+                settle(self.folder)
+                renamed = opened(self.folder / new_name, self._tuning)
+                others = {known: one for known, one in self._collections.items() if known != name}
+                self._collections = {**others, new_name: renamed}
+            except BaseException:
+                del self._collections[name]  # it is closed; the next opening of the directory finds it
+                raise
+            finally:
+                self._renaming = None
+            return renamed
 
     def set_alias(self, alias: str, name: str) -> None:
         """Let an alias name a collection, atomically and durably, whatever it named before."""
@@ -161,17 +205,8 @@ def check_name(name: str) -> None:
 
 def prepare(folder: Path) -> dict[str, str]:
     """The aliases of a data directory; an empty or missing folder becomes one."""
-    marker = folder / MARKER
-    if marker.is_file():
-        try:
-            stored = msgspec.json.decode(marker.read_bytes(), type=Marker)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise Damaged(f"{marker}: {error}") from error
-        if stored.format_version != FORMAT_VERSION:
-            raise NotADataDirectory(
-                f"{folder} has format {stored.format_version}; this version of nearline reads {FORMAT_VERSION}"
-            )
-        return stored.aliases
+    if (folder / MARKER).is_file():
+        return read_marker(folder).aliases
     if folder.exists() and not folder.is_dir():
         raise NotADataDirectory(f"{folder} is not a folder")
     if folder.is_dir() and any(path.name != f".{MARKER}.draft" for path in folder.iterdir()):
@@ -188,5 +223,33 @@ def prepare(folder: Path) -> dict[str, str]:
     return {}
 
 
-def write_marker(folder: Path, aliases: dict[str, str]) -> None:
-    publish(folder / MARKER, msgspec.json.encode(Marker(FORMAT_VERSION, aliases)) + b"\n")
+def settle(folder: Path) -> dict[str, str]:
+    """The aliases of a data directory, once a rename that its marker tells of is done. Call it with the lock."""
+    marker = read_marker(folder)
+    if marker.renaming is not None:
+        old, new = (folder / name for name in marker.renaming)
+        if old.exists():
+            publish_folder(old, new)
+        else:
+            sync_folder(folder)  # the rename may have been seen and not yet be durable
+        failpoints.reach("rename.published")
+        write_marker(folder, marker.aliases)
+    return marker.aliases
+
+
+def read_marker(folder: Path) -> Marker:
+    marker = folder / MARKER
+    try:
+        stored = msgspec.json.decode(marker.read_bytes(), type=Marker)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Damaged(f"{marker}: {error}") from error
+    if stored.format_version != FORMAT_VERSION:
+        raise NotADataDirectory(
+            f"{folder} has format {stored.format_version}; this version of nearline reads {FORMAT_VERSION}"
+        )
+    return stored
+
+
+def write_marker(folder: Path, aliases: dict[str, str], *, renaming: tuple[str, str] | None = None) -> None:
+    marker = Marker(FORMAT_VERSION, aliases, renaming)
+    publish(folder / MARKER, msgspec.json.encode(marker) + b"\n")

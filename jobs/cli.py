@@ -15,6 +15,7 @@ COMMANDS = {
     "demo": "Index the docstrings of this Python, serve them, and search them.",
     "ingest": "Send files and folders to a running service.",
     "search": "Ask a running service.",
+    "collections": "List, show, rename, roll back and delete collections.",
     "reindex": "Rebuild the indexes of a collection and swap them in.",
     "tune": "Find the cheapest search settings of a recall, and use them.",
     "reembed": "Embed a collection anew with another model, beside serving.",

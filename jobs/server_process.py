@@ -26,7 +26,7 @@ class ServerProcess:
     def __init__(self, data: Path, environ: Mapping[str, str] | None = None) -> None:
         """Raises NearlineError with the child's last line if it ends before it is ready."""
         command = [sys.executable, "-m", "jobs.cli", "serve", "--data", str(data), "--port", "0"]
-        self._log = (data.parent / f"{data.name}.server.log").open("ab")
+        self._log = log_of(data).open("ab")
         self._child = subprocess.Popen(
             command,
             env={**os.environ, **(environ or {})},
@@ -86,6 +86,11 @@ class ServerProcess:
 
     def _close(self) -> None:
         self._log.close()
+
+
+def log_of(data: Path) -> Path:
+    """Where the services that are started here for a data directory write what they log."""
+    return data.with_name(f"{data.name}.server.log")
 
 
 @contextlib.contextmanager

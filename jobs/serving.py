@@ -8,8 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import json
-import logging
 import os
 import signal
 import sys
@@ -21,6 +19,7 @@ from indexes.courtesy import keep_turns_short
 from retrieval.app import create_app
 from retrieval.config import Config
 from retrieval.keys import FAILED, READY
+from retrieval.request_log import RequestLog
 
 READY_LINE = "nearline listens on "
 HEAPS_MAX = 2
@@ -30,7 +29,6 @@ DRAIN_S = 0.2  # between failing readiness and closing the socket, for a load ba
 
 def run(config: Config, data: Path) -> None:
     """Blocks until the service has ended. Raises what opening the data directory raises, and SystemExit as above."""
-    set_up_logging(config)
     share_heaps()
     if not asyncio.run(serve(config, data)):
         sys.exit(1)
@@ -52,7 +50,7 @@ async def serve(config: Config, data: Path) -> bool:
     app = create_app(config, data)
     runner = web.AppRunner(
         app,
-        access_log=None,
+        access_log_class=RequestLog,
         handler_cancellation=True,
         keepalive_timeout=config.server.keepalive_timeout_s,
         shutdown_timeout=config.server.shutdown_grace_s,
@@ -85,25 +83,3 @@ async def first_of(*events: asyncio.Event) -> None:
 def url_of(runner: web.AppRunner) -> str:
     host, port = runner.addresses[0][:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-class JsonFormatter(logging.Formatter):
-    """One JSON object a line."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        entry = {
-            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            entry["trace"] = self.formatException(record.exc_info)
-        return json.dumps(entry, ensure_ascii=False)
-
-
-def set_up_logging(config: Config) -> None:
-    handler = logging.StreamHandler()
-    text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
-    handler.setFormatter(JsonFormatter() if config.log.format == "json" else text)
-    logging.basicConfig(level=config.log.level.upper(), handlers=[handler], force=True)

@@ -108,6 +108,25 @@ class Client:
                 raise
         return await self.create_collection(name, **settings)
 
+    async def collections(self) -> list[JSON]:
+        found: list[JSON] = (await self.request("GET", "/v1/collections"))["collections"]
+        return found
+
+    async def delete_collection(self, name: str) -> None:
+        """With all its documents. By its own name, not an alias."""
+        await self.request("DELETE", f"/v1/collections/{quote(name, safe='')}")
+
+    async def rename_collection(self, name: str, new_name: str) -> JSON:
+        renamed: JSON = await self.request(
+            "POST", f"/v1/collections/{quote(name, safe='')}/rename", {"name": new_name}
+        )
+        return renamed
+
+    async def rollback(self, collection: str) -> int:
+        """Serve the generation before the present one again; returns its number."""
+        path = f"/v1/collections/{quote(collection, safe='')}/rollback"
+        return int((await self.request("POST", path))["generation"])
+
     async def set_alias(self, alias: str, collection: str) -> JSON:
         path = f"/v1/aliases/{quote(alias, safe='')}"
         made: JSON = await self.request("PUT", path, {"collection": collection})

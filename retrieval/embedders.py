@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from contextvars import Context
 from pathlib import Path
 
 from indexes.collection import Collection
@@ -25,7 +26,7 @@ WARM_UP = ((1, 4), (1, 14), (1, 62), (4, 30), (2, 126), (8, 14))  # texts and to
 
 
 class Embedder:
-    """One model, ready to embed. Queries of searches go through a cache of vectors first."""
+    """One model, ready to embed. Vectors of searches' queries are cached."""
 
     def __init__(
         self,
@@ -50,17 +51,17 @@ class Embedder:
     def fingerprint(self) -> str:
         return self.encoder.fingerprint
 
-    async def query(self, text: str, deadline: float | None = None) -> Floats:
-        """Vector of a search's query, float32 [dimensions]. `deadline` in the loop's time."""
-        cached = self._cache.get(self.fingerprint, text)
-        if cached is not None:
-            return cached
-        vector = await self._from_others(text)
+    async def query(self, text: str, deadline: float | None = None, *, cached: bool = True) -> Floats:
+        """Vector of a search's query, float32 [dimensions]. `deadline` in the loop's time; without `cached` no cache
+        is read or filled."""
+        if cached and (known := self._cache.get(self.fingerprint, text)) is not None:
+            return known
+        vector = await self._from_others(text) if cached else None
         if vector is None:
             vector = (await self._batcher.embed([text], "query", lane="query", deadline=deadline)).vectors[0]
-            if self._shared is not None:
+            if cached and self._shared is not None:
                 await self._shared.put(self.fingerprint, self.encoder.variant, text, vector)
-        return self._cache.put(self.fingerprint, text, vector)
+        return self._cache.put(self.fingerprint, text, vector) if cached else vector
 
     async def _from_others(self, text: str) -> Floats | None:
         """The vector, if a service that shares its cache has embedded the query before."""
@@ -108,7 +109,8 @@ class Embedders:
         if (found := self._open.get(name)) is not None:
             return found
         if name not in self._opening:
-            self._opening[name] = asyncio.create_task(self._opened(name))
+            # In a context of its own: what stays open does not belong to the request that came first.
+            self._opening[name] = asyncio.create_task(self._opened(name), context=Context())
         return await asyncio.shield(self._opening[name])
 
     def names(self) -> list[str]:

@@ -89,7 +89,7 @@ class Metrics:
         self._searches.labels(receipt.collection, receipt.cache, cold).inc()
         self._stage_seconds.labels("total").observe(timings.total / 1000)
         if receipt.cache != "hit":
-            for stage in ("embed", "dense", "lexical", "fuse", "hydrate"):
+            for stage in ("embed", "dense", "lexical", "fuse", "hydrate", "wait"):
                 self._stage_seconds.labels(stage).observe(getattr(timings, stage) / 1000)
 
     def written(self, collection: str, result: WriteResult, seconds: float) -> None:

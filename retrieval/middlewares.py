@@ -15,21 +15,27 @@ from indexes.errors import Conflict, InvalidInput, NearlineError, NotFound, TooL
 from retrieval.dialects.errors import response
 from retrieval.errors import MalformedRequest, MethodNotAllowed, RequestTimeout
 from retrieval.keys import CONFIG, METRICS
+from retrieval.request_log import CLIENT_LEFT, REQUEST_ID, log_request
 
 logger = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 PREFLIGHT_S = "7200"  # a browser asks again after this; Chromium's own most
-REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+GIVEN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 @web.middleware
 async def observed(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Count and time the request; echo the client's X-Request-Id or give one."""
     given = request.headers.get("X-Request-Id", "")
-    request_id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+    request_id = given if GIVEN_ID.fullmatch(given) else uuid.uuid4().hex
+    REQUEST_ID.set(request_id)  # aiohttp gives every request a task, and so a context, of its own
     started = time.perf_counter()
-    answer = await handler(request)
+    try:
+        answer = await handler(request)
+    except asyncio.CancelledError:
+        log_request(request, CLIENT_LEFT, time.perf_counter() - started)
+        raise
     answer.headers["X-Request-Id"] = request_id
     route = request.match_info.route.resource
     request.app[METRICS].request(
@@ -79,7 +85,7 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
     except web.HTTPException as error:
         return from_aiohttp(request, error)
     except Exception:
-        logger.exception("%s %s failed", request.method, request.path)
+        logger.exception("%s %s failed", request.method, request.rel_url.raw_path)
         return response(request.path, NearlineError("internal error; the service's log has the details"))
 
 

@@ -43,7 +43,15 @@ class Route:
     error: type[Any] = ErrorBody
 
 
-def describe(routes: Sequence[Route]) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Examples:
+    """`path` has values for parameters in paths, `bodies` named examples for each type of request."""
+
+    path: dict[str, str]
+    bodies: dict[type[Any], dict[str, dict[str, Any]]]
+
+
+def describe(routes: Sequence[Route], examples: Examples) -> dict[str, Any]:
     """The whole description, as JSON-ready values."""
     kinds = {
         kind for route in routes for kind in (route.request, route.answer, route.error) if kind is not None
@@ -54,7 +62,7 @@ def describe(routes: Sequence[Route]) -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         path = PATTERN.sub("}", route.path)
-        paths.setdefault(path, {})[route.method.lower()] = operation(route, path, schemas)
+        paths.setdefault(path, {})[route.method.lower()] = operation(route, path, schemas, examples)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -68,7 +76,9 @@ def describe(routes: Sequence[Route]) -> dict[str, Any]:
     }
 
 
-def operation(route: Route, path: str, schemas: dict[type[Any], dict[str, Any]]) -> dict[str, Any]:
+def operation(
+    route: Route, path: str, schemas: dict[type[Any], dict[str, Any]], examples: Examples
+) -> dict[str, Any]:
     answer: dict[str, Any] = {"description": "Done"}
     if route.answer is not None:
         answer["content"] = {"application/json": {"schema": schemas[route.answer]}}
@@ -80,18 +90,20 @@ def operation(route: Route, path: str, schemas: dict[type[Any], dict[str, Any]])
         "summary": route.summary,
         "operationId": operation_id(route.method, path),
         "tags": [route.tag],
-        "parameters": [path_parameter(name) for name in re.findall(r"{(\w+)}", path)]
+        "parameters": [path_parameter(name, examples.path.get(name)) for name in re.findall(r"{(\w+)}", path)]
         + [query_parameter(name) for name in route.parameters],
         "responses": {str(route.status): answer, "default": error},
     }
     if route.request is not None:
-        content = {"application/json": {"schema": schemas[route.request]}}
+        named = {name: {"value": body} for name, body in examples.bodies.get(route.request, {}).items()}
+        content = {"application/json": {"schema": schemas[route.request], "examples": named}}
         described["requestBody"] = {"required": True, "content": content}
     return described
 
 
-def path_parameter(name: str) -> dict[str, Any]:
-    return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+def path_parameter(name: str, example: str | None) -> dict[str, Any]:
+    described = {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+    return described if example is None else {**described, "example": example}
 
 
 def query_parameter(name: str) -> dict[str, Any]:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -51,32 +53,41 @@ class CachedAnswer(msgspec.Struct):
 
 @dataclass(slots=True)
 class Stopwatch:
-    """Milliseconds by stage. Stages may run on different threads, each writes its own.
+    """When each stage ran. Stages may run on different threads, at the same time, and more than once.
 
     `deadline`, in the loop's time, is when the caller stops waiting.
     """
 
     deadline: float | None = None
-    timings: Timings = field(default_factory=Timings)
     started: float = field(default_factory=time.perf_counter)
+    spans: list[tuple[float, float, str]] = field(default_factory=list)  # begun, ended, stage
 
     def timed(self, stage: str, work: Callable[[], T]) -> T:
         begun = time.perf_counter()
         try:
             return work()
         finally:
-            setattr(self.timings, stage, elapsed_ms(begun))
+            self.spans.append((begun, time.perf_counter(), stage))
 
     async def awaited(self, stage: str, work: Coroutine[Any, Any, T]) -> T:
         begun = time.perf_counter()
         try:
             return await work
         finally:
-            setattr(self.timings, stage, elapsed_ms(begun))
+            self.spans.append((begun, time.perf_counter(), stage))
 
     def stop(self) -> Timings:
-        self.timings.total = elapsed_ms(self.started)
-        return self.timings
+        """Milliseconds in each stage, in all, and while no stage ran: time in line for a thread, mostly."""
+        ended = time.perf_counter()
+        stages: dict[str, float] = defaultdict(float)
+        in_stages, reached = 0.0, self.started
+        for begun, until, stage in sorted(self.spans):
+            stages[stage] += until - begun
+            in_stages += max(0.0, until - max(begun, reached))
+            reached = max(reached, until)
+        stages["total"] = ended - self.started
+        stages["wait"] = stages["total"] - in_stages
+        return Timings(**{stage: round(seconds * 1000, 3) for stage, seconds in stages.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +152,7 @@ class Pipeline:
                 answer, _ = await self._search(collection, snapshot, planned, watch, place)
         # One that met a later commit (a hit gone from the log, an exact scan) would be wrong when this content is back.
         if planned.cache and cached is None and not collection.moved_since(snapshot):
-            await self._results.put(key, msgspec.msgpack.encode(answer))
+            await watch.awaited("cache", self._results.put(key, msgspec.msgpack.encode(answer)))
         receipt = Receipt(
             collection=name,
             generation=snapshot.generation,
@@ -215,10 +226,12 @@ class Pipeline:
         if planned.vector is not None:
             return planned.vector
         embedder = await self._embedders.of(collection)
-        return await watch.awaited("embed", embedder.query(planned.query, watch.deadline))
+        query = embedder.query(planned.query, watch.deadline, cached=planned.cache)
+        return await watch.awaited("embed", query)
 
     async def _run(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        context = copy_context()  # for what is logged there
+        return await asyncio.get_running_loop().run_in_executor(self._pool, lambda: context.run(work))
 
 
 async def reached(collection: Collection, min_seq: int) -> Snapshot:

@@ -10,8 +10,9 @@ from aiohttp import web
 from retrieval import schemas
 from retrieval.dialects import ollama, openai, tei
 from retrieval.dialects.errors import OllamaErrorBody, OpenAIErrorBody, TeiErrorBody
+from retrieval.examples import make_examples
 from retrieval.handlers import collections, documents, jobs, scrolling, search, system
-from retrieval.keys import API
+from retrieval.keys import API, CONFIG
 from retrieval.openapi import Route, describe
 
 C = "/v1/collections/{collection}"
@@ -51,6 +52,8 @@ ROUTES = (
     Route("GET", C, collections.shown, "One collection: counts, memory, generation, recall", COLLECTIONS,
           None, schemas.CollectionBody),
     Route("DELETE", C, collections.deleted, "Delete a collection with all its documents", COLLECTIONS, status=204),
+    Route("POST", f"{C}/rename", collections.renamed, "Give a collection another name; its aliases follow", COLLECTIONS,
+          schemas.RenameCollection, schemas.CollectionBody),
     Route("PUT", "/v1/aliases/{alias}", collections.set_alias, "Let an alias name a collection", COLLECTIONS,
           schemas.SetAlias, schemas.AliasBody),
     Route("DELETE", "/v1/aliases/{alias}", collections.remove_alias, "Remove an alias", COLLECTIONS, status=204),
@@ -95,7 +98,7 @@ ROUTES = (
 
 
 def add_routes(app: web.Application) -> None:
-    app[API] = describe(ROUTES)
+    app[API] = describe(ROUTES, make_examples(app[CONFIG].models.default))
     for route in ROUTES:
         app.router.add_route(route.method, route.path, route.handler)
     app.router.add_static("/docs/assets", Path(str(files("swagger_ui"))) / "static")

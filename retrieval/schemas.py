@@ -42,6 +42,10 @@ class CreateCollection(Request, frozen=True, kw_only=True):
     hot_capacity: Capacity | None = None
 
 
+class RenameCollection(Request, frozen=True, kw_only=True):
+    name: str
+
+
 class SetAlias(Request, frozen=True, kw_only=True):
     collection: str
 
@@ -278,7 +282,8 @@ class Receipt(msgspec.Struct):
 
 
 class Timings(msgspec.Struct):
-    """Milliseconds spent in each stage; dense and lexical may overlap with embedding."""
+    """Milliseconds in each stage. `wait` is the time in which no stage ran: mostly in line for a search thread, or for
+    `min_seq`. All of them add up to `total`, less what `lexical` overlaps with `embed`."""
 
     cache: float = 0.0
     embed: float = 0.0
@@ -286,6 +291,7 @@ class Timings(msgspec.Struct):
     lexical: float = 0.0
     fuse: float = 0.0
     hydrate: float = 0.0
+    wait: float = 0.0
     total: float = 0.0
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from indexes.backup.backup import CollectionBackup, choose, copy_file, read_backup
-from indexes.catalog import MARKER, check_name, prepare, write_marker
+from indexes.catalog import MARKER, check_name, prepare, settle, write_marker
 from indexes.collection import DRAFT_PREFIX
 from indexes.durable import FolderLock, disk_errors, publish_folder, verify
 from indexes.errors import Conflict, Damaged, InvalidInput
@@ -86,7 +86,7 @@ def take(data: Path, names: Names[str]) -> FolderLock:
     prepare(data)
     lock = FolderLock(data / "LOCK")
     try:
-        aliases = prepare(data)
+        aliases = settle(data)
         for name in names:
             if (data / name).exists() or name in aliases:
                 raise Conflict(f"the name {name!r} is taken in {data}", param="collection")

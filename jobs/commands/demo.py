@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
+import os
+import shlex
+import shutil
+import sys
 from pathlib import Path
 
 import click
@@ -15,7 +18,7 @@ from jobs.commands.reindex import rebuild
 from jobs.commands.search import show
 from jobs.docstrings import docstrings
 from jobs.ingesting import ingest
-from jobs.server_process import serving
+from jobs.server_process import log_of, serving
 from jobs.sources import SourceDocument
 from retrieval.client import Client
 
@@ -33,37 +36,65 @@ QUERIES = (
 
 @click.command(epilog="Example: nearline demo")
 @click.option(
-    "--data", type=click.Path(path_type=Path), help="Keep the data here. [default: a temporary folder]"
+    "--data",
+    type=click.Path(path_type=Path),
+    default=Path("demo/data"),
+    show_default=True,
+    help="Where the data stay. Another run finds them there.",
 )
-def command(data: Path | None) -> None:
-    """Index the docstrings of this Python, serve them, and search them over HTTP."""
+def command(data: Path) -> None:
+    """Index the docstrings of this Python, serve them, and search them over HTTP.
+
+    The data stay, and the last lines say how to go on with them. A first run that is interrupted leaves nothing.
+    """
+    missing = [folder for folder in (data, *data.parents) if not folder.exists()]
     with ended_by_sigterm():
-        if data is not None:
+        try:
             play(data)
-            return
-        with tempfile.TemporaryDirectory(prefix="nearline-demo-") as folder:
-            play(Path(folder) / "data")
+        except BaseException:
+            if missing:
+                shutil.rmtree(missing[-1], ignore_errors=True)
+                log_of(data).unlink(missing_ok=True)
+            raise
 
 
 def play(data: Path) -> None:
+    data.parent.mkdir(parents=True, exist_ok=True)
     console.print("Reading the docstrings of the Python standard library ...")
     documents = list(docstrings())
     with serving(data) as server:
-        console.print(f"Serving at {server.url}. Embedding {len(documents)} docstrings on this CPU ...")
-        asyncio.run(fill(server.url, documents))
-        console.print(
-            f"Rebuilding: the newest {HOT_CAPACITY} passages stay hot, the others move to the cold tier ..."
-        )
-        asyncio.run(rebuild(server.url, COLLECTION, None))
+        console.print(f"Serving {data} at {server.url}")
+        if asyncio.run(is_filled(server.url, len(documents))):
+            console.print("The docstrings are indexed already.")
+        else:
+            console.print(f"Embedding {len(documents)} docstrings on this CPU ...")
+            asyncio.run(fill(server.url, documents))
+            console.print(
+                f"Rebuilding: the newest {HOT_CAPACITY} passages stay hot, the others move to the cold tier ..."
+            )
+            asyncio.run(rebuild(server.url, COLLECTION, None))
         asyncio.run(ask_all(server.url))
-    console.print(
-        "\nTo go on: [bold].venv/bin/nearline serve --data data[/], then open http://127.0.0.1:8080/docs"
-    )
+    console.print("\nTo go on with these data, serve them:")
+    say_command("serve", "--data", str(data))
+    console.print("and open http://127.0.0.1:8080/docs, or search from another terminal:")
+    say_command("search", "-c", COLLECTION, "compare two folders")
+
+
+def say_command(*arguments: str) -> None:
+    """A call of this program as it was called itself, on a line of its own."""
+    program = [sys.argv[0]] if os.access(sys.argv[0], os.X_OK) else [sys.executable, "-m", "jobs.cli"]
+    click.echo("  " + shlex.join([*program, *arguments]))
+
+
+async def is_filled(url: str, documents: int) -> bool:
+    """Whether an earlier run came to its end here."""
+    async with Client(url) as client:
+        info = await client.ensure_collection(COLLECTION, hot_capacity=HOT_CAPACITY)
+        return bool(info["documents"] == documents and info["generation"])
 
 
 async def fill(url: str, documents: list[SourceDocument]) -> None:
     async with Client(url) as client:
-        await client.ensure_collection(COLLECTION, hot_capacity=HOT_CAPACITY)
         total = documents[-1].bytes_read
         with progress_bar(total, label="docstrings") as on_progress:
             done = await ingest(client, COLLECTION, documents, on_progress)

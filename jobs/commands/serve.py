@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
 from pathlib import Path
 
 import click
 
+from indexes.errors import NearlineError
+from jobs.log_lines import set_up_logging
 from jobs.serving import run
 from retrieval.config import ignored_variables, load_config
+from retrieval.settings import Log
+
+logger = logging.getLogger(__name__)
 
 
 @click.command(epilog="Example: nearline serve --data data --port 8080")
@@ -27,7 +34,18 @@ def command(data: Path, host: str | None, port: int | None, config: Path | None)
         environ["NEARLINE_SERVER_HOST"] = host
     if port is not None:
         environ["NEARLINE_SERVER_PORT"] = str(port)
-    settings = load_config(config, environ)
-    for name in ignored_variables(environ):
-        click.echo(f"nearline: the environment variable {name} names no setting and is ignored", err=True)
-    run(settings, data)
+    # Before the settings are read, for what is wrong with them.
+    log = Log(format="json") if environ.get("NEARLINE_LOG_FORMAT") == "json" else Log()
+    set_up_logging(log)
+    try:
+        settings = load_config(config, environ)
+        log = settings.log
+        set_up_logging(log)
+        for name in ignored_variables(environ):
+            logger.warning("the environment variable %s names no setting and is ignored", name)
+        run(settings, data)
+    except (NearlineError, OSError) as error:
+        if log.format != "json":
+            raise
+        logger.critical("%s", error)
+        sys.exit(1)

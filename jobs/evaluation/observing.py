@@ -49,7 +49,7 @@ def percentiles(times: Sequence[float]) -> Percentiles:
 
 
 def cache_rates(before: str, after: str) -> dict[str, CacheRate]:
-    """From two readings of /metrics. Everybody's lookups: an evaluation cannot tell its own from users'."""
+    """From two readings of /metrics: the lookups of users, since an evaluation goes past the caches."""
     rates = {}
     for name, metric in CACHES.items():
         start, end = lookups(before, metric), lookups(after, metric)

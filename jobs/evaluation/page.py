@@ -95,11 +95,11 @@ def latency(report: Report) -> str:
     numbers = table(header, rows.pop("dense"))
     if rows:
         others = table(header, [row for kind in rows.values() for row in kind])
-        numbers += (
-            "<details><summary>Other kinds of search</summary><p>They ask the same queries again, whose vectors are"
-            f" remembered by then.</p>{others}</details>"
-        )
-    words = "Milliseconds of unfiltered dense search, by the service's own clock."
+        numbers += f"<details><summary>Other kinds of search</summary>{others}</details>"
+    words = (
+        'Milliseconds of unfiltered dense search, by the service\'s own clock. "wait" is time in no stage, mostly in '
+        "line for a search thread. The stages of one search add up to its total; their percentiles do so roughly."
+    )
     return section("Latency", words, plots.latency_plot(report), numbers)
 
 

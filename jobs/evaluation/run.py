@@ -1,6 +1,7 @@
 """One evaluation from beginning to end: what the command asks for, and the report.
 
-Requests go one after the other, at a bounded rate, and none through the cache of answers.
+Requests go one after the other, at a bounded rate, and past the caches of answers and of query vectors: what is timed
+is what a new query costs.
 """
 
 from __future__ import annotations

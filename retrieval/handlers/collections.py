@@ -9,7 +9,7 @@ from aiohttp import web
 from indexes.model import Settings
 from retrieval.handlers.wire import answer, body, collection_of, describe, real_name
 from retrieval.keys import CATALOG, CONFIG, EMBEDDERS, TASKS
-from retrieval.schemas import AliasBody, CollectionList, CreateCollection, SetAlias
+from retrieval.schemas import AliasBody, CollectionList, CreateCollection, RenameCollection, SetAlias
 
 
 async def create(request: web.Request) -> web.Response:
@@ -46,6 +46,15 @@ async def deleted(request: web.Request) -> web.Response:
     request.app[TASKS].require_idle(name)
     await asyncio.to_thread(request.app[CATALOG].delete, name)
     return web.Response(status=204)
+
+
+async def renamed(request: web.Request) -> web.Response:
+    """By its own name only, as deleting does."""
+    name, wanted = request.match_info["collection"], await body(request, RenameCollection)
+    request.app[TASKS].require_idle(name)
+    catalog = request.app[CATALOG]
+    collection = await asyncio.to_thread(catalog.rename, name, wanted.name)
+    return answer(describe(wanted.name, collection, catalog.aliases))
 
 
 async def set_alias(request: web.Request) -> web.Response:

@@ -68,6 +68,29 @@ def test_deleting_removes_the_files(catalog: Catalog) -> None:
     catalog.close()
 
 
+def test_renaming(catalog: Catalog) -> None:
+    """Documents and aliases follow, now and after opening again; the old name is free, taken names are conflicts."""
+    catalog.create("docs", settings()).write([WORLD.document(1)]).result()
+    catalog.create("other", settings())
+    catalog.set_alias("live", "docs")
+    for taken in ("docs", "other", "live"):
+        with pytest.raises(Conflict):
+            catalog.rename("docs", taken)
+    with pytest.raises(InvalidInput):
+        catalog.rename("docs", "../up")
+    for missing in ("live", "nobody"):
+        with pytest.raises(NotFound):
+            catalog.rename(missing, "new")
+    assert catalog.rename("docs", "handbook") is catalog.get("live") is catalog.get("handbook")
+    catalog.get("live").write([WORLD.document(2)]).result()
+    catalog.create("docs", settings())
+    catalog.close()
+    again = Catalog(catalog.folder, Tuning())
+    assert (sorted(again.collections), again.aliases) == (["docs", "handbook", "other"], {"live": "handbook"})
+    assert [again.get("live").document(f"d{number}").id for number in (1, 2)] == ["d1", "d2"]
+    again.close()
+
+
 @pytest.mark.parametrize(
     "name", ["", "../up", "/etc", "a/b", "A", ".hidden", "-x", "a" * 64, "a\0b", "%2e%2e", "lock.db"]
 )

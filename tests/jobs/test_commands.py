@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from indexes.memory import memory_bytes
+from jobs.benchmark.service import COLLECTION as BENCH
 from jobs.cli import COMMANDS
+from jobs.commands import bench
 from jobs.server_process import ServerProcess
+from retrieval.client import Client
 from tests.support.http import Http
 
 ROOT = Path(__file__).parents[2]
@@ -184,18 +191,23 @@ def test_a_stopped_ingest_says_what_is_written(service: ServerProcess, http: Htt
     assert len(err.splitlines()) == 1
 
 
-def test_a_demo_that_is_ended_leaves_nothing(tmp_path: Path) -> None:
+def test_a_demo_that_is_ended_leaves_nothing(model_folder: Path, tmp_path: Path) -> None:
     """SIGTERM ends its service too, and removes the folder it made."""
     command = [sys.executable, "-m", "jobs.cli", "demo"]
-    environ = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=environ) as demo:
+    environ = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "PYTHONUNBUFFERED": "1",
+        "NEARLINE_MODELS_FOLDER": str(model_folder.parent),
+    }
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=environ) as demo:
         assert demo.stdout is not None
-        serving = next(line for line in demo.stdout if line.startswith("Serving at "))
-        port = int(serving.split()[2].rstrip(".").rsplit(":", 1)[1])
+        serving = next(line for line in demo.stdout if line.startswith("Serving demo/data at "))
+        port = int(serving.rsplit(":", 1)[1])
         demo.terminate()
         demo.wait(60)
     assert demo.returncode == 128 + signal.SIGTERM
-    assert list(tmp_path.glob("nearline-demo-*")) == []
+    assert list(tmp_path.iterdir()) == []
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", port)) != 0
 
@@ -239,13 +251,52 @@ def test_a_bad_setting_stops_the_start(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_demo(model_folder: Path) -> None:
-    """`nearline demo` indexes the docstrings, rebuilds, and shows hits with tiers and timings."""
-    ended = nearline("demo", NEARLINE_MODELS_FOLDER=str(model_folder.parent))
+def test_the_demo(model_folder: Path, tmp_path: Path) -> None:
+    """`nearline demo` indexes the docstrings, rebuilds, and shows hits with tiers and timings. Its data stay: the
+    command it names last serves them, and another run finds them."""
+    models = {"NEARLINE_MODELS_FOLDER": str(model_folder.parent)}
+    ended = nearline("demo", cwd=tmp_path, **models)
     assert ended.returncode == 0, ended.stderr
     assert "hot+cold" in ended.stdout
     assert "cache hit" in ended.stdout
     assert "difflib" in ended.stdout
+    serve, search = (shlex.split(line) for line in ended.stdout.splitlines() if " -m jobs.cli " in line)
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "NEARLINE_SERVER_PORT": "0", **models}
+    with subprocess.Popen(serve, cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=environ) as served:
+        try:
+            assert served.stdout is not None
+            url = next(served.stdout).removeprefix("nearline listens on ").strip()
+            found = subprocess.run(
+                [*search, "--url", url], text=True, capture_output=True, check=True, env=environ
+            )
+        finally:
+            served.terminate()
+    assert "filecmp" in found.stdout
+    again = nearline("demo", cwd=tmp_path, **models)
+    assert again.returncode == 0, again.stderr
+    assert "The docstrings are indexed already." in again.stdout
+    assert "difflib" in again.stdout
+
+
+def test_memory_with_mapped_files_is_no_less_than_without(
+    service: ServerProcess, http: Http, tmp_path: Path
+) -> None:
+    """Also where the process that the bench compares with happens to map more of its libraries."""
+    http.ok("POST", "/v1/collections", {"name": BENCH})
+    http.write(BENCH, {"id": "a", "text": "Apples grow on trees."})
+    now = memory_bytes(service.pid)
+    more = {
+        "own": now["own"] - 10**6,
+        "mapped": now["mapped"] + 10**7,
+        "resident": now["resident"] + 9 * 10**6,
+    }
+
+    async def measured() -> dict[str, Any]:
+        async with Client(service.url) as client:
+            return await bench.memory(client, service.pid, tmp_path, more)
+
+    memory = asyncio.run(measured())
+    assert memory["with_mapped_files_bytes_per_passage"] >= memory["own_bytes_per_passage"] > 0
 
 
 @pytest.mark.slow
@@ -280,4 +331,6 @@ def test_the_benchmark_writes_a_report(model_folder: Path, tmp_path: Path, folde
         "insert",
     } <= set(report)
     assert report["recall"]["overall"] > 0.9
+    memory = report["memory"]
+    assert memory["with_mapped_files_bytes_per_passage"] > memory["own_bytes_per_passage"]
     assert len(list((tmp_path / "reports").glob("bench-*.json"))) == 1

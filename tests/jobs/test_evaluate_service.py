@@ -179,8 +179,12 @@ def test_it_agrees_with_an_independent_count(place: Place, server: ServerProcess
     assert min(one["recall"] for one in filters.values()) >= 0.95
     assert all(one["low"] <= one["recall"] <= one["high"] for one in report["cohorts"])
     assert report["cold"] == {"searches": QUERIES, "skipped": 0, "share": 0.0, "reasons": {}}
-    assert {"embed", "dense", "total"} <= set(report["latency_ms"]["dense"])
-    assert report["caches"]["query vectors"]["meanwhile"] > 0.5
+    assert report["latency_ms"]["dense"]["embed"]["p50"] > 0
+    # Nobody else asked meanwhile, and an evaluation goes past the caches: what it times is what a new query costs.
+    assert {name: one["meanwhile"] for name, one in report["caches"].items()} == {
+        "answers": None,
+        "query vectors": None,
+    }
     assert not report["changed_meanwhile"]
     assert not report["offline"]
 

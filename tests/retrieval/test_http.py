@@ -70,11 +70,43 @@ def test_the_receipt_and_timings(http: Http, facts: str) -> None:
         "cache": "miss",
         "model": "all-MiniLM-L6-v2",
     }
-    assert set(reply.body["timings_ms"]) == {"cache", "embed", "dense", "lexical", "fuse", "hydrate", "total"}
+    assert set(reply.body["timings_ms"]) == {
+        "cache",
+        "embed",
+        "dense",
+        "lexical",
+        "fuse",
+        "hydrate",
+        "wait",
+        "total",
+    }
     assert "total;dur=" in reply.headers["Server-Timing"]
     assert float(reply.headers["X-Embed-Latency"]) >= 0
     assert float(reply.headers["X-Search-Latency"]) > 0
     assert re.fullmatch(r"[0-9a-f]{32}", reply.headers["X-Request-Id"])
+
+
+@pytest.mark.parametrize("mode", ["dense", "hybrid"])
+def test_the_stages_add_up(http: Http, facts: str, mode: str) -> None:
+    """The stages and `wait`, the time in which no stage ran, make the total; only BM25 may overlap another stage."""
+    timings = http.search(facts, query=f"stages of {mode}", mode=mode)["timings_ms"]
+    total, lexical = timings.pop("total"), timings["lexical"]
+    assert timings["wait"] > 0
+    assert sum(timings.values()) - lexical - 0.01 <= total <= sum(timings.values()) + 0.01
+
+
+def test_a_search_past_the_cache_embeds_its_query(http: Http, facts: str) -> None:
+    """`cache: false` neither reads nor fills the cache of query vectors."""
+
+    def lookups() -> list[str]:
+        text = http.call("GET", "/metrics").body
+        return [line for line in text.splitlines() if line.startswith("nearline_embedding_cache_total")]
+
+    http.search(facts, query="a vector to remember")
+    before = lookups()
+    known = http.search(facts, query="a vector to remember", cache=False)
+    assert known["timings_ms"]["embed"] > 0.1
+    assert lookups() == before
 
 
 def test_the_cache_answers_the_second_time_until_a_write(http: Http, facts: str) -> None:

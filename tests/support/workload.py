@@ -130,6 +130,11 @@ class Actor:
     def delete(self, name: str) -> object:
         return self.attempt({f"collection:{name}": None}, lambda: self.catalog.delete(name))
 
+    def rename(self, name: str, new_name: str) -> object:
+        facts: dict[str, Value] = {f"collection:{name}": None, f"collection:{new_name}": True}
+        facts |= {f"alias:{alias}": new_name for alias, to in self.catalog.aliases.items() if to == name}
+        return self.attempt(facts, lambda: self.catalog.rename(name, new_name))
+
     def set_alias(self, alias: str, name: str) -> object:
         return self.attempt({f"alias:{alias}": name}, lambda: self.catalog.set_alias(alias, name))
 
@@ -241,8 +246,9 @@ def first_life(actor: Actor, options: Options) -> None:
         actor.rollback()
     actor.create("other")
     actor.set_alias("live", "other")
+    actor.rename("other", "another")
     actor.set_alias("live", MAIN)
-    actor.delete("other")
+    actor.delete("another")
     actor.delete_topic(0, 4, range(100))
     actor.remove_alias("live")
 

@@ -131,10 +131,10 @@ def settled_memory() -> int:
     return memory_bytes()["own"]
 
 
-def mapped_bytes(folder: Path) -> int:
-    """Resident bytes of the files below a folder that this process has mapped."""
+def mapped_bytes(folder: Path, pid: int | None = None) -> int:
+    """Resident bytes of the files below a folder that a process (None: this one) has mapped."""
     total, inside = 0, False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
+    for line in Path(f"/proc/{pid or 'self'}/smaps").read_text().splitlines():
         fields = line.split(maxsplit=5)
         if not fields[0].endswith(":"):
             inside = len(fields) == 6 and Path(fields[5]).is_relative_to(folder.resolve())

@@ -1,0 +1,153 @@
+"""nearline collections"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import click
+from rich.markup import escape
+from rich.table import Table
+
+from jobs.commands.options import JSON, URL, console, counted, print_json
+from retrieval.client import Client
+
+T = TypeVar("T")
+NAME = click.argument("name")
+
+
+@click.group(epilog="Example: nearline collections list")
+def command() -> None:
+    """List, show, rename, roll back and delete the collections of a running service."""
+
+
+@command.command("list", epilog="Example: nearline collections list --json")
+@URL
+@JSON
+def list_(url: str, as_json: bool) -> None:
+    """All collections, by name."""
+    found = ask(url, Client.collections)
+    if as_json:
+        print_json(found)
+    elif not found:
+        click.echo("no collections")
+    else:
+        table = Table("name", "aliases", "documents", "passages", "generation", "memory", "model")
+        for one in found:
+            table.add_row(
+                escape(one["name"]), ", ".join(one["aliases"]), str(one["documents"]),
+                str(sum(one["passages"].values())), str(one["generation"]), megabytes(one["memory_bytes"]),
+                escape(one["model"]),
+            )  # fmt: skip
+        console.print(table)
+
+
+@command.command(epilog="Example: nearline collections show docs")
+@NAME
+@URL
+@JSON
+def show(name: str, url: str, as_json: bool) -> None:
+    """One collection, by its name or an alias."""
+    found = ask(url, lambda client: client.collection(name))
+    if as_json:
+        print_json(found)
+        return
+    rows = {
+        "name": found["name"],
+        "aliases": ", ".join(found["aliases"]) or "none",
+        "documents": str(found["documents"]),
+        "passages": ", ".join(f"{tier} {count}" for tier, count in found["passages"].items() if count)
+        or "none",
+        "dead passages": str(found["dead_passages"]),
+        "generation": f"{found['generation']}, kept: {', '.join(map(str, found['generations'])) or 'none'}",
+        "recall@10 measured": ", ".join(f"{tier} {value:.3f}" for tier, value in found["recall"].items())
+        or "not yet",
+        "last operation": f"seq {found['seq']}",
+        "index memory": f"{megabytes(found['memory_bytes'])}, mapped files {megabytes(found['mapped_bytes'])}",
+        "model": f"{found['model']}, {found['dimensions']} dimensions",
+    }
+    table = Table(show_header=False)
+    for label, value in rows.items():
+        table.add_row(label, escape(value))
+    console.print(table)
+
+
+@command.command(epilog="Example: nearline collections delete docs --yes")
+@NAME
+@click.option("--yes", is_flag=True, help="Do not ask first.")
+@URL
+@JSON
+def delete(name: str, yes: bool, url: str, as_json: bool) -> None:
+    """Delete a collection with all its documents. It goes by its own name, not an alias."""
+    found = ask(url, lambda client: own(client, name))
+    if not yes:
+        confirm(f"Delete {name} with {counted(found['documents'], 'document')}?")
+    ask(url, lambda client: client.delete_collection(name))
+    if as_json:
+        print_json({"deleted": name, "documents": found["documents"]})
+    else:
+        click.echo(f"{name} is deleted, with {counted(found['documents'], 'document')}")
+
+
+@command.command(epilog="Example: nearline collections rename docs handbook")
+@NAME
+@click.argument("new_name")
+@URL
+@JSON
+def rename(name: str, new_name: str, url: str, as_json: bool) -> None:
+    """Give a collection another name. Aliases follow; it answers again once it is opened anew."""
+
+    async def renamed(client: Client) -> dict[str, Any]:
+        await own(client, name)
+        return await client.rename_collection(name, new_name)
+
+    found = ask(url, renamed)
+    if as_json:
+        print_json(found)
+    else:
+        click.echo(f"{name} is now {found['name']}")
+
+
+@command.command(epilog="Example: nearline collections rollback docs")
+@NAME
+@URL
+@JSON
+def rollback(name: str, url: str, as_json: bool) -> None:
+    """Serve the generation before the present one again. Documents written since stay."""
+    generation = ask(url, lambda client: client.rollback(name))
+    if as_json:
+        print_json({"generation": generation})
+    else:
+        click.echo(f"generation {generation} of {name} is live")
+
+
+def ask(url: str, work: Callable[[Client], Awaitable[T]]) -> T:
+    async def asked() -> T:
+        async with Client(url) as client:
+            return await work(client)
+
+    return asyncio.run(asked())
+
+
+async def own(client: Client, name: str) -> dict[str, Any]:
+    """The collection that has this name itself: what an alias names today must not be changed by accident."""
+    found = await client.collection(name)
+    if found["name"] != name:
+        raise click.ClickException(f"{name!r} is an alias; the collection's own name is {found['name']!r}")
+    return found
+
+
+def confirm(question: str) -> None:
+    """Raises ClickException unless the answer is yes; where nobody can answer, too."""
+    try:
+        agreed = click.confirm(question, err=True)
+    except click.Abort:
+        click.echo(err=True)
+        agreed = False
+    if not agreed:
+        raise click.ClickException("nothing is deleted; --yes does it without asking")
+
+
+def megabytes(size: int) -> str:
+    return f"{size / 1e6:.1f} MB"

@@ -1,0 +1,62 @@
+"""How log lines look on stderr, for people or as JSON: one line for each record, whatever it holds."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import threading
+from types import TracebackType
+from typing import Any
+
+from retrieval.request_log import REQUEST_ID
+from retrieval.settings import Log
+
+logger = logging.getLogger(__name__)
+
+
+def set_up_logging(settings: Log) -> None:
+    """Everything that this process says on stderr from now on: also warnings, and errors nobody caught."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter() if settings.format == "json" else TextFormatter())
+    logging.basicConfig(level=settings.level.upper(), handlers=[handler], force=True)
+    logging.captureWarnings(True)
+    sys.excepthook = log_uncaught
+    threading.excepthook = lambda lost: log_uncaught(lost.exc_type, lost.exc_value, lost.exc_traceback)
+    sys.unraisablehook = lambda lost: log_uncaught(lost.exc_type, lost.exc_value, lost.exc_traceback)
+
+
+def log_uncaught(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
+    if not issubclass(kind, (KeyboardInterrupt, SystemExit)):
+        logger.critical("uncaught %s", kind.__name__, exc_info=(kind, error or kind(), trace))
+
+
+class TextFormatter(logging.Formatter):
+    """Time, level, name, the request's id if there is one, message. Only a traceback adds lines."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's own name
+        if not record.message.isprintable():  # nobody can make a line look like two
+            record.message = record.message.encode("unicode_escape").decode()
+        line = super().formatMessage(record)
+        return f"{line} [{request_id}]" if (request_id := REQUEST_ID.get()) else line
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line. What a record carries as `fields` are members of their own."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry: dict[str, Any] = {
+            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if request_id := REQUEST_ID.get():
+            entry["request_id"] = request_id
+        entry |= getattr(record, "fields", {})
+        if record.exc_info:
+            entry["trace"] = self.formatException(record.exc_info)
+        return json.dumps(entry, ensure_ascii=False)

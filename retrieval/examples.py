@@ -1,0 +1,73 @@
+"""Examples for the API description: what its page sends when a reader tries a path. Each of them succeeds.
+
+They tell one story, in the order of a first use: make the collection `docs`, write two documents, search them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from retrieval import schemas
+from retrieval.dialects import ollama, openai, tei
+from retrieval.openapi import Examples
+
+JSON = dict[str, Any]
+
+QUERY = "how long do refunds take?"
+ENGLISH = {"type": "eq", "key": "lang", "value": "en"}
+TEXTS = ["Refunds are paid within 14 days.", "We ship on weekdays."]
+DOCUMENTS = [
+    {"id": "refunds", "title": "Refunds", "text": TEXTS[0], "metadata": {"lang": "en", "year": 2026}},
+    {"id": "shipping", "title": "Shipping", "text": TEXTS[1], "metadata": {"lang": "en", "year": 2025}},
+]
+
+
+def make_examples(model: str) -> Examples:
+    """`model` is the one that collections have by default."""
+    path = {"collection": "docs", "id": "refunds", "alias": "help", "model": model}
+    bodies: dict[type[Any], dict[str, JSON]] = {
+        schemas.CreateCollection: {
+            "a collection": {"name": "docs"},
+            "with a small hot tier": {"name": "tickets", "hot_capacity": 10_000},
+        },
+        schemas.RenameCollection: {"another name": {"name": "handbook"}},
+        schemas.SetAlias: {"an alias": {"collection": "docs"}},
+        schemas.WriteDocuments: {"two documents": {"documents": DOCUMENTS}},
+        schemas.PatchDocument: {"a new year, no language": {"metadata": {"year": 2027, "lang": None}}},
+        schemas.SearchRequest: {
+            "a question": {"query": QUERY, "k": 5},
+            "with a filter": {"query": QUERY, "k": 5, "filter": ENGLISH},
+            "by words, one hit a document": {
+                "query": "refunds",
+                "mode": "lexical",
+                "group_by_document": True,
+            },
+            "weighted fusion, explained": {
+                "query": QUERY,
+                "fusion": {"method": "weighted", "weights": {"dense": 0.7, "lexical": 0.3}},
+                "explain": True,
+            },
+            "the exact neighbours": {"query": QUERY, "mode": "dense", "exact": True, "cache": False},
+        },
+        schemas.SearchBatch: {
+            "two questions": {"searches": [{"query": QUERY, "k": 3}, {"query": "when do you ship?", "k": 3}]}
+        },
+        schemas.ContextRequest: {"for a prompt": {"query": QUERY, "token_budget": 500}},
+        schemas.ScrollDocuments: {
+            "the first page": {"limit": 100},
+            "with a filter, without texts": {"filter": ENGLISH, "text": False},
+        },
+        schemas.CountDocuments: {"all": {}, "those that match": {"filter": ENGLISH}},
+        schemas.DeleteDocuments: {
+            "by id": {"ids": ["shipping"]},
+            "by filter": {"filter": {"type": "lt", "key": "year", "value": 2020}},
+        },
+        schemas.Reindex: {"as configured": {}, "with a hot tier of this size": {"hot_capacity": 10_000}},
+        schemas.Tune: {"only measure": {"recall_target": 0.95, "apply": False}},
+        openai.OpenAIEmbeddingRequest: {"two texts": {"model": model, "input": TEXTS}},
+        ollama.OllamaEmbed: {"two texts": {"model": model, "input": TEXTS}},
+        ollama.OllamaEmbeddings: {"a text": {"model": model, "prompt": TEXTS[0]}},
+        ollama.OllamaShow: {"the default model": {"model": model}},
+        tei.TeiEmbed: {"two texts": {"inputs": TEXTS}},
+    }
+    return Examples(path, bodies)

@@ -1,0 +1,45 @@
+"""One log line a request: method, path, status, milliseconds, bytes, client. Never what was asked or answered.
+
+The path is logged as it came, percent-encoded and without its query string. `REQUEST_ID` is the X-Request-Id of the
+request that the present task or thread works for, "" where there is none: whoever formats log lines adds it to them.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextvars import ContextVar
+
+from aiohttp import web
+from aiohttp.abc import AbstractAccessLogger
+
+logger = logging.getLogger("nearline.requests")
+
+REQUEST_ID: ContextVar[str] = ContextVar("REQUEST_ID", default="")
+PROBES = frozenset({"/healthz", "/readyz", "/health", "/metrics"})  # asked every few seconds, for ever
+CLIENT_LEFT = 499  # not sent to anybody: nginx's number for it
+PATH_CHARS_MAX = 500
+
+
+class RequestLog(AbstractAccessLogger):
+    """Called by aiohttp once an answer is sent, in the context of its request; malformed requests come here too."""
+
+    def log(self, request: web.BaseRequest, response: web.StreamResponse, time: float) -> None:
+        log_request(request, response.status, time, response.body_length)
+
+
+def log_request(request: web.BaseRequest, status: int, seconds: float, sent_bytes: int = 0) -> None:
+    level = logging.DEBUG if request.path in PROBES else logging.INFO
+    if not logger.isEnabledFor(level):
+        return
+    fields = {
+        "method": request.method,
+        "path": request.rel_url.raw_path[:PATH_CHARS_MAX],
+        "status": status,
+        "ms": round(seconds * 1000, 3),
+        "bytes": sent_bytes,
+        "client": request.remote or "-",
+    }
+    logger.log(
+        level, "%(method)s %(path)s %(status)d %(ms).1f ms %(bytes)d bytes to %(client)s", fields,
+        extra={"fields": fields},
+    )  # fmt: skip

@@ -1,0 +1,137 @@
+"""What `nearline serve` says on stderr: every line whole, in the format that was asked for."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from jobs.log_lines import JsonFormatter, TextFormatter
+from jobs.server_process import log_of, serving
+from retrieval.request_log import REQUEST_ID
+from tests.support.http import Http
+
+ROOT = Path(__file__).parents[2]
+
+# A warning, an error nobody caught on a thread, one in a finaliser, and one that ends the program.
+PROGRAM = """
+import logging, threading, warnings
+from jobs.log_lines import set_up_logging
+from retrieval.settings import Log
+set_up_logging(Log(format="json"))
+warnings.warn("old\\nways")
+logging.getLogger("some.library").warning("two\\nlines")
+thread = threading.Thread(target=lambda: 1 / 0)
+thread.start()
+thread.join()
+class Fragile:
+    def __del__(self):
+        raise ValueError("in a finaliser")
+Fragile()
+raise RuntimeError("the end")
+"""
+
+
+def entries(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def serve(tmp_path: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "jobs.cli", "serve", "--data", str(tmp_path), *arguments]
+    return subprocess.run(
+        command,
+        env={**os.environ, **environ},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_every_line_of_a_service_is_json(tmp_path: Path, model_folder: Path) -> None:
+    """From the first warning at the start to malformed requests."""
+    environ = {"NEARLINE_LOG_FORMAT": "json", "NEARLINE_XX": "1", "NEARLINE_LOG_LEVEL": "debug"}
+    with serving(
+        tmp_path / "data", {**environ, "NEARLINE_MODELS_FOLDER": str(model_folder.parent)}
+    ) as server:
+        Http(server.url).call("POST", "/v1/collections", raw=b"{")
+        Http(server.url).ok("GET", "/healthz")
+        place = urlsplit(server.url)
+        with socket.create_connection((place.hostname, place.port)) as connection:
+            connection.sendall(b"no HTTP\r\n\r\n")
+            connection.recv(1000)
+    lines = entries(log_of(tmp_path / "data").read_text())
+    assert "NEARLINE_XX names no setting" in next(
+        one["message"] for one in lines if one["level"] == "warning"
+    )
+    requests = {one["path"]: one for one in lines if one["logger"] == "nearline.requests"}
+    assert (requests["/v1/collections"]["status"], requests["/v1/collections"]["level"]) == (400, "info")
+    assert (requests["/healthz"]["status"], requests["/healthz"]["level"]) == (200, "debug")
+
+
+def test_a_start_that_fails_says_so_in_json(tmp_path: Path) -> None:
+    """Wrong settings, from the environment or a file, and a folder that is not ours: one object, exit code 1."""
+    (tmp_path / "other").write_text("x")
+    (tmp_path / "c.toml").write_text('[log]\nformat = "json"\n')
+    json_wanted = {"NEARLINE_LOG_FORMAT": "json"}
+    for ended, reason in [
+        (serve(tmp_path, **json_wanted), "is not a nearline data directory"),
+        (serve(tmp_path, "--config", str(tmp_path / "c.toml")), "is not a nearline data directory"),
+        (serve(tmp_path, **json_wanted, NEARLINE_SEARCH_K="many"), "NEARLINE_SEARCH_K"),
+    ]:
+        [line] = entries(ended.stderr)
+        assert ended.returncode == 1
+        assert line["level"] == "critical"
+        assert reason in line["message"]
+
+
+def test_warnings_and_uncaught_errors_are_json() -> None:
+    """Also those of libraries and threads; a traceback is inside its object."""
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    warned, library, *uncaught = entries(ended.stderr)
+    assert "old\nways" in warned["message"]
+    assert library["message"] == "two\nlines"
+    assert [one["message"].split()[1] for one in uncaught] == [
+        "ZeroDivisionError",
+        "ValueError",
+        "RuntimeError",
+    ]
+    assert all("Traceback" in one["trace"] for one in uncaught)
+
+
+def test_the_request_log_tells_no_query_and_cannot_be_forged(tmp_path: Path, model_folder: Path) -> None:
+    """One line a request, with the id it was given; line breaks in a path stay encoded, query strings are left out."""
+    with serving(tmp_path / "data", {"NEARLINE_MODELS_FOLDER": str(model_folder.parent)}) as server:
+        path = "/v1/collections/a%0A2026%20CRITICAL%20forged/documents?cursor=secret"
+        request = urllib.request.Request(server.url + path, headers={"X-Request-Id": "mine-1"})
+        with pytest.raises(urllib.error.HTTPError):
+            urllib.request.urlopen(request)
+    lines = log_of(tmp_path / "data").read_text().splitlines()
+    assert len(lines) == 1
+    assert "GET /v1/collections/a%0A2026%20CRITICAL%20forged/documents 404 " in lines[0]
+    assert lines[0].endswith(" bytes to 127.0.0.1 [mine-1]")
+    assert "secret" not in lines[0]
+
+
+def test_every_line_of_a_request_has_its_id() -> None:
+    """In both formats, whoever logs; and a message with a line break stays one line of text."""
+    record = logging.LogRecord("some.library", logging.INFO, "", 0, "one\n%s", ("two",), None)
+    token = REQUEST_ID.set("mine-2")
+    try:
+        assert json.loads(JsonFormatter().format(record))["request_id"] == "mine-2"
+        assert TextFormatter().format(record).endswith("some.library: one\\ntwo [mine-2]")
+    finally:
+        REQUEST_ID.reset(token)
+    assert "request_id" not in json.loads(JsonFormatter().format(record))

@@ -1,0 +1,74 @@
+"""The examples of the API description: what a reader of /docs sends by pressing a button."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.server_process import serving
+from retrieval.examples import make_examples
+from retrieval.routes import ROUTES
+from tests.support.http import Http
+
+# In the order of a first use. What is not named here needs only that the documents are there.
+FIRST = ("post_collections", "post_collections_collection_documents", "put_aliases_alias")
+BUILT = ("post_collections_collection_reindex", "post_collections_collection_tune",
+         "post_collections_collection_rollback")  # fmt: skip
+LAST = ("post_collections_collection_documents_delete", "delete_collections_collection_documents_id",
+        "post_collections_collection_rename", "delete_aliases_alias", "delete_collections_collection")  # fmt: skip
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, model_folder: Path) -> Iterator[Http]:
+    """A service without collections: the examples name theirs."""
+    with serving(tmp_path / "data", {"NEARLINE_MODELS_FOLDER": str(model_folder.parent)}) as server:
+        yield Http(server.url)
+
+
+def test_every_request_has_an_example() -> None:
+    """A type of request that is added is shown to readers by an example."""
+    wanted = {route.request for route in ROUTES if route.request is not None}
+    assert wanted == set(make_examples("m").bodies)
+
+
+def test_every_example_runs(fresh: Http) -> None:
+    """Sent in the order of a first use, with the path filled in as its own examples say, nothing is refused."""
+    operations = {}
+    for path, methods in fresh.ok("GET", "/openapi.json")["paths"].items():
+        for method, described in methods.items():
+            operations[described["operationId"]] = (method.upper(), path, described)
+    others = [name for name in operations if name not in FIRST + BUILT + LAST]
+    jobs: list[str] = []
+    for name in (*FIRST, *BUILT, *others, *LAST):
+        method, path, described = operations[name]
+        place = filled(path, described, jobs)
+        for label, body in bodies_of(described):
+            reply = fresh.call(method, place, body)
+            assert reply.status < 400, (name, label, reply)
+            if name in BUILT and reply.status == 202:
+                jobs.append(reply.body["job"])
+                fresh.wait_for(jobs[-1])
+            if path.endswith("/rename"):
+                fresh.ok("POST", f"/v1/collections/{body['name']}/rename", {"name": "docs"})
+            if "/search" in path:
+                results = reply.body.get("results", [reply.body])
+                assert all(one["hits"] for one in results), (name, label, reply)
+
+
+def filled(path: str, described: dict[str, Any], jobs: list[str]) -> str:
+    """The path as a reader tries it. A job's id is nothing that an example can know."""
+    for parameter in described["parameters"]:
+        if parameter["in"] == "path":
+            name = parameter["name"]
+            path = path.replace(f"{{{name}}}", jobs[-1] if name == "job" else parameter["example"])
+    return path
+
+
+def bodies_of(described: dict[str, Any]) -> list[tuple[str, Any]]:
+    if "requestBody" not in described:
+        return [("no body", None)]
+    examples = described["requestBody"]["content"]["application/json"]["examples"]
+    return [(label, one["value"]) for label, one in examples.items()]
