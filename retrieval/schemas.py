@@ -39,6 +39,14 @@ class SetAlias(Request, frozen=True, kw_only=True):
     collection: str
 
 
+class RequestLimits(msgspec.Struct):
+    """What one request to write documents may hold: their number, the UTF-8 bytes of one text, of the whole body."""
+
+    documents_per_request: int
+    document_bytes: int
+    request_bytes: int
+
+
 class CollectionBody(msgspec.Struct, kw_only=True):
     """One collection. Recall is what the last rebuild measured at 10, with its settings; memory is of the indexes."""
 
@@ -63,6 +71,7 @@ class CollectionBody(msgspec.Struct, kw_only=True):
     mapped_bytes: int
     moves: Moves | None
     cold: ColdState | None
+    limits: RequestLimits
 
 
 class CollectionList(msgspec.Struct):

@@ -64,8 +64,7 @@ def play(data: Path) -> None:
 async def fill(url: str, documents: list[SourceDocument]) -> None:
     async with Client(url) as client:
         await client.ensure_collection(COLLECTION, hot_capacity=HOT_CAPACITY)
-        total = documents[-1].bytes_read
-        with progress_bar(total, label="docstrings") as on_progress:
+        with progress_bar(len(documents), of="documents", label="docstrings") as on_progress:
             done = await ingest(client, COLLECTION, documents, on_progress)
         console.print(f"{done.documents} documents, {done.passages} passages, durable and searchable.")
 
