@@ -29,6 +29,7 @@ REQUESTS_AT_ONCE = 2  # one is embedded while the next is read and chunked; more
 REQUEST_S_MAX = 3600.0  # one document of megabytes may be embedded for many minutes
 PATIENCE_S = 600.0
 RECONNECT_S = 60.0
+WAIT_S, WAIT_S_MIN = 1.0, 0.05  # where the service does not say how long, and where it says not at all
 ENVELOPE_BYTES = len(b'{"documents":[]}')
 
 BUSY = {429, 503}
@@ -269,5 +270,6 @@ class PatientWriter:
                     raise failure
             else:
                 raise failure
+            wait_s = WAIT_S if failure.retry_after_s is None else max(failure.retry_after_s, WAIT_S_MIN)
             # Jitter, because those who were refused together would come back together.
-            await asyncio.sleep((failure.retry_after_s or 1.0) * random.uniform(1.0, 1.25))
+            await asyncio.sleep(wait_s * random.uniform(1.0, 1.25))
