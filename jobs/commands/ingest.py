@@ -90,7 +90,7 @@ def command(
     options = SourceOptions(
         exclude=exclude,
         id_field=id_field,
-        text_fields=tuple(text_field.split(",")),
+        text_fields=tuple(field.strip() for field in text_field.split(",")),
         title_field=title_field,
         types=declared,
     )
@@ -144,12 +144,15 @@ async def send(
 
 def ending(done: Ingested, collection: str) -> str:
     unchanged = f", {done.unchanged} unchanged" if done.unchanged else ""
-    rate = f", {done.tokens_per_s():,.0f} tokens/s" if done.tokens else ""
     return (
         f"{counted(done.documents, 'document')} written to {collection}{unchanged}: "
-        f"{counted(done.passages, 'passage')}{rate}, {done.seconds:.1f} s"
+        f"{counted(done.passages, 'passage')}{rate(done)}, {done.seconds:.1f} s"
         + (f" (seq {done.seq})" if done.seq else "")
     )
+
+
+def rate(done: Ingested) -> str:
+    return f", {done.tokens_per_s():,.0f} tokens/s" if done.tokens else ""
 
 
 def stopped(done: Ingested, collection: str) -> str:
@@ -234,8 +237,7 @@ def progress_lines(total: int, of: str, label: str, every_s: float) -> Iterator[
             share = min(getattr(latest, of) / max(total, 1), 1.0)
             left = f", {(time.monotonic() - begun) * (1 / share - 1):,.0f} s left" if share else ""
             click.echo(
-                f"{latest.documents + latest.unchanged:,} {label}, {share:.0%}, "
-                f"{latest.tokens_per_s():,.0f} tokens/s{left}",
+                f"{latest.documents + latest.unchanged:,} {label}, {share:.0%}{rate(latest)}{left}",
                 err=True,
             )
 

@@ -25,6 +25,7 @@ from tests.support.http import Http
 
 pytestmark = pytest.mark.model
 BUSY: list[Turn] = ["busy"]
+TOO_LARGE: list[Turn] = ["too large"]
 
 
 def some(number: int, text: str = "A note.") -> list[SourceDocument]:
@@ -119,6 +120,15 @@ def test_what_the_service_refuses_is_taken_out(http: Http, service: ServerProces
         ("ids.csv:4", "id is longer than 512 characters"),
         ("nul.txt", "text holds a NUL character"),
     ]
+
+
+def test_a_request_that_is_too_large_for_a_proxy_is_halved(http: Http, service: ServerProcess) -> None:
+    """Until it is one document, which then fails by itself."""
+    name, report = http.new_collection(), SourceReport()
+    with Doorway(service.url, *TOO_LARGE * 3) as door:
+        assert send(door.url, name, some(4), report).documents == 3
+    assert [one.source for one in report.failed] == ["notes.jsonl:0"]
+    assert count(http, name) == 3
 
 
 def test_without_a_report_the_first_refusal_is_an_error(http: Http, service: ServerProcess) -> None:

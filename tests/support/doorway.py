@@ -12,15 +12,15 @@ from aiohttp import web
 
 BODY_BYTES_MAX = 64 * 1024 * 1024
 
-Turn = Literal["pass", "busy", "cut", "cut after"]
+Turn = Literal["pass", "busy", "too large", "cut", "cut after"]
 
 
 class Doorway:
     """A context manager; `url` leads to `target`, which may be changed under way.
 
     Each write of documents takes the next of `turns`, and passes when none is left: `busy` answers 429 and asks to come
-    back after `retry_after`, `cut` breaks the connection, `cut after` lets the service write and loses its answer.
-    `writes` holds what was done with each.
+    back after `retry_after`, `too large` answers 413 as proxies do, `cut` breaks the connection, `cut after` lets the
+    service write and loses its answer. `writes` holds what was done with each.
     """
 
     def __init__(self, target: str, *turns: Turn, retry_after: str = "1") -> None:
@@ -66,6 +66,8 @@ class Doorway:
         if turn == "busy":
             error = {"error": {"type": "overloaded", "message": "much waits already"}}
             return web.json_response(error, status=429, headers={"Retry-After": self._retry_after})
+        if turn == "too large":
+            return web.Response(text="<html>Request Entity Too Large</html>", status=413)
         if turn == "cut":
             return self._cut(request)
         headers = {"Content-Type": "application/json"}
