@@ -77,6 +77,14 @@ class Encoded:
     body: msgspec.Raw
 
 
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A batch under way, and where in the source it begins, in bytes."""
+
+    begins: int
+    batch: list[Encoded]
+
+
 async def ingest(
     client: Client,
     collection: str,
@@ -96,11 +104,11 @@ async def ingest(
     total, begun = Ingested(), time.monotonic()
     slots = asyncio.Semaphore(REQUESTS_AT_ONCE)
     running: set[asyncio.Task[None]] = set()
-    under_way: set[str] = set()
+    under_way: dict[int, Sent] = {}  # by number, in order
 
-    async def send(batch: list[Encoded]) -> None:
+    async def send(number: int, sent: Sent) -> None:
         try:
-            async for written in write_acceptable(writer, batch, report):
+            async for written in write_acceptable(writer, sent.batch, report):
                 total.documents += written["documents"]
                 total.unchanged += written.get("unchanged", 0)
                 total.passages += written["passages"]
@@ -108,23 +116,24 @@ async def ingest(
                 total.seq = max(total.seq, written["seq"])
                 total.seconds = time.monotonic() - begun
                 progress(total)
-            total.bytes_read = max(total.bytes_read, batch[-1].bytes_read)
-            progress(total)
         finally:
-            under_way.difference_update(one.id for one in batch)
             slots.release()
+        del under_way[number]
+        oldest = next(iter(under_way.values()), None)
+        total.bytes_read = oldest.begins if oldest else reached
+        progress(total)
 
+    reached = 0  # in the source, with everything that was sent
     try:
         async with asyncio.TaskGroup() as group:
-            for batch in batches(documents, limits, report):
+            for number, batch in enumerate(batches(documents, limits, report)):
                 await slots.acquire()
                 ids = {one.id for one in batch}
-                if running and not under_way.isdisjoint(
-                    ids
-                ):  # the last one of an id counts, so it is sent last
-                    await asyncio.wait(running)
-                under_way |= ids
-                task = group.create_task(send(batch))
+                if running and any(one.id in ids for sent in under_way.values() for one in sent.batch):
+                    await asyncio.wait(running)  # the last one of an id counts, so it is sent last
+                under_way[number] = Sent(reached, batch)
+                reached = batch[-1].bytes_read
+                task = group.create_task(send(number, under_way[number]))
                 running.add(task)
                 task.add_done_callback(running.discard)
     except BaseExceptionGroup as failed:

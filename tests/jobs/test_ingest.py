@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gzip
 import json
 import signal
@@ -145,6 +146,21 @@ def test_the_last_of_an_id_counts(http: Http, service: ServerProcess) -> None:
     send(service.url, name, documents)
     found = http.ok("POST", f"/v1/collections/{name}/documents/scroll", {})["documents"]
     assert {one["text"] for one in found} == {f"Version {at}." for at in range(63, 70)}
+
+
+def test_progress_stops_before_what_is_not_acknowledged(http: Http, service: ServerProcess) -> None:
+    """The second request may be done before the first; the source counts as read up to the first."""
+    documents = [dataclasses.replace(one, bytes_read=at + 1) for at, one in enumerate(some(400))]
+    seen: list[tuple[int, int]] = []
+
+    async def run(url: str) -> None:
+        async with Client(url) as client:
+            name = http.new_collection()
+            await ingest(client, name, documents, lambda now: seen.append((now.documents, now.bytes_read)))
+
+    with Doorway(service.url, "busy") as door:
+        asyncio.run(run(door.url))
+    assert seen == [(200, 0), (200, 0), (400, 0), (400, 400)]
 
 
 # -- busy and away
