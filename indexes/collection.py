@@ -123,6 +123,10 @@ class Collection:
         """What a search that begins now reads."""
         return self._snapshot
 
+    def moved_since(self, snapshot: Snapshot) -> bool:
+        """Whether a read of the log, or of counts that the writer keeps, may have met a commit after the snapshot's."""
+        return self.log.newest_seq != snapshot.seq
+
     def passages(self, ids: Sequence[int]) -> dict[int, StoredPassage]:
         """The live ones of these, from the log: whatever an index returned, a deleted passage is absent here."""
         return self.log.passages(ids)
@@ -203,11 +207,11 @@ class Collection:
         self._documents += sum((one.upsert is not None) - (len(one.dead) > 0) for one in applied)
         self._assembly.apply(applied)
         if applied:
-            self._snapshot = self._assembly.snapshot(applied[-1].seq)
+            self._snapshot = self._assembly.snapshot(applied[-1].seq, self.log.content)
 
     def _publish(self) -> None:
         """Let searches read the present parts, at the same seq."""
-        self._snapshot = self._assembly.snapshot(self._snapshot.seq)
+        self._snapshot = self._assembly.snapshot(self._snapshot.seq, self._snapshot.content)
 
     # -- generations
 
@@ -369,7 +373,7 @@ class Collection:
         tail = self._assembly.read_back(self.log.entries(after, position.last_passage))
         dead = self.log.dead_since(generation.manifest.seq) if generation else []
         self._assembly.install(self._assembly.arrange(generation, tail, dead))
-        return self._assembly.snapshot(position.seq)
+        return self._assembly.snapshot(position.seq, self.log.content)
 
     def _load_generation(self, log_seq: int) -> Generation | None:
         """The live generation, or the newest older one that is whole and not ahead of the log."""

@@ -57,12 +57,12 @@ class Disk:
 disk = Disk()
 
 
-def publish(path: Path, content: bytes) -> None:
-    """Make `path` hold exactly `content`, atomically and durably."""
+def publish(path: Path, content: bytes, mode: int = 0o666) -> None:
+    """Make `path` hold exactly `content`, atomically and durably; a new file has `mode`, less the umask."""
     draft = path.with_name(f".{path.name}.draft")
     try:
         with disk_errors(path):
-            with draft.open("wb") as file:
+            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
                 disk.write(file, content)
                 failpoints.reach("publish.written")
                 sync(file.fileno(), draft)
@@ -83,8 +83,7 @@ def replace_unsynced(path: Path, content: bytes, mode: int = 0o666) -> None:
     draft = path.with_name(f".{path.name}.draft")
     with disk_errors(path):
         try:
-            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-            with os.fdopen(descriptor, "wb") as file:
+            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
                 disk.write(file, content)
             disk.replace(draft, path)
         finally:

@@ -6,6 +6,7 @@ for lexical search; in both, larger is better. Arrays of one value belong togeth
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -38,13 +39,18 @@ class NewPassage:
 
 @dataclass(frozen=True, slots=True)
 class Upsert:
-    """Replace the document of this id, whatever it was, by this one."""
+    """Replace the document of this id, whatever it was, by this one.
+
+    `digest`, 32 bytes, is equal for documents of equal text, title, metadata and passages. A caller that gives none
+    gets a random one: such a document is like no other.
+    """
 
     id: str
     text: str
     title: str
     metadata: Metadata
     passages: tuple[NewPassage, ...]
+    digest: bytes = field(default_factory=lambda: secrets.token_bytes(32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +65,17 @@ Operation = Upsert | Delete
 
 @dataclass(frozen=True, slots=True)
 class WriteResult:
-    """What one acknowledged write did. `seq` is the position of its last operation in the log."""
+    """What one acknowledged write did. `seq` is the position of its last operation in the log.
+
+    `tokens` are those of the passages written; `unchanged` documents were in the log already and were left alone.
+    """
 
     seq: int
     documents: int
     passages: int
+    tokens: int
     deleted: int
+    unchanged: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from retrieval import lifecycle
 from retrieval.config import Config
 from retrieval.keys import CONFIG, METRICS, READY
 from retrieval.metrics import Metrics
-from retrieval.middlewares import bounded_body, errors_as_json, observed
+from retrieval.middlewares import bounded_body, cross_origin, errors_as_json, observed
 from retrieval.routes import add_routes
 
 
@@ -20,15 +20,18 @@ def create_app(config: Config, data: Path) -> web.Application:
     Starting raises NotADataDirectory, Locked or Damaged, as `Catalog` promises.
     """
     app = web.Application(
-        client_max_size=config.server.body_bytes_max, middlewares=[observed, errors_as_json, bounded_body]
+        client_max_size=config.server.body_bytes_max,
+        middlewares=[observed, cross_origin, errors_as_json, bounded_body],
     )
     app[CONFIG] = config
     app[METRICS] = Metrics()
     app[READY] = {"ready": False}
-    # Closed in the reverse order: first no more jobs, then no more searches, then the models, last the log.
+    # Closed in the reverse order: first no more jobs, then no more searches, then the models and the
+    # cache that services share, last the log.
     app.cleanup_ctx.extend(
         [
             lifecycle.catalog_ctx(data),
+            lifecycle.shared_ctx,
             lifecycle.embedders_ctx,
             lifecycle.query_log_ctx,
             lifecycle.pipeline_ctx,

@@ -1,93 +1,117 @@
-"""Cut a text into passages of bounded length, at paragraphs, sentences or words rather than inside them.
+"""Cut a text into passages of bounded length: at headings, around blocks of code, at paragraphs, sentences, words.
 
 text   |-----------------------------------------------------------|
 tokens  t0 t1 t2 ...
 window |<---- at most tokens_max ---->|
-                      |<-- tail -->|   the cut goes to the best boundary in the last third of the window
-                 |<- overlap ->|------- next window -------->|
+             |<--- the strongest break in here, the last among equals; a weak one only near the end
+                 |<- overlap ->|------- next window -------->|     where a section had to be cut
 """
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-TAIL = (
-    1 / 3
-)  # of a window, in which a boundary is looked for: passages keep at least two thirds of their size
-PARAGRAPH = re.compile(r"\n[^\S\n]*\n\s*")
+from retrieval.outline import PARAGRAPH, Outline, outline
+
+CHUNKING_VERSION = 2  # of the rules below; a document cut by other rules is written again
+HEADING_FILL, PARAGRAPH_FILL, TEXT_FILL = 1 / 4, 1 / 2, 2 / 3  # of a window, before such a break may end it
 SENTENCE = re.compile(r"(?<=[.!?…])[\"'”’)\]]*\s+|(?<=[。！？।؟۔])\s*|\n\s*")
 WORD = re.compile(r"\s+")
 
-SpansOf = Callable[[str], list[tuple[int, int]]]
+StartsOf = Callable[[str], Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Characters `start` up to, not including, `end` of a text; never empty, no white space at either end."""
+    """Characters `start` up to, not including, `end` of a text; never empty, no white space at either end.
+
+    `tokens` of them, and the headings they stand under, outermost first, joined by " > ".
+    """
 
     start: int
     end: int
+    tokens: int = 0
+    heading: str = ""
 
 
-def split(text: str, spans_of: SpansOf, *, tokens_max: int, overlap_tokens: int) -> list[Span]:
+def split(text: str, starts_of: StartsOf, *, tokens_max: int, overlap_tokens: int) -> list[Span]:
     """Passages of `text`, in order: every character that is not white space lies in at least one.
 
-    No passage, tokenised alone by `spans_of`, has more than `tokens_max` tokens; neighbours share up to
-    `overlap_tokens`. A text that fits is one passage, white space alone is none. `spans_of` gives the character
-    span of each token of a text.
+    No passage has more than `tokens_max` tokens, and none ends with a heading whose text is in the next. Neighbours
+    share up to `overlap_tokens` where a cut falls inside a paragraph. A text that fits is one passage, white space
+    alone is none. `starts_of` says at which character each token of a text begins, ascending; it is called once for
+    the whole text, and again only for a passage whose edge cuts a word.
     """
     if tokens_max < 1 or not 0 <= overlap_tokens < tokens_max:
         raise ValueError(f"need 0 <= overlap_tokens < tokens_max, not {overlap_tokens} and {tokens_max}")
-    tokens = sorted(_spaces_dropped(text, spans_of(text)))
-    starts = [start for start, _ in tokens]
+    starts = starts_of(text)
+    structure = outline(text)
     spans: list[Span] = []
     begin = _skip_spaces(text, 0)
     while begin < len(text):
-        end = _window_end(text, begin, starts, tokens_max, beyond=spans[-1].end if spans else 0)
-        end = _shrink(text, begin, end, spans_of, tokens_max)
-        spans.append(Span(begin, _drop_spaces(text, begin, end)))
+        beyond = spans[-1].end if spans else 0
+        end, strength = _window_end(text, begin, starts, structure, tokens_max, beyond=beyond)
+        end, tokens = _fitted(text, begin, end, starts, starts_of, tokens_max)
+        spans.append(Span(begin, _drop_spaces(text, begin, end), tokens, structure.path(begin)))
         rest = _skip_spaces(text, end)
-        begin = rest if rest >= len(text) else _step_back(text, spans[-1], rest, starts, overlap_tokens)
+        if rest < len(text) and strength < PARAGRAPH:
+            rest = _step_back(text, spans[-1], rest, starts, overlap_tokens)
+        begin = rest
     return spans
 
 
-def _window_end(text: str, begin: int, starts: list[int], tokens_max: int, *, beyond: int) -> int:
-    """Where to cut the window from `begin`: at a boundary in its tail, after `beyond`, else at its last token."""
+def _window_end(
+    text: str, begin: int, starts: Sequence[int], structure: Outline, tokens_max: int, *, beyond: int
+) -> tuple[int, int]:
+    """Where to cut the window from `begin`, after `beyond`, and how strong a break that is."""
     first = bisect_left(starts, begin)
     if first + tokens_max >= len(starts):
-        return len(text)
+        return len(text), 0
     limit = max(starts[first + tokens_max], begin + 1)
-    tail = first + int(tokens_max * (1 - TAIL))
+
+    def after(fill: float) -> int:
+        return max(starts[first + int(tokens_max * fill)], begin + 1, beyond + 1)
+
+    best = max(
+        (
+            (strength, at)
+            for at, strength in structure.within(after(HEADING_FILL), limit)
+            if strength > PARAGRAPH or at >= after(PARAGRAPH_FILL)
+        ),
+        default=None,
+    )
+    if best is not None:
+        return best[1], best[0]
+    tail = after(TEXT_FILL)
     # A boundary may end right where the tail begins; its own characters lie after the token before.
-    search = starts[max(first, tail - 1)]
-    return _boundary(text, search, max(starts[tail], begin + 1, beyond + 1), limit)
-
-
-def _boundary(text: str, search: int, tail: int, limit: int) -> int:
-    """The last paragraph end in `tail`..`limit`, else the last sentence end, else the last space, else `limit`."""
-    for pattern in (PARAGRAPH, SENTENCE, WORD):
+    search = starts[max(first, first + int(tokens_max * TEXT_FILL) - 1)]
+    for pattern in (SENTENCE, WORD):
         ends = [match.end() for match in pattern.finditer(text, search, limit) if match.end() >= tail]
-        if ends:
-            return ends[-1]
-    return limit
+        if whole := [end for end in ends if not structure.parts_heading(end)]:
+            return whole[-1], 0
+    return limit, 0
 
 
-def _shrink(text: str, begin: int, end: int, spans_of: SpansOf, tokens_max: int) -> int:
-    """Tokenised alone a passage may have more tokens, where its edges cut a word: take the surplus off its end."""
-    while True:
-        alone = spans_of(text[begin:end])
-        if len(alone) <= tokens_max:
-            return end
-        kept = begin + max(offset for _, offset in alone[:tokens_max])
-        end = kept if begin < kept < end else max(begin + 1, end - 1)
-        if end == begin + 1:
-            return end
+def _fitted(
+    text: str, begin: int, end: int, starts: Sequence[int], starts_of: StartsOf, tokens_max: int
+) -> tuple[int, int]:
+    """The end and the number of tokens. Where an edge cuts a word, its pieces may be more tokens than the word."""
+    tokens = bisect_left(starts, end) - bisect_left(starts, begin)
+    if _at_word(text, begin) and _at_word(text, end):
+        return end, tokens
+    while len(alone := starts_of(text[begin:end])) > tokens_max and end > begin + 1:
+        end = max(begin + 1, min(begin + alone[tokens_max], end - 1))
+    return end, len(alone)
 
 
-def _step_back(text: str, last: Span, rest: int, starts: list[int], overlap_tokens: int) -> int:
+def _at_word(text: str, at: int) -> bool:
+    return at in (0, len(text)) or text[at - 1].isspace() or text[at].isspace()
+
+
+def _step_back(text: str, last: Span, rest: int, starts: Sequence[int], overlap_tokens: int) -> int:
     """Begin of the next window: up to `overlap_tokens` before the end of the last, at a word, and always onward."""
     if overlap_tokens == 0:
         return rest
@@ -99,10 +123,6 @@ def _step_back(text: str, last: Span, rest: int, starts: list[int], overlap_toke
         return min(earliest, rest)
     word = WORD.search(text, earliest, rest)
     return word.end() if word else min(earliest, rest)
-
-
-def _spaces_dropped(text: str, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    return [(start, end) for start, end in spans if end > start]
 
 
 def _skip_spaces(text: str, at: int) -> int:

@@ -132,12 +132,13 @@ def _check_key(section: str, key: str, *, source: str) -> None:
 def _convert(value: object, section: str, key: str, *, source: str, from_text: bool) -> object:
     declared = _KEYS[section][key]
     try:
-        if from_text and get_origin(declared) is dict:
+        if from_text and get_origin(declared) in {dict, list}:
             return msgspec.json.decode(str(value), type=declared)
         return msgspec.convert(value, declared, strict=not from_text)
     except msgspec.DecodeError as error:
         raise InvalidInput(
-            f"{source}: [{section}] {key}: expected {_expected(section, key, error)}, found {_shown(value)}",
+            f"{source}: [{section}] {key}: expected {_expected(section, key, error)}, "
+            f"found {'a value that is not shown' if key == 'secret' else _shown(value)}",
             param=f"{section}.{key}",
         ) from error
 
@@ -146,11 +147,15 @@ def _expected(section: str, key: str, error: msgspec.DecodeError) -> str:
     declared = _KEYS[section][key]
     if get_origin(declared) is dict:
         return 'names and what they stand for: { "a" = "b" } in the file, {"a": "b"} in a variable'
+    if key == "cors_origins":
+        return 'a list of origins without a path, ["https://app.example.com"], or ["*"]'
+    if get_origin(declared) is list:
+        return 'a list of names, ["a", "b"]'
     if get_origin(declared) is Literal:
         return "one of " + ", ".join(f'"{choice}"' for choice in get_args(declared))
     kind = msgspec.inspect.type_info(declared)
-    if isinstance(kind, msgspec.inspect.StrType) and kind.pattern is not None:
-        return "redis://, rediss:// or unix://, or nothing"
+    if isinstance(kind, msgspec.inspect.Metadata) and kind.extra_json_schema:
+        return str(kind.extra_json_schema["description"])
     return str(error).removeprefix("Expected ").partition(", got")[0].replace("`", "")
 
 

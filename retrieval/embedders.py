@@ -10,11 +10,11 @@ from pathlib import Path
 from indexes.collection import Collection
 from indexes.errors import ModelMismatch, NotFound
 from indexes.model import Floats
-from retrieval.cache import EmbeddingCache
+from retrieval.cache import EmbeddingCache, SharedVectors
 from retrieval.embedding.batcher import Batcher
 from retrieval.embedding.costs import CostModel
 from retrieval.embedding.encoder import Encoder, available_threads
-from retrieval.embedding.models import Kind, Manifest, find_models, load_model, read_manifest
+from retrieval.embedding.models import MANIFEST, Kind, Manifest, find_models, load_model, read_manifest
 from retrieval.embedding.observing import Observer
 from retrieval.embedding.results import Embedded, Long
 from retrieval.embedding.tokens import TokenCounter
@@ -34,12 +34,17 @@ class Embedder:
         batcher: Batcher,
         counter: TokenCounter,
         cache: EmbeddingCache,
+        shared: SharedVectors | None,
+        *,
+        matryoshka: bool,
     ) -> None:
         self.encoder = encoder
         self.manifest = manifest
+        self.matryoshka = matryoshka  # the first dimensions of its vectors mean something by themselves
         self.counter = counter
         self._batcher = batcher
         self._cache = cache
+        self._shared = shared
 
     @property
     def fingerprint(self) -> str:
@@ -50,8 +55,20 @@ class Embedder:
         cached = self._cache.get(self.fingerprint, text)
         if cached is not None:
             return cached
-        embedded = await self._batcher.embed([text], "query", lane="query", deadline=deadline)
-        return self._cache.put(self.fingerprint, text, embedded.vectors[0])
+        vector = await self._from_others(text)
+        if vector is None:
+            vector = (await self._batcher.embed([text], "query", lane="query", deadline=deadline)).vectors[0]
+            if self._shared is not None:
+                await self._shared.put(self.fingerprint, self.encoder.variant, text, vector)
+        return self._cache.put(self.fingerprint, text, vector)
+
+    async def _from_others(self, text: str) -> Floats | None:
+        """The vector, if a service that shares its cache has embedded the query before."""
+        if self._shared is None:
+            return None
+        return await self._shared.get(
+            self.fingerprint, self.encoder.variant, text, dimensions=self.encoder.dimensions
+        )
 
     async def documents(self, texts: list[str]) -> Floats:
         """Vectors of passages, float32 [texts, dimensions]."""
@@ -66,9 +83,14 @@ class Embedder:
 
 
 class Embedders:
-    """Opens each model on first use, one at a time. `close` stops all batchers."""
+    """Opens each model on first use, one at a time. `close` stops all batchers.
 
-    def __init__(self, config: Config, observer: Callable[[str], Observer]) -> None:
+    `shared` keeps query vectors for other services too.
+    """
+
+    def __init__(
+        self, config: Config, observer: Callable[[str], Observer], shared: SharedVectors | None = None
+    ) -> None:
         self._config = config
         self._observer = observer
         self._folder = Path(config.models.folder)
@@ -76,6 +98,7 @@ class Embedders:
         self._opening: dict[str, asyncio.Task[Embedder]] = {}
         self._turn = asyncio.Lock()
         self.cache = EmbeddingCache(config.embedding.query_cache_entries)
+        self.shared = shared
 
     async def get(self, name: str) -> Embedder:
         """The embedder of a model. Raises NotFound saying how to make it, or Damaged if its files are not whole.
@@ -91,6 +114,10 @@ class Embedders:
     def names(self) -> list[str]:
         """Exported models, whether in use or not, sorted."""
         return sorted(find_models(self._folder))
+
+    def exported(self, name: str) -> bool:
+        """Whether there is a model of this name: one look at the disk. Not for names as clients send them."""
+        return (self._folder / name / MANIFEST).is_file()
 
     @property
     def loaded(self) -> Mapping[str, Embedder]:
@@ -146,7 +173,10 @@ class Embedders:
         await batcher.start()
         for _ in range(WARM_UP_QUERIES):  # the way through lanes and threads has its own first time
             await batcher.embed(["warm up"], "query", lane="query")
-        return Embedder(encoder, model.manifest, batcher, counter, self.cache)
+        matryoshka = name in self._config.models.matryoshka
+        return Embedder(
+            encoder, model.manifest, batcher, counter, self.cache, self.shared, matryoshka=matryoshka
+        )
 
     async def close(self) -> None:
         # What is being opened first: the threads that do it cannot be stopped.

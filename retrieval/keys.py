@@ -8,6 +8,7 @@ from typing import Any
 from aiohttp import web
 
 from indexes.catalog import Catalog
+from retrieval.cache import Store
 from retrieval.config import Config
 from retrieval.embedders import Embedders
 from retrieval.metrics import Metrics
@@ -18,6 +19,7 @@ from retrieval.tasks import Tasks
 CONFIG = web.AppKey("CONFIG", Config)
 METRICS = web.AppKey("METRICS", Metrics)
 CATALOG = web.AppKey("CATALOG", Catalog)
+SHARED = web.AppKey[Store | None]("SHARED")  # what services share; None where there is no Redis
 EMBEDDERS = web.AppKey("EMBEDDERS", Embedders)
 PIPELINE = web.AppKey("PIPELINE", Pipeline)
 QUERY_LOG = web.AppKey("QUERY_LOG", QueryLog)

@@ -7,6 +7,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
+from hashlib import blake2b
 from pathlib import Path
 
 from aiohttp import web
@@ -17,10 +18,21 @@ from indexes.catalog import Catalog
 from indexes.durable import publish
 from indexes.errors import NearlineError, StorageError
 from indexes.model import ColdPolicy, Tuning
-from retrieval.cache import MemoryStore, ResultCache, Store, TieredStore
+from retrieval.cache import MemoryStore, ResultCache, SharedVectors, Store
 from retrieval.config import Config
 from retrieval.embedders import Embedders
-from retrieval.keys import CATALOG, CONFIG, EMBEDDERS, FAILED, METRICS, PIPELINE, QUERY_LOG, READY, TASKS
+from retrieval.keys import (
+    CATALOG,
+    CONFIG,
+    EMBEDDERS,
+    FAILED,
+    METRICS,
+    PIPELINE,
+    QUERY_LOG,
+    READY,
+    SHARED,
+    TASKS,
+)
 from retrieval.pipeline import Pipeline
 from retrieval.query_log import QueryLog
 from retrieval.tasks import Tasks
@@ -62,10 +74,20 @@ def leave_on_failure(app: web.Application, loop: asyncio.AbstractEventLoop) -> f
     return on_any_thread
 
 
+async def shared_ctx(app: web.Application) -> AsyncIterator[None]:
+    """What services share: one store for answers and query vectors, so that a dead Redis is noticed once."""
+    app[SHARED] = store = await asyncio.to_thread(shared_store, app[CONFIG], app[CATALOG].folder)
+    yield
+    if store is not None:
+        await store.close()
+
+
 async def embedders_ctx(app: web.Application) -> AsyncIterator[None]:
     """Load the models in use now, so that the first query does not wait. One that cannot be loaded is a warning:
     other collections still serve, and those of this model answer with the reason."""
-    app[EMBEDDERS] = embedders = Embedders(app[CONFIG], app[METRICS].embedding_observer)
+    store = app[SHARED]
+    shared = None if store is None else SharedVectors(store, ttl_s=ttl_s(app[CONFIG]))
+    app[EMBEDDERS] = embedders = Embedders(app[CONFIG], app[METRICS].embedding_observer, shared)
     app[METRICS].watch_embeddings(embedders)
     try:
         await embedders.get(app[CONFIG].models.default)
@@ -97,15 +119,15 @@ async def query_log_ctx(app: web.Application) -> AsyncIterator[None]:
 
 async def pipeline_ctx(app: web.Application) -> AsyncIterator[None]:
     config = app[CONFIG]
-    store = await asyncio.to_thread(result_store, config, app[CATALOG].folder)
-    results = ResultCache(store, ttl_s=max(1, int(config.cache.ttl_s)))
-    app[METRICS].watch_results(results, store)
+    near, far = MemoryStore(config.cache.results_bytes_max, time.monotonic), app[SHARED]
+    results = ResultCache(near, far, ttl_s=ttl_s(config), now=time.time)
+    app[METRICS].watch_caches(results, app[EMBEDDERS].shared, [near] if far is None else [near, far])
     app[PIPELINE] = Pipeline(app[CATALOG], app[EMBEDDERS], results, config)
     # Every product of a search is small; BLAS would spread it over all cores and wait for each of them.
     with threadpool_limits(1, user_api="blas"):
         yield
     await asyncio.to_thread(app[PIPELINE].close)
-    await store.close()
+    await near.close()
 
 
 async def tasks_ctx(app: web.Application) -> AsyncIterator[None]:
@@ -134,30 +156,36 @@ async def ready_ctx(app: web.Application) -> AsyncIterator[None]:
     app[READY]["ready"] = False
 
 
-def result_store(config: Config, data: Path) -> Store:
-    """In this process; with `redis.url` set, in front of a Redis that several processes may share."""
-    near = MemoryStore(config.cache.results_bytes_max, time.monotonic)
+def ttl_s(config: Config) -> int:
+    """Of whatever is cached, in the whole seconds that stores count in."""
+    return max(1, int(config.cache.ttl_s))
+
+
+def shared_store(config: Config, data: Path) -> Store | None:
+    """The Redis of `redis.url`, for those who hold the same secret."""
     if not config.redis.url:
-        return near
+        return None
     from retrieval.cache.redis_store import RedisStore
 
-    far = RedisStore(
+    return RedisStore(
         config.redis.url,
-        secret=cache_secret(data),
+        secret=shared_secret(config.redis.secret) if config.redis.secret else own_secret(data),
         timeout_ms=config.redis.timeout_ms,
         retry_after_s=config.redis.retry_after_s,
         prefix=config.redis.prefix.encode(),
         clock=time.monotonic,
     )
-    return TieredStore(near, far, copy_ttl_s=max(1, int(config.cache.ttl_s)))
 
 
-def cache_secret(data: Path) -> bytes:
-    """Signs what this data directory puts into Redis. It names collections by uid, so no other one needs to read it."""
+def shared_secret(text: str) -> bytes:
+    return blake2b(text.encode(), digest_size=SECRET_BYTES, person=b"nearline-secret").digest()
+
+
+def own_secret(data: Path) -> bytes:
+    """Signs what this data directory puts into Redis, where it shares with nobody but its own copies."""
     path = data / "cache.secret"
     if not path.is_file():
-        publish(path, secrets.token_bytes(SECRET_BYTES))
-        path.chmod(0o600)
+        publish(path, secrets.token_bytes(SECRET_BYTES), mode=0o600)
     return path.read_bytes()
 
 

@@ -5,7 +5,7 @@ Durations are in seconds, sizes in bytes, as Prometheus has it. Gauges of collec
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -13,7 +13,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from indexes.catalog import Catalog
-from retrieval.cache import EmbeddingCache, ResultCache, Store
+from indexes.model import WriteResult
+from retrieval.cache import EmbeddingCache, ResultCache, SharedVectors, Store
 from retrieval.embedders import Embedders
 from retrieval.embedding.results import Lane
 from retrieval.schemas import JobBody, SearchAnswer
@@ -47,6 +48,12 @@ class Metrics:
         )
         self._documents = Counter(
             "nearline_documents_written", "Documents acknowledged", ["collection"], registry=registry
+        )
+        self._unchanged = Counter(
+            "nearline_documents_unchanged",
+            "Documents that came as they were there already",
+            ["collection"],
+            registry=registry,
         )
         self._write_seconds = Histogram(
             "nearline_write_seconds",
@@ -85,8 +92,9 @@ class Metrics:
             for stage in ("embed", "dense", "lexical", "fuse", "hydrate"):
                 self._stage_seconds.labels(stage).observe(getattr(timings, stage) / 1000)
 
-    def written(self, collection: str, documents: int, seconds: float) -> None:
-        self._documents.labels(collection).inc(documents)
+    def written(self, collection: str, result: WriteResult, seconds: float) -> None:
+        self._documents.labels(collection).inc(result.documents)
+        self._unchanged.labels(collection).inc(result.unchanged)
         self._write_seconds.observe(seconds)
 
     def loop_lag(self, seconds: float) -> None:
@@ -103,8 +111,10 @@ class Metrics:
     def watch(self, catalog: Catalog) -> None:
         self.registry.register(CollectionGauges(catalog))
 
-    def watch_results(self, results: ResultCache, store: Store) -> None:
-        self.registry.register(CacheCounters(results, store))
+    def watch_caches(
+        self, results: ResultCache, vectors: SharedVectors | None, stores: Sequence[Store]
+    ) -> None:
+        self.registry.register(CacheCounters(results, vectors, stores))
 
     def watch_embeddings(self, embedders: Embedders) -> None:
         self.registry.register(EmbeddingCacheCounters(embedders.cache))
@@ -277,21 +287,26 @@ class CollectionGauges(Collector):
 
 
 class CacheCounters(Collector):
-    """The result cache and the store behind it."""
+    """The result cache, what other services gave to it and to the cache of query vectors, and the stores behind."""
 
-    def __init__(self, results: ResultCache, store: Store) -> None:
+    def __init__(self, results: ResultCache, vectors: SharedVectors | None, stores: Sequence[Store]) -> None:
         self._results = results
-        self._store = store
+        self._vectors = vectors
+        self._stores = stores
 
     def collect(self) -> Iterable[Metric]:
         lookups = CounterMetricFamily("nearline_result_cache", "Lookups of answers", labels=["outcome"])
         lookups.add_metric(["hit"], self._results.hits)
         lookups.add_metric(["miss"], self._results.misses)
-        events = CounterMetricFamily("nearline_result_store", "What happened in the store", labels=["event"])
-        counts = self._store.counts
+        shared = CounterMetricFamily(
+            "nearline_shared_cache_hits", "What was found in Redis and not in this process", labels=["kind"]
+        )
+        shared.add_metric(["answer"], self._results.shared_hits)
+        shared.add_metric(["vector"], self._vectors.hits if self._vectors else 0)
+        events = CounterMetricFamily("nearline_result_store", "What happened in the stores", labels=["event"])
         for event in ("failures", "skipped", "rejected", "dropped", "evicted"):
-            events.add_metric([event], getattr(counts, event))
-        return [lookups, events]
+            events.add_metric([event], sum(getattr(store.counts, event) for store in self._stores))
+        return [lookups, shared, events]
 
 
 class EmbeddingCacheCounters(Collector):

@@ -19,6 +19,7 @@ from retrieval.keys import CONFIG, METRICS
 logger = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+PREFLIGHT_S = "7200"  # a browser asks again after this; Chromium's own most
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -34,6 +35,36 @@ async def observed(request: web.Request, handler: Handler) -> web.StreamResponse
     request.app[METRICS].request(
         request.method, route.canonical if route else "unknown", answer.status, time.perf_counter() - started
     )
+    return answer
+
+
+@web.middleware
+async def cross_origin(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """CORS: let pages of the configured origins call from a browser, and read answers, errors and all headers.
+
+    Cookies are never asked for, so `*` may stand for all headers; only a preflight has to name them.
+    """
+    allowed = request.app[CONFIG].server.cors_origins
+    if not allowed:
+        return await handler(request)
+    origin = request.headers.get("Origin", "")
+    known = origin in allowed or "*" in allowed
+    method = request.headers.get("Access-Control-Request-Method")
+    if known and method is not None and request.method == "OPTIONS":
+        answer: web.StreamResponse = web.Response(status=204)
+        answer.headers["Access-Control-Allow-Methods"] = (
+            method  # the request itself is told what it may not do
+        )
+        answer.headers["Access-Control-Allow-Headers"] = request.headers.get(
+            "Access-Control-Request-Headers", "*"
+        )
+        answer.headers["Access-Control-Max-Age"] = PREFLIGHT_S
+    else:
+        answer = await handler(request)
+    answer.headers.add("Vary", "Origin")
+    if known:
+        answer.headers["Access-Control-Allow-Origin"] = "*" if "*" in allowed else origin
+        answer.headers["Access-Control-Expose-Headers"] = "*"
     return answer
 
 

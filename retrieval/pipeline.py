@@ -25,7 +25,7 @@ from indexes.dense.vectors import search_with_one_thread
 from indexes.errors import DeadlineExceeded
 from indexes.model import DenseResult, Floats, Ids, Ranking, StoredPassage, Tier
 from indexes.parts.snapshot import Snapshot
-from retrieval.cache import ResultCache
+from retrieval.cache import ResultCache, ResultKey
 from retrieval.embedders import Embedders
 from retrieval.fusion import reciprocal_rank, weighted
 from retrieval.plan import Plan, plan
@@ -139,7 +139,8 @@ class Pipeline:
                 snapshot = collection.snapshot
                 key = self._key(collection, snapshot, planned)
                 answer, _ = await self._search(collection, snapshot, planned, watch, place)
-        if planned.cache and cached is None:
+        # One that met a later commit (a hit gone from the log, an exact scan) would be wrong when this content is back.
+        if planned.cache and cached is None and not collection.moved_since(snapshot):
             await self._results.put(key, msgspec.msgpack.encode(answer))
         receipt = Receipt(
             collection=name,
@@ -152,17 +153,18 @@ class Pipeline:
         )
         return SearchAnswer(answer.hits, receipt, watch.stop())
 
-    def _key(self, collection: Collection, snapshot: Snapshot, planned: Plan) -> bytes:
+    def _key(self, collection: Collection, snapshot: Snapshot, planned: Plan) -> ResultKey:
+        settings = collection.settings
         return self._results.key(
-            collection.uid,
-            snapshot.generation,
-            snapshot.seq,
-            collection.settings.fingerprint,
+            snapshot.content,
+            msgspec.json.encode((settings.fingerprint, settings.bm25)),
             planned.identity,
+            uid=collection.uid,
+            generation=snapshot.generation,
             tuned_ms=collection.chosen.chosen_ms if collection.chosen else 0,
         )
 
-    async def _cached(self, key: bytes) -> CachedAnswer | None:
+    async def _cached(self, key: ResultKey) -> CachedAnswer | None:
         stored = await self._results.get(key)
         if stored is None:
             return None

@@ -78,6 +78,8 @@ ROUTES = (
           None, ollama.OllamaVersion, error=OllamaErrorBody),
     Route("POST", "/embed", tei.embed_inputs, "Embed texts, as Text Embeddings Inference does", TEI,
           tei.TeiEmbed, list[list[float]], error=TeiErrorBody),
+    Route("POST", "/", tei.embed_inputs, "The same, where Hugging Face's client sends it", TEI,
+          tei.TeiEmbed, list[list[float]], error=TeiErrorBody),
     Route("GET", "/info", tei.info, "The default model, as Text Embeddings Inference tells it", TEI,
           None, tei.TeiInfo, error=TeiErrorBody),
     Route("GET", "/health", tei.health, "Whether texts can be embedded", TEI, error=TeiErrorBody),

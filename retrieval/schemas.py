@@ -120,10 +120,14 @@ class CountDocuments(Request, frozen=True, kw_only=True):
     filter: dict[str, Any] | None = None
 
 
-class Written(msgspec.Struct):
+class Written(msgspec.Struct, kw_only=True):
+    """`documents` were written, with so many passages of so many tokens to embed; `unchanged` were there already."""
+
     seq: int
     documents: int
+    unchanged: int
     passages: int
+    tokens: int
     took_ms: float
 
 
@@ -228,7 +232,8 @@ class Ranks(msgspec.Struct):
 
 
 class Hit(msgspec.Struct, omit_defaults=True):
-    """One passage: which part of which document, its text (`text[start:end]` of the document), why it is here."""
+    """One passage: which part of which document, its text (`text[start:end]` of the document), the headings it stands
+    under, outermost first, and why it is here."""
 
     document_id: str
     passage: int
@@ -241,6 +246,7 @@ class Hit(msgspec.Struct, omit_defaults=True):
     scores: Scores
     tier: Tier
     ranks: Ranks | None = None
+    heading: str = ""
 
 
 class Receipt(msgspec.Struct):
@@ -274,7 +280,12 @@ class SearchAnswer(msgspec.Struct):
 
 
 class ContextRequest(Request, frozen=True, kw_only=True):
-    """Passages for a prompt: at most `token_budget` tokens of this collection's tokenizer, all markup included."""
+    """Passages for a prompt: at most `token_budget` tokens of this collection's tokenizer, all markup included.
+
+    `per_document` bounds the passages of one document; without it, what is left after every document had its turn goes
+    to further passages. Of documents beyond the first few only excerpts of `excerpt_tokens` are shown, 0 for none.
+    Passages less similar to the query (cosine) than `min_similarity` are left out.
+    """
 
     query: NonEmpty
     token_budget: Annotated[int, Meta(ge=1)]
@@ -282,29 +293,39 @@ class ContextRequest(Request, frozen=True, kw_only=True):
     mode: Mode | None = None
     filter: dict[str, Any] | None = None
     fusion: Fusion | None = None
+    group_by_document: bool = False
+    per_document: Annotated[int, Meta(ge=1)] | None = None
+    excerpt_tokens: Annotated[int, Meta(ge=0)] | None = None
+    min_similarity: Annotated[float, Meta(ge=-1, le=1)] | None = None
     min_score: float | None = None
     min_seq: Annotated[int, Meta(ge=0)] | None = None
     deadline_ms: Annotated[int, Meta(ge=1, le=600_000)] | None = None
 
 
 class Citation(msgspec.Struct):
-    """Where one numbered passage of the context comes from."""
+    """Where one numbered frame of the context comes from: `text[start:end]` of a document, these of its passages."""
 
     number: int
     document_id: str
-    passage: int
+    passages: list[int]
     start: int
     end: int
     title: str
+    heading: str
+    metadata: Metadata
     score: float
+    excerpt: bool
     tokens: int
 
 
 class ContextAnswer(msgspec.Struct):
+    """`omitted` passages were found and did not fit, `irrelevant` ones are below the floor of similarity."""
+
     context: str
     citations: list[Citation]
     tokens: int
     omitted: int
+    irrelevant: int
     receipt: Receipt
     timings_ms: Timings
 

@@ -17,6 +17,8 @@ Duration = Annotated[float, Meta(gt=0, le=31_536_000)]  # of a unit; a bound als
 Weight = Annotated[float, Meta(ge=0, le=1_000_000)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 Name = Annotated[str, Meta(min_length=1)]
+# As browsers write it in their header; anything else would never match.
+Origin = Annotated[str, Meta(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/*\sA-Z]+)$")]
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -30,12 +32,14 @@ class Server(Section, frozen=True, kw_only=True):
     body_timeout_s: Duration = 15.0
     keepalive_timeout_s: Duration = 75.0
     shutdown_grace_s: Duration = 25.0
+    cors_origins: list[Origin] = []
 
 
 class Models(Section, frozen=True, kw_only=True):
     folder: Name = "models"
     default: Name = "all-MiniLM-L6-v2"
     aliases: dict[Name, Name] = field(default_factory=dict)
+    matryoshka: list[Name] = []
     threads: Count = 0
     run_threads: Positive = 1
 
@@ -55,7 +59,7 @@ class Passages(Section, frozen=True, kw_only=True):
 
 class Limits(Section, frozen=True, kw_only=True):
     documents_per_request_max: Positive = 1000
-    document_bytes_max: Positive = 1_048_576
+    document_bytes_max: Positive = 16_777_216
     metadata_bytes_max: Positive = 16_384
     metadata_keys_max: Count = 64
     id_chars_max: Positive = 512
@@ -96,13 +100,22 @@ class Search(Section, frozen=True, kw_only=True):
     threads: Positive = 2
 
 
+class Context(Section, frozen=True, kw_only=True):
+    excerpt_tokens: Count = 48
+    min_similarity: Annotated[float, Meta(ge=-1, le=1)] = 0.2
+
+
 class Cache(Section, frozen=True, kw_only=True):
     results_bytes_max: Count = 67_108_864
     ttl_s: Duration = 3600.0
 
 
 class Redis(Section, frozen=True, kw_only=True):
-    url: Annotated[str, Meta(pattern=r"^$|^(redis|rediss|unix)://")] = ""
+    url: Annotated[
+        str,
+        Meta(pattern=r"^$|^(redis|rediss|unix)://", description="redis://, rediss:// or unix://, or nothing"),
+    ] = ""
+    secret: Annotated[str, Meta(pattern=r"^$|^.{16,}$", description="16 characters or more, or nothing")] = ""
     timeout_ms: Duration = 15.0
     retry_after_s: Duration = 5.0
     prefix: Name = "nearline"
@@ -131,6 +144,7 @@ class Config(Section, frozen=True, kw_only=True):
     limits: Limits = field(default_factory=Limits)
     index: Index = field(default_factory=Index)
     search: Search = field(default_factory=Search)
+    context: Context = field(default_factory=Context)
     cache: Cache = field(default_factory=Cache)
     redis: Redis = field(default_factory=Redis)
     query_log: QueryLog = field(default_factory=QueryLog)

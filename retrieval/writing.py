@@ -1,13 +1,16 @@
 """Documents in: checked, cut into passages, embedded, and written to the log as one whole.
 
-Everything that can be refused is refused before the first passage is embedded, so a bad document in a request
-leaves none of the others behind.
+Documents that the collection holds exactly as they come are recognised by their digests before any of that work, and
+cost a lookup. Everything that can be refused is refused before the first passage is embedded, so a bad document in a
+request leaves none of the others behind.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
+from hashlib import blake2b
 from typing import TypeVar
 
 import msgspec
@@ -16,13 +19,14 @@ import numpy as np
 from indexes.collection import Collection
 from indexes.errors import InvalidInput, TooLarge
 from indexes.filters.grammar import INTEGER_BOUND
+from indexes.log.content import DIGEST_BYTES
 from indexes.log.reader import searchable_text
 from indexes.model import Floats, NewPassage, Upsert, WriteResult
-from retrieval.chunking import Span, split
+from retrieval.chunking import CHUNKING_VERSION, Span, split
 from retrieval.embedders import Embedder, Embedders
 from retrieval.plan import unit_vector
 from retrieval.schemas import NewDocument
-from retrieval.settings import Config
+from retrieval.settings import Config, Passages
 
 T = TypeVar("T")
 
@@ -36,16 +40,38 @@ async def write_documents(
 ) -> WriteResult:
     """All of them or none, synced and searchable when this returns.
 
+    Those that are unchanged when this begins are left alone, also where another request changes them meanwhile.
     Raises InvalidInput or TooLarge naming the field.
     """
     chars = sum(len(document.text) for document in documents)
     await off_loop(chars, lambda: check_documents(documents, collection.settings.dimensions, config))
-    if any(document.vector is None for document in documents):
+    digests = await off_loop(chars, lambda: [digest_of(document, config.passages) for document in documents])
+    known = await asyncio.to_thread(collection.log.digests, [document.id for document in documents])
+    changed = {
+        document.id: digest
+        for document, digest in zip(documents, digests, strict=True)
+        if known.get(document.id) != digest
+    }
+    fresh = [document for document in documents if document.id in changed]
+    if any(document.vector is None for document in fresh):
         embedder = await embedders.of(collection)
-        upserts = await embed(documents, embedder, config)
+        upserts = await embed(fresh, embedder, config)
     else:
-        upserts = await off_loop(chars, lambda: [with_vector(document) for document in documents])
-    return await asyncio.wrap_future(await off_loop(chars, lambda: collection.write(upserts)))
+        upserts = await off_loop(chars, lambda: [with_vector(document) for document in fresh])
+    upserts = [replace(upsert, digest=changed[upsert.id]) for upsert in upserts]
+    # Also where nothing is left to write: what was found unchanged is searchable when the writer comes to this.
+    result = await asyncio.wrap_future(await off_loop(chars, lambda: collection.write(upserts)))
+    return replace(result, unchanged=len(documents) - len(fresh))
+
+
+def digest_of(document: NewDocument, passages: Passages) -> bytes:
+    """Equal for documents that would be stored alike by one model. The order of metadata keys does not matter."""
+    shaped_by = (CHUNKING_VERSION, passages.tokens_max, passages.overlap_tokens)
+    encoded = msgspec.msgpack.encode(
+        (document.text, document.title, document.metadata, document.vector or shaped_by),
+        order="deterministic",
+    )
+    return blake2b(encoded, digest_size=DIGEST_BYTES, person=b"nearline-docum-1").digest()
 
 
 async def off_loop(chars: int, work: Callable[[], T]) -> T:
@@ -130,11 +156,10 @@ def assemble(documents: list[NewDocument], pieces: list[list[Piece]], vectors: F
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """A passage to be: where it lies, the text that is embedded for it (with the title), its own tokens."""
+    """A passage to be: where it lies, and the text that is embedded for it (with the title)."""
 
     span: Span
     embedded: str
-    tokens: int
 
 
 def chunk(document: NewDocument, embedder: Embedder, config: Config) -> list[Piece]:
@@ -142,22 +167,19 @@ def chunk(document: NewDocument, embedder: Embedder, config: Config) -> list[Pie
         return []
     counter = embedder.counter
     title = document.title
-    title_spans = counter.spans(title) if title else []
-    if len(title_spans) > TITLE_TOKENS_MAX:
-        title = title[: title_spans[TITLE_TOKENS_MAX - 1][1]]
-    room = embedder.encoder.tokens_max - SPECIAL_TOKENS - min(len(title_spans), TITLE_TOKENS_MAX)
+    title_starts = counter.starts(title) if title else ()
+    if len(title_starts) > TITLE_TOKENS_MAX:
+        title = title[: title_starts[TITLE_TOKENS_MAX]]
+    room = embedder.encoder.tokens_max - SPECIAL_TOKENS - min(len(title_starts), TITLE_TOKENS_MAX)
     tokens_max = min(config.passages.tokens_max, room)
     overlap = min(config.passages.overlap_tokens, tokens_max // 4)
-    pieces = []
-    for span in split(document.text, counter.spans, tokens_max=tokens_max, overlap_tokens=overlap):
-        text = document.text[span.start : span.end]
-        pieces.append(Piece(span, searchable_text(title, text), counter.count(text)))
-    return pieces
+    spans = split(document.text, counter.starts, tokens_max=tokens_max, overlap_tokens=overlap)
+    return [Piece(span, searchable_text(title, document.text[span.start : span.end])) for span in spans]
 
 
 def upsert_of(document: NewDocument, pieces: list[Piece], vectors: Floats) -> Upsert:
     passages = tuple(
-        NewPassage(piece.span.start, piece.span.end, piece.tokens, vector)
+        NewPassage(piece.span.start, piece.span.end, piece.span.tokens, vector)
         for piece, vector in zip(pieces, vectors, strict=True)
     )
     return Upsert(document.id, document.text, document.title, document.metadata, passages)

@@ -1,8 +1,8 @@
 """Putting collections of a backup into a data directory: each appears complete, or not at all.
 
 Every checksum is verified before anything is placed, and again while it is copied. A restored collection gets a uid
-of its own, under its old name too: results are cached by uid, generation and seq, and two collections that part ways
-after the same seq must not answer from each other's cache.
+of its own, under its old name too: cursors and samples of queries belong to one collection, and two that part ways
+after the same seq must not be taken for each other.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from indexes.backup.backup import CollectionBackup, choose, copy_file, read_back
 from indexes.catalog import MARKER, check_name, prepare, write_marker
 from indexes.collection import DRAFT_PREFIX
 from indexes.durable import FolderLock, disk_errors, publish_folder, verify
-from indexes.errors import Conflict, Damaged, InvalidInput, StorageError
-from indexes.log.reader import FORMAT_VERSION
+from indexes.errors import Conflict, Damaged, InvalidInput
+from indexes.log.reader import require_format
 from indexes.log.sqlite import checkpoint, connect, sqlite_errors
 from indexes.model import Progress
 
@@ -140,9 +140,7 @@ def renew_uid(path: Path) -> str:
     db = connect(path)
     try:
         with sqlite_errors(path, db):
-            [(found,)] = db.execute("SELECT value FROM meta WHERE key = 'format_version'")
-            if found != str(FORMAT_VERSION):
-                raise StorageError(f"{path} has log format {found}; this version reads {FORMAT_VERSION}")
+            require_format(dict(db.execute("SELECT key, value FROM meta")), path)
             db.execute("UPDATE meta SET value = ? WHERE key = 'uid'", (uid,))
         checkpoint(db, path)  # closing would do it too, but keeps a failed sync to itself
     finally:

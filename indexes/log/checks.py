@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from indexes.checks import UNIT_TOLERANCE
 from indexes.errors import NearlineError
+from indexes.log.content import ContentHash, stand_in
 from indexes.log.pinned import LogState, PinnedLog, pin
 from indexes.log.reader import decode_metadata
 from indexes.model import Progress
@@ -78,6 +79,8 @@ def check_log(collection: str, path: Path, *, frozen: bool, progress: Progress) 
             state = log.state()
             yield from check_rows(collection, log, state, progress)
             yield check_history(collection, log, state)
+            if state.format_version > 1:
+                yield check_content(collection, log)
     except NearlineError as error:
         yield Check(collection, "log", False, error.message, RESTORE)
 
@@ -183,3 +186,15 @@ def check_history(collection: str, log: PinnedLog, state: LogState) -> Check:
         trouble.add(f"passage {passage} was removed, and is there")
     known = f"operations {state.forgotten + 1} to {state.seq}" if kept else f"none needed since {state.seq}"
     return trouble.check(collection, "history", known, RESTORE)
+
+
+def check_content(collection: str, log: PinnedLog) -> Check:
+    """The hash by which services share answers: a wrong one would let them share what differs."""
+    trouble = Trouble()
+    seed = bytes.fromhex(log.value("SELECT value FROM meta WHERE key = 'digest_seed'") or "")
+    expected = ContentHash()
+    for document_id, seq, digest in log.rows("SELECT id, seq, digest FROM documents"):
+        expected.add(document_id, stand_in(seed, document_id, seq) if digest is None else digest)
+    if log.value("SELECT sums FROM content") != expected.stored:
+        trouble.add("the content hash is not that of the documents")
+    return trouble.check(collection, "content", "its hash is that of the documents", RESTORE)

@@ -3,6 +3,7 @@
 Promises
 - `commit` returns after the operations of all its writes are synced to disk, or raises and none is kept.
 - Passage ids and sequence numbers only grow and are never used twice, also after deletions and restarts.
+- The content hash of the last commit is in the file with it, so it always describes the documents beside it.
 - A deleted or replaced passage is gone from `passages` and `documents` at once; its id range stays in
   `operations` until every generation that may hold it is gone, so that an index can be told to hide it.
 
@@ -12,8 +13,9 @@ Promises
 from __future__ import annotations
 
 import contextlib
+import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,8 @@ import msgspec
 
 from indexes import failpoints, failures
 from indexes.courtesy import give_way
-from indexes.errors import Conflict, DiskFull, StorageError
+from indexes.errors import Conflict, Damaged, DiskFull, StorageError
+from indexes.log.content import ContentHash, stand_in
 from indexes.log.reader import FORMAT_VERSION, LogReader, searchable_text
 from indexes.log.sqlite import Checkpoints, checkpoint, connect, sqlite_errors
 from indexes.model import Delete, Operation, Settings, Upsert, WriteResult
@@ -33,7 +36,7 @@ CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE documents(
     pk INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, seq INTEGER NOT NULL,
     first_passage INTEGER NOT NULL, passages INTEGER NOT NULL,
-    title TEXT NOT NULL, metadata TEXT NOT NULL, text TEXT NOT NULL);
+    digest BLOB NOT NULL, title TEXT NOT NULL, metadata TEXT NOT NULL, text TEXT NOT NULL);
 -- `text` is null where the passage is the whole document; the vector comes last so that reading text skips it.
 CREATE TABLE passages(
     id INTEGER PRIMARY KEY AUTOINCREMENT, document INTEGER NOT NULL, ordinal INTEGER NOT NULL,
@@ -43,11 +46,16 @@ CREATE TABLE operations(
     first_passage INTEGER NOT NULL, passages INTEGER NOT NULL,
     dead_first INTEGER NOT NULL, dead_passages INTEGER NOT NULL);
 """
+# One row, apart from `meta`: it changes with every commit and fits on one page.
+CONTENT_SCHEMA = "CREATE TABLE content(sums BLOB NOT NULL)"
+
+SEED_BYTES = 32
 
 INSERT_DOCUMENT = (
-    "INSERT INTO documents(id, seq, first_passage, passages, title, metadata, text)"
-    " VALUES(?, 0, 0, ?, ?, ?, ?)"
+    "INSERT INTO documents(id, seq, first_passage, passages, digest, title, metadata, text)"
+    " VALUES(?, 0, 0, ?, ?, ?, ?, ?)"
 )
+INSERT_CONTENT = "INSERT INTO content VALUES(?)"
 INSERT_PASSAGE = (
     "INSERT INTO passages(document, ordinal, start, end, tokens, text, vector) VALUES(?, ?, ?, ?, ?, ?, ?)"
 )
@@ -69,13 +77,29 @@ class Applied:
 
 
 class Log(LogReader):
-    """A log open for writing too. `Log.create` makes it, `Log(path)` opens it; `close` ends every connection."""
+    """A log open for writing too. `Log.create` makes it, `Log(path)` opens it; `close` ends every connection.
+
+    Opening brings a log of an older format to the present one, whole or not at all.
+    """
 
     def __init__(self, path: Path) -> None:
         self._db = connect(path)
         self._checkpoints = Checkpoints(self._db, path)
         self._failed = False
         super().__init__(path)
+        if self.format_version < FORMAT_VERSION:
+            with self._changing():
+                migrate(self._db)
+        rows = self._rows("SELECT sums FROM content")
+        if len(rows) != 1:
+            raise Damaged(f"{path} has {len(rows)} content hashes, expected one")
+        self._content = ContentHash(rows[0][0])
+        meta: dict[str, str] = dict(self._rows("SELECT key, value FROM meta"))
+        self._seed = bytes.fromhex(
+            meta.get("digest_seed", "")
+        )  # only logs that began without digests need one
+        self.newest_seq = self.position().seq
+        """Of the last commit begun, from just before anybody can read what it wrote."""
 
     @staticmethod
     def create(path: Path, settings: Settings, uid: str) -> Log:
@@ -91,6 +115,8 @@ class Log(LogReader):
             db = connect(path, create=True)
             with db:
                 db.execute(SCHEMA)
+                db.execute(CONTENT_SCHEMA)
+                db.execute(INSERT_CONTENT, (ContentHash().stored,))
                 db.executemany("INSERT INTO meta VALUES(?, ?)", list(meta.items()))
             checkpoint(db, path)  # closing would do it too, but keeps a failed sync to itself
             db.close()
@@ -106,6 +132,16 @@ class Log(LogReader):
         self._checkpoints.close()
         self._db.close()
 
+    @property
+    def content(self) -> bytes:
+        """32 bytes that stand for the live documents after the last commit. For the writer's thread."""
+        return self._content.short
+
+    def digests(self, ids: Iterable[str]) -> dict[str, bytes]:
+        """Digests of the live ones among these documents, by id. Those written before there were digests have none."""
+        sql = "SELECT id, digest FROM documents WHERE id IN (SELECT value FROM json_each(?)) AND digest IS NOT NULL"
+        return dict(self._rows(sql, (msgspec.json.encode(list(ids)).decode(),)))
+
     def commit(self, writes: Sequence[Sequence[Operation]]) -> tuple[list[WriteResult], list[Applied]]:
         """Apply several writes in one synced transaction: one result for each, and all operations in order.
 
@@ -115,6 +151,7 @@ class Log(LogReader):
         db = self._db
         results: list[WriteResult] = []
         applied: list[Applied] = []
+        content, newest_before = self._content.copy(), self.newest_seq
         with self._changing():
             failpoints.reach("commit.begin")
             db.execute("BEGIN IMMEDIATE")
@@ -123,15 +160,20 @@ class Log(LogReader):
                     done = []
                     for operation in operations:
                         give_way()
-                        done.append(apply(db, operation))
+                        done.append(apply(db, operation, content, self._seed))
                     applied += done
                     results.append(summarise(operations, done, last_seq(db)))
+                if applied:
+                    db.execute("UPDATE content SET sums = ?", (content.stored,))
+                    self.newest_seq = applied[-1].seq
                 failpoints.reach("commit.before_sync")
                 db.execute("COMMIT")
             except BaseException:
                 if db.in_transaction:
                     db.execute("ROLLBACK")
+                    self.newest_seq = newest_before
                 raise
+            self._content = content
             failpoints.reach("commit.synced")
             self._checkpoints.run_if_due()
         return results, applied
@@ -167,9 +209,26 @@ def changing(path: Path, db: apsw.Connection | None = None) -> Iterator[None]:
         raise
 
 
-def apply(db: apsw.Connection, operation: Operation) -> Applied:
-    """Inside a transaction: remove what the document was, insert what it is now, note both."""
-    dead, dead_texts = remove(db, operation.id)
+def migrate(db: apsw.Connection) -> None:
+    """Format 1 to 2, in one transaction: digests of documents, and the content hash over them.
+
+    Documents already there get no digest, because what they were cut by is not known; so each counts as changed when
+    it is written next, and has one from then on.
+    """
+    seed, content = secrets.token_bytes(SEED_BYTES), ContentHash()
+    with db:
+        db.execute("ALTER TABLE documents ADD COLUMN digest BLOB")
+        db.execute(CONTENT_SCHEMA)
+        for document_id, seq in db.execute("SELECT id, seq FROM documents"):
+            content.add(str(document_id), stand_in(seed, str(document_id), seq))
+        db.execute(INSERT_CONTENT, (content.stored,))
+        db.execute("INSERT INTO meta VALUES('digest_seed', ?)", (seed.hex(),))
+        db.execute("UPDATE meta SET value = ? WHERE key = 'format_version'", (str(FORMAT_VERSION),))
+
+
+def apply(db: apsw.Connection, operation: Operation, content: ContentHash, seed: bytes) -> Applied:
+    """Inside a transaction: remove what the document was, insert what it is now, note both, here and in `content`."""
+    dead, dead_texts = remove(db, operation.id, content, seed)
     upsert = operation if isinstance(operation, Upsert) else None
     first = insert(db, upsert) if upsert else 0
     count = len(upsert.passages) if upsert else 0
@@ -178,28 +237,32 @@ def apply(db: apsw.Connection, operation: Operation) -> Applied:
     seq = db.last_insert_rowid()
     if upsert:
         db.execute("UPDATE documents SET seq = ? WHERE id = ?", (seq, operation.id))
+        content.add(upsert.id, upsert.digest)
     return Applied(seq, first, upsert, dead, dead_texts)
 
 
-def remove(db: apsw.Connection, document_id: str) -> tuple[range, tuple[str, ...]]:
+def remove(
+    db: apsw.Connection, document_id: str, content: ContentHash, seed: bytes
+) -> tuple[range, tuple[str, ...]]:
     """Take a document out. Returns its passages' ids, and their searchable texts in the same order."""
-    sql = "SELECT pk, first_passage, passages, title, text FROM documents WHERE id = ?"
+    sql = "SELECT pk, seq, first_passage, passages, digest, title, text FROM documents WHERE id = ?"
     row: Any = db.execute(sql, (document_id,)).fetchone()
     if row is None:
         return range(0), ()
-    pk, first, count, title, text = row
+    pk, seq, first, count, digest, title, text = row
     spans: Any = db.execute(
         "SELECT start, end FROM passages WHERE id >= ? AND id < ? ORDER BY id", (first, first + count)
     ).fetchall()
     db.execute("DELETE FROM passages WHERE id >= ? AND id < ?", (first, first + count))
     db.execute("DELETE FROM documents WHERE pk = ?", (pk,))
+    content.remove(document_id, stand_in(seed, document_id, seq) if digest is None else digest)
     return range(first, first + count), tuple(searchable_text(title, text[start:end]) for start, end in spans)
 
 
 def insert(db: apsw.Connection, new: Upsert) -> int:
     """Insert document and passages; the passages of one document get consecutive ids. Returns the first id."""
     metadata = msgspec.json.encode(new.metadata).decode()
-    db.execute(INSERT_DOCUMENT, (new.id, len(new.passages), new.title, metadata, new.text))
+    db.execute(INSERT_DOCUMENT, (new.id, len(new.passages), new.digest, new.title, metadata, new.text))
     pk = db.last_insert_rowid()
     first = 0
     for ordinal, passage in enumerate(new.passages):
@@ -223,6 +286,7 @@ def summarise(operations: Sequence[Operation], applied: Sequence[Applied], seq: 
         seq=applied[-1].seq if applied else seq,
         documents=len(upserts),
         passages=sum(len(op.passages) for op in upserts),
+        tokens=sum(passage.tokens for op in upserts for passage in op.passages),
         deleted=sum(
             1 for op, done in zip(operations, applied, strict=True) if isinstance(op, Delete) and done.dead
         ),

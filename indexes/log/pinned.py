@@ -17,8 +17,8 @@ import apsw
 import msgspec
 import numpy as np
 
-from indexes.errors import Damaged, StorageError
-from indexes.log.reader import FORMAT_VERSION
+from indexes.errors import Damaged
+from indexes.log.reader import require_format
 from indexes.log.sqlite import connect, sqlite_errors
 from indexes.model import Ids, Progress, Settings
 
@@ -29,6 +29,7 @@ COPIED_PAGES = 4096  # at a time: often enough to show progress and to be interr
 class LogState:
     """What a log is at one commit. Every operation after `forgotten`, up to `seq`, is still in its history."""
 
+    format_version: int
     uid: str
     settings: Settings
     seq: int
@@ -79,8 +80,7 @@ class PinnedLog:
     def state(self) -> LogState:
         """Raises StorageError for a log of another format, Damaged if what it says of itself cannot be read."""
         meta: dict[str, str] = dict(self.rows("SELECT key, value FROM meta"))
-        if (found := meta.get("format_version")) != str(FORMAT_VERSION):
-            raise StorageError(f"{self.path} has log format {found}; this version reads {FORMAT_VERSION}")
+        format_version = require_format(meta, self.path)
         try:
             uid, settings = meta["uid"], msgspec.json.decode(meta["settings"], type=Settings)
         except (KeyError, msgspec.DecodeError) as error:
@@ -91,6 +91,7 @@ class PinnedLog:
         oldest = self.value("SELECT min(seq) FROM operations")
         [(documents, passages)] = self.rows("SELECT count(*), coalesce(sum(passages), 0) FROM documents")
         return LogState(
+            format_version=format_version,
             uid=uid,
             settings=settings,
             seq=seq,

@@ -6,7 +6,7 @@ Every read borrows a connection of its own and holds no transaction longer than 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ from indexes.errors import StorageError
 from indexes.log.sqlite import Readers
 from indexes.model import Floats, Ids, Metadata, Settings, StoredDocument, StoredPassage
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+FORMATS_READ = ("1", "2")  # what 2 has besides is for writers, who bring a log of format 1 there first
 SCAN_ROWS = 2048
 
 LIVE = "FROM passages p JOIN documents d ON d.pk = p.document"
@@ -57,9 +58,7 @@ class LogReader:
         self.path = path
         self._readers = Readers(path)
         meta: dict[str, str] = dict(self._rows("SELECT key, value FROM meta"))
-        found = meta.get("format_version")
-        if found != str(FORMAT_VERSION):
-            raise StorageError(f"{path} has log format {found}; this version reads {FORMAT_VERSION}")
+        self.format_version = require_format(meta, path)
         self.uid = meta["uid"]
         self.settings = msgspec.json.decode(meta["settings"], type=Settings)
 
@@ -171,6 +170,14 @@ class LogReader:
         while rows := self._rows(f"{sql} LIMIT {SCAN_ROWS}", (after, upto)):
             yield rows
             after = rows[-1][0]
+
+
+def require_format(meta: Mapping[str, str], path: Path) -> int:
+    """The format of a log, if this version reads it; raises StorageError otherwise."""
+    found = meta.get("format_version")
+    if found not in FORMATS_READ:
+        raise StorageError(f"{path} has log format {found}; this version reads {' and '.join(FORMATS_READ)}")
+    return int(found)
 
 
 def searchable_text(title: str, text: str) -> str:

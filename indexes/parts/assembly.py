@@ -52,9 +52,10 @@ class Assembly:
         self.generation: Generation | None = None
         self.build_ends = 0  # last passage of the newest build: no segment may lie on both sides of it
 
-    def snapshot(self, seq: int) -> Snapshot:
+    def snapshot(self, seq: int, content: bytes) -> Snapshot:
         return Snapshot(
             seq=seq,
+            content=content,
             generation=self.generation.number if self.generation else 0,
             parts=tuple(self._parts),
             bm25=self._settings.bm25,

@@ -93,9 +93,13 @@ class Visible:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One frozen view of a collection. Every method is safe from any thread."""
+    """One frozen view of a collection. Every method is safe from any thread.
+
+    `content`, 32 bytes, is equal for snapshots of equal documents, in this collection or any other (`log.content`).
+    """
 
     seq: int
+    content: bytes
     generation: int
     parts: tuple[Visible, ...]
     bm25: Bm25

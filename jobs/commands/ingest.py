@@ -158,7 +158,7 @@ def rate(done: Ingested) -> str:
 def stopped(done: Ingested, collection: str) -> str:
     return (
         f"stopped: {counted(done.documents + done.unchanged, 'document')} written to {collection}, perhaps some more; "
-        "the same command again writes all of them, each once"
+        "the same command again writes what is missing"
     )
 
 

@@ -2,9 +2,10 @@
 
     results.py      answers of searches, by everything that an answer depends on
     embeddings.py   vectors of query texts
-    store.py        the small protocol behind the results, and two tiers in one
+    keys.py         the hashes that both are kept by
+    store.py        the small protocol of what keeps bytes
     memory.py       a store in this process, bounded by bytes
-    redis_store.py  a store that several processes share; may fail at any time without being noticed
+    redis_store.py  a store that several services share; may fail at any time without being noticed
     (import RedisStore from there: only a service with `redis.url` pays for loading redis-py)
 
 A cache here may forget anything at any time. It never returns a wrong value, never makes a request fail, and
@@ -13,9 +14,17 @@ never holds more than its configured bound.
 
 from __future__ import annotations
 
-from retrieval.cache.embeddings import EmbeddingCache
+from retrieval.cache.embeddings import EmbeddingCache, SharedVectors
 from retrieval.cache.memory import MemoryStore
-from retrieval.cache.results import ResultCache
-from retrieval.cache.store import Store, StoreCounts, TieredStore
+from retrieval.cache.results import ResultCache, ResultKey
+from retrieval.cache.store import Store, StoreCounts
 
-__all__ = ["EmbeddingCache", "MemoryStore", "ResultCache", "Store", "StoreCounts", "TieredStore"]
+__all__ = [
+    "EmbeddingCache",
+    "MemoryStore",
+    "ResultCache",
+    "ResultKey",
+    "SharedVectors",
+    "Store",
+    "StoreCounts",
+]

@@ -8,7 +8,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from retrieval.cache.keys import key_of
+from retrieval.cache.store import Store
+
 Vector = NDArray[np.float32]
+LITTLE_ENDIAN: Final = np.dtype("<f4")
 
 TEXT_CHARS_MAX: Final = 2048
 """Longer texts are not kept: pages are hardly asked twice, and a bound by number needs small entries."""
@@ -58,6 +62,38 @@ class EmbeddingCache:
 
     def __len__(self) -> int:
         return len(self._vectors)
+
+
+class SharedVectors:
+    """The same in a store that several services share, asked for what this process has not embedded yet.
+
+    By fingerprint, by the graph that computed them (`variant`: graphs of one model differ a little), and by exact text.
+    Never raises, as its store never does. `hits` and `misses` count the gets.
+    """
+
+    def __init__(self, store: Store, *, ttl_s: int) -> None:
+        self.hits = 0
+        self.misses = 0
+        self._store = store
+        self._ttl_s = ttl_s
+
+    async def get(self, fingerprint: str, variant: str, text: str, *, dimensions: int) -> Vector | None:
+        """The vector put for this model and text, read-only, or None. One of another length counts as none."""
+        stored = await self._store.get(_shared_key(fingerprint, variant, text))
+        if stored is None or len(stored) != 4 * dimensions:
+            self.misses += 1
+            return None
+        self.hits += 1
+        return np.frombuffer(stored, LITTLE_ENDIAN)
+
+    async def put(self, fingerprint: str, variant: str, text: str, vector: Vector) -> None:
+        """Keep it; returns before it can be found."""
+        key = _shared_key(fingerprint, variant, text)
+        await self._store.put(key, vector.astype(LITTLE_ENDIAN).tobytes(), self._ttl_s)
+
+
+def _shared_key(fingerprint: str, variant: str, text: str) -> bytes:
+    return key_of(b"nearline-vector1", fingerprint, variant, text)
 
 
 def _frozen(vector: Vector) -> Vector:

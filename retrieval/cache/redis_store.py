@@ -1,4 +1,4 @@
-"""A store in Redis, shared by processes, built so that a Redis killed, hung, reset or lying is not noticed.
+"""A store in Redis, shared by services, built so that a Redis killed, hung, reset or lying is not noticed.
 
 What an operator may rely on:
 
@@ -11,7 +11,9 @@ What an operator may rely on:
    dropped.
 4. A value is served only when its digest proves that a holder of the secret put it under this very key. Bytes
    planted or flipped in Redis are a miss, checked before anybody decodes them. There is no pickle.
+5. Holders of different secrets use different keys, and so neither read nor overwrite each other's values.
 
+    key in Redis:     prefix | ":" | hash of the secret, 16 hex digits | ":" | key
     value in Redis:   version (1 byte) | digest (16 bytes) | value
     digest:           BLAKE2b, keyed with the secret, over version | length of key (4 bytes) | key | value
 """
@@ -33,6 +35,7 @@ from retrieval.cache.store import Breaker, StoreCounts
 
 VERSION: Final = b"\x01"
 DIGEST_BYTES: Final = 16
+SCOPE_BYTES: Final = 8
 SECRET_BYTES_MIN: Final = 16
 SECRET_BYTES_MAX: Final = 64  # the longest key BLAKE2b takes
 
@@ -66,7 +69,8 @@ class RedisStore:
         self.counts = StoreCounts()
         self.breaker = Breaker(retry_after_s, clock)
         self._secret = secret
-        self._prefix = prefix
+        scope = blake2b(key=secret, digest_size=SCOPE_BYTES, person=b"nearline-scope").hexdigest()
+        self._prefix = b"%s:%s:" % (prefix, scope.encode())
         self._timeout_s = timeout_ms / 1000
         client = _client(url)
         self._disconnect: Callable[[], Awaitable[None]] = client.aclose
@@ -76,8 +80,12 @@ class RedisStore:
         self._puts: set[asyncio.Task[None]] = set()
         self._closed = False
 
+    def full_key(self, key: bytes) -> bytes:
+        """What Redis knows the key by."""
+        return self._prefix + key
+
     async def get(self, key: bytes) -> bytes | None:
-        full_key = self._prefix + key
+        full_key = self.full_key(key)
         reply = await self._fetch(full_key)
         value = None
         if reply is not None:
@@ -95,7 +103,7 @@ class RedisStore:
         if self._closed or len(self._puts) >= PUTS_PENDING_MAX or len(value) > VALUE_BYTES_MAX:
             self.counts.dropped += 1
             return
-        task = asyncio.create_task(self._send(self._prefix + key, value, ttl_s))
+        task = asyncio.create_task(self._send(self.full_key(key), value, ttl_s))
         self._puts.add(task)  # the loop itself holds tasks only weakly
         task.add_done_callback(self._puts.discard)
 

@@ -1,4 +1,4 @@
-"""The protocol of a cache store, what it counts, two stores as one, and the breaker that a remote one needs.
+"""The protocol of a cache store, what it counts, and the breaker that a remote one needs.
 
 A store maps opaque bytes to opaque bytes for a while. It may forget early, it never answers with another
 key's value, and it never raises for troubles of its own: a get that fails is a miss, a put that fails is
@@ -51,47 +51,6 @@ class StoreCounts:
     rejected: int = 0
     dropped: int = 0
     evicted: int = 0
-
-
-class TieredStore:
-    """A near store in front of a far one: memory before Redis.
-
-    A value found far is copied near for `copy_ttl_s` seconds, because its remaining time is not known here;
-    it may thus outlive its own ttl by that much. Owns both stores: `close` closes them.
-    """
-
-    def __init__(self, near: Store, far: Store, *, copy_ttl_s: int) -> None:
-        self.near = near
-        self.far = far
-        self.counts = StoreCounts()
-        self._copy_ttl_s = copy_ttl_s
-
-    async def get(self, key: bytes) -> bytes | None:
-        value = await self.near.get(key)
-        if value is None:
-            value = await self.far.get(key)
-            if value is not None:
-                await self.near.put(key, value, self._copy_ttl_s)
-        if value is None:
-            self.counts.misses += 1
-        else:
-            self.counts.hits += 1
-        return value
-
-    async def put(self, key: bytes, value: bytes, ttl_s: int) -> None:
-        await self.near.put(key, value, ttl_s)
-        await self.far.put(key, value, ttl_s)
-
-    async def close(self) -> None:
-        try:
-            await self.far.close()
-        finally:  # also when cancelled while the far side takes its time
-            await self.near.close()
-
-    @property
-    def health(self) -> str:
-        """The far store's line: the near one lives in this process and is always well."""
-        return self.far.health
 
 
 Ticket = Literal["ordinary", "trial"]

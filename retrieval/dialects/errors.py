@@ -143,7 +143,7 @@ def tei_body(error: NearlineError, status: int) -> TeiErrorBody:
 OPENAI = Dialect(("/v1/embeddings", "/v1/models"), openai_body, {413: 400, 422: 400})
 OLLAMA = Dialect(("/api",), ollama_body, {413: 400, 422: 400, 429: 503})
 # With what TEI serves and Nearline does not (yet), so that its clients read why.
-TEI_PATHS = "/embed /embed_all /embed_sparse /rerank /predict /similarity /tokenize /decode /info /health"
+TEI_PATHS = "/ /embed /embed_all /embed_sparse /rerank /predict /similarity /tokenize /decode /info /health"
 TEI = Dialect(
     tuple(TEI_PATHS.split()),
     tei_body,

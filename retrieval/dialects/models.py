@@ -1,4 +1,5 @@
-"""The models that clients may name: those exported, and the aliases that the configuration gives them."""
+"""The models that clients may name: those exported, the aliases that the configuration gives them, and the names under
+which other servers know the same model."""
 
 from __future__ import annotations
 
@@ -13,6 +14,18 @@ from retrieval.dialects.errors import ModelNotFound
 from retrieval.embedding.models import MANIFEST, Manifest
 from retrieval.keys import CONFIG, EMBEDDERS
 
+# Ollama's tags of the 22M model (33m and l12-v2 are another one), and its name on Hugging Face.
+USUAL_NAMES = dict.fromkeys(
+    (
+        "all-minilm",
+        "all-minilm:22m",
+        "all-minilm:l6-v2",
+        "all-minilm:22m-l6-v2-fp16",
+        "sentence-transformers/all-MiniLM-L6-v2",
+    ),
+    "all-MiniLM-L6-v2",
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Listed:
@@ -25,12 +38,16 @@ class Listed:
 
 
 def model_of(app: web.Application, name: str) -> str:
-    """What an alias stands for; any other name stands for itself. Nothing says that it exists."""
-    return app[CONFIG].models.aliases.get(name, name)
+    """What a configured alias stands for, or a usual name that no exported model has; any other name stands for itself.
+    Nothing says that it exists."""
+    if (configured := app[CONFIG].models.aliases.get(name)) is not None:
+        return configured
+    usual = USUAL_NAMES.get(name)
+    return usual if usual is not None and not app[EMBEDDERS].exported(name) else name
 
 
 async def list_models(app: web.Application) -> list[Listed]:
-    """Every exported model and every alias of one, by name. An alias of what is not there is left out."""
+    """Every exported model and every name of one, by name. An alias of what is not there is left out."""
     return await asyncio.to_thread(lambda: [found(app, name) for name in known_names(app)])
 
 
@@ -49,9 +66,8 @@ async def find_model(app: web.Application, name: str) -> Listed:
 def known_names(app: web.Application) -> list[str]:
     """Reads the folder of models: call it on a thread."""
     exported = app[EMBEDDERS].names()
-    return sorted(
-        name for name in {*exported, *app[CONFIG].models.aliases} if model_of(app, name) in exported
-    )
+    names = {*exported, *app[CONFIG].models.aliases, *USUAL_NAMES}
+    return sorted(name for name in names if model_of(app, name) in exported)
 
 
 def found(app: web.Application, name: str) -> Listed:

@@ -1,17 +1,20 @@
 """OpenAI's dialect: POST /v1/embeddings, GET /v1/models, GET /v1/models/{model}.
 
 Two fields are ours: `input_type` picks the model's prefix for queries or for documents, `long_inputs` says what
-happens to a text longer than the model reads. Whatever was cut is listed in the answer's `truncated`.
+happens to a text longer than the model reads. Whatever was cut is listed in the answer's `truncated`. Token ids are
+those of `cl100k_base`, which LangChain sends by default, and are read as the text they stand for.
 """
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Literal
 
 import msgspec
 from aiohttp import web
 
 from indexes.errors import InvalidInput
+from retrieval.dialects import cl100k
 from retrieval.dialects.embedding import (
     Inputs,
     as_base64,
@@ -23,17 +26,15 @@ from retrieval.dialects.embedding import (
     written,
 )
 from retrieval.dialects.models import Listed, find_model, list_models
+from retrieval.dialects.token_ids import sequences
 from retrieval.embedding.models import Kind
 from retrieval.embedding.results import Long
 from retrieval.handlers.wire import answer, body
+from retrieval.keys import CONFIG
 from retrieval.schemas import NonEmpty, Request
 
 INPUTS_MAX = 2048  # OpenAI's own limit, which clients split their texts by
 OWNER = "nearline"
-NOT_TEXTS = (
-    "input holds token ids; send texts: ids of another model's tokenizer mean nothing to this one. "
-    "In LangChain, set OpenAIEmbeddings(check_embedding_ctx_length=False)"
-)
 LONG: dict[str, Long] = {"truncate": "cut", "windows": "windows", "error": "refuse"}
 NumbersOrBase64 = Annotated[
     msgspec.Raw,
@@ -85,8 +86,7 @@ class OpenAIModelList(msgspec.Struct, tag_field="object", tag="list"):
 
 async def embeddings(request: web.Request) -> web.Response:
     wanted = await body(request, OpenAIEmbeddingRequest)
-    texts = texts_of(wanted.input)
-    bounded(texts, request, param="input")
+    texts = await texts_of(request, wanted.input)
     answered = await embed(
         await open_model(request, wanted.model),
         texts,
@@ -112,21 +112,25 @@ async def model(request: web.Request) -> web.Response:
     return answer(entry_of(await find_model(request.app, request.match_info["model"])))
 
 
-def texts_of(given: Inputs) -> list[str]:
-    """The texts of `input`. Raises InvalidInput for token ids, nothing, an empty text, or too many."""
-    inputs = [given] if isinstance(given, str) else given
+async def texts_of(request: web.Request, given: Inputs) -> list[str]:
+    """The texts of `input`. Raises InvalidInput for no text, an empty one, an unknown token id or too many texts, and
+    TooLarge."""
+    inputs = sequences(given, param="input")
     if not inputs:
         raise InvalidInput("input is empty, expected at least one text", param="input")
     if len(inputs) > INPUTS_MAX:
         raise InvalidInput(
             f"input holds {len(inputs)} texts, at most {INPUTS_MAX} are allowed", param="input"
         )
+    if not all(inputs):
+        empty = next(number for number, one in enumerate(inputs) if not one)
+        place = "input" if isinstance(given, str) else f"input[{empty}]"
+        raise InvalidInput(f"{place} is empty", param=place)
     texts = [text for text in inputs if isinstance(text, str)]
     if len(texts) < len(inputs):
-        raise InvalidInput(NOT_TEXTS, param="input")
-    if "" in texts:
-        place = "input" if isinstance(given, str) else f"input[{texts.index('')}]"
-        raise InvalidInput(f"{place} is an empty string", param=place)
+        bytes_max = request.app[CONFIG].server.body_bytes_max  # as much as could have come as text
+        texts = await asyncio.to_thread(cl100k.texts_of_ids, inputs, bytes_max=bytes_max)
+    bounded(texts, request, param="input")
     return texts
 
 

@@ -1,4 +1,5 @@
-"""The dialect of Text Embeddings Inference: POST /embed, GET /info, GET /health.
+"""The dialect of Text Embeddings Inference: POST /embed, GET /info, GET /health; and POST /, to which
+`huggingface_hub.InferenceClient` sends its `feature_extraction`.
 
 A request names no model: the default one answers. `prompt_name` picks the model's prefix; without it texts get the
 prefix for documents. Token ids are the model's own, and read as the text they stand for. Fields nobody knows are
@@ -26,7 +27,7 @@ from retrieval.dialects.embedding import (
 )
 from retrieval.dialects.errors import EmptyInput
 from retrieval.dialects.models import Listed, list_models, model_of
-from retrieval.dialects.token_ids import texts_of_ids
+from retrieval.dialects.token_ids import sequences, texts_of_ids
 from retrieval.embedders import Embedder
 from retrieval.embedding.models import Kind
 from retrieval.handlers.wire import answer, body
@@ -178,7 +179,7 @@ def kind_of(prompt: str | None) -> Kind:
 
 async def texts_of(request: web.Request, embedder: Embedder, inputs: Inputs) -> list[str]:
     """The texts of `inputs`: a text, token ids, or a list of either. Raises EmptyInput, TooLarge or InvalidInput."""
-    batch = sequences(inputs)
+    batch = sequences(inputs, param="inputs")
     config = request.app[CONFIG]
     most = config.limits.texts_per_request_max
     if len(batch) > most:
@@ -190,18 +191,6 @@ async def texts_of(request: web.Request, embedder: Embedder, inputs: Inputs) -> 
         texts = await asyncio.to_thread(texts_of_ids, embedder.encoder.tokenizers, batch)
     bounded(texts, request, param="inputs")
     return texts
-
-
-def sequences(inputs: Inputs) -> list[str | list[int]]:
-    """Each text or list of ids to embed; a bare text, or a bare list of ids, is one."""
-    if isinstance(inputs, str):
-        return [inputs]
-    ids = [one for one in inputs if isinstance(one, int)]
-    if not ids:
-        return [one for one in inputs if not isinstance(one, int)]
-    if len(ids) < len(inputs):
-        raise InvalidInput("`inputs` mixes token ids with texts or lists", param="inputs")
-    return [ids]
 
 
 def compute_headers(answered: Answered, texts: list[str]) -> dict[str, str]:

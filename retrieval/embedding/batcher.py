@@ -28,16 +28,16 @@ from indexes.model import Floats
 from retrieval.embedding.alone import LoneQueries
 from retrieval.embedding.costs import CostModel, Load
 from retrieval.embedding.encoder import by_length
-from retrieval.embedding.lanes import Batch, Job, Lanes
+from retrieval.embedding.lanes import Batch, Job, Lanes, guessed, in_parts
 from retrieval.embedding.models import Kind
 from retrieval.embedding.observing import Observer, Silent
 from retrieval.embedding.results import Embedded, Lane, Long, refuse_truncated
 from retrieval.embedding.running import Outcome, Runner, outcome_of
 from retrieval.embedding.tokens import Tokens
 
-CHARS_PER_TOKEN = 3  # a guess for texts not tokenised yet; exact counts take its place
 QUERY_CHARS_MAX = 1024  # a single text up to here goes to the query lane
 TOKENISED_AT_ONCE = 64  # texts of a bulk request; a cancelled one stops after these
+PART_TOKENS_MAX = 32_768  # of a large request, queued at a time: enough that sorting by length still pays
 TOO_LATE = "the deadline passed before the text was embedded"
 RETRY_AFTER_S = (1.0, 60.0)  # the least and the most a refused caller is asked to wait
 
@@ -48,8 +48,8 @@ class Batcher:
     `workers` runs go side by side. `query_run_s` and `bulk_run_s` bound what one run may take by the cost model; a
     single text that takes longer runs alone. `lone` says which queries may block the loop for one short run; all else
     is tokenised and run on other threads. `queue_tokens_max` bounds each lane by itself, so that a flood of documents
-    never refuses a query; a request larger than that is admitted when its lane is empty, because it could never be
-    embedded otherwise. Only windows are never more: a few texts may hold any number of them.
+    never refuses a query. A large request goes in parts of at most a quarter of that, each queued when the one before
+    has run: what counts against the bound is its first part, and once that is admitted the rest follows.
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class Batcher:
         self._bulk_run_s = bulk_run_s
         self._batch_texts_max = batch_texts_max
         self._queue_tokens_max = queue_tokens_max
+        self._part_tokens_max = min(PART_TOKENS_MAX, max(1, queue_tokens_max // 4))
         self._observe: Observer = observe or Silent()
         self.costs = costs or CostModel()
         self._lone = lone or LoneQueries(self.costs)
@@ -131,10 +132,23 @@ class Batcher:
         """
         if not texts:
             return Embedded(np.empty((0, self._encoder.dimensions), dtype=np.float32), [], [], [])
-        single = len(texts) == 1 and len(texts[0]) <= QUERY_CHARS_MAX
+        single = len(texts) == 1 and len(texts[0]) <= QUERY_CHARS_MAX and long != "windows"
         chosen: Lane = lane or ("query" if single else "bulk")
-        # The query lane runs one piece a text.
-        job = self._admit("bulk" if long == "windows" else chosen, list(texts), kind, long, deadline)
+        parts = [range(len(texts))]
+        if chosen == "bulk" and long != "windows":
+            guesses = [sum(guessed(text, long, self._encoder.tokens_max)) for text in texts]
+            parts = in_parts(guesses, self._part_tokens_max)
+        done = []
+        for part in parts:
+            some = [texts[at] for at in part]
+            done.append(await self._embed(some, kind, chosen, long=long, deadline=deadline, first=part.start))
+        return done[0] if len(done) == 1 else Embedded.joined(done)
+
+    async def _embed(
+        self, texts: list[str], kind: Kind, lane: Lane, *, long: Long, deadline: float | None, first: int
+    ) -> Embedded:
+        """The part of a request whose texts begin at number `first`."""
+        job = self._admit(lane, texts, kind, long, deadline, first=first)
         try:
             if job.lane == "query" and (embedded := await self._answer_here(job, deadline)) is not None:
                 return embedded
@@ -151,19 +165,22 @@ class Batcher:
 
     # --- the queue's account --------------------------------------------------------------------------------
 
-    def _admit(self, lane: Lane, texts: list[str], kind: Kind, long: Long, deadline: float | None) -> Job:
+    def _admit(
+        self, lane: Lane, texts: list[str], kind: Kind, long: Long, deadline: float | None, *, first: int
+    ) -> Job:
         if not self._running:
             raise NotReady("the encoder is closed")
-        guesses = [piece for text in texts for piece in self._guess(text, long)]
+        guesses = [piece for text in texts for piece in guessed(text, long, self._encoder.tokens_max)]
         tokens, queued = sum(guesses), self._queued[lane]
         if long == "windows" and tokens > self._queue_tokens_max:
             raise TooLarge(
                 f"about {tokens} tokens to read in windows, one request may hold {self._queue_tokens_max}"
             )
-        if queued.tokens and queued.tokens + tokens > self._queue_tokens_max:
+        if first == 0 and queued.tokens and queued.tokens + tokens > self._queue_tokens_max:
             self._observe.left(lane, len(texts), "refused")
             raise Overloaded(
-                f"{queued.tokens} tokens already wait to be embedded, at most {self._queue_tokens_max} may",
+                f"{queued.tokens} tokens wait to be embedded and about {tokens} more would join them; "
+                f"at most {self._queue_tokens_max} may wait",
                 retry_after_s=min(max(self._drain_s(lane), RETRY_AFTER_S[0]), RETRY_AFTER_S[1]),
             )
         if deadline is not None and self._loop.time() + self._drain_s(lane) > deadline:
@@ -180,19 +197,13 @@ class Batcher:
             self._loop.create_future(),
             guesses=guesses,
             normalise=self._encoder.normalises,
+            first=first,
         )
         self._jobs.add(job)
         for length in guesses:
             queued.add(length)
         self._observe.queued(lane, queued.tokens)
         return job
-
-    def _guess(self, text: str, long: Long) -> list[int]:
-        """About how many tokens each piece of a text will have."""
-        tokens, most = len(text) // CHARS_PER_TOKEN + 2, self._encoder.tokens_max
-        if long != "windows":
-            return [min(tokens, most)]
-        return [min(tokens - at, most) for at in range(0, tokens, most)]
 
     def _drain_s(self, lane: Lane) -> float:
         """About how long until all that waits in a lane now has run."""
@@ -302,7 +313,7 @@ class Batcher:
         if job.long != "windows":
             found = self._encoder.tokenise(texts, job.kind)
             if job.long == "refuse":
-                refuse_truncated(found, at, self._encoder.tokens_max)
+                refuse_truncated(found, job.first + at, self._encoder.tokens_max)
             job.pieces.extend(found)
             return
         for text in texts:

@@ -30,6 +30,7 @@ WASTE_TOKENS_FREE = 64  # ... and this many more: below, a second run costs more
 JOBS_LOOKED_AT = 64  # bulk requests considered for one run; bounds the time under the lock
 QUERIES_LATELY_S = 1.0  # so long after a query one worker still waits for the next
 BULK_WAITS_S = 0.1
+CHARS_PER_TOKEN = 3  # a guess for texts not tokenised yet; exact counts take its place
 
 Room = Callable[[int, int], bool]  # whether a run of so many texts, padded to so many tokens, is short enough
 
@@ -49,8 +50,10 @@ class Job:
         *,
         guesses: list[int],
         normalise: bool,
+        first: int = 0,
     ) -> None:
         self.texts = texts
+        self.first = first  # number of its first text in the caller's request
         self.kind: Kind = kind
         self.lane: Lane = lane
         self.long: Long = long
@@ -328,3 +331,22 @@ def fits(lengths: Sequence[int], room: Room) -> bool:
     longest = max(lengths)
     waste_max = WASTE_MAX * sum(lengths) + WASTE_TOKENS_FREE
     return longest * len(lengths) <= waste_max and room(len(lengths), longest)
+
+
+def guessed(text: str, long: Long, tokens_max: int) -> list[int]:
+    """About how many tokens each piece of a text will have."""
+    tokens = len(text) // CHARS_PER_TOKEN + 2
+    if long != "windows":
+        return [min(tokens, tokens_max)]
+    return [min(tokens - at, tokens_max) for at in range(0, tokens, tokens_max)]
+
+
+def in_parts(tokens: Sequence[int], tokens_max: int) -> list[range]:
+    """Texts of these lengths in runs of at most `tokens_max` tokens, or of one text: the numbers of each."""
+    begins, held = [0], 0
+    for at, more in enumerate(tokens):
+        if at > begins[-1] and held + more > tokens_max:
+            begins.append(at)
+            held = 0
+        held += more
+    return [range(begin, end) for begin, end in zip(begins, [*begins[1:], len(tokens)])]

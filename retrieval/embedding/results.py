@@ -44,6 +44,19 @@ class Embedded:
     queue_s: float = 0.0
     run_s: float = 0.0
 
+    @staticmethod
+    def joined(parts: Sequence[Embedded]) -> Embedded:
+        """The parts of one request that ran one after another."""
+        return Embedded(
+            np.concatenate([part.vectors for part in parts]),
+            [tokens for part in parts for tokens in part.tokens],
+            [cut for part in parts for cut in part.truncated],
+            [windows for part in parts for windows in part.windows],
+            sum(part.tokenise_s for part in parts),
+            sum(part.queue_s for part in parts),
+            sum(part.run_s for part in parts),
+        )
+
 
 def refuse_truncated(found: Sequence[Tokens], at: int, tokens_max: int) -> None:
     """Raises TooLong naming the first text, counted from `at`, that did not fit whole."""

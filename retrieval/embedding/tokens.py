@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from array import array
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -107,27 +108,25 @@ class TokenCounter:
 
     def count(self, text: str) -> int:
         """Tokens of `text`, exact up to `SEGMENT_CHARS` characters; beyond, a cut inside a word may add a few."""
-        return len(self.spans(text))
+        return len(self.starts(text))
 
-    def spans(self, text: str) -> list[tuple[int, int]]:
-        """Start and end, in characters of `text`, of each token in order. Empty tokens are left out."""
-        found: list[tuple[int, int]] = []
+    def starts(self, text: str) -> array[int]:
+        """The character of `text` at which each token begins, ascending. Empty tokens are left out.
+
+        A very long word, which the model reads as a single unknown token, counts once for every LONG_TOKEN_CHARS: a
+        megabyte without spaces must not pass for one token.
+        """
+        found = array("q")
         with self._pool.borrow() as tokenizer:
-            for start, end in segments(text):
-                encoding = tokenizer.encode_batch([text[start:end]], add_special_tokens=False)[0]
-                for a, b in encoding.offsets:
-                    found.extend(in_pieces(start + a, start + b))
+            for begin, stop in segments(text):
+                offsets = tokenizer.encode_batch([text[begin:stop]], add_special_tokens=False)[0].offsets
+                for start, end in offsets:
+                    if end - start <= LONG_TOKEN_CHARS:
+                        if end > start:
+                            found.append(begin + start)
+                    else:
+                        found.extend(range(begin + start, begin + end, LONG_TOKEN_CHARS))
         return found
-
-
-def in_pieces(start: int, end: int) -> Iterator[tuple[int, int]]:
-    """A token's span as it counts: one that stands for a very long word counts once for each piece of it.
-
-    The model reads such a word as a single unknown token. Whoever cuts texts or keeps to a budget must not take a
-    megabyte without spaces for one token.
-    """
-    for at in range(start, end, LONG_TOKEN_CHARS):
-        yield at, min(at + LONG_TOKEN_CHARS, end)
 
 
 def segments(text: str, chars_max: int = SEGMENT_CHARS) -> Iterator[tuple[int, int]]:

@@ -28,8 +28,17 @@ async def write(request: web.Request) -> web.Response:
     own_name, app = real_name(request), request.app  # now: the alias may move while this is written
     result = await write_documents(collection, app[EMBEDDERS], wanted.documents, app[CONFIG])
     app[TASKS].reindex_if_due(own_name, collection)
-    app[METRICS].written(name, result.documents, time.perf_counter() - started)
-    return answer(Written(result.seq, result.documents, result.passages, elapsed_ms(started)))
+    app[METRICS].written(name, result, time.perf_counter() - started)
+    return answer(
+        Written(
+            seq=result.seq,
+            documents=result.documents,
+            unchanged=result.unchanged,
+            passages=result.passages,
+            tokens=result.tokens,
+            took_ms=elapsed_ms(started),
+        )
+    )
 
 
 async def shown(request: web.Request) -> web.Response:

@@ -76,7 +76,7 @@ async def context(request: web.Request) -> web.Response:
     found = await request.app[PIPELINE].search(name, search)
     request.app[METRICS].search(found)
     note(request, search)
-    built = await asyncio.to_thread(build_context, found, wanted.token_budget, embedder.counter.count)
+    built = await asyncio.to_thread(build_context, found, wanted, embedder.counter.starts, config)
     return answer(built, headers=headers_of(found.timings_ms))
 
 

@@ -31,6 +31,20 @@ def test_the_order_of_disk_operations(tmp_path: Path, monkeypatch: pytest.Monkey
     assert events == ["sync .CURRENT.draft", "rename .CURRENT.draft CURRENT", f"sync {tmp_path.name}"]
 
 
+def test_a_secret_is_never_readable_by_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file has its mode from the start, not only once it is there."""
+    modes: list[int] = []
+    real_fsync = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        modes.append(os.fstat(descriptor).st_mode & 0o777)
+        real_fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    durable.publish(tmp_path / "secret", b"s", mode=0o600)
+    assert modes[0] == (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
+
+
 @pytest.mark.parametrize(("code", "kind"), [(errno.ENOSPC, DiskFull), (errno.EIO, StorageError)])
 def test_a_failed_sync_keeps_the_old_content(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[StorageError]

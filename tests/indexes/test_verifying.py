@@ -88,7 +88,7 @@ def test_a_sound_directory(data: Path) -> None:
     checks = verified(data)
     assert wrong(checks) == []
     assert [check.name for check in checks if check.collection == "docs"] == [
-        "log file", "documents", "texts", "vectors", "history", "generation 1", "generation 2", "CURRENT",
+        "log file", "documents", "texts", "vectors", "history", "content", "generation 1", "generation 2", "CURRENT",
     ]  # fmt: skip
     found = {check.name: check.detail for check in checks if check.collection == "docs"}
     assert found["documents"] == "361 documents, 363 passages, seq 461"
@@ -138,7 +138,7 @@ AXIS = np.eye(1, DIMENSIONS)[0]
 LOG_DAMAGES = [
     (sql("UPDATE documents SET passages = 2 WHERE id = 'd200'"), ["documents", "texts"]),
     (sql("DELETE FROM passages WHERE id = 300"), ["documents"]),
-    (sql("DELETE FROM documents WHERE id = 'd200'"), ["documents"]),
+    (sql("DELETE FROM documents WHERE id = 'd200'"), ["documents", "content"]),
     (sql("UPDATE passages SET document = 1 WHERE id = 300"), ["documents"]),
     (sql("UPDATE passages SET ordinal = 5 WHERE id = 2"), ["documents"]),
     (sql("UPDATE documents SET metadata = '{\"open\"' WHERE id = 'd200'"), ["documents"]),
@@ -156,6 +156,9 @@ LOG_DAMAGES = [
     (sql("DELETE FROM operations WHERE seq = 445"), ["history"]),
     (sql("UPDATE operations SET dead_first = 300, dead_passages = 1 WHERE seq = 461"), ["history"]),
     (sql("UPDATE operations SET document_id = 'x' WHERE seq = 430"), ["history"]),
+    (sql("UPDATE documents SET digest = zeroblob(32) WHERE id = 'd200'"), ["content"]),
+    (sql("UPDATE content SET sums = zeroblob(2048)"), ["content"]),
+    (sql("DELETE FROM content"), ["content"]),
 ]  # fmt: skip
 
 
@@ -333,7 +336,7 @@ def test_a_backup_is_verified_and_not_touched(data: Path, tmp_path: Path) -> Non
     checks = list(verify_backup(target, [], quiet))
     assert wrong(checks) == []
     assert [check.name for check in checks if check.collection == "docs"] == [
-        "files", "log file", "documents", "texts", "vectors", "history", "generation 2", "CURRENT",
+        "files", "log file", "documents", "texts", "vectors", "history", "content", "generation 2", "CURRENT",
     ]  # fmt: skip
     assert bytes_of(target) == before
     path = target / "docs" / "log.db"

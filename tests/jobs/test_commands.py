@@ -64,6 +64,8 @@ def test_ingest_search_reindex_evaluate(service: ServerProcess, http: Http, fold
     ended = nearline("ingest", *paths, "--url", service.url, "-c", name)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.startswith(f"6 documents written to {name}: 6 passages, ")
+    again = nearline("ingest", *paths, "--url", service.url, "-c", name)
+    assert again.stdout.startswith(f"0 documents written to {name}, 6 unchanged: 0 passages, ")
 
     ended = nearline("search", "--url", service.url, "-c", name, "which spice goes into soup?", "-k", "2")
     assert ended.returncode == 0

@@ -106,7 +106,7 @@ WRITES: list[tuple[object, int, str | None]] = [
     ),
     ({"documents": [GOOD, {"id": "b", "text": "b", "vector": [1.0, 2.0]}]}, 422, "documents[1].vector"),
     ({"documents": [GOOD, GOOD]}, 422, "documents[1].id"),
-    ({"documents": [GOOD, {"id": "b", "text": "b" * 5_000_000}]}, 413, "documents[1].text"),
+    ({"documents": [GOOD, {"id": "b", "text": "b" * 17_000_000}]}, 413, "documents[1].text"),
     ({"documents": [{"id": str(n), "text": "t"} for n in range(10_000)]}, 413, "documents"),
 ]
 

@@ -1,5 +1,8 @@
+"""Query vectors: those kept in the process, and those that services share."""
+
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 
 import numpy as np
@@ -7,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrieval.cache.embeddings import TEXT_CHARS_MAX, EmbeddingCache
+from retrieval.cache.embeddings import TEXT_CHARS_MAX, EmbeddingCache, SharedVectors
+from retrieval.cache.memory import MemoryStore
 
 VECTOR = np.array([0.6, 0.8], dtype=np.float32)
 
@@ -89,3 +93,36 @@ def test_the_least_recently_used_goes_first(entries_max: int, steps: list[tuple[
             if text in model:
                 model.move_to_end(text)
         assert len(cache) == len(model)
+
+
+# --- shared by services ---------------------------------------------------------------------------------------
+
+
+def test_a_shared_vector_is_found_by_model_graph_and_text() -> None:
+    """Bit by bit; another fingerprint, another graph of the model or another text is a miss."""
+
+    async def story() -> None:
+        store = MemoryStore(100_000, lambda: 0.0)
+        one, other = SharedVectors(store, ttl_s=60), SharedVectors(store, ttl_s=60)
+        await one.put("model", "int8", "text", VECTOR)
+        found = await other.get("model", "int8", "text", dimensions=2)
+        assert found is not None
+        assert found.dtype == np.float32
+        assert np.array_equal(found, VECTOR)
+        for asked in (("other", "int8", "text"), ("model", "fp32", "text"), ("model", "int8", "Text")):
+            assert await other.get(*asked, dimensions=2) is None
+        assert (other.hits, other.misses) == (1, 3)
+
+    asyncio.run(story())
+
+
+def test_a_shared_vector_of_another_length_is_none() -> None:
+    """Whatever put it there: it would not fit the collection."""
+
+    async def story() -> None:
+        shared = SharedVectors(MemoryStore(100_000, lambda: 0.0), ttl_s=60)
+        await shared.put("model", "int8", "text", VECTOR)
+        assert await shared.get("model", "int8", "text", dimensions=3) is None
+        assert (shared.hits, shared.misses) == (0, 1)
+
+    asyncio.run(story())

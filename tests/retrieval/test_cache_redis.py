@@ -19,7 +19,8 @@ from redis.asyncio import Redis
 
 from retrieval.cache.memory import MemoryStore
 from retrieval.cache.redis_store import PUTS_PENDING_MAX, VALUE_BYTES_MAX, RedisStore, seal, unseal
-from retrieval.cache.store import Breaker, TieredStore
+from retrieval.cache.results import ResultCache
+from retrieval.cache.store import Breaker
 from tests.support.redis_server import RedisServer, redis_server
 
 SECRET = b"s" * 32
@@ -87,7 +88,7 @@ def test_round_trip(shared: RedisServer) -> None:
 
 @pytest.mark.redis
 def test_two_stores_share(shared: RedisServer) -> None:
-    """What one process puts another gets, given the same secret and prefix, and not otherwise."""
+    """What one service puts another gets, given the same secret and prefix; others neither read nor overwrite it."""
 
     async def story() -> None:
         async with (
@@ -99,8 +100,10 @@ def test_two_stores_share(shared: RedisServer) -> None:
             await put_now(one, b"key", b"value")
             assert await two.get(b"key") == b"value"
             assert await stranger.get(b"key") is None
-            assert stranger.counts.rejected == 1
             assert await elsewhere.get(b"key") is None
+            await put_now(stranger, b"key", b"other")
+            assert await one.get(b"key") == b"value"
+            assert stranger.counts.rejected == one.counts.rejected == 0
 
     asyncio.run(story())
 
@@ -114,8 +117,8 @@ def test_redis_forgets_after_the_ttl(shared: RedisServer) -> None:
             await store.put(b"key", b"value", 100)
             await store.put(b"none", b"value", 0)
             await store.drain()
-            assert 1 <= await redis.ttl(b"ttl:key") <= 100
-            assert not await redis.exists(b"ttl:none")
+            assert 1 <= await redis.ttl(store.full_key(b"key")) <= 100
+            assert not await redis.exists(store.full_key(b"none"))
 
     asyncio.run(story())
 
@@ -185,7 +188,7 @@ def test_planted_values_are_not_served(shared: RedisServer) -> None:
         async with opened(shared.url, prefix=b"plant:") as store, Redis.from_url(shared.url) as redis:
             await put_now(store, b"key", b"value")
             await put_now(store, b"other tenant", b"secret")
-            sealed: Any = await redis.get(b"plant:key")
+            sealed: Any = await redis.get(store.full_key(b"key"))
             planted: list[Any] = [
                 b"",
                 b"\x01",
@@ -194,10 +197,10 @@ def test_planted_values_are_not_served(shared: RedisServer) -> None:
                 sealed[:-1],
                 sealed + b"\x00",
             ]
-            planted.append(await redis.get(b"plant:other tenant"))
+            planted.append(await redis.get(store.full_key(b"other tenant")))
             planted += [_flipped(sealed, bit) for bit in range(len(sealed) * 8)]
             for value in planted:
-                await redis.set(b"plant:key", value)
+                await redis.set(store.full_key(b"key"), value)
                 assert await store.get(b"key") is None
             assert store.counts.rejected == len(planted)
             assert store.health == "ok"
@@ -212,7 +215,7 @@ def test_a_planted_list_is_a_miss(shared: RedisServer) -> None:
     async def story() -> None:
         async with opened(shared.url, prefix=b"list:") as store, Redis.from_url(shared.url) as redis:
             await put_now(store, b"good", b"value")
-            await redis.lpush(b"list:key", b"a", b"b")
+            await redis.lpush(store.full_key(b"key"), b"a", b"b")
             assert await store.get(b"key") is None
             assert await store.get(b"good") == b"value"
 
@@ -471,17 +474,20 @@ def test_well_formed_lies_are_misses(reply: bytes) -> None:
     asyncio.run(story())
 
 
-def test_the_far_tier_may_be_down() -> None:
-    """With Redis unreachable the tiers are as good as memory alone."""
+def test_the_far_store_may_be_down() -> None:
+    """With Redis unreachable the cache is as good as memory alone."""
 
     async def story() -> None:
         async with opened(_unreachable()) as far:
-            store = TieredStore(MemoryStore(100_000, Clock()), far, copy_ttl_s=60)
-            await store.put(b"key", b"value", 60)
-            assert await store.get(b"key") == b"value"
-            assert await store.get(b"other") is None
+            cache = ResultCache(MemoryStore(100_000, Clock()), far, ttl_s=60, now=Clock())
+            key, other = (
+                cache.key(content, b"", b"", uid="", generation=0, tuned_ms=0) for content in (b"1", b"2")
+            )
+            await cache.put(key, b"value")
+            assert await cache.get(key) == b"value"
+            assert await cache.get(other) is None
             await far.drain()
-            assert store.health.startswith("unreachable")
+            assert far.health.startswith("unreachable")
 
     asyncio.run(story())
 

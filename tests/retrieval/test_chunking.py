@@ -6,7 +6,7 @@ import gzip
 import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 from retrieval.chunking import Span, split
 from retrieval.embedding.models import load_model
 from retrieval.embedding.tokens import TokenCounter, TokenizerPool
+from retrieval.outline import outline
 
 
-def words(text: str) -> list[tuple[int, int]]:
+def words(text: str) -> list[int]:
     """A token is a run of up to four letters, or another visible character: words split as sub-words do."""
-    return [match.span() for match in re.finditer(r"[a-z]{1,4}|\S", text)]
+    return [match.start() for match in re.finditer(r"[a-z]{1,4}|\S", text)]
 
 
 def texts_of(text: str, spans: list[Span]) -> list[str]:
@@ -29,14 +30,14 @@ def texts_of(text: str, spans: list[Span]) -> list[str]:
 
 
 def check(
-    text: str, spans: list[Span], tokens_max: int, spans_of: Callable[[str], list[tuple[int, int]]] = words
+    text: str, spans: list[Span], tokens_max: int, starts_of: Callable[[str], Sequence[int]] = words
 ) -> None:
     covered: set[int] = set()
     for span in spans:
         assert 0 <= span.start < span.end <= len(text)
         assert not text[span.start].isspace()
         assert not text[span.end - 1].isspace()
-        assert len(spans_of(text[span.start : span.end])) <= tokens_max
+        assert len(starts_of(text[span.start : span.end])) == span.tokens <= tokens_max
         covered.update(range(span.start, span.end))
     assert all(at in covered for at, character in enumerate(text) if not character.isspace())
     assert [span.start for span in spans] == sorted({span.start for span in spans})
@@ -56,7 +57,7 @@ def test_any_text(text: str, tokens_max: int, data: st.DataObject) -> None:
 
 def test_fitting_text_is_one_passage() -> None:
     """A text that fits is one passage, trimmed; white space alone is none."""
-    assert split("  one two.\n\nthree ", words, tokens_max=9, overlap_tokens=2) == [Span(2, 17)]
+    assert split("  one two.\n\nthree ", words, tokens_max=9, overlap_tokens=2) == [Span(2, 17, tokens=5)]
     assert split(" \n\t ", words, tokens_max=9, overlap_tokens=2) == []
     assert split("", words, tokens_max=9, overlap_tokens=2) == []
 
@@ -77,6 +78,68 @@ def test_where_passages_end(text: str, first: str) -> None:
     spans = split(text, words, tokens_max=9, overlap_tokens=0)
     assert texts_of(text, spans)[0] == first
     check(text, spans, 9)
+
+
+PAGE = """Intro text that says what this is.
+
+# Install
+
+Download it and unpack it.
+
+```shell
+# not a heading
+curl -O https://example.org/a.tar.gz
+
+tar xf a.tar.gz
+```
+
+## On Debian {#debian}
+
+Use the package instead.
+
+Configure
+=========
+
+Write the file.
+"""
+
+
+@given(st.integers(24, 60), st.integers(0, 6))
+def test_no_heading_is_left_behind(tokens_max: int, overlap: int) -> None:
+    """A heading is in the passage of the text below it, as long as both fit."""
+    for span in split(PAGE, words, tokens_max=tokens_max, overlap_tokens=overlap):
+        last = PAGE[span.start : span.end].splitlines()[-1]
+        assert not last.startswith(("# Install", "## On", "Configure", "===="))
+
+
+def test_code_stays_whole() -> None:
+    """A fenced block that fits a passage is in one; a line in it that looks like a heading is none."""
+    spans = split(PAGE, words, tokens_max=40, overlap_tokens=4)
+    assert [text.count("```") for text in texts_of(PAGE, spans)].count(1) == 0
+    assert "not a heading" not in {span.heading for span in spans}
+
+
+def test_headings_above_a_passage() -> None:
+    """A passage knows the headings it stands under, outermost first, but not those that it holds itself."""
+    spans = split(PAGE, words, tokens_max=14, overlap_tokens=0)
+    under = {span.heading for span in spans if "Use the package" in PAGE[span.start : span.end]}
+    assert under <= {"Install", "Install > On Debian"}
+    inner = [
+        span.heading
+        for span in spans
+        if "unpack" in PAGE[span.start : span.end] or "tar xf" in PAGE[span.start : span.end]
+    ]
+    assert "Install" in inner
+    assert outline(PAGE).path(PAGE.index("Use the package")) == "Install > On Debian"
+    assert outline(PAGE).path(PAGE.index("Write the file")) == "Configure"
+    assert outline(PAGE).path(0) == ""
+
+
+def test_passages_end_at_headings() -> None:
+    """Where sections fit a passage, no passage holds the end of one and the beginning of the next."""
+    text = "\n\n".join(f"## Part {at}\n\n" + "some words of it. " * 8 for at in range(6))
+    spans = split(text, words, tokens_max=60, overlap_tokens=8)
+    assert [part.split("\n")[0] for part in texts_of(text, spans)] == [f"## Part {at}" for at in range(6)]
 
 
 def test_overlap() -> None:
@@ -104,7 +167,7 @@ def test_real_tokens_in_many_languages(model_folder: Path, shared_data: Path) ->
         texts = [json.loads(line)["text"] for line in lines]
     for at in range(0, len(texts), max(1, len(texts) // 60)):
         text = " ".join(texts[at : at + 4])
-        check(text, split(text, counter.spans, tokens_max=40, overlap_tokens=8), 40, counter.spans)
+        check(text, split(text, counter.starts, tokens_max=40, overlap_tokens=8), 40, counter.starts)
 
 
 @pytest.mark.model
@@ -114,7 +177,7 @@ def test_a_million_characters(model_folder: Path, piece: str) -> None:
     counter = TokenCounter(TokenizerPool(load_model(model_folder).tokenizer_path))
     text = piece * (1_000_000 // len(piece))
     began = time.perf_counter()
-    spans = split(text, counter.spans, tokens_max=200, overlap_tokens=32)
+    spans = split(text, counter.starts, tokens_max=200, overlap_tokens=32)
     assert time.perf_counter() - began < 30
     assert spans[0].start == 0
     assert spans[-1].end == len(text.rstrip())

@@ -154,6 +154,15 @@ def test_values_that_contradict_each_other_are_refused(tmp_path: Path, text: str
     assert refused(write(tmp_path, text), {}).param == param
 
 
+@pytest.mark.parametrize("text", ['secret = "too short"', "secret = 1234567890123456", 'secret = ["zebra"]'])
+def test_a_secret_stays_out_of_the_message(tmp_path: Path, text: str) -> None:
+    """A refused secret is not shown at all, wherever it came from."""
+    error = refused(write(tmp_path, f"[redis]\n{text}\n"), {})
+    assert "16 characters or more, or nothing, found a value that is not shown" in error.message
+    assert not any(word in error.message for word in ("short", "1234", "zebra"))
+    assert "short" not in refused(None, {"NEARLINE_REDIS_SECRET": "too short"}).message
+
+
 def test_a_password_stays_out_of_the_message() -> None:
     """A refused Redis address is shown without its user and password."""
     error = refused(None, {"NEARLINE_REDIS_URL": "http://user:s3cret@cache:6379"})

@@ -26,6 +26,8 @@ CALLS: list[tuple[str, str, str, object]] = [
     ("GET", "/api/version", "/api/version", None),
     ("POST", "/embed", "/embed", {"inputs": ["a", "b"]}),
     ("POST", "/embed", "/embed", {"inputs": []}),
+    ("POST", "/", "/", {"inputs": ["a", "b"]}),
+    ("POST", "/", "/", {"inputs": []}),
     ("GET", "/info", "/info", None),
 ]
 

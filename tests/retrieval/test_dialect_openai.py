@@ -18,6 +18,7 @@ from retrieval.dialects.embedding import listed
 from tests.support.http import Http
 
 MODEL = "all-MiniLM-L6-v2"
+LONG_TOKEN = 58_040  # of cl100k_base: 128 spaces
 LONG = "The quick brown fox jumps over the lazy dog. " * 100  # about 1,000 tokens
 WORLD = [
     "naïve café — “quotes”",
@@ -98,22 +99,15 @@ def test_usage_counts_the_models_own_tokens(client: OpenAI, model_folder: Path) 
     assert (usage.prompt_tokens, usage.total_tokens) == (expected, expected)
 
 
-@pytest.mark.parametrize("dimensions", [1, 100, 384])
-def test_dimensions(client: OpenAI, dimensions: int) -> None:
-    """The first so many dimensions, of length 1 again."""
-    whole = matrix(client.embeddings.create(model=MODEL, input=["a cat", "a dog"]))
-    short = matrix(client.embeddings.create(model=MODEL, input=["a cat", "a dog"], dimensions=dimensions))
-    kept = whole[:, :dimensions]
-    assert short == pytest.approx(kept / np.linalg.norm(kept, axis=1, keepdims=True), abs=1e-6)
-
-
-def test_dimensions_of_many_texts(client: OpenAI) -> None:
-    """Vectors that are written on a thread are shortened like few."""
-    texts = [f"number {number}" for number in range(20)]
-    whole = matrix(client.embeddings.create(model=MODEL, input=texts))
-    short = matrix(client.embeddings.create(model=MODEL, input=texts, dimensions=100))
-    assert np.linalg.norm(short, axis=1) == pytest.approx(1, abs=1e-5)
-    assert cosines(short, whole[:, :100]).min() > 0.9999
+def test_dimensions(client: OpenAI) -> None:
+    """The model's own number changes nothing; fewer are refused, since this model was not trained for them."""
+    whole = matrix(client.embeddings.create(model=MODEL, input="a cat"))
+    assert np.array_equal(whole, matrix(client.embeddings.create(model=MODEL, input="a cat", dimensions=384)))
+    with pytest.raises(
+        BadRequestError, match=r"must be 384 or left out, found 256.*models\.matryoshka"
+    ) as caught:
+        client.embeddings.create(model=MODEL, input="a cat", dimensions=256)
+    assert caught.value.param == "dimensions"
 
 
 @pytest.mark.parametrize("dimensions", [0, -1, 385])
@@ -145,19 +139,33 @@ def test_empty_inputs(client: OpenAI, given: str | list[str], param: str) -> Non
     assert caught.value.type == "invalid_request_error"
 
 
-@pytest.mark.parametrize("ids", [[1, 2, 3], [[9906, 1917], [3923]]], ids=str)
-def test_token_ids_name_the_way_out(client: OpenAI, ids: Any) -> None:
-    """LangChain's cl100k ids mean nothing here: 400, with the setting that makes it send texts."""
-    with pytest.raises(BadRequestError, match="check_embedding_ctx_length=False") as caught:
+def test_token_ids(client: OpenAI) -> None:
+    """Ids of cl100k_base stand for their text: one list is one input."""
+    expected = matrix(client.embeddings.create(model=MODEL, input=["Hello world", "What"]))
+    alone = client.embeddings.create(model=MODEL, input=[9906, 1917])
+    assert np.array_equal(matrix(alone), expected[:1])
+    both = client.embeddings.create(model=MODEL, input=[[9906, 1917], [3923]])
+    assert np.array_equal(matrix(both), expected)
+    assert both.usage.prompt_tokens == 4 + 3  # the model's own, not the client's
+
+
+@pytest.mark.parametrize(
+    ("ids", "found"),
+    [
+        ([1, 100_261], "input 0 holds the token id 100261"),
+        ([[9906], [-1]], "input 1 holds the token id -1"),
+        ([[9906], []], r"input\[1\] is empty"),
+        ([9906, "world"], "mixes token ids with texts"),
+        ([LONG_TOKEN] * 140_000, "at most 16777216 are allowed"),
+        ([[58040] * 1_000_000], "more than 33554432 bytes of text"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_strange_token_ids(client: OpenAI, ids: Any, found: str) -> None:
+    """Unknown ids, none at all, mixtures, and more text than a request may hold are refused, saying why."""
+    with pytest.raises(BadRequestError, match=found) as caught:
         client.embeddings.create(model=MODEL, input=ids)
-    assert caught.value.param == "input"
-
-
-def test_langchains_shape(http: Http) -> None:
-    """With that setting LangChain sends lists of texts, of one for a query, and reads data[].embedding."""
-    for texts in (["a query"], ["first", "second"]):
-        answer = http.ok("POST", "/v1/embeddings", {"input": texts, "model": MODEL})
-        assert [len(item["embedding"]) for item in answer["data"]] == [384] * len(texts)
+    assert str(caught.value.param).startswith("input")
 
 
 def test_litellms_shape(http: Http) -> None:

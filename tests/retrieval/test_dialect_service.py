@@ -22,6 +22,7 @@ from openai import AsyncOpenAI, OpenAI
 from indexes.errors import InvalidInput
 from jobs.server_process import ServerProcess, serving
 from retrieval.config import load_config
+from retrieval.dialects.models import USUAL_NAMES
 from tests.support.http import Http
 from tests.support.models import variation
 
@@ -55,6 +56,7 @@ def unusual(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Ite
         "NEARLINE_MODELS_FOLDER": str(root / "models"),
         "NEARLINE_MODELS_DEFAULT": PREFIXED,
         "NEARLINE_MODELS_ALIASES": json.dumps(aliases),
+        "NEARLINE_MODELS_MATRYOSHKA": json.dumps([PREFIXED]),
         "NEARLINE_MODELS_THREADS": "1",  # so that a flood lasts, however many cores there are
         "NEARLINE_EMBEDDING_QUEUE_TOKENS_MAX": str(QUEUE_TOKENS_MAX),
         "NEARLINE_SERVER_BODY_TIMEOUT_S": "1",
@@ -96,7 +98,8 @@ def test_an_alias_is_the_model(client: OpenAI, unusual: ServerProcess) -> None:
 
 def test_models_and_aliases_are_listed(client: OpenAI, unusual: ServerProcess) -> None:
     """Both are listed by every dialect; an alias of a model that is not there is not."""
-    names = [PLAIN, IDLE, "mxbai:latest", "nomic-embed-text:v1.5", PREFIXED, "text-embedding-3-small"]
+    own = [PLAIN, IDLE, "mxbai:latest", "nomic-embed-text:v1.5", PREFIXED, "text-embedding-3-small"]
+    names = sorted([*own, *USUAL_NAMES])
     assert [one.id for one in client.models.list()] == names
     assert client.models.retrieve("text-embedding-3-small").to_dict()["root"] == PLAIN
     tags = [name if ":" in name else f"{name}:latest" for name in names]
@@ -171,6 +174,34 @@ def test_a_model_that_does_not_normalise(http: Http) -> None:
     assert length(dimensions=100, normalize=False) < 0.9
     answer = http.ok("POST", "/v1/embeddings", {"model": PREFIXED, "input": "cats", "dimensions": 100})
     assert np.linalg.norm(answer["data"][0]["embedding"]) == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("dimensions", [1, 100, 384])
+def test_shortened_vectors(client: OpenAI, http: Http, unusual: ServerProcess, dimensions: int) -> None:
+    """A model named in `models.matryoshka` gives its first dimensions, of length 1 again, in every dialect."""
+    whole = vector(client, "a cat", PREFIXED)
+    short = whole[:dimensions] / np.linalg.norm(whole[:dimensions])
+    openai_answer = client.embeddings.create(model=PREFIXED, input="a cat", dimensions=dimensions)
+    assert np.array(openai_answer.data[0].embedding) == pytest.approx(short, abs=1e-6)
+    answer = ollama.Client(host=unusual.url).embed(model=PREFIXED, input="a cat", dimensions=dimensions)
+    assert np.array(answer.embeddings[0]) == pytest.approx(short, abs=1e-6)
+    found = http.ok("POST", "/embed", {"inputs": "a cat", "dimensions": dimensions})[0]
+    assert np.array(found) == pytest.approx(short, abs=1e-6)
+
+
+def test_shortened_vectors_of_many_texts(client: OpenAI) -> None:
+    """Vectors that are written on a thread are shortened like few."""
+    texts = [f"number {number}" for number in range(20)]
+    answer = client.embeddings.create(model=PREFIXED, input=texts, dimensions=100)
+    for text, item in list(zip(texts, answer.data))[::7]:
+        whole = vector(client, text, PREFIXED)[:100]
+        assert np.array(item.embedding) == pytest.approx(whole / np.linalg.norm(whole), abs=1e-5)
+
+
+def test_models_that_are_not_named_are_not_shortened(client: OpenAI) -> None:
+    """The switch is for each model by itself."""
+    with pytest.raises(openai.BadRequestError, match="must be 384 or left out"):
+        client.embeddings.create(model=PLAIN, input="a cat", dimensions=100)
 
 
 def test_fewer_texts_by_configuration(http: Http) -> None:

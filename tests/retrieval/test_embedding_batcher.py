@@ -261,23 +261,53 @@ def test_full_queue_refuses() -> None:
 
     async def scenario(batcher: Batcher, encoder: FakeEncoder) -> None:
         encoder.gate.clear()
-        bulk = asyncio.create_task(documents(batcher, ["w " * 10] * 20))
+        bulk = [asyncio.create_task(documents(batcher, ["w " * 10] * 2)) for _ in range(5)]
         await encoder.busy()
         await settle()
-        with pytest.raises(Overloaded) as refusal:
+        with pytest.raises(Overloaded, match="100 tokens wait to be embedded and about 8 more") as refusal:
             await documents(batcher, ["w " * 10])
         assert refusal.value.retry_after_s >= 1
         asked = asyncio.create_task(query(batcher, "q"))
         await settle()
         encoder.gate.set()
         await asked
-        await bulk
+        await asyncio.gather(*bulk)
         await documents(batcher, ["w"])
 
     with_batcher(scenario, observe=recorder, queue_tokens_max=100)
     assert ("refused", 1) in recorder.calls
     assert [tokens for call, tokens in recorder.calls if call == "queued bulk"][-1] == 0
     assert ("ran query", (1, 1, 1)) in recorder.calls
+
+
+def test_a_request_larger_than_the_queue() -> None:
+    """It is embedded in parts: vectors in order, no more than a part in the queue, and room for others beside it."""
+    recorder = Recorder()
+
+    async def scenario(batcher: Batcher, encoder: FakeEncoder) -> None:
+        encoder.gate.clear()
+        large = asyncio.create_task(documents(batcher, ["w " * (1 + at % 10) for at in range(60)]))
+        await encoder.busy()
+        await settle()
+        other = asyncio.create_task(documents(batcher, ["w " * 10] * 2))
+        await settle()
+        encoder.gate.set()
+        assert (await large)[:, 0].tolist() == [1 + at % 10 for at in range(60)]
+        await other
+
+    with_batcher(scenario, observe=recorder, queue_tokens_max=100)
+    assert max(int(str(tokens)) for call, tokens in recorder.calls if call == "queued bulk") <= 75
+
+
+def test_texts_are_numbered_over_all_parts() -> None:
+    """A text that may not be cut is named by its place in the request, in whichever part it comes."""
+
+    async def scenario(batcher: Batcher, encoder: FakeEncoder) -> None:
+        texts = ["w"] * 40 + ["w " * 40]
+        with pytest.raises(TooLong, match="text 40 is longer"):
+            await batcher.embed(texts, "document", long="refuse")
+
+    with_batcher(scenario, queue_tokens_max=100)
 
 
 def test_cancelled_callers_never_run() -> None:

@@ -254,7 +254,7 @@ def test_context_fits_its_budget(http: Http, facts: str) -> None:
         "POST", f"/v1/collections/{facts}/context", {"query": "what do cats do?", "token_budget": 90}
     )
     assert answer["tokens"] <= 90
-    assert answer["context"].startswith('<passage number="1" document="')
+    assert answer["context"].startswith('<passage number="1" title="')
     assert [citation["number"] for citation in answer["citations"]] == list(
         range(1, len(answer["citations"]) + 1)
     )

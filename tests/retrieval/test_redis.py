@@ -1,7 +1,9 @@
-"""The service with a Redis behind its result cache, and without it when it dies."""
+"""The service with a Redis behind its caches: alone, beside others, and without it when it dies."""
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from jobs.server_process import serving
@@ -43,15 +45,79 @@ def test_answers_survive_a_restart_in_redis_and_searches_survive_redis(
             assert http.ok("GET", "/readyz") == {"status": "ready"}
 
 
-def test_two_data_directories_do_not_share_answers(tmp_path: Path, model_folder: Path) -> None:
-    """The same collection name and query in another data directory is a miss."""
+def environment(model_folder: Path, redis_url: str, **more: str) -> Mapping[str, str]:
+    """With more patience than a service has: a loaded machine must not turn a hit into a miss."""
+    return {
+        "NEARLINE_MODELS_FOLDER": str(model_folder.parent),
+        "NEARLINE_REDIS_URL": redis_url,
+        "NEARLINE_REDIS_TIMEOUT_MS": "5000",
+        **more,
+    }
+
+
+DOCUMENTS = [{"id": f"d{number}", "text": f"Lighthouse {number} is white."} for number in range(5)]
+
+
+def test_services_with_one_secret_share_answers_and_vectors(tmp_path: Path, model_folder: Path) -> None:
+    """A service of its own data, given the same documents in another order, finds answers and query vectors."""
     with redis_server(tmp_path) as redis:
-        environ = {"NEARLINE_MODELS_FOLDER": str(model_folder.parent), "NEARLINE_REDIS_URL": redis.url}
-        for name in ("one", "two"):
+        environ = environment(model_folder, redis.url, NEARLINE_REDIS_SECRET="sixteen characters")
+        with serving(tmp_path / "one", environ) as one, serving(tmp_path / "two", environ) as two:
+            first, second = Http(one.url), Http(two.url)
+            for http, name, documents in ((first, "docs", DOCUMENTS), (second, "other", DOCUMENTS[::-1])):
+                http.ok("POST", "/v1/collections", {"name": name})
+                for document in documents:
+                    http.write(name, document)
+            second.write("other", {"id": "extra", "text": "Not there."})
+            asked = first.search("docs", query="white lighthouse")
+            assert asked["receipt"]["cache"] == "miss"
+            assert second.search("other", query="white lighthouse")["receipt"]["cache"] == "miss"
+            assert second.metric("nearline_shared_cache_hits_total", kind="vector") == 1
+            assert second.metric("nearline_embedding_cache_total", outcome="hit") == 0
+
+            second.ok("DELETE", "/v1/collections/other/documents/extra")
+            again = second.search("other", query="white lighthouse")
+            assert again["hits"] == asked["hits"]
+            assert (again["receipt"]["cache"], again["receipt"]["seq"]) == ("hit", 7)
+            assert again["receipt"]["collection"] == "other"
+            assert second.metric("nearline_shared_cache_hits_total", kind="answer") == 1
+
+
+def test_copies_that_part_ways_keep_their_own_answers(tmp_path: Path, model_folder: Path) -> None:
+    """Two copies of a directory, equal in uid, secret, generation and seq, each answer from their own documents."""
+    with redis_server(tmp_path) as redis:
+        environ = environment(model_folder, redis.url)
+        with serving(tmp_path / "one", environ) as server:
+            Http(server.url).ok("POST", "/v1/collections", {"name": "docs"})
+            Http(server.url).write("docs", *DOCUMENTS)
+        shutil.copytree(tmp_path / "one", tmp_path / "two")
+        for name, word in (("one", "ZEBRA-A"), ("two", "ZEBRA-B")):
             with serving(tmp_path / name, environ) as server:
                 http = Http(server.url)
-                http.ok("POST", "/v1/collections", {"name": "docs"})
-                http.write("docs", {"id": name, "text": "The same text."})
-                answer = http.search("docs", query="same text")
+                shared = http.search("docs", query="white lighthouse")["receipt"]["cache"]
+                assert shared == ("miss" if name == "one" else "hit"), (
+                    "what they still have in common is shared"
+                )
+                assert http.write("docs", {"id": "18473", "text": f"The code word is {word}."})["seq"] == 6
+                answer = http.search("docs", query="code word", k=1)
                 assert answer["receipt"]["cache"] == "miss"
-                assert [hit["document_id"] for hit in answer["hits"]] == [name]
+                assert word in answer["hits"][0]["text"]
+
+
+def test_data_directories_without_a_secret_share_nothing(tmp_path: Path, model_folder: Path) -> None:
+    """The same documents and query in another data directory are a miss, and nobody's entries are overwritten."""
+    with redis_server(tmp_path) as redis:
+        environ = environment(model_folder, redis.url)
+        with serving(tmp_path / "one", environ) as one, serving(tmp_path / "two", environ) as two:
+            for server in (one, two):
+                http = Http(server.url)
+                http.ok("POST", "/v1/collections", {"name": "docs"})
+                http.write("docs", *DOCUMENTS)
+                assert http.search("docs", query="white lighthouse")["receipt"]["cache"] == "miss"
+                assert http.metric("nearline_shared_cache_hits_total") == 0
+        for name in ("one", "two"):
+            assert (tmp_path / name / "cache.secret").stat().st_mode & 0o777 == 0o600
+            with serving(tmp_path / name, environ) as server:
+                http = Http(server.url)
+                assert http.search("docs", query="white lighthouse")["receipt"]["cache"] == "hit"
+                assert http.metric("nearline_result_store_total", event="rejected") == 0

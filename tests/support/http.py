@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from email.message import Message
 from typing import Any
 
+from prometheus_client.parser import text_string_to_metric_families
+
 _numbers = itertools.count(1)
 
 
@@ -26,11 +28,20 @@ class Http:
     def __init__(self, url: str) -> None:
         self.url = url
 
-    def call(self, method: str, path: str, body: object = None, *, raw: bytes | None = None) -> Reply:
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        raw: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Reply:
         """Send JSON (or raw bytes); errors are replies like any other."""
         data = raw if raw is not None else (None if body is None else json.dumps(body).encode())
         request = urllib.request.Request(self.url + path, data=data, method=method)
-        request.add_header("Content-Type", "application/json")
+        for name, value in {"Content-Type": "application/json", **(headers or {})}.items():
+            request.add_header(name, value)
         try:
             with urllib.request.urlopen(request, timeout=60) as answer:
                 return Reply(answer.status, _decoded(answer.read()), answer.headers)
@@ -60,6 +71,17 @@ class Http:
     def reindex(self, collection: str, **options: object) -> Any:
         """Start a rebuild and wait for it."""
         return self.wait_for(self.ok("POST", f"/v1/collections/{collection}/reindex", options)["job"])
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Sum of a metric's samples that carry these labels."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=60) as answer:
+            families = list(text_string_to_metric_families(answer.read().decode()))
+        return sum(
+            sample.value
+            for family in families
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        )
 
     def wait_for(self, job_id: str, timeout_s: float = 240) -> Any:
         deadline = time.monotonic() + timeout_s

@@ -1,0 +1,66 @@
+"""What a collection holds, as a hash that does not depend on how it came to hold it.
+
+LtHash (Bellare and Micciancio 1997; Lewi et al. 2019, "Securing Update Propagation with Homomorphic Hashing"): every
+live document stands for 1024 numbers of 16 bits, which SHAKE128 makes of its id and digest, and the collection for
+their sums modulo 2^16. Writing a document adds to the sums and removing it subtracts, so a commit pays only for what
+it changes. Collections that were given the same documents, in whatever order and batches and by whatever detours, have
+equal sums; finding two sets of documents that differ and have equal sums is a lattice problem nobody can solve.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b, shake_128
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from indexes.errors import Damaged
+
+DIGEST_BYTES: Final = 32
+LANES: Final = 1024
+LANE: Final = np.dtype("<u2")
+SUMS_BYTES: Final = 2 * LANES
+
+
+class ContentHash:
+    """The sums over all live documents. Not thread-safe. `stored` is what the log keeps of it, SUMS_BYTES long."""
+
+    def __init__(self, stored: bytes = bytes(SUMS_BYTES)) -> None:
+        if len(stored) != SUMS_BYTES:
+            raise Damaged(f"the content hash has {len(stored)} bytes, expected {SUMS_BYTES}")
+        self._sums = np.frombuffer(stored, LANE).copy()
+
+    def add(self, document_id: str, digest: bytes) -> None:
+        self._sums += element(document_id, digest)
+
+    def remove(self, document_id: str, digest: bytes) -> None:
+        self._sums -= element(document_id, digest)
+
+    def copy(self) -> ContentHash:
+        return ContentHash(self.stored)
+
+    @property
+    def stored(self) -> bytes:
+        return self._sums.tobytes()
+
+    @property
+    def short(self) -> bytes:
+        """32 bytes that stand for the sums."""
+        return blake2b(self.stored, digest_size=DIGEST_BYTES, person=b"nearline-content").digest()
+
+
+def element(document_id: str, digest: bytes) -> NDArray[np.uint16]:
+    """What one document adds. The two are framed, so that no other pair gives the same bytes."""
+    framed = msgspec.msgpack.encode((document_id, digest))
+    return np.frombuffer(shake_128(framed).digest(SUMS_BYTES), LANE)
+
+
+def stand_in(seed: bytes, document_id: str, seq: int) -> bytes:
+    """In place of the digest of a document that was written before there were any.
+
+    Its operation identifies it within one log, and the log's random `seed` keeps it apart from all others.
+    """
+    framed = msgspec.msgpack.encode((document_id, seq))
+    return blake2b(framed, digest_size=DIGEST_BYTES, key=seed, person=b"nearline-old-doc").digest()
