@@ -19,7 +19,7 @@ from hashlib import blake2b
 import msgspec
 
 from indexes.model import Progress
-from jobs.ingesting import CHARS_PER_REQUEST, DOCUMENTS_PER_REQUEST, write_patiently
+from jobs.ingesting import CHARS_PER_REQUEST, DOCUMENTS_PER_REQUEST, PatientWriter
 from jobs.pace import Pace
 from retrieval.client import JSON, Client, ServiceError
 
@@ -128,13 +128,14 @@ async def one_pass(
 ) -> int:
     """Write every document of the source that the target does not hold as it is; returns how many."""
     total = (await client.count(source))["documents"]
+    writer = PatientWriter(client, target)
     copied.passes += 1
     written = unchanged = 0
     stage = "copying" if copied.passes == 1 else f"copying what changed, pass {copied.passes}"
     async for batch, passed in changed(client, source, known, seen):
         if batch:
             await pace(len(batch))
-            await write_patiently(client, target, [contents(one) for one in batch])
+            await writer.write([contents(one) for one in batch])
             known.update((one["id"], digest(one)) for one in batch)
         written += len(batch)
         unchanged += passed
@@ -169,6 +170,8 @@ async def catch_up(
 ) -> None:
     """What was written to the source or deleted there since; never over what clients did to the target meanwhile."""
 
+    writer = PatientWriter(client, target)
+
     async def untouched(document_id: str) -> bool:
         try:
             present = digest(await client.document(target, document_id))
@@ -185,7 +188,7 @@ async def catch_up(
             continue
         await pace()
         if await untouched(document["id"]):
-            await write_patiently(client, target, [contents(document)])
+            await writer.write([contents(document)])
             copied.written += 1
     for document_id in sorted(known.keys() - seen):
         if await untouched(document_id):

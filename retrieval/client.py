@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
@@ -24,30 +24,41 @@ if TYPE_CHECKING:  # numpy comes with it, which doubles the start of a command
 
 JSON = dict[str, Any]
 TIMEOUT_S = 300.0
+CONNECT_S = 30.0
 POLL_S = 0.2
 
 
 class ServiceError(Exception):
-    """The service refused or failed. `status` is 0 if it was not reached."""
+    """The service refused or failed. `status` is 0 if it was not reached, `retry_after_s` how long it asks to wait."""
 
     def __init__(
-        self, message: str, *, status: int = 0, kind: str = "unreachable", param: str | None = None
+        self,
+        message: str,
+        *,
+        status: int = 0,
+        kind: str = "unreachable",
+        param: str | None = None,
+        retry_after_s: float | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
         self.status = status
         self.kind = kind
         self.param = param
+        self.retry_after_s = retry_after_s
 
 
 class Client:
-    """One connection pool to one service, as an async context manager. Raises ServiceError for a url without http."""
+    """One connection pool to one service, as an async context manager. Raises ServiceError for a url without http.
+
+    `timeout_s` is for a whole request, its answer included.
+    """
 
     def __init__(self, url: str, *, timeout_s: float = TIMEOUT_S) -> None:
         if not url.startswith(("http://", "https://")):
             raise ServiceError(f"{url!r} is no address of a service; expected http://HOST:PORT")
         self.url = url.rstrip("/")
-        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_S)
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -77,7 +88,7 @@ class Client:
             async with self._session.request(method, self.url + path, data=data, headers=headers) as answer:
                 content = await answer.read()
                 if answer.status >= 400:
-                    raise error_from(answer.status, content)
+                    raise error_from(answer.status, content, answer.headers)
                 return content
         except TimeoutError:
             raise ServiceError(f"{self.url} did not answer in time") from None
@@ -134,7 +145,8 @@ class Client:
 
     # -- documents
 
-    async def write(self, collection: str, documents: list[JSON]) -> JSON:
+    async def write(self, collection: str, documents: Sequence[JSON | msgspec.Raw]) -> JSON:
+        """Write documents, or what they are encoded as."""
         path = f"/v1/collections/{quote(collection, safe='')}/documents"
         written: JSON = await self.request("POST", path, {"documents": documents})
         return written
@@ -248,9 +260,26 @@ def failure_of(job: JSON) -> ServiceError:
     return ServiceError(message, status=500, kind=job["status"])
 
 
-def error_from(status: int, content: bytes) -> ServiceError:
+def error_from(status: int, content: bytes, headers: Mapping[str, str]) -> ServiceError:
+    wait_s = retry_after_s(headers)
     try:
         detail = msgspec.json.decode(content)["error"]
-        return ServiceError(detail["message"], status=status, kind=detail["type"], param=detail.get("param"))
+        return ServiceError(
+            detail["message"],
+            status=status,
+            kind=detail["type"],
+            param=detail.get("param"),
+            retry_after_s=wait_s,
+        )
     except (msgspec.DecodeError, KeyError, TypeError):
-        return ServiceError(f"status {status}: {content[:200]!r}", status=status, kind="unknown")
+        message = f"status {status}: {content[:200]!r}"
+        return ServiceError(message, status=status, kind="unknown", retry_after_s=wait_s)
+
+
+def retry_after_s(headers: Mapping[str, str]) -> float | None:
+    """Seconds to wait, by the finer of the two headers; None where there is none, or a date as proxies may send."""
+    for name, unit_s in (("Retry-After-Ms", 0.001), ("Retry-After", 1.0)):
+        written = headers.get(name, "")
+        if written.isascii() and written.isdigit():
+            return int(written) * unit_s
+    return None

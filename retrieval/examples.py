@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from retrieval import schemas
+from retrieval import job_schemas, schemas
 from retrieval.dialects import ollama, openai, tei
 from retrieval.openapi import Examples
 
@@ -62,8 +62,8 @@ def make_examples(model: str) -> Examples:
             "by id": {"ids": ["shipping"]},
             "by filter": {"filter": {"type": "lt", "key": "year", "value": 2020}},
         },
-        schemas.Reindex: {"as configured": {}, "with a hot tier of this size": {"hot_capacity": 10_000}},
-        schemas.Tune: {"only measure": {"recall_target": 0.95, "apply": False}},
+        job_schemas.Reindex: {"as configured": {}, "with a hot tier of this size": {"hot_capacity": 10_000}},
+        job_schemas.Tune: {"only measure": {"recall_target": 0.95, "apply": False}},
         openai.OpenAIEmbeddingRequest: {"two texts": {"model": model, "input": TEXTS}},
         ollama.OllamaEmbed: {"two texts": {"model": model, "input": TEXTS}},
         ollama.OllamaEmbeddings: {"a text": {"model": model, "prompt": TEXTS[0]}},

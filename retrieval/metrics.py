@@ -17,7 +17,8 @@ from indexes.model import WriteResult
 from retrieval.cache import EmbeddingCache, ResultCache, SharedVectors, Store
 from retrieval.embedders import Embedders
 from retrieval.embedding.results import Lane
-from retrieval.schemas import JobBody, SearchAnswer
+from retrieval.job_schemas import JobBody
+from retrieval.schemas import SearchAnswer
 
 SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
 LAG = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)

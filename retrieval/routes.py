@@ -7,7 +7,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from retrieval import schemas
+from retrieval import job_schemas, schemas
 from retrieval.dialects import ollama, openai, tei
 from retrieval.dialects.errors import OllamaErrorBody, OpenAIErrorBody, TeiErrorBody
 from retrieval.examples import make_examples
@@ -58,13 +58,13 @@ ROUTES = (
           schemas.SetAlias, schemas.AliasBody),
     Route("DELETE", "/v1/aliases/{alias}", collections.remove_alias, "Remove an alias", COLLECTIONS, status=204),
     Route("POST", f"{C}/reindex", jobs.reindex, "Rebuild all indexes and swap them in", JOBS,
-          schemas.Reindex, schemas.JobStarted, 202),
+          job_schemas.Reindex, job_schemas.JobStarted, 202),
     Route("POST", f"{C}/tune", jobs.tune, "Find the cheapest search settings of a recall, and use them", JOBS,
-          schemas.Tune, schemas.JobStarted, 202),
+          job_schemas.Tune, job_schemas.JobStarted, 202),
     Route("POST", f"{C}/rollback", jobs.rollback, "Serve the generation before the present one again", JOBS,
-          None, schemas.RolledBack),
+          None, job_schemas.RolledBack),
     Route("GET", "/v1/jobs", jobs.listed, "Jobs since the start, newest first", JOBS),
-    Route("GET", "/v1/jobs/{job}", jobs.shown, "One job: status, progress, outcome", JOBS, None, schemas.JobBody),
+    Route("GET", "/v1/jobs/{job}", jobs.shown, "One job: status, progress, outcome", JOBS, None, job_schemas.JobBody),
     Route("POST", "/v1/embeddings", openai.embeddings, "Embed texts, as OpenAI does", OPENAI,
           openai.OpenAIEmbeddingRequest, openai.OpenAIEmbeddingList, error=OpenAIErrorBody),
     Route("GET", "/v1/models", openai.models, "Models and their aliases, as OpenAI lists them", OPENAI,

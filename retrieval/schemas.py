@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType, field
+from msgspec import UNSET, Meta, UnsetType
 
 from indexes.build.placement import Moves
 from indexes.dense.skipping import ColdState
@@ -17,7 +17,6 @@ from indexes.info import SearchSettings
 from indexes.model import Metadata, Tier
 
 Mode = Literal["hybrid", "dense", "lexical"]
-JobStatus = Literal["queued", "running", "succeeded", "failed", "refused"]
 Capacity = Annotated[int, Meta(ge=0, le=1_000_000_000)]
 NonEmpty = Annotated[str, Meta(min_length=1)]
 DocumentId = NonEmpty | Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -50,6 +49,14 @@ class SetAlias(Request, frozen=True, kw_only=True):
     collection: str
 
 
+class RequestLimits(msgspec.Struct):
+    """What one request to write documents may hold: their number, the UTF-8 bytes of one text, of the whole body."""
+
+    documents_per_request: int
+    document_bytes: int
+    request_bytes: int
+
+
 class CollectionBody(msgspec.Struct, kw_only=True):
     """One collection. Recall is what the last rebuild measured at 10, with its settings; memory is of the indexes."""
 
@@ -74,6 +81,7 @@ class CollectionBody(msgspec.Struct, kw_only=True):
     mapped_bytes: int
     moves: Moves | None
     cold: ColdState | None
+    limits: RequestLimits
 
 
 class CollectionList(msgspec.Struct):
@@ -350,48 +358,3 @@ class ContextAnswer(msgspec.Struct):
     irrelevant: int
     receipt: Receipt
     timings_ms: Timings
-
-
-# --- jobs -----------------------------------------------------------------------------------------------------
-
-
-class Reindex(Request, frozen=True, kw_only=True):
-    hot_capacity: Capacity | None = None
-
-
-class Tune(Request, frozen=True, kw_only=True):
-    """Find the cheapest search settings of this recall@10, by these queries or by made-up ones; `apply` uses them."""
-
-    recall_target: Annotated[float, Meta(gt=0, le=1)]
-    queries: list[str] | None = None
-    apply: bool = True
-
-
-class JobStarted(msgspec.Struct):
-    job: str
-
-
-class JobProgress(msgspec.Struct):
-    stage: str = "waiting"
-    done: int = 0
-    total: int = 0
-
-
-class JobBody(msgspec.Struct):
-    id: str
-    kind: str
-    collection: str
-    status: JobStatus
-    progress: JobProgress
-    created_ms: int
-    finished_ms: int | None = None
-    result: dict[str, Any] = field(default_factory=dict)
-    error: str | None = None
-
-
-class Nothing(Request, frozen=True, kw_only=True):
-    """A body without fields."""
-
-
-class RolledBack(msgspec.Struct):
-    generation: int

@@ -17,7 +17,7 @@ from indexes.build.tuner import Tuner, check_target, chosen_from, why_unmet
 from indexes.collection import Collection
 from indexes.errors import Conflict, NearlineError, NotFound, NotReady, RecallTooLow
 from indexes.model import Floats
-from retrieval.schemas import JobBody, JobProgress
+from retrieval.job_schemas import JobBody, JobProgress
 
 logger = logging.getLogger(__name__)
 

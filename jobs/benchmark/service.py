@@ -11,7 +11,7 @@ import numpy as np
 
 from jobs.evaluation.observing import Observations
 from jobs.evaluation.recall import Asker
-from jobs.ingesting import ingest
+from jobs.ingesting import Ingested, ingest
 from jobs.judgements import Query
 from jobs.pace import Pace
 from jobs.sources import SourceDocument
@@ -30,10 +30,10 @@ async def fill(
     begun = time.perf_counter()
     last_said = [begun]
 
-    def progress(count: int, _: int) -> None:
+    def progress(done: Ingested) -> None:
         if time.perf_counter() - last_said[0] > 10:
             last_said[0] = time.perf_counter()
-            say(f"  {count} of {len(documents)} documents")
+            say(f"  {done.documents} of {len(documents)} documents")
 
     done = await ingest(client, COLLECTION, documents, progress)
     seconds = time.perf_counter() - begun

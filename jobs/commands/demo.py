@@ -95,8 +95,7 @@ async def is_filled(url: str, documents: int) -> bool:
 
 async def fill(url: str, documents: list[SourceDocument]) -> None:
     async with Client(url) as client:
-        total = documents[-1].bytes_read
-        with progress_bar(total, label="docstrings") as on_progress:
+        with progress_bar(len(documents), of="documents", label="docstrings") as on_progress:
             done = await ingest(client, COLLECTION, documents, on_progress)
         console.print(f"{done.documents} documents, {done.passages} passages, durable and searchable.")
 

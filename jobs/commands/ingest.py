@@ -5,18 +5,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Literal
 
 import click
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from jobs.commands.options import COLLECTION, JSON, URL, counted, errors, print_json
-from jobs.ingesting import Ingested, ingest
+from jobs.ingesting import REQUEST_S_MAX, Ingested, ingest
 from jobs.ingesting import Progress as OnProgress
-from jobs.sources import SourceDocument, SourceOptions, SourceReport, read_documents, total_bytes
-from retrieval.client import Client
+from jobs.sources import (
+    ColumnType,
+    SourceDocument,
+    SourceOptions,
+    SourceReport,
+    parse_types,
+    read_documents,
+    total_bytes,
+)
+from retrieval.client import Client, ServiceError
+
+FAILURES_SHOWN = 20
+LINE_EVERY_S = 15.0
 
 
 @click.command(epilog="Example: nearline ingest -c docs handbook/ faq.jsonl prices.csv --create")
@@ -24,90 +38,217 @@ from retrieval.client import Client
 @URL
 @COLLECTION
 @click.option("--create", is_flag=True, help="Make the collection if it does not exist.")
-@click.option("--id-field", default="id", show_default=True, help="Column or field that holds the id.")
-@click.option("--text-field", default="text", show_default=True, help="Column or field that holds the text.")
+@click.option(
+    "--id-field",
+    help="Column or field that holds the id. [default: id, else _id; rows with neither get FILE#LINE]",
+)
+@click.option(
+    "--text-field",
+    default="text",
+    show_default=True,
+    help="Column or field that holds the text. Several (a,b) are joined, each a paragraph.",
+)
 @click.option(
     "--title-field", default="title", show_default=True, help="Column or field that holds the title."
 )
 @click.option(
-    "--number-rows", is_flag=True, help="Give rows without an id one made of file name and row number."
+    "--types",
+    multiple=True,
+    metavar="COLUMN=TYPE,...",
+    help="Types of columns of tables: string, number, boolean, date, or date:%d/%m/%Y for dates written like that; "
+    "those of other columns are inferred from the first 1,000 rows.",
 )
 @click.option(
-    "--lenient",
-    is_flag=True,
-    help="Skip files and rows that cannot be read, and name them, instead of stopping.",
+    "--exclude",
+    multiple=True,
+    metavar="PATTERN",
+    help="Leave out what this matches in folders (*.log, drafts, */old/*), by name or by path below the folder.",
 )
+@click.option("--lenient", is_flag=True, help="Exit with 0 also if something failed.")
 @JSON
 def command(
     paths: tuple[Path, ...],
     url: str,
     collection: str,
     create: bool,
-    id_field: str,
+    id_field: str | None,
     text_field: str,
     title_field: str,
-    number_rows: bool,
+    types: tuple[str, ...],
+    exclude: tuple[str, ...],
     lenient: bool,
     as_json: bool,
 ) -> None:
-    """Send JSONL, CSV, text and Markdown files, or folders of them, to a running service."""
-    options = SourceOptions(
-        id_field=id_field,
-        text_field=text_field,
-        title_field=title_field,
-        number_rows=number_rows,
-        lenient=lenient,
-    )
-    report = SourceReport()
-    documents = read_documents(paths, options=options, report=report)
-    written = 0
+    """Send JSONL, CSV, text and Markdown files, or folders of them, to a running service.
 
-    def note(documents: int, read: int) -> None:
-        nonlocal written
-        written = documents
-        on_progress(documents, read)
+    What cannot be read, or is refused by the service, is named at the end and makes the exit code 1; everything else is
+    written. Run it again after it was stopped: a document is there once, whatever happened.
+    """
+    declared: dict[str, ColumnType] = {}
+    for one in types:
+        declared |= parse_types(one)
+    options = SourceOptions(
+        exclude=exclude,
+        id_field=id_field,
+        text_fields=tuple(field.strip() for field in text_field.split(",")),
+        title_field=title_field,
+        types=declared,
+    )
+    report, done = SourceReport(), Ingested()
+    documents = read_documents(paths, options=options, report=report)
+
+    def note(now: Ingested) -> None:
+        nonlocal done
+        done = now
+        on_progress(now)
 
     try:
         with progress_bar(total_bytes(paths, options=options), hidden=as_json) as on_progress:
-            done = asyncio.run(send(url, collection, create, documents, note))
+            done = asyncio.run(send(url, collection, create, documents, note, report))
     except KeyboardInterrupt:
-        click.echo(
-            f"stopped: {counted(written, 'document')} written to {collection}, perhaps some more; "
-            "the same command again writes what is missing",
-            err=True,
-        )
+        click.echo(stopped(done, collection), err=True)
         sys.exit(130)
+    except ServiceError:
+        if done.seconds:
+            show_failures(report)
+            click.echo(stopped(done, collection), err=True)
+        raise
+    for column in declared.keys() - report.types.keys():
+        report.note(f"types: no table has a column '{column}' of metadata")
     for line in report.notes:
         click.echo(line, err=True)
+    show_failures(report)
     if as_json:
-        print_json(asdict(done))
-        return
-    click.echo(
-        f"{counted(done.documents, 'document')}, {counted(done.passages, 'passage')} written to {collection}"
-        + (f", {done.unchanged} unchanged" if done.unchanged else "")
-        + (f" (seq {done.seq})" if done.seq else "")
-    )
-    if summary := report.summary():
-        click.echo(summary)
+        print_json(as_value(done, report))
+    else:
+        click.echo(ending(done, collection))
+        for line in report.summary():
+            click.echo(line)
+    if report.failures and not lenient:
+        sys.exit(1)
 
 
 async def send(
-    url: str, collection: str, create: bool, documents: Iterator[SourceDocument], on_progress: OnProgress
+    url: str,
+    collection: str,
+    create: bool,
+    documents: Iterator[SourceDocument],
+    on_progress: OnProgress,
+    report: SourceReport,
 ) -> Ingested:
-    async with Client(url) as client:
-        await (client.ensure_collection(collection) if create else client.collection(collection))
-        return await ingest(client, collection, documents, on_progress)
+    async with Client(url, timeout_s=REQUEST_S_MAX) as client:
+        if create:
+            await client.ensure_collection(collection)
+        return await ingest(client, collection, documents, on_progress, report)
+
+
+def ending(done: Ingested, collection: str) -> str:
+    unchanged = f", {done.unchanged} unchanged" if done.unchanged else ""
+    return (
+        f"{counted(done.documents, 'document')} written to {collection}{unchanged}: "
+        f"{counted(done.passages, 'passage')}{rate(done)}, {done.seconds:.1f} s"
+        + (f" (seq {done.seq})" if done.seq else "")
+    )
+
+
+def rate(done: Ingested) -> str:
+    return f", {done.tokens_per_s():,.0f} tokens/s" if done.tokens else ""
+
+
+def stopped(done: Ingested, collection: str) -> str:
+    return (
+        f"stopped: {counted(done.documents + done.unchanged, 'document')} written to {collection}, perhaps some more; "
+        "the same command again writes what is missing"
+    )
+
+
+def as_value(done: Ingested, report: SourceReport) -> dict[str, object]:
+    """What `--json` prints."""
+    return {
+        "documents": done.documents,
+        "unchanged": done.unchanged,
+        "passages": done.passages,
+        "tokens": done.tokens,
+        "tokens_per_s": round(done.tokens_per_s(), 1),
+        "seconds": round(done.seconds, 3),
+        "seq": done.seq,
+        "files": report.files,
+        "empty": report.empty,
+        "duplicates": report.duplicates,
+        "other_files": report.other_files.total(),
+        "links": report.links,
+        "excluded": report.excluded,
+        "types": {column: " or ".join(kinds) for column, kinds in report.types.items()},
+        "misfits": dict(report.misfits),
+        "failures": report.failures,
+        "failed": [asdict(one) for one in report.failed],
+    }
+
+
+def show_failures(report: SourceReport) -> None:
+    if not report.failures:
+        return
+    click.echo(f"{report.failures:,} failed:", err=True)
+    for one in report.failed[:FAILURES_SHOWN]:
+        click.echo(f"  {one.source}: {one.reason}", err=True)
+    if report.failures > FAILURES_SHOWN:
+        click.echo(f"  and {report.failures - FAILURES_SHOWN:,} more; --json names them", err=True)
 
 
 @contextlib.contextmanager
-def progress_bar(total: int, *, hidden: bool = False, label: str = "documents") -> Iterator[OnProgress]:
-    """A bar by bytes of source read, with the number of documents beside it."""
+def progress_bar(
+    total: int,
+    *,
+    of: Literal["bytes_read", "documents"] = "bytes_read",
+    hidden: bool = False,
+    label: str = "documents",
+    every_s: float = LINE_EVERY_S,
+) -> Iterator[OnProgress]:
+    """A bar of what is acknowledged, `total` bytes of source or documents long; without a terminal, lines on stderr."""
+    if not hidden and not errors.is_terminal:
+        with progress_lines(total, of, label, every_s) as on_progress:
+            yield on_progress
+        return
     columns = (
         TextColumn("{task.fields[documents]} " + label),
         BarColumn(),
         TaskProgressColumn(),
+        TextColumn("{task.fields[rate]:,.0f} tokens/s"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=errors, disable=hidden or not errors.is_terminal, transient=True) as bar:
-        task = bar.add_task("", total=max(total, 1), documents=0)
-        yield lambda documents, read: bar.update(task, completed=read, documents=documents)
+    # Speed over minutes: large documents are acknowledged seldom.
+    with Progress(*columns, console=errors, disable=hidden, transient=True, speed_estimate_period=300) as bar:
+        task = bar.add_task("", total=max(total, 1), documents=0, rate=0.0)
+        yield lambda done: bar.update(
+            task,
+            completed=getattr(done, of),
+            documents=done.documents + done.unchanged,
+            rate=done.tokens_per_s(),
+        )
+
+
+@contextlib.contextmanager
+def progress_lines(total: int, of: str, label: str, every_s: float) -> Iterator[OnProgress]:
+    """The same as a line now and then."""
+    latest, begun, ended = Ingested(), time.monotonic(), threading.Event()
+
+    def show() -> None:
+        while not ended.wait(every_s):
+            share = min(getattr(latest, of) / max(total, 1), 1.0)
+            left = f", {(time.monotonic() - begun) * (1 / share - 1):,.0f} s left" if share else ""
+            click.echo(
+                f"{latest.documents + latest.unchanged:,} {label}, {share:.0%}{rate(latest)}{left}",
+                err=True,
+            )
+
+    def note(done: Ingested) -> None:
+        nonlocal latest
+        latest = done
+
+    thread = threading.Thread(target=show, daemon=True)
+    thread.start()
+    try:
+        yield note
+    finally:
+        ended.set()
+        thread.join()

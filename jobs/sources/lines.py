@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from indexes.errors import InvalidInput
 from jobs.sources.files import SourceFile
-from jobs.sources.model import SourceDocument, SourceOptions, SourceReport
+from jobs.sources.model import SourceDocument, SourceError, SourceOptions, SourceReport
 from jobs.sources.rows import Row, documents_of
 
 _decoder = msgspec.json.Decoder()  # refuses NaN, which the standard library lets through
@@ -22,12 +21,13 @@ def read_jsonl(file: SourceFile, options: SourceOptions, report: SourceReport) -
 
 def _rows(file: SourceFile, options: SourceOptions) -> Iterator[Row]:
     for number, content in file.lines(options.document_bytes_max):
-        if not content.strip():
-            continue
-        try:
-            yield number, _object(file, number, content)
-        except InvalidInput as error:
-            yield number, error
+        if isinstance(content, SourceError):
+            yield number, content
+        elif content.strip():
+            try:
+                yield number, _object(file, number, content)
+            except SourceError as error:
+                yield number, error
 
 
 def _object(file: SourceFile, number: int, content: bytes) -> dict[str, object]:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-MetadataValue = str | int | float | bool | list[str]
+from indexes.errors import InvalidInput
+from jobs.sources.columns import ColumnType
+
 Format = Literal["jsonl", "csv", "tsv", "markdown", "text"]
+
+NOTES_KEPT_MAX = 20
+FAILURES_KEPT_MAX = 100_000  # a few hundred bytes each
+KINDS_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,71 +29,126 @@ class SourceDocument:
     id: str
     text: str
     title: str | None = None
-    metadata: dict[str, MetadataValue] = field(default_factory=dict)
+    metadata: Mapping[str, object] = field(default_factory=dict)
     source: str = ""
     bytes_read: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """How files are read. The defaults refuse what is doubtful; `lenient` skips it and reports."""
+    """How files are found and read."""
 
     format: Format | None = None
     """Of every file that is named itself; None goes by the file name. Folders always go by file names."""
-    id_field: str = "id"
-    text_field: str = "text"
+    exclude: tuple[str, ...] = ()
+    """Globs; what they match in a folder, by its name or by its path below the folder, is not read or entered."""
+    id_field: str | None = None
+    """None takes `id`, else `_id`; rows with neither get the id `<file>#<line>`."""
+    text_fields: tuple[str, ...] = ("text",)
+    """Several are joined, each a paragraph of its own."""
     title_field: str = "title"
-    number_rows: bool = False
-    """Give rows without an id the id `<file>#<line>`. They follow the position: append to the file only."""
     other_fields: bool = True
     """Take the remaining fields of a row as metadata."""
-    number_fields: frozenset[str] = frozenset()
-    """Columns of a CSV that hold numbers, so that filters can compare them; all others stay strings."""
+    types: Mapping[str, ColumnType] = field(default_factory=dict)
+    """Of columns of tables, by name; those of other columns are inferred."""
     quoted: bool = True
     """Whether quotes in CSV and TSV enclose fields. False for the plain kind of TSV that has none."""
-    lenient: bool = False
-    """Skip and report what cannot be read, instead of raising `InvalidInput` at the first."""
     document_bytes_max: int = 16 * 1024 * 1024
     """Of one line, row or text file; a larger one is refused before it is held in memory."""
+
+
+class SourceError(InvalidInput):
+    """Something that cannot be read or written. `place` names the file, and the line and column where there is one."""
+
+    def __init__(self, place: str, reason: str) -> None:
+        super().__init__(f"{place}: {reason}")
+        self.place = place
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What a SourceError says, without its traceback."""
+
+    source: str
+    reason: str
 
 
 @dataclass(slots=True, kw_only=True)
 class SourceReport:
     """What a run met, filled while the documents are consumed.
 
-    `notes` holds the first lines worth showing, at most `notes_max`; the counts are complete.
+    `notes` and `failed` hold the first ones, at most NOTES_KEPT_MAX and FAILURES_KEPT_MAX; the counts are complete.
     """
 
     files: int = 0
     documents: int = 0
+    failed: list[Failure] = field(default_factory=list)
+    """Folders, files, lines and rows that could not be read, and documents that the service refused."""
+    failures: int = 0
     empty: int = 0
     """Rows and files without any text: skipped."""
     duplicates: int = 0
     """Documents whose id came before in this run: yielded all the same, and the service keeps the last."""
-    other_files: int = 0
-    """Files in folders that are not of a known kind: skipped."""
+    other_files: Counter[str] = field(default_factory=Counter)
+    """Files in folders that are not of a known kind, by the ending of their names: skipped."""
     links: int = 0
     """Links in folders to other folders, or to files outside the folder: not followed."""
-    unreadable: int = 0
-    """Files, lines and rows skipped because of `lenient`."""
+    excluded: int = 0
+    """Files and folders that an `exclude` matched."""
+    types: dict[str, list[str]] = field(default_factory=dict)
+    """Of the columns of tables: more than one where files differ."""
+    misfits: Counter[str] = field(default_factory=Counter)
+    """Cells that are not of their column's type, by column: kept as strings."""
     notes: list[str] = field(default_factory=list)
-    notes_max: int = 20
 
     def note(self, line: str) -> None:
         """Keep `line` for the summary, if there is room."""
-        if len(self.notes) < self.notes_max:
+        if len(self.notes) < NOTES_KEPT_MAX:
             self.notes.append(line)
 
-    def summary(self) -> str:
-        """One line: what was read, and what was left out and why."""
+    def fail(self, error: SourceError) -> None:
+        """Take down what failed; the rest goes on."""
+        self.failures += 1
+        if len(self.failed) < FAILURES_KEPT_MAX:
+            self.failed.append(Failure(error.place, error.reason))
+
+    def typed(self, columns: Mapping[str, ColumnType]) -> None:
+        """Take down the types of one file's columns."""
+        for column, column_type in columns.items():
+            kinds = self.types.setdefault(column, [])
+            if column_type.kind not in kinds:
+                kinds.append(column_type.kind)
+
+    def summary(self) -> list[str]:
+        """Lines: what was read, what was left out and why, and the types of columns."""
         left_out = [
+            (self.failures, "failed"),
             (self.empty, "empty"),
             (self.duplicates, "with an id seen before"),
-            (self.other_files, "files of other kinds"),
-            (self.links, "links"),
-            (self.unreadable, "unreadable"),
+            (self.other_files.total(), f"files of other kinds: {self._other_kinds()}"),
+            (self.links, "links not followed"),
+            (self.excluded, "excluded"),
         ]
-        remarks = ", ".join(f"{count:,} {what}" for count, what in left_out if count)
-        return f"{self.documents:,} documents from {self.files:,} files" + (
-            f" ({remarks})" if remarks else ""
-        )
+        remarks = "; ".join(f"{count:,} {what}" for count, what in left_out if count)
+        read = f"{self.documents:,} documents from {self.files:,} files"
+        lines = [f"read {read}" + (f" ({remarks})" if remarks else "")]
+        if self.types:
+            lines.append("types: " + ", ".join(self._column(name) for name in sorted(self.types)))
+        return lines
+
+    def _other_kinds(self) -> str:
+        kinds = self.other_files.most_common(KINDS_SHOWN)
+        more = ["..."] if len(self.other_files) > KINDS_SHOWN else []
+        return ", ".join([f"{count:,} {kind}" for kind, count in kinds] + more)
+
+    def _column(self, name: str) -> str:
+        misfits = f" ({self.misfits[name]:,} cells are not, and stay strings)" if self.misfits[name] else ""
+        return f"{name} {' or '.join(self.types[name])}{misfits}"
+
+
+class FirstFailure(SourceReport):
+    """Raises the first failure instead of taking it down."""
+
+    def fail(self, error: SourceError) -> None:
+        raise error

@@ -6,10 +6,16 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from indexes.errors import InvalidInput
 from jobs.sources.files import FoundFile, SourceFile, find_files
 from jobs.sources.lines import read_jsonl
-from jobs.sources.model import Format, SourceDocument, SourceOptions, SourceReport
+from jobs.sources.model import (
+    FirstFailure,
+    Format,
+    SourceDocument,
+    SourceError,
+    SourceOptions,
+    SourceReport,
+)
 from jobs.sources.tables import read_table
 from jobs.sources.texts import read_markdown, read_text
 
@@ -30,13 +36,12 @@ def read_documents(
 ) -> Iterator[SourceDocument]:
     """The documents of `paths` in order: paths as given, folders by name and downwards, files from the top.
 
-    Lazy: a file is opened when its first document is asked for. `report` is filled along the way. Raises
-    `InvalidInput` that names the file, and the line and column where there is one, at the first thing that
-    cannot be read; with `options.lenient` such a thing is skipped, counted and noted. A path that does not
-    exist raises before anything is read, lenient or not.
+    Lazy: a file is opened when its first document is asked for. What cannot be read is skipped and taken down in
+    `report`; without one, the first such thing raises SourceError. A path that does not exist raises InvalidInput
+    before anything is read, report or not.
     """
     options = options or SourceOptions()
-    report = report if report is not None else SourceReport()
+    report = report if report is not None else FirstFailure()
     seen = _SeenIds(report)
     bytes_before = 0
     for found in find_files(paths, options=options, report=report):
@@ -49,7 +54,8 @@ def read_documents(
 
 def total_bytes(paths: Sequence[Path], *, options: SourceOptions | None = None) -> int:
     """The bytes on disk that `read_documents` will read: the length of a progress bar."""
-    return sum(found.size_bytes for found in find_files(paths, options=options or SourceOptions()))
+    files = find_files(paths, options=options or SourceOptions(), report=SourceReport())
+    return sum(found.size_bytes for found in files)
 
 
 def _read_file(found: FoundFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:
@@ -57,11 +63,8 @@ def _read_file(found: FoundFile, options: SourceOptions, report: SourceReport) -
     try:
         with SourceFile.open(found) as file:
             yield from READERS[found.format](file, options, report)
-    except InvalidInput as error:
-        if not options.lenient:
-            raise
-        report.unreadable += 1
-        report.note(f"{error.message}; skipped from there")
+    except SourceError as error:  # there is no reading on from here
+        report.fail(error)
 
 
 class _SeenIds:

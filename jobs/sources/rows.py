@@ -2,51 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
-from indexes.errors import InvalidInput
 from jobs.sources.files import SourceFile
-from jobs.sources.model import MetadataValue, SourceDocument, SourceOptions, SourceReport
+from jobs.sources.model import SourceDocument, SourceError, SourceOptions, SourceReport
 
-Row = tuple[int, "Mapping[str, object] | InvalidInput"]
+Row = tuple[int, "Mapping[str, object] | SourceError"]
 """The line a row starts on, and its fields or why they cannot be read."""
 
 
 def documents_of(
     file: SourceFile, rows: Iterator[Row], options: SourceOptions, report: SourceReport
 ) -> Iterator[SourceDocument]:
-    """The documents of `rows`. Those without text are skipped and counted; so are bad ones, if lenient."""
+    """The documents of `rows`. Those without text are skipped and counted; bad ones fail, each by itself."""
+    numbered = False
     for line, fields in rows:
         try:
-            if isinstance(fields, InvalidInput):
+            if isinstance(fields, SourceError):
                 raise fields
             document = _document(file, line, fields, options)
-        except InvalidInput as error:
-            if not options.lenient:
-                raise
-            report.unreadable += 1
-            report.note(f"{error.message}; skipped")
+        except SourceError as error:
+            report.fail(error)
             continue
         if document is None:
             report.empty += 1
             report.note(f"{file.place(line)}: no text, skipped")
-        else:
-            yield document
+            continue
+        if not numbered and id_field_in(fields, options) is None:
+            numbered = True
+            report.note(
+                f"{file.place(line)}: no field 'id', so rows get ids like {document.id!r}; they follow the position: "
+                "only append to this file, or name an id with --id-field"
+            )
+        yield document
 
 
 def _document(
     file: SourceFile, line: int, fields: Mapping[str, object], options: SourceOptions
 ) -> SourceDocument | None:
-    if options.text_field not in fields:
-        raise file.error(f"no field '{options.text_field}'; found: {', '.join(fields) or 'none'}", line)
-    text = _text(file, line, options.text_field, fields)
-    if text is None or not text.strip():
+    if not any(field in fields for field in options.text_fields):
+        missing = ", ".join(f"'{field}'" for field in options.text_fields)
+        found = ", ".join(fields) or "none"
+        raise file.error(f"no field {missing}; found: {found}; --text-field says which holds the text", line)
+    texts = (_text(file, line, field, fields) for field in options.text_fields)
+    text = "\n\n".join(text for text in texts if text is not None and text.strip())
+    if not text:
         return None
     return SourceDocument(
         id=_id(file, line, fields, options),
         text=text,
         title=_text(file, line, options.title_field, fields) or None,
-        metadata=_metadata(file, line, fields, options),
+        metadata=_metadata(fields, options),
         source=file.place(line),
         bytes_read=file.bytes_read,
     )
@@ -60,7 +66,9 @@ def _text(file: SourceFile, line: int, field: str, fields: Mapping[str, object])
 
 
 def _id(file: SourceFile, line: int, fields: Mapping[str, object], options: SourceOptions) -> str:
-    field = _id_field(fields, options)
+    field = id_field_in(fields, options)
+    if field is None:
+        return f"{file.found.name}#{line}"
     value = fields.get(field)
     if isinstance(value, str) and value:
         return value
@@ -68,49 +76,25 @@ def _id(file: SourceFile, line: int, fields: Mapping[str, object], options: Sour
         return str(value)
     if value is not None and value != "":
         raise file.error(f"field '{field}': expected a string or an integer, found {_kind(value)}", line)
-    if options.number_rows:
-        return f"{file.found.name}#{line}"
-    raise file.error(f"no id: field '{field}' is missing or empty", line)
+    raise file.error(f"no id: field '{field}' is {'empty' if field in fields else 'missing'}", line)
 
 
-def _id_field(fields: Mapping[str, object], options: SourceOptions) -> str:
+def id_field_in(fields: Collection[str], options: SourceOptions) -> str | None:
+    """Which of the fields holds the id; None if rows are to be numbered."""
     # "_id" is what the BEIR collections call it, and what document stores export.
-    if options.id_field == "id" and "id" not in fields and "_id" in fields:
-        return "_id"
-    return options.id_field
+    return options.id_field or next((field for field in ("id", "_id") if field in fields), None)
 
 
-def _metadata(
-    file: SourceFile, line: int, fields: Mapping[str, object], options: SourceOptions
-) -> dict[str, MetadataValue]:
-    """The values of the object `metadata`, which must be flat, over the other flat fields if wanted."""
+def _metadata(fields: Mapping[str, object], options: SourceOptions) -> dict[str, object]:
+    """The object `metadata` over the other fields if wanted. What may be in there is for the service to say."""
     given = fields.get("metadata")
     nested = given if isinstance(given, dict) else {}
-    taken = {_id_field(fields, options), options.text_field, options.title_field}
-    metadata: dict[str, MetadataValue] = {}
-    if options.other_fields:
-        for key, value in fields.items():
-            if key not in taken and (flat := _flat(value)) is not None:
-                metadata[key] = flat
-    for key, value in nested.items():
-        if value is None:
-            continue
-        if (flat := _flat(value)) is None:
-            raise file.error(
-                f"metadata '{key}': expected a string, number, boolean or list of strings, "
-                f"found {_kind(value)}",
-                line,
-            )
-        metadata[key] = flat
-    return metadata
-
-
-def _flat(value: object) -> MetadataValue | None:
-    if isinstance(value, str | int | float):
-        return value
-    if isinstance(value, list) and all(isinstance(item, str) for item in value):
-        return value
-    return None
+    # A vector belongs to the model that made it; ingest embeds the text.
+    taken = {id_field_in(fields, options), *options.text_fields, options.title_field, "vector"}
+    if given is nested:
+        taken.add("metadata")
+    others = {key: value for key, value in fields.items() if options.other_fields and key not in taken}
+    return others | nested
 
 
 def _kind(value: object) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from jobs.sources.files import SourceFile
-from jobs.sources.model import MetadataValue, SourceDocument, SourceOptions, SourceReport
+from jobs.sources.model import SourceDocument, SourceOptions, SourceReport
 
 
 def read_text(file: SourceFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:
@@ -26,7 +26,7 @@ def read_markdown(file: SourceFile, options: SourceOptions, report: SourceReport
 
 
 def _document(
-    file: SourceFile, text: str, metadata: dict[str, MetadataValue], title: str | None, report: SourceReport
+    file: SourceFile, text: str, metadata: dict[str, object], title: str | None, report: SourceReport
 ) -> Iterator[SourceDocument]:
     if not text.strip():
         report.empty += 1
@@ -46,7 +46,7 @@ _FRONT_MATTER = re.compile(r"\A---[ \t]*\n(.*?)^---[ \t]*(?:\n|\Z)", re.DOTALL |
 _SIMPLE_LINE = re.compile(r"([A-Za-z_][\w.-]*):[ \t]+(\S.*?)[ \t]*")
 
 
-def split_front_matter(text: str) -> tuple[dict[str, MetadataValue], str]:
+def split_front_matter(text: str) -> tuple[dict[str, object], str]:
     """The simple `key: value` lines of a leading `---` block, and the text after it.
 
     This reads the flat part of YAML that filters can use, not YAML: nested values and lists over several
@@ -58,7 +58,7 @@ def split_front_matter(text: str) -> tuple[dict[str, MetadataValue], str]:
     lines = [line for line in block[1].split("\n") if line.strip() and not line.lstrip().startswith("#")]
     if lines and not re.match(r"[A-Za-z_][\w.-]*:(?:\s|$)", lines[0]):
         return {}, text
-    metadata: dict[str, MetadataValue] = {}
+    metadata: dict[str, object] = {}
     for line in lines:
         simple = _SIMPLE_LINE.fullmatch(line)
         if simple and (value := _value(simple[2])) is not None:
@@ -66,7 +66,7 @@ def split_front_matter(text: str) -> tuple[dict[str, MetadataValue], str]:
     return metadata, text[block.end() :]
 
 
-def _value(written: str) -> MetadataValue | None:
+def _value(written: str) -> object | None:
     if written[0] in "\"'" and written[-1] == written[0] and len(written) > 1:
         return written[1:-1]
     if written in {"|", ">", "|-", ">-", "null", "~", "{}", "[]"} or written[0] in "{&*!":

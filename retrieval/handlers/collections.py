@@ -24,20 +24,19 @@ async def create(request: web.Request) -> web.Response:
         hot_capacity=config.index.hot_capacity if wanted.hot_capacity is None else wanted.hot_capacity,
     )
     collection = await asyncio.to_thread(catalog.create, wanted.name, settings)
-    return answer(describe(wanted.name, collection, catalog.aliases), status=201)
+    return answer(describe(wanted.name, collection, catalog.aliases, config), status=201)
 
 
 async def listed(request: web.Request) -> web.Response:
-    catalog = request.app[CATALOG]
-    aliases = catalog.aliases
-    return answer(
-        CollectionList([describe(name, one, aliases) for name, one in sorted(catalog.collections.items())])
-    )
+    config, catalog = request.app[CONFIG], request.app[CATALOG]
+    aliases, collections = catalog.aliases, sorted(catalog.collections.items())
+    return answer(CollectionList([describe(name, one, aliases, config) for name, one in collections]))
 
 
 async def shown(request: web.Request) -> web.Response:
     _, collection = collection_of(request)
-    return answer(describe(real_name(request), collection, request.app[CATALOG].aliases))
+    app = request.app
+    return answer(describe(real_name(request), collection, app[CATALOG].aliases, app[CONFIG]))
 
 
 async def deleted(request: web.Request) -> web.Response:
@@ -54,7 +53,7 @@ async def renamed(request: web.Request) -> web.Response:
     request.app[TASKS].require_idle(name)
     catalog = request.app[CATALOG]
     collection = await asyncio.to_thread(catalog.rename, name, wanted.name)
-    return answer(describe(wanted.name, collection, catalog.aliases))
+    return answer(describe(wanted.name, collection, catalog.aliases, request.app[CONFIG]))
 
 
 async def set_alias(request: web.Request) -> web.Response:

@@ -12,8 +12,8 @@ from indexes.errors import Overloaded, TooLarge
 from indexes.model import Floats
 from retrieval.embedders import Embedder
 from retrieval.handlers.wire import answer, body, collection_of, real_name
+from retrieval.job_schemas import JobStarted, Nothing, Reindex, RolledBack, Tune
 from retrieval.keys import CONFIG, EMBEDDERS, TASKS
-from retrieval.schemas import JobStarted, Nothing, Reindex, RolledBack, Tune
 
 QUERIES_MAX = 10_000  # of one tuning; more only makes it longer
 EMBEDDED_TEXTS = 64

@@ -13,7 +13,8 @@ from indexes.collection import Collection
 from indexes.errors import InvalidInput
 from retrieval.decoding import decode
 from retrieval.keys import CATALOG
-from retrieval.schemas import CollectionBody
+from retrieval.schemas import CollectionBody, RequestLimits
+from retrieval.settings import Config
 
 T = TypeVar("T")
 
@@ -62,7 +63,7 @@ def query_int(request: web.Request, name: str, default: int, *, least: int, most
     return int(text)
 
 
-def describe(name: str, collection: Collection, aliases: dict[str, str]) -> CollectionBody:
+def describe(name: str, collection: Collection, aliases: dict[str, str], config: Config) -> CollectionBody:
     settings = collection.settings
     return CollectionBody(
         name=name,
@@ -72,4 +73,9 @@ def describe(name: str, collection: Collection, aliases: dict[str, str]) -> Coll
         dimensions=settings.dimensions,
         hot_capacity=settings.hot_capacity,
         **asdict(collection.info()),
+        limits=RequestLimits(
+            documents_per_request=config.limits.documents_per_request_max,
+            document_bytes=config.limits.document_bytes_max,
+            request_bytes=config.server.body_bytes_max,
+        ),
     )

@@ -21,8 +21,8 @@ from indexes.model import Floats, Tuning
 from indexes.parts.generation import read_manifest
 from jobs.server_process import serving
 from retrieval.config import load_config
+from retrieval.job_schemas import JobBody
 from retrieval.lifecycle import tuning_of
-from retrieval.schemas import JobBody
 from retrieval.tasks import Tasks
 from tests.support.http import Http
 from tests.support.vectors import World, fill, make_collection, settings

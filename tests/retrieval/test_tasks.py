@@ -12,7 +12,7 @@ import pytest
 from indexes.collection import Collection
 from indexes.errors import Conflict, NotFound
 from indexes.model import Tuning
-from retrieval.schemas import JobBody
+from retrieval.job_schemas import JobBody
 from retrieval.tasks import Tasks
 from tests.support.vectors import World, fill, make_collection
 

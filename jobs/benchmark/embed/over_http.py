@@ -97,7 +97,7 @@ class OverHttp(Served):
         ) as answer:
             content = await answer.read()
             if answer.status >= 400:
-                raise error_from(answer.status, content)
+                raise error_from(answer.status, content, answer.headers)
             return content
 
     async def close(self) -> None:

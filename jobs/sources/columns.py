@@ -1,0 +1,115 @@
+"""Types of a table's columns: declared with `--types`, or inferred from cells that are all of one kind.
+
+A wrong guess loses data (the zip code 01234 is not 1234), so inference takes only what reads back the same: leading
+zeros, `+`, exponents, decimal commas and more than 15 digits stay strings. A declared type takes more.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal, cast, get_args
+
+from indexes.errors import InvalidInput
+
+Kind = Literal["string", "number", "boolean", "date"]
+
+_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?", re.ASCII)
+_DATE = re.compile(r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d.*)?", re.ASCII)
+_BOOLEANS = {"true": True, "false": False}
+_DECLARED_BOOLEANS = {**_BOOLEANS, "yes": True, "no": False, "1": True, "0": False}
+DIGITS_MAX = (
+    15  # every integer of so many digits is exact as a float; longer ones are mostly names: cards, accounts
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnType:
+    """What a column holds. `date_format` is that of `datetime.strptime`; None stands for ISO 8601."""
+
+    kind: Kind
+    date_format: str | None = None
+    inferred: bool = False
+
+    def value(self, cell: str) -> str | int | float | bool | None:
+        """`cell` as a value of this type; None if it does not fit."""
+        if self.kind == "string":
+            return cell
+        cell = cell.strip()
+        if self.kind == "number":
+            return _inferred_number(cell) if self.inferred else _declared_number(cell)
+        if self.kind == "boolean":
+            return (_BOOLEANS if self.inferred else _DECLARED_BOOLEANS).get(cell.lower())
+        return _iso_date(cell) if self.date_format is None else _date(cell, self.date_format)
+
+
+def infer(cells: Iterable[str]) -> ColumnType:
+    """The type that every cell with something in it has."""
+    filled = [cell for cell in cells if cell.strip()]
+    kinds: tuple[Kind, ...] = ("number", "boolean", "date")
+    for kind in kinds:
+        column_type = ColumnType(kind, inferred=True)
+        if filled and all(column_type.value(cell) is not None for cell in filled):
+            return column_type
+    return ColumnType("string", inferred=True)
+
+
+def parse_types(declared: str) -> dict[str, ColumnType]:
+    """`zip=string,published=date:%d/%m/%Y` by column. Raises InvalidInput."""
+    types = {}
+    for one in re.split(r",(?=[^,=]+=)", declared):  # a format may hold commas too
+        column, _, written = one.partition("=")
+        kind, _, date_format = written.partition(":")
+        if not column.strip() or kind not in get_args(Kind) or (date_format and kind != "date"):
+            raise InvalidInput(
+                f"types: expected COLUMN=TYPE, of the types {', '.join(get_args(Kind))} or date:FORMAT, found {one!r}",
+                param="types",
+            )
+        if date_format:
+            _check_format(date_format)
+        types[column.strip()] = ColumnType(cast("Kind", kind), date_format or None)
+    return types
+
+
+def _check_format(date_format: str) -> None:
+    example = datetime(2021, 12, 31)  # noqa: DTZ001 - only to see whether the format can be read
+    try:
+        datetime.strptime(example.strftime(date_format), date_format)  # noqa: DTZ007
+    except ValueError as error:
+        raise InvalidInput(f"types: the date format {date_format!r}: {error}", param="types") from error
+
+
+def _inferred_number(cell: str) -> int | float | None:
+    if not _NUMBER.fullmatch(cell) or sum(character.isdigit() for character in cell) > DIGITS_MAX:
+        return None
+    return float(cell) if "." in cell else int(cell)
+
+
+def _declared_number(cell: str) -> int | float | None:
+    for kind in (int, float):
+        try:
+            number = kind(cell)
+        except ValueError:
+            continue
+        return number if math.isfinite(number) else None
+    return None
+
+
+def _iso_date(cell: str) -> str | None:
+    try:
+        datetime.fromisoformat(cell)
+    except ValueError:
+        return None
+    return cell if _DATE.fullmatch(cell) else None
+
+
+def _date(cell: str, date_format: str) -> str | None:
+    try:
+        moment = datetime.strptime(cell, date_format)  # noqa: DTZ007 - without a zone where the cell names none
+    except ValueError:
+        return None
+    has_time = re.search(r"%[HIcX]", date_format)
+    return moment.isoformat() if has_time else moment.date().isoformat()

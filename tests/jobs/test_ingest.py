@@ -1,0 +1,344 @@
+"""Sending documents to a real service: busy, away, refusing, killed; each document is there once in the end."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import gzip
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from jobs.commands.ingest import progress_lines
+from jobs.ingesting import Ingested, Limits, PatientWriter, batches, ingest
+from jobs.server_process import ServerProcess, serving
+from jobs.sources import FirstFailure, SourceDocument, SourceError, SourceReport
+from retrieval.client import Client, ServiceError, retry_after_s
+from tests.jobs.test_commands import ROOT, nearline
+from tests.support.doorway import Doorway, Turn
+from tests.support.http import Http
+
+pytestmark = pytest.mark.model
+BUSY: list[Turn] = ["busy"]
+TOO_LARGE: list[Turn] = ["too large"]
+
+
+def some(number: int, text: str = "A note.") -> list[SourceDocument]:
+    return [
+        SourceDocument(id=f"n{at}", text=f"{text} It has the number {at}.", source=f"notes.jsonl:{at}")
+        for at in range(number)
+    ]
+
+
+def send(
+    url: str, collection: str, documents: Iterable[SourceDocument], report: SourceReport | None = None
+) -> Ingested:
+    async def run() -> Ingested:
+        async with Client(url) as client:
+            return await ingest(client, collection, documents, lambda _: None, report)
+
+    return asyncio.run(run())
+
+
+def count(http: Http, collection: str) -> int:
+    return int(http.ok("GET", f"/v1/collections/{collection}")["documents"])
+
+
+# -- what one request holds
+
+
+def test_a_collection_tells_what_a_request_may_hold(http: Http) -> None:
+    """The limits that ingest follows are part of the answer, when it is made, shown and listed."""
+    name = http.new_collection()
+    limits = http.ok("GET", f"/v1/collections/{name}")["limits"]
+    assert set(limits) == {"documents_per_request", "document_bytes", "request_bytes"}
+    assert limits["request_bytes"] == 32 * 1024 * 1024
+    assert {"limits": limits}.items() <= http.ok("GET", "/v1/collections")["collections"][0].items()
+
+
+def test_batches_are_small_and_follow_the_limits() -> None:
+    """200 documents, about 200,000 characters, the service's number and bytes; a larger document goes alone."""
+    limits = Limits()
+    report = FirstFailure()
+    assert [len(batch) for batch in batches(some(450), limits, report)] == [200, 200, 50]
+    few = Limits(documents_per_request=150)
+    assert [len(batch) for batch in batches(some(450), few, report)] == [150, 150, 150]
+    texts = [1_000, 500_000, 1_000, 150_000, 60_000]
+    documents = [SourceDocument(id=str(at), text="x" * chars) for at, chars in enumerate(texts)]
+    assert [[one.chars for one in batch] for batch in batches(documents, limits, report)] == [
+        [1_000], [500_000], [1_000, 150_000], [60_000],
+    ]  # fmt: skip
+    narrow = Limits(request_bytes=2_000)
+    for batch in batches(some(100), narrow, report):
+        body = json.dumps(
+            {"documents": [json.loads(bytes(one.body)) for one in batch]}, separators=(",", ":")
+        )
+        assert 1_800 < len(body) <= 2_000 or batch[-1].id == "n99"
+
+
+def test_an_id_that_comes_twice_is_in_two_batches() -> None:
+    """The service refuses a request that holds an id twice."""
+    documents = [SourceDocument(id=name, text="x") for name in "abab"]
+    assert ["".join(one.id for one in batch) for batch in batches(documents, Limits(), FirstFailure())] == [
+        "ab", "ab",
+    ]  # fmt: skip
+
+
+def test_what_no_request_can_hold_fails_by_itself() -> None:
+    """A text or body over the service's limits, and text that is no Unicode, are named without being sent."""
+    documents = [
+        SourceDocument(id="long", text="ä" * 60, source="a.txt"),
+        SourceDocument(id="wide", text="x", metadata={"key": "y" * 300}, source="b.jsonl:7"),
+        SourceDocument(id="bytes", text="\udcff", source="c.txt"),
+        SourceDocument(id="fine", text="x"),
+    ]
+    report = SourceReport()
+    (batch,) = batches(documents, Limits(document_bytes=100, request_bytes=300), report)
+    assert [one.id for one in batch] == ["fine"]
+    assert [one.source for one in report.failed] == ["a.txt", "b.jsonl:7", "c.txt"]
+    assert report.failed[0].reason == "text has 120 bytes, at most 100 are allowed"
+
+
+# -- refusals
+
+
+def test_what_the_service_refuses_is_taken_out(http: Http, service: ServerProcess) -> None:
+    """The others of the same request are written; each refusal has its source and the service's reason."""
+    name = http.new_collection()
+    documents = some(30)
+    documents[3] = SourceDocument(id="x" * 600, text="An id too long.", source="ids.csv:4")
+    documents[17] = SourceDocument(id="nul", text="A \0 in it.", source="nul.txt")
+    report = SourceReport()
+    done = send(service.url, name, documents, report)
+    assert (done.documents, count(http, name)) == (28, 28)
+    assert [(one.source, one.reason) for one in report.failed] == [
+        ("ids.csv:4", "id is longer than 512 characters"),
+        ("nul.txt", "text holds a NUL character"),
+    ]
+
+
+def test_a_request_that_is_too_large_for_a_proxy_is_halved(http: Http, service: ServerProcess) -> None:
+    """Until it is one document, which then fails by itself."""
+    name, report = http.new_collection(), SourceReport()
+    with Doorway(service.url, *TOO_LARGE * 3) as door:
+        assert send(door.url, name, some(4), report).documents == 3
+    assert [one.source for one in report.failed] == ["notes.jsonl:0"]
+    assert count(http, name) == 3
+
+
+def test_without_a_report_the_first_refusal_is_an_error(http: Http, service: ServerProcess) -> None:
+    """Benchmarks and the demo must not go on with less than they were given."""
+    bad = SourceDocument(id="nul", text="A \0 in it.", source="nul.txt")
+    with pytest.raises(SourceError, match=r"nul\.txt: text holds a NUL character"):
+        send(service.url, http.new_collection(), [bad])
+
+
+def test_the_last_of_an_id_counts(http: Http, service: ServerProcess) -> None:
+    """Also where requests go side by side."""
+    name = http.new_collection()
+    documents = [SourceDocument(id=f"n{at % 7}", text=f"Version {at}.") for at in range(70)]
+    send(service.url, name, documents)
+    found = http.ok("POST", f"/v1/collections/{name}/documents/scroll", {})["documents"]
+    assert {one["text"] for one in found} == {f"Version {at}." for at in range(63, 70)}
+
+
+def test_progress_stops_before_what_is_not_acknowledged(http: Http, service: ServerProcess) -> None:
+    """The second request may be done before the first; the source counts as read up to the first."""
+    documents = [dataclasses.replace(one, bytes_read=at + 1) for at, one in enumerate(some(400))]
+    seen: list[tuple[int, int]] = []
+
+    async def run(url: str) -> None:
+        async with Client(url) as client:
+            name = http.new_collection()
+            await ingest(client, name, documents, lambda now: seen.append((now.documents, now.bytes_read)))
+
+    with Doorway(service.url, "busy") as door:
+        asyncio.run(run(door.url))
+    assert seen == [(200, 0), (200, 0), (400, 0), (400, 400)]
+
+
+# -- busy and away
+
+
+def test_a_busy_service_is_waited_for_as_it_asks(http: Http, service: ServerProcess) -> None:
+    """Twenty refusals in a row are no reason to stop, and the time asked for passes before each new try."""
+    name = http.new_collection()
+    with Doorway(service.url, *BUSY * 20, retry_after="0") as door:
+        assert send(door.url, name, some(10)).documents == 10
+    assert door.writes == [*BUSY * 20, "pass"]
+    with Doorway(service.url, "busy", retry_after="1") as door:
+        begun = time.monotonic()
+        send(door.url, name, some(10))
+        assert time.monotonic() - begun >= 1
+
+
+def test_it_gives_up_where_nothing_goes_on(http: Http, service: ServerProcess) -> None:
+    """Not before its patience is over, and with the service's own words."""
+
+    async def write(door: Doorway) -> None:
+        async with Client(door.url) as client:
+            writer = PatientWriter(client, http.new_collection(), patience_s=0.2)
+            await writer.write([{"id": "a", "text": "x"}])
+
+    with Doorway(service.url, *BUSY * 10_000, retry_after="0") as door:
+        with pytest.raises(ServiceError, match="much waits already"):
+            asyncio.run(write(door))
+        assert len(door.writes) > 1
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"Retry-After": "7"}, 7.0),
+        ({"Retry-After": "1", "Retry-After-Ms": "250"}, 0.25),
+        ({"Retry-After": "Wed, 21 Oct 2026 07:28:00 GMT"}, None),
+        ({}, None),
+    ],
+)
+def test_when_to_try_again(headers: dict[str, str], seconds: float | None) -> None:
+    """The finer header counts; a date, which only proxies send, does not."""
+    assert retry_after_s(headers) == seconds
+
+
+def test_a_connection_that_breaks_is_tried_again(http: Http, service: ServerProcess) -> None:
+    """Before the service wrote or after it: every document is there once."""
+    name = http.new_collection()
+    with Doorway(service.url, "cut", "pass", "cut after", "cut") as door:
+        done = send(door.url, name, some(450))
+    assert count(http, name) == 450
+    assert done.documents + done.unchanged == 450
+    assert sorted(door.writes) == ["cut", "cut", "cut after", "pass", "pass", "pass"]
+
+
+@pytest.mark.slow
+def test_a_service_that_is_restarted_meanwhile(tmp_path: Path, model_folder: Path) -> None:
+    """A crash in the middle costs nothing but the time until it is back."""
+    environ = {"NEARLINE_MODELS_FOLDER": str(model_folder.parent)}
+    first = ServerProcess(tmp_path / "data", environ)
+    Http(first.url).ok("POST", "/v1/collections", {"name": "notes"})
+    (tmp_path / "notes.jsonl").write_text(rows(2000))
+    with Doorway(first.url) as door:
+        with started("ingest", tmp_path / "notes.jsonl", "--url", door.url, "-c", "notes", "--json") as run:
+            wait_for(Http(first.url), "notes", 400, run)
+            first.kill()
+            with serving(tmp_path / "data", environ) as second:
+                door.target = second.url
+                out, err = run.communicate(timeout=240)
+                assert run.returncode == 0, err
+                assert json.loads(out)["failures"] == 0
+                assert count(Http(second.url), "notes") == 2000
+
+
+# -- killed, and run again
+
+
+def rows(number: int) -> str:
+    return "".join(json.dumps({"id": f"d{at}", "text": f"Number {at}. " * 20}) + "\n" for at in range(number))
+
+
+def started(*arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "jobs.cli", *map(str, arguments)]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(http: Http, collection: str, documents: int, run: subprocess.Popen[str]) -> None:
+    while run.poll() is None and count(http, collection) < documents:
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_an_ingest_that_was_killed_is_run_again(http: Http, service: ServerProcess, tmp_path: Path) -> None:
+    """Killed halfway and run again, every document is there, once."""
+    (tmp_path / "many.jsonl.gz").write_bytes(gzip.compress(rows(1500).encode()))
+    name = http.new_collection()
+    arguments = ["ingest", tmp_path, "--url", service.url, "-c", name]
+    with started(*arguments) as run:
+        wait_for(http, name, 400, run)
+        run.send_signal(signal.SIGKILL)
+    assert run.returncode == -signal.SIGKILL
+    assert 400 <= count(http, name) < 1500
+    ended = nearline(*arguments, "--json")
+    assert ended.returncode == 0, ended.stderr
+    done = json.loads(ended.stdout)
+    assert done["unchanged"] >= 400
+    assert done["documents"] + done["unchanged"] == 1500
+    assert http.ok("POST", f"/v1/collections/{name}/documents/count", {})["documents"] == 1500
+
+
+# -- the command
+
+
+def test_a_folder_as_people_have_them(http: Http, service: ServerProcess, tmp_path: Path) -> None:
+    """Everything readable is written; what failed is named with its line, and is the exit code."""
+    folder = tmp_path / "stuff"
+    folder.mkdir()
+    (folder / "README").write_text("What this is about.")
+    (folder / "changelog.Debian.gz").write_bytes(gzip.compress(b"A new release."))
+    (folder / "latin.txt").write_bytes("Käse".encode("latin-1"))
+    (folder / "cut.txt.gz").write_bytes(gzip.compress(b"x" * 1000)[:-9])
+    (folder / "rows.jsonl").write_text(
+        '{"id": 1, "text": "fine"}\n{"id": 2}\n{"id": 3, "text": "a\\u0000b"}\n'
+    )
+    (folder / "prices.csv").write_text(
+        "id,text,price,zip\n1a,A lamp.,12.5,01234\n,No id.,1,2\n2a,A desk.,80,80331\n"
+    )
+    name = http.new_collection()
+    arguments = ["ingest", folder, "--url", service.url, "-c", name]
+    ended = nearline(*arguments, COLUMNS="")
+    assert ended.returncode == 1
+    assert ended.stdout.startswith(f"5 documents written to {name}: 5 passages, ")
+    assert "types: price number, zip string" in ended.stdout
+    assert "5 failed:" in ended.stderr
+    for place in ["cut.txt.gz", "latin.txt:1:2", "prices.csv:3", "rows.jsonl:2", "rows.jsonl:3"]:
+        assert f"  {folder / place}: " in ended.stderr
+    assert http.found(name, query="*", mode="lexical") == []
+    condition = {"type": "gt", "key": "price", "value": 20}
+    assert http.found(name, query="furniture", filter=condition) == ["2a"]
+
+    again = nearline(*arguments, "--json", "--lenient", "--exclude", "*.gz", "--types", "zip=number")
+    assert again.returncode == 0, again.stderr
+    value = json.loads(again.stdout)
+    assert value["documents"] + value["unchanged"] == 4
+    assert (value["excluded"], value["failures"], len(value["failed"])) == (2, 4, 4)
+    assert value["types"] == {"price": "number", "zip": "number"}
+    assert {"source": f"{folder}/rows.jsonl:3", "reason": "text holds a NUL character"} in value["failed"]
+
+
+def test_many_failures_are_shown_in_part(http: Http, service: ServerProcess, tmp_path: Path) -> None:
+    """The first twenty, and how many more there are; JSON has all."""
+    (tmp_path / "bad.jsonl").write_text("no json\n" * 50)
+    arguments = ["ingest", tmp_path, "--url", service.url, "-c", http.new_collection()]
+    ended = nearline(*arguments)
+    assert ended.returncode == 1
+    assert "50 failed:" in ended.stderr
+    assert "bad.jsonl:20:5: not JSON" in ended.stderr
+    assert "bad.jsonl:21:" not in ended.stderr
+    assert "and 30 more" in ended.stderr
+    assert len(json.loads(nearline(*arguments, "--json").stdout)["failed"]) == 50
+
+
+def test_a_type_for_no_column_is_noted(http: Http, service: ServerProcess, tmp_path: Path) -> None:
+    """A slip in the name would otherwise go unseen; one in the type is refused."""
+    (tmp_path / "a.csv").write_text("id,text,price\n1,x,2\n")
+    arguments = ["ingest", tmp_path, "--url", service.url, "-c", http.new_collection()]
+    ended = nearline(*arguments, "--types", "prise=number")
+    assert ended.returncode == 0
+    assert "no table has a column 'prise'" in ended.stderr
+    ended = nearline(*arguments, "--types", "price=money")
+    assert (ended.returncode, "expected COLUMN=TYPE" in ended.stderr) == (1, True)
+
+
+def test_progress_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """Lines on stderr tell what is acknowledged, how fast it goes, and how long it will take."""
+    with progress_lines(1000, "bytes_read", "documents", every_s=0.05) as on_progress:
+        on_progress(Ingested(documents=1200, unchanged=34, tokens=5000, bytes_read=250, seconds=2.0))
+        time.sleep(0.3)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-1].startswith("1,234 documents, 25%, 2,500 tokens/s, ")
+    assert lines[-1].endswith(" s left")
