@@ -195,6 +195,12 @@ class Client:
         )
         return found
 
+    async def context(self, collection: str, **wanted: object) -> JSON:
+        """Passages for a prompt: `query`, `token_budget`, and the other options of the endpoint."""
+        path = f"/v1/collections/{quote(collection, safe='')}/context"
+        built: JSON = await self.request("POST", path, wanted)
+        return built
+
     async def search_batch(self, collection: str, searches: list[JSON]) -> list[JSON]:
         """Answers in order. Raises ServiceError with the first error among them."""
         path = f"/v1/collections/{quote(collection, safe='')}/search/batch"

@@ -56,6 +56,7 @@ def search_request(wanted: ContextRequest, config: Config) -> SearchRequest:
         min_score=wanted.min_score,
         min_seq=wanted.min_seq,
         deadline_ms=wanted.deadline_ms,
+        cache=wanted.cache,
     )
 
 

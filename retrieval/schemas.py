@@ -330,6 +330,7 @@ class ContextRequest(Request, frozen=True, kw_only=True):
     min_score: float | None = None
     min_seq: Annotated[int, Meta(ge=0)] | None = None
     deadline_ms: Annotated[int, Meta(ge=1, le=600_000)] | None = None
+    cache: bool = True
 
 
 class Citation(msgspec.Struct):

@@ -14,7 +14,7 @@ from string import Template
 from indexes.durable import replace_unsynced
 from jobs.evaluation import plots
 from jobs.evaluation.report import Report
-from jobs.evaluation.table import change, history_rows
+from jobs.evaluation.table import change, context_lines, history_rows
 
 TEMPLATE = Path(__file__).with_name("page.html")
 
@@ -81,7 +81,9 @@ def ranking(report: Report) -> str:
             f" {report.judged.missing} of {report.judged.documents} judged documents are not in the collection;"
             f" {report.judged.queries_without} of {report.judged.queries} queries have no relevant one there."
         )
-    return section("Ranking", words, plots.ranking_plot(report), table(("search", *labels), rows))
+    contexts = "".join(f"<li>{escape(line)}</li>" for line in context_lines(report))
+    numbers = table(("search", *labels), rows) + f"<ul>{contexts}</ul>"
+    return section("Ranking", words, plots.ranking_plot(report), numbers)
 
 
 def latency(report: Report) -> str:

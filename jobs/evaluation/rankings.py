@@ -1,4 +1,5 @@
-"""Ranking quality by relevance judgements: nDCG@10, reciprocal rank and recall@100 of each kind of search, by document.
+"""Ranking quality by relevance judgements: nDCG@10, reciprocal rank and recall@100 of each kind of search, by document;
+and how often a context for a prompt shows a relevant document.
 
 The measures are those of `ir_measures`. The first two are taken from searches for 10, as users send them; only recall
 at 100 asks for 100, because how deep one asks may decide which tiers are searched.
@@ -16,12 +17,13 @@ from indexes.errors import InvalidInput
 from indexes.model import Progress
 from jobs.evaluation.intervals import mean_interval
 from jobs.evaluation.observing import Observations
-from jobs.evaluation.report import Judged, RankingScore
+from jobs.evaluation.report import ContextScore, Judged, RankingScore
 from jobs.judgements import Judgement, Query
 from jobs.pace import Pace
 from retrieval.client import JSON, Client
 
 DEPTH, DEEP = 10, 100
+CONTEXT_BUDGETS = (1000, 2000)  # tokens
 
 SEARCHES: dict[str, dict[str, Any]] = {
     "dense": {"mode": "dense"},
@@ -78,6 +80,46 @@ async def measure_rankings(
                     scores[label] = RankingScore(*mean_interval(values, seed))
         results[name] = scores
     return results
+
+
+async def measure_contexts(
+    client: Client,
+    collection: str,
+    queries: Sequence[Query],
+    judgements: Sequence[Judgement],
+    progress: Progress,
+    *,
+    pace: Pace,
+    seed: int,
+) -> list[ContextScore]:
+    """Coverage of each budget, with the service's own settings, over the queries that have judgements."""
+    asked = judged_queries(queries, judgements)
+    relevant: dict[str, set[str]] = {}
+    for one in judgements:
+        if one.grade > 0:
+            relevant.setdefault(one.query, set()).add(one.document)
+    scores = []
+    for budget in CONTEXT_BUDGETS if asked else ():
+        found, documents, tokens = [], 0, 0
+        for at, query in enumerate(asked):
+            progress(f"contexts of {budget} tokens", at, len(asked))
+            await pace()
+            built = await client.context(collection, query=query.text, token_budget=budget, cache=False)
+            shown = {citation["document_id"] for citation in built["citations"]}
+            found.append(not shown.isdisjoint(relevant.get(query.id, ())))
+            documents, tokens = documents + len(shown), tokens + built["tokens"]
+        coverage, low, high = mean_interval(found, seed)
+        scores.append(
+            ContextScore(
+                budget=budget,
+                coverage=coverage,
+                low=low,
+                high=high,
+                documents=documents / len(asked),
+                tokens=tokens / len(asked),
+            )
+        )
+    return scores
 
 
 def judged_queries(queries: Sequence[Query], judgements: Sequence[Judgement]) -> list[Query]:

@@ -41,6 +41,18 @@ class RankingScore(msgspec.Struct, frozen=True):
     high: float
 
 
+class ContextScore(msgspec.Struct, frozen=True, kw_only=True):
+    """Contexts of one token budget: share of the queries whose context shows a relevant document, with its 95 percent
+    interval; on average so many documents in so many tokens."""
+
+    budget: int
+    coverage: float
+    low: float
+    high: float
+    documents: float
+    tokens: float
+
+
 class Judged(msgspec.Struct, frozen=True):
     """Documents with judgements; `missing` ones are not in the collection, so no search can return them.
 
@@ -110,6 +122,7 @@ class Report(msgspec.Struct, kw_only=True):
     cohorts: list[Cohort]
     not_measured: list[NotMeasured]
     rankings: dict[str, dict[str, RankingScore]]
+    contexts: list[ContextScore] = []
     judged: Judged | None
     latency_ms: dict[str, dict[str, Percentiles]]
     cold: Cold

@@ -18,7 +18,7 @@ from jobs.evaluation import sources
 from jobs.evaluation.intervals import METHOD
 from jobs.evaluation.made_filters import make_filters
 from jobs.evaluation.observing import Observations, cache_rates
-from jobs.evaluation.rankings import judged_of, measure_rankings
+from jobs.evaluation.rankings import judged_of, measure_contexts, measure_rankings
 from jobs.evaluation.recall import Asker, Outcome, cohort
 from jobs.evaluation.report import Cohort, CohortKind, NotMeasured, Report
 from jobs.evaluation.survey import Survey, survey
@@ -77,6 +77,9 @@ async def evaluate(client: Client, options: Options, progress: Progress) -> Repo
         observed=observed,
         seed=options.seed,
     )
+    contexts = await measure_contexts(
+        client, name, queries.chosen, judgements, progress, pace=pace, seed=options.seed
+    )
     after = await client.collection(name)
     return Report(
         time=started.isoformat(timespec="milliseconds"),
@@ -98,6 +101,7 @@ async def evaluate(client: Client, options: Options, progress: Progress) -> Repo
         cohorts=cohorts.measured,
         not_measured=cohorts.missing,
         rankings=rankings,
+        contexts=contexts,
         judged=judged_of(queries.chosen, judgements, documents.holds) if judgements else None,
         latency_ms=observed.latency_ms(),
         cold=observed.cold(),

@@ -23,6 +23,8 @@ def show(console: Console, report: Report, earlier: Sequence[Report]) -> None:
         console.print(f"[dim]not measured: {escape(one.cohort)}: {escape(one.reason)}[/]")
     if report.rankings:
         console.print(ranking_table(report))
+    for line in context_lines(report):
+        console.print(line)
     if (judged := report.judged) and judged.missing:
         console.print(
             f"[yellow]{judged.missing} of {judged.documents} judged documents are not in the collection; "
@@ -46,6 +48,14 @@ def show(console: Console, report: Report, earlier: Sequence[Report]) -> None:
         console.print(f"[red]{escape(worse.what)} fell from {worse.before:.4f} to {worse.now:.4f}[/]")
     for line in report.below:
         console.print(f"[red]{escape(line)}[/]")
+
+
+def context_lines(report: Report) -> list[str]:
+    return [
+        f"contexts of {score.budget} tokens: a relevant document in {score.coverage:.1%} "
+        f"({score.low:.1%} to {score.high:.1%}), {score.documents:.1f} documents in {score.tokens:.0f} tokens"
+        for score in report.contexts
+    ]
 
 
 def recall_table(report: Report, before: Report | None) -> Table:

@@ -234,6 +234,11 @@ def test_judgements_history_and_every_output(place: Place, server: ServerProcess
         ndcg, mrr, recall = (scores[name]["value"] for name in ("ndcg@10", "mrr@10", "recall@100"))
         assert 0 < ndcg <= recall <= found / 40
         assert mrr <= ndcg + 0.02
+    small, large = first["contexts"]
+    assert (small["budget"], large["budget"]) == (1000, 2000)
+    assert 0 < small["coverage"] <= large["coverage"] <= found / 40
+    assert small["tokens"] <= 1000
+    assert large["documents"] > small["documents"] > 5
     assert first["compared_with"] is None
     assert msgspec.json.decode((tmp_path / "r.json").read_bytes()) == first
     second = evaluated(*arguments)
