@@ -21,12 +21,12 @@ its angle bracket. The budget counts everything, tags too, with the tokenizer of
 from __future__ import annotations
 
 import html
-import itertools
 import re
 import unicodedata
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from indexes.lexical.analysis import terms
 from retrieval.chunking import SENTENCE
@@ -67,24 +67,20 @@ def build_context(
     floor = config.context.min_similarity if wanted.min_similarity is None else wanted.min_similarity
     relevant = relevant_of(found.hits, floor)
     distinct = without_repetition(relevant)
-    pages = pack(distinct, wanted, starts_of, config)
+    packer = Packer(wanted.token_budget, starts_of)
+    pages = pack(distinct, wanted, packer, config)
     while True:
         blocks = [block for page in pages for block in page.blocks]
-        frames = [framed(block, number) for number, block in enumerate(blocks, 1)]
-        context = "\n\n".join(frames)
+        context = "\n\n".join(framed(block, number) for number, block in enumerate(blocks, 1))
         tokens = len(starts_of(context))
         if tokens <= wanted.token_budget:
             break
-        pages.pop()  # frames counted one by one may need a token less than side by side
-    shown = sum(len(block.hits) for block in blocks)
+        pages.pop()  # side by side, or with a tag disarmed, texts may need a token more than one by one
     return ContextAnswer(
         context=context,
-        citations=[
-            cite(block, number, len(starts_of(frame)))
-            for number, (block, frame) in enumerate(zip(blocks, frames, strict=True), 1)
-        ],
+        citations=[cite(block, number, packer.tokens(block)) for number, block in enumerate(blocks, 1)],
         tokens=tokens,
-        omitted=len(distinct) - shown,
+        omitted=len(distinct) - sum(len(block.hits) for block in blocks),
         irrelevant=len(found.hits) - len(relevant),
         receipt=found.receipt,
         timings_ms=found.timings_ms,
@@ -105,13 +101,14 @@ def relevant_of(hits: list[Hit], floor: float) -> list[Hit]:
 class Block:
     """What one frame shows: a passage, neighbouring passages in the order of the document, or an excerpt of one.
 
-    `text` is the document's from `start` to `end`, but for the white space between neighbours.
+    `text`, of so many `tokens`, is the document's from `start` to `end`, but for the white space between neighbours.
     """
 
     hits: tuple[Hit, ...]
     start: int
     end: int
     text: str
+    tokens: int
     excerpt: bool = False
 
 
@@ -128,14 +125,18 @@ class Page:
 
 
 class Packer:
-    """Takes what still fits."""
+    """Takes what still fits. Texts are tokenised as seldom as can be: a passage brings its number of tokens."""
 
     def __init__(self, budget: int, starts_of: StartsOf) -> None:
         self.left = budget
-        self._starts_of = starts_of
+        self.starts_of = starts_of
+        self._frames: dict[str, int] = {}  # tokens of a frame by its title
 
     def tokens(self, block: Block) -> int:
-        return len(self._starts_of(framed(block, 10) + "\n\n"))
+        title = title_of(block)
+        if title not in self._frames:
+            self._frames[title] = len(self.starts_of(framed(replace(block, text=""), 10) + "\n\n"))
+        return self._frames[title] + block.tokens
 
     def put(self, page: Page, blocks: list[Block]) -> bool:
         """Show these blocks of a document instead of the ones so far, if there is room."""
@@ -146,12 +147,37 @@ class Packer:
         page.blocks, page.tokens = blocks, tokens
         return True
 
+    def whole(self, hit: Hit) -> Block:
+        tokens = hit.tokens or len(self.starts_of(hit.text))
+        return Block((hit,), hit.start, hit.end, hit.text, tokens)
 
-def pack(hits: list[Hit], wanted: ContextRequest, starts_of: StartsOf, config: Config) -> list[Page]:
+    def merged(self, hits: Iterable[Hit]) -> Iterator[Block]:
+        """Whole passages of one document, in its order, neighbours as one block."""
+        before: Block | None = None
+        for hit in sorted(hits, key=lambda hit: hit.start):
+            block = self.whole(hit)
+            if before and (hit.start <= before.end or hit.passage == before.hits[-1].passage + 1):
+                shared = max(before.end - hit.start, 0)
+                more = hit.text[shared:] if hit.start <= before.end else "\n\n" + hit.text
+                tokens = block.tokens - (len(self.starts_of(hit.text[:shared])) if shared else 0)
+                block = Block(
+                    (*before.hits, hit),
+                    before.start,
+                    max(before.end, hit.end),
+                    before.text + more,
+                    before.tokens + tokens,
+                )
+            elif before:
+                yield before
+            before = block
+        if before:
+            yield before
+
+
+def pack(hits: list[Hit], wanted: ContextRequest, packer: Packer, config: Config) -> list[Page]:
     """The documents to show, best first."""
     excerpt_tokens = config.context.excerpt_tokens if wanted.excerpt_tokens is None else wanted.excerpt_tokens
     per_document = 1 if wanted.group_by_document else wanted.per_document
-    packer = Packer(wanted.token_budget, starts_of)
     pages: dict[str, Page] = {}
     whole_left = WHOLE_SHARE * wanted.token_budget
     asked = frozenset(terms(wanted.query))
@@ -160,59 +186,36 @@ def pack(hits: list[Hit], wanted: ContextRequest, starts_of: StartsOf, config: C
             break
         if hit.document_id in pages:
             continue
-        page, block = Page(), whole(hit)
-        short = excerpt(hit, asked, excerpt_tokens, starts_of) if excerpt_tokens else block
-        if short.excerpt and pages and packer.tokens(block) > whole_left:
-            fits = packer.put(page, [short])
-        elif fits := packer.put(page, [block]):
-            whole_left -= page.tokens if short.excerpt else 0
-        else:
-            fits = packer.put(page, [short])
-        if fits:
+        page, block = Page(), packer.whole(hit)
+        long = bool(excerpt_tokens) and block.tokens > excerpt_tokens
+        fits = False
+        if not (long and pages and packer.tokens(block) > whole_left) and (fits := packer.put(page, [block])):
+            whole_left -= page.tokens if long else 0
+        if fits or (long and packer.put(page, [excerpt(hit, asked, excerpt_tokens, packer.starts_of)])):
             pages[hit.document_id] = page
     for page in pages.values():
         if page.blocks[0].excerpt:
-            packer.put(page, [whole(page.hits[0])])
+            packer.put(page, [packer.whole(page.hits[0])])
     for hit in hits:
         if packer.left < LEAST_TOKENS:
             break
+        if hit.tokens > packer.left:
+            continue
         page = pages.setdefault(hit.document_id, Page())
         if hit not in page.hits and (per_document is None or len(page.hits) < per_document):
-            packer.put(page, list(merged([*page.hits, hit])))
+            packer.put(page, list(packer.merged([*page.hits, hit])))
     return [page for page in pages.values() if page.blocks]
 
 
-def whole(hit: Hit) -> Block:
-    return Block((hit,), hit.start, hit.end, hit.text)
-
-
-def merged(hits: Iterable[Hit]) -> Iterator[Block]:
-    """Whole passages of one document, in its order, neighbours as one block."""
-    block: Block | None = None
-    for hit in sorted(hits, key=lambda hit: hit.start):
-        if block and (hit.start <= block.end or hit.passage == block.hits[-1].passage + 1):
-            shared = block.end - hit.start
-            more = hit.text[shared:] if shared >= 0 else "\n\n" + hit.text
-            block = Block((*block.hits, hit), block.start, max(block.end, hit.end), block.text + more)
-            continue
-        if block:
-            yield block
-        block = whole(hit)
-    if block:
-        yield block
-
-
 def excerpt(hit: Hit, asked: frozenset[str], tokens_max: int, starts_of: StartsOf) -> Block:
-    """The run of sentences with the most words of the query, the first among equals, in at most so many tokens.
+    """Of a longer passage: the run of sentences with the most words of the query, the first among equals.
 
-    The whole passage, if that is no longer. A single sentence that is longer is cut after a word.
+    At most `tokens_max` tokens. A single sentence that is longer is cut after a word.
     """
     text = hit.text
     starts = starts_of(text)
-    if len(starts) <= tokens_max:
-        return whole(hit)
     bounds = sorted({0, *(match.end() for match in SENTENCE.finditer(text)), len(text)})
-    sentences = [(start, end, frozenset(terms(text[start:end]))) for start, end in itertools.pairwise(bounds)]
+    sentences = [(start, end, frozenset(terms(text[start:end]))) for start, end in pairwise(bounds)]
     best, best_words = (0, bounds[1]), -1
     for first, (start, end, words) in enumerate(sentences):
         limit, stop, found = after_tokens(text, starts, start, tokens_max), end, words & asked
@@ -224,12 +227,13 @@ def excerpt(hit: Hit, asked: frozenset[str], tokens_max: int, starts_of: StartsO
             best, best_words = (start, min(stop, limit)), len(found)
     start, end = best
     cut = text[start:end].rstrip()
-    return Block((hit,), hit.start + start, hit.start + start + len(cut), cut, excerpt=True)
+    tokens = bisect_left(starts, end) - bisect_left(starts, start)
+    return Block((hit,), hit.start + start, hit.start + start + len(cut), cut, tokens, excerpt=True)
 
 
 def after_tokens(text: str, starts: Sequence[int], begin: int, tokens: int) -> int:
     """Where so many tokens from `begin` end: at the last white space before the next one, if there is any."""
-    next_token = bisect_right(starts, begin - 1) + tokens
+    next_token = bisect_left(starts, begin) + tokens
     if next_token >= len(starts):
         return len(text)
     end = starts[next_token]
@@ -258,13 +262,16 @@ def overlapping(hit: Hit, other: Hit) -> bool:
     return shared > OVERLAP_MAX * min(hit.end - hit.start, other.end - other.start)
 
 
-def framed(block: Block, number: int) -> str:
+def title_of(block: Block) -> str:
     first = block.hits[0]
     # An excerpt is short: the path to its section would take as many tokens again.
     parts = (first.title or first.document_id, "" if block.excerpt else first.heading)
-    title = PATH_SEPARATOR.join(part for part in parts if part)
+    return PATH_SEPARATOR.join(part for part in parts if part)
+
+
+def framed(block: Block, number: int) -> str:
     text = OWN_TAG.sub("&lt;", block.text.strip())
-    return f'<passage number="{number}" title="{html.escape(title)}">\n{text}\n</passage>'
+    return f'<passage number="{number}" title="{html.escape(title_of(block))}">\n{text}\n</passage>'
 
 
 def cite(block: Block, number: int, tokens: int) -> Citation:

@@ -349,6 +349,7 @@ def make_hits(
                 tier=tiers[at] or "delta",  # written after the snapshot: it can only be in the delta
                 ranks=ranks_of(fused, passage.id) if planned.explain else None,
                 heading=passage.heading,
+                tokens=passage.tokens,
             )
         )
     return hits

@@ -275,6 +275,7 @@ class Hit(msgspec.Struct, omit_defaults=True):
     tier: Tier
     ranks: Ranks | None = None
     heading: str = ""
+    tokens: int = 0
 
 
 class Receipt(msgspec.Struct):

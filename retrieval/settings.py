@@ -101,7 +101,7 @@ class Search(Section, frozen=True, kw_only=True):
 
 
 class Context(Section, frozen=True, kw_only=True):
-    excerpt_tokens: Count = 48
+    excerpt_tokens: Count = 32
     min_similarity: Annotated[float, Meta(ge=-1, le=1)] = 0.2
 
 
