@@ -43,7 +43,9 @@ def about(value: dict[str, Any], is_filter: Callable[[object], bool]) -> tuple[s
     `is_filter` says whether a suggestion is one.
     """
     given = value.get("type")
-    if isinstance(given, str) and value.keys() & {"key", "filter", "filters"}:
+    if isinstance(given, str) and (
+        value.keys() & {"key", "filter", "filters"} or synonym(given, OPERATORS, OPERATORS_ALIKE)
+    ):
         hint = suggestion(given, OPERATORS, OPERATORS_ALIKE)
         return (
             f"unknown type {given[:NAME_CHARS_SHOWN]!r}, the types are {' '.join(OPERATORS)}; {hint}",
