@@ -60,25 +60,22 @@ class Collection:
         self.folder = folder
         self.tuning = tuning
         self.log = Log(folder / "log.db")
-        self.settings = self.log.settings
-        self.uid = self.log.uid
-        self.shelf = Shelf(folder)
-        self._adopting = threading.Lock()
-        self.chosen = read_chosen(folder)
-        self._lost_generation = 0  # the live one by its marker, if it could not be used
-        self.hits = Hits(folder / "hits.msgpack", hot_capacity=self.settings.hot_capacity)
-        self._documents = self.log.document_count()
         self._writer = Writer(folder.name, self._commit, operations_max=tuning.commit_ops_max)
-        self._assembly = Assembly(self.settings, tuning)
-        self._sealing = Sealing(
-            folder.name,
-            self._assembly,
-            on_writer=self._writer.call,
-            publish=self._publish,
-        )
-        self.shelf.sweep()
-        failpoints.reach("open.swept")
         try:
+            self.settings = self.log.settings
+            self.uid = self.log.uid
+            self.shelf = Shelf(folder)
+            self._adopting = threading.Lock()
+            self.chosen = read_chosen(folder)
+            self._lost_generation = 0  # the live one by its marker, if it could not be used
+            self.hits = Hits(folder / "hits.msgpack", hot_capacity=self.settings.hot_capacity)
+            self._documents = self.log.document_count()
+            self._assembly = Assembly(self.settings, tuning)
+            self._sealing = Sealing(
+                folder.name, self._assembly, on_writer=self._writer.call, publish=self._publish
+            )
+            self.shelf.sweep()
+            failpoints.reach("open.swept")
             self._snapshot = self._recover()
             failpoints.reach("open.recovered")
         except BaseException:

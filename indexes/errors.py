@@ -14,6 +14,7 @@
     └── StorageError            the disk, not the caller
         ├── DiskFull            writes refused, reads go on
         ├── Damaged             bytes differ from their checksum; nothing was parsed
+        ├── Quarantined         this collection's log is damaged or cannot be opened; the others serve
         ├── NotADataDirectory   the folder holds something that is not ours
         └── Locked              another process writes here
 
@@ -86,6 +87,10 @@ class DiskFull(StorageError):
 
 class Damaged(StorageError):
     """A file's bytes are not those that were sealed."""
+
+
+class Quarantined(StorageError):
+    """One collection is out of service until an operator restores or deletes it. The others are unaffected."""
 
 
 class NotADataDirectory(StorageError):

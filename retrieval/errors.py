@@ -25,6 +25,7 @@ from indexes.errors import (
     NotFound,
     NotReady,
     Overloaded,
+    Quarantined,
     RecallTooLow,
     StorageError,
     TooLarge,
@@ -63,6 +64,7 @@ STATUS: dict[type[NearlineError], int] = {
     Unavailable: 503,
     DeadlineExceeded: 503,
     NotReady: 503,
+    Quarantined: 503,
     DiskFull: 507,
 }
 

@@ -25,7 +25,7 @@ import msgspec
 
 from indexes import failpoints, failures
 from indexes.courtesy import give_way
-from indexes.errors import Conflict, Damaged, DiskFull, StorageError
+from indexes.errors import Conflict, Damaged, StorageError
 from indexes.log.content import ContentHash, stand_in
 from indexes.log.reader import FORMAT_VERSION, LogReader, searchable_text
 from indexes.log.sqlite import Checkpoints, checkpoint, connect, sqlite_errors
@@ -88,20 +88,25 @@ class Log(LogReader):
         self._db = connect(path)
         self._checkpoints = Checkpoints(self._db, path)
         self._failed = False
-        super().__init__(path)
-        if self.format_version < FORMAT_VERSION:
-            with self._changing():
-                migrate(self._db)
-        rows = self._rows("SELECT sums FROM content")
-        if len(rows) != 1:
-            raise Damaged(f"{path} has {len(rows)} content hashes, expected one")
-        self._content = ContentHash(rows[0][0])
-        meta: dict[str, str] = dict(self._rows("SELECT key, value FROM meta"))
-        self._seed = bytes.fromhex(
-            meta.get("digest_seed", "")
-        )  # only logs that began without digests need one
-        self.newest_seq = self.position().seq
-        """Of the last commit begun, from just before anybody can read what it wrote."""
+        try:
+            super().__init__(path)
+            if self.format_version < FORMAT_VERSION:
+                with self._changing():
+                    migrate(self._db)
+            rows = self._rows("SELECT sums FROM content")
+            if len(rows) != 1:
+                raise Damaged(f"{path} has {len(rows)} content hashes, expected one")
+            self._content = ContentHash(rows[0][0])
+            meta: dict[str, str] = dict(self._rows("SELECT key, value FROM meta"))
+            self._seed = bytes.fromhex(
+                meta.get("digest_seed", "")
+            )  # only logs that began without digests need one
+            self.newest_seq = self.position().seq
+            """Of the last commit begun, from just before anybody can read what it wrote."""
+        except BaseException:
+            self._failed = True
+            self.close()
+            raise
 
     @staticmethod
     def create(path: Path, settings: Settings, uid: str) -> Log:
@@ -125,11 +130,12 @@ class Log(LogReader):
         return Log(path)
 
     def close(self) -> None:
-        """Moves the WAL into the file, unless the storage has failed: then all stays as it is for the next opening."""
+        """Moves the WAL into the file, unless something is wrong: then all stays as it is for the next opening."""
         super().close()
-        with contextlib.suppress(StorageError), self._changing():
-            checkpoint(self._db, self.path)
-        if self._failed:
+        if not self._failed and self.damage is None:
+            with contextlib.suppress(StorageError), self._changing():
+                checkpoint(self._db, self.path)
+        if self._failed or self.damage is not None:
             self._db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         self._checkpoints.close()
         self._db.close()
@@ -147,8 +153,8 @@ class Log(LogReader):
     def commit(self, writes: Sequence[Sequence[Operation]]) -> tuple[list[WriteResult], list[Applied]]:
         """Apply several writes in one synced transaction: one result for each, and all operations in order.
 
-        Raises DiskFull after rolling back all of them. After a StorageError they may be there or not when the log is
-        opened again, and nothing more is committed before that.
+        Raises DiskFull after rolling back all of them, Quarantined if the file proves damaged. After another
+        StorageError they may be there or not when the log is opened again, and nothing more is committed before that.
         """
         db = self._db
         results: list[WriteResult] = []
@@ -191,10 +197,10 @@ class Log(LogReader):
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
         try:
-            with changing(self.path, self._db):
+            with self._sound(), changing(self.path, self._db):
                 yield
         except StorageError as error:
-            self._failed |= not isinstance(error, DiskFull)
+            self._failed |= failures.may_be_a_failed_sync(error)
             raise
 
 
@@ -206,7 +212,7 @@ def changing(path: Path, db: apsw.Connection | None = None) -> Iterator[None]:
         with sqlite_errors(path, db):
             yield
     except StorageError as error:
-        if not isinstance(error, DiskFull):
+        if failures.may_be_a_failed_sync(error):
             failures.report(error)
         raise
 

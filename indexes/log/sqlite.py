@@ -12,7 +12,7 @@ import apsw
 
 from indexes import failpoints
 from indexes.durable import NO_ROOM
-from indexes.errors import DiskFull, InvalidInput, NotFound, StorageError, Unavailable
+from indexes.errors import Damaged, DiskFull, InvalidInput, NotFound, StorageError, Unavailable
 
 logger = logging.getLogger(__name__)
 
@@ -20,6 +20,8 @@ BUSY_TIMEOUT_MS = 10_000
 CHECKPOINT_PAGES = 1000  # of the WAL, at which they are moved into the database file; as SQLite itself would
 READERS_KEPT = 8
 READER_CACHE_KIB, WRITER_CACHE_KIB = 4096, 16384
+# The bytes cannot be read, or are not what was written. No sync is involved, so nothing acknowledged is in doubt.
+UNREADABLE = (apsw.SQLITE_IOERR_READ, apsw.SQLITE_IOERR_SHORT_READ, apsw.SQLITE_IOERR_CORRUPTFS)
 
 
 def connect(path: Path, *, read_only: bool = False, create: bool = False) -> apsw.Connection:
@@ -122,7 +124,11 @@ def sqlite_errors(path: Path, db: apsw.Connection | None = None) -> Iterator[Non
         raise Unavailable(f"{path} is locked by another program", retry_after_s=5) from error
     except apsw.TooBigError as error:
         raise InvalidInput(f"a value is too large for the log: {error}") from error
+    except (apsw.CorruptError, apsw.NotADBError) as error:
+        raise Damaged(f"{path.parent.name}/{path.name} is damaged: {error}") from error
     except apsw.IOError as error:
+        if getattr(error, "extendedresult", 0) in UNREADABLE:
+            raise Damaged(f"{path.parent.name}/{path.name} is damaged, it cannot be read: {error}") from error
         if db is not None and lacks_room(error, db):
             raise DiskFull(f"no space left for {path}") from error
         raise StorageError(f"{path}: {type(error).__name__}: {error}") from error

@@ -1,9 +1,9 @@
 """The one thread that writes a collection: groups waiting writes into commits, runs other steps between them.
 
 Every caller gets a Future. Writes that wait together share one synced transaction, so the rate of commits does not
-bound the rate of writes. If a commit fails, every write in it fails with the same error and none is kept; only after
-a storage error other than a full disk is it unknown what the disk holds until the log is opened again. Then the
-thread acknowledges nothing more, and reports it (`failures`).
+bound the rate of writes. If a commit fails, every write in it fails with the same error and none is kept. After an
+error that may be a failed sync, what the disk holds is unknown until the log is opened again: the thread acknowledges
+nothing more, and reports it (`failures`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from indexes import failpoints, failures
-from indexes.errors import Damaged, DiskFull, NotReady, Overloaded, StorageError
+from indexes.errors import NotReady, Overloaded, StorageError
 from indexes.model import Operation, WriteResult
 
 WAITING_WRITES_MAX = 10_000
@@ -147,6 +147,6 @@ class Writer:
 
     def _note(self, error: Exception) -> None:
         """Before the caller learns of it: whoever is told of a failure finds it in force."""
-        if isinstance(error, StorageError) and not isinstance(error, (DiskFull, Damaged)):
+        if isinstance(error, StorageError) and failures.may_be_a_failed_sync(error):
             self._failed = error
             failures.report(error)

@@ -10,7 +10,7 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
-from jobs.commands.options import JSON, URL, console, counted, print_json
+from jobs.commands.options import JSON, URL, console, counted, errors, print_json
 from retrieval.client import Client
 
 T = TypeVar("T")
@@ -41,6 +41,8 @@ def list_(url: str, as_json: bool) -> None:
                 escape(one["model"]),
             )  # fmt: skip
         console.print(table)
+    for one in ask(url, Client.quarantined):
+        errors.print(f"[red]{escape(one['name'])} is quarantined[/]: {escape(one['reason'])}")
 
 
 @command.command(epilog="Example: nearline collections show docs")
