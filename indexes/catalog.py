@@ -156,9 +156,10 @@ class Catalog:
             # Renamed first, so that a crash half way through leaves no half collection to open.
             removed = self.folder / f".removed-{name}-{uuid.uuid4().hex}"
             failpoints.reach("delete.closed")
-            (self.folder / name).rename(removed)
-            failpoints.reach("delete.renamed")
-            sync_folder(self.folder)
+            with disk_errors(removed):
+                (self.folder / name).rename(removed)
+                failpoints.reach("delete.renamed")
+                sync_folder(self.folder)
             failpoints.reach("delete.synced")
             shutil.rmtree(removed, ignore_errors=True)
             failpoints.reach("delete.removed")

@@ -10,6 +10,7 @@
     ├── Unavailable             try again later
     │   ├── Overloaded          a bounded queue is full; carries seconds to wait
     │   ├── DeadlineExceeded    the caller's own deadline has passed
+    │   ├── OutOfDescriptors    this process, or the system, has too many files and connections open
     │   └── NotReady            still opening, or already closing
     └── StorageError            the disk, not the caller
         ├── DiskFull            writes refused, reads go on
@@ -71,6 +72,10 @@ class Overloaded(Unavailable):
 
 class DeadlineExceeded(Unavailable):
     """The deadline the caller set has passed; the work was dropped."""
+
+
+class OutOfDescriptors(Unavailable):
+    """No file descriptor is left. Nothing was written; closing connections, or a higher `ulimit -n`, makes room."""
 
 
 class NotReady(Unavailable):

@@ -24,6 +24,7 @@ from indexes.errors import (
     NotADataDirectory,
     NotFound,
     NotReady,
+    OutOfDescriptors,
     Overloaded,
     Quarantined,
     RecallTooLow,
@@ -64,6 +65,7 @@ STATUS: dict[type[NearlineError], int] = {
     Unavailable: 503,
     DeadlineExceeded: 503,
     NotReady: 503,
+    OutOfDescriptors: 503,
     Quarantined: 503,
     DiskFull: 507,
 }

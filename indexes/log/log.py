@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,7 @@ from indexes.courtesy import give_way
 from indexes.errors import Conflict, Damaged, StorageError
 from indexes.log.content import ContentHash, stand_in
 from indexes.log.reader import FORMAT_VERSION, LogReader, searchable_text
-from indexes.log.sqlite import Checkpoints, checkpoint, connect, sqlite_errors
+from indexes.log.sqlite import Checkpoints, checkpoint, connect, empty_wal, sqlite_errors
 from indexes.model import Delete, Operation, Settings, Upsert, WriteResult
 
 SCHEMA = """
@@ -51,6 +52,9 @@ CREATE TABLE operations(
 CONTENT_SCHEMA = "CREATE TABLE content(sums BLOB NOT NULL)"
 
 SEED_BYTES = 32
+# Logs whose writing connection stays open while they are idle, with up to four descriptors each: 1,024 have to do for a
+# thousand logs and the connections of clients.
+OPEN_KEPT = 64
 
 INSERT_DOCUMENT = (
     "INSERT INTO documents(id, seq, first_passage, passages, digest, title, metadata, text)"
@@ -78,6 +82,9 @@ class Applied:
     dead_texts: tuple[str, ...]
 
 
+_open: weakref.WeakSet[Log] = weakref.WeakSet()
+
+
 class Log(LogReader):
     """A log open for writing too. `Log.create` makes it, `Log(path)` opens it; `close` ends every connection.
 
@@ -85,14 +92,13 @@ class Log(LogReader):
     """
 
     def __init__(self, path: Path) -> None:
-        self._db = connect(path)
-        self._checkpoints = Checkpoints(self._db, path)
+        self._connection: apsw.Connection | None = None  # opened when needed, see `rest`
         self._failed = False
         try:
             super().__init__(path)
             if self.format_version < FORMAT_VERSION:
-                with self._changing():
-                    migrate(self._db)
+                with self._changing() as db:
+                    migrate(db)
             rows = self._rows("SELECT sums FROM content")
             if len(rows) != 1:
                 raise Damaged(f"{path} has {len(rows)} content hashes, expected one")
@@ -103,6 +109,9 @@ class Log(LogReader):
             )  # only logs that began without digests need one
             self.newest_seq = self.position().seq
             """Of the last commit begun, from just before anybody can read what it wrote."""
+            with self._changing():
+                pass  # only connects: a log that cannot be written is found now, not at the first write
+            self.rest()
         except BaseException:
             self._failed = True
             self.close()
@@ -132,13 +141,40 @@ class Log(LogReader):
     def close(self) -> None:
         """Moves the WAL into the file, unless something is wrong: then all stays as it is for the next opening."""
         super().close()
+        if self._connection is None:
+            return
         if not self._failed and self.damage is None:
-            with contextlib.suppress(StorageError), self._changing():
-                checkpoint(self._db, self.path)
+            with contextlib.suppress(StorageError), self._changing() as db:
+                checkpoint(db, self.path)
         if self._failed or self.damage is not None:
-            self._db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-        self._checkpoints.close()
-        self._db.close()
+            self._connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        self._disconnect()
+
+    def rest(self) -> None:
+        """Of an idle log: where many are open, empty the WAL and close the connection that writes.
+
+        For the thread that commits; the next commit opens the connection again. A failed sync is reported.
+        """
+        if self._connection is None or len(_open) <= OPEN_KEPT:
+            return
+        with contextlib.suppress(StorageError), self._changing() as db:
+            if empty_wal(db, self.path):
+                self._disconnect()
+
+    @property
+    def _db(self) -> apsw.Connection:
+        if self._connection is None:
+            self._connection = connect(self.path)
+            self._checkpoints = Checkpoints(self._connection, self.path)
+            _open.add(self)
+        return self._connection
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._checkpoints.close()
+            self._connection.close()
+            self._connection = None
+            _open.discard(self)
 
     @property
     def content(self) -> bytes:
@@ -156,11 +192,10 @@ class Log(LogReader):
         Raises DiskFull after rolling back all of them, Quarantined if the file proves damaged. After another
         StorageError they may be there or not when the log is opened again, and nothing more is committed before that.
         """
-        db = self._db
         results: list[WriteResult] = []
         applied: list[Applied] = []
         content, newest_before = self._content.copy(), self.newest_seq
-        with self._changing():
+        with self._changing() as db:
             failpoints.reach("commit.begin")
             db.execute("BEGIN IMMEDIATE")
             try:
@@ -188,17 +223,17 @@ class Log(LogReader):
 
     def forget_operations(self, before_seq: int) -> None:
         """Drop the history up to and including `before_seq`: every kept generation is at least that new."""
-        with self._changing():
+        with self._changing() as db:
             failpoints.reach("forget.begin")
-            self._db.execute("DELETE FROM operations WHERE seq <= ?", (before_seq,))
+            db.execute("DELETE FROM operations WHERE seq <= ?", (before_seq,))
             failpoints.reach("forget.synced")
             self._checkpoints.run_if_due()
 
     @contextlib.contextmanager
-    def _changing(self) -> Iterator[None]:
+    def _changing(self) -> Iterator[apsw.Connection]:
         try:
             with self._sound(), changing(self.path, self._db):
-                yield
+                yield self._db
         except StorageError as error:
             self._failed |= failures.may_be_a_failed_sync(error)
             raise

@@ -4,10 +4,13 @@ Every caller gets a Future. Writes that wait together share one synced transacti
 bound the rate of writes. If a commit fails, every write in it fails with the same error and none is kept. After an
 error that may be a failed sync, what the disk holds is unknown until the log is opened again: the thread acknowledges
 nothing more, and reports it (`failures`).
+
+The thread runs while there is something to write, and for a while after.
 """
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -19,7 +22,10 @@ from indexes import failpoints, failures
 from indexes.errors import NotReady, Overloaded, StorageError
 from indexes.model import Operation, WriteResult
 
+logger = logging.getLogger(__name__)
+
 WAITING_WRITES_MAX = 10_000
+IDLE_S = 10.0  # without a write, after which the thread ends: well above the pauses of one client's writing
 T = TypeVar("T")
 
 Operations = Sequence[Operation] | Callable[[], Sequence[Operation]]
@@ -48,15 +54,19 @@ class _Step:
 class Writer:
     """Runs `commit` on groups of writes of at most `operations_max` operations (one larger write goes alone)."""
 
-    def __init__(self, name: str, commit: Commit, *, operations_max: int) -> None:
+    def __init__(
+        self, name: str, commit: Commit, *, operations_max: int, on_idle: Callable[[], object]
+    ) -> None:
+        """`on_idle` is called on the thread before it ends for lack of work."""
+        self._name = name
+        self._on_idle = on_idle
         self._commit = commit
         self._operations_max = operations_max
         self._queue: queue.Queue[_Write | _Step | None] = queue.Queue()
         self._closing = False
         self._entering = threading.Lock()  # nothing may slip in behind the end of the queue
         self._failed: StorageError | None = None
-        self._thread = threading.Thread(target=self._run, name=f"writer-{name}", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None  # none means that nothing is queued
 
     def write(self, operations: Operations) -> Future[WriteResult]:
         """The future resolves when the operations are on disk and searchable. Raises Overloaded or NotReady at once.
@@ -77,9 +87,11 @@ class Writer:
         """Finish what is queued, then stop. Idempotent."""
         with self._entering:
             first, self._closing = not self._closing, True
-        if first:
-            self._queue.put(None)
-        self._thread.join()
+            thread = self._thread
+            if first:
+                self._queue.put(None)
+        if thread is not None:
+            thread.join()
 
     def _put(self, item: _Write | _Step) -> None:
         with self._entering:
@@ -88,16 +100,36 @@ class Writer:
             # Steps are few and must not be turned away: they put in place what took seconds to make.
             if isinstance(item, _Write) and self._queue.qsize() >= WAITING_WRITES_MAX:
                 raise Overloaded(f"{WAITING_WRITES_MAX} writes are waiting already")
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name=f"writer-{self._name}", daemon=True)
+                thread.start()
+                self._thread = thread
             self._queue.put_nowait(item)
 
     def _run(self) -> None:
-        item = self._queue.get()
+        item = self._next()
         while item is not None:
             if isinstance(item, _Step):
                 self._step(item)
-                item = self._queue.get()
+                item = self._next()
             else:
                 item = self._group(item)
+
+    def _next(self) -> _Write | _Step | None:
+        """What to do next; None ends the thread."""
+        try:
+            return self._queue.get(timeout=IDLE_S)
+        except queue.Empty:
+            pass
+        try:
+            self._on_idle()
+        except Exception:
+            logger.exception("writer-%s could not rest", self._name)
+        with self._entering:
+            if self._queue.empty():
+                self._thread = None
+                return None
+        return self._queue.get()
 
     def _group(self, first: _Write) -> _Write | _Step | None:
         """Commit `first` with the writes that wait behind it; returns the next item, which did not fit."""
@@ -109,7 +141,7 @@ class Writer:
                 following = self._queue.get_nowait()
             except queue.Empty:
                 self._commit_group(group)
-                return self._queue.get()
+                return self._next()
             if not isinstance(following, _Write) or not following.fits(operations, self._operations_max):
                 self._commit_group(group)
                 return following
