@@ -30,6 +30,7 @@ from indexes.errors import Conflict, Damaged, StorageError
 from indexes.log.content import ContentHash, stand_in
 from indexes.log.reader import FORMAT_VERSION, LogReader, searchable_text
 from indexes.log.sqlite import Checkpoints, checkpoint, connect, empty_wal, sqlite_errors
+from indexes.log.wal import require_whole_wal
 from indexes.model import Delete, Operation, Settings, Upsert, WriteResult
 
 SCHEMA = """
@@ -92,6 +93,7 @@ class Log(LogReader):
     """
 
     def __init__(self, path: Path) -> None:
+        require_whole_wal(path)
         self._connection: apsw.Connection | None = None  # opened when needed, see `rest`
         self._failed = False
         try:
