@@ -5,7 +5,7 @@ bound the rate of writes. If a commit fails, every write in it fails with the sa
 error that may be a failed sync, what the disk holds is unknown until the log is opened again: the thread acknowledges
 nothing more, and reports it (`failures`).
 
-The thread runs while there is something to write, and for a while after.
+The thread runs while there is something to write, and for a moment after.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from indexes.model import Operation, WriteResult
 logger = logging.getLogger(__name__)
 
 WAITING_WRITES_MAX = 10_000
-IDLE_S = 10.0  # without a write, after which the thread ends: well above the pauses of one client's writing
+# Without work, after which the thread ends. Short: the sooner a log can rest, the more collections one burst of writes
+# may go over, and a thread is started in less time than a commit takes.
+IDLE_S = 0.2
 T = TypeVar("T")
 
 Operations = Sequence[Operation] | Callable[[], Sequence[Operation]]

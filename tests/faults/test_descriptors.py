@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from indexes.build.builder import build
 from indexes.catalog import Catalog
-from indexes.log import log, sqlite, writer
+from indexes.log import log, sqlite
 from indexes.model import Tuning
 from jobs.server_process import log_of, serving
 from tests.support.http import Http
-from tests.support.vectors import World, settings
+from tests.support.vectors import World, fill, make_collection, settings
 
 WORLD = World()
 KEPT = 4
@@ -33,7 +34,6 @@ def test_idle_collections_share_descriptors(tmp_path: Path, monkeypatch: pytest.
     """Beyond a bounded number, an idle collection holds no descriptor and no thread; its next write works."""
     monkeypatch.setattr(log, "OPEN_KEPT", KEPT)
     monkeypatch.setattr(sqlite, "READERS_KEPT", KEPT)
-    monkeypatch.setattr(writer, "IDLE_S", 0.2)
     before, threads = descriptors(), writers()
     catalog = Catalog(tmp_path / "data", Tuning())
     names = [f"c{number}" for number in range(30)]
@@ -52,6 +52,19 @@ def test_idle_collections_share_descriptors(tmp_path: Path, monkeypatch: pytest.
     assert {again.get(name).snapshot.live for name in names} == {2}
     assert descriptors() <= before + MOST
     again.close()
+
+
+def test_a_small_generation_needs_none(tmp_path: Path) -> None:
+    """Its files are read, not mapped: each map would hold a descriptor for as long as the collection is open."""
+    collection = make_collection(tmp_path / "c", hot_capacity=100)
+    fill(collection, WORLD, range(300))
+    before = descriptors()
+    request = collection.begin_build()
+    build(request, lambda *_: None)
+    collection.adopt(request.number)
+    assert collection.snapshot.generation == 1
+    assert descriptors() <= before + 1  # a reader for the builder's threads
+    collection.close()
 
 
 def test_hundreds_of_collections_fit(tmp_path: Path, model_folder: Path) -> None:
