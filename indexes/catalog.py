@@ -90,7 +90,8 @@ class Catalog:
             expected = isinstance(error, NearlineError)
             reason = error.message if isinstance(error, NearlineError) else f"{type(error).__name__}: {error}"
             self._unopened[path.name] = reason
-            logger.error("collection %s is quarantined: %s", path.name, reason, exc_info=not expected)
+            if not isinstance(error, Quarantined):  # that one its log has reported
+                logger.error("collection %s is quarantined: %s", path.name, reason, exc_info=not expected)
 
     def close(self) -> None:
         for collection in self._collections.values():

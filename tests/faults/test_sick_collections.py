@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import apsw
+import pytest
 
+from indexes import failures
+from indexes.durable import FolderLock
+from indexes.errors import Quarantined
+from indexes.log.log import Log
 from jobs.server_process import log_of, serving
+from tests.jobs.test_commands import nearline
 from tests.support.http import Http
+from tests.support.vectors import World, make_collection
+
+WORLD = World()
 
 
 def zero_a_page(log: Path, table: str) -> None:
@@ -57,9 +67,31 @@ def test_a_damaged_log_does_not_end_the_service(tmp_path: Path, model_folder: Pa
             "zeroed": True,
         }
         assert http.metric("nearline_collections_quarantined") == 2
-        for name in ("headless", "zeroed"):
-            assert http.call("DELETE", f"/v1/collections/{name}").status == 204
+        listed = nearline("collections", "list", "--url", server.url)
+        assert "headless is quarantined" in listed.stderr
+        deleted = nearline("collections", "delete", "headless", "--yes", "--json", "--url", server.url)
+        assert json.loads(deleted.stdout) == {"deleted": "headless", "documents": None}
+        assert http.call("DELETE", "/v1/collections/zeroed").status == 204
         http.ok("POST", "/v1/collections", {"name": "zeroed"})
         assert http.ok("GET", "/readyz") == {"status": "ready", "quarantined": []}
         assert server.stop() == 0
     assert log_of(data).read_text().count("is quarantined") == 2
+
+
+def test_damage_met_by_a_read_is_remembered(tmp_path: Path) -> None:
+    """From then on nothing is read or written, it is taken for no failed sync, and closing leaves the file as it is."""
+    collection = make_collection(tmp_path / "c")
+    collection.write([WORLD.document(number) for number in range(300)]).result()
+    collection.close()
+    path = tmp_path / "c" / "log.db"
+    zero_a_page(path, "documents")
+    damaged = path.read_bytes()
+    lock, log = FolderLock(tmp_path / "LOCK"), Log(path)
+    assert log.position().seq == 300
+    for use in (lambda: log.document("d1"), log.position, lambda: log.commit([[WORLD.document(1)]])):
+        with pytest.raises(Quarantined, match=r"c/log\.db is damaged"):
+            use()
+    log.close()
+    failures.require_none()
+    lock.close()
+    assert path.read_bytes() == damaged
