@@ -11,11 +11,12 @@ import logging
 import re
 import shutil
 import threading
+import uuid
 from pathlib import Path
 
 import msgspec
 
-from indexes import failpoints
+from indexes import failpoints, failures
 from indexes.collection import DRAFT_PREFIX, Collection
 from indexes.durable import FolderLock, disk_errors, publish, publish_folder, sync_folder
 from indexes.errors import (
@@ -23,10 +24,11 @@ from indexes.errors import (
     Damaged,
     DiskFull,
     InvalidInput,
+    NearlineError,
     NotADataDirectory,
     NotFound,
     NotReady,
-    StorageError,
+    Quarantined,
 )
 from indexes.model import Settings, Tuning
 
@@ -47,18 +49,23 @@ class Marker(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Catalog:
-    """An open data directory with all its collections. Methods may be called from any thread; `close` it."""
+    """An open data directory with all its collections. Methods may be called from any thread; `close` it.
+
+    A collection that cannot be opened, or whose log proves damaged later, is quarantined: it keeps its name and its
+    files, can be deleted, and answers everything else with Quarantined. The others serve.
+    """
 
     def __init__(self, folder: Path, tuning: Tuning) -> None:
         """Open the folder, making it if it does not exist or is empty.
 
-        Raises NotADataDirectory for a folder that holds other things, Locked if another process serves it, and
-        StorageError, mostly Damaged, if a collection cannot be opened.
+        Raises NotADataDirectory for a folder that holds other things, Locked if another process serves it, Damaged
+        for a marker that cannot be read, and DiskFull or StorageError if the storage itself fails.
         """
         self.folder = folder
         self._tuning = tuning
         self._change = threading.Lock()
         self._collections: dict[str, Collection] = {}
+        self._unopened: dict[str, str] = {}
         self._renaming: tuple[str, str] | None = None
         prepare(folder)
         self._lock = FolderLock(folder / "LOCK")
@@ -68,10 +75,23 @@ class Catalog:
                 shutil.rmtree(leftover, ignore_errors=True)
             for path in sorted(folder.iterdir()):
                 if NAME.fullmatch(path.name) and (path / "log.db").is_file():
-                    self._collections[path.name] = opened(path, tuning)
+                    self._open(path)
         except BaseException:
             self.close()
             raise
+
+    def _open(self, path: Path) -> None:
+        try:
+            self._collections[path.name] = Collection(path, self._tuning)
+        except DiskFull:
+            raise
+        except Exception as error:
+            failures.require_none()  # a failed sync is no matter of one collection
+            expected = isinstance(error, NearlineError)
+            reason = error.message if isinstance(error, NearlineError) else f"{type(error).__name__}: {error}"
+            self._unopened[path.name] = reason
+            if not isinstance(error, Quarantined):  # that one its log has reported
+                logger.error("collection %s is quarantined: %s", path.name, reason, exc_info=not expected)
 
     def close(self) -> None:
         for collection in self._collections.values():
@@ -80,19 +100,34 @@ class Catalog:
 
     @property
     def collections(self) -> dict[str, Collection]:
-        """Open collections by their own names."""
-        return dict(self._collections)
+        """Those that serve, by their own names."""
+        return {name: one for name, one in dict(self._collections).items() if one.log.damage is None}
+
+    @property
+    def quarantined(self) -> dict[str, str]:
+        """Why, by the collection's own name."""
+        damaged = {name: one.log.damage for name, one in dict(self._collections).items() if one.log.damage}
+        return {**self._unopened, **damaged}
 
     @property
     def aliases(self) -> dict[str, str]:
         return dict(self._aliases)
 
     def get(self, name: str) -> Collection:
-        """The collection of this name or alias. Raises NotFound, or NotReady while it is renamed."""
+        """The collection of this name or alias. Raises NotFound, Quarantined, or NotReady while it is renamed."""
         own_name = self._aliases.get(name, name)
         if self._renaming and own_name in self._renaming:
             raise NotReady(f"collection {name!r} is being renamed", retry_after_s=1, param="collection")
-        collection = self._collections.get(own_name)
+        return self._sound(own_name)
+
+    def _sound(self, name: str) -> Collection:
+        collection = self._collections.get(name)
+        if reason := collection.log.damage if collection else self._unopened.get(name):
+            raise Quarantined(
+                f"collection {name!r} is quarantined: {reason}; `nearline verify` lists what is wrong with it. "
+                f"Restore it from a backup under another name, then delete this one",
+                param="collection",
+            )
         if collection is None:
             raise NotFound(f"no collection {name!r}", param="collection")
         return collection
@@ -100,7 +135,7 @@ class Catalog:
     def create(self, name: str, settings: Settings) -> Collection:
         check_name(name)
         with self._change:
-            if name in self._collections or name in self._aliases:
+            if name in self._collections or name in self._unopened or name in self._aliases:
                 raise Conflict(f"the name {name!r} is taken", param="name")
             collection = Collection.create(self.folder / name, settings, self._tuning)
             failpoints.reach("create.opened")
@@ -108,21 +143,24 @@ class Catalog:
             return collection
 
     def delete(self, name: str) -> None:
-        """Remove a collection and its files. Raises Conflict while an alias names it."""
+        """Remove a collection and its files, quarantined or not. Raises Conflict while an alias names it."""
         with self._change:
             collection = self._collections.get(name)
-            if collection is None:
+            if collection is None and name not in self._unopened:
                 raise NotFound(f"no collection {name!r}", param="collection")
             if aliases := [alias for alias, target in self._aliases.items() if target == name]:
                 raise Conflict(f"alias {aliases[0]!r} names the collection {name!r}", param="collection")
-            del self._collections[name]
-            collection.close()
+            self._collections.pop(name, None)
+            self._unopened.pop(name, None)
+            if collection is not None:
+                collection.close()
             # Renamed first, so that a crash half way through leaves no half collection to open.
-            removed = self.folder / f".removed-{name}-{collection.uid}"
+            removed = self.folder / f".removed-{name}-{uuid.uuid4().hex}"
             failpoints.reach("delete.closed")
-            (self.folder / name).rename(removed)
-            failpoints.reach("delete.renamed")
-            sync_folder(self.folder)
+            with disk_errors(removed):
+                (self.folder / name).rename(removed)
+                failpoints.reach("delete.renamed")
+                sync_folder(self.folder)
             failpoints.reach("delete.synced")
             shutil.rmtree(removed, ignore_errors=True)
             failpoints.reach("delete.removed")
@@ -135,9 +173,7 @@ class Catalog:
         """
         check_name(new_name)
         with self._change:
-            collection = self._collections.get(name)
-            if collection is None:
-                raise NotFound(f"no collection {name!r}", param="collection")
+            collection = self._sound(name)
             if (
                 new_name in self._collections
                 or new_name in self._aliases
@@ -152,7 +188,7 @@ class Catalog:
                 collection.close()
                 failpoints.reach("rename.closed")
                 settle(self.folder)
-                renamed = opened(self.folder / new_name, self._tuning)
+                renamed = Collection(self.folder / new_name, self._tuning)
                 others = {known: one for known, one in self._collections.items() if known != name}
                 self._collections = {**others, new_name: renamed}
             except BaseException:
@@ -168,8 +204,7 @@ class Catalog:
         with self._change:
             if alias in self._collections:
                 raise Conflict(f"{alias!r} is a collection", param="alias")
-            if name not in self._collections:
-                raise NotFound(f"no collection {name!r}", param="collection")
+            self._sound(name)
             aliases = {**self._aliases, alias: name}
             failpoints.reach("alias.begin")
             write_marker(self.folder, aliases)
@@ -183,19 +218,6 @@ class Catalog:
             aliases = {name: target for name, target in self._aliases.items() if name != alias}
             write_marker(self.folder, aliases)
             self._aliases = aliases
-
-
-def opened(path: Path, tuning: Tuning) -> Collection:
-    """Raises Damaged, or StorageError, saying which collection it is and what can be done about it."""
-    try:
-        return Collection(path, tuning)
-    except DiskFull:
-        raise
-    except StorageError as error:
-        raise type(error)(
-            f"collection {path.name!r} cannot be opened: {error.message}; `nearline verify` lists what is damaged, "
-            f"and without {path} the other collections start"
-        ) from error
 
 
 def check_name(name: str) -> None:

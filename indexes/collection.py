@@ -60,25 +60,22 @@ class Collection:
         self.folder = folder
         self.tuning = tuning
         self.log = Log(folder / "log.db")
-        self.settings = self.log.settings
-        self.uid = self.log.uid
-        self.shelf = Shelf(folder)
-        self._adopting = threading.Lock()
-        self.chosen = read_chosen(folder)
-        self._lost_generation = 0  # the live one by its marker, if it could not be used
-        self.hits = Hits(folder / "hits.msgpack", hot_capacity=self.settings.hot_capacity)
-        self._documents = self.log.document_count()
-        self._writer = Writer(folder.name, self._commit, operations_max=tuning.commit_ops_max)
-        self._assembly = Assembly(self.settings, tuning)
-        self._sealing = Sealing(
-            folder.name,
-            self._assembly,
-            on_writer=self._writer.call,
-            publish=self._publish,
-        )
-        self.shelf.sweep()
-        failpoints.reach("open.swept")
+        most, rest = tuning.commit_ops_max, self.log.rest
+        self._writer = Writer(folder.name, self._commit, operations_max=most, on_idle=rest)
         try:
+            self.settings = self.log.settings
+            self.uid = self.log.uid
+            self.shelf = Shelf(folder)
+            self._adopting = threading.Lock()
+            self.chosen = read_chosen(folder)
+            self._lost_generation = 0  # the live one by its marker, if it could not be used
+            self.hits = Hits(folder / "hits.msgpack", hot_capacity=self.settings.hot_capacity)
+            self._documents = self.log.document_count()
+            self._assembly = Assembly(self.settings, tuning)
+            on_writer, publish = self._writer.call, self._publish
+            self._sealing = Sealing(folder.name, self._assembly, on_writer=on_writer, publish=publish)
+            self.shelf.sweep()
+            failpoints.reach("open.swept")
             self._snapshot = self._recover()
             failpoints.reach("open.recovered")
         except BaseException:
@@ -103,9 +100,14 @@ class Collection:
             failpoints.reach("create.log_made")
             publish_folder(draft, folder)
             failpoints.reach("create.published")
+            try:
+                with disk_errors(folder):
+                    return Collection(folder, tuning)
+            except BaseException:
+                folder.rename(draft)  # or the name would be taken by something that nobody can use
+                raise
         finally:
             shutil.rmtree(draft, ignore_errors=True)
-        return Collection(folder, tuning)
 
     def close(self) -> None:
         """Finish queued writes, stop the threads, close the log. Searches under way may still finish."""

@@ -19,11 +19,12 @@ from typing import BinaryIO
 import msgspec
 
 from indexes import failpoints, failures
-from indexes.errors import Damaged, DiskFull, Locked, StorageError
+from indexes.errors import Damaged, DiskFull, Locked, OutOfDescriptors, StorageError
 
 READ_BYTES = 1 << 20
 # The disk, the quota or the process's own limit is used up.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
 def with_checksum(document: msgspec.Struct) -> bytes:
@@ -156,12 +157,14 @@ def verify(path: Path, expected_bytes: int, expected_sha256: str) -> None:
 
 @contextlib.contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Tell a full disk from a failing one."""
+    """Tell a full disk, and a lack of file descriptors, from a failing disk."""
     try:
         yield
     except OSError as error:
         if error.errno in NO_ROOM:
             raise DiskFull(f"no space left for {path}") from error
+        if error.errno in NO_DESCRIPTORS:
+            raise OutOfDescriptors("out of file descriptors", retry_after_s=5) from error
         raise StorageError(f"{path}: {error.strerror or error}") from error
 
 

@@ -10,10 +10,12 @@
     ├── Unavailable             try again later
     │   ├── Overloaded          a bounded queue is full; carries seconds to wait
     │   ├── DeadlineExceeded    the caller's own deadline has passed
+    │   ├── OutOfDescriptors    this process, or the system, has too many files and connections open
     │   └── NotReady            still opening, or already closing
     └── StorageError            the disk, not the caller
         ├── DiskFull            writes refused, reads go on
         ├── Damaged             bytes differ from their checksum; nothing was parsed
+        ├── Quarantined         this collection's log is damaged or cannot be opened; the others serve
         ├── NotADataDirectory   the folder holds something that is not ours
         └── Locked              another process writes here
 
@@ -72,6 +74,10 @@ class DeadlineExceeded(Unavailable):
     """The deadline the caller set has passed; the work was dropped."""
 
 
+class OutOfDescriptors(Unavailable):
+    """No file descriptor is left. Nothing was written; closing connections, or a higher `ulimit -n`, makes room."""
+
+
 class NotReady(Unavailable):
     """The service or the collection is opening or closing."""
 
@@ -86,6 +92,10 @@ class DiskFull(StorageError):
 
 class Damaged(StorageError):
     """A file's bytes are not those that were sealed."""
+
+
+class Quarantined(StorageError):
+    """One collection is out of service until an operator restores or deletes it. The others are unaffected."""
 
 
 class NotADataDirectory(StorageError):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from indexes.errors import StorageError
+from indexes.errors import Damaged, DiskFull, Quarantined, StorageError
 
 Listener = Callable[[StorageError], None]
 
@@ -20,6 +20,11 @@ _change = threading.Lock()
 _held = 0
 _first: StorageError | None = None
 _listeners: list[Listener] = []
+
+
+def may_be_a_failed_sync(error: Exception) -> bool:
+    """Whether it leaves open what the disk holds. A full disk and a damaged file do not: nothing was acknowledged."""
+    return isinstance(error, StorageError) and not isinstance(error, (DiskFull, Damaged, Quarantined))
 
 
 def report(error: StorageError) -> None:

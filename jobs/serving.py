@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import ctypes
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -30,6 +31,7 @@ DRAIN_S = 0.2  # between failing readiness and closing the socket, for a load ba
 def run(config: Config, data: Path) -> None:
     """Blocks until the service has ended. Raises what opening the data directory raises, and SystemExit as above."""
     share_heaps()
+    allow_all_descriptors()
     if not asyncio.run(serve(config, data)):
         sys.exit(1)
 
@@ -43,6 +45,13 @@ def share_heaps() -> None:
         return  # somebody has decided
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, HEAPS_MAX)
+
+
+def allow_all_descriptors() -> None:
+    """Raise the soft limit to the hard one. It is low only for the sake of programs that use select, as we do not."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # some systems allow less than they say
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 async def serve(config: Config, data: Path) -> bool:

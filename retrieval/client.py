@@ -123,6 +123,11 @@ class Client:
         found: list[JSON] = (await self.request("GET", "/v1/collections"))["collections"]
         return found
 
+    async def quarantined(self) -> list[JSON]:
+        """Name, aliases and reason of each collection that cannot serve."""
+        found: list[JSON] = (await self.request("GET", "/v1/collections"))["quarantined"]
+        return found
+
     async def delete_collection(self, name: str) -> None:
         """With all its documents. By its own name, not an alias."""
         await self.request("DELETE", f"/v1/collections/{quote(name, safe='')}")

@@ -24,7 +24,9 @@ from indexes.errors import (
     NotADataDirectory,
     NotFound,
     NotReady,
+    OutOfDescriptors,
     Overloaded,
+    Quarantined,
     RecallTooLow,
     StorageError,
     TooLarge,
@@ -63,6 +65,8 @@ STATUS: dict[type[NearlineError], int] = {
     Unavailable: 503,
     DeadlineExceeded: 503,
     NotReady: 503,
+    OutOfDescriptors: 503,
+    Quarantined: 503,
     DiskFull: 507,
 }
 

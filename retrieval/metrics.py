@@ -284,7 +284,12 @@ class CollectionGauges(Collector):
                 stops.add_metric([name], seen.stops)
                 if seen.loss_bound is not None:
                     loss.add_metric([name], seen.loss_bound)
-        return [passages, dead, seq, generation, recall, memory, cold, audits, stops, loss]
+        quarantined = GaugeMetricFamily(
+            "nearline_collections_quarantined",
+            "Collections out of service because their log is damaged or cannot be opened",
+            value=len(self._catalog.quarantined),
+        )
+        return [quarantined, passages, dead, seq, generation, recall, memory, cold, audits, stops, loss]
 
 
 class CacheCounters(Collector):

@@ -84,8 +84,17 @@ class CollectionBody(msgspec.Struct, kw_only=True):
     limits: RequestLimits
 
 
+class QuarantinedBody(msgspec.Struct):
+    """A collection that cannot serve, and why. It can be deleted; everything else answers 503 `quarantined`."""
+
+    name: str
+    aliases: list[str]
+    reason: str
+
+
 class CollectionList(msgspec.Struct):
     collections: list[CollectionBody]
+    quarantined: list[QuarantinedBody]
 
 
 class AliasBody(msgspec.Struct):

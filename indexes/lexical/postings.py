@@ -13,11 +13,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from indexes.arrays import ends_of
+from indexes.arrays import ends_of, worth_mapping
 from indexes.courtesy import GoOn, nobody_waits
 from indexes.lexical.analysis import terms as terms_of
 from indexes.lexical.bm25 import NO_POSTINGS, Postings
@@ -237,6 +238,8 @@ class Names(Sequence[bytes]):
 
 
 def load_array(path: Path) -> NDArray[np.generic]:
-    """A memory map of a .npy file, or an empty array (an empty file cannot be mapped)."""
-    array_: NDArray[np.generic] = np.load(path, mmap_mode="r", allow_pickle=False)
-    return np.asarray(array_)
+    """The array of a .npy file, read-only: a memory map, or where that is not worth a descriptor, its content."""
+    mode: Literal["r"] | None = "r" if worth_mapping(path) else None
+    array_: NDArray[np.generic] = np.asarray(np.load(path, mmap_mode=mode, allow_pickle=False))
+    array_.setflags(write=False)
+    return array_

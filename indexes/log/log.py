@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,10 +26,11 @@ import msgspec
 
 from indexes import failpoints, failures
 from indexes.courtesy import give_way
-from indexes.errors import Conflict, Damaged, DiskFull, StorageError
+from indexes.errors import Conflict, Damaged, StorageError
 from indexes.log.content import ContentHash, stand_in
 from indexes.log.reader import FORMAT_VERSION, LogReader, searchable_text
-from indexes.log.sqlite import Checkpoints, checkpoint, connect, sqlite_errors
+from indexes.log.sqlite import Checkpoints, checkpoint, connect, empty_wal, sqlite_errors
+from indexes.log.wal import require_whole_wal
 from indexes.model import Delete, Operation, Settings, Upsert, WriteResult
 
 SCHEMA = """
@@ -51,6 +53,9 @@ CREATE TABLE operations(
 CONTENT_SCHEMA = "CREATE TABLE content(sums BLOB NOT NULL)"
 
 SEED_BYTES = 32
+# Logs whose writing connection stays open while they are idle, with up to four descriptors each: 1,024 have to do for a
+# thousand logs and the connections of clients.
+OPEN_KEPT = 64
 
 INSERT_DOCUMENT = (
     "INSERT INTO documents(id, seq, first_passage, passages, digest, title, metadata, text)"
@@ -78,6 +83,9 @@ class Applied:
     dead_texts: tuple[str, ...]
 
 
+_open: weakref.WeakSet[Log] = weakref.WeakSet()
+
+
 class Log(LogReader):
     """A log open for writing too. `Log.create` makes it, `Log(path)` opens it; `close` ends every connection.
 
@@ -85,23 +93,31 @@ class Log(LogReader):
     """
 
     def __init__(self, path: Path) -> None:
-        self._db = connect(path)
-        self._checkpoints = Checkpoints(self._db, path)
+        require_whole_wal(path)
+        self._connection: apsw.Connection | None = None  # opened when needed, see `rest`
         self._failed = False
-        super().__init__(path)
-        if self.format_version < FORMAT_VERSION:
+        try:
+            super().__init__(path)
+            if self.format_version < FORMAT_VERSION:
+                with self._changing() as db:
+                    migrate(db)
+            rows = self._rows("SELECT sums FROM content")
+            if len(rows) != 1:
+                raise Damaged(f"{path} has {len(rows)} content hashes, expected one")
+            self._content = ContentHash(rows[0][0])
+            meta: dict[str, str] = dict(self._rows("SELECT key, value FROM meta"))
+            self._seed = bytes.fromhex(
+                meta.get("digest_seed", "")
+            )  # only logs that began without digests need one
+            self.newest_seq = self.position().seq
+            """Of the last commit begun, from just before anybody can read what it wrote."""
             with self._changing():
-                migrate(self._db)
-        rows = self._rows("SELECT sums FROM content")
-        if len(rows) != 1:
-            raise Damaged(f"{path} has {len(rows)} content hashes, expected one")
-        self._content = ContentHash(rows[0][0])
-        meta: dict[str, str] = dict(self._rows("SELECT key, value FROM meta"))
-        self._seed = bytes.fromhex(
-            meta.get("digest_seed", "")
-        )  # only logs that began without digests need one
-        self.newest_seq = self.position().seq
-        """Of the last commit begun, from just before anybody can read what it wrote."""
+                pass  # only connects: a log that cannot be written is found now, not at the first write
+            self.rest()
+        except BaseException:
+            self._failed = True
+            self.close()
+            raise
 
     @staticmethod
     def create(path: Path, settings: Settings, uid: str) -> Log:
@@ -125,14 +141,42 @@ class Log(LogReader):
         return Log(path)
 
     def close(self) -> None:
-        """Moves the WAL into the file, unless the storage has failed: then all stays as it is for the next opening."""
+        """Moves the WAL into the file, unless something is wrong: then all stays as it is for the next opening."""
         super().close()
-        with contextlib.suppress(StorageError), self._changing():
-            checkpoint(self._db, self.path)
-        if self._failed:
-            self._db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-        self._checkpoints.close()
-        self._db.close()
+        if self._connection is None:
+            return
+        if not self._failed and self.damage is None:
+            with contextlib.suppress(StorageError), self._changing() as db:
+                checkpoint(db, self.path)
+        if self._failed or self.damage is not None:
+            self._connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        self._disconnect()
+
+    def rest(self) -> None:
+        """Of an idle log: where many are open, empty the WAL and close the connection that writes.
+
+        For the thread that commits; the next commit opens the connection again. A failed sync is reported.
+        """
+        if self._connection is None or len(_open) <= OPEN_KEPT:
+            return
+        with contextlib.suppress(StorageError), self._changing() as db:
+            if empty_wal(db, self.path):
+                self._disconnect()
+
+    @property
+    def _db(self) -> apsw.Connection:
+        if self._connection is None:
+            self._connection = connect(self.path)
+            self._checkpoints = Checkpoints(self._connection, self.path)
+            _open.add(self)
+        return self._connection
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._checkpoints.close()
+            self._connection.close()
+            self._connection = None
+            _open.discard(self)
 
     @property
     def content(self) -> bytes:
@@ -147,14 +191,13 @@ class Log(LogReader):
     def commit(self, writes: Sequence[Sequence[Operation]]) -> tuple[list[WriteResult], list[Applied]]:
         """Apply several writes in one synced transaction: one result for each, and all operations in order.
 
-        Raises DiskFull after rolling back all of them. After a StorageError they may be there or not when the log is
-        opened again, and nothing more is committed before that.
+        Raises DiskFull after rolling back all of them, Quarantined if the file proves damaged. After another
+        StorageError they may be there or not when the log is opened again, and nothing more is committed before that.
         """
-        db = self._db
         results: list[WriteResult] = []
         applied: list[Applied] = []
         content, newest_before = self._content.copy(), self.newest_seq
-        with self._changing():
+        with self._changing() as db:
             failpoints.reach("commit.begin")
             db.execute("BEGIN IMMEDIATE")
             try:
@@ -182,19 +225,19 @@ class Log(LogReader):
 
     def forget_operations(self, before_seq: int) -> None:
         """Drop the history up to and including `before_seq`: every kept generation is at least that new."""
-        with self._changing():
+        with self._changing() as db:
             failpoints.reach("forget.begin")
-            self._db.execute("DELETE FROM operations WHERE seq <= ?", (before_seq,))
+            db.execute("DELETE FROM operations WHERE seq <= ?", (before_seq,))
             failpoints.reach("forget.synced")
             self._checkpoints.run_if_due()
 
     @contextlib.contextmanager
-    def _changing(self) -> Iterator[None]:
+    def _changing(self) -> Iterator[apsw.Connection]:
         try:
-            with changing(self.path, self._db):
-                yield
+            with self._sound(), changing(self.path, self._db):
+                yield self._db
         except StorageError as error:
-            self._failed |= not isinstance(error, DiskFull)
+            self._failed |= failures.may_be_a_failed_sync(error)
             raise
 
 
@@ -206,7 +249,7 @@ def changing(path: Path, db: apsw.Connection | None = None) -> Iterator[None]:
         with sqlite_errors(path, db):
             yield
     except StorageError as error:
-        if not isinstance(error, DiskFull):
+        if failures.may_be_a_failed_sync(error):
             failures.report(error)
         raise
 

@@ -20,6 +20,7 @@ import numpy as np
 from indexes.errors import Damaged
 from indexes.log.reader import require_format
 from indexes.log.sqlite import connect, sqlite_errors
+from indexes.log.wal import require_whole_wal
 from indexes.model import Ids, Progress, Settings
 
 COPIED_PAGES = 4096  # at a time: often enough to show progress and to be interrupted
@@ -45,10 +46,13 @@ class LogState:
 
 @contextlib.contextmanager
 def pin(path: Path, *, frozen: bool = False) -> Iterator[PinnedLog]:
-    """The last commit of the log at `path`. Raises StorageError if the file cannot be read as a log.
+    """The last commit of the log at `path`. Raises StorageError if the file cannot be read as a log, Damaged if
+    acknowledged commits are lost in its WAL.
 
     `frozen` promises that nobody writes the file, as in a backup: then nothing is created beside it either.
     """
+    if not frozen:
+        require_whole_wal(path)
     with sqlite_errors(path):
         db = connect_frozen(path) if frozen else connect(path, read_only=True)
         try:

@@ -6,6 +6,7 @@ Every read borrows a connection of its own and holds no transaction longer than 
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ import apsw
 import msgspec
 import numpy as np
 
-from indexes.errors import StorageError
+from indexes.errors import Damaged, Quarantined, StorageError
 from indexes.log.sqlite import Readers
 from indexes.model import (
     Floats,
@@ -27,6 +28,8 @@ from indexes.model import (
     StoredPassage,
     Upsert,
 )
+
+logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 2
 FORMATS_READ = ("1", "2")  # what 2 has besides is for writers, who bring a log of format 1 there first
@@ -64,10 +67,15 @@ class LogPosition:
 
 
 class LogReader:
-    """A log open for reading. Raises StorageError if the file is not a log of this version; `close` it."""
+    """A log open for reading. Raises StorageError if the file is not a log of this version; `close` it.
+
+    Once damage shows, in a read or a write, every later one raises Quarantined: what a damaged file says is not to be
+    trusted even where SQLite can still read it, and writing to it spreads the damage.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.damage: str | None = None
         self._readers = Readers(path)
         meta: dict[str, str] = dict(self._rows("SELECT key, value FROM meta"))
         self.format_version = require_format(meta, path)
@@ -78,13 +86,26 @@ class LogReader:
         self._readers.close()
 
     def _rows(self, sql: str, parameters: tuple[Any, ...] = ()) -> list[Any]:
-        with self._readers.borrow() as db:
+        with self._sound(), self._readers.borrow() as db:
             return db.execute(sql, parameters).fetchall()
+
+    @contextlib.contextmanager
+    def _sound(self) -> Iterator[None]:
+        """Raise Quarantined if the log is known to be damaged, or proves to be in this block."""
+        if self.damage is not None:
+            raise Quarantined(self.damage)
+        try:
+            yield
+        except Damaged as error:
+            if self.damage is None:
+                self.damage = error.message
+                logger.error("collection %s is quarantined: %s", self.path.parent.name, error.message)
+            raise Quarantined(error.message) from error
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[apsw.Connection]:
         """A connection for several reads that must see one and the same commit. For the length of a page, no longer."""
-        with self._readers.borrow() as db:
+        with self._sound(), self._readers.borrow() as db:
             db.execute("BEGIN")
             try:
                 yield db

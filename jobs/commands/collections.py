@@ -10,7 +10,7 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
-from jobs.commands.options import JSON, URL, console, counted, print_json
+from jobs.commands.options import JSON, URL, console, counted, errors, print_json
 from retrieval.client import Client
 
 T = TypeVar("T")
@@ -41,6 +41,8 @@ def list_(url: str, as_json: bool) -> None:
                 escape(one["model"]),
             )  # fmt: skip
         console.print(table)
+    for one in ask(url, Client.quarantined):
+        errors.print(f"[red]{escape(one['name'])} is quarantined[/]: {escape(one['reason'])}")
 
 
 @command.command(epilog="Example: nearline collections show docs")
@@ -80,14 +82,15 @@ def show(name: str, url: str, as_json: bool) -> None:
 @JSON
 def delete(name: str, yes: bool, url: str, as_json: bool) -> None:
     """Delete a collection with all its documents. It goes by its own name, not an alias."""
-    found = ask(url, lambda client: own(client, name))
+    documents = ask(url, lambda client: documents_of(client, name))
+    content = "all that is left of it" if documents is None else counted(documents, "document")
     if not yes:
-        confirm(f"Delete {name} with {counted(found['documents'], 'document')}?")
+        confirm(f"Delete {name} with {content}?")
     ask(url, lambda client: client.delete_collection(name))
     if as_json:
-        print_json({"deleted": name, "documents": found["documents"]})
+        print_json({"deleted": name, "documents": documents})
     else:
-        click.echo(f"{name} is deleted, with {counted(found['documents'], 'document')}")
+        click.echo(f"{name} is deleted, with {content}")
 
 
 @command.command(epilog="Example: nearline collections rename docs handbook")
@@ -136,6 +139,14 @@ async def own(client: Client, name: str) -> dict[str, Any]:
     if found["name"] != name:
         raise click.ClickException(f"{name!r} is an alias; the collection's own name is {found['name']!r}")
     return found
+
+
+async def documents_of(client: Client, name: str) -> int | None:
+    """Their number, None in a quarantined collection, where they cannot be counted."""
+    if name in [one["name"] for one in await client.quarantined()]:
+        return None
+    documents: int = (await own(client, name))["documents"]
+    return documents
 
 
 def confirm(question: str) -> None:

@@ -7,9 +7,16 @@ import asyncio
 from aiohttp import web
 
 from indexes.model import Settings
-from retrieval.handlers.wire import answer, body, collection_of, describe, real_name
+from retrieval.handlers.wire import aliases_of, answer, body, collection_of, describe, real_name
 from retrieval.keys import CATALOG, CONFIG, EMBEDDERS, TASKS
-from retrieval.schemas import AliasBody, CollectionList, CreateCollection, RenameCollection, SetAlias
+from retrieval.schemas import (
+    AliasBody,
+    CollectionList,
+    CreateCollection,
+    QuarantinedBody,
+    RenameCollection,
+    SetAlias,
+)
 
 
 async def create(request: web.Request) -> web.Response:
@@ -30,7 +37,15 @@ async def create(request: web.Request) -> web.Response:
 async def listed(request: web.Request) -> web.Response:
     config, catalog = request.app[CONFIG], request.app[CATALOG]
     aliases, collections = catalog.aliases, sorted(catalog.collections.items())
-    return answer(CollectionList([describe(name, one, aliases, config) for name, one in collections]))
+    return answer(
+        CollectionList(
+            collections=[describe(name, one, aliases, config) for name, one in collections],
+            quarantined=[
+                QuarantinedBody(name, aliases_of(name, aliases), reason)
+                for name, reason in sorted(catalog.quarantined.items())
+            ],
+        )
+    )
 
 
 async def shown(request: web.Request) -> web.Response:

@@ -7,7 +7,7 @@ from pathlib import Path
 from aiohttp import web
 
 from retrieval.handlers.wire import answer
-from retrieval.keys import API, METRICS, READY
+from retrieval.keys import API, CATALOG, METRICS, READY
 
 PAGE = Path(__file__).with_name("docs.html")
 
@@ -18,9 +18,13 @@ async def healthz(request: web.Request) -> web.Response:
 
 
 async def readyz(request: web.Request) -> web.Response:
-    """200 once every collection is open and the models are loaded, 503 before and while closing."""
-    ready = request.app[READY]["ready"]
-    return answer({"status": "ready" if ready else "not ready"}, status=200 if ready else 503)
+    """200 once the collections are open and the models are loaded, 503 before and while closing.
+
+    A quarantined collection is named and does not fail it: taking the whole service out of rotation helps nobody.
+    """
+    if not request.app[READY]["ready"]:
+        return answer({"status": "not ready"}, status=503)
+    return answer({"status": "ready", "quarantined": sorted(request.app[CATALOG].quarantined)})
 
 
 async def metrics(request: web.Request) -> web.Response:

@@ -63,11 +63,15 @@ def query_int(request: web.Request, name: str, default: int, *, least: int, most
     return int(text)
 
 
+def aliases_of(name: str, aliases: Mapping[str, str]) -> list[str]:
+    return sorted(alias for alias, target in aliases.items() if target == name)
+
+
 def describe(name: str, collection: Collection, aliases: dict[str, str], config: Config) -> CollectionBody:
     settings = collection.settings
     return CollectionBody(
         name=name,
-        aliases=sorted(alias for alias, target in aliases.items() if target == name),
+        aliases=aliases_of(name, aliases),
         model=settings.model,
         fingerprint=settings.fingerprint,
         dimensions=settings.dimensions,

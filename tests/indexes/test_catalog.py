@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from indexes import failures
 from indexes.catalog import Catalog
-from indexes.errors import Conflict, Damaged, InvalidInput, Locked, NotADataDirectory, NotFound, StorageError
+from indexes.errors import (
+    Conflict,
+    Damaged,
+    InvalidInput,
+    Locked,
+    NotADataDirectory,
+    NotFound,
+    Quarantined,
+)
 from indexes.model import Tuning
 from tests.support.vectors import World, settings
 
@@ -161,16 +171,41 @@ def test_a_first_start_cut_short_can_be_repeated(tmp_path: Path) -> None:
     Catalog(folder, Tuning()).close()
 
 
-def test_a_damaged_collection_is_named(catalog: Catalog) -> None:
-    """Opening says which collection it is and what to do; without its folder the others are back."""
+@pytest.mark.parametrize(
+    "content",
+    [
+        lambda log: b"not a log any more" * 100,
+        lambda log: b"\0" * 100 + log[100:],
+        lambda log: log[: len(log) // 2],
+        lambda log: log[:4096],
+        lambda log: b"",
+    ],
+    ids=["another file", "broken header", "half of it", "first page only", "empty"],
+)
+def test_a_damaged_log_is_quarantined(catalog: Catalog, content: Callable[[bytes], bytes]) -> None:
+    """The others open; the sick one is named with its reason, refuses everything, and its name is free once deleted."""
     for name in ("good", "ill"):
-        catalog.create(name, settings()).write([WORLD.document(1)]).result()
+        catalog.create(name, settings()).write([WORLD.document(at) for at in range(20)]).result()
+    catalog.set_alias("patient", "ill")
     catalog.close()
     log = catalog.folder / "ill" / "log.db"
-    log.write_bytes(b"not a log any more" * 100)
-    with pytest.raises(StorageError, match=r"'ill' cannot be opened.*nearline verify"):
-        Catalog(catalog.folder, Tuning())
-    (catalog.folder / "ill").rename(catalog.folder.parent / "ill")
+    log.write_bytes(damaged := content(log.read_bytes()))
     again = Catalog(catalog.folder, Tuning())
     assert list(again.collections) == ["good"]
+    assert list(again.quarantined) == ["ill"]
+    failures.require_none()
+    for refused in (
+        lambda: again.get("patient"),
+        lambda: again.rename("ill", "other"),
+        lambda: again.set_alias("another", "ill"),
+    ):
+        with pytest.raises(Quarantined, match=r"'ill' is quarantined: .*nearline verify"):
+            refused()
+    with pytest.raises(Conflict, match="taken"):
+        again.create("ill", settings())
+    assert log.read_bytes() == damaged or not damaged
+    again.remove_alias("patient")
+    again.delete("ill")
+    again.create("ill", settings()).write([WORLD.document(1)]).result()
+    assert not again.quarantined
     again.close()

@@ -189,7 +189,7 @@ def test_a_failed_disk_stops_acknowledgements() -> None:
             raise error
         return [None] * len(writes)
 
-    writer = Writer("test", commit, operations_max=10)
+    writer = Writer("test", commit, operations_max=10, on_idle=lambda: None)
     for _ in range(2):
         with pytest.raises(StorageError, match="the disk failed"):
             writer.write([Delete("x")]).result(5)
@@ -216,7 +216,7 @@ def test_a_full_queue_turns_writes_away_and_no_steps(monkeypatch: pytest.MonkeyP
     """Beyond the limit a write is refused at once; what puts a finished segment in place still gets through."""
     monkeypatch.setattr("indexes.log.writer.WAITING_WRITES_MAX", 3)
     gate = threading.Event()
-    writer = Writer("test", lambda writes: [], operations_max=10)
+    writer = Writer("test", lambda writes: [], operations_max=10, on_idle=lambda: None)
     blocked = writer.call(gate.wait)
     while writer._queue.qsize():
         time.sleep(0.001)  # until the thread has taken the step it now waits in

@@ -53,6 +53,7 @@ ERRORS: list[tuple[NearlineError, int, int, int]] = [
     (tree.DeadlineExceeded("x"), 503, 503, 503),
     (tree.NotReady("x"), 503, 503, 503),
     (tree.Damaged("x"), 500, 500, 424),
+    (tree.Quarantined("x"), 503, 503, 503),
     (tree.DiskFull("x"), 507, 507, 424),
     (NearlineError("x"), 500, 500, 424),
 ]

@@ -42,6 +42,8 @@ def test_the_tree_is_drawn_in_full() -> None:
         (tree.DeadlineExceeded("x"), 503),
         (tree.DiskFull("x"), 507),
         (tree.Damaged("x"), 500),
+        (tree.Quarantined("x"), 503),
+        (tree.OutOfDescriptors("x"), 503),
     ],
 )
 def test_statuses(error: NearlineError, status: int) -> None:

@@ -331,7 +331,7 @@ def test_health_ready_metrics(http: Http, facts: str) -> None:
     """The probes answer, and the metrics hold what was done."""
     http.search(facts, query="counted")
     assert http.ok("GET", "/healthz") == {"status": "ok"}
-    assert http.ok("GET", "/readyz") == {"status": "ready"}
+    assert http.ok("GET", "/readyz") == {"status": "ready", "quarantined": []}
     text = http.ok("GET", "/metrics")
     assert f'nearline_searches_total{{cache="miss",cold="skipped",collection="{facts}"}} 1.0' in text
     assert f'nearline_passages{{collection="{facts}",tier="delta"}} 4.0' in text

@@ -42,7 +42,7 @@ def test_answers_survive_a_restart_in_redis_and_searches_survive_redis(
             assert http.search("docs", query="white lighthouse 3")["receipt"]["cache"] == "hit", (
                 "the near cache goes on"
             )
-            assert http.ok("GET", "/readyz") == {"status": "ready"}
+            assert http.ok("GET", "/readyz") == {"status": "ready", "quarantined": []}
 
 
 def environment(model_folder: Path, redis_url: str, **more: str) -> Mapping[str, str]:

@@ -1,0 +1,104 @@
+"""File descriptors: many collections need few, and running out of them ends nothing."""
+
+from __future__ import annotations
+
+import resource
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from indexes.build.builder import build
+from indexes.catalog import Catalog
+from indexes.log import log, sqlite
+from indexes.model import Tuning
+from jobs.server_process import log_of, serving
+from tests.support.http import Http
+from tests.support.vectors import World, fill, make_collection, settings
+
+WORLD = World()
+KEPT = 4
+MOST = 2 + KEPT * 4 + KEPT * 4
+
+
+def descriptors(pid: int | str = "self") -> int:
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def writers() -> int:
+    return sum(thread.name.startswith("writer-") for thread in threading.enumerate())
+
+
+def test_idle_collections_share_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond a bounded number, an idle collection holds no descriptor and no thread; its next write works."""
+    monkeypatch.setattr(log, "OPEN_KEPT", KEPT)
+    monkeypatch.setattr(sqlite, "READERS_KEPT", KEPT)
+    before, threads = descriptors(), writers()
+    catalog = Catalog(tmp_path / "data", Tuning())
+    names = [f"c{number}" for number in range(30)]
+    for name in names:
+        catalog.create(name, settings()).write([WORLD.document(1)]).result()
+    deadline = time.monotonic() + 20
+    while writers() > threads and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert writers() == threads
+    assert descriptors() <= before + MOST
+    for name in names:
+        catalog.get(name).write([WORLD.document(2)]).result()
+    catalog.close()
+    assert descriptors() <= before + 1
+    again = Catalog(tmp_path / "data", Tuning())
+    assert {again.get(name).snapshot.live for name in names} == {2}
+    assert descriptors() <= before + MOST
+    again.close()
+
+
+def test_a_small_generation_needs_none(tmp_path: Path) -> None:
+    """Its files are read, not mapped: each map would hold a descriptor for as long as the collection is open."""
+    collection = make_collection(tmp_path / "c", hot_capacity=100)
+    fill(collection, WORLD, range(300))
+    before = descriptors()
+    request = collection.begin_build()
+    build(request, lambda *_: None)
+    collection.adopt(request.number)
+    assert collection.snapshot.generation == 1
+    assert descriptors() <= before + 1  # a reader for the builder's threads
+    collection.close()
+
+
+def test_hundreds_of_collections_fit(tmp_path: Path, model_folder: Path) -> None:
+    """A service with 1,024 descriptors holds 350 collections."""
+    with serving(tmp_path / "data", {"NEARLINE_MODELS_FOLDER": str(model_folder.parent)}) as server:
+        resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (1024, 1024))
+        http = Http(server.url)
+        for number in range(350):
+            http.ok("POST", "/v1/collections", {"name": f"c{number}"})
+        http.write("c0", {"id": "one", "text": "a document about rivers"})
+        assert http.found("c0", query="rivers", k=1) == ["one"]
+        assert descriptors(server.pid) < 500
+
+
+def test_running_out_ends_nothing(tmp_path: Path, model_folder: Path) -> None:
+    """A collection for which no descriptor is left is refused as such, and can be made once there is one."""
+    with serving(tmp_path / "data", {"NEARLINE_MODELS_FOLDER": str(model_folder.parent)}) as server:
+        soft, hard = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
+        assert soft == hard
+        http = Http(server.url)
+        http.ok("POST", "/v1/collections", {"name": "first"})
+        http.write("first", {"id": "one", "text": "a document about rivers"})
+        tried = 0
+        for spare in range(2, 9):  # where in the making of a collection they run out
+            resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (descriptors(server.pid) + spare, hard))
+            reply = http.call("POST", "/v1/collections", {"name": f"c{spare}"})
+            resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (hard, hard))
+            if reply.status != 201:
+                tried += 1
+                assert (reply.status, reply.body["error"]["type"]) == (503, "out_of_descriptors"), spare
+                assert int(reply.headers["Retry-After"]) > 0
+                http.ok("POST", "/v1/collections", {"name": f"c{spare}"})
+        assert tried > 2
+        http.write("first", {"id": "two", "text": "a document about lakes"})
+        assert http.ok("GET", "/readyz") == {"status": "ready", "quarantined": []}
+        assert server.stop() == 0
+    assert "Traceback" not in log_of(tmp_path / "data").read_text()

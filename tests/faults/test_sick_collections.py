@@ -1,0 +1,97 @@
+"""One sick collection is quarantined; the others serve, and the process stays."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import apsw
+import pytest
+
+from indexes import failures
+from indexes.durable import FolderLock
+from indexes.errors import Quarantined
+from indexes.log.log import Log
+from jobs.server_process import log_of, serving
+from tests.jobs.test_commands import nearline
+from tests.support.http import Http
+from tests.support.vectors import World, make_collection
+
+WORLD = World()
+
+
+def zero_a_page(log: Path, table: str) -> None:
+    """The root page of a table that opening does not read and every write does."""
+    db = apsw.Connection(str(log))
+    db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    number = int(db.execute("SELECT rootpage FROM sqlite_schema WHERE name = ?", (table,)).get)
+    size = int(db.execute("PRAGMA page_size").get)
+    db.close()
+    with log.open("r+b") as file:
+        file.seek((number - 1) * size)
+        file.write(bytes(size))
+
+
+def test_a_damaged_log_does_not_end_the_service(tmp_path: Path, model_folder: Path) -> None:
+    """A broken header does not stop the start, and a zeroed page met by a write, and by its retry, ends nothing."""
+    data, environ = tmp_path / "data", {"NEARLINE_MODELS_FOLDER": str(model_folder.parent)}
+    document = {"id": "one", "text": "a document about rivers"}
+    with serving(data, environ) as server:
+        http = Http(server.url)
+        for name in ("good", "headless", "zeroed"):
+            http.ok("POST", "/v1/collections", {"name": name})
+            http.write(name, document)
+    zero_a_page(data / "zeroed" / "log.db", "operations")
+    with (data / "headless" / "log.db").open("r+b") as file:
+        file.write(bytes(100))
+
+    with serving(data, environ) as server:
+        http = Http(server.url)
+        assert http.ok("GET", "/readyz") == {"status": "ready", "quarantined": ["headless"]}
+        for _ in range(2):
+            reply = http.call(
+                "POST", "/v1/collections/zeroed/documents", {"documents": [document | {"id": "two"}]}
+            )
+            assert (reply.status, reply.body["error"]["type"]) == (503, "quarantined")
+            assert "damaged" in reply.body["error"]["message"]
+            assert str(tmp_path) not in reply.body["error"]["message"]
+        http.write("good", document | {"id": "two"})
+        assert http.found("good", query="rivers", k=1)
+        assert http.call("POST", "/v1/collections/zeroed/search", {"query": "rivers"}).status == 503
+
+        assert http.ok("GET", "/readyz")["quarantined"] == ["headless", "zeroed"]
+        listing = http.ok("GET", "/v1/collections")
+        assert [one["name"] for one in listing["collections"]] == ["good"]
+        assert {one["name"]: "damaged" in one["reason"] for one in listing["quarantined"]} == {
+            "headless": True,
+            "zeroed": True,
+        }
+        assert http.metric("nearline_collections_quarantined") == 2
+        listed = nearline("collections", "list", "--url", server.url)
+        assert "headless is quarantined" in listed.stderr
+        deleted = nearline("collections", "delete", "headless", "--yes", "--json", "--url", server.url)
+        assert json.loads(deleted.stdout) == {"deleted": "headless", "documents": None}
+        assert http.call("DELETE", "/v1/collections/zeroed").status == 204
+        http.ok("POST", "/v1/collections", {"name": "zeroed"})
+        assert http.ok("GET", "/readyz") == {"status": "ready", "quarantined": []}
+        assert server.stop() == 0
+    assert log_of(data).read_text().count("is quarantined") == 2
+
+
+def test_damage_met_by_a_read_is_remembered(tmp_path: Path) -> None:
+    """From then on nothing is read or written, it is taken for no failed sync, and closing leaves the file as it is."""
+    collection = make_collection(tmp_path / "c")
+    collection.write([WORLD.document(number) for number in range(300)]).result()
+    collection.close()
+    path = tmp_path / "c" / "log.db"
+    zero_a_page(path, "documents")
+    damaged = path.read_bytes()
+    lock, log = FolderLock(tmp_path / "LOCK"), Log(path)
+    assert log.position().seq == 300
+    for use in (lambda: log.document("d1"), log.position, lambda: log.commit([[WORLD.document(1)]])):
+        with pytest.raises(Quarantined, match=r"c/log\.db is damaged"):
+            use()
+    log.close()
+    failures.require_none()
+    lock.close()
+    assert path.read_bytes() == damaged
