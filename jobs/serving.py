@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import ipaddress
 import os
 import signal
 import sys
@@ -16,10 +17,13 @@ from pathlib import Path
 from aiohttp import web
 
 from indexes.courtesy import keep_turns_short
+from indexes.errors import InvalidInput
 from retrieval.app import create_app
+from retrieval.browsers import is_address
 from retrieval.config import Config
 from retrieval.keys import FAILED, READY
 from retrieval.request_log import RequestLog
+from retrieval.settings import Server
 
 READY_LINE = "nearline listens on "
 HEAPS_MAX = 2
@@ -28,10 +32,26 @@ DRAIN_S = 0.2  # between failing readiness and closing the socket, for a load ba
 
 
 def run(config: Config, data: Path) -> None:
-    """Blocks until the service has ended. Raises what opening the data directory raises, and SystemExit as above."""
+    """Blocks until the service has ended. Raises what opening the data directory raises, and SystemExit as above.
+
+    Raises InvalidInput for an address that other machines reach, unless the settings allow it.
+    """
+    require_private(config.server)
     share_heaps()
     if not asyncio.run(serve(config, data)):
         sys.exit(1)
+
+
+def require_private(server: Server) -> None:
+    """There are no keys: who reaches the service may do everything."""
+    host = server.host
+    private = ipaddress.ip_address(host).is_loopback if is_address(host) else host == "localhost"
+    if not private and not server.insecure:
+        raise InvalidInput(
+            f"server.host: other machines reach {host!r}, and whoever does may read, write and delete; "
+            "listen on 127.0.0.1, or allow it with --insecure (server.insecure)",
+            param="server.host",
+        )
 
 
 def share_heaps() -> None:

@@ -44,8 +44,21 @@ class RequestTimeout(NearlineError):
     """The body did not arrive in time."""
 
 
+class ForeignOrigin(NearlineError):
+    """A page in a browser calls that the configuration does not allow."""
+
+
+class UnknownHost(NearlineError):
+    """The client used a name for this service that is not one of its own."""
+
+
+class UnsupportedMediaType(NearlineError):
+    """The body is declared as something other than JSON."""
+
+
 STATUS: dict[type[NearlineError], int] = {
     MalformedRequest: 400,
+    ForeignOrigin: 403,
     NotFound: 404,
     MethodNotAllowed: 405,
     RequestTimeout: 408,
@@ -53,6 +66,8 @@ STATUS: dict[type[NearlineError], int] = {
     ModelMismatch: 409,
     RecallTooLow: 409,
     TooLarge: 413,
+    UnsupportedMediaType: 415,
+    UnknownHost: 421,
     InvalidInput: 422,
     Overloaded: 429,
     NearlineError: 500,

@@ -1,4 +1,4 @@
-"""What every request passes through: an id and metrics, errors as JSON, and a body that arrives in time."""
+"""What every request passes through: an id and metrics, errors as JSON, a known caller, a body that arrives in time."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from indexes.errors import Conflict, InvalidInput, NearlineError, NotFound, TooLarge
+from retrieval.browsers import require_known_caller
 from retrieval.dialects.errors import response
 from retrieval.errors import MalformedRequest, MethodNotAllowed, RequestTimeout
 from retrieval.keys import CONFIG, METRICS
@@ -87,6 +88,13 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
     except Exception:
         logger.exception("%s %s failed", request.method, request.rel_url.raw_path)
         return response(request.path, NearlineError("internal error; the service's log has the details"))
+
+
+@web.middleware
+async def known_callers(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse what a foreign page may have sent before its body is read; `retrieval/browsers.py` has the rule."""
+    require_known_caller(request)
+    return await handler(request)
 
 
 @web.middleware

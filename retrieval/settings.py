@@ -19,6 +19,8 @@ Share = Annotated[float, Meta(gt=0, le=1)]
 Name = Annotated[str, Meta(min_length=1)]
 # As browsers write it in their header; anything else would never match.
 Origin = Annotated[str, Meta(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/*\sA-Z]+)$")]
+# The name alone, in lower case: the port is not compared.
+HostName = Annotated[str, Meta(pattern=r"^(\*|[^*:/\s\[\]A-Z]+)$")]
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -32,7 +34,9 @@ class Server(Section, frozen=True, kw_only=True):
     body_timeout_s: Duration = 15.0
     keepalive_timeout_s: Duration = 75.0
     shutdown_grace_s: Duration = 25.0
+    hosts: list[HostName] = []
     cors_origins: list[Origin] = []
+    insecure: bool = False
 
 
 class Models(Section, frozen=True, kw_only=True):

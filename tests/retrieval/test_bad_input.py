@@ -303,7 +303,9 @@ def test_a_body_that_does_not_arrive(tmp_path: Path, model_folder: Path) -> None
     with serving(tmp_path / "data", environ) as server:
         at = urlsplit(server.url)
         with socket.create_connection((at.hostname, at.port), timeout=20) as connection:
-            connection.sendall(b"POST /v1/collections HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{")
+            connection.sendall(
+                b"POST /v1/collections HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{"
+            )
             assert Http(server.url).ok("GET", "/healthz")
             received = b""
             while block := connection.recv(4096):
