@@ -46,6 +46,12 @@ SEARCHES: list[tuple[object, int, str | None]] = [
     ({"query": "x", "fusion": {"method": "best"}}, 422, "fusion.method"),
     ({"query": "x", "fusion": {"weights": {"dense": -1}}}, 422, "fusion.weights.dense"),
     ({"query": "x", "fusion": {"weights": {"dense": 0, "lexical": 0}}}, 422, "fusion.weights"),
+    (
+        {"query": "x", "fusion": {"method": "weighted", "weights": {"dense": 1e308}}},
+        422,
+        "fusion.weights.dense",
+    ),
+    ({"query": "x", "fusion": {"weights": {"lexical": 1e7}}}, 422, "fusion.weights.lexical"),
     ({"query": "x", "deadline_ms": 0}, 422, "deadline_ms"),
     ({"query": "x", "exact": True, "mode": "hybrid"}, 422, "exact"),
     ({"query": "x", "filter": {"type": "eq", "key": "kind", "value": 2**70}}, 422, "filter.value"),
@@ -99,6 +105,11 @@ WRITES: list[tuple[object, int, str | None]] = [
         {"documents": [GOOD, {"id": "b", "text": "b", "metadata": {"a": {"b": 1}, "a.b": 2}}]},
         422,
         "documents[1].metadata.a.b",
+    ),
+    (
+        {"documents": [GOOD, {"id": "b", "text": "b", "metadata": {"a": {"nul \0 key": 1}}}]},
+        422,
+        "documents[1].metadata.a.nul \0 key",
     ),
     (
         {"documents": [GOOD, {"id": "b", "text": "b", "metadata": {"tags": ["a", "b\0"]}}]},
