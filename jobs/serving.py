@@ -18,11 +18,11 @@ from aiohttp import web
 
 from indexes.courtesy import keep_turns_short
 from indexes.errors import InvalidInput
+from jobs.connections import AcceptErrors, Connections
 from retrieval.app import create_app
 from retrieval.browsers import is_address
 from retrieval.config import Config
 from retrieval.keys import FAILED, READY
-from retrieval.request_log import RequestLog
 from retrieval.settings import Server
 
 READY_LINE = "nearline listens on "
@@ -68,20 +68,17 @@ def share_heaps() -> None:
 async def serve(config: Config, data: Path) -> bool:
     """Whether the service ended because it was asked to, not because its storage failed."""
     app = create_app(config, data)
-    runner = web.AppRunner(
-        app,
-        access_log_class=RequestLog,
-        handler_cancellation=True,
-        keepalive_timeout=config.server.keepalive_timeout_s,
-        shutdown_timeout=config.server.shutdown_grace_s,
-    )
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=config.server.shutdown_grace_s)
+    connections = Connections(config.server)
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(AcceptErrors())
     stop = asyncio.Event()
     for one in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(one, stop.set)
+        loop.add_signal_handler(one, stop.set)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, config.server.host, config.server.port)
-        await site.start()
+        await Site(runner, connections).start()
+        watch = loop.create_task(connections.watch())
         keep_turns_short()
         print(f"{READY_LINE}{url_of(runner)}", flush=True)  # noqa: T201 - other programs wait for this line
         await first_of(stop, app[FAILED])
@@ -89,7 +86,28 @@ async def serve(config: Config, data: Path) -> bool:
         await asyncio.sleep(DRAIN_S)
     finally:
         await runner.cleanup()
+    watch.cancel()
     return not app[FAILED].is_set()
+
+
+class Site(web.BaseSite):
+    """Where the service listens. aiohttp's own has no say in how a connection is made."""
+
+    def __init__(self, runner: web.AppRunner, connections: Connections) -> None:
+        super().__init__(runner)
+        self._connections = connections
+
+    @property
+    def name(self) -> str:
+        return f"http://{self._connections.settings.host}:{self._connections.settings.port}"
+
+    async def start(self) -> None:
+        await super().start()
+        server, settings = self._runner.server, self._connections.settings
+        assert server is not None, "the runner is set up"
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: self._connections.accept(server), settings.host, settings.port, backlog=self._backlog
+        )
 
 
 async def first_of(*events: asyncio.Event) -> None:

@@ -80,7 +80,12 @@ def says_json(request: web.Request) -> bool:
 
 
 async def protective_headers(request: web.Request, answer: web.StreamResponse) -> None:
-    """For `on_response_prepare`: no guessing of types, no frames, and no versions in `Server`."""
+    """For `on_response_prepare`."""
+    protect(answer)
+
+
+def protect(answer: web.StreamResponse) -> None:
+    """No guessing of types, no frames, and no versions in `Server`."""
     answer.headers["Server"] = "nearline"
     answer.headers["X-Content-Type-Options"] = "nosniff"
     answer.headers["X-Frame-Options"] = "DENY"  # for browsers older than frame-ancestors

@@ -15,13 +15,14 @@ from indexes.errors import Conflict, InvalidInput, NearlineError, NotFound, TooL
 from retrieval.browsers import require_known_caller
 from retrieval.dialects.errors import response
 from retrieval.errors import MalformedRequest, MethodNotAllowed, RequestTimeout
-from retrieval.keys import CONFIG, METRICS
+from retrieval.keys import CONFIG, METRICS, READY
 from retrieval.request_log import CLIENT_LEFT, REQUEST_ID, log_request
 
 logger = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 PREFLIGHT_S = "7200"  # a browser asks again after this; Chromium's own most
+LAST_WORD_S = 1.0  # for an answer to leave
 GIVEN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -38,6 +39,8 @@ async def observed(request: web.Request, handler: Handler) -> web.StreamResponse
         log_request(request, CLIENT_LEFT, time.perf_counter() - started)
         raise
     answer.headers["X-Request-Id"] = request_id
+    if not request.app[READY]["ready"]:
+        answer.force_close()  # the service is stopping: tell clients that keep connections
     route = request.match_info.route.resource
     request.app[METRICS].request(
         request.method, route.canonical if route else "unknown", answer.status, time.perf_counter() - started
@@ -109,6 +112,9 @@ async def bounded_body(request: web.Request, handler: Handler) -> web.StreamResp
             late = RequestTimeout(f"the body did not arrive within {limit_s:g} seconds")
             answer = response(request.path, late)
             answer.force_close()
+            # Else aiohttp reads on for ten seconds, for clients that read only once they have sent everything.
+            if request.transport is not None:
+                asyncio.get_running_loop().call_later(LAST_WORD_S, request.transport.close)
             return answer
     return await handler(request)
 

@@ -32,7 +32,11 @@ class Server(Section, frozen=True, kw_only=True):
     port: Annotated[int, Meta(ge=0, le=65_535)] = 8080
     body_bytes_max: Positive = 33_554_432
     body_timeout_s: Duration = 15.0
+    header_timeout_s: Duration = 15.0
+    write_timeout_s: Duration = 15.0
     keepalive_timeout_s: Duration = 75.0
+    connections_max: Positive = 1000
+    connections_per_address_max: Positive = 500
     shutdown_grace_s: Duration = 25.0
     hosts: list[HostName] = []
     cors_origins: list[Origin] = []
