@@ -9,7 +9,7 @@ from aiohttp import web
 from retrieval import lifecycle
 from retrieval.browsers import protective_headers
 from retrieval.config import Config
-from retrieval.keys import CONFIG, METRICS, READY
+from retrieval.keys import CONFIG, FOLDERS, METRICS, READY
 from retrieval.metrics import Metrics
 from retrieval.middlewares import bounded_body, cross_origin, errors_as_json, known_callers, observed
 from retrieval.routes import add_routes
@@ -26,6 +26,7 @@ def create_app(config: Config, data: Path) -> web.Application:
     )
     app.on_response_prepare.append(protective_headers)
     app[CONFIG] = config
+    app[FOLDERS] = (data, Path(config.models.folder))
     app[METRICS] = Metrics()
     app[READY] = {"ready": False}
     # Closed in the reverse order: first no more jobs, then no more searches, then the models and the

@@ -8,6 +8,8 @@ The most specific class decides. A test holds that every error of the tree has i
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from pathlib import Path
 
 import msgspec
 from aiohttp import web
@@ -99,6 +101,15 @@ def status_of(error: NearlineError) -> int:
 
 def body_of(error: NearlineError) -> ErrorBody:
     return ErrorBody(ErrorDetail(type_name(type(error)), error.message, error.param))
+
+
+def without_folders(message: str, folders: Iterable[Path]) -> str:
+    """The message with these folders by their last names: where they lie is for the log, not for clients."""
+    for folder in folders:
+        for written in (folder, folder.resolve()):
+            if written.is_absolute() and written.name:
+                message = message.replace(str(written), written.name)
+    return message
 
 
 def type_name(kind: type[NearlineError]) -> str:

@@ -11,11 +11,11 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from indexes.errors import Conflict, InvalidInput, NearlineError, NotFound, TooLarge
+from indexes.errors import Conflict, InvalidInput, NearlineError, NotFound, StorageError, TooLarge
 from retrieval.browsers import require_known_caller
 from retrieval.dialects.errors import response
-from retrieval.errors import MalformedRequest, MethodNotAllowed, RequestTimeout
-from retrieval.keys import CONFIG, METRICS, READY
+from retrieval.errors import MalformedRequest, MethodNotAllowed, RequestTimeout, without_folders
+from retrieval.keys import CONFIG, FOLDERS, METRICS, READY
 from retrieval.request_log import CLIENT_LEFT, REQUEST_ID, log_request
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,10 @@ async def observed(request: web.Request, handler: Handler) -> web.StreamResponse
         answer.force_close()  # the service is stopping: tell clients that keep connections
     route = request.match_info.route.resource
     request.app[METRICS].request(
-        request.method, route.canonical if route else "unknown", answer.status, time.perf_counter() - started
+        request.method,
+        route.canonical if route else "unknown",
+        answer.status,
+        time.perf_counter() - started,
     )
     return answer
 
@@ -81,10 +84,14 @@ async def cross_origin(request: web.Request, handler: Handler) -> web.StreamResp
 @web.middleware
 async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Every error leaves in the shape of its path's dialect. One nobody expected is logged whole, and told as little
-    as possible."""
+    as possible; one of the storage is logged with its path, and told without."""
     try:
         return await handler(request)
     except NearlineError as error:
+        if isinstance(error, StorageError):
+            logger.error("%s %s failed: %s", request.method, request.rel_url.raw_path, error.message)
+        folders = request.app.get(FOLDERS, ())
+        error.message = without_folders(error.message, folders)
         return response(request.path, error)
     except web.HTTPException as error:
         return from_aiohttp(request, error)

@@ -262,6 +262,14 @@ def test_bad_collection_names(http: Http, bad: str) -> None:
     assert "a-z" in reply.body["error"]["message"]
 
 
+def test_answers_name_no_folder(http: Http, model_folder: Path) -> None:
+    """What to do about a missing model is told without saying where models lie."""
+    reply = http.call("POST", "/v1/collections", {"name": "x", "model": "unknown"})
+    assert reply.status == 404
+    assert "export-model" in reply.body["error"]["message"]
+    assert str(model_folder.parent) not in reply.body["error"]["message"]
+
+
 def test_a_taken_name_is_409(http: Http, name: str) -> None:
     """Twice the same collection."""
     assert http.call("POST", "/v1/collections", {"name": name}).status == 409
