@@ -1,7 +1,7 @@
 # The image that serves: Python, Nearline, one model. No compiler and no PyTorch; both stay behind in earlier stages.
 #
 #   docker build -t nearline .
-#   docker run -p 8080:8080 -v nearline-data:/data nearline
+#   docker run -p 127.0.0.1:8080:8080 -v nearline-data:/data nearline
 #
 # The model comes from the hub, or where that cannot be reached is exported with PyTorch. If your index has only the
 # large builds for accelerators, name one that has the small one:  --build-arg TORCH_ARGS="--extra-index-url ..."
@@ -64,4 +64,7 @@ EXPOSE 8080
 HEALTHCHECK --interval=10s --timeout=3s --start-period=120s --retries=3 \
     CMD ["python", "-c", "import http.client, os, sys; c = http.client.HTTPConnection('127.0.0.1', int(os.environ.get('NEARLINE_SERVER_PORT', '8080')), timeout=2); c.request('GET', '/readyz'); sys.exit(c.getresponse().status != 200)"]
 
-ENTRYPOINT ["nearline", "serve", "--data", "/data", "--host", "0.0.0.0"]
+# --insecure: the container's own network reaches the service, and there are no keys. Publish the port with care: the
+# command above does so for this machine only. Clients that use a name ("http://nearline:8080") need it in
+# NEARLINE_SERVER_HOSTS='["nearline"]'.
+ENTRYPOINT ["nearline", "serve", "--data", "/data", "--host", "0.0.0.0", "--insecure"]

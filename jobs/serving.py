@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import ipaddress
 import os
 import resource
 import signal
@@ -17,10 +18,13 @@ from pathlib import Path
 from aiohttp import web
 
 from indexes.courtesy import keep_turns_short
+from indexes.errors import InvalidInput
+from jobs.connections import AcceptErrors, Connections
 from retrieval.app import create_app
+from retrieval.browsers import is_address
 from retrieval.config import Config
 from retrieval.keys import FAILED, READY
-from retrieval.request_log import RequestLog
+from retrieval.settings import Server
 
 READY_LINE = "nearline listens on "
 HEAPS_MAX = 2
@@ -29,11 +33,27 @@ DRAIN_S = 0.2  # between failing readiness and closing the socket, for a load ba
 
 
 def run(config: Config, data: Path) -> None:
-    """Blocks until the service has ended. Raises what opening the data directory raises, and SystemExit as above."""
+    """Blocks until the service has ended. Raises what opening the data directory raises, and SystemExit as above.
+
+    Raises InvalidInput for an address that other machines reach, unless the settings allow it.
+    """
+    require_private(config.server)
     share_heaps()
     allow_all_descriptors()
     if not asyncio.run(serve(config, data)):
         sys.exit(1)
+
+
+def require_private(server: Server) -> None:
+    """There are no keys: who reaches the service may do everything."""
+    host = server.host
+    private = ipaddress.ip_address(host).is_loopback if is_address(host) else host == "localhost"
+    if not private and not server.insecure:
+        raise InvalidInput(
+            f"server.host: other machines reach {host!r}, and whoever does may read, write and delete; "
+            "listen on 127.0.0.1, or allow it with --insecure (server.insecure)",
+            param="server.host",
+        )
 
 
 def share_heaps() -> None:
@@ -57,20 +77,17 @@ def allow_all_descriptors() -> None:
 async def serve(config: Config, data: Path) -> bool:
     """Whether the service ended because it was asked to, not because its storage failed."""
     app = create_app(config, data)
-    runner = web.AppRunner(
-        app,
-        access_log_class=RequestLog,
-        handler_cancellation=True,
-        keepalive_timeout=config.server.keepalive_timeout_s,
-        shutdown_timeout=config.server.shutdown_grace_s,
-    )
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=config.server.shutdown_grace_s)
+    connections = Connections(config.server)
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(AcceptErrors())
     stop = asyncio.Event()
     for one in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(one, stop.set)
+        loop.add_signal_handler(one, stop.set)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, config.server.host, config.server.port)
-        await site.start()
+        await Site(runner, connections).start()
+        watch = loop.create_task(connections.watch())
         keep_turns_short()
         print(f"{READY_LINE}{url_of(runner)}", flush=True)  # noqa: T201 - other programs wait for this line
         await first_of(stop, app[FAILED])
@@ -78,7 +95,28 @@ async def serve(config: Config, data: Path) -> bool:
         await asyncio.sleep(DRAIN_S)
     finally:
         await runner.cleanup()
+    watch.cancel()
     return not app[FAILED].is_set()
+
+
+class Site(web.BaseSite):
+    """Where the service listens. aiohttp's own has no say in how a connection is made."""
+
+    def __init__(self, runner: web.AppRunner, connections: Connections) -> None:
+        super().__init__(runner)
+        self._connections = connections
+
+    @property
+    def name(self) -> str:
+        return f"http://{self._connections.settings.host}:{self._connections.settings.port}"
+
+    async def start(self) -> None:
+        await super().start()
+        server, settings = self._runner.server, self._connections.settings
+        assert server is not None, "the runner is set up"
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: self._connections.accept(server), settings.host, settings.port, backlog=self._backlog
+        )
 
 
 async def first_of(*events: asyncio.Event) -> None:

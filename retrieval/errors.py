@@ -8,6 +8,8 @@ The most specific class decides. A test holds that every error of the tree has i
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from pathlib import Path
 
 import msgspec
 from aiohttp import web
@@ -46,8 +48,21 @@ class RequestTimeout(NearlineError):
     """The body did not arrive in time."""
 
 
+class ForeignOrigin(NearlineError):
+    """A page in a browser calls that the configuration does not allow."""
+
+
+class UnknownHost(NearlineError):
+    """The client used a name for this service that is not one of its own."""
+
+
+class UnsupportedMediaType(NearlineError):
+    """The body is declared as something other than JSON."""
+
+
 STATUS: dict[type[NearlineError], int] = {
     MalformedRequest: 400,
+    ForeignOrigin: 403,
     NotFound: 404,
     MethodNotAllowed: 405,
     RequestTimeout: 408,
@@ -55,6 +70,8 @@ STATUS: dict[type[NearlineError], int] = {
     ModelMismatch: 409,
     RecallTooLow: 409,
     TooLarge: 413,
+    UnsupportedMediaType: 415,
+    UnknownHost: 421,
     InvalidInput: 422,
     Overloaded: 429,
     NearlineError: 500,
@@ -88,6 +105,15 @@ def status_of(error: NearlineError) -> int:
 
 def body_of(error: NearlineError) -> ErrorBody:
     return ErrorBody(ErrorDetail(type_name(type(error)), error.message, error.param))
+
+
+def without_folders(message: str, folders: Iterable[Path]) -> str:
+    """The message with these folders by their last names: where they lie is for the log, not for clients."""
+    for folder in folders:
+        for written in (folder, folder.resolve()):
+            if written.is_absolute() and written.name:
+                message = message.replace(str(written), written.name)
+    return message
 
 
 def type_name(kind: type[NearlineError]) -> str:

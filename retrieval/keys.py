@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -17,6 +18,7 @@ from retrieval.query_log import QueryLog
 from retrieval.tasks import Tasks
 
 CONFIG = web.AppKey("CONFIG", Config)
+FOLDERS = web.AppKey[tuple[Path, ...]]("FOLDERS")  # of data and models: no answer says where they lie
 METRICS = web.AppKey("METRICS", Metrics)
 CATALOG = web.AppKey("CATALOG", Catalog)
 SHARED = web.AppKey[Store | None]("SHARED")  # what services share; None where there is no Redis

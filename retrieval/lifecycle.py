@@ -21,11 +21,14 @@ from indexes.model import ColdPolicy, Tuning
 from retrieval.cache import MemoryStore, ResultCache, SharedVectors, Store
 from retrieval.config import Config
 from retrieval.embedders import Embedders
+from retrieval.errors import without_folders
+from retrieval.job_schemas import JobBody
 from retrieval.keys import (
     CATALOG,
     CONFIG,
     EMBEDDERS,
     FAILED,
+    FOLDERS,
     METRICS,
     PIPELINE,
     QUERY_LOG,
@@ -131,7 +134,14 @@ async def pipeline_ctx(app: web.Application) -> AsyncIterator[None]:
 
 
 async def tasks_ctx(app: web.Application) -> AsyncIterator[None]:
-    app[TASKS] = Tasks(app[METRICS].job_finished)
+    folders = app[FOLDERS]
+
+    def finished(job: JobBody) -> None:
+        if job.error is not None:
+            job.error = without_folders(job.error, folders)
+        app[METRICS].job_finished(job)
+
+    app[TASKS] = Tasks(finished)
     yield
     await app[TASKS].close()
 

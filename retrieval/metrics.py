@@ -98,6 +98,18 @@ class Metrics:
         self._unchanged.labels(collection).inc(result.unchanged)
         self._write_seconds.observe(seconds)
 
+    def forget(self, collection: str) -> None:
+        """Drop what was counted under a name that is gone: else each name there ever was stays for ever."""
+        for metric in (self._searches, self._documents, self._unchanged, self._refused):
+            held = {
+                tuple(sample.labels.values())
+                for family in metric.collect()
+                for sample in family.samples
+                if sample.labels["collection"] == collection
+            }
+            for labels in held:
+                metric.remove(*labels)
+
     def loop_lag(self, seconds: float) -> None:
         self._loop_lag.observe(seconds)
 

@@ -1,4 +1,4 @@
-"""What every request passes through: an id and metrics, errors as JSON, and a body that arrives in time."""
+"""What every request passes through: an id and metrics, errors as JSON, a known caller, a body that arrives in time."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from indexes.errors import Conflict, InvalidInput, NearlineError, NotFound, TooLarge
+from indexes.errors import Conflict, InvalidInput, NearlineError, NotFound, StorageError, TooLarge
+from retrieval.browsers import require_known_caller
 from retrieval.dialects.errors import response
-from retrieval.errors import MalformedRequest, MethodNotAllowed, RequestTimeout
-from retrieval.keys import CONFIG, METRICS
+from retrieval.errors import MalformedRequest, MethodNotAllowed, RequestTimeout, without_folders
+from retrieval.keys import CONFIG, FOLDERS, METRICS, READY
 from retrieval.request_log import CLIENT_LEFT, REQUEST_ID, log_request
 
 logger = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 PREFLIGHT_S = "7200"  # a browser asks again after this; Chromium's own most
+LAST_WORD_S = 1.0  # for an answer to leave
 GIVEN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -37,9 +39,14 @@ async def observed(request: web.Request, handler: Handler) -> web.StreamResponse
         log_request(request, CLIENT_LEFT, time.perf_counter() - started)
         raise
     answer.headers["X-Request-Id"] = request_id
+    if not request.app[READY]["ready"]:
+        answer.force_close()  # the service is stopping: tell clients that keep connections
     route = request.match_info.route.resource
     request.app[METRICS].request(
-        request.method, route.canonical if route else "unknown", answer.status, time.perf_counter() - started
+        request.method,
+        route.canonical if route else "unknown",
+        answer.status,
+        time.perf_counter() - started,
     )
     return answer
 
@@ -77,16 +84,27 @@ async def cross_origin(request: web.Request, handler: Handler) -> web.StreamResp
 @web.middleware
 async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Every error leaves in the shape of its path's dialect. One nobody expected is logged whole, and told as little
-    as possible."""
+    as possible; one of the storage is logged with its path, and told without."""
     try:
         return await handler(request)
     except NearlineError as error:
+        if isinstance(error, StorageError):
+            logger.error("%s %s failed: %s", request.method, request.rel_url.raw_path, error.message)
+        folders = request.app.get(FOLDERS, ())
+        error.message = without_folders(error.message, folders)
         return response(request.path, error)
     except web.HTTPException as error:
         return from_aiohttp(request, error)
     except Exception:
         logger.exception("%s %s failed", request.method, request.rel_url.raw_path)
         return response(request.path, NearlineError("internal error; the service's log has the details"))
+
+
+@web.middleware
+async def known_callers(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse what a foreign page may have sent before its body is read; `retrieval/browsers.py` has the rule."""
+    require_known_caller(request)
+    return await handler(request)
 
 
 @web.middleware
@@ -101,6 +119,9 @@ async def bounded_body(request: web.Request, handler: Handler) -> web.StreamResp
             late = RequestTimeout(f"the body did not arrive within {limit_s:g} seconds")
             answer = response(request.path, late)
             answer.force_close()
+            # Else aiohttp reads on for ten seconds, for clients that read only once they have sent everything.
+            if request.transport is not None:
+                asyncio.get_running_loop().call_later(LAST_WORD_S, request.transport.close)
             return answer
     return await handler(request)
 

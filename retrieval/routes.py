@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
-from pathlib import Path
-
 from aiohttp import web
 
 from retrieval import job_schemas, schemas
@@ -101,4 +98,4 @@ def add_routes(app: web.Application) -> None:
     app[API] = describe(ROUTES, make_examples(app[CONFIG].models.default))
     for route in ROUTES:
         app.router.add_route(route.method, route.path, route.handler)
-    app.router.add_static("/docs/assets", Path(str(files("swagger_ui"))) / "static")
+    app.router.add_get("/docs/assets/{name}", system.asset)

@@ -15,6 +15,7 @@ from indexes.build.placement import Moves
 from indexes.dense.skipping import ColdState
 from indexes.info import SearchSettings
 from indexes.model import Metadata, Tier
+from retrieval.settings import Weight
 
 Mode = Literal["hybrid", "dense", "lexical"]
 Capacity = Annotated[int, Meta(ge=0, le=1_000_000_000)]
@@ -220,8 +221,8 @@ class CountBody(msgspec.Struct):
 
 
 class Weights(Request, frozen=True, kw_only=True):
-    dense: Annotated[float, Meta(ge=0)] = 0.7
-    lexical: Annotated[float, Meta(ge=0)] = 0.3
+    dense: Weight = 0.7
+    lexical: Weight = 0.3
 
 
 class Fusion(Request, frozen=True, kw_only=True):

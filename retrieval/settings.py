@@ -19,6 +19,8 @@ Share = Annotated[float, Meta(gt=0, le=1)]
 Name = Annotated[str, Meta(min_length=1)]
 # As browsers write it in their header; anything else would never match.
 Origin = Annotated[str, Meta(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/*\sA-Z]+)$")]
+# The name alone, in lower case: the port is not compared.
+HostName = Annotated[str, Meta(pattern=r"^(\*|[^*:/\s\[\]A-Z]+)$")]
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -30,9 +32,15 @@ class Server(Section, frozen=True, kw_only=True):
     port: Annotated[int, Meta(ge=0, le=65_535)] = 8080
     body_bytes_max: Positive = 33_554_432
     body_timeout_s: Duration = 15.0
+    header_timeout_s: Duration = 15.0
+    write_timeout_s: Duration = 15.0
     keepalive_timeout_s: Duration = 75.0
+    connections_max: Positive = 1000
+    connections_per_address_max: Positive = 500
     shutdown_grace_s: Duration = 25.0
+    hosts: list[HostName] = []
     cors_origins: list[Origin] = []
+    insecure: bool = False
 
 
 class Models(Section, frozen=True, kw_only=True):

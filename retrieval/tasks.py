@@ -128,6 +128,7 @@ class Tasks:
             logger.warning("%s of %s refused: %s", job.kind, job.collection, error.message)
         except NearlineError as error:
             job.status, job.error = "failed", error.message
+            logger.warning("%s of %s failed: %s", job.kind, job.collection, error.message)
         except Exception as error:
             logger.exception("job %s failed", job.id)
             job.status, job.error = "failed", f"{type(error).__name__}: {error}"

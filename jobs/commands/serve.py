@@ -26,14 +26,21 @@ logger = logging.getLogger(__name__)
 @click.option(
     "--port", type=click.IntRange(0, 65535), help="Port; 0 takes a free one and says which. [default: 8080]"
 )
+@click.option(
+    "--insecure",
+    is_flag=True,
+    help="Allow an address that other machines reach: whoever does may read, write and delete.",
+)
 @click.option("--config", type=click.Path(path_type=Path), help="A TOML file like configs/default.toml.")
-def command(data: Path, host: str | None, port: int | None, config: Path | None) -> None:
+def command(data: Path, host: str | None, port: int | None, insecure: bool, config: Path | None) -> None:
     """Serve a data directory over HTTP until a signal ends it."""
     environ = dict(os.environ)
     if host is not None:
         environ["NEARLINE_SERVER_HOST"] = host
     if port is not None:
         environ["NEARLINE_SERVER_PORT"] = str(port)
+    if insecure:
+        environ["NEARLINE_SERVER_INSECURE"] = "true"
     # Before the settings are read, for what is wrong with them.
     log = Log(format="json") if environ.get("NEARLINE_LOG_FORMAT") == "json" else Log()
     set_up_logging(log)

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from indexes.model import Settings
 from retrieval.handlers.wire import aliases_of, answer, body, collection_of, describe, real_name
-from retrieval.keys import CATALOG, CONFIG, EMBEDDERS, TASKS
+from retrieval.keys import CATALOG, CONFIG, EMBEDDERS, METRICS, TASKS
 from retrieval.schemas import (
     AliasBody,
     CollectionList,
@@ -59,6 +59,7 @@ async def deleted(request: web.Request) -> web.Response:
     name = request.match_info["collection"]
     request.app[TASKS].require_idle(name)
     await asyncio.to_thread(request.app[CATALOG].delete, name)
+    request.app[METRICS].forget(name)
     return web.Response(status=204)
 
 
@@ -68,6 +69,7 @@ async def renamed(request: web.Request) -> web.Response:
     request.app[TASKS].require_idle(name)
     catalog = request.app[CATALOG]
     collection = await asyncio.to_thread(catalog.rename, name, wanted.name)
+    request.app[METRICS].forget(name)
     return answer(describe(wanted.name, collection, catalog.aliases, request.app[CONFIG]))
 
 
@@ -78,5 +80,7 @@ async def set_alias(request: web.Request) -> web.Response:
 
 
 async def remove_alias(request: web.Request) -> web.Response:
-    await asyncio.to_thread(request.app[CATALOG].remove_alias, request.match_info["alias"])
+    alias = request.match_info["alias"]
+    await asyncio.to_thread(request.app[CATALOG].remove_alias, alias)
+    request.app[METRICS].forget(alias)
     return web.Response(status=204)

@@ -9,9 +9,9 @@ from aiohttp import web
 
 from indexes.errors import InvalidInput, NearlineError, TooLarge
 from retrieval.context import build_context, search_request
-from retrieval.errors import ErrorBody, body_of
+from retrieval.errors import ErrorBody, body_of, without_folders
 from retrieval.handlers.wire import answer, body, collection_of, real_name, timing_headers
-from retrieval.keys import CATALOG, CONFIG, EMBEDDERS, METRICS, PIPELINE, QUERY_LOG
+from retrieval.keys import CATALOG, CONFIG, EMBEDDERS, FOLDERS, METRICS, PIPELINE, QUERY_LOG
 from retrieval.schemas import ContextRequest, SearchAnswer, SearchBatch, SearchRequest, Timings
 
 CONCURRENT_SEARCHES = 8  # of one batch; a large batch must not push everybody else's query back
@@ -56,6 +56,8 @@ async def search_batch(request: web.Request) -> web.Response:
         try:
             found = await find(search)
         except NearlineError as error:
+            folders = request.app[FOLDERS]
+            error.message = without_folders(error.message, folders)
             return body_of(error)
         request.app[METRICS].search(found)
         note(request, search)

@@ -8,6 +8,7 @@ import operator
 import random
 import re
 import threading
+import tracemalloc
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -367,6 +368,22 @@ def test_a_view_is_frozen() -> None:
     assert list(before.match(Comparison("ne", "b", 2))) == [0]
     after = growing.view(2)
     assert (after.keys, list(after.match(Comparison("eq", "b", 2)))) == (frozenset("ab"), [1])
+
+
+def test_views_share_their_keys() -> None:
+    """Rows of 64 keys that no other has, and a view after each: twice the rows take twice the memory."""
+
+    def bytes_of(rows: int) -> int:
+        tracemalloc.start()
+        growing, views = GrowingFilters(), []
+        for row in range(rows):
+            growing.add({f"{row}-{number}": number for number in range(64)})
+            views.append(growing.view(row + 1))
+        held, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return held
+
+    assert bytes_of(400) < 3 * bytes_of(200)
 
 
 def test_views_answer_while_rows_are_added() -> None:

@@ -46,6 +46,12 @@ SEARCHES: list[tuple[object, int, str | None]] = [
     ({"query": "x", "fusion": {"method": "best"}}, 422, "fusion.method"),
     ({"query": "x", "fusion": {"weights": {"dense": -1}}}, 422, "fusion.weights.dense"),
     ({"query": "x", "fusion": {"weights": {"dense": 0, "lexical": 0}}}, 422, "fusion.weights"),
+    (
+        {"query": "x", "fusion": {"method": "weighted", "weights": {"dense": 1e308}}},
+        422,
+        "fusion.weights.dense",
+    ),
+    ({"query": "x", "fusion": {"weights": {"lexical": 1e7}}}, 422, "fusion.weights.lexical"),
     ({"query": "x", "deadline_ms": 0}, 422, "deadline_ms"),
     ({"query": "x", "exact": True, "mode": "hybrid"}, 422, "exact"),
     ({"query": "x", "filter": {"type": "eq", "key": "kind", "value": 2**70}}, 422, "filter.value"),
@@ -99,6 +105,11 @@ WRITES: list[tuple[object, int, str | None]] = [
         {"documents": [GOOD, {"id": "b", "text": "b", "metadata": {"a": {"b": 1}, "a.b": 2}}]},
         422,
         "documents[1].metadata.a.b",
+    ),
+    (
+        {"documents": [GOOD, {"id": "b", "text": "b", "metadata": {"a": {"nul \0 key": 1}}}]},
+        422,
+        "documents[1].metadata.a.nul \0 key",
     ),
     (
         {"documents": [GOOD, {"id": "b", "text": "b", "metadata": {"tags": ["a", "b\0"]}}]},
@@ -251,6 +262,14 @@ def test_bad_collection_names(http: Http, bad: str) -> None:
     assert "a-z" in reply.body["error"]["message"]
 
 
+def test_answers_name_no_folder(http: Http, model_folder: Path) -> None:
+    """What to do about a missing model is told without saying where models lie."""
+    reply = http.call("POST", "/v1/collections", {"name": "x", "model": "unknown"})
+    assert reply.status == 404
+    assert "export-model" in reply.body["error"]["message"]
+    assert str(model_folder.parent) not in reply.body["error"]["message"]
+
+
 def test_a_taken_name_is_409(http: Http, name: str) -> None:
     """Twice the same collection."""
     assert http.call("POST", "/v1/collections", {"name": name}).status == 409
@@ -303,7 +322,9 @@ def test_a_body_that_does_not_arrive(tmp_path: Path, model_folder: Path) -> None
     with serving(tmp_path / "data", environ) as server:
         at = urlsplit(server.url)
         with socket.create_connection((at.hostname, at.port), timeout=20) as connection:
-            connection.sendall(b"POST /v1/collections HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{")
+            connection.sendall(
+                b"POST /v1/collections HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{"
+            )
             assert Http(server.url).ok("GET", "/healthz")
             received = b""
             while block := connection.recv(4096):

@@ -320,7 +320,7 @@ def test_a_client_that_goes_takes_its_work_along(http: Http, path: str) -> None:
     at = urlsplit(http.url)
     body = json.dumps({"inputs": MANY} if path == "/embed" else {"model": PLAIN, "input": MANY}).encode()
     with socket.create_connection((at.hostname, at.port), timeout=20) as connection:
-        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
         connection.sendall(head.encode() + body)
         until(lambda: waiting_tokens(http, model) > 0, "the texts never waited")
     until(lambda: metric(http, left) > before, "the texts were not given up")
@@ -347,7 +347,9 @@ def test_a_body_that_does_not_arrive(http: Http, path: str) -> None:
     """408 in the dialect's shape, and the connection is not used again."""
     at = urlsplit(http.url)
     with socket.create_connection((at.hostname, at.port), timeout=20) as connection:
-        connection.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{{".encode())
+        connection.sendall(
+            f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{{".encode()
+        )
         received = b""
         while block := connection.recv(4096):
             received += block

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
 from indexes import errors as tree
 from indexes.errors import NearlineError
-from retrieval.errors import STATUS, response, status_of, type_name
+from retrieval.errors import STATUS, response, status_of, type_name, without_folders
 
 
 def subclasses(kind: type[NearlineError]) -> set[type[NearlineError]]:
@@ -49,6 +51,16 @@ def test_the_tree_is_drawn_in_full() -> None:
 def test_statuses(error: NearlineError, status: int) -> None:
     """The documented ones."""
     assert status_of(error) == status
+
+
+def test_folders_are_not_told(tmp_path: Path) -> None:
+    """A message keeps the folder's last name and what is below it; relative folders tell nothing and stay."""
+    data = tmp_path / "data"
+    message = f"no space left for {data}/collections/docs/log.db"
+    assert (
+        without_folders(message, [data, Path("models")]) == "no space left for data/collections/docs/log.db"
+    )
+    assert without_folders("models/a is missing", [Path("models")]) == "models/a is missing"
 
 
 def test_the_body() -> None:

@@ -13,6 +13,7 @@ from indexes.catalog import Catalog
 from indexes.dense.skipping import NOTES, ColdWatch
 from indexes.model import ColdPolicy, Ranking, Tuning
 from retrieval.metrics import Metrics
+from tests.support.http import Http
 from tests.support.vectors import World, fill, settings
 
 K = 10
@@ -74,3 +75,21 @@ def test_the_cold_tier(catalog: Catalog) -> None:
     assert value("audits_total") == state.audits > 20
     assert value("stops_total") == 1
     metrics.render()
+
+
+def test_names_that_are_gone_are_not_counted(http: Http) -> None:
+    """After a deletion, a renaming and the removal of an alias no sample carries the name."""
+    deleted, renamed = http.new_collection(), http.new_collection()
+    alias, new = f"alias-of-{deleted}", f"{renamed}-new"
+    http.ok("PUT", f"/v1/aliases/{alias}", {"collection": deleted})
+    for name in (deleted, renamed, alias):
+        http.write(name, {"id": "a", "text": "counted"})
+        http.search(name, query="counted")
+        assert http.metric("nearline_searches_total", collection=name) == 1
+    http.ok("DELETE", f"/v1/aliases/{alias}")
+    http.ok("DELETE", f"/v1/collections/{deleted}")
+    http.ok("POST", f"/v1/collections/{renamed}/rename", {"name": new})
+    text = http.ok("GET", "/metrics")
+    for name in (deleted, renamed, alias):
+        assert f'collection="{name}"' not in text
+    assert f'collection="{new}"' in text

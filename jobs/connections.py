@@ -1,0 +1,185 @@
+"""Bounds what a client can hold by being slow or silent: connections, and the time to send a head and read an answer.
+
+    what the client does                        it is disconnected after
+    opens and sends nothing, or half a head     server.header_timeout_s
+    sends half a body                           server.body_timeout_s (a middleware, which answers 408)
+    does not read its answer                    server.write_timeout_s without any of it being read
+    stays idle between requests                 server.keepalive_timeout_s (aiohttp)
+
+Where there are as many connections as may be, a new one takes the place of the one whose client has kept us waiting
+longest. Only where every client waits for us is the new one refused, with 503.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import resource
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, Final, cast
+
+from aiohttp import web
+
+from retrieval.browsers import protect
+from retrieval.request_log import RequestLog
+from retrieval.settings import Server
+
+logger = logging.getLogger(__name__)
+
+SWEEP_S = 0.5
+ACCEPT_LOG_S = 60.0
+OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+REFUSAL: Final = (
+    b"HTTP/1.1 503 Service Unavailable\r\nServer: nearline\r\nRetry-After: 1\r\n"
+    b"Content-Length: 0\r\nConnection: close\r\n\r\n"
+)
+
+
+class Connections:
+    """All that are open. Used on the event loop only."""
+
+    def __init__(self, settings: Server) -> None:
+        self.settings = settings
+        # The other half is for the collections' files. Without any left nobody could be told anything.
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._max = max(1, min(settings.connections_max, descriptors // 2))
+        self._open: set[Connection] = set()
+        self._by_address: Counter[str] = Counter()
+
+    def accept(self, server: web.Server) -> Connection:
+        """The protocol of a new connection."""
+        return Connection(
+            server,
+            self,
+            loop=asyncio.get_running_loop(),
+            access_log_class=RequestLog,
+            keepalive_timeout=self.settings.keepalive_timeout_s,
+        )
+
+    def admit(self, new: Connection) -> bool:
+        """Count it, disconnecting another where there are too many. False: it has to go."""
+        if self._by_address[new.address] >= self.settings.connections_per_address_max and not self._make_room(
+            one for one in self._open if one.address == new.address
+        ):
+            return False
+        if len(self._open) >= self._max and not self._make_room(self._open):
+            return False
+        self._open.add(new)
+        self._by_address[new.address] += 1
+        return True
+
+    def _make_room(self, among: Iterable[Connection]) -> bool:
+        waiting = [one for one in among if one.waits_for_client]
+        if not waiting:
+            return False
+        longest = min(waiting, key=lambda one: one.quiet_since)
+        longest.disconnect()
+        self.forget(longest)
+        return True
+
+    def forget(self, gone: Connection) -> None:
+        if gone in self._open:
+            self._open.remove(gone)
+            self._by_address[gone.address] -= 1
+            if not self._by_address[gone.address]:
+                del self._by_address[gone.address]
+
+    async def watch(self) -> None:
+        """Disconnect clients that are late, until cancelled."""
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            now = asyncio.get_running_loop().time()
+            for one in [one for one in self._open if one.is_late(now)]:
+                one.disconnect()
+
+
+class Connection(web.RequestHandler):
+    """aiohttp's connection, with what it has waited for since when."""
+
+    def __init__(self, server: web.Server, connections: Connections, **options: Any) -> None:
+        super().__init__(server, **options)
+        self._connections = connections
+        self._door: asyncio.Transport | None = None  # aiohttp lets go of its own before all is sent
+        self.address = ""
+        self._head_since: float | None = (
+            None  # a head is awaited since then; None: it came, or none has begun
+        )
+        self._unread = 0  # bytes of answers that the client has not taken
+        self._unread_since = 0.0
+
+    @property
+    def waits_for_client(self) -> bool:
+        """It awaits a request, the rest of one, or that the client reads."""
+        request = self._current_request
+        return bool(request is None or not request.content.is_eof() or self._unsent())
+
+    @property
+    def quiet_since(self) -> float:
+        """When it was opened or its last request was answered, on a clock of its own."""
+        return self._next_keepalive_close_time
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._door = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("peername")
+        self.address = str(peer[0]) if peer else ""
+        if not self._connections.admit(self):
+            self._door.write(REFUSAL)
+            self._door.close()
+            return
+        super().connection_made(transport)
+        self._head_since = self._loop.time()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._waiter is None or self._waiter.done():
+            self._head_since = None
+        elif self._head_since is None:
+            self._head_since = self._loop.time()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._connections.forget(self)
+        super().connection_lost(exc)
+
+    def handle_error(self, *args: Any, **options: Any) -> web.StreamResponse:
+        """What aiohttp answers to bytes that are no HTTP, without its name and version."""
+        answer = super().handle_error(*args, **options)
+        protect(answer)
+        return answer
+
+    def is_late(self, now: float) -> bool:
+        settings = self._connections.settings
+        unread = self._unsent()
+        if unread != self._unread or not unread:
+            self._unread, self._unread_since = unread, now
+        if now - self._unread_since >= settings.write_timeout_s:
+            return True
+        return self._head_since is not None and now - self._head_since >= settings.header_timeout_s
+
+    def disconnect(self) -> None:
+        """At once: what the client has not read is lost."""
+        if self._door is not None:
+            self._door.abort()
+
+    def _unsent(self) -> int:
+        return self._door.get_write_buffer_size() if self._door is not None else 0
+
+
+class AcceptErrors:
+    """An exception handler for the loop. asyncio tells of each connection that it cannot accept for want of descriptors
+    with a traceback, hundreds a second: the log gets one line a minute with their number."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._next = 0.0
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if not isinstance(error, OSError) or error.errno not in OUT_OF_RESOURCES or "socket" not in context:
+            loop.default_exception_handler(context)
+            return
+        self._count += 1
+        if loop.time() >= self._next:
+            logger.error("cannot accept connections: %s (%d attempts)", error.strerror, self._count)
+            self._count, self._next = 0, loop.time() + ACCEPT_LOG_S
