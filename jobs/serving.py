@@ -52,6 +52,7 @@ async def serve(config: Config, data: Path) -> bool:
         app,
         access_log_class=RequestLog,
         handler_cancellation=True,
+        auto_decompress=False,  # compressed bodies are refused; nothing may unpack them before
         keepalive_timeout=config.server.keepalive_timeout_s,
         shutdown_timeout=config.server.shutdown_grace_s,
     )

@@ -7,10 +7,11 @@ from pathlib import Path
 from aiohttp import web
 
 from retrieval import lifecycle
+from retrieval.admission import Gates
 from retrieval.config import Config
-from retrieval.keys import CONFIG, METRICS, READY
+from retrieval.keys import CONFIG, GATES, METRICS, READY
 from retrieval.metrics import Metrics
-from retrieval.middlewares import bounded_body, cross_origin, errors_as_json, observed
+from retrieval.middlewares import admitted, bounded_body, cross_origin, errors_as_json, observed
 from retrieval.routes import add_routes
 
 
@@ -21,10 +22,11 @@ def create_app(config: Config, data: Path) -> web.Application:
     """
     app = web.Application(
         client_max_size=config.server.body_bytes_max,
-        middlewares=[observed, cross_origin, errors_as_json, bounded_body],
+        middlewares=[observed, cross_origin, errors_as_json, admitted, bounded_body],
     )
     app[CONFIG] = config
     app[METRICS] = Metrics()
+    app[GATES] = Gates(config.admission)
     app[READY] = {"ready": False}
     # Closed in the reverse order: first no more jobs, then no more searches, then the models and the
     # cache that services share, last the log.

@@ -7,6 +7,7 @@ The most specific class decides. A test holds that every error of the tree has i
 
 from __future__ import annotations
 
+import math
 import re
 
 import msgspec
@@ -44,6 +45,10 @@ class RequestTimeout(NearlineError):
     """The body did not arrive in time."""
 
 
+class UnsupportedEncoding(NearlineError):
+    """The body is compressed. How large it becomes would show only by unpacking it."""
+
+
 STATUS: dict[type[NearlineError], int] = {
     MalformedRequest: 400,
     NotFound: 404,
@@ -53,6 +58,7 @@ STATUS: dict[type[NearlineError], int] = {
     ModelMismatch: 409,
     RecallTooLow: 409,
     TooLarge: 413,
+    UnsupportedEncoding: 415,
     InvalidInput: 422,
     Overloaded: 429,
     NearlineError: 500,
@@ -105,5 +111,5 @@ def retry_headers(error: NearlineError) -> dict[str, str]:
     """When to try again: in whole seconds for everybody, in milliseconds for the clients that ask for those first."""
     if not isinstance(error, Unavailable):
         return {}
-    seconds = max(1, round(error.retry_after_s))
+    seconds = max(1, math.ceil(error.retry_after_s))
     return {"Retry-After": str(seconds), "Retry-After-Ms": str(max(1, round(error.retry_after_s * 1000)))}

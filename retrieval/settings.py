@@ -35,6 +35,15 @@ class Server(Section, frozen=True, kw_only=True):
     cors_origins: list[Origin] = []
 
 
+class Admission(Section, frozen=True, kw_only=True):
+    searches_max: Positive = 64
+    writes_max: Positive = 32
+    embeds_max: Positive = 64
+    heavy_max: Positive = 16
+    body_bytes_max: Positive = 67_108_864
+    wait_s_max: Duration = 30.0
+
+
 class Models(Section, frozen=True, kw_only=True):
     folder: Name = "models"
     default: Name = "all-MiniLM-L6-v2"
@@ -138,6 +147,7 @@ class Config(Section, frozen=True, kw_only=True):
     """All settings. `Config()` holds the defaults."""
 
     server: Server = field(default_factory=Server)
+    admission: Admission = field(default_factory=Admission)
     models: Models = field(default_factory=Models)
     embedding: Embedding = field(default_factory=Embedding)
     passages: Passages = field(default_factory=Passages)
