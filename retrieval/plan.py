@@ -88,7 +88,7 @@ def plan(request: SearchRequest, dimensions: int, config: Config) -> Plan:
         group_by_document=request.group_by_document,
         min_score=request.min_score,
         min_seq=request.min_seq or 0,
-        deadline_ms=request.deadline_ms,
+        deadline_ms=request.deadline_ms or (None if request.exact else config.search.deadline_ms),
         cache=request.cache,
         explain=request.explain,
         exact=request.exact,

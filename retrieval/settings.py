@@ -58,6 +58,7 @@ class Embedding(Section, frozen=True, kw_only=True):
     bulk_run_ms: Duration = 10.0
     batch_texts_max: Positive = 64
     queue_tokens_max: Positive = 262_144
+    query_wait_ms_max: Duration = 1000.0
     query_cache_entries: Count = 10_000
 
 
@@ -106,6 +107,7 @@ class Search(Section, frozen=True, kw_only=True):
     cold: Literal["always", "calibrated", "never"] = "calibrated"
     cold_loss_budget: Share = 0.005
     cold_audit_share: Share = 0.01
+    deadline_ms: Positive = 10_000
     threads: Positive = 2
 
 

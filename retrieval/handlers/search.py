@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import msgspec
 from aiohttp import web
 
 from indexes.errors import InvalidInput, NearlineError, TooLarge
+from retrieval.abandoning import abandonable
 from retrieval.context import build_context, search_request
 from retrieval.errors import ErrorBody, body_of
 from retrieval.handlers.wire import answer, body, collection_of, real_name, timing_headers
@@ -71,12 +73,17 @@ async def context(request: web.Request) -> web.Response:
     config = request.app[CONFIG]
     if wanted.token_budget > config.limits.token_budget_max:
         raise TooLarge(f"token_budget must be at most {config.limits.token_budget_max}", param="token_budget")
+    deadline_ms = wanted.deadline_ms or config.search.deadline_ms
+    deadline = asyncio.get_running_loop().time() + deadline_ms / 1000
     embedder = await request.app[EMBEDDERS].of(collection)
     search = search_request(wanted, config)
     found = await request.app[PIPELINE].search(name, search)
     request.app[METRICS].search(found)
     note(request, search)
-    built = await asyncio.to_thread(build_context, found, wanted, embedder.counter.starts, config)
+    built = await abandonable(
+        lambda go_on: build_context(found, wanted, partial(embedder.counter.starts, go_on=go_on), config),
+        deadline=deadline,
+    )
     return answer(built, headers=headers_of(found.timings_ms))
 
 

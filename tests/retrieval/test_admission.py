@@ -112,6 +112,7 @@ def narrow(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Iter
         "NEARLINE_MODELS_FOLDER": str(model_folder.parent),
         "NEARLINE_ADMISSION_WRITES_MAX": "2",
         "NEARLINE_ADMISSION_BODY_BYTES_MAX": str(BYTES_MAX),
+        "NEARLINE_SEARCH_DEADLINE_MS": "300",
     }
     with serving(tmp_path_factory.mktemp("narrow") / "data", environ) as server:
         yield server
@@ -188,3 +189,18 @@ def test_compressed_bodies_are_refused_on_their_headers(http: Http, encoding: st
         assert reply.status == 415
         assert "Content-Encoding" in str(reply.body["error"])
     assert http.call("POST", "/v1/collections", {}, headers={"Content-Encoding": "identity"}).status == 422
+
+
+@pytest.mark.parametrize(
+    "request_of", [{"path": "search"}, {"path": "context", "token_budget": 100}], ids=str
+)
+def test_a_search_without_a_deadline_gets_the_configured_one(
+    narrow: ServerProcess, request_of: dict[str, object]
+) -> None:
+    """It waits no longer for a state that does not come."""
+    http = Http(narrow.url)
+    name = http.new_collection()
+    http.write(name, {"id": "a", "text": "iron"})
+    body = {"query": "iron", "min_seq": 10**6, **request_of}
+    reply = http.call("POST", f"/v1/collections/{name}/{body.pop('path')}", body)
+    assert (reply.status, reply.body["error"]["param"]) == (503, "deadline_ms")
