@@ -80,6 +80,7 @@ class Limits(Section, frozen=True, kw_only=True):
     filter_conditions_max: Positive = 64
     token_budget_max: Positive = 100_000
     page_limit_max: Positive = 1000
+    answer_bytes_max: Positive = 33_554_432
 
 
 class Index(Section, frozen=True, kw_only=True):

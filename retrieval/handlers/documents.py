@@ -43,12 +43,13 @@ async def shown(request: web.Request) -> web.Response:
 
 async def listed(request: web.Request) -> web.Response:
     _, collection = collection_of(request)
-    limit = query_int(request, "limit", 100, least=1, most=request.app[CONFIG].limits.page_limit_max)
+    limits = request.app[CONFIG].limits
+    limit = query_int(request, "limit", 100, least=1, most=limits.page_limit_max)
     cursor = query_int(request, "cursor", 0, least=0, most=CURSOR_MAX)
     vectors = query_flag(request, "vectors")
 
     def work() -> dict[str, object]:
-        page = scrolling.page(collection, cursor, limit, vectors=vectors)
+        page = scrolling.page(collection, cursor, limit, vectors=vectors, bytes_max=limits.answer_bytes_max)
         following = None if page.following is None else str(page.following)
         return {"documents": encoded(page), "next_cursor": following}
 

@@ -34,7 +34,13 @@ async def scroll(request: web.Request) -> web.Response:
 
     def work() -> dict[str, object]:
         page = scrolling.page(
-            collection, after, wanted.limit, condition=condition, text=wanted.text, vectors=wanted.vectors
+            collection,
+            after,
+            wanted.limit,
+            condition=condition,
+            text=wanted.text,
+            vectors=wanted.vectors,
+            bytes_max=config.limits.answer_bytes_max,
         )
         cursor = None if page.following is None else encode_cursor(page.following, collection.uid)
         return {"documents": encoded(page, text=wanted.text), "cursor": cursor}

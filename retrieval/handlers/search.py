@@ -11,27 +11,32 @@ from aiohttp import web
 from indexes.errors import InvalidInput, NearlineError, TooLarge
 from retrieval.abandoning import abandonable
 from retrieval.context import build_context, search_request
-from retrieval.errors import ErrorBody, body_of
+from retrieval.errors import body_of
 from retrieval.handlers.wire import answer, body, collection_of, real_name, timing_headers
 from retrieval.keys import CATALOG, CONFIG, EMBEDDERS, METRICS, PIPELINE, QUERY_LOG
+from retrieval.room import Room
 from retrieval.schemas import ContextRequest, SearchAnswer, SearchBatch, SearchRequest, Timings
 
 CONCURRENT_SEARCHES = 8  # of one batch; a large batch must not push everybody else's query back
+INLINE_BYTES = 1 << 18  # of hits, encoded on the event loop: less than a millisecond
 
 
 async def search(request: web.Request) -> web.Response:
     wanted = await body(request, SearchRequest)
     name = request.match_info["collection"]
-    found = await request.app[PIPELINE].search(name, wanted)
+    room = Room(request.app[CONFIG].limits.answer_bytes_max)
+    found = await request.app[PIPELINE].search(name, wanted, room=room)
     request.app[METRICS].search(found)
     note(request, wanted)
-    return answer(found, headers=headers_of(found.timings_ms))
+    shown = found if room.taken <= INLINE_BYTES else await asyncio.to_thread(in_pieces, found)
+    return answer(shown, headers=headers_of(found.timings_ms))
 
 
 async def search_batch(request: web.Request) -> web.Response:
     """Answers in the order of the searches; one that fails has an error in its place.
 
-    All exact searches of a batch share one scan of the log, for each different filter.
+    All exact searches of a batch share one scan of the log, for each different filter. All searches share the room of
+    one answer.
     """
     wanted = await body(request, SearchBatch)
     name, collection = collection_of(request)
@@ -45,23 +50,24 @@ async def search_batch(request: web.Request) -> web.Response:
     slots = asyncio.Semaphore(CONCURRENT_SEARCHES)
 
     pipeline = request.app[PIPELINE]
+    room = Room(request.app[CONFIG].limits.answer_bytes_max, param="searches")
     scan = pipeline.joint_scan(collection, sum(search.exact for search in wanted.searches))
 
     async def find(search: SearchRequest) -> SearchAnswer:
         if search.exact:  # without a slot: they wait for each other
             with scan.place() as place:
-                return await pipeline.search(name, search, place)
+                return await pipeline.search(name, search, place, room)
         async with slots:
-            return await pipeline.search(name, search)
+            return await pipeline.search(name, search, room=room)
 
-    async def one(search: SearchRequest) -> SearchAnswer | ErrorBody:
+    async def one(search: SearchRequest) -> msgspec.Raw:
         try:
             found = await find(search)
         except NearlineError as error:
-            return body_of(error)
+            return msgspec.Raw(msgspec.json.encode(body_of(error)))
         request.app[METRICS].search(found)
         note(request, search)
-        return found
+        return msgspec.Raw(msgspec.json.encode(found))  # now: its parts take several times as much memory
 
     results = await asyncio.gather(*(one(search) for search in wanted.searches))
     return answer({"results": results})
@@ -85,6 +91,12 @@ async def context(request: web.Request) -> web.Response:
         deadline=deadline,
     )
     return answer(built, headers=headers_of(found.timings_ms))
+
+
+def in_pieces(found: SearchAnswer) -> dict[str, object]:
+    """Each hit's JSON by itself: encoding many in one step would hold up every other thread."""
+    hits = [msgspec.Raw(msgspec.json.encode(hit)) for hit in found.hits]
+    return {"hits": hits, "receipt": found.receipt, "timings_ms": found.timings_ms}
 
 
 def note(request: web.Request, search: SearchRequest) -> None:
