@@ -78,6 +78,7 @@ class Limits(Section, frozen=True, kw_only=True):
     k_max: Positive = 1000
     searches_per_batch_max: Positive = 100
     filter_conditions_max: Positive = 64
+    filter_bytes_max: Positive = 1_048_576
     token_budget_max: Positive = 100_000
     page_limit_max: Positive = 1000
     answer_bytes_max: Positive = 33_554_432
