@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from indexes.errors import Overloaded
+from retrieval.embedding.bounds import RETRY_AFTER_S
 from retrieval.settings import Admission
 
 Load = Literal["search", "write", "embed", "heavy"]
 
 REQUEST_WORK = 1024  # of any request, as if its body had so many bytes more
 BUSY_S_KEPT = 30.0  # the pace is that of about this much busy time
-RETRY_AFTER_S = (1.0, 60.0)  # the least and the most a refused caller is asked to wait
 
 
 class Gates:

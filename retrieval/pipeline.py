@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import defaultdict
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -33,8 +32,9 @@ from retrieval.fusion import reciprocal_rank, weighted
 from retrieval.plan import Plan, plan
 from retrieval.room import Room, size_of
 from retrieval.scanning import JointScan, Place, Scanner
-from retrieval.schemas import Hit, Ranks, Receipt, Scores, SearchAnswer, SearchRequest, Timings
+from retrieval.schemas import Hit, Ranks, Receipt, Scores, SearchAnswer, SearchRequest
 from retrieval.settings import Config
+from retrieval.stopwatch import Stopwatch
 
 T = TypeVar("T")
 
@@ -51,45 +51,6 @@ class CachedAnswer(msgspec.Struct):
     hits: list[Hit]
     tiers: list[Tier]
     cold_skipped: str | None
-
-
-@dataclass(slots=True)
-class Stopwatch:
-    """When each stage ran. Stages may run on different threads, at the same time, and more than once.
-
-    `deadline`, in the loop's time, is when the caller stops waiting.
-    """
-
-    deadline: float | None = None
-    started: float = field(default_factory=time.perf_counter)
-    spans: list[tuple[float, float, str]] = field(default_factory=list)  # begun, ended, stage
-
-    def timed(self, stage: str, work: Callable[[], T]) -> T:
-        begun = time.perf_counter()
-        try:
-            return work()
-        finally:
-            self.spans.append((begun, time.perf_counter(), stage))
-
-    async def awaited(self, stage: str, work: Coroutine[Any, Any, T]) -> T:
-        begun = time.perf_counter()
-        try:
-            return await work
-        finally:
-            self.spans.append((begun, time.perf_counter(), stage))
-
-    def stop(self) -> Timings:
-        """Milliseconds in each stage, in all, and while no stage ran: time in line for a thread, mostly."""
-        ended = time.perf_counter()
-        stages: dict[str, float] = defaultdict(float)
-        in_stages, reached = 0.0, self.started
-        for begun, until, stage in sorted(self.spans):
-            stages[stage] += until - begun
-            in_stages += max(0.0, until - max(begun, reached))
-            reached = max(reached, until)
-        stages["total"] = ended - self.started
-        stages["wait"] = stages["total"] - in_stages
-        return Timings(**{stage: round(seconds * 1000, 3) for stage, seconds in stages.items()})
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,9 +23,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from indexes.errors import DeadlineExceeded, NotReady, Overloaded, TooLarge
+from indexes.errors import DeadlineExceeded, NotReady, TooLarge
 from indexes.model import Floats
 from retrieval.embedding.alone import LoneQueries
+from retrieval.embedding.bounds import Bounds
 from retrieval.embedding.costs import CostModel, Load
 from retrieval.embedding.encoder import by_length
 from retrieval.embedding.lanes import Batch, Job, Lanes, guessed, in_parts
@@ -39,7 +40,6 @@ QUERY_CHARS_MAX = 1024  # a single text up to here goes to the query lane
 TOKENISED_AT_ONCE = 64  # texts of a bulk request; a cancelled one stops after these
 PART_TOKENS_MAX = 32_768  # of a large request, queued at a time: enough that sorting by length still pays
 TOO_LATE = "the deadline passed before the text was embedded"
-RETRY_AFTER_S = (1.0, 60.0)  # the least and the most a refused caller is asked to wait
 
 
 class Batcher:
@@ -72,7 +72,7 @@ class Batcher:
         self._bulk_run_s = bulk_run_s
         self._batch_texts_max = batch_texts_max
         self._queue_tokens_max = queue_tokens_max
-        self._query_wait_s_max = query_wait_s_max
+        self._bounds = Bounds(queue_tokens_max, query_wait_s_max)
         self._part_tokens_max = min(PART_TOKENS_MAX, max(1, queue_tokens_max // 4))
         self._observe: Observer = observe or Silent()
         self.costs = costs or CostModel()
@@ -179,25 +179,13 @@ class Batcher:
             raise TooLarge(
                 f"about {tokens} tokens to read in windows, one request may hold {self._queue_tokens_max}"
             )
-        if first == 0 and queued.tokens and queued.tokens + tokens > self._queue_tokens_max:
+        left_s = None if deadline is None else deadline - self._loop.time()
+        more = tokens if first == 0 else 0
+        if refusal := self._bounds.refusal(
+            lane, queued=queued.tokens, more=more, wait_s=self._drain_s(lane), left_s=left_s
+        ):
             self._observe.left(lane, len(texts), "refused")
-            raise Overloaded(
-                f"{queued.tokens} tokens wait to be embedded and about {tokens} more would join them; "
-                f"at most {self._queue_tokens_max} may wait",
-                retry_after_s=min(max(self._drain_s(lane), RETRY_AFTER_S[0]), RETRY_AFTER_S[1]),
-            )
-        if lane == "query" and (wait_s := self._drain_s(lane)) > self._query_wait_s_max:
-            self._observe.left(lane, len(texts), "refused")
-            raise Overloaded(
-                f"the queries that wait already take {wait_s:.2f} s, at most {self._query_wait_s_max:g} s are allowed",
-                retry_after_s=max(wait_s, RETRY_AFTER_S[0]),
-            )
-        if deadline is not None and self._loop.time() + self._drain_s(lane) > deadline:
-            self._observe.left(lane, len(texts), "refused")
-            raise Overloaded(
-                f"the texts that wait already take {self._drain_s(lane):.2f} s, longer than the deadline allows",
-                retry_after_s=RETRY_AFTER_S[0],
-            )
+            raise refusal
         job = Job(
             texts,
             kind,
