@@ -55,6 +55,7 @@ class Connections:
             self,
             loop=asyncio.get_running_loop(),
             access_log_class=RequestLog,
+            auto_decompress=False,  # compressed bodies are refused; nothing may unpack them before
             keepalive_timeout=self.settings.keepalive_timeout_s,
         )
 

@@ -7,11 +7,19 @@ from pathlib import Path
 from aiohttp import web
 
 from retrieval import lifecycle
+from retrieval.admission import Gates
 from retrieval.browsers import protective_headers
 from retrieval.config import Config
-from retrieval.keys import CONFIG, FOLDERS, METRICS, READY
+from retrieval.keys import CONFIG, FOLDERS, GATES, METRICS, READY
 from retrieval.metrics import Metrics
-from retrieval.middlewares import bounded_body, cross_origin, errors_as_json, known_callers, observed
+from retrieval.middlewares import (
+    admitted,
+    bounded_body,
+    cross_origin,
+    errors_as_json,
+    known_callers,
+    observed,
+)
 from retrieval.routes import add_routes
 
 
@@ -22,12 +30,13 @@ def create_app(config: Config, data: Path) -> web.Application:
     """
     app = web.Application(
         client_max_size=config.server.body_bytes_max,
-        middlewares=[observed, cross_origin, errors_as_json, known_callers, bounded_body],
+        middlewares=[observed, cross_origin, errors_as_json, known_callers, admitted, bounded_body],
     )
     app.on_response_prepare.append(protective_headers)
     app[CONFIG] = config
     app[FOLDERS] = (data, Path(config.models.folder))
     app[METRICS] = Metrics()
+    app[GATES] = Gates(config.admission)
     app[READY] = {"ready": False}
     # Closed in the reverse order: first no more jobs, then no more searches, then the models and the
     # cache that services share, last the log.

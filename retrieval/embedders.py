@@ -169,6 +169,7 @@ class Embedders:
             bulk_run_s=limits.bulk_run_ms / 1000,
             batch_texts_max=limits.batch_texts_max,
             queue_tokens_max=limits.queue_tokens_max,
+            query_wait_s_max=limits.query_wait_ms_max / 1000,
             costs=costs,
             observe=self._observer(name),
         )

@@ -7,6 +7,7 @@ The most specific class decides. A test holds that every error of the tree has i
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -60,6 +61,10 @@ class UnsupportedMediaType(NearlineError):
     """The body is declared as something other than JSON."""
 
 
+class UnsupportedEncoding(NearlineError):
+    """The body is compressed. How large it becomes would show only by unpacking it."""
+
+
 STATUS: dict[type[NearlineError], int] = {
     MalformedRequest: 400,
     ForeignOrigin: 403,
@@ -71,6 +76,7 @@ STATUS: dict[type[NearlineError], int] = {
     RecallTooLow: 409,
     TooLarge: 413,
     UnsupportedMediaType: 415,
+    UnsupportedEncoding: 415,
     UnknownHost: 421,
     InvalidInput: 422,
     Overloaded: 429,
@@ -135,5 +141,5 @@ def retry_headers(error: NearlineError) -> dict[str, str]:
     """When to try again: in whole seconds for everybody, in milliseconds for the clients that ask for those first."""
     if not isinstance(error, Unavailable):
         return {}
-    seconds = max(1, round(error.retry_after_s))
+    seconds = max(1, math.ceil(error.retry_after_s))
     return {"Retry-After": str(seconds), "Retry-After-Ms": str(max(1, round(error.retry_after_s * 1000)))}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
 from indexes.catalog import Catalog
+from retrieval.admission import Gates, Load
 from retrieval.cache import Store
 from retrieval.config import Config
 from retrieval.embedders import Embedders
@@ -20,6 +22,8 @@ from retrieval.tasks import Tasks
 CONFIG = web.AppKey("CONFIG", Config)
 FOLDERS = web.AppKey[tuple[Path, ...]]("FOLDERS")  # of data and models: no answer says where they lie
 METRICS = web.AppKey("METRICS", Metrics)
+GATES = web.AppKey("GATES", Gates)
+LOADS = web.AppKey[Mapping[object, Load]]("LOADS")  # the class of each handler that has one
 CATALOG = web.AppKey("CATALOG", Catalog)
 SHARED = web.AppKey[Store | None]("SHARED")  # what services share; None where there is no Redis
 EMBEDDERS = web.AppKey("EMBEDDERS", Embedders)

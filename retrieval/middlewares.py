@@ -1,12 +1,12 @@
-"""What every request passes through: an id and metrics, errors as JSON, a known caller, a body that arrives in time."""
+"""What every request passes through: an id and metrics, errors as JSON, a known caller, admission, a body in time."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
 import time
-import uuid
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
@@ -14,8 +14,14 @@ from aiohttp import web
 from indexes.errors import Conflict, InvalidInput, NearlineError, NotFound, StorageError, TooLarge
 from retrieval.browsers import require_known_caller
 from retrieval.dialects.errors import response
-from retrieval.errors import MalformedRequest, MethodNotAllowed, RequestTimeout, without_folders
-from retrieval.keys import CONFIG, FOLDERS, METRICS, READY
+from retrieval.errors import (
+    MalformedRequest,
+    MethodNotAllowed,
+    RequestTimeout,
+    UnsupportedEncoding,
+    without_folders,
+)
+from retrieval.keys import CONFIG, FOLDERS, GATES, LOADS, METRICS, READY
 from retrieval.request_log import CLIENT_LEFT, REQUEST_ID, log_request
 
 logger = logging.getLogger(__name__)
@@ -30,7 +36,7 @@ GIVEN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 async def observed(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Count and time the request; echo the client's X-Request-Id or give one."""
     given = request.headers.get("X-Request-Id", "")
-    request_id = given if GIVEN_ID.fullmatch(given) else uuid.uuid4().hex
+    request_id = given if GIVEN_ID.fullmatch(given) else os.urandom(16).hex()
     REQUEST_ID.set(request_id)  # aiohttp gives every request a task, and so a context, of its own
     started = time.perf_counter()
     try:
@@ -108,6 +114,45 @@ async def known_callers(request: web.Request, handler: Handler) -> web.StreamRes
 
 
 @web.middleware
+async def admitted(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse what its class has no room for, before reading the body: the client is told when to come back.
+
+    A chunked body, whose length is not known before, counts as the largest that is allowed until it has arrived.
+    """
+    load = request.app[LOADS].get(request.match_info.handler, "write" if request.body_exists else None)
+    if load is None:
+        return await handler(request)
+    entry = request.app[GATES].enter(load, body_bytes_of(request))
+    request.content.on_eof(lambda: entry.arrived(request.content.total_bytes))
+    done = False
+    try:
+        answer = await handler(request)
+        done = True
+    finally:
+        entry.leave(done=done)
+    return answer
+
+
+def body_bytes_of(request: web.Request) -> int:
+    """How large the body may be, by its headers. Raises TooLarge, and UnsupportedEncoding for a compressed one."""
+    if not request.body_exists:
+        return 0
+    encoding = request.headers.get("Content-Encoding", "identity")
+    if encoding.strip().lower() not in ("", "identity"):
+        raise UnsupportedEncoding(
+            f"Content-Encoding {encoding[:40]!r} is not supported, send the body as it is"
+        )
+    most = request.app[CONFIG].server.body_bytes_max
+    if (stated := request.content_length) is not None and stated > most:
+        raise body_too_large(most)
+    return most if stated is None else stated
+
+
+def body_too_large(most: int) -> TooLarge:
+    return TooLarge(f"the body is larger than {most} bytes", param="body")
+
+
+@web.middleware
 async def bounded_body(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Read the body here, whole and within the time limit: aiohttp itself would wait for a slow one for ever."""
     if request.body_exists:
@@ -135,9 +180,7 @@ def from_aiohttp(request: web.Request, error: web.HTTPException) -> web.StreamRe
         404: NotFound(f"no such path: {request.path}"),
         405: MethodNotAllowed(f"{request.method} is not allowed on {request.path}"),
         409: Conflict(error.reason),
-        413: TooLarge(
-            f"the body is larger than {request.app[CONFIG].server.body_bytes_max} bytes", param="body"
-        ),
+        413: body_too_large(request.app[CONFIG].server.body_bytes_max),
     }
     answer = response(request.path, kinds.get(error.status, InvalidInput(error.reason)), status=error.status)
     if allowed := error.headers.get("Allow"):

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from retrieval.admission import Load
 from retrieval.errors import ErrorBody
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -29,7 +30,10 @@ FLAGS = {"vectors"}
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One operation. `request`, `answer` and `error` are the wire types of the bodies; None: there is none of ours."""
+    """One operation. `request`, `answer` and `error` are the wire types of the bodies; None: there is none of ours.
+
+    `load` is the class whose bounds apply to it (`admission`); None: that of writes if a request has a body, else none.
+    """
 
     method: str
     path: str
@@ -41,6 +45,7 @@ class Route:
     status: int = 200
     parameters: tuple[str, ...] = ()
     error: type[Any] = ErrorBody
+    load: Load | None = None
 
 
 @dataclass(frozen=True, slots=True)

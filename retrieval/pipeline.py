@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import defaultdict
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -31,15 +30,18 @@ from retrieval.cache import ResultCache, ResultKey
 from retrieval.embedders import Embedders
 from retrieval.fusion import reciprocal_rank, weighted
 from retrieval.plan import Plan, plan
+from retrieval.room import Room, size_of
 from retrieval.scanning import JointScan, Place, Scanner
-from retrieval.schemas import Hit, Ranks, Receipt, Scores, SearchAnswer, SearchRequest, Timings
+from retrieval.schemas import Hit, Ranks, Receipt, Scores, SearchAnswer, SearchRequest
 from retrieval.settings import Config
+from retrieval.stopwatch import Stopwatch
 
 T = TypeVar("T")
 
 MIN_SEQ_POLL_S = 0.002
 MIN_SEQ_WAIT_S = 5.0
 DECIMALS = 6
+HITS_READ_MAX = 128  # at once: what is too much is noticed before all of it is held
 SPARE_HITS = 16  # read beyond k, for candidates that died since the snapshot was taken
 
 
@@ -49,45 +51,6 @@ class CachedAnswer(msgspec.Struct):
     hits: list[Hit]
     tiers: list[Tier]
     cold_skipped: str | None
-
-
-@dataclass(slots=True)
-class Stopwatch:
-    """When each stage ran. Stages may run on different threads, at the same time, and more than once.
-
-    `deadline`, in the loop's time, is when the caller stops waiting.
-    """
-
-    deadline: float | None = None
-    started: float = field(default_factory=time.perf_counter)
-    spans: list[tuple[float, float, str]] = field(default_factory=list)  # begun, ended, stage
-
-    def timed(self, stage: str, work: Callable[[], T]) -> T:
-        begun = time.perf_counter()
-        try:
-            return work()
-        finally:
-            self.spans.append((begun, time.perf_counter(), stage))
-
-    async def awaited(self, stage: str, work: Coroutine[Any, Any, T]) -> T:
-        begun = time.perf_counter()
-        try:
-            return await work
-        finally:
-            self.spans.append((begun, time.perf_counter(), stage))
-
-    def stop(self) -> Timings:
-        """Milliseconds in each stage, in all, and while no stage ran: time in line for a thread, mostly."""
-        ended = time.perf_counter()
-        stages: dict[str, float] = defaultdict(float)
-        in_stages, reached = 0.0, self.started
-        for begun, until, stage in sorted(self.spans):
-            stages[stage] += until - begun
-            in_stages += max(0.0, until - max(begun, reached))
-            reached = max(reached, until)
-        stages["total"] = ended - self.started
-        stages["wait"] = stages["total"] - in_stages
-        return Timings(**{stage: round(seconds * 1000, 3) for stage, seconds in stages.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +83,14 @@ class Pipeline:
         """One scan for so many exact searches of a collection; each gives its place in it to `search`."""
         return self._scanner.joint(collection, members)
 
-    async def search(self, name: str, request: SearchRequest, place: Place | None = None) -> SearchAnswer:
-        """Raises NotFound, InvalidInput, Unavailable and their kin; never returns a partial answer."""
+    async def search(
+        self, name: str, request: SearchRequest, place: Place | None = None, room: Room | None = None
+    ) -> SearchAnswer:
+        """Raises NotFound, InvalidInput, Unavailable and their kin; never returns a partial answer.
+
+        Hits that have no `room`, by default that of one answer, are TooLarge.
+        """
+        room = room or Room(self._config.limits.answer_bytes_max)
         watch = Stopwatch()
         collection = self._catalog.get(name)
         planned = plan(request, collection.settings.dimensions, self._config)
@@ -129,27 +98,33 @@ class Pipeline:
             watch.deadline = asyncio.get_running_loop().time() + planned.deadline_ms / 1000
         try:
             async with asyncio.timeout_at(watch.deadline):
-                return await self._answer(name, collection, planned, watch, place)
+                return await self._answer(name, collection, planned, watch, place, room)
         except TimeoutError:
             raise DeadlineExceeded(
                 f"no answer within deadline_ms={planned.deadline_ms}", param="deadline_ms"
             ) from None
 
     async def _answer(
-        self, name: str, collection: Collection, planned: Plan, watch: Stopwatch, place: Place | None
+        self,
+        name: str,
+        collection: Collection,
+        planned: Plan,
+        watch: Stopwatch,
+        place: Place | None,
+        room: Room,
     ) -> SearchAnswer:
         snapshot = await reached(collection, planned.min_seq)
         settings = collection.settings
         key = self._key(collection, snapshot, planned)
-        cached = await watch.awaited("cache", self._cached(key)) if planned.cache else None
+        cached = await watch.awaited("cache", self._cached(key, room)) if planned.cache else None
         answer = cached
         if answer is None:
-            answer, vanished = await self._search(collection, snapshot, planned, watch, place)
+            answer, vanished = await self._search(collection, snapshot, planned, watch, place, room)
             if vanished and collection.snapshot.seq > snapshot.seq:
                 # Hits were replaced or deleted meanwhile; their new versions are in the newer snapshot.
                 snapshot = collection.snapshot
                 key = self._key(collection, snapshot, planned)
-                answer, _ = await self._search(collection, snapshot, planned, watch, place)
+                answer, _ = await self._search(collection, snapshot, planned, watch, place, room)
         # One that met a later commit (a hit gone from the log, an exact scan) would be wrong when this content is back.
         if planned.cache and cached is None and not collection.moved_since(snapshot):
             await watch.awaited("cache", self._results.put(key, msgspec.msgpack.encode(answer)))
@@ -175,10 +150,11 @@ class Pipeline:
             tuned_ms=collection.chosen.chosen_ms if collection.chosen else 0,
         )
 
-    async def _cached(self, key: ResultKey) -> CachedAnswer | None:
+    async def _cached(self, key: ResultKey, room: Room) -> CachedAnswer | None:
         stored = await self._results.get(key)
         if stored is None:
             return None
+        room.take(len(stored))
         try:
             return msgspec.msgpack.decode(stored, type=CachedAnswer)
         except msgspec.DecodeError:
@@ -191,6 +167,7 @@ class Pipeline:
         planned: Plan,
         watch: Stopwatch,
         place: Place | None,
+        room: Room,
     ) -> tuple[CachedAnswer, bool]:
         """The answer, and whether candidates were gone from the log."""
         lexical, vector = await self._rank_and_embed(collection, snapshot, planned, watch)
@@ -199,7 +176,7 @@ class Pipeline:
             ranked = (place or self._scanner).rank(collection, vector, depth_of(planned), planned.condition)
             exact = await watch.awaited("dense", ranked)
         return await self._run(
-            lambda: finish(collection, snapshot, planned, vector, lexical, watch, exact=exact)
+            lambda: finish(collection, snapshot, planned, vector, lexical, watch, room, exact=exact)
         )
 
     async def _rank_and_embed(
@@ -256,6 +233,7 @@ def finish(
     vector: Floats | None,
     lexical: Ranking,
     watch: Stopwatch,
+    room: Room,
     *,
     exact: Ranking | None = None,
 ) -> tuple[CachedAnswer, bool]:
@@ -268,7 +246,9 @@ def finish(
         dense = watch.timed("dense", lambda: search_dense(snapshot, planned, vector))
     tiers = dense.tiers if vector is not None else snapshot.tiers
     fused = watch.timed("fuse", lambda: fuse(snapshot, planned, vector, dense.ranking, lexical))
-    hits, vanished = watch.timed("hydrate", lambda: hydrate(collection, snapshot, planned, vector, fused))
+    hits, vanished = watch.timed(
+        "hydrate", lambda: hydrate(collection, snapshot, planned, vector, fused, room)
+    )
     return CachedAnswer(hits, list(tiers), dense.cold_skipped), vanished
 
 
@@ -298,17 +278,26 @@ def fuse(snapshot: Snapshot, planned: Plan, vector: Floats | None, dense: Rankin
 
 
 def hydrate(
-    collection: Collection, snapshot: Snapshot, planned: Plan, vector: Floats | None, fused: Fused
+    collection: Collection,
+    snapshot: Snapshot,
+    planned: Plan,
+    vector: Floats | None,
+    fused: Fused,
+    room: Room,
 ) -> tuple[list[Hit], bool]:
-    """The first k candidates that still live, from the log, one a document if asked; and whether some did not."""
+    """The first k candidates that still live, from the log, one a document if asked; and whether some did not.
+
+    Raises TooLarge as soon as they have no room.
+    """
     kept = len(fused.ids) if planned.min_score is None else int(np.sum(fused.scores >= planned.min_score))
     chosen: list[tuple[int, StoredPassage]] = []
     seen: set[str] = set()
     vanished = False
-    at, step = 0, planned.k + (0 if planned.group_by_document else SPARE_HITS)
+    at, step = 0, min(planned.k + (0 if planned.group_by_document else SPARE_HITS), HITS_READ_MAX)
     while at < kept and len(chosen) < planned.k:
         upto = min(at + step, kept)
         stored = collection.passages(fused.ids[at:upto].tolist())
+        already = len(chosen)
         for position in range(at, upto):
             passage = stored.get(int(fused.ids[position]))
             vanished |= passage is None
@@ -316,6 +305,7 @@ def hydrate(
                 continue
             seen.add(passage.document_id)
             chosen.append((position, passage))
+        room.take(sum(size_of(passage) for _, passage in chosen[already : planned.k]))
         at = upto
     if planned.counted:
         collection.hits.count(passage.id for _, passage in chosen[: planned.k])

@@ -13,6 +13,7 @@ from indexes.errors import InvalidInput, TooLarge
 from indexes.filters.grammar import Filter, parse_filter
 from indexes.lexical import analysis
 from indexes.model import Floats
+from retrieval.decoding import decode
 from retrieval.schemas import Mode, SearchRequest, Weights
 from retrieval.settings import Config
 
@@ -71,15 +72,12 @@ def plan(request: SearchRequest, dimensions: int, config: Config) -> Plan:
     )
     if weights.dense + weights.lexical <= 0:
         raise InvalidInput("one weight must be above 0", param="fusion.weights")
-    conditions_max = config.limits.filter_conditions_max
     return Plan(
         query=query,
         vector=vector,
         k=k,
         mode=mode,
-        condition=None
-        if request.filter is None
-        else parse_filter(request.filter, conditions_max=conditions_max),
+        condition=filter_of(request.filter, config),
         method=(fusion and fusion.method) or config.search.fusion,
         rrf_k=(fusion and fusion.k) or config.search.rrf_k,
         weights={"dense": weights.dense, "lexical": weights.lexical},
@@ -88,7 +86,7 @@ def plan(request: SearchRequest, dimensions: int, config: Config) -> Plan:
         group_by_document=request.group_by_document,
         min_score=request.min_score,
         min_seq=request.min_seq or 0,
-        deadline_ms=request.deadline_ms,
+        deadline_ms=request.deadline_ms or (None if request.exact else config.search.deadline_ms),
         cache=request.cache,
         explain=request.explain,
         exact=request.exact,
@@ -104,6 +102,17 @@ def asked(request: SearchRequest, query: str, k: int, mode: Mode) -> SearchReque
     return msgspec.structs.replace(
         request, query=query or None, k=k, mode=mode, min_seq=None, deadline_ms=None, cache=True
     )
+
+
+def filter_of(raw: msgspec.Raw, config: Config) -> Filter | None:
+    """What a request's filter means; None for none. Raises TooLarge before decoding it, and InvalidInput."""
+    if len(raw) > config.limits.filter_bytes_max:
+        raise TooLarge(
+            f"filter has {len(raw)} bytes, at most {config.limits.filter_bytes_max} are allowed",
+            param="filter",
+        )
+    value = decode(raw, object)
+    return None if value is None else parse_filter(value, conditions_max=config.limits.filter_conditions_max)
 
 
 def check_query(request: SearchRequest, config: Config) -> str:

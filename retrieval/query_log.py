@@ -119,8 +119,9 @@ class QueryLog:
         sample.unwritten = True
         most = self._settings.queries_per_day_max
         place = day.seen - 1 if day.seen <= most else self._rng.randrange(day.seen)
-        if place < most:
-            one = LoggedQuery(time_ms, search.query, search.k, search.mode, search.filter)
+        if place < most and len(search.filter) <= ENTRY_BYTES_MAX:
+            condition = msgspec.json.decode(search.filter)
+            one = LoggedQuery(time_ms, search.query, search.k, search.mode, condition)
             if len(line(one)) <= ENTRY_BYTES_MAX:
                 # At the end where fewer are left: the file is bounded too.
                 day.kept[place : place + 1] = [one]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from aiohttp import web
 
 from retrieval import job_schemas, schemas
+from retrieval.admission import Load
 from retrieval.dialects import ollama, openai, tei
 from retrieval.dialects.errors import OllamaErrorBody, OpenAIErrorBody, TeiErrorBody
 from retrieval.examples import make_examples
 from retrieval.handlers import collections, documents, jobs, scrolling, search, system
-from retrieval.keys import API, CONFIG
+from retrieval.keys import API, CONFIG, LOADS
 from retrieval.openapi import Route, describe
 
 C = "/v1/collections/{collection}"
@@ -18,22 +19,22 @@ C = "/v1/collections/{collection}"
 SEARCH, DOCUMENTS, COLLECTIONS, JOBS, SYSTEM = "search", "documents", "collections", "jobs", "system"
 OPENAI, OLLAMA, TEI = "openai", "ollama", "tei"
 
-# method, path, handler, summary, tag; then the wire types of request and answer, the status, query parameters
+# method, path, handler, summary, tag; then the wire types of request and answer, the status, query parameters, load
 ROUTES = (
     Route("POST", f"{C}/search", search.search, "Search passages", SEARCH,
-          schemas.SearchRequest, schemas.SearchAnswer),
+          schemas.SearchRequest, schemas.SearchAnswer, load="search"),
     Route("POST", f"{C}/search/batch", search.search_batch, "Several searches at once", SEARCH,
-          schemas.SearchBatch),
+          schemas.SearchBatch, load="heavy"),
     Route("POST", f"{C}/context", search.context, "Passages for a prompt, within a token budget", SEARCH,
-          schemas.ContextRequest, schemas.ContextAnswer),
+          schemas.ContextRequest, schemas.ContextAnswer, load="heavy"),
     Route("POST", f"{C}/documents", documents.write, "Write documents, replacing those of the same id", DOCUMENTS,
           schemas.WriteDocuments, schemas.Written),
     Route("GET", f"{C}/documents", documents.listed, "List documents in the order they were written", DOCUMENTS,
-          None, schemas.DocumentPage, parameters=("cursor", "limit", "vectors")),
+          None, schemas.DocumentPage, parameters=("cursor", "limit", "vectors"), load="heavy"),
     Route("POST", f"{C}/documents/scroll", scrolling.scroll, "Follow all documents, or those that match", DOCUMENTS,
-          schemas.ScrollDocuments, schemas.ScrollPage),
+          schemas.ScrollDocuments, schemas.ScrollPage, load="heavy"),
     Route("POST", f"{C}/documents/count", scrolling.count, "Count all documents, or those that match", DOCUMENTS,
-          schemas.CountDocuments, schemas.CountBody),
+          schemas.CountDocuments, schemas.CountBody, load="search"),
     Route("POST", f"{C}/documents/delete", documents.delete_many, "Delete documents by id or by filter", DOCUMENTS,
           schemas.DeleteDocuments, schemas.Deleted),
     Route("GET", f"{C}/documents/{{id:.+}}", documents.shown, "One document", DOCUMENTS,
@@ -63,15 +64,15 @@ ROUTES = (
     Route("GET", "/v1/jobs", jobs.listed, "Jobs since the start, newest first", JOBS),
     Route("GET", "/v1/jobs/{job}", jobs.shown, "One job: status, progress, outcome", JOBS, None, job_schemas.JobBody),
     Route("POST", "/v1/embeddings", openai.embeddings, "Embed texts, as OpenAI does", OPENAI,
-          openai.OpenAIEmbeddingRequest, openai.OpenAIEmbeddingList, error=OpenAIErrorBody),
+          openai.OpenAIEmbeddingRequest, openai.OpenAIEmbeddingList, error=OpenAIErrorBody, load="embed"),
     Route("GET", "/v1/models", openai.models, "Models and their aliases, as OpenAI lists them", OPENAI,
           None, openai.OpenAIModelList, error=OpenAIErrorBody),
     Route("GET", "/v1/models/{model:.+}", openai.model, "One model, as OpenAI shows it", OPENAI,
           None, openai.OpenAIModel, error=OpenAIErrorBody),
     Route("POST", "/api/embed", ollama.embed_texts, "Embed texts, as Ollama does", OLLAMA,
-          ollama.OllamaEmbed, ollama.OllamaEmbedded, error=OllamaErrorBody),
+          ollama.OllamaEmbed, ollama.OllamaEmbedded, error=OllamaErrorBody, load="embed"),
     Route("POST", "/api/embeddings", ollama.embed_prompt, "Embed one text, as Ollama did before", OLLAMA,
-          ollama.OllamaEmbeddings, ollama.OllamaEmbedding, error=OllamaErrorBody),
+          ollama.OllamaEmbeddings, ollama.OllamaEmbedding, error=OllamaErrorBody, load="embed"),
     Route("GET", "/api/tags", ollama.tags, "Models and their aliases, as Ollama lists them", OLLAMA,
           None, ollama.OllamaTags, error=OllamaErrorBody),
     Route("POST", "/api/show", ollama.show, "One model, as Ollama shows it", OLLAMA,
@@ -79,9 +80,9 @@ ROUTES = (
     Route("GET", "/api/version", ollama.version, "The version, where Ollama has it", OLLAMA,
           None, ollama.OllamaVersion, error=OllamaErrorBody),
     Route("POST", "/embed", tei.embed_inputs, "Embed texts, as Text Embeddings Inference does", TEI,
-          tei.TeiEmbed, list[list[float]], error=TeiErrorBody),
+          tei.TeiEmbed, list[list[float]], error=TeiErrorBody, load="embed"),
     Route("POST", "/", tei.embed_inputs, "The same, where Hugging Face's client sends it", TEI,
-          tei.TeiEmbed, list[list[float]], error=TeiErrorBody),
+          tei.TeiEmbed, list[list[float]], error=TeiErrorBody, load="embed"),
     Route("GET", "/info", tei.info, "The default model, as Text Embeddings Inference tells it", TEI,
           None, tei.TeiInfo, error=TeiErrorBody),
     Route("GET", "/health", tei.health, "Whether texts can be embedded", TEI, error=TeiErrorBody),
@@ -96,6 +97,8 @@ ROUTES = (
 
 def add_routes(app: web.Application) -> None:
     app[API] = describe(ROUTES, make_examples(app[CONFIG].models.default))
+    loads: dict[object, Load] = {route.handler: route.load for route in ROUTES if route.load}
+    app[LOADS] = loads
     for route in ROUTES:
         app.router.add_route(route.method, route.path, route.handler)
     app.router.add_get("/docs/assets/{name}", system.asset)

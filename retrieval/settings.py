@@ -43,6 +43,15 @@ class Server(Section, frozen=True, kw_only=True):
     insecure: bool = False
 
 
+class Admission(Section, frozen=True, kw_only=True):
+    searches_max: Positive = 64
+    writes_max: Positive = 32
+    embeds_max: Positive = 64
+    heavy_max: Positive = 16
+    body_bytes_max: Positive = 67_108_864
+    wait_s_max: Duration = 30.0
+
+
 class Models(Section, frozen=True, kw_only=True):
     folder: Name = "models"
     default: Name = "all-MiniLM-L6-v2"
@@ -57,6 +66,7 @@ class Embedding(Section, frozen=True, kw_only=True):
     bulk_run_ms: Duration = 10.0
     batch_texts_max: Positive = 64
     queue_tokens_max: Positive = 262_144
+    query_wait_ms_max: Duration = 1000.0
     query_cache_entries: Count = 10_000
 
 
@@ -76,8 +86,10 @@ class Limits(Section, frozen=True, kw_only=True):
     k_max: Positive = 1000
     searches_per_batch_max: Positive = 100
     filter_conditions_max: Positive = 64
+    filter_bytes_max: Positive = 1_048_576
     token_budget_max: Positive = 100_000
     page_limit_max: Positive = 1000
+    answer_bytes_max: Positive = 33_554_432
 
 
 class Index(Section, frozen=True, kw_only=True):
@@ -105,6 +117,7 @@ class Search(Section, frozen=True, kw_only=True):
     cold: Literal["always", "calibrated", "never"] = "calibrated"
     cold_loss_budget: Share = 0.005
     cold_audit_share: Share = 0.01
+    deadline_ms: Positive = 10_000
     threads: Positive = 2
 
 
@@ -146,6 +159,7 @@ class Config(Section, frozen=True, kw_only=True):
     """All settings. `Config()` holds the defaults."""
 
     server: Server = field(default_factory=Server)
+    admission: Admission = field(default_factory=Admission)
     models: Models = field(default_factory=Models)
     embedding: Embedding = field(default_factory=Embedding)
     passages: Passages = field(default_factory=Passages)

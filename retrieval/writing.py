@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from hashlib import blake2b
 from typing import TypeVar
 
@@ -18,10 +19,12 @@ import msgspec
 import numpy as np
 
 from indexes.collection import Collection
+from indexes.courtesy import GoOn, nobody_waits
 from indexes.errors import InvalidInput, TooLarge
 from indexes.log.content import DIGEST_BYTES
 from indexes.log.reader import searchable_text
 from indexes.model import Floats, NewPassage, Upsert, WriteResult
+from retrieval.abandoning import abandonable
 from retrieval.chunking import CHUNKING_VERSION, Span, split
 from retrieval.embedders import Embedder, Embedders
 from retrieval.metadata import Patch, check_limits, flattened
@@ -158,7 +161,12 @@ def check_document(document: NewDocument, where: str, config: Config) -> None:
 async def embed(documents: list[NewDocument], embedder: Embedder, config: Config) -> list[Upsert]:
     """Documents with vectors of their own keep them; the others are chunked and embedded together."""
     chars = sum(len(document.text) for document in documents)
-    pieces = await off_loop(chars, lambda: [chunk(document, embedder, config) for document in documents])
+    if chars <= INLINE_CHARS:
+        pieces = [chunk(document, embedder, config) for document in documents]
+    else:
+        pieces = await abandonable(
+            lambda go_on: [chunk(document, embedder, config, go_on) for document in documents]
+        )
     texts = [piece.embedded for spans in pieces for piece in spans]
     vectors = await embedder.documents(texts) if texts else np.empty((0, 0), np.float32)
     return await off_loop(chars, lambda: assemble(documents, pieces, vectors))
@@ -183,7 +191,9 @@ class Piece(msgspec.Struct, frozen=True):
     embedded: str
 
 
-def chunk(document: NewDocument, embedder: Embedder, config: Config) -> list[Piece]:
+def chunk(
+    document: NewDocument, embedder: Embedder, config: Config, go_on: GoOn = nobody_waits
+) -> list[Piece]:
     if document.vector is not None:
         return []
     counter = embedder.counter
@@ -194,7 +204,8 @@ def chunk(document: NewDocument, embedder: Embedder, config: Config) -> list[Pie
     room = embedder.encoder.tokens_max - SPECIAL_TOKENS - min(len(title_starts), TITLE_TOKENS_MAX)
     tokens_max = min(config.passages.tokens_max, room)
     overlap = min(config.passages.overlap_tokens, tokens_max // 4)
-    spans = split(document.text, counter.starts, tokens_max=tokens_max, overlap_tokens=overlap)
+    starts_of = partial(counter.starts, go_on=go_on)
+    spans = split(document.text, starts_of, tokens_max=tokens_max, overlap_tokens=overlap)
     return [Piece(span, searchable_text(title, document.text[span.start : span.end])) for span in spans]
 
 

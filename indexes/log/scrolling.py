@@ -22,7 +22,7 @@ from indexes.filters.grammar import Filter
 from indexes.log.reader import decode_metadata, json_list
 from indexes.model import Floats, Ids, StoredDocument
 
-PAGE_BYTES_MAX = 16 << 20  # of text and vectors as JSON; one larger document still comes, alone
+PAGE_BYTES_MAX = 16 << 20  # as JSON; one larger document still comes, alone
 NUMBER_JSON_BYTES = 20  # a float32 written out in full
 LOOKED_UP = 10_000  # passages in one query
 CATCHING_UP_TRIES, CATCHING_UP_S = 1000, 0.002
@@ -82,8 +82,9 @@ def page(
     condition: Filter | None = None,
     text: bool = True,
     vectors: bool = False,
+    bytes_max: int = PAGE_BYTES_MAX,
 ) -> Page:
-    """At most `limit` documents after a position (0: from the start); fewer where they hold much text.
+    """At most `limit` documents after a position (0: from the start); fewer where they hold much.
 
     Without `text` theirs is empty. Reads what it returns and, with a filter, its bitmaps; no other documents.
     Raises InvalidInput for a filter that nothing can satisfy.
@@ -97,7 +98,7 @@ def page(
             positions = json_list(positions_matching(db, after, matching, limit + 1))
             rows = db.execute(f"{sql} {AT_POSITIONS}", (positions,))
         passage_bytes = NUMBER_JSON_BYTES * collection.settings.dimensions if vectors else 0
-        taken, more = take(rows, limit, passage_bytes)
+        taken, more = take(rows, limit, passage_bytes, bytes_max)
         documents = with_passages(db, taken, vectors)
     return Page(documents, documents[-1].position if more else None)
 
@@ -127,13 +128,14 @@ def count(collection: Collection, condition: Filter | None = None) -> Counted:
     raise Unavailable("the collection changes too fast to be counted; try again")
 
 
-def take(rows: Iterable[Any], limit: int, passage_bytes: int) -> tuple[list[Any], bool]:
+def take(rows: Iterable[Any], limit: int, passage_bytes: int, bytes_max: int) -> tuple[list[Any], bool]:
     """The first rows that fit on a page, and whether there are more."""
     taken: list[Any] = []
     size = 0
     for row in rows:
-        size += len(row[4]) + row[7] * passage_bytes
-        if len(taken) == limit or (taken and size > PAGE_BYTES_MAX):
+        _, _, document_id, _, text, title, metadata, passages = row
+        size += sum(map(len, (document_id, text, title, metadata))) + passages * passage_bytes
+        if len(taken) == limit or (taken and size > bytes_max):
             return taken, True
         taken.append(row)
     return taken, False

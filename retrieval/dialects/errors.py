@@ -9,6 +9,7 @@ dialect's, a wrong method or a broken body are answered in it too.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -85,6 +86,7 @@ class Dialect:
         return self.kinds.get(type(error)) or self.statuses.get(ours, ours)
 
 
+@functools.lru_cache(maxsize=1024)
 def dialect_of(path: str) -> Dialect | None:
     """Whose path it is; None for ours."""
     for dialect in (OPENAI, OLLAMA, TEI):

@@ -10,7 +10,7 @@
 - Every run is kept short by what the cost model foretells, because a query may have to wait for it to end.
 - A caller that is cancelled, or whose deadline passes, leaves the queue: nothing is computed for the dead.
 - A run that fails is repeated text by text, so that only the text at fault fails.
-- Queues are bounded in tokens. Who is refused is told when the queue will be empty.
+- Queues are bounded in tokens, that of queries also in foretold time. Who is refused is told when it will be empty.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from indexes.errors import DeadlineExceeded, NotReady, Overloaded, TooLarge
+from indexes.errors import DeadlineExceeded, NotReady, TooLarge
 from indexes.model import Floats
 from retrieval.embedding.alone import LoneQueries
+from retrieval.embedding.bounds import Bounds
 from retrieval.embedding.costs import CostModel, Load
 from retrieval.embedding.encoder import by_length
 from retrieval.embedding.lanes import Batch, Job, Lanes, guessed, in_parts
@@ -39,14 +40,14 @@ QUERY_CHARS_MAX = 1024  # a single text up to here goes to the query lane
 TOKENISED_AT_ONCE = 64  # texts of a bulk request; a cancelled one stops after these
 PART_TOKENS_MAX = 32_768  # of a large request, queued at a time: enough that sorting by length still pays
 TOO_LATE = "the deadline passed before the text was embedded"
-RETRY_AFTER_S = (1.0, 60.0)  # the least and the most a refused caller is asked to wait
 
 
 class Batcher:
     """Shared runs of one encoder. Use from one event loop: `start`, then embed from any task, then `close`.
 
     `workers` runs go side by side. `query_run_s` and `bulk_run_s` bound what one run may take by the cost model; a
-    single text that takes longer runs alone. `lone` says which queries may block the loop for one short run; all else
+    single text that takes longer runs alone. A query is refused when those before it take longer than
+    `query_wait_s_max`. `lone` says which queries may block the loop for one short run; all else
     is tokenised and run on other threads. `queue_tokens_max` bounds each lane by itself, so that a flood of documents
     never refuses a query. A large request goes in parts of at most a quarter of that, each queued when the one before
     has run: what counts against the bound is its first part, and once that is admitted the rest follows.
@@ -61,6 +62,7 @@ class Batcher:
         bulk_run_s: float,
         batch_texts_max: int,
         queue_tokens_max: int,
+        query_wait_s_max: float = float("inf"),
         costs: CostModel | None = None,
         lone: LoneQueries | None = None,
         observe: Observer | None = None,
@@ -70,6 +72,7 @@ class Batcher:
         self._bulk_run_s = bulk_run_s
         self._batch_texts_max = batch_texts_max
         self._queue_tokens_max = queue_tokens_max
+        self._bounds = Bounds(queue_tokens_max, query_wait_s_max)
         self._part_tokens_max = min(PART_TOKENS_MAX, max(1, queue_tokens_max // 4))
         self._observe: Observer = observe or Silent()
         self.costs = costs or CostModel()
@@ -176,19 +179,13 @@ class Batcher:
             raise TooLarge(
                 f"about {tokens} tokens to read in windows, one request may hold {self._queue_tokens_max}"
             )
-        if first == 0 and queued.tokens and queued.tokens + tokens > self._queue_tokens_max:
+        left_s = None if deadline is None else deadline - self._loop.time()
+        more = tokens if first == 0 else 0
+        if refusal := self._bounds.refusal(
+            lane, queued=queued.tokens, more=more, wait_s=self._drain_s(lane), left_s=left_s
+        ):
             self._observe.left(lane, len(texts), "refused")
-            raise Overloaded(
-                f"{queued.tokens} tokens wait to be embedded and about {tokens} more would join them; "
-                f"at most {self._queue_tokens_max} may wait",
-                retry_after_s=min(max(self._drain_s(lane), RETRY_AFTER_S[0]), RETRY_AFTER_S[1]),
-            )
-        if deadline is not None and self._loop.time() + self._drain_s(lane) > deadline:
-            self._observe.left(lane, len(texts), "refused")
-            raise Overloaded(
-                f"the texts that wait already take {self._drain_s(lane):.2f} s, longer than the deadline allows",
-                retry_after_s=RETRY_AFTER_S[0],
-            )
+            raise refusal
         job = Job(
             texts,
             kind,

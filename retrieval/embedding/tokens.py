@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from indexes.courtesy import GoOn, nobody_waits
 from indexes.errors import Damaged
 
 LONG_TOKEN_CHARS = 32  # no entry of a vocabulary is longer
@@ -110,15 +111,16 @@ class TokenCounter:
         """Tokens of `text`, exact up to `SEGMENT_CHARS` characters; beyond, a cut inside a word may add a few."""
         return len(self.starts(text))
 
-    def starts(self, text: str) -> array[int]:
+    def starts(self, text: str, go_on: GoOn = nobody_waits) -> array[int]:
         """The character of `text` at which each token begins, ascending. Empty tokens are left out.
 
         A very long word, which the model reads as a single unknown token, counts once for every LONG_TOKEN_CHARS: a
-        megabyte without spaces must not pass for one token.
+        megabyte without spaces must not pass for one token. `go_on` is called before each SEGMENT_CHARS.
         """
         found = array("q")
         with self._pool.borrow() as tokenizer:
             for begin, stop in segments(text):
+                go_on()
                 offsets = tokenizer.encode_batch([text[begin:stop]], add_special_tokens=False)[0].offsets
                 for start, end in offsets:
                     if end - start <= LONG_TOKEN_CHARS:

@@ -9,7 +9,6 @@ from dataclasses import replace
 from aiohttp import web
 
 from indexes.errors import InvalidInput, NotFound, TooLarge
-from indexes.filters.grammar import parse_filter
 from indexes.log import scrolling
 from indexes.model import Delete, WriteResult
 from retrieval.handlers.scrolling import document_body, encoded, query_flag
@@ -17,6 +16,7 @@ from retrieval.handlers.wire import answer, body, collection_of, query_int, real
 from retrieval.keys import CONFIG, EMBEDDERS, METRICS, TASKS
 from retrieval.metadata import Patch
 from retrieval.pipeline import elapsed_ms
+from retrieval.plan import filter_of
 from retrieval.schemas import Deleted, DeleteDocuments, PatchDocument, WriteDocuments, Written
 from retrieval.writing import patch_metadata, write_documents
 
@@ -43,12 +43,13 @@ async def shown(request: web.Request) -> web.Response:
 
 async def listed(request: web.Request) -> web.Response:
     _, collection = collection_of(request)
-    limit = query_int(request, "limit", 100, least=1, most=request.app[CONFIG].limits.page_limit_max)
+    limits = request.app[CONFIG].limits
+    limit = query_int(request, "limit", 100, least=1, most=limits.page_limit_max)
     cursor = query_int(request, "cursor", 0, least=0, most=CURSOR_MAX)
     vectors = query_flag(request, "vectors")
 
     def work() -> dict[str, object]:
-        page = scrolling.page(collection, cursor, limit, vectors=vectors)
+        page = scrolling.page(collection, cursor, limit, vectors=vectors, bytes_max=limits.answer_bytes_max)
         following = None if page.following is None else str(page.following)
         return {"documents": encoded(page), "next_cursor": following}
 
@@ -95,14 +96,15 @@ async def delete_many(request: web.Request) -> web.Response:
     wanted = await body(request, DeleteDocuments)
     _, collection = collection_of(request)
     limits = request.app[CONFIG].limits
-    if (wanted.ids is None) == (wanted.filter is None):
+    condition = filter_of(wanted.filter, request.app[CONFIG])
+    if (wanted.ids is None) == (condition is None):
         raise InvalidInput("expected either ids or filter", param="ids")
     if wanted.ids is not None:
         if len(wanted.ids) > limits.documents_per_request_max:
             raise TooLarge(f"at most {limits.documents_per_request_max} ids in one request", param="ids")
         future = collection.write([Delete(one) for one in dict.fromkeys(map(str, wanted.ids))])
     else:
-        condition = parse_filter(wanted.filter, conditions_max=limits.filter_conditions_max)
+        assert condition is not None
         future = await asyncio.to_thread(collection.delete_matching, condition)
     result = await asyncio.wrap_future(future)
     request.app[TASKS].reindex_if_due(real_name(request), collection)

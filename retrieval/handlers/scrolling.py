@@ -11,13 +11,12 @@ import msgspec
 from aiohttp import web
 
 from indexes.errors import InvalidInput
-from indexes.filters.grammar import Filter, parse_filter
 from indexes.log import scrolling
 from indexes.log.scrolling import Page, ScrolledDocument, VectorPassage
 from retrieval.handlers.wire import answer, body, collection_of
 from retrieval.keys import CONFIG
+from retrieval.plan import filter_of
 from retrieval.schemas import CountBody, CountDocuments, DocumentBody, PassageBody, ScrollDocuments
-from retrieval.settings import Config
 
 POSITION_BYTES, CHECK_BYTES = 8, 7  # together a multiple of three, so that the cursor needs no padding
 
@@ -34,7 +33,13 @@ async def scroll(request: web.Request) -> web.Response:
 
     def work() -> dict[str, object]:
         page = scrolling.page(
-            collection, after, wanted.limit, condition=condition, text=wanted.text, vectors=wanted.vectors
+            collection,
+            after,
+            wanted.limit,
+            condition=condition,
+            text=wanted.text,
+            vectors=wanted.vectors,
+            bytes_max=config.limits.answer_bytes_max,
         )
         cursor = None if page.following is None else encode_cursor(page.following, collection.uid)
         return {"documents": encoded(page, text=wanted.text), "cursor": cursor}
@@ -48,10 +53,6 @@ async def count(request: web.Request) -> web.Response:
     condition = filter_of(wanted.filter, request.app[CONFIG])
     counted = await asyncio.to_thread(scrolling.count, collection, condition)
     return answer(CountBody(counted.documents, counted.passages, counted.seq))
-
-
-def filter_of(value: object, config: Config) -> Filter | None:
-    return None if value is None else parse_filter(value, conditions_max=config.limits.filter_conditions_max)
 
 
 def encoded(page: Page, *, text: bool = True) -> list[msgspec.Raw]:

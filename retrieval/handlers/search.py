@@ -3,33 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import msgspec
 from aiohttp import web
 
 from indexes.errors import InvalidInput, NearlineError, TooLarge
+from retrieval.abandoning import abandonable
 from retrieval.context import build_context, search_request
-from retrieval.errors import ErrorBody, body_of, without_folders
+from retrieval.errors import body_of, without_folders
 from retrieval.handlers.wire import answer, body, collection_of, real_name, timing_headers
 from retrieval.keys import CATALOG, CONFIG, EMBEDDERS, FOLDERS, METRICS, PIPELINE, QUERY_LOG
+from retrieval.room import Room
 from retrieval.schemas import ContextRequest, SearchAnswer, SearchBatch, SearchRequest, Timings
 
 CONCURRENT_SEARCHES = 8  # of one batch; a large batch must not push everybody else's query back
+INLINE_BYTES = 1 << 18  # of hits, encoded on the event loop: less than a millisecond
 
 
 async def search(request: web.Request) -> web.Response:
     wanted = await body(request, SearchRequest)
     name = request.match_info["collection"]
-    found = await request.app[PIPELINE].search(name, wanted)
+    room = Room(request.app[CONFIG].limits.answer_bytes_max)
+    found = await request.app[PIPELINE].search(name, wanted, room=room)
     request.app[METRICS].search(found)
     note(request, wanted)
-    return answer(found, headers=headers_of(found.timings_ms))
+    shown = found if room.taken <= INLINE_BYTES else await asyncio.to_thread(in_pieces, found)
+    return answer(shown, headers=headers_of(found.timings_ms))
 
 
 async def search_batch(request: web.Request) -> web.Response:
     """Answers in the order of the searches; one that fails has an error in its place.
 
-    All exact searches of a batch share one scan of the log, for each different filter.
+    All exact searches of a batch share one scan of the log, for each different filter. All searches share the room of
+    one answer.
     """
     wanted = await body(request, SearchBatch)
     name, collection = collection_of(request)
@@ -43,25 +50,26 @@ async def search_batch(request: web.Request) -> web.Response:
     slots = asyncio.Semaphore(CONCURRENT_SEARCHES)
 
     pipeline = request.app[PIPELINE]
+    room = Room(request.app[CONFIG].limits.answer_bytes_max, param="searches")
     scan = pipeline.joint_scan(collection, sum(search.exact for search in wanted.searches))
 
     async def find(search: SearchRequest) -> SearchAnswer:
         if search.exact:  # without a slot: they wait for each other
             with scan.place() as place:
-                return await pipeline.search(name, search, place)
+                return await pipeline.search(name, search, place, room)
         async with slots:
-            return await pipeline.search(name, search)
+            return await pipeline.search(name, search, room=room)
 
-    async def one(search: SearchRequest) -> SearchAnswer | ErrorBody:
+    async def one(search: SearchRequest) -> msgspec.Raw:
         try:
             found = await find(search)
         except NearlineError as error:
             folders = request.app[FOLDERS]
             error.message = without_folders(error.message, folders)
-            return body_of(error)
+            return msgspec.Raw(msgspec.json.encode(body_of(error)))
         request.app[METRICS].search(found)
         note(request, search)
-        return found
+        return msgspec.Raw(msgspec.json.encode(found))  # now: its parts take several times as much memory
 
     results = await asyncio.gather(*(one(search) for search in wanted.searches))
     return answer({"results": results})
@@ -73,13 +81,24 @@ async def context(request: web.Request) -> web.Response:
     config = request.app[CONFIG]
     if wanted.token_budget > config.limits.token_budget_max:
         raise TooLarge(f"token_budget must be at most {config.limits.token_budget_max}", param="token_budget")
+    deadline_ms = wanted.deadline_ms or config.search.deadline_ms
+    deadline = asyncio.get_running_loop().time() + deadline_ms / 1000
     embedder = await request.app[EMBEDDERS].of(collection)
     search = search_request(wanted, config)
     found = await request.app[PIPELINE].search(name, search)
     request.app[METRICS].search(found)
     note(request, search)
-    built = await asyncio.to_thread(build_context, found, wanted, embedder.counter.starts, config)
+    built = await abandonable(
+        lambda go_on: build_context(found, wanted, partial(embedder.counter.starts, go_on=go_on), config),
+        deadline=deadline,
+    )
     return answer(built, headers=headers_of(found.timings_ms))
+
+
+def in_pieces(found: SearchAnswer) -> dict[str, object]:
+    """Each hit's JSON by itself: encoding many in one step would hold up every other thread."""
+    hits = [msgspec.Raw(msgspec.json.encode(hit)) for hit in found.hits]
+    return {"hits": hits, "receipt": found.receipt, "timings_ms": found.timings_ms}
 
 
 def note(request: web.Request, search: SearchRequest) -> None:

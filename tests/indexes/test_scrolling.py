@@ -6,6 +6,7 @@ import random
 import threading
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ EVEN = Comparison("eq", "even", True)
 
 
 def scrolled(
-    collection: Collection, limit: int, condition: Filter | None = None, **options: bool
+    collection: Collection, limit: int, condition: Filter | None = None, **options: Any
 ) -> list[ScrolledDocument]:
     """All pages, each of at most `limit`."""
     found: list[ScrolledDocument] = []
@@ -123,15 +124,13 @@ def test_text_and_vectors_if_wanted(collection: Collection) -> None:
         scrolling.document(collection, "nobody")
 
 
-def test_a_page_is_bounded_in_bytes(collection: Collection, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_is_bounded_in_bytes(collection: Collection) -> None:
     """Long documents make short pages, at least one on each; none is left out."""
-    monkeypatch.setattr(scrolling, "PAGE_BYTES_MAX", 400)
-    first = page(collection, 0, 100)
+    first = page(collection, 0, 100, bytes_max=400)
     assert 1 < len(first.documents) < 10
     assert sum(len(one.document.text) for one in first.documents) <= 400
-    monkeypatch.setattr(scrolling, "PAGE_BYTES_MAX", 1)
-    assert len(page(collection, 0, 100).documents) == 1
-    assert ids_of(scrolled(collection, 100)) == [f"d{number}" for number in EXPECTED]
+    assert len(page(collection, 0, 100, bytes_max=1).documents) == 1
+    assert ids_of(scrolled(collection, 100, bytes_max=1)) == [f"d{number}" for number in EXPECTED]
 
 
 def test_an_unknown_key_is_an_error(collection: Collection) -> None:

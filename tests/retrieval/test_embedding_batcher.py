@@ -107,6 +107,7 @@ def with_batcher(
     queue_tokens_max: int = 1000,
     workers: int = 1,
     costs: CostModel | None = None,
+    query_wait_s_max: float = float("inf"),
 ) -> FakeEncoder:
     encoder = FakeEncoder()
 
@@ -118,6 +119,7 @@ def with_batcher(
             bulk_run_s=0.016,
             batch_texts_max=batch_texts_max,
             queue_tokens_max=queue_tokens_max,
+            query_wait_s_max=query_wait_s_max,
             costs=costs or TokenCosts(),
             observe=observe,
         )
@@ -628,3 +630,25 @@ def test_deadline_that_cannot_be_met() -> None:
         await asyncio.gather(first, *waiting)
 
     with_batcher(scenario)
+
+
+def test_queries_are_refused_by_the_time_they_would_wait() -> None:
+    """A query before which others take more than the allowed 0.05 s is refused at once, and told when they are done."""
+
+    async def scenario(batcher: Batcher, encoder: FakeEncoder) -> None:
+        encoder.gate.clear()
+        first = asyncio.create_task(query(batcher, "a"))
+        await encoder.busy()
+        waiting = [asyncio.create_task(query(batcher, "w " * 30)) for _ in range(20)]
+        await settle()
+        accepted = [task for task in waiting if not task.done()]
+        with pytest.raises(Overloaded, match="the queries that wait already") as refused:
+            await query(batcher, "b")
+        assert refused.value.retry_after_s >= 1
+        assert 0 < len(accepted) < len(waiting)
+        for task in waiting:
+            assert not task.done() or isinstance(task.exception(), Overloaded)
+        encoder.gate.set()
+        await asyncio.gather(first, *accepted)
+
+    with_batcher(scenario, query_wait_s_max=0.05)

@@ -67,7 +67,7 @@ def test_the_body() -> None:
     """Type, message and, where there is one, the field; Retry-After for what is worth trying again."""
     answer = response(tree.Overloaded("too much", retry_after_s=2.4, param="documents"))
     assert answer.status == 429
-    assert answer.headers["Retry-After"] == "2"
+    assert answer.headers["Retry-After"] == "3"
     assert isinstance(answer.body, bytes)
     assert msgspec.json.decode(answer.body) == {
         "error": {"type": "overloaded", "message": "too much", "param": "documents"}

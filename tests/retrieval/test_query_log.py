@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from indexes.collection import Collection
@@ -45,6 +46,11 @@ def clock() -> Clock:
     return Clock()
 
 
+def raw(condition: object) -> msgspec.Raw:
+    """A filter as it stands in a request."""
+    return msgspec.Raw(msgspec.json.encode(condition))
+
+
 def a_log(clock: Clock, **settings: object) -> QueryLog:
     return QueryLog(Settings(**{"enabled": True, **settings}), now=clock, rng=random.Random(1))  # type: ignore[arg-type]
 
@@ -63,7 +69,7 @@ def test_the_file_holds_what_was_asked(collection: Collection, clock: Clock) -> 
     """Text, k, mode, filter and time of each query, in a file that only its owner can read."""
     log = a_log(clock)
     condition = {"type": "eq", "key": "tenant", "value": "acme"}
-    log.note(collection, SearchRequest(query="refunds?", k=7, mode="dense", filter=condition))
+    log.note(collection, SearchRequest(query="refunds?", k=7, mode="dense", filter=raw(condition)))
     asyncio.run(log.write([collection]))
     header, (one,) = read(collection.folder / FILE)
     assert (one.query, one.k, one.mode, one.filter) == ("refunds?", 7, "dense", condition)
@@ -79,7 +85,7 @@ def test_what_measures_is_not_kept(collection: Collection, clock: Clock) -> None
         SearchRequest(query="x", exact=True, mode="dense"),
         SearchRequest(query="x", cache=False),
         SearchRequest(vector=[1.0]),
-        SearchRequest(query="x", filter={"type": "in", "key": "k", "value": ["v" * 100] * 200}),
+        SearchRequest(query="x", filter=raw({"type": "in", "key": "k", "value": ["v" * 100] * 200})),
     ):
         log.note(collection, search)
     note(log, collection, "kept")

@@ -1,0 +1,152 @@
+"""Which requests are let in: decided from their headers, before their bodies are read.
+
+    search   one search, or a count
+    heavy    what reads or answers much at once: batches, contexts, pages of documents
+    embed    the dialects of other servers
+    write    everything else that has a body
+
+Each class has bounds of its own, so a flood of one does not refuse another. What is in no class (health, metrics,
+small GETs) is always let in. A class in which nothing is under way takes any request.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from indexes.errors import Overloaded
+from retrieval.embedding.bounds import RETRY_AFTER_S
+from retrieval.settings import Admission
+
+Load = Literal["search", "write", "embed", "heavy"]
+
+REQUEST_WORK = 1024  # of any request, as if its body had so many bytes more
+BUSY_S_KEPT = 30.0  # the pace is that of about this much busy time
+
+
+class Gates:
+    """One gate for each class. Use from one event loop."""
+
+    def __init__(self, settings: Admission, clock: Callable[[], float] = time.monotonic) -> None:
+        requests_max: dict[Load, int] = {
+            "search": settings.searches_max,
+            "write": settings.writes_max,
+            "embed": settings.embeds_max,
+            "heavy": settings.heavy_max,
+        }
+        self._gates = {
+            load: Gate(
+                load,
+                requests_max=requests_max[load],
+                bytes_max=settings.body_bytes_max,
+                wait_s_max=settings.wait_s_max,
+                clock=clock,
+            )
+            for load in get_args(Load)
+        }
+
+    def enter(self, load: Load, body_bytes: int) -> Entry:
+        """Raises Overloaded, saying when the class will be idle. What has entered must leave."""
+        return self._gates[load].enter(body_bytes)
+
+
+@dataclass(slots=True)
+class Entry:
+    """One request that was let in. `bytes` are those its body may have, and once it has arrived those it has."""
+
+    gate: Gate
+    bytes: int
+    work: int = 0  # 0 until the body has arrived
+    left: bool = False
+
+    def arrived(self, body_bytes: int) -> None:
+        """The body is here: from now on the request is work. A slow sender says nothing about our pace."""
+        if not self.left:  # the rest of a refused body may arrive after its answer
+            self.gate.begin(self, body_bytes)
+
+    def leave(self, *, done: bool) -> None:
+        """`done`: answered, not abandoned."""
+        self.left = True
+        self.gate.leave(self, done=done)
+
+
+class Gate:
+    """Bounds the requests of one class, the bytes of their bodies, and the time until all of them are done.
+
+    That time is foretold from the pace: the work done lately, by the time in which there was any to do.
+    """
+
+    def __init__(
+        self,
+        load: Load,
+        *,
+        requests_max: int,
+        bytes_max: int,
+        wait_s_max: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._load = load
+        self._requests_max = requests_max
+        self._bytes_max = bytes_max
+        self._wait_s_max = wait_s_max
+        self._clock = clock
+        self._requests = self._bytes = self._work = 0
+        self._done = self._busy_s = 0.0
+        self._seen = clock()
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds until what is under way is done; 0 while the pace is unknown."""
+        return self._work * self._busy_s / self._done if self._done else 0.0
+
+    def enter(self, body_bytes: int) -> Entry:
+        self._look()
+        if self._requests and (full := self._full(body_bytes)):
+            least, most = RETRY_AFTER_S
+            raise Overloaded(full, retry_after_s=min(max(self.wait_s, least), most))
+        self._requests += 1
+        self._bytes += body_bytes
+        return Entry(self, body_bytes)
+
+    def begin(self, entry: Entry, body_bytes: int) -> None:
+        self._look()
+        self._bytes += body_bytes - entry.bytes
+        entry.bytes, entry.work = body_bytes, body_bytes + REQUEST_WORK
+        self._work += entry.work
+
+    def leave(self, entry: Entry, *, done: bool) -> None:
+        self._look()
+        self._requests -= 1
+        self._bytes -= entry.bytes
+        self._work -= entry.work
+        if done:
+            self._done += entry.work
+
+    def _full(self, body_bytes: int) -> str:
+        """Why one more body of this size has no room; empty if it has."""
+        if self._requests >= self._requests_max:
+            return (
+                f"{self._requests} {self._load} requests are under way, at most {self._requests_max} may be"
+            )
+        if self._bytes + body_bytes > self._bytes_max:
+            return (
+                f"bodies of {self._bytes} bytes are under way in {self._load} requests and {body_bytes} more would "
+                f"join them; at most {self._bytes_max} may be"
+            )
+        if self.wait_s > self._wait_s_max:
+            return (
+                f"the {self._load} requests under way take about {self.wait_s:.0f} s more, at most "
+                f"{self._wait_s_max:g} s may wait"
+            )
+        return ""
+
+    def _look(self) -> None:
+        """Bring the account of busy time up to now."""
+        now = self._clock()
+        if self._work:
+            self._busy_s += now - self._seen
+            if self._busy_s > 2 * BUSY_S_KEPT and self._done:
+                self._busy_s, self._done = self._busy_s / 2, self._done / 2
+        self._seen = now

@@ -1,0 +1,52 @@
+"""How long each stage of a search took, and when its caller stops waiting."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from retrieval.schemas import Timings
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Stopwatch:
+    """When each stage ran. Stages may run on different threads, at the same time, and more than once.
+
+    `deadline`, in the loop's time, is when the caller stops waiting.
+    """
+
+    deadline: float | None = None
+    started: float = field(default_factory=time.perf_counter)
+    spans: list[tuple[float, float, str]] = field(default_factory=list)  # begun, ended, stage
+
+    def timed(self, stage: str, work: Callable[[], T]) -> T:
+        begun = time.perf_counter()
+        try:
+            return work()
+        finally:
+            self.spans.append((begun, time.perf_counter(), stage))
+
+    async def awaited(self, stage: str, work: Coroutine[Any, Any, T]) -> T:
+        begun = time.perf_counter()
+        try:
+            return await work
+        finally:
+            self.spans.append((begun, time.perf_counter(), stage))
+
+    def stop(self) -> Timings:
+        """Milliseconds in each stage, in all, and while no stage ran: time in line for a thread, mostly."""
+        ended = time.perf_counter()
+        stages: dict[str, float] = defaultdict(float)
+        in_stages, reached = 0.0, self.started
+        for begun, until, stage in sorted(self.spans):
+            stages[stage] += until - begun
+            in_stages += max(0.0, until - max(begun, reached))
+            reached = max(reached, until)
+        stages["total"] = ended - self.started
+        stages["wait"] = stages["total"] - in_stages
+        return Timings(**{stage: round(seconds * 1000, 3) for stage, seconds in stages.items()})

@@ -1,0 +1,66 @@
+"""Work on a thread whose caller goes, or runs out of time."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from indexes.courtesy import GoOn
+from indexes.errors import DeadlineExceeded
+from retrieval.abandoning import abandonable
+
+
+class Steps:
+    """Work without an end of its own."""
+
+    def __init__(self) -> None:
+        self.begun, self.ended = threading.Event(), threading.Event()
+
+    def __call__(self, go_on: GoOn) -> None:
+        try:
+            while True:
+                self.begun.set()
+                go_on()
+                threading.Event().wait(0.001)
+        finally:
+            self.ended.set()
+
+
+def test_work_ends_with_its_caller() -> None:
+    """A cancelled caller's thread is free again at the next step."""
+    steps = Steps()
+
+    async def scenario() -> None:
+        task = asyncio.create_task(abandonable(steps))
+        await asyncio.to_thread(steps.begun.wait, 10)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await asyncio.to_thread(steps.ended.wait, 10)
+
+    asyncio.run(scenario())
+
+
+def test_work_ends_at_the_deadline() -> None:
+    """The caller reads that its deadline has passed, and the thread stops."""
+    steps = Steps()
+
+    async def scenario() -> None:
+        with pytest.raises(DeadlineExceeded):
+            await abandonable(steps, deadline=asyncio.get_running_loop().time() + 0.05)
+        assert await asyncio.to_thread(steps.ended.wait, 10)
+
+    asyncio.run(scenario())
+
+
+def test_results_and_errors_come_through() -> None:
+    """As from any thread."""
+
+    def fail(go_on: GoOn) -> None:
+        raise ValueError("ours")
+
+    assert asyncio.run(abandonable(lambda go_on: 7)) == 7
+    with pytest.raises(ValueError, match="ours"):
+        asyncio.run(abandonable(fail))
