@@ -11,7 +11,15 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from indexes.errors import Conflict, InvalidInput, NearlineError, NotFound, StorageError, TooLarge
+from indexes.errors import (
+    Conflict,
+    InvalidInput,
+    NearlineError,
+    NotFound,
+    Quarantined,
+    StorageError,
+    TooLarge,
+)
 from retrieval.browsers import require_known_caller
 from retrieval.dialects.errors import response
 from retrieval.errors import (
@@ -94,7 +102,7 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
     try:
         return await handler(request)
     except NearlineError as error:
-        if isinstance(error, StorageError):
+        if isinstance(error, StorageError) and not isinstance(error, Quarantined):  # which was logged once
             logger.error("%s %s failed: %s", request.method, request.rel_url.raw_path, error.message)
         folders = request.app.get(FOLDERS, ())
         error.message = without_folders(error.message, folders)

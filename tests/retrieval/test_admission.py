@@ -123,7 +123,7 @@ def sending(url: str, *headers: str, path: str = "/v1/collections") -> Iterator[
     """A POST that has sent its headers, and no body yet."""
     at = urlsplit(url)
     with socket.create_connection((at.hostname, at.port), timeout=20) as connection:
-        lines = [f"POST {path} HTTP/1.1", "Host: x", "Content-Type: application/json", *headers]
+        lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", *headers]
         connection.sendall("\r\n".join([*lines, "", ""]).encode())
         yield connection
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from retrieval.context import build_context, excerpt, without_repetition
@@ -141,11 +141,16 @@ def test_excerpts_grow_where_there_is_room() -> None:
     assert not any(one.excerpt for one in built.citations)
 
 
-@given(st.text(alphabet=st.sampled_from("ab asked.\n 。é漢"), max_size=300), st.integers(1, 30))
-def test_an_excerpt_is_a_piece_of_its_passage(text: str, tokens_max: int) -> None:
+@given(
+    st.text(alphabet=st.sampled_from("ab asked.\n 。é漢"), min_size=1, max_size=300),
+    st.integers(1, 30),
+    st.data(),
+)
+def test_an_excerpt_is_a_piece_of_its_passage(text: str, more: int, data: st.DataObject) -> None:
     """It has at most the tokens asked for, and is the document's text from its start to its end."""
+    text += "a " * more
     passage = hit("a", text, start=5)
-    assume(len(words(text)) > tokens_max)
+    tokens_max = data.draw(st.integers(1, len(words(text))))
     piece = excerpt(passage, frozenset({"asked"}), tokens_max, words)
     assert piece.text == passage.text[piece.start - 5 : piece.end - 5]
     assert piece.tokens == len(words(piece.text)) <= tokens_max

@@ -92,7 +92,7 @@ def test_when_to_try_again() -> None:
     """Whole seconds for everybody, and milliseconds, which OpenAI's client reads first."""
     for path in DIALECTS:
         headers = response(path, tree.Overloaded("x", retry_after_s=2.25)).headers
-        assert (headers["Retry-After"], headers["retry-after-ms"]) == ("2", "2250")
+        assert (headers["Retry-After"], headers["retry-after-ms"]) == ("3", "2250")
         assert "Retry-After" not in response(path, tree.InvalidInput("x")).headers
 
 

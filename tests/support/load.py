@@ -85,7 +85,7 @@ class Caller(asyncio.Protocol):
 
 def post(path: str, body: bytes) -> bytes:
     return (
-        b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
+        b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
         % (
             path.encode(),
             len(body),
@@ -162,7 +162,7 @@ async def probed(url: str, until: Callable[[], bool]) -> list[float]:
     while not until():
         begun = time.monotonic()
         reader, writer = await asyncio.open_connection(at.hostname, at.port)
-        writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         assert (await reader.read()).startswith(b"HTTP/1.1 200")
         writer.close()
         took.append(time.monotonic() - begun)
