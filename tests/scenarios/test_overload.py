@@ -43,7 +43,12 @@ def sentences(seed: int, words: int) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def busy(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Iterator[ServerProcess]:
-    environ = {"NEARLINE_MODELS_FOLDER": str(model_folder.parent)}
+    environ = {
+        "NEARLINE_MODELS_FOLDER": str(model_folder.parent),
+        # All callers have one address here, and the probe of /healthz too.
+        "NEARLINE_SERVER_CONNECTIONS_MAX": "20000",
+        "NEARLINE_SERVER_CONNECTIONS_PER_ADDRESS_MAX": "20000",
+    }
     with serving(tmp_path_factory.mktemp("busy") / "data", environ) as server:
         http = Http(server.url)
         http.ok("POST", "/v1/collections", {"name": COLLECTION})
