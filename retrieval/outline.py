@@ -25,12 +25,12 @@ STRONGEST = 7
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """A heading line at `start`, and where the text below it begins."""
+    """A heading at `start`, of level 1 to 6, below the nearest one before it of a higher rank."""
 
     start: int
-    body: int
     level: int
     title: str
+    above: Heading | None
 
     @property
     def strength(self) -> int:
@@ -39,12 +39,12 @@ class Heading:
 
 @dataclass(slots=True)
 class Outline:
-    """Places to cut a text, ascending, each with its strength; and the headings, in order."""
+    """Places to cut a text, ascending, each with its strength; the headings, in order; and where their texts begin."""
 
     breaks: list[int] = field(default_factory=list)
     strengths: list[int] = field(default_factory=list)
     headings: list[Heading] = field(default_factory=list)
-    _bodies: set[int] = field(default_factory=set)
+    bodies: set[int] = field(default_factory=set)
 
     def within(self, low: int, high: int) -> list[tuple[int, int]]:
         """Breaks from `low` to `high`, both included: position and strength."""
@@ -53,20 +53,17 @@ class Outline:
 
     def parts_heading(self, at: int) -> bool:
         """Whether a cut here would leave a heading behind without the text below it."""
-        return at in self._bodies
+        return at in self.bodies
 
     def path(self, start: int) -> str:
         """The headings that a passage from `start` stands under, outermost first; not those it holds itself."""
-        found: list[Heading] = []
-        above = 7
-        for at in range(bisect_left(self.headings, start, key=lambda heading: heading.start) - 1, -1, -1):
-            heading = self.headings[at]
-            if heading.level < above:
-                found.append(heading)
-                above = heading.level
-            if above == 1:
-                break
-        return PATH_SEPARATOR.join(heading.title for heading in reversed(found))
+        at = bisect_left(self.headings, start, key=lambda heading: heading.start)
+        heading = self.headings[at - 1] if at else None
+        titles: list[str] = []
+        while heading:
+            titles.append(heading.title)
+            heading = heading.above
+        return PATH_SEPARATOR.join(reversed(titles))
 
 
 def outline(text: str) -> Outline:
@@ -89,14 +86,14 @@ def outline(text: str) -> Outline:
             blank, previous = True, None
             continue
         if previous and (level := underlined(previous[1], line)):
-            add_heading(found, previous[0], match.end(), level, previous[1].strip())
+            add_heading(found, previous[0], level, previous[1].strip())
             heading_open, blank, previous = True, False, None
             continue
         if heading_open:
-            found._bodies.add(start)
+            found.bodies.add(start)
         if (heading := HEADING.match(line)) and heading[2] and len(line) <= HEADING_CHARS_MAX:
             # Headings in a row stay together: the cut is before the first.
-            add_heading(found, start, match.end(), len(heading[1]), heading[2], alone=not heading_open)
+            add_heading(found, start, len(heading[1]), heading[2], alone=not heading_open)
             heading_open, blank, previous = True, False, None
             continue
         if blank and not heading_open:
@@ -117,8 +114,12 @@ def underlined(line: str, below: str) -> int:
     return UNDERLINED_LEVELS[rule[1]]
 
 
-def add_heading(found: Outline, start: int, body: int, level: int, title: str, *, alone: bool = True) -> None:
-    heading = Heading(start, body, level, title)
+def add_heading(found: Outline, start: int, level: int, title: str, *, alone: bool = True) -> None:
+    """`alone`: no other heading stands right above, so a cut may go before this one."""
+    above = found.headings[-1] if found.headings else None
+    while above and above.level >= level:
+        above = above.above
+    heading = Heading(start, level, title, above)
     found.headings.append(heading)
     if found.breaks and found.breaks[-1] == start:
         found.strengths[-1] = heading.strength

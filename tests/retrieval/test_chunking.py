@@ -135,6 +135,14 @@ def test_headings_above_a_passage() -> None:
     assert outline(PAGE).path(0) == ""
 
 
+def test_headings_without_end() -> None:
+    """A text of nothing but headings is cut in time that grows with its length."""
+    text = "## a heading\n\nand a word\n\n" * 60_000
+    spans = split(text, words, tokens_max=24, overlap_tokens=4)
+    assert len(spans) > 10_000
+    assert {span.heading for span in spans} <= {"", "a heading"}
+
+
 def test_passages_end_at_headings() -> None:
     """Where sections fit a passage, no passage holds the end of one and the beginning of the next."""
     text = "\n\n".join(f"## Part {at}\n\n" + "some words of it. " * 8 for at in range(6))
