@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import errno
 import ipaddress
 import os
 import resource
@@ -18,7 +19,7 @@ from pathlib import Path
 from aiohttp import web
 
 from indexes.courtesy import keep_turns_short
-from indexes.errors import InvalidInput
+from indexes.errors import Conflict, InvalidInput
 from jobs.connections import AcceptErrors, Connections
 from retrieval.app import create_app
 from retrieval.browsers import is_address
@@ -114,9 +115,15 @@ class Site(web.BaseSite):
         await super().start()
         server, settings = self._runner.server, self._connections.settings
         assert server is not None, "the runner is set up"
-        self._server = await asyncio.get_running_loop().create_server(
-            lambda: self._connections.accept(server), settings.host, settings.port, backlog=self._backlog
-        )
+        try:
+            self._server = await asyncio.get_running_loop().create_server(
+                lambda: self._connections.accept(server), settings.host, settings.port, backlog=self._backlog
+            )
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            where = f"{settings.host}:{settings.port}"
+            raise Conflict(f"{where} is in use by another program; --port takes another port") from error
 
 
 async def first_of(*events: asyncio.Event) -> None:

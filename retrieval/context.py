@@ -25,7 +25,7 @@ import re
 import unicodedata
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from indexes.lexical.analysis import terms
@@ -39,6 +39,7 @@ StartsOf = Callable[[str], Sequence[int]]  # where each token of a text begins
 DEFAULT_K = 100  # passages searched: many more than fit, since documents have several and only some are shown
 OVERLAP_MAX = 0.5  # of the shorter passage: beyond it, two passages of one document repeat each other
 WHOLE_SHARE = 1 / 4  # of the budget, for the best passages of the first documents
+CUT_MARK = " …"  # after an excerpt
 LEAST_TOKENS = 24  # less room is not worth a frame
 OWN_TAG = re.compile(r"<(?=\s*/?\s*passage\b)", re.IGNORECASE)
 WORDS = re.compile(r"\w+")
@@ -135,7 +136,7 @@ class Packer:
     def tokens(self, block: Block) -> int:
         title = title_of(block)
         if title not in self._frames:
-            self._frames[title] = len(self.starts_of(framed(replace(block, text=""), 10) + "\n\n"))
+            self._frames[title] = len(self.starts_of(frame(title, "", 10) + "\n\n"))
         return self._frames[title] + block.tokens
 
     def put(self, page: Page, blocks: list[Block]) -> bool:
@@ -227,7 +228,7 @@ def excerpt(hit: Hit, asked: frozenset[str], tokens_max: int, starts_of: StartsO
             best, best_words = (start, min(stop, limit)), len(found)
     start, end = best
     cut = text[start:end].rstrip()
-    tokens = bisect_left(starts, end) - bisect_left(starts, start)
+    tokens = bisect_left(starts, end) - bisect_left(starts, start) + len(starts_of(CUT_MARK))
     return Block((hit,), hit.start + start, hit.start + start + len(cut), cut, tokens, excerpt=True)
 
 
@@ -264,14 +265,22 @@ def overlapping(hit: Hit, other: Hit) -> bool:
 
 def title_of(block: Block) -> str:
     first = block.hits[0]
+    title, heading = first.title or first.document_id, first.heading
     # An excerpt is short: the path to its section would take as many tokens again.
-    parts = (first.title or first.document_id, "" if block.excerpt else first.heading)
-    return PATH_SEPARATOR.join(part for part in parts if part)
+    if block.excerpt or not heading or heading == title:
+        return title
+    if heading.startswith(title + PATH_SEPARATOR):  # the page's own heading is its title
+        return heading
+    return title + PATH_SEPARATOR + heading
 
 
 def framed(block: Block, number: int) -> str:
-    text = OWN_TAG.sub("&lt;", block.text.strip())
-    return f'<passage number="{number}" title="{html.escape(title_of(block))}">\n{text}\n</passage>'
+    text = OWN_TAG.sub("&lt;", block.text.strip()) + (CUT_MARK if block.excerpt else "")
+    return frame(title_of(block), text, number)
+
+
+def frame(title: str, text: str, number: int) -> str:
+    return f'<passage number="{number}" title="{html.escape(title)}">\n{text}\n</passage>'
 
 
 def cite(block: Block, number: int, tokens: int) -> Citation:

@@ -19,6 +19,7 @@ NO_DATE = -(2**63)  # in the place of an instant; no date is that early
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 # `fromisoformat` takes more, such as 20260105 and 2026-W02-1, which are more often numbers and names than dates.
+_DATE_ALIKE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}", re.ASCII)
 _DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d.*)?", re.ASCII)
 
 
@@ -31,6 +32,11 @@ def instant_of(text: str) -> int:
     except ValueError:
         return NO_DATE
     return ((date if date.tzinfo else date.replace(tzinfo=UTC)) - EPOCH) // MICROSECOND
+
+
+def looks_like_a_date(value: object) -> bool:
+    """Whether it was probably meant as a date, like 2026-1-5, 05/01/2026 or 2026-13-45."""
+    return isinstance(value, str) and _DATE_ALIKE.match(value) is not None
 
 
 def instants_of(texts: Texts) -> Instants:

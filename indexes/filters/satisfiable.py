@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import msgspec
 
 from indexes.errors import InvalidInput
-from indexes.filters.grammar import Comparison, Exists, Filter, Kind, conditions, kind_of
+from indexes.filters.dates import looks_like_a_date
+from indexes.filters.grammar import ORDERINGS, Comparison, Exists, Filter, Kind, conditions, kind_of
 from indexes.filters.index import FilterPart
 from indexes.suggestions import suggestion
 
@@ -21,6 +22,8 @@ EXAMPLE_CHARS_MAX = 40
 
 def require_satisfiable(condition: Filter, parts: Sequence[FilterPart]) -> None:
     """Raises InvalidInput naming the place in the filter, and what there is instead."""
+    if not any(part.size for part in parts):
+        return  # nothing is there yet, so nothing can be a slip
     for where, part in conditions(condition):
         held = {kind: one for one in parts for kind in one.kinds(part.key)}
         if not held:
@@ -40,6 +43,17 @@ def _require_kind(
         missing = f"no {kinds[0]} is"
     elif asked.instant is not None and not any(part.has_dates(asked.key) for part in parts):
         missing = "no date (2026-01-05, 2026-01-05T10:00:00Z) is"
+    elif (
+        asked.instant is None
+        and asked.type in ORDERINGS
+        and looks_like_a_date(asked.value)
+        and any(part.has_dates(asked.key) for part in parts)
+    ):
+        raise InvalidInput(
+            f"{where}: {asked.key!r} holds dates, and {asked.value!r} is none; write 2026-01-05 or "
+            "2026-01-05T10:00:00Z",
+            param=where,
+        )
     if missing:
         there = " and ".join(
             f"{kind}s (such as {_shown(part, kind, asked.key)})" for kind, part in sorted(held.items())

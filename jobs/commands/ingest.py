@@ -43,6 +43,11 @@ LINE_EVERY_S = 15.0
     help="Column or field that holds the id. [default: id, else _id; rows with neither get FILE#LINE]",
 )
 @click.option(
+    "--prefix-ids",
+    is_flag=True,
+    help="Put FILE/ before the ids of rows, where files number their rows alike.",
+)
+@click.option(
     "--text-field",
     default="text",
     show_default=True,
@@ -72,6 +77,7 @@ def command(
     collection: str,
     create: bool,
     id_field: str | None,
+    prefix_ids: bool,
     text_field: str,
     title_field: str,
     types: tuple[str, ...],
@@ -90,6 +96,7 @@ def command(
     options = SourceOptions(
         exclude=exclude,
         id_field=id_field,
+        prefix_ids=prefix_ids,
         text_fields=tuple(field.strip() for field in text_field.split(",")),
         title_field=title_field,
         types=declared,

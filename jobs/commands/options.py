@@ -11,7 +11,12 @@ import msgspec
 from rich.console import Console
 
 URL = click.option(
-    "--url", default="http://127.0.0.1:8080", show_default=True, help="Where the service listens."
+    "--url",
+    envvar="NEARLINE_URL",
+    default="http://127.0.0.1:8080",
+    show_default=True,
+    show_envvar=True,
+    help="Where the service listens.",
 )
 COLLECTION = click.option("--collection", "-c", required=True, help="Name or alias of the collection.")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON value instead of text.")

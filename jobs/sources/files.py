@@ -219,7 +219,7 @@ class SourceFile:
             where = line or good.count("\n") + 1
             column = len(good) - (good.rfind("\n") + 1) + 1
             found = f"found byte 0x{content[error.start]:02x}"
-            raise self.error(f"not UTF-8 text ({found})", where, column) from error
+            raise self.error(f"not UTF-8 text ({found}); convert it with iconv", where, column) from error
 
     def _refuse_utf16(self, content: bytes) -> None:
         if content.startswith((b"\xff\xfe", b"\xfe\xff")):

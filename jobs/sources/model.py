@@ -44,6 +44,8 @@ class SourceOptions:
     """Globs; what they match in a folder, by its name or by its path below the folder, is not read or entered."""
     id_field: str | None = None
     """None takes `id`, else `_id`; rows with neither get the id `<file>#<line>`."""
+    prefix_ids: bool = False
+    """Put the file's name before the ids of rows: ids that are only unique in their file then are so in all."""
     text_fields: tuple[str, ...] = ("text",)
     """Several are joined, each a paragraph of its own."""
     title_field: str = "title"

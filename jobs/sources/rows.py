@@ -15,7 +15,7 @@ def documents_of(
     file: SourceFile, rows: Iterator[Row], options: SourceOptions, report: SourceReport
 ) -> Iterator[SourceDocument]:
     """The documents of `rows`. Those without text are skipped and counted; bad ones fail, each by itself."""
-    numbered = False
+    numbered = vectors = False
     for line, fields in rows:
         try:
             if isinstance(fields, SourceError):
@@ -28,6 +28,9 @@ def documents_of(
             report.empty += 1
             report.note(f"{file.place(line)}: no text, skipped")
             continue
+        if not vectors and fields.get("vector") is not None:
+            vectors = True
+            report.note(f"{file.place(line)}: the field 'vector' is not used: ingest embeds the text")
         if not numbered and id_field_in(fields, options) is None:
             numbered = True
             report.note(
@@ -70,10 +73,11 @@ def _id(file: SourceFile, line: int, fields: Mapping[str, object], options: Sour
     if field is None:
         return f"{file.found.name}#{line}"
     value = fields.get(field)
+    prefix = f"{file.found.name}/" if options.prefix_ids else ""
     if isinstance(value, str) and value:
-        return value
+        return prefix + value
     if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
+        return f"{prefix}{value}"
     if value is not None and value != "":
         raise file.error(f"field '{field}': expected a string or an integer, found {_kind(value)}", line)
     raise file.error(f"no id: field '{field}' is {'empty' if field in fields else 'missing'}", line)

@@ -51,10 +51,13 @@ def _rows(file: SourceFile, options: SourceOptions, report: SourceReport) -> Ite
 def _read_header(file: SourceFile, header: str, options: SourceOptions) -> tuple[str, list[str]]:
     if _undecoded(header):
         raise file.error("not UTF-8 text", 1)
-    splits = [
-        (delimiter, [name.strip() for name in next(csv.reader([header], delimiter=delimiter), [])])
-        for delimiter in DELIMITERS.get(file.found.format, ",")
-    ]
+    try:
+        splits = [
+            (delimiter, [name.strip() for name in next(csv.reader([header], delimiter=delimiter), [])])
+            for delimiter in DELIMITERS.get(file.found.format, ",")
+        ]
+    except csv.Error as error:  # such as a file whose lines end in carriage returns alone
+        raise file.error(f"not the header of a table: {error}", 1) from error
     needed = set(options.text_fields)
     found = next((split for split in splits if needed <= set(split[1])), None)
     delimiter, columns = found or max(splits, key=lambda split: len(split[1]))

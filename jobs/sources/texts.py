@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import PurePosixPath
 
 from jobs.sources.files import SourceFile
 from jobs.sources.model import SourceDocument, SourceOptions, SourceReport
 
 
 def read_text(file: SourceFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:
-    """The file as one document, titled by its name; none if it holds only white space."""
+    """The file as one document, titled by its path; none if it holds only white space."""
     yield from _document(file, file.text(options.document_bytes_max), {}, None, report)
 
 
 def read_markdown(file: SourceFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:
     """The file as one document: front matter becomes metadata, all else stays text, headings included.
 
-    The title is the first of: `title` in the front matter, the first heading, the file's name.
+    The title is the first of: `title` in the front matter, the first heading, the file's path.
     """
     metadata, text = split_front_matter(file.text(options.document_bytes_max))
     title = metadata.pop("title", None)
@@ -35,7 +34,7 @@ def _document(
     yield SourceDocument(
         id=file.found.name,
         text=text,
-        title=title or PurePosixPath(file.found.name).name,
+        title=title or file.found.name,
         metadata=metadata,
         source=file.place(),
         bytes_read=file.bytes_read,

@@ -131,7 +131,7 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str, says: str) -> None:
 def test_a_line_that_is_not_utf8(tmp_path: Path) -> None:
     """The refusal gives the line and the column of the byte at fault."""
     path = put(tmp_path, "a.jsonl", b'{"id": "1", "text": "x"}\n{"id": "2", "text": "caf\xe9"}\n')
-    assert refusal(path) == f"{path}:2:25: not UTF-8 text (found byte 0xe9)"
+    assert refusal(path) == f"{path}:2:25: not UTF-8 text (found byte 0xe9); convert it with iconv"
     assert [d.id for d in read(path)[0]] == ["1"]
 
 
@@ -224,6 +224,29 @@ def test_the_delimiter_is_found_by_the_text_column(tmp_path: Path, delimiter: st
     row = delimiter.join(["1", '"a, b; c | d, e, f"', "n"])
     documents, _ = read(put(tmp_path, "a.csv", f"{header}\n{row}\n"))
     assert (documents[0].text, documents[0].metadata) == ("a, b; c | d, e, f", {"note": "n"})
+
+
+def test_a_table_with_carriage_returns_alone(tmp_path: Path) -> None:
+    """It fails by itself, and the next file is read."""
+    put(tmp_path, "a.csv", "id,text\r1,mac\r2,mac2\r")
+    put(tmp_path, "b.csv", "id,text\n3,unix\n")
+    documents, report = read(tmp_path)
+    assert [one.id for one in documents] == ["3"]
+    assert "not the header of a table" in report.failed[0].reason
+
+
+def test_rows_of_different_files_with_the_same_ids(tmp_path: Path) -> None:
+    """With `prefix_ids` they are different documents; a vector in a row is not used, and that is said once."""
+    put(
+        tmp_path,
+        "in/a.jsonl",
+        '{"id": 1, "text": "x", "vector": [1.0]}\n{"id": 2, "text": "y", "vector": [2.0]}\n',
+    )
+    put(tmp_path, "in/b.csv", "id,text\n1,z\n")
+    documents, report = read(tmp_path / "in", options=SourceOptions(prefix_ids=True))
+    assert [one.id for one in documents] == ["in/a.jsonl/1", "in/a.jsonl/2", "in/b.csv/1"]
+    assert report.duplicates == 0
+    assert sum("'vector' is not used" in note for note in report.notes) == 1
 
 
 def test_columns_can_be_named(tmp_path: Path) -> None:
@@ -402,14 +425,14 @@ def test_an_id_that_is_named_must_be_there(tmp_path: Path) -> None:
 
 
 def test_text_files(tmp_path: Path) -> None:
-    """The id is the path below the given folder, the title the file's name; line ends become plain."""
+    """The id is the path below the given folder, and so is the title; line ends become plain."""
     put(tmp_path, "in/sub/b.txt", b"\xef\xbb\xbftwo\r\nlines\r")
     put(tmp_path, "in/a.rst", "one")
     put(tmp_path, "in/c.txt", " \n")
     documents, report = read(tmp_path / "in")
     assert [(d.id, d.title, d.text) for d in documents] == [
-        ("in/a.rst", "a.rst", "one"),
-        ("in/sub/b.txt", "b.txt", "two\nlines\n"),
+        ("in/a.rst", "in/a.rst", "one"),
+        ("in/sub/b.txt", "in/sub/b.txt", "two\nlines\n"),
     ]
     assert report.empty == 1
 
@@ -418,11 +441,11 @@ def test_a_text_file_that_is_not_utf8(tmp_path: Path) -> None:
     """It fails with line and column, and the next file is read."""
     bad = put(tmp_path, "a.txt", b"fine\nfa\xe7ade")
     put(tmp_path, "b.txt", "good")
-    assert refusal(tmp_path) == f"{bad}:2:3: not UTF-8 text (found byte 0xe7)"
+    assert refusal(tmp_path) == f"{bad}:2:3: not UTF-8 text (found byte 0xe7); convert it with iconv"
     documents, report = read(tmp_path)
     assert [d.id for d in documents] == [f"{tmp_path.name}/b.txt"]
     assert [(one.source, one.reason) for one in report.failed] == [
-        (f"{bad}:2:3", "not UTF-8 text (found byte 0xe7)")
+        (f"{bad}:2:3", "not UTF-8 text (found byte 0xe7); convert it with iconv")
     ]
 
 

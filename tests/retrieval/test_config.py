@@ -189,8 +189,8 @@ def test_variables_of_kubernetes_services_are_no_settings() -> None:
 
 def test_variables_of_no_section_can_be_warned_of() -> None:
     """A slip in a section's name cannot be told from another program's variable: listed, not refused."""
-    environ = {"NEARLINE_SEVER_PORT": "1", "NEARLINE_URL": "x", "NEARLINE_SERVER_PORT": "1", "PATH": "/bin"}
-    assert ignored_variables(environ) == ["NEARLINE_SEVER_PORT", "NEARLINE_URL"]
+    environ = {"NEARLINE_SEVER_PORT": "1", "NEARLINE_ULR": "x", "NEARLINE_SERVER_PORT": "1", "PATH": "/bin"}
+    assert ignored_variables(environ) == ["NEARLINE_SEVER_PORT", "NEARLINE_ULR"]
 
 
 def test_settings_cannot_be_changed() -> None:

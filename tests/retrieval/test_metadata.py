@@ -228,3 +228,23 @@ def test_the_client_patches(http: Http) -> None:
                 await client.patch(name, "two", {})
 
     asyncio.run(run())
+
+
+@pytest.mark.model
+def test_a_bound_that_was_meant_as_a_date(http: Http) -> None:
+    """Where a key holds dates, one written otherwise is refused instead of compared by its characters."""
+    name = http.new_collection()
+    http.write(name, {"id": "a", "text": "x", "metadata": {"at": "2026-01-05"}})
+    for bound in ("2026-1-5", "2026-13-45", "05/01/2000"):
+        search = {"query": "x", "filter": {"type": "gte", "key": "at", "value": bound}}
+        reply = http.call("POST", f"/v1/collections/{name}/search", search)
+        assert reply.status == 422
+        assert "holds dates" in reply.body["error"]["message"]
+
+
+@pytest.mark.model
+def test_a_filter_on_an_empty_collection(http: Http) -> None:
+    """Nothing is there, so no key is unknown: no hits, and no error on the first day."""
+    name = http.new_collection()
+    search = {"query": "x", "filter": {"type": "eq", "key": "lang", "value": "en"}}
+    assert http.ok("POST", f"/v1/collections/{name}/search", search)["hits"] == []
