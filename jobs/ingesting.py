@@ -23,7 +23,7 @@ from retrieval.client import JSON, Client, ServiceError
 
 DOCUMENTS_PER_REQUEST = 200
 CHARS_PER_REQUEST = (
-    200_000  # seconds of embedding: progress can be seen, and little is repeated if a request fails
+    200_000  # seconds of embedding: progress can be seen, and little is sent again after a failure
 )
 REQUESTS_AT_ONCE = 2  # one is embedded while the next is read and chunked; more would only wait
 REQUEST_S_MAX = 3600.0  # one document of megabytes may be embedded for many minutes
@@ -268,6 +268,8 @@ class PatientWriter:
             finally:
                 self._under_way -= 1
             now = time.monotonic()
+            if failure.kind == "quarantined":  # waiting mends nothing
+                raise failure
             if failure.status in BUSY:
                 away_since = None
                 stuck_s = now - max(busy_since, self._acknowledged_at)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from indexes import failures
 from indexes.durable import FolderLock
 from indexes.errors import Quarantined
 from indexes.log.log import Log
+from jobs.ingesting import PatientWriter
 from jobs.server_process import log_of, serving
+from retrieval.client import JSON, Client, ServiceError
 from tests.jobs.test_commands import nearline
 from tests.support.http import Http
 from tests.support.vectors import World, make_collection
@@ -67,6 +70,8 @@ def test_a_damaged_log_does_not_end_the_service(tmp_path: Path, model_folder: Pa
             "zeroed": True,
         }
         assert http.metric("nearline_collections_quarantined") == 2
+        with pytest.raises(ServiceError, match="damaged"):
+            asyncio.run(write_patiently(server.url, "zeroed", [document]))
         listed = nearline("collections", "list", "--url", server.url)
         assert "headless is quarantined" in listed.stderr
         deleted = nearline("collections", "delete", "headless", "--yes", "--json", "--url", server.url)
@@ -95,3 +100,9 @@ def test_damage_met_by_a_read_is_remembered(tmp_path: Path) -> None:
     failures.require_none()
     lock.close()
     assert path.read_bytes() == damaged
+
+
+async def write_patiently(url: str, collection: str, documents: list[JSON]) -> None:
+    """As ingest does: it waits for a busy service, but not for a collection that only an operator can mend."""
+    async with Client(url) as client:
+        await PatientWriter(client, collection).write(documents)
