@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Mapping
 from pathlib import Path
+
+from redis import Redis
 
 from jobs.server_process import serving
 from tests.support.http import Http
@@ -16,12 +19,13 @@ def test_answers_survive_a_restart_in_redis_and_searches_survive_redis(
 ) -> None:
     """A second process finds the first one's answers; with Redis paused or dead every search is still right."""
     with redis_server(tmp_path) as redis:
-        environ = {"NEARLINE_MODELS_FOLDER": str(model_folder.parent), "NEARLINE_REDIS_URL": redis.url}
+        environ = environment(model_folder, redis.url, NEARLINE_REDIS_TIMEOUT_MS="1000")
         with serving(tmp_path / "data", environ) as server:
             http = Http(server.url)
             http.ok("POST", "/v1/collections", {"name": "docs"})
             http.write("docs", {"id": "a", "text": "The lighthouse is red."})
             assert http.search("docs", query="lighthouse colour")["receipt"]["cache"] == "miss"
+            await_keys(redis.url, 2)  # puts run in the background, and an end gives them up
         with serving(tmp_path / "data", environ) as server:
             http = Http(server.url)
             again = http.search("docs", query="lighthouse colour")
@@ -43,6 +47,15 @@ def test_answers_survive_a_restart_in_redis_and_searches_survive_redis(
                 "the near cache goes on"
             )
             assert http.ok("GET", "/readyz") == {"status": "ready", "quarantined": []}
+
+
+def await_keys(url: str, number: int) -> None:
+    """Until Redis holds an answer and a vector."""
+    deadline = time.monotonic() + 30
+    with Redis.from_url(url) as client:
+        while client.dbsize() < number:
+            assert time.monotonic() < deadline, "nothing was put"
+            time.sleep(0.01)
 
 
 def environment(model_folder: Path, redis_url: str, **more: str) -> Mapping[str, str]:
