@@ -122,6 +122,13 @@ def command(
         raise
     for column in declared.keys() - report.types.keys():
         report.note(f"types: no table has a column '{column}' of metadata")
+    tell(done, report, collection, as_json=as_json)
+    if report.failures and not lenient:
+        sys.exit(1)
+
+
+def tell(done: Ingested, report: SourceReport, collection: str, *, as_json: bool) -> None:
+    """What came of it: notes and failures on stderr, the rest on stdout."""
     for line in report.notes:
         click.echo(line, err=True)
     show_failures(report)
@@ -131,8 +138,6 @@ def command(
         click.echo(ending(done, collection))
         for line in report.summary():
             click.echo(line)
-    if report.failures and not lenient:
-        sys.exit(1)
 
 
 async def send(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import numpy as np
 from aiohttp import web
 
 from indexes.build.tuning import check_number
@@ -16,8 +15,7 @@ from retrieval.job_schemas import JobStarted, Nothing, Reindex, RolledBack, Tune
 from retrieval.keys import CONFIG, EMBEDDERS, TASKS
 
 QUERIES_MAX = 10_000  # of one tuning; more only makes it longer
-EMBEDDED_TEXTS = 64
-ATTEMPTS = 30  # at a block while too many documents wait; each is told to wait for a second to a minute
+ATTEMPTS = 30  # while too many documents wait; each is told to wait for a second to a minute
 
 
 async def reindex(request: web.Request) -> web.Response:
@@ -66,24 +64,13 @@ def checked(queries: list[str], chars_max: int) -> list[str]:
 
 
 async def embedded(embedder: Embedder, texts: list[str]) -> Floats:
-    """In small calls, so that documents and searches have their turn. Raises Overloaded if that never comes."""
-    blocks = [
-        await patiently(embedder, texts[at : at + EMBEDDED_TEXTS])
-        for at in range(0, len(texts), EMBEDDED_TEXTS)
-    ]
-    return np.concatenate(blocks)
-
-
-async def patiently(embedder: Embedder, texts: list[str]) -> Floats:
-    attempts = 0
-    while True:
+    """Raises Overloaded if too many documents wait for too long."""
+    for _ in range(ATTEMPTS - 1):
         try:
             return (await embedder.embed(texts, "query")).vectors
         except Overloaded as error:
-            attempts += 1
-            if attempts == ATTEMPTS:
-                raise
             await asyncio.sleep(error.retry_after_s)
+    return (await embedder.embed(texts, "query")).vectors
 
 
 async def rollback(request: web.Request) -> web.Response:
