@@ -102,17 +102,14 @@ def windows(tokenizer: Tokenizer, frame: Frame, prefix: str, text: str, tokens_m
 
 
 class TokenCounter:
-    """Counts tokens and tells where they lie, without special tokens and without truncation. Thread-safe."""
+    """Tells where tokens begin, without special tokens and without truncation. Thread-safe."""
 
     def __init__(self, pool: TokenizerPool) -> None:
         self._pool = pool
 
-    def count(self, text: str) -> int:
-        """Tokens of `text`, exact up to `SEGMENT_CHARS` characters; beyond, a cut inside a word may add a few."""
-        return len(self.starts(text))
-
     def starts(self, text: str, go_on: GoOn = nobody_waits) -> array[int]:
-        """The character of `text` at which each token begins, ascending. Empty tokens are left out.
+        """The character of `text` at which each token begins, ascending. Empty tokens are left out. Exact up to
+        SEGMENT_CHARS characters; beyond, a cut inside a word may add a few.
 
         A very long word, which the model reads as a single unknown token, counts once for every LONG_TOKEN_CHARS: a
         megabyte without spaces must not pass for one token. `go_on` is called before each SEGMENT_CHARS.
