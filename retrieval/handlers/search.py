@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from functools import partial
 
 import msgspec
@@ -12,8 +13,8 @@ from indexes.errors import InvalidInput, NearlineError, TooLarge
 from retrieval.abandoning import abandonable
 from retrieval.context import build_context, search_request
 from retrieval.errors import body_of, without_folders
-from retrieval.handlers.wire import answer, body, collection_of, real_name, timing_headers
-from retrieval.keys import CATALOG, CONFIG, EMBEDDERS, FOLDERS, METRICS, PIPELINE, QUERY_LOG
+from retrieval.handlers.wire import answer, body, collection_of, timing_headers
+from retrieval.keys import CONFIG, EMBEDDERS, FOLDERS, METRICS, PIPELINE, QUERY_LOG
 from retrieval.room import Room
 from retrieval.schemas import ContextRequest, SearchAnswer, SearchBatch, SearchRequest, Timings
 
@@ -103,8 +104,8 @@ def in_pieces(found: SearchAnswer) -> dict[str, object]:
 
 def note(request: web.Request, search: SearchRequest) -> None:
     """Into the log of queries, where the operator has switched that on."""
-    collection = request.app[CATALOG].collections.get(real_name(request))
-    if collection is not None:  # it may have been deleted meanwhile
+    with contextlib.suppress(NearlineError):  # it may have been deleted meanwhile
+        _, collection = collection_of(request)
         request.app[QUERY_LOG].note(collection, search)
 
 
