@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import re
@@ -61,13 +62,17 @@ async def docs(request: web.Request) -> web.Response:
     return web.Response(text=PAGE, content_type="text/html", headers={"Content-Security-Policy": PAGE_POLICY})
 
 
-async def asset(request: web.Request) -> web.StreamResponse:
+async def asset(request: web.Request) -> web.Response:
     """A file of the page. Only the two it loads: no path is made of what a client sends."""
     name = request.match_info["name"]
     if name not in ASSETS:
         raise NotFound("no such path: the page has no such file")
     path = Path(str(files("swagger_ui"))) / "static" / name
-    headers = {"Content-Type": f"{ASSETS[name]}; charset=utf-8", "Cache-Control": "max-age=86400"}
-    return web.FileResponse(
-        path, headers=headers
-    )  # read off the event loop: the script has more than a megabyte
+    # Not a FileResponse: what the kernel sends by itself is in no buffer, so a client that does not read is not seen.
+    content = await asyncio.to_thread(path.read_bytes)
+    return web.Response(
+        body=content,
+        content_type=ASSETS[name],
+        charset="utf-8",
+        headers={"Cache-Control": "max-age=86400"},
+    )
