@@ -37,9 +37,19 @@ from pyroaring import BitMap
 
 from indexes.arrays import changes, ends_of
 from indexes.filters.bitmaps import bitmap_of
-from indexes.filters.dates import NO_DATE, Instants, instants_of, satisfying
+from indexes.filters.dates import NO_DATE
 from indexes.filters.grammar import Filter, Kind, evaluate, kind_of
-from indexes.filters.values import Numbers, Positions, Texts, Values, joined, narrow
+from indexes.filters.values import (
+    Instants,
+    Numbers,
+    Positions,
+    Texts,
+    Values,
+    instants_of,
+    joined,
+    narrow,
+    satisfying,
+)
 from indexes.lexical.postings import load_array
 from indexes.model import Scalar
 

@@ -20,9 +20,10 @@ from pyroaring import BitMap
 
 from indexes.filters.bitmaps import bitmap_of
 from indexes.filters.columns import KINDS, NO_ROWS, ColumnData, Name, RowNumbers, SealedFilters
-from indexes.filters.dates import NO_DATE, Instants, satisfying
+from indexes.filters.dates import NO_DATE
 from indexes.filters.grammar import Filter, Kind, evaluate, kind_of
 from indexes.filters.pools import NumberPool, Pool, TextPool
+from indexes.filters.values import Instants, satisfying
 from indexes.model import Ids, Metadata, Scalar
 
 REMEMBERED_MAX = 65_536  # values of each pool of a builder: about 10 MB

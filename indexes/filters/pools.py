@@ -19,9 +19,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from indexes.filters.dates import Instants, instant_of
+from indexes.filters.dates import instant_of
 from indexes.filters.grammar import ORDERINGS
-from indexes.filters.values import Numbers, Texts, Values, encoded, narrow, split
+from indexes.filters.values import Instants, Numbers, Texts, Values, encoded, narrow, split
 from indexes.model import Scalar
 
 OBJECT_BYTES = (

@@ -14,11 +14,11 @@ from datetime import datetime
 from typing import Literal, cast, get_args
 
 from indexes.errors import InvalidInput
+from indexes.filters.dates import NO_DATE, instant_of
 
 Kind = Literal["string", "number", "boolean", "date"]
 
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?", re.ASCII)
-_DATE = re.compile(r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d.*)?", re.ASCII)
 _BOOLEANS = {"true": True, "false": False}
 _DECLARED_BOOLEANS = {**_BOOLEANS, "yes": True, "no": False, "1": True, "0": False}
 DIGITS_MAX = (
@@ -43,7 +43,9 @@ class ColumnType:
             return _inferred_number(cell) if self.inferred else _declared_number(cell)
         if self.kind == "boolean":
             return (_BOOLEANS if self.inferred else _DECLARED_BOOLEANS).get(cell.lower())
-        return _iso_date(cell) if self.date_format is None else _date(cell, self.date_format)
+        if self.date_format is not None:
+            return _date(cell, self.date_format)
+        return None if instant_of(cell) == NO_DATE else cell  # what filters take for a date
 
 
 def infer(cells: Iterable[str]) -> ColumnType:
@@ -96,14 +98,6 @@ def _declared_number(cell: str) -> int | float | None:
             continue
         return number if math.isfinite(number) else None
     return None
-
-
-def _iso_date(cell: str) -> str | None:
-    try:
-        datetime.fromisoformat(cell)
-    except ValueError:
-        return None
-    return cell if _DATE.fullmatch(cell) else None
 
 
 def _date(cell: str, date_format: str) -> str | None:
