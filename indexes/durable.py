@@ -91,6 +91,19 @@ def replace_unsynced(path: Path, content: bytes, mode: int = 0o666) -> None:
             draft.unlink(missing_ok=True)
 
 
+def replace_synced(draft: Path, path: Path) -> None:
+    """Give the file `draft`, which is synced, the name `path` in the same folder, atomically and durably.
+
+    What was removed from the folder before is gone durably before the new file is there.
+    """
+    with disk_errors(path):
+        sync_folder(path.parent)
+        failpoints.reach("replace.folder_synced")
+        disk.replace(draft, path)
+        failpoints.reach("replace.renamed")
+        sync_folder(path.parent)
+
+
 def publish_folder(draft: Path, final: Path) -> None:
     """Give the folder `draft`, with every file in it synced, the name `final`, which must not exist yet."""
     with disk_errors(final):

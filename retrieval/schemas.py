@@ -89,6 +89,8 @@ class CollectionBody(msgspec.Struct, kw_only=True):
     mapped_bytes: int
     moves: Moves | None
     cold: ColdState | None
+    owed_bytes: int
+    owed_since_ms: int | None
     limits: RequestLimits
 
 

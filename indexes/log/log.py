@@ -16,24 +16,24 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import time
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import apsw
 import msgspec
 
 from indexes import failpoints, failures
-from indexes.courtesy import give_way
-from indexes.errors import Conflict, Damaged, DiskFull, StorageError
+from indexes.courtesy import GoOn, give_way
+from indexes.durable import replace_synced
+from indexes.errors import Conflict, Damaged, DiskFull, StorageError, Unavailable
+from indexes.log.applying import Applied, apply, now_ms
 from indexes.log.content import ContentHash, stand_in
 from indexes.log.owed import OWED, Owed
-from indexes.log.reader import FORMAT_VERSION, LogReader, searchable_text
+from indexes.log.reader import FORMAT_VERSION, LogReader
+from indexes.log.rewriting import Copy, remove_copies
 from indexes.log.sqlite import Checkpoints, checkpoint, connect, empty_wal, sqlite_errors
-from indexes.log.wal import require_whole_wal
+from indexes.log.wal import require_whole_wal, wal_of
 from indexes.model import Delete, Operation, Settings, Upsert, WriteResult
 
 SCHEMA = """
@@ -60,45 +60,8 @@ SEED_BYTES = 32
 # thousand logs and the connections of clients.
 OPEN_KEPT = 64
 
-INSERT_DOCUMENT = (
-    "INSERT INTO documents(id, seq, first_passage, passages, digest, title, metadata, text)"
-    " VALUES(?, 0, 0, ?, ?, ?, ?, ?)"
-)
 INSERT_CONTENT = "INSERT INTO content VALUES(?)"
-INSERT_PASSAGE = (
-    "INSERT INTO passages(document, ordinal, start, end, tokens, heading, text, vector)"
-    " VALUES(?, ?, ?, ?, ?, ?, ?, ?)"
-)
-# Nobody needs the id, which may say much about a document that is deleted; earlier versions wrote it.
-INSERT_OPERATION = (
-    "INSERT INTO operations(at_ms, document_id, first_passage, passages, dead_first, dead_passages)"
-    " VALUES(?, '', ?, ?, ?, ?)"
-)
-REMOVED_DOCUMENT = (
-    "SELECT pk, seq, first_passage, passages, digest, title, text,"
-    " octet_length(id) + octet_length(title) + octet_length(metadata) + octet_length(text)"
-    " FROM documents WHERE id = ?"
-)
-REMOVED_PASSAGES = (
-    "SELECT start, end, octet_length(heading) + octet_length(vector) + coalesce(octet_length(text), 0)"
-    " FROM passages WHERE id >= ? AND id < ? ORDER BY id"
-)
 PUT_META = "INSERT OR REPLACE INTO meta VALUES(?, ?)"
-
-
-@dataclass(frozen=True, slots=True)
-class Applied:
-    """One committed operation, as the indexes need it: which passages came, which went and what they said.
-
-    `dead_bytes` is what the log held of those that went, and of their document.
-    """
-
-    seq: int
-    first_passage: int
-    upsert: Upsert | None
-    dead: range
-    dead_texts: tuple[str, ...]
-    dead_bytes: int
 
 
 _open: weakref.WeakSet[Log] = weakref.WeakSet()
@@ -112,6 +75,7 @@ class Log(LogReader):
 
     def __init__(self, path: Path) -> None:
         require_whole_wal(path)
+        remove_copies(path)
         self._connection: apsw.Connection | None = None  # opened when needed, see `rest`
         self._failed = False
         try:
@@ -248,6 +212,35 @@ class Log(LogReader):
             self._checkpoints.run_if_due()
         return results, applied
 
+    def follow(self, copy: Copy, go_on: GoOn) -> int:
+        """Bring a copy forward, see `Copy.follow`."""
+        with self._sound():
+            return copy.follow(go_on)
+
+    def replace_by(self, copy: Copy, erased: Owed, began_ms: int) -> None:
+        """Let a copy take the place of the file, rid of what was owed when it was begun. For the thread that commits.
+
+        Reads wait meanwhile. Raises Unavailable while another program, such as a backup, has the log open: then all
+        stays as it was.
+        """
+        owed = self.owed.less(erased, began_ms)
+        with self._changing() as db:
+            checkpoint(db, self.path)  # what can be done before reads have to wait
+            copy.finish(owed)
+        failpoints.reach("erase.synced")
+        with self._readers.kept_out(), self._changing() as db:
+            emptied = empty_wal(db, self.path)
+            self._disconnect()
+            # SQLite removes the WAL with the last connection. Beside another file it would spoil that one.
+            if not emptied or wal_of(self.path).exists():
+                raise Unavailable(
+                    f"{self.path.parent.name}/{self.path.name} is being read by another program"
+                )
+            failpoints.reach("erase.wal_removed")
+            replace_synced(copy.path, self.path)
+        failpoints.reach("erase.replaced")
+        self.owed = owed
+
     def _owed_before(self) -> Owed:
         """Of a log that was written before this was counted: there is one operation for each document if none went."""
         if self.newest_seq == self.document_count():
@@ -306,57 +299,6 @@ def migrate(db: apsw.Connection) -> None:
         db.execute("UPDATE meta SET value = ? WHERE key = 'format_version'", (str(FORMAT_VERSION),))
 
 
-def apply(db: apsw.Connection, operation: Operation, content: ContentHash, seed: bytes) -> Applied | None:
-    """Inside a transaction: remove what the document was, insert what it is now, note both, here and in `content`.
-
-    None for the deletion of what does not exist: it leaves nothing.
-    """
-    dead, dead_texts, dead_bytes = remove(db, operation.id, content, seed)
-    upsert = operation if isinstance(operation, Upsert) else None
-    if not dead and upsert is None:
-        return None
-    first = insert(db, upsert) if upsert else 0
-    count = len(upsert.passages) if upsert else 0
-    db.execute(INSERT_OPERATION, (now_ms(), first, count, dead.start, len(dead)))
-    seq = db.last_insert_rowid()
-    if upsert:
-        db.execute("UPDATE documents SET seq = ? WHERE id = ?", (seq, operation.id))
-        content.add(upsert.id, upsert.digest)
-    return Applied(seq, first, upsert, dead, dead_texts, dead_bytes)
-
-
-def remove(
-    db: apsw.Connection, document_id: str, content: ContentHash, seed: bytes
-) -> tuple[range, tuple[str, ...], int]:
-    """Take a document out. Returns its passages' ids, their searchable texts in the same order, and bytes in all."""
-    row: Any = db.execute(REMOVED_DOCUMENT, (document_id,)).fetchone()
-    if row is None:
-        return range(0), (), 0
-    pk, seq, first, count, digest, title, text, size = row
-    spans: Any = db.execute(REMOVED_PASSAGES, (first, first + count)).fetchall()
-    db.execute("DELETE FROM passages WHERE id >= ? AND id < ?", (first, first + count))
-    db.execute("DELETE FROM documents WHERE pk = ?", (pk,))
-    content.remove(document_id, stand_in(seed, document_id, seq) if digest is None else digest)
-    texts = tuple(searchable_text(title, text[start:end]) for start, end, _ in spans)
-    return range(first, first + count), texts, size + sum(one for _, _, one in spans)
-
-
-def insert(db: apsw.Connection, new: Upsert) -> int:
-    """Insert document and passages; the passages of one document get consecutive ids. Returns the first id."""
-    metadata = msgspec.json.encode(new.metadata).decode()
-    db.execute(INSERT_DOCUMENT, (new.id, len(new.passages), new.digest, new.title, metadata, new.text))
-    pk = db.last_insert_rowid()
-    first = 0
-    for ordinal, passage in enumerate(new.passages):
-        whole = passage.start == 0 and passage.end == len(new.text)
-        text = None if whole else new.text[passage.start : passage.end]
-        where = (pk, ordinal, passage.start, passage.end, passage.tokens, passage.heading)
-        db.execute(INSERT_PASSAGE, (*where, text, passage.vector.tobytes()))
-        first = first or db.last_insert_rowid()
-    db.execute("UPDATE documents SET first_passage = ? WHERE pk = ?", (first, pk))
-    return first
-
-
 def last_seq(db: apsw.Connection) -> int:
     found = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'operations'").get
     return int(found) if isinstance(found, int) else 0
@@ -375,7 +317,3 @@ def summarise(operations: Sequence[Operation], applied: Sequence[Applied | None]
             if isinstance(op, Delete) and done is not None
         ),
     )
-
-
-def now_ms() -> int:
-    return time.time_ns() // 1_000_000
