@@ -46,6 +46,7 @@ logger = logging.getLogger(__name__)
 Context = Callable[[web.Application], AsyncIterator[None]]
 SECRET_BYTES = 32
 LAG_EVERY_S = 0.05
+ERASING_EVERY_S = 60.0  # is it looked for what is old enough
 
 
 def catalog_ctx(data: Path) -> Context:
@@ -141,9 +142,19 @@ async def tasks_ctx(app: web.Application) -> AsyncIterator[None]:
             job.error = without_folders(job.error, folders)
         app[METRICS].job_finished(job)
 
-    app[TASKS] = Tasks(finished)
+    app[TASKS] = tasks = Tasks(finished)
+    erasing = asyncio.create_task(erase_when_due(tasks, app[CATALOG], app[CONFIG].index.erase_after_h * 3600))
     yield
-    await app[TASKS].close()
+    erasing.cancel()
+    await tasks.close()
+
+
+async def erase_when_due(tasks: Tasks, catalog: Catalog, after_s: float) -> None:
+    """Look at every collection again and again, for ever."""
+    while True:
+        await asyncio.sleep(min(ERASING_EVERY_S, after_s))
+        for name, collection in catalog.collections.items():
+            tasks.erase_if_due(name, collection, after_s)
 
 
 async def loop_lag_ctx(app: web.Application) -> AsyncIterator[None]:

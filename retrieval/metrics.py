@@ -278,6 +278,9 @@ class CollectionGauges(Collector):
             "Upper bound of the recall lost by skipping the cold tier; absent while nothing is known",
             labels=["collection"],
         )
+        owed = GaugeMetricFamily(
+            "nearline_owed_bytes", "Deleted or overwritten and not erased yet", labels=["collection"]
+        )
         for name, collection in self._catalog.collections.items():
             info = collection.info()
             for tier, count in info.passages.items():
@@ -288,6 +291,7 @@ class CollectionGauges(Collector):
             seq.add_metric([name], info.seq)
             generation.add_metric([name], info.generation)
             memory.add_metric([name], info.memory_bytes)
+            owed.add_metric([name], info.owed_bytes)
             if (seen := info.cold) is not None:
                 cold.add_metric([name, "searched"], seen.queries - seen.skipped - seen.proven)
                 cold.add_metric([name, "skipped"], seen.skipped)
@@ -301,7 +305,7 @@ class CollectionGauges(Collector):
             "Collections out of service because their log is damaged or cannot be opened",
             value=len(self._catalog.quarantined),
         )
-        return [quarantined, passages, dead, seq, generation, recall, memory, cold, audits, stops, loss]
+        return [quarantined, passages, dead, seq, generation, recall, memory, owed, cold, audits, stops, loss]
 
 
 class CacheCounters(Collector):

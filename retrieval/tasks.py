@@ -1,4 +1,4 @@
-"""Jobs beside the serving: rebuilds and tunings, one at a time, their progress and outcome kept for whoever asks."""
+"""Jobs beside the serving, one at a time: rebuilds, tunings, erasures. Their progress and outcome are kept."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from typing import Literal, Protocol
 
 import msgspec
@@ -15,6 +16,7 @@ import msgspec
 from indexes.build.rebuild import Rebuild
 from indexes.build.tuner import Tuner, check_target, chosen_from, why_unmet
 from indexes.collection import Collection
+from indexes.erasing import Erasure
 from indexes.errors import Conflict, NearlineError, NotFound, NotReady, RecallTooLow
 from indexes.model import Floats
 from retrieval.job_schemas import JobBody, JobProgress
@@ -26,6 +28,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 60.0, 3600.0
 Finished = Callable[[JobBody], None]
 Work = Callable[[JobBody], Awaitable[None]]  # puts what it made into the job's result
 Queries = Callable[[], Awaitable[Floats]]
+Forget = Callable[[], Awaitable[object]]
 
 
 class Child(Protocol):
@@ -79,14 +82,33 @@ class Tasks:
             "tune", name, lambda job: self._tune(job, collection, recall_target, queries, apply)
         )
 
+    def erase(self, name: str, collection: Collection, forget: Forget | None = None) -> JobBody:
+        """Queue the erasure of what was deleted or overwritten; `forget` does what is left to do elsewhere.
+
+        Raises Conflict as `reindex` does.
+        """
+        return self._start("erase", name, lambda job: self._erase(job, collection, forget))
+
+    def erase_if_due(self, name: str, collection: Collection, after_s: float) -> None:
+        """Start an erasure if the oldest of what is owed went so long ago. Cheap."""
+        since_ms = collection.log.owed.since_ms
+        if since_ms is None or now_ms() < since_ms + 1000 * after_s or self._must_wait(name):
+            return
+        logger.info("erasing by itself what was deleted from %s", name)
+        self.erase(name, collection)
+
     def reindex_if_due(self, name: str, collection: Collection) -> None:
         """Start a rebuild by the collection's own rules. Cheap: called after every write."""
-        if self.busy(name) or time.monotonic() < self._pause_until.get(name, 0):
+        if self._must_wait(name):
             return
         reason = collection.wants_rebuild()
         if reason is not None:
             logger.info("rebuilding %s by itself: %s", name, reason)
             self.reindex(name, collection)
+
+    def _must_wait(self, name: str) -> bool:
+        """Whether nothing starts by itself now: something is under way, or failed not long ago."""
+        return self.busy(name) or time.monotonic() < self._pause_until.get(name, 0)
 
     def busy(self, name: str) -> bool:
         return self._running_kind(name) is not None
@@ -100,7 +122,7 @@ class Tasks:
         jobs = (self._jobs[job_id] for job_id in self._running if job_id in self._jobs)
         return next((job.kind for job in jobs if job.collection == name), None)
 
-    def _start(self, kind: Literal["reindex", "tune"], name: str, work: Work) -> JobBody:
+    def _start(self, kind: Literal["reindex", "tune", "erase"], name: str, work: Work) -> JobBody:
         if other := self._running_kind(name):
             raise Conflict(f"a {other} of {name!r} is under way already", param="collection")
         job = JobBody(
@@ -134,14 +156,14 @@ class Tasks:
             job.status, job.error = "failed", f"{type(error).__name__}: {error}"
         finally:
             job.finished_ms = now_ms()
-            if job.kind == "reindex":
+            if job.kind in ("reindex", "erase"):
                 self._note(job.collection, failed=job.status != "succeeded")
             self._running.pop(job.id, None)
             self._children.pop(job.id, None)
             self._on_finish(job)
 
     def _note(self, name: str, *, failed: bool) -> None:
-        """After a failure, wait ever longer before a rebuild starts by itself again: it costs as much each time."""
+        """After a failure, wait ever longer before anything starts by itself again: it costs as much each time."""
         self._failures[name] = self._failures.get(name, 0) + 1 if failed else 0
         pause_s = min(FIRST_PAUSE_S * 2 ** (self._failures[name] - 1), LONGEST_PAUSE_S) if failed else 0
         self._pause_until[name] = time.monotonic() + pause_s
@@ -171,6 +193,18 @@ class Tasks:
             "recall": manifest.recall,
             "build_s": manifest.build_s,
         }
+
+    async def _erase(self, job: JobBody, collection: Collection, forget: Forget | None) -> None:
+        self._require_open()
+        erasure = await asyncio.to_thread(Erasure, collection)
+        if erasure.needs_rebuild:
+            await self._rebuild(job, collection, None)
+        self._require_open()
+        self._children[job.id] = erasure
+        erased = await asyncio.to_thread(erasure.run, progress_of(job))
+        if forget is not None:
+            await forget()
+        job.result = asdict(erased)
 
     async def _tune(
         self,

@@ -64,7 +64,7 @@ class Promises:
         # After any other error it may have happened or not: it stays open.
 
     def _note_seqs(self, done: Facts, last: int) -> None:
-        """Called before `done` is certain: deleting what was not there took no seq. Where that is open, others are too."""
+        """Before `done` is certain. Deleting what was not there took no seq; where that is open, so are the others."""
         unsure = {key for one in self.open.values() for key in one}
         seq: int | None = last
         for key in reversed(list(done)):
