@@ -58,6 +58,11 @@ class Disk:
 disk = Disk()
 
 
+def keep_private() -> None:
+    """From now on only its own user can read the files that this process and its children make."""
+    os.umask(0o077)
+
+
 def publish(path: Path, content: bytes, mode: int = 0o666) -> None:
     """Make `path` hold exactly `content`, atomically and durably; a new file has `mode`, less the umask."""
     draft = path.with_name(f".{path.name}.draft")
