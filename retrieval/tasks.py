@@ -85,7 +85,7 @@ class Tasks:
     def erase(self, name: str, collection: Collection, forget: Forget | None = None) -> JobBody:
         """Queue the erasure of what was deleted or overwritten; `forget` does what is left to do elsewhere.
 
-        Raises Conflict as `reindex` does.
+        It waits behind a rebuild or tuning that is under way. Raises Conflict while another erasure is.
         """
         return self._start("erase", name, lambda job: self._erase(job, collection, forget))
 
@@ -111,20 +111,22 @@ class Tasks:
         return self.busy(name) or time.monotonic() < self._pause_until.get(name, 0)
 
     def busy(self, name: str) -> bool:
-        return self._running_kind(name) is not None
+        return bool(self._running_kinds(name))
 
     def require_idle(self, name: str) -> None:
-        if kind := self._running_kind(name):
-            raise NotReady(f"a {kind} of {name!r} is under way", retry_after_s=5, param="collection")
+        if kinds := self._running_kinds(name):
+            raise NotReady(f"{a(kinds[0])} of {name!r} is under way", retry_after_s=5, param="collection")
 
-    def _running_kind(self, name: str) -> str | None:
+    def _running_kinds(self, name: str) -> list[str]:
         """What is queued or running for a collection."""
         jobs = (self._jobs[job_id] for job_id in self._running if job_id in self._jobs)
-        return next((job.kind for job in jobs if job.collection == name), None)
+        return [job.kind for job in jobs if job.collection == name]
 
     def _start(self, kind: Literal["reindex", "tune", "erase"], name: str, work: Work) -> JobBody:
-        if other := self._running_kind(name):
-            raise Conflict(f"a {other} of {name!r} is under way already", param="collection")
+        # Jobs run one at a time. Who wants something erased must not have to ask again after a rebuild.
+        others = [one for one in self._running_kinds(name) if kind != "erase" or one == "erase"]
+        if others:
+            raise Conflict(f"{a(others[0])} of {name!r} is under way already", param="collection")
         job = JobBody(
             id=uuid.uuid4().hex,
             kind=kind,
@@ -257,6 +259,10 @@ def progress_of(job: JobBody) -> Callable[[str, int, int], None]:
         job.progress = JobProgress(stage, done, total)
 
     return progress
+
+
+def a(kind: str) -> str:
+    return f"{'an' if kind == 'erase' else 'a'} {kind}"
 
 
 def now_ms() -> int:
