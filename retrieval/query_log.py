@@ -89,7 +89,7 @@ class QueryLog:
         self._in_trouble = False
         self._writing = (
             asyncio.Lock()
-        )  # a file that is forgotten must not be written again from what was known before
+        )  # or a file that is forgotten could be written again from a copy made before
 
     def load(self, collections: Sequence[Collection]) -> None:
         """Take up what was kept before. A file that cannot be read is begun anew."""
@@ -136,12 +136,12 @@ class QueryLog:
             await self.write(collections())
 
     async def write(self, collections: Sequence[Collection]) -> None:
+        """Write the files of these collections where there is something new; forget old days, and collections that are
+        gone."""
         async with self._writing:
             await self._write_all(collections)
 
     async def _write_all(self, collections: Sequence[Collection]) -> None:
-        """Write the files of these collections where there is something new; forget old days, and collections that are
-        gone."""
         live = {collection.uid for collection in collections}
         for uid in self._samples.keys() - live:
             del self._samples[uid]

@@ -37,7 +37,8 @@ TABLES = (
 BLOCK_ENDS = (
     "SELECT max(n) FROM (SELECT {key} AS n FROM old.{table} WHERE n > ? AND n <= ? ORDER BY n LIMIT ?)"
 )
-COPY_BLOCK = "INSERT INTO {table} SELECT {columns} FROM old.{table} WHERE {key} > ? AND {key} <= ?"
+# Or replace: where a round was cut short, the next one copies some rows again.
+COPY_BLOCK = "INSERT OR REPLACE INTO {table} SELECT {columns} FROM old.{table} WHERE {key} > ? AND {key} <= ?"
 REMOVE_DOCUMENTS = (
     "DELETE FROM documents WHERE pk IN (SELECT document FROM passages WHERE id IN"
     " (SELECT dead_first FROM old.operations WHERE seq > ? AND seq <= ? AND dead_passages > 0))"
