@@ -24,6 +24,7 @@ from jobs.connections import AcceptErrors, Connections
 from retrieval.app import create_app
 from retrieval.browsers import is_address
 from retrieval.config import Config
+from retrieval.door import DOOR
 from retrieval.keys import FAILED, READY
 from retrieval.settings import Server
 
@@ -79,7 +80,7 @@ async def serve(config: Config, data: Path) -> bool:
     """Whether the service ended because it was asked to, not because its storage failed."""
     app = create_app(config, data)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=config.server.shutdown_grace_s)
-    connections = Connections(config.server)
+    connections = Connections(config.server, app[DOOR])
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(AcceptErrors())
     stop = asyncio.Event()

@@ -10,6 +10,7 @@ from retrieval import lifecycle
 from retrieval.admission import Gates
 from retrieval.browsers import protective_headers
 from retrieval.config import Config
+from retrieval.door import DOOR, Door
 from retrieval.keys import CONFIG, FOLDERS, GATES, METRICS, READY
 from retrieval.metrics import Metrics
 from retrieval.middlewares import (
@@ -20,7 +21,7 @@ from retrieval.middlewares import (
     known_callers,
     observed,
 )
-from retrieval.routes import add_routes
+from retrieval.routes import ROUTES, add_routes
 
 
 def create_app(config: Config, data: Path) -> web.Application:
@@ -30,11 +31,12 @@ def create_app(config: Config, data: Path) -> web.Application:
     """
     app = web.Application(
         client_max_size=config.server.body_bytes_max,
-        middlewares=[observed, cross_origin, errors_as_json, known_callers, admitted, bounded_body],
+        middlewares=[observed, cross_origin, errors_as_json, admitted, known_callers, bounded_body],
     )
     app.on_response_prepare.append(protective_headers)
     app[CONFIG] = config
-    app[FOLDERS] = (data, Path(config.models.folder))
+    folders = (data, Path(config.models.folder))
+    app[FOLDERS] = (*folders, *(folder.resolve() for folder in folders))
     app[METRICS] = Metrics()
     app[GATES] = Gates(config.admission)
     app[READY] = {"ready": False}
@@ -53,4 +55,7 @@ def create_app(config: Config, data: Path) -> web.Application:
         ]
     )
     add_routes(app)
+    app[DOOR] = Door(
+        app[GATES], app[METRICS], {one.path: one.load for one in ROUTES if one.load and one.method == "POST"}
+    )
     return app

@@ -116,9 +116,8 @@ def body_of(error: NearlineError) -> ErrorBody:
 def without_folders(message: str, folders: Iterable[Path]) -> str:
     """The message with these folders by their last names: where they lie is for the log, not for clients."""
     for folder in folders:
-        for written in (folder, folder.resolve()):
-            if written.is_absolute() and written.name:
-                message = message.replace(str(written), written.name)
+        if folder.is_absolute() and folder.name:
+            message = message.replace(str(folder), folder.name)
     return message
 
 
