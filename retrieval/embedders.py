@@ -170,6 +170,7 @@ class Embedders:
             batch_texts_max=limits.batch_texts_max,
             queue_tokens_max=limits.queue_tokens_max,
             query_wait_s_max=limits.query_wait_ms_max / 1000,
+            large_wait_s_max=self._config.admission.wait_s_max,
             costs=costs,
             observe=self._observer(name),
         )
