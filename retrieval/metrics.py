@@ -278,8 +278,14 @@ class CollectionGauges(Collector):
             "Upper bound of the recall lost by skipping the cold tier; absent while nothing is known",
             labels=["collection"],
         )
+        due = GaugeMetricFamily(
+            "nearline_rebuild_due",
+            "1 while a rebuild that starts by itself is due or under way",
+            labels=["collection"],
+        )
         for name, collection in self._catalog.collections.items():
             info = collection.info()
+            due.add_metric([name], collection.wants_rebuild() is not None)
             for tier, count in info.passages.items():
                 passages.add_metric([name, tier], count)
             for tier_name, value in info.recall.items():
@@ -301,7 +307,7 @@ class CollectionGauges(Collector):
             "Collections out of service because their log is damaged or cannot be opened",
             value=len(self._catalog.quarantined),
         )
-        return [quarantined, passages, dead, seq, generation, recall, memory, cold, audits, stops, loss]
+        return [quarantined, due, passages, dead, seq, generation, recall, memory, cold, audits, stops, loss]
 
 
 class CacheCounters(Collector):
