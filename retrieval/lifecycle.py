@@ -122,7 +122,7 @@ async def pipeline_ctx(app: web.Application) -> AsyncIterator[None]:
     config = app[CONFIG]
     near, far = MemoryStore(config.cache.results_bytes_max, time.monotonic), app[SHARED]
     results = ResultCache(near, far, ttl_s=ttl_s(config), now=time.time)
-    app[METRICS].watch_caches(results, app[EMBEDDERS].shared, [near] if far is None else [near, far])
+    app[METRICS].watch_caches(results, app[EMBEDDERS].shared, near, far)
     app[PIPELINE] = Pipeline(app[CATALOG], app[EMBEDDERS], results, config)
     # Every product of a search is small; BLAS would spread it over all cores and wait for each of them.
     with threadpool_limits(1, user_api="blas"):
