@@ -32,16 +32,31 @@ def log_uncaught(kind: type[BaseException], error: BaseException | None, trace: 
 
 
 class TextFormatter(logging.Formatter):
-    """Time, level, name, the request's id if there is one, message. Only a traceback adds lines."""
+    """Time, level, name, the request's id if there is one, message. Only a traceback adds lines, all of them indented:
+    what it quotes cannot look like a line of the log either."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's own name
-        if not record.message.isprintable():  # nobody can make a line look like two
-            record.message = record.message.encode("unicode_escape").decode()
+        record.message = printable(record.message)
         line = super().formatMessage(record)
         return f"{line} [{request_id}]" if (request_id := REQUEST_ID.get()) else line
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - logging's own name
+        return indented(super().formatException(ei))
+
+    def formatStack(self, stack_info: str) -> str:  # noqa: N802 - logging's own name
+        return indented(super().formatStack(stack_info))
+
+
+def indented(text: str) -> str:
+    return "\n".join(f"    {printable(line)}" for line in text.split("\n"))
+
+
+def printable(text: str) -> str:
+    """Without line breaks of any kind, and without what a terminal would obey."""
+    return text if text.isprintable() else text.encode("unicode_escape").decode()
 
 
 class JsonFormatter(logging.Formatter):
@@ -59,4 +74,6 @@ class JsonFormatter(logging.Formatter):
         entry |= getattr(record, "fields", {})
         if record.exc_info:
             entry["trace"] = self.formatException(record.exc_info)
-        return json.dumps(entry, ensure_ascii=False)
+        line = json.dumps(entry, ensure_ascii=False)
+        # JSON leaves line breaks beyond ASCII as they are, and programs that read lines may take them for such.
+        return line if line.isprintable() else json.dumps(entry)

@@ -7,8 +7,9 @@ import asyncio
 from aiohttp import web
 
 from indexes.model import Settings
+from retrieval.errors import without_folders
 from retrieval.handlers.wire import aliases_of, answer, body, collection_of, describe, real_name
-from retrieval.keys import CATALOG, CONFIG, EMBEDDERS, METRICS, TASKS
+from retrieval.keys import CATALOG, CONFIG, EMBEDDERS, FOLDERS, METRICS, TASKS
 from retrieval.schemas import (
     AliasBody,
     CollectionList,
@@ -35,7 +36,7 @@ async def create(request: web.Request) -> web.Response:
 
 
 async def listed(request: web.Request) -> web.Response:
-    catalog = request.app[CATALOG]
+    catalog, folders = request.app[CATALOG], request.app[FOLDERS]
     aliases = catalog.aliases
     return answer(
         CollectionList(
@@ -43,7 +44,7 @@ async def listed(request: web.Request) -> web.Response:
                 describe(request.app, name, one) for name, one in sorted(catalog.collections.items())
             ],
             quarantined=[
-                QuarantinedBody(name, aliases_of(name, aliases), reason)
+                QuarantinedBody(name, aliases_of(name, aliases), without_folders(reason, folders))
                 for name, reason in sorted(catalog.quarantined.items())
             ],
         )
