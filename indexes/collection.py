@@ -31,6 +31,7 @@ from indexes.info import CollectionInfo, describe
 from indexes.lexical import analysis
 from indexes.log.log import Applied, Log
 from indexes.log.writer import Writer
+from indexes.memory import give_back
 from indexes.model import (
     Delete,
     Floats,
@@ -43,7 +44,7 @@ from indexes.model import (
     Upsert,
     WriteResult,
 )
-from indexes.parts.assembly import Assembly, segment_passages
+from indexes.parts.assembly import Assembly, outgrown
 from indexes.parts.generation import Generation, Shelf, read_manifest
 from indexes.parts.sealing import Sealing
 from indexes.parts.snapshot import Snapshot
@@ -82,8 +83,10 @@ class Collection:
             self._writer.close()
             self.log.close()
             raise
-        for view in self._assembly.full_deltas():
-            self._sealing.seal(view)
+        # Passages that a lost generation held: a rebuild is about to take their place, and sealing them beside it would
+        # take the most memory just then.
+        if self._lost_generation is None:
+            self._sealing.seal_full()
 
     @staticmethod
     def create(folder: Path, settings: Settings, tuning: Tuning) -> Collection:
@@ -228,18 +231,7 @@ class Collection:
 
     def wants_rebuild(self) -> str | None:
         """Why a rebuild is due by the tuning's own rules, or None. Cheap enough to ask after every write."""
-        if self._lost_generation:
-            return self._lost_generation
-        snapshot, tuning = self.snapshot, self.tuning
-        _, in_segments = segment_passages(snapshot)
-        # Past the first rebuild, wait for a quarter of the rest: rebuilding has to stay proportional to growth.
-        many = max(tuning.segments_max * tuning.delta_passages_max, (snapshot.live - in_segments) // 4)
-        if tuning.segments_max and in_segments >= many:
-            return f"{in_segments} passages are in segments"
-        total = snapshot.live + snapshot.dead
-        if snapshot.dead > max(tuning.delta_passages_max // 4, tuning.dead_fraction_max * total):
-            return f"{snapshot.dead} of {total} indexed passages are dead"
-        return None
+        return self._lost_generation or outgrown(self.snapshot, self.tuning)
 
     def begin_build(self, hot_capacity: int | None = None) -> BuildRequest:
         """Fix what the next generation holds: everything up to now. Later passages go to parts of their own."""
@@ -262,6 +254,10 @@ class Collection:
         request = self._writer.call(fix).result()
         self.hits.fade()
         return request
+
+    def rebuild_failed(self) -> None:
+        """Make segments of what was left as it is for a rebuild to replace: it may take long until one succeeds."""
+        self._writer.call(self._sealing.seal_full).result()
 
     def adopt(self, number: int) -> Generation:
         """Serve a sealed generation from now on: verify, load, replay past it, move CURRENT, swap. Also goes back.
@@ -295,6 +291,8 @@ class Collection:
                 if view.size >= self.tuning.delta_passages_max:
                     self._sealing.seal(view)
             self._prune(before=live.number if live else 0)
+        if live is None:
+            give_back()
         return generation
 
     def rollback(self) -> Generation:

@@ -200,6 +200,14 @@ class Tasks:
         self._failures[job.collection] = Failure(job, attempts, pause_s, time.monotonic() + pause_s)
 
     async def _rebuild(self, job: JobBody, collection: Collection, hot_capacity: int | None) -> None:
+        try:
+            await self._rebuilt(job, collection, hot_capacity)
+        except BaseException:
+            if not self._closing:
+                await asyncio.to_thread(collection.rebuild_failed)
+            raise
+
+    async def _rebuilt(self, job: JobBody, collection: Collection, hot_capacity: int | None) -> None:
         progress = progress_of(job)
         self._require_open()
         request = await asyncio.to_thread(collection.begin_build, hot_capacity)
