@@ -9,6 +9,8 @@ import threading
 from types import TracebackType
 from typing import Any
 
+from aiohttp.http_exceptions import HttpProcessingError
+
 from retrieval.request_log import REQUEST_ID
 from retrieval.settings import Log
 
@@ -21,9 +23,17 @@ def set_up_logging(settings: Log) -> None:
     handler.setFormatter(JsonFormatter() if settings.format == "json" else TextFormatter())
     logging.basicConfig(level=settings.level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(True)
+    logging.getLogger("aiohttp.server").addFilter(no_fault_of_ours)
     sys.excepthook = log_uncaught
     threading.excepthook = lambda lost: log_uncaught(lost.exc_type, lost.exc_value, lost.exc_traceback)
     sys.unraisablehook = lambda lost: log_uncaught(lost.exc_type, lost.exc_value, lost.exc_traceback)
+
+
+def no_fault_of_ours(record: logging.LogRecord) -> bool:
+    """False for a malformed request, which aiohttp logs as an error with a traceback: its line in the request log is
+    enough, except to whoever wants to know what was wrong with it."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, HttpProcessingError) or logger.isEnabledFor(logging.DEBUG)
 
 
 def log_uncaught(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:

@@ -187,6 +187,19 @@ def test_no_client_can_forge_a_line(tmp_path: Path, model_folder: Path, log_form
     assert "forged" in logged
 
 
+def test_a_malformed_request_is_one_line(tmp_path: Path, model_folder: Path) -> None:
+    """It is the client's mistake: no error of ours, and no traceback."""
+    with serving(tmp_path / "data", {"NEARLINE_MODELS_FOLDER": str(model_folder.parent)}) as server:
+        for request in (
+            b"no HTTP",
+            b"GET /a\0b HTTP/1.1\r\nHost: localhost",
+            b"GET / HTTP/1.1\r\nHost: a\rb",
+        ):
+            send(server.url, request + b"\r\n\r\n")
+    lines = log_of(tmp_path / "data").read_text().splitlines()
+    assert [" INFO nearline.requests: UNKNOWN / 400 " in line for line in lines] == [True] * 3
+
+
 def send(url: str, request: bytes) -> None:
     place = urlsplit(url)
     with socket.create_connection((place.hostname, place.port), timeout=30) as connection:
