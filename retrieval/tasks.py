@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 import uuid
@@ -203,7 +204,7 @@ class Tasks:
         try:
             await self._rebuilt(job, collection, hot_capacity)
         except BaseException:
-            if not self._closing:
+            with contextlib.suppress(NearlineError):  # why the rebuild failed is what matters
                 await asyncio.to_thread(collection.rebuild_failed)
             raise
 
