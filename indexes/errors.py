@@ -104,7 +104,7 @@ class NotADataDirectory(StorageError):
 
 
 class NewerFormat(StorageError):
-    """A newer version of Nearline wrote this, and can read it. Nothing was changed; the message names both formats."""
+    """A newer version of Nearline wrote this, and can read it. It was left alone; the message names both formats."""
 
 
 class Locked(StorageError):
