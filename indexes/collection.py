@@ -23,6 +23,7 @@ from indexes.build.builder import BuildRequest
 from indexes.build.chosen import Chosen, read_chosen, save_chosen
 from indexes.build.hits import Hits
 from indexes.checks import check_upsert
+from indexes.courtesy import GoOn, nobody_waits
 from indexes.dense.exact import nearest
 from indexes.durable import disk_errors, publish_folder
 from indexes.errors import Conflict, Damaged, NearlineError, NotFound, RecallTooLow, StorageError
@@ -140,13 +141,15 @@ class Collection:
             raise NotFound(f"no document {document_id!r}", param="id")
         return found
 
-    def exact(self, queries: Floats, k: int, condition: Filter | None = None) -> list[tuple[Ids, Floats]]:
+    def exact(
+        self, queries: Floats, k: int, condition: Filter | None = None, go_on: GoOn = nobody_waits
+    ) -> list[tuple[Ids, Floats]]:
         """Exact search over the log's own float32 vectors: for each query [n, dimensions] its `k` best ids, scores.
 
-        One scan serves all queries. It reads every live vector: for evaluation, not for serving.
+        One scan of every live vector serves all: for evaluation, not for serving. `go_on` is called between blocks.
         """
         allowed = None if condition is None else self.snapshot.matching(condition)
-        return nearest(self.log.vectors(0, self.log.position().last_passage), queries, k, allowed)
+        return nearest(self.log.vectors(0, self.log.position().last_passage), queries, k, allowed, go_on)
 
     def info(self) -> CollectionInfo:
         return describe(

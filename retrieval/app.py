@@ -11,7 +11,7 @@ from retrieval.admission import Gates
 from retrieval.browsers import protective_headers
 from retrieval.config import Config
 from retrieval.door import DOOR, Door
-from retrieval.keys import CONFIG, FOLDERS, GATES, METRICS, READY
+from retrieval.keys import CONFIG, FOLDERS, GATES, METRICS, READY, STOPPING
 from retrieval.metrics import Metrics
 from retrieval.middlewares import (
     admitted,
@@ -20,8 +20,10 @@ from retrieval.middlewares import (
     errors_as_json,
     known_callers,
     observed,
+    within_grace,
 )
 from retrieval.routes import ROUTES, add_routes
+from retrieval.stopping import Stopping
 
 
 def create_app(config: Config, data: Path) -> web.Application:
@@ -31,7 +33,15 @@ def create_app(config: Config, data: Path) -> web.Application:
     """
     app = web.Application(
         client_max_size=config.server.body_bytes_max,
-        middlewares=[observed, cross_origin, errors_as_json, admitted, known_callers, bounded_body],
+        middlewares=[
+            observed,
+            cross_origin,
+            errors_as_json,
+            within_grace,
+            admitted,
+            known_callers,
+            bounded_body,
+        ],
     )
     app.on_response_prepare.append(protective_headers)
     app[CONFIG] = config
@@ -40,6 +50,7 @@ def create_app(config: Config, data: Path) -> web.Application:
     app[METRICS] = Metrics()
     app[GATES] = Gates(config.admission)
     app[READY] = {"ready": False}
+    app[STOPPING] = Stopping()
     # Closed in the reverse order: first no more jobs, then no more searches, then the models and the
     # cache that services share, last the log.
     app.cleanup_ctx.extend(

@@ -28,7 +28,7 @@ from retrieval.errors import (
     UnsupportedEncoding,
     without_folders,
 )
-from retrieval.keys import CONFIG, FOLDERS, GATES, LOADS, METRICS, READY
+from retrieval.keys import CONFIG, FOLDERS, GATES, LOADS, METRICS, READY, STOPPING
 from retrieval.request_log import CLIENT_LEFT, GIVEN_ID, REQUEST_ID, log_request, new_request_id
 
 logger = logging.getLogger(__name__)
@@ -110,6 +110,13 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
     except Exception:
         logger.exception("%s %s failed", request.method, request.rel_url.raw_path)
         return response(request.path, NearlineError("internal error; the service's log has the details"))
+
+
+@web.middleware
+async def within_grace(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """End what a stopping service cannot wait for."""
+    async with request.app[STOPPING].within_grace():
+        return await handler(request)
 
 
 @web.middleware
