@@ -10,7 +10,8 @@ from retrieval import lifecycle
 from retrieval.admission import Gates
 from retrieval.browsers import protective_headers
 from retrieval.config import Config
-from retrieval.keys import CONFIG, FOLDERS, GATES, METRICS, READY
+from retrieval.door import DOOR, Door
+from retrieval.keys import CONFIG, FOLDERS, GATES, METRICS, READY, STOPPING
 from retrieval.metrics import Metrics
 from retrieval.middlewares import (
     admitted,
@@ -19,8 +20,10 @@ from retrieval.middlewares import (
     errors_as_json,
     known_callers,
     observed,
+    within_grace,
 )
-from retrieval.routes import add_routes
+from retrieval.routes import ROUTES, add_routes
+from retrieval.stopping import Stopping
 
 
 def create_app(config: Config, data: Path) -> web.Application:
@@ -30,14 +33,24 @@ def create_app(config: Config, data: Path) -> web.Application:
     """
     app = web.Application(
         client_max_size=config.server.body_bytes_max,
-        middlewares=[observed, cross_origin, errors_as_json, known_callers, admitted, bounded_body],
+        middlewares=[
+            observed,
+            cross_origin,
+            errors_as_json,
+            within_grace,
+            admitted,
+            known_callers,
+            bounded_body,
+        ],
     )
     app.on_response_prepare.append(protective_headers)
     app[CONFIG] = config
-    app[FOLDERS] = (data, Path(config.models.folder))
+    folders = (data, Path(config.models.folder))
+    app[FOLDERS] = (*folders, *(folder.resolve() for folder in folders))
     app[METRICS] = Metrics()
     app[GATES] = Gates(config.admission)
     app[READY] = {"ready": False}
+    app[STOPPING] = Stopping()
     # Closed in the reverse order: first no more jobs, then no more searches, then the models and the
     # cache that services share, last the log.
     app.cleanup_ctx.extend(
@@ -53,4 +66,7 @@ def create_app(config: Config, data: Path) -> web.Application:
         ]
     )
     add_routes(app)
+    app[DOOR] = Door(
+        app[GATES], app[METRICS], {one.path: one.load for one in ROUTES if one.load and one.method == "POST"}
+    )
     return app

@@ -21,8 +21,6 @@ from indexes.model import ColdPolicy, Tuning
 from retrieval.cache import MemoryStore, ResultCache, SharedVectors, Store
 from retrieval.config import Config
 from retrieval.embedders import Embedders
-from retrieval.errors import without_folders
-from retrieval.job_schemas import JobBody
 from retrieval.keys import (
     CATALOG,
     CONFIG,
@@ -46,7 +44,6 @@ logger = logging.getLogger(__name__)
 Context = Callable[[web.Application], AsyncIterator[None]]
 SECRET_BYTES = 32
 LAG_EVERY_S = 0.05
-ERASING_EVERY_S = 60.0  # is it looked for what is old enough
 
 
 def catalog_ctx(data: Path) -> Context:
@@ -125,7 +122,7 @@ async def pipeline_ctx(app: web.Application) -> AsyncIterator[None]:
     config = app[CONFIG]
     near, far = MemoryStore(config.cache.results_bytes_max, time.monotonic), app[SHARED]
     results = ResultCache(near, far, ttl_s=ttl_s(config), now=time.time)
-    app[METRICS].watch_caches(results, app[EMBEDDERS].shared, [near] if far is None else [near, far])
+    app[METRICS].watch_caches(results, app[EMBEDDERS].shared, near, far)
     app[PIPELINE] = Pipeline(app[CATALOG], app[EMBEDDERS], results, config)
     # Every product of a search is small; BLAS would spread it over all cores and wait for each of them.
     with threadpool_limits(1, user_api="blas"):
@@ -135,26 +132,16 @@ async def pipeline_ctx(app: web.Application) -> AsyncIterator[None]:
 
 
 async def tasks_ctx(app: web.Application) -> AsyncIterator[None]:
-    folders = app[FOLDERS]
-
-    def finished(job: JobBody) -> None:
-        if job.error is not None:
-            job.error = without_folders(job.error, folders)
-        app[METRICS].job_finished(job)
-
-    app[TASKS] = tasks = Tasks(finished)
-    erasing = asyncio.create_task(erase_when_due(tasks, app[CATALOG], app[CONFIG].index.erase_after_h * 3600))
+    app[TASKS] = tasks = Tasks(app[METRICS].job_finished, app[FOLDERS])
+    after_s = app[CONFIG].index.erase_after_h * 3600
+    watching = [
+        asyncio.create_task(tasks.keep_rebuilt(lambda: app[CATALOG].collections)),
+        asyncio.create_task(tasks.keep_erased(lambda: app[CATALOG].collections, after_s)),
+    ]
     yield
-    erasing.cancel()
+    for one in watching:
+        one.cancel()
     await tasks.close()
-
-
-async def erase_when_due(tasks: Tasks, catalog: Catalog, after_s: float) -> None:
-    """Look at every collection again and again, for ever."""
-    while True:
-        await asyncio.sleep(min(ERASING_EVERY_S, after_s))
-        for name, collection in catalog.collections.items():
-            tasks.erase_if_due(name, collection, after_s)
 
 
 async def loop_lag_ctx(app: web.Application) -> AsyncIterator[None]:
