@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from typing import TypeVar
 
 from indexes import failpoints
 from indexes.build.builder import BuildRequest
@@ -26,11 +27,12 @@ from indexes.checks import check_upsert
 from indexes.courtesy import GoOn, nobody_waits
 from indexes.dense.exact import nearest
 from indexes.durable import disk_errors, publish_folder
-from indexes.errors import Conflict, Damaged, NearlineError, NotFound, RecallTooLow, StorageError
+from indexes.errors import Conflict, Damaged, NearlineError, NotFound, StorageError
 from indexes.filters.grammar import Filter
 from indexes.info import CollectionInfo, describe
 from indexes.lexical import analysis
-from indexes.log.log import Applied, Log
+from indexes.log.applying import Applied
+from indexes.log.log import Log
 from indexes.log.writer import Writer
 from indexes.memory import give_back
 from indexes.model import (
@@ -46,13 +48,14 @@ from indexes.model import (
     WriteResult,
 )
 from indexes.parts.assembly import Assembly, outgrown
-from indexes.parts.generation import Generation, Shelf, read_manifest
+from indexes.parts.generation import Generation, Shelf
 from indexes.parts.sealing import Sealing
 from indexes.parts.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
 
 DRAFT_PREFIX = ".creating-"
+T = TypeVar("T")
 
 
 class Collection:
@@ -158,6 +161,7 @@ class Collection:
             generations=self.shelf.numbers(),
             recall_target=self.recall_target,
             chosen=self.chosen,
+            owed=self.log.owed,
         )
 
     # -- writing
@@ -200,13 +204,17 @@ class Collection:
 
         return self._writer.write(choose)
 
+    def on_writer(self, step: Callable[[], T]) -> T:
+        """What this does, between two commits."""
+        return self._writer.call(step).result()
+
     def settle(self) -> None:
         """Return once every full delta is sealed and all due merges are done. Not while others write."""
         before = None
         while before is not self.snapshot:
             before = self.snapshot
             self._sealing.wait()
-            self._writer.call(lambda: None).result()
+            self.on_writer(lambda: None)
 
     def _commit(self, writes: list[Sequence[Operation]]) -> list[WriteResult]:
         results, applied = self.log.commit(writes)
@@ -254,7 +262,7 @@ class Collection:
             )
 
         self.hits.save()  # the builder reads them
-        request = self._writer.call(fix).result()
+        request = self.on_writer(fix)
         self.hits.fade()
         return request
 
@@ -269,7 +277,7 @@ class Collection:
         RecallTooLow, and keeps the generation aside, if it measures below the floor.
         """
         with self._adopting:
-            self._require_recall(number)
+            self.shelf.require_recall(number, self.tuning.floor)
             generation = self._usable(number)
             failpoints.reach("adopt.verified")
             live = self._assembly.generation
@@ -288,7 +296,7 @@ class Collection:
                 self._assembly.install(arranged)
                 self._publish()
 
-            self._writer.call(install).result()
+            self.on_writer(install)
             failpoints.reach("adopt.shown")
             for view in tail:
                 if view.size >= self.tuning.delta_passages_max:
@@ -300,19 +308,21 @@ class Collection:
 
     def rollback(self) -> Generation:
         """Go back to the newest generation before the live one. Writes made since stay: they are replayed."""
-        live = self._assembly.generation
-        earlier = {n: one for n, one in self.shelf.manifests().items() if live and n < live.number}
-        low = {n: reason for n, one in earlier.items() if (reason := one.below(self.tuning.floor))}
-        whole = [number for number in earlier if number not in low]
-        if not whole:
-            passed_over = "".join(f"; generation {number} has {reason}" for number, reason in low.items())
-            raise Conflict(f"there is no earlier generation to roll back to{passed_over}")
-        return self.adopt(whole[-1])
+        return self.adopt(self.shelf.before(self.snapshot.generation, self.tuning.floor))
 
     def discard(self, number: int) -> None:
         """Delete a sealed generation that could not be adopted. The live one is never deleted."""
         if number != self.snapshot.generation and number in self.shelf.numbers():
             self.shelf.remove(number)
+
+    def forget_generations(self) -> None:
+        """Delete every generation but the live one, also one that was refused."""
+        with self._adopting:
+            live = self._assembly.generation
+            self.shelf.sweep()
+            self.shelf.keep([live.number] if live else [], aside_from=self.shelf.next_number())
+            if live:
+                self.on_writer(lambda: self.log.forget_operations(live.manifest.seq))
 
     def set_search(self, chosen: Chosen) -> None:
         """Search the live generation with these settings from now on, and build later ones to their recall target.
@@ -334,13 +344,6 @@ class Collection:
         wish = self.chosen.recall_target if self.chosen else self.tuning.recall_target
         return max(wish, self.tuning.floor)
 
-    def _require_recall(self, number: int) -> None:
-        """Keep a generation aside that measures too low. The live one is not asked."""
-        low = read_manifest(self.shelf.path(number)).below(self.tuning.floor)
-        if low and number != self.shelf.current():
-            self.shelf.set_aside(number)
-            raise RecallTooLow(f"generation {number} is not adopted: {low}")
-
     def _usable(self, number: int) -> Generation:
         """A generation, verified and loaded, if this collection and this version can serve it."""
         generation = Generation.load(self.shelf.path(number))
@@ -358,19 +361,11 @@ class Collection:
 
     def _prune(self, *, before: int) -> None:
         """Keep the live generation, the one before it, and the newest. Trouble is only logged: the swap is done."""
-        seqs = self.shelf.seqs()
-        first = [number for number in (self.snapshot.generation, before) if number]
-        others = [number for number in reversed(seqs) if number not in first]
-        kept = {*first, *others[: max(self.tuning.generations_kept - len(first), 0)]}
+        live = self.snapshot.generation
+        kept = self.shelf.newest(self.tuning.generations_kept, first=(live, before))
         try:
-            for number in self.shelf.numbers():
-                if number not in kept:
-                    failpoints.reach("prune.begin")
-                    self.shelf.remove(number)
-                    failpoints.reach("prune.removed")
-            self.shelf.clear_aside(before=self.snapshot.generation)
-            oldest = min(seqs.get(number, 0) for number in kept)
-            self._writer.call(lambda: self.log.forget_operations(oldest)).result()
+            self.shelf.keep(kept, aside_from=live)
+            self.on_writer(lambda: self.log.forget_operations(min(kept.values())))
         except (NearlineError, OSError) as error:
             logger.warning("old generations of %s were not cleared away: %s", self.folder.name, error)
 

@@ -67,6 +67,11 @@ class Disk:
 disk = Disk()
 
 
+def keep_private() -> None:
+    """From now on only its own user can read the files that this process and its children make."""
+    os.umask(0o077)
+
+
 def publish(path: Path, content: bytes, mode: int = 0o666) -> None:
     """Make `path` hold exactly `content`, atomically and durably; a new file has `mode`, less the umask."""
     draft = path.with_name(f".{path.name}.draft")
@@ -98,6 +103,19 @@ def replace_unsynced(path: Path, content: bytes, mode: int = 0o666) -> None:
             disk.replace(draft, path)
         finally:
             draft.unlink(missing_ok=True)
+
+
+def replace_synced(draft: Path, path: Path) -> None:
+    """Give the file `draft`, which is synced, the name `path` in the same folder, atomically and durably.
+
+    What was removed from the folder before is gone durably before the new file is there.
+    """
+    with disk_errors(path):
+        sync_folder(path.parent)
+        failpoints.reach("replace.folder_synced")
+        disk.replace(draft, path)
+        failpoints.reach("replace.renamed")
+        sync_folder(path.parent)
 
 
 def publish_folder(draft: Path, final: Path) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from indexes.build.chosen import Chosen
 from indexes.build.placement import Moves
 from indexes.dense.skipping import ColdState
+from indexes.log.owed import Owed
 from indexes.model import Tier
 from indexes.parts.assembly import segment_passages
 from indexes.parts.generation import Generation
@@ -30,7 +31,8 @@ class CollectionInfo:
     """Counts and sizes of one collection. `memory_bytes` leaves mapped files out, `mapped_bytes` is those.
 
     `moves` is what the rebuild of the live generation moved between tiers; `cold` how often queries needed that one;
-    `recall` what that rebuild measured, or the tuning since; `recall_target` what the next one aims for.
+    `recall` what that rebuild measured, or the tuning since; `recall_target` what the next one aims for. `owed_bytes`
+    were deleted or overwritten and are not erased yet, the oldest of them at `owed_since_ms`.
     """
 
     documents: int
@@ -48,6 +50,8 @@ class CollectionInfo:
     mapped_bytes: int
     moves: Moves | None
     cold: ColdState | None
+    owed_bytes: int
+    owed_since_ms: int | None
 
 
 def describe(
@@ -57,6 +61,7 @@ def describe(
     generations: list[int],
     recall_target: float,
     chosen: Chosen | None,
+    owed: Owed,
 ) -> CollectionInfo:
     """All of it, for what a snapshot shows. `chosen` counts if it is for the generation in it."""
     parts = [visible.part for visible in snapshot.parts]
@@ -78,6 +83,8 @@ def describe(
         mapped_bytes=generation.mapped_bytes if generation else 0,
         moves=generation.manifest.moves if generation else None,
         cold=cold_state(snapshot) if generation and generation.manifest.cold else None,
+        owed_bytes=owed.bytes,
+        owed_since_ms=owed.since_ms,
     )
 
 

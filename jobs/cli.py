@@ -17,6 +17,7 @@ COMMANDS = {
     "search": "Ask a running service.",
     "collections": "List, show, rename, roll back and delete collections.",
     "reindex": "Rebuild the indexes of a collection and swap them in.",
+    "erase": "Erase what was deleted or overwritten from every file.",
     "tune": "Find the cheapest search settings of a recall, and use them.",
     "reembed": "Embed a collection anew with another model, beside serving.",
     "evaluate": "Measure recall, and ranking quality where there are judgements.",

@@ -22,6 +22,7 @@ from pathlib import Path
 from aiohttp import web
 
 from indexes.courtesy import keep_turns_short
+from indexes.durable import keep_private
 from indexes.errors import Conflict, InvalidInput
 from jobs.connections import AcceptErrors, Connections
 from retrieval.app import create_app
@@ -45,6 +46,7 @@ def run(config: Config, data: Path) -> None:
     Raises InvalidInput for an address that other machines reach, unless the settings allow it.
     """
     require_private(config.server)
+    keep_private()
     share_heaps()
     allow_all_descriptors()
     if not asyncio.run(serve(config, data)):

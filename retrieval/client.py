@@ -232,6 +232,12 @@ class Client:
         started: JSON = await self.request("POST", path, options)
         return str(started["job"])
 
+    async def erase(self, collection: str) -> str:
+        """Start erasing what was deleted or overwritten; returns the job's id."""
+        path = f"/v1/collections/{quote(collection, safe='')}/erase"
+        started: JSON = await self.request("POST", path)
+        return str(started["job"])
+
     async def job(self, job_id: str) -> JSON:
         found: JSON = await self.request("GET", f"/v1/jobs/{job_id}")
         return found

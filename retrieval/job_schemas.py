@@ -1,4 +1,4 @@
-"""The wire types of jobs: rebuilds and tunings, what they are asked and what they report."""
+"""The wire types of jobs: rebuilds, tunings and erasures, what they are asked and what they report."""
 
 from __future__ import annotations
 

@@ -133,9 +133,14 @@ async def pipeline_ctx(app: web.Application) -> AsyncIterator[None]:
 
 async def tasks_ctx(app: web.Application) -> AsyncIterator[None]:
     app[TASKS] = tasks = Tasks(app[METRICS].job_finished, app[FOLDERS])
-    watching = asyncio.create_task(tasks.keep_rebuilt(lambda: app[CATALOG].collections))
+    after_s = app[CONFIG].index.erase_after_h * 3600
+    watching = [
+        asyncio.create_task(tasks.keep_rebuilt(lambda: app[CATALOG].collections)),
+        asyncio.create_task(tasks.keep_erased(lambda: app[CATALOG].collections, after_s)),
+    ]
     yield
-    watching.cancel()
+    for one in watching:
+        one.cancel()
     await tasks.close()
 
 

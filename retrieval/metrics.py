@@ -279,6 +279,9 @@ class CollectionGauges(Collector):
             "Upper bound of the recall lost by skipping the cold tier; absent while nothing is known",
             labels=["collection"],
         )
+        owed = GaugeMetricFamily(
+            "nearline_owed_bytes", "Deleted or overwritten and not erased yet", labels=["collection"]
+        )
         due = GaugeMetricFamily(
             "nearline_rebuild_due",
             "1 while a rebuild that starts by itself is due or under way",
@@ -295,6 +298,7 @@ class CollectionGauges(Collector):
             seq.add_metric([name], info.seq)
             generation.add_metric([name], info.generation)
             memory.add_metric([name], info.memory_bytes)
+            owed.add_metric([name], info.owed_bytes)
             if (seen := info.cold) is not None:
                 cold.add_metric([name, "searched"], seen.queries - seen.skipped - seen.proven)
                 cold.add_metric([name, "skipped"], seen.skipped)
@@ -308,7 +312,8 @@ class CollectionGauges(Collector):
             "Collections out of service because their log is damaged or cannot be opened",
             value=len(self._catalog.quarantined),
         )
-        return [quarantined, due, passages, dead, seq, generation, recall, memory, cold, audits, stops, loss]
+        counts = [passages, dead, seq, generation, recall, memory, owed]
+        return [quarantined, due, *counts, cold, audits, stops, loss]
 
 
 class CacheCounters(Collector):

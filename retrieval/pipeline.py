@@ -155,6 +155,10 @@ class Pipeline:
             tuned_ms=collection.chosen.chosen_ms if collection.chosen else 0,
         )
 
+    def forget_answers(self) -> None:
+        """Drop the answers kept in this process."""
+        self._results.clear()
+
     async def _cached(self, key: ResultKey, room: Room) -> CachedAnswer | None:
         stored = await self._results.get(key)
         if stored is None:

@@ -10,8 +10,8 @@ and any that would take more than 8 KiB. A query is one of at most `queries_per_
 any other (reservoir sampling: Vitter 1985, algorithm R). Days are those of UTC.
 
 Privacy: texts of users are personal data wherever they are. The file is readable by the service's user only, is not
-part of a backup, is forgotten day by day, and goes with its collection. Switching the log off stops it growing; what
-was kept stays until the file is deleted.
+part of a backup, is forgotten day by day, and goes with its collection, or at once by `nearline erase`. Switching the
+log off stops it growing; what was kept stays until the file is deleted.
 
 The log is a convenience: noting takes no lock and no disk, and no trouble with the disk reaches a search. The file is
 replaced whole and never synced, so a crash loses at most what came since it was last written.
@@ -87,6 +87,9 @@ class QueryLog:
         self._rng = rng or random.Random()
         self._samples: dict[str, Sample] = {}  # by the uid of the collection: names may be used again
         self._in_trouble = False
+        self._writing = (
+            asyncio.Lock()
+        )  # or a file that is forgotten could be written again from a copy made before
 
     def load(self, collections: Sequence[Collection]) -> None:
         """Take up what was kept before. A file that cannot be read is begun anew."""
@@ -135,6 +138,10 @@ class QueryLog:
     async def write(self, collections: Sequence[Collection]) -> None:
         """Write the files of these collections where there is something new; forget old days, and collections that are
         gone."""
+        async with self._writing:
+            await self._write_all(collections)
+
+    async def _write_all(self, collections: Sequence[Collection]) -> None:
         live = {collection.uid for collection in collections}
         for uid in self._samples.keys() - live:
             del self._samples[uid]
@@ -155,6 +162,12 @@ class QueryLog:
                 if not self._in_trouble:  # once, not every minute
                     logger.warning("the query log of %s is not written: %s", collection.folder.name, error)
                 self._in_trouble = True
+
+    async def forget(self, collection: Collection) -> None:
+        """Drop what was kept of a collection, its file too."""
+        async with self._writing:
+            self._samples.pop(collection.uid, None)
+            await asyncio.to_thread((collection.folder / FILE).unlink, missing_ok=True)
 
     def _forget(self, sample: Sample) -> None:
         """Days that are too old."""

@@ -59,6 +59,8 @@ ROUTES = (
           job_schemas.Reindex, job_schemas.JobStarted, 202),
     Route("POST", f"{C}/tune", jobs.tune, "Find the cheapest search settings of a recall, and use them", JOBS,
           job_schemas.Tune, job_schemas.JobStarted, 202),
+    Route("POST", f"{C}/erase", jobs.erase, "Erase what was deleted or overwritten from every file", JOBS,
+          None, job_schemas.JobStarted, 202),
     Route("POST", f"{C}/rollback", jobs.rollback, "Serve the generation before the present one again", JOBS,
           None, job_schemas.RolledBack),
     Route("GET", "/v1/jobs", jobs.listed, "Jobs since the start, newest first", JOBS),

@@ -98,6 +98,8 @@ class CollectionBody(msgspec.Struct, kw_only=True):
     mapped_bytes: int
     moves: Moves | None
     cold: ColdState | None
+    owed_bytes: int
+    owed_since_ms: int | None
     rebuild_due: RebuildDue | None
     limits: RequestLimits
 

@@ -103,6 +103,7 @@ class Index(Section, frozen=True, kw_only=True):
     build_timeout_s: Duration = 7200.0
     generations_kept: Positive = 2
     commit_ops_max: Positive = 512
+    erase_after_h: Duration = 24.0
 
 
 class Search(Section, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Jobs beside the serving: rebuilds and tunings, one at a time, their progress and outcome kept for whoever asks."""
+"""Jobs beside the serving, one at a time: rebuilds, tunings, erasures. Their progress and outcome are kept."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -18,6 +18,7 @@ import msgspec
 from indexes.build.rebuild import Rebuild
 from indexes.build.tuner import Tuner, check_target, chosen_from, why_unmet
 from indexes.collection import Collection
+from indexes.erasing import Erasure
 from indexes.errors import Conflict, NearlineError, NotFound, NotReady, RecallTooLow
 from indexes.model import Floats
 from retrieval.errors import without_folders
@@ -32,6 +33,7 @@ LOOK_EVERY_S = 2.0  # for rebuilds that are due while nobody writes
 Finished = Callable[[JobBody], None]
 Work = Callable[[JobBody], Awaitable[None]]  # puts what it made into the job's result
 Queries = Callable[[], Awaitable[Floats]]
+Forget = Callable[[], Awaitable[object]]
 
 
 class Child(Protocol):
@@ -96,15 +98,34 @@ class Tasks:
             "tune", name, lambda job: self._tune(job, collection, recall_target, queries, apply)
         )
 
+    def erase(self, name: str, collection: Collection, forget: Forget | None = None) -> JobBody:
+        """Queue the erasure of what was deleted or overwritten; `forget` does what is left to do elsewhere.
+
+        It waits behind a rebuild or tuning that is under way. Raises Conflict while another erasure is.
+        """
+        return self._start("erase", name, lambda job: self._erase(job, collection, forget))
+
+    def erase_if_due(self, name: str, collection: Collection, after_s: float) -> None:
+        """Start an erasure if the oldest of what is owed went so long ago. Cheap."""
+        since_ms = collection.log.owed.since_ms
+        if since_ms is None or now_ms() < since_ms + 1000 * after_s or self._must_wait(name):
+            return
+        logger.info("erasing by itself what was deleted from %s", name)
+        self.erase(name, collection)
+
     def reindex_if_due(self, name: str, collection: Collection) -> None:
         """Start a rebuild by the collection's own rules. Cheap: called after every write."""
-        failure = self._failures.get(name)
-        if self.busy(name) or (failure and time.monotonic() < failure.until_s):
+        if self._must_wait(name):
             return
         reason = collection.wants_rebuild()
         if reason is not None:
             logger.info("rebuilding %s by itself: %s", name, reason)
             self.reindex(name, collection)
+
+    def _must_wait(self, name: str) -> bool:
+        """Whether nothing starts by itself now: something is under way, or failed not long ago."""
+        failure = self._failures.get(name)
+        return self.busy(name) or (failure is not None and time.monotonic() < failure.until_s)
 
     async def keep_rebuilt(self, collections: Callable[[], Mapping[str, Collection]]) -> None:
         """Start what is due without a write, above all after an upgrade: one rebuild after the other, until cancelled.
@@ -118,6 +139,15 @@ class Tasks:
                 if self._running:
                     break
                 self.reindex_if_due(name, collection)
+
+    async def keep_erased(self, collections: Callable[[], Mapping[str, Collection]], after_s: float) -> None:
+        """Erase what is old enough in the same way."""
+        while True:
+            await asyncio.sleep(min(LOOK_EVERY_S, after_s))
+            for name, collection in sorted(collections().items()):
+                if self._running:
+                    break
+                self.erase_if_due(name, collection, after_s)
 
     def rebuild_due(self, name: str, collection: Collection) -> RebuildDue | None:
         """What a listing says of a rebuild that starts by itself, or has started."""
@@ -136,20 +166,22 @@ class Tasks:
         self._failures.pop(name, None)
 
     def busy(self, name: str) -> bool:
-        return self._running_kind(name) is not None
+        return bool(self._running_kinds(name))
 
     def require_idle(self, name: str) -> None:
-        if kind := self._running_kind(name):
-            raise NotReady(f"a {kind} of {name!r} is under way", retry_after_s=5, param="collection")
+        if kinds := self._running_kinds(name):
+            raise NotReady(f"{a(kinds[0])} of {name!r} is under way", retry_after_s=5, param="collection")
 
-    def _running_kind(self, name: str) -> str | None:
+    def _running_kinds(self, name: str) -> list[str]:
         """What is queued or running for a collection."""
         jobs = (self._jobs[job_id] for job_id in self._running if job_id in self._jobs)
-        return next((job.kind for job in jobs if job.collection == name), None)
+        return [job.kind for job in jobs if job.collection == name]
 
-    def _start(self, kind: Literal["reindex", "tune"], name: str, work: Work) -> JobBody:
-        if other := self._running_kind(name):
-            raise Conflict(f"a {other} of {name!r} is under way already", param="collection")
+    def _start(self, kind: Literal["reindex", "tune", "erase"], name: str, work: Work) -> JobBody:
+        # Jobs run one at a time. Who wants something erased must not have to ask again after a rebuild.
+        others = [one for one in self._running_kinds(name) if kind != "erase" or one == "erase"]
+        if others:
+            raise Conflict(f"{a(others[0])} of {name!r} is under way already", param="collection")
         job = JobBody(
             id=uuid.uuid4().hex,
             kind=kind,
@@ -183,14 +215,14 @@ class Tasks:
             job.finished_ms = now_ms()
             if job.error is not None:
                 job.error = without_folders(job.error, self._folders)
-            if job.kind == "reindex":
+            if job.kind in ("reindex", "erase"):
                 self._note(job)
             self._running.pop(job.id, None)
             self._children.pop(job.id, None)
             self._on_finish(job)
 
     def _note(self, job: JobBody) -> None:
-        """After a failure, wait ever longer before a rebuild starts by itself again: it costs as much each time."""
+        """After a failure, wait ever longer before anything starts by itself again: it costs as much each time."""
         if job.status == "succeeded":
             self._failures.pop(job.collection, None)
             return
@@ -233,6 +265,18 @@ class Tasks:
             "recall": manifest.recall,
             "build_s": manifest.build_s,
         }
+
+    async def _erase(self, job: JobBody, collection: Collection, forget: Forget | None) -> None:
+        self._require_open()
+        erasure = await asyncio.to_thread(Erasure, collection)
+        if erasure.needs_rebuild:
+            await self._rebuild(job, collection, None)
+        self._require_open()
+        self._children[job.id] = erasure
+        erased = await asyncio.to_thread(erasure.run, progress_of(job))
+        if forget is not None:
+            await forget()
+        job.result = asdict(erased)
 
     async def _tune(
         self,
@@ -285,6 +329,10 @@ def progress_of(job: JobBody) -> Callable[[str, int, int], None]:
         job.progress = JobProgress(stage, done, total)
 
     return progress
+
+
+def a(kind: str) -> str:
+    return f"{'an' if kind == 'erase' else 'a'} {kind}"
 
 
 def now_ms() -> int:

@@ -32,7 +32,7 @@ DOCUMENTS = "SELECT pk, id, seq, first_passage, passages, metadata, text FROM do
 PASSAGES = "SELECT id, document, ordinal, start, end, text, vector FROM passages WHERE id >= ? AND id < ? ORDER BY id"
 UNLIKE_ITS_OPERATION = (
     "SELECT d.id FROM operations o JOIN documents d ON d.seq = o.seq"
-    " WHERE o.document_id != d.id OR o.first_passage != d.first_passage OR o.passages != d.passages"
+    " WHERE o.first_passage != d.first_passage OR o.passages != d.passages"
 )
 REMOVED_BUT_THERE = (
     "SELECT p.id FROM operations o CROSS JOIN passages p WHERE o.dead_passages > 0"

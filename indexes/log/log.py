@@ -5,7 +5,9 @@ Promises
 - Passage ids and sequence numbers only grow and are never used twice, also after deletions and restarts.
 - The content hash of the last commit is in the file with it, so it always describes the documents beside it.
 - A deleted or replaced passage is gone from `passages` and `documents` at once; its id range stays in
-  `operations` until every generation that may hold it is gone, so that an index can be told to hide it.
+  `operations` until every generation that may hold it is gone, so that an index can be told to hide it. Operations
+  hold numbers only, and deleting what does not exist leaves none.
+- What was removed is counted in `owed` until it is erased: SQLite leaves its bytes in the file (`rewriting`).
 
 `commit` belongs to one thread, the collection's writer. Reading is in `LogReader`.
 """
@@ -14,23 +16,24 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import time
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import apsw
 import msgspec
 
 from indexes import failpoints, failures
-from indexes.courtesy import give_way
-from indexes.errors import Conflict, Damaged, StorageError
+from indexes.courtesy import GoOn, give_way
+from indexes.durable import replace_synced
+from indexes.errors import Conflict, Damaged, DiskFull, StorageError, Unavailable
+from indexes.log.applying import Applied, apply, now_ms
 from indexes.log.content import ContentHash, stand_in
-from indexes.log.reader import FORMAT_VERSION, LogReader, searchable_text
+from indexes.log.owed import OWED, Owed
+from indexes.log.reader import FORMAT_VERSION, LogReader
+from indexes.log.rewriting import Copy, remove_copies
 from indexes.log.sqlite import Checkpoints, checkpoint, connect, empty_wal, sqlite_errors
-from indexes.log.wal import require_whole_wal
+from indexes.log.wal import require_whole_wal, wal_of
 from indexes.model import Delete, Operation, Settings, Upsert, WriteResult
 
 SCHEMA = """
@@ -57,30 +60,8 @@ SEED_BYTES = 32
 # thousand logs and the connections of clients.
 OPEN_KEPT = 64
 
-INSERT_DOCUMENT = (
-    "INSERT INTO documents(id, seq, first_passage, passages, digest, title, metadata, text)"
-    " VALUES(?, 0, 0, ?, ?, ?, ?, ?)"
-)
 INSERT_CONTENT = "INSERT INTO content VALUES(?)"
-INSERT_PASSAGE = (
-    "INSERT INTO passages(document, ordinal, start, end, tokens, heading, text, vector)"
-    " VALUES(?, ?, ?, ?, ?, ?, ?, ?)"
-)
-INSERT_OPERATION = (
-    "INSERT INTO operations(at_ms, document_id, first_passage, passages, dead_first, dead_passages)"
-    " VALUES(?, ?, ?, ?, ?, ?)"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Applied:
-    """One committed operation, as the indexes need it: which passages came, which went and what they said."""
-
-    seq: int
-    first_passage: int
-    upsert: Upsert | None
-    dead: range
-    dead_texts: tuple[str, ...]
+PUT_META = "INSERT OR REPLACE INTO meta VALUES(?, ?)"
 
 
 _open: weakref.WeakSet[Log] = weakref.WeakSet()
@@ -94,6 +75,7 @@ class Log(LogReader):
 
     def __init__(self, path: Path) -> None:
         require_whole_wal(path)
+        remove_copies(path)
         self._connection: apsw.Connection | None = None  # opened when needed, see `rest`
         self._failed = False
         try:
@@ -111,8 +93,11 @@ class Log(LogReader):
             )  # only logs that began without digests need one
             self.newest_seq = self.position().seq
             """Of the last commit begun, from just before anybody can read what it wrote."""
-            with self._changing():
-                pass  # only connects: a log that cannot be written is found now, not at the first write
+            self.owed = Owed.read(meta[OWED]) if OWED in meta else self._owed_before()
+            # Connects in any case: a log that cannot be written is found now, not at the first write.
+            with contextlib.suppress(DiskFull), self._changing() as db:
+                if OWED not in meta:
+                    db.execute(PUT_META, (OWED, self.owed.stored))
             self.rest()
         except BaseException:
             self._failed = True
@@ -128,6 +113,7 @@ class Log(LogReader):
             "format_version": str(FORMAT_VERSION),
             "uid": uid,
             "settings": msgspec.json.encode(settings).decode(),
+            OWED: Owed().stored,
         }
         with changing(path):
             db = connect(path, create=True)
@@ -196,7 +182,7 @@ class Log(LogReader):
         """
         results: list[WriteResult] = []
         applied: list[Applied] = []
-        content, newest_before = self._content.copy(), self.newest_seq
+        content, newest_before, owed = self._content.copy(), self.newest_seq, self.owed
         with self._changing() as db:
             failpoints.reach("commit.begin")
             db.execute("BEGIN IMMEDIATE")
@@ -206,11 +192,14 @@ class Log(LogReader):
                     for operation in operations:
                         give_way()
                         done.append(apply(db, operation, content, self._seed))
-                    applied += done
+                    applied += [one for one in done if one is not None]
                     results.append(summarise(operations, done, last_seq(db)))
                 if applied:
                     db.execute("UPDATE content SET sums = ?", (content.stored,))
                     self.newest_seq = applied[-1].seq
+                if dead := sum(one.dead_bytes for one in applied):
+                    owed = owed.plus(dead, now_ms())
+                    db.execute(PUT_META, (OWED, owed.stored))
                 failpoints.reach("commit.before_sync")
                 db.execute("COMMIT")
             except BaseException:
@@ -218,10 +207,48 @@ class Log(LogReader):
                     db.execute("ROLLBACK")
                     self.newest_seq = newest_before
                 raise
-            self._content = content
+            self._content, self.owed = content, owed
             failpoints.reach("commit.synced")
             self._checkpoints.run_if_due()
         return results, applied
+
+    def follow(self, copy: Copy, go_on: GoOn) -> int:
+        """Bring a copy forward, see `Copy.follow`."""
+        with self._sound():
+            return copy.follow(go_on)
+
+    def replace_by(self, copy: Copy, erased: Owed, began_ms: int) -> None:
+        """Let a copy take the place of the file, rid of what was owed when it was begun. For the thread that commits.
+
+        Reads wait meanwhile. Raises Unavailable while another program, such as a backup, has the log open: then all
+        stays as it was.
+        """
+        owed = self.owed.less(erased, began_ms)
+        with self._changing() as db:
+            checkpoint(db, self.path)  # what can be done before reads have to wait
+            copy.finish(owed)
+        failpoints.reach("erase.synced")
+        with self._readers.kept_out(), self._changing() as db:
+            emptied = empty_wal(db, self.path)
+            self._disconnect()
+            # SQLite removes the WAL with the last connection. Beside another file it would spoil that one.
+            if not emptied or wal_of(self.path).exists():
+                raise Unavailable(
+                    f"{self.path.parent.name}/{self.path.name} is being read by another program"
+                )
+            failpoints.reach("erase.wal_removed")
+            replace_synced(copy.path, self.path)
+        failpoints.reach("erase.replaced")
+        self.owed = owed
+
+    def _owed_before(self) -> Owed:
+        """Of a log that was written before this was counted: there is one operation for each document if none went."""
+        if self.newest_seq == self.document_count():
+            return Owed()
+        [(pages, page_bytes)] = self._rows(
+            "SELECT freelist_count, page_size FROM pragma_freelist_count, pragma_page_size"
+        )
+        return Owed().plus(max(1, pages * page_bytes), now_ms())
 
     def forget_operations(self, before_seq: int) -> None:
         """Drop the history up to and including `before_seq`: every kept generation is at least that new."""
@@ -272,68 +299,21 @@ def migrate(db: apsw.Connection) -> None:
         db.execute("UPDATE meta SET value = ? WHERE key = 'format_version'", (str(FORMAT_VERSION),))
 
 
-def apply(db: apsw.Connection, operation: Operation, content: ContentHash, seed: bytes) -> Applied:
-    """Inside a transaction: remove what the document was, insert what it is now, note both, here and in `content`."""
-    dead, dead_texts = remove(db, operation.id, content, seed)
-    upsert = operation if isinstance(operation, Upsert) else None
-    first = insert(db, upsert) if upsert else 0
-    count = len(upsert.passages) if upsert else 0
-    at_ms = time.time_ns() // 1_000_000
-    db.execute(INSERT_OPERATION, (at_ms, operation.id, first, count, dead.start, len(dead)))
-    seq = db.last_insert_rowid()
-    if upsert:
-        db.execute("UPDATE documents SET seq = ? WHERE id = ?", (seq, operation.id))
-        content.add(upsert.id, upsert.digest)
-    return Applied(seq, first, upsert, dead, dead_texts)
-
-
-def remove(
-    db: apsw.Connection, document_id: str, content: ContentHash, seed: bytes
-) -> tuple[range, tuple[str, ...]]:
-    """Take a document out. Returns its passages' ids, and their searchable texts in the same order."""
-    sql = "SELECT pk, seq, first_passage, passages, digest, title, text FROM documents WHERE id = ?"
-    row: Any = db.execute(sql, (document_id,)).fetchone()
-    if row is None:
-        return range(0), ()
-    pk, seq, first, count, digest, title, text = row
-    spans: Any = db.execute(
-        "SELECT start, end FROM passages WHERE id >= ? AND id < ? ORDER BY id", (first, first + count)
-    ).fetchall()
-    db.execute("DELETE FROM passages WHERE id >= ? AND id < ?", (first, first + count))
-    db.execute("DELETE FROM documents WHERE pk = ?", (pk,))
-    content.remove(document_id, stand_in(seed, document_id, seq) if digest is None else digest)
-    return range(first, first + count), tuple(searchable_text(title, text[start:end]) for start, end in spans)
-
-
-def insert(db: apsw.Connection, new: Upsert) -> int:
-    """Insert document and passages; the passages of one document get consecutive ids. Returns the first id."""
-    metadata = msgspec.json.encode(new.metadata).decode()
-    db.execute(INSERT_DOCUMENT, (new.id, len(new.passages), new.digest, new.title, metadata, new.text))
-    pk = db.last_insert_rowid()
-    first = 0
-    for ordinal, passage in enumerate(new.passages):
-        whole = passage.start == 0 and passage.end == len(new.text)
-        text = None if whole else new.text[passage.start : passage.end]
-        where = (pk, ordinal, passage.start, passage.end, passage.tokens, passage.heading)
-        db.execute(INSERT_PASSAGE, (*where, text, passage.vector.tobytes()))
-        first = first or db.last_insert_rowid()
-    db.execute("UPDATE documents SET first_passage = ? WHERE pk = ?", (first, pk))
-    return first
-
-
 def last_seq(db: apsw.Connection) -> int:
     found = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'operations'").get
     return int(found) if isinstance(found, int) else 0
 
 
-def summarise(operations: Sequence[Operation], applied: Sequence[Applied], seq: int) -> WriteResult:
+def summarise(operations: Sequence[Operation], applied: Sequence[Applied | None], seq: int) -> WriteResult:
     upserts = [op for op in operations if isinstance(op, Upsert)]
     return WriteResult(
-        seq=applied[-1].seq if applied else seq,
+        seq=seq,
         documents=len(upserts),
         passages=sum(len(op.passages) for op in upserts),
         tokens=sum(passage.tokens for op in upserts for passage in op.passages),
         deleted=sum(
-            1 for op, done in zip(operations, applied, strict=True) if isinstance(op, Delete) and done.dead
+            1
+            for op, done in zip(operations, applied, strict=True)
+            if isinstance(op, Delete) and done is not None
         ),
     )

@@ -54,12 +54,38 @@ def pin(path: Path, *, frozen: bool = False) -> Iterator[PinnedLog]:
     if not frozen:
         require_whole_wal(path)
     with sqlite_errors(path):
-        db = connect_frozen(path) if frozen else connect(path, read_only=True)
+        db = connect_frozen(path) if frozen else begin(path)
         try:
-            db.execute("BEGIN")
             yield PinnedLog(path, db)
         finally:
             db.close()
+
+
+def begin(path: Path) -> apsw.Connection:
+    """A connection that holds the last commit.
+
+    Where the service replaced the file (`Log.replace_by`) between opening it and the first read, what was opened may be
+    the old file with the new WAL: open again.
+    """
+    while True:
+        opened = inode(path)
+        db = connect(path, read_only=True)
+        try:
+            db.execute("BEGIN; SELECT count(*) FROM meta").fetchall()
+            if inode(path) == opened:
+                return db
+        except BaseException:
+            db.close()
+            raise
+        db.close()
+
+
+def inode(path: Path) -> int:
+    """0 if there is no such file, which opening it tells."""
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return 0
 
 
 def connect_frozen(path: Path) -> apsw.Connection:

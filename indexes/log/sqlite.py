@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 BUSY_TIMEOUT_MS = 10_000
 CHECKPOINT_PAGES = 1000  # of the WAL, at which they are moved into the database file; as SQLite itself would
 READERS_KEPT = 32  # idle ones of all logs together: opening one costs more than a small read
+KEPT_OUT_S_MAX = 0.2  # that reads wait for one under way to end, so that they can be kept out
 READER_CACHE_KIB, WRITER_CACHE_KIB = 4096, 16384
 # The bytes cannot be read, or are not what was written. No sync is involved, so nothing acknowledged is in doubt.
 UNREADABLE = (apsw.SQLITE_IOERR_READ, apsw.SQLITE_IOERR_SHORT_READ, apsw.SQLITE_IOERR_CORRUPTFS)
@@ -126,17 +127,47 @@ class Readers:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._closed = False
+        self._borrowed = 0
+        self._kept_out = False
+        self._coming_and_going = threading.Condition()
 
     @contextlib.contextmanager
     def borrow(self) -> Iterator[apsw.Connection]:
         if self._closed:
             raise NotFound(f"{self._path.parent.name} was closed or deleted meanwhile")
-        with sqlite_errors(self._path):
-            db = self._take() or connect(self._path, read_only=True)
-            try:
-                yield db
-            finally:
-                self._give_back(db)
+        with self._coming_and_going:
+            self._coming_and_going.wait_for(lambda: not self._kept_out)
+            self._borrowed += 1
+        try:
+            with sqlite_errors(self._path):
+                db = self._take() or connect(self._path, read_only=True)
+                try:
+                    yield db
+                finally:
+                    self._give_back(db)
+        finally:
+            with self._coming_and_going:
+                self._borrowed -= 1
+                self._coming_and_going.notify_all()
+
+    @contextlib.contextmanager
+    def kept_out(self) -> Iterator[None]:
+        """In this block no connection is open; who wants one waits for its end. Keep it short.
+
+        Raises Unavailable if one is borrowed for longer than a moment.
+        """
+        with self._coming_and_going:
+            self._kept_out = True
+        try:
+            with self._coming_and_going:
+                if not self._coming_and_going.wait_for(lambda: not self._borrowed, KEPT_OUT_S_MAX):
+                    raise Unavailable(f"{self._path.parent.name}/{self._path.name} is being read")
+            close_idle_readers(self)
+            yield
+        finally:
+            with self._coming_and_going:
+                self._kept_out = False
+                self._coming_and_going.notify_all()
 
     def close(self) -> None:
         self._closed = True

@@ -51,9 +51,13 @@ def require_whole_wal(path: Path) -> None:
 def lost_commits(path: Path) -> int:
     """How many commits behind the first broken frame were certainly synced."""
     with disk_errors(path), contextlib.suppress(FileNotFoundError):
-        with path.with_name(f"{path.name}-wal").open("rb") as wal, path.open("rb") as log:
+        with wal_of(path).open("rb") as wal, path.open("rb") as log:
             return behind_the_break(wal, log)
     return 0
+
+
+def wal_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}-wal")
 
 
 def behind_the_break(wal: BinaryIO, log: BinaryIO) -> int:

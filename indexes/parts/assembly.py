@@ -15,7 +15,7 @@ import numpy as np
 from indexes.courtesy import give_way
 from indexes.errors import Conflict
 from indexes.lexical.analysis import terms
-from indexes.log.log import Applied
+from indexes.log.applying import Applied
 from indexes.log.reader import Entry, searchable_text
 from indexes.masks import rows_in
 from indexes.model import Rows, Settings, Tuning

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import msgspec
@@ -33,7 +34,7 @@ from indexes.dense.skipping import ColdWatch, ListBounds
 from indexes.dense.training import Training
 from indexes.dense.vectors import StoredVectors, among, both, within
 from indexes.durable import disk_errors, format_of, publish, publish_folder, sha256, verify, with_checksum
-from indexes.errors import Damaged, NotFound
+from indexes.errors import Conflict, Damaged, NotFound, RecallTooLow
 from indexes.filters.columns import SealedFilters
 from indexes.lexical.postings import SealedLexical, load_array
 from indexes.masks import Bits, count_bits, first_bits
@@ -295,6 +296,23 @@ class Shelf:
                 logger.warning("generation %d is of no use: %s", number, error.message)
         return found
 
+    def before(self, live: int, floor: float) -> int:
+        """The newest generation before the live one that measured this recall. Raises Conflict if there is none."""
+        earlier = {number: one for number, one in self.manifests().items() if number < live}
+        low = {number: reason for number, one in earlier.items() if (reason := one.below(floor))}
+        whole = [number for number in earlier if number not in low]
+        if not whole:
+            passed_over = "".join(f"; generation {number} has {reason}" for number, reason in low.items())
+            raise Conflict(f"there is no earlier generation to roll back to{passed_over}")
+        return whole[-1]
+
+    def require_recall(self, number: int, floor: float) -> None:
+        """Set a generation aside that measures less, and raise RecallTooLow. The live one is not asked."""
+        low = read_manifest(self.path(number)).below(floor)
+        if low and number != self.current():
+            self.set_aside(number)
+            raise RecallTooLow(f"generation {number} is not adopted: {low}")
+
     def remove(self, number: int) -> None:
         """Delete a generation. Renamed first, so that nobody finds half of one under its name."""
         removed = self.folder / f".removed-{number:06d}"
@@ -302,6 +320,22 @@ class Shelf:
         with disk_errors(removed):
             self.path(number).rename(removed)
         shutil.rmtree(removed, ignore_errors=True)
+
+    def newest(self, most: int, *, first: Sequence[int]) -> dict[int, int]:
+        """Which generations to keep, with the seq of each: the `first` (0: none), and the newest up to `most`."""
+        seqs = self.seqs()
+        kept = [number for number in first if number]
+        kept += [number for number in reversed(seqs) if number not in kept][: max(most - len(kept), 0)]
+        return {number: seqs.get(number, 0) for number in kept}
+
+    def keep(self, kept: Collection[int], *, aside_from: int) -> None:
+        """Delete every other generation, and what was set aside before this number."""
+        for number in self.numbers():
+            if number not in kept:
+                failpoints.reach("prune.begin")
+                self.remove(number)
+                failpoints.reach("prune.removed")
+        self.clear_aside(before=aside_from)
 
     def set_aside(self, number: int) -> None:
         """Take a generation's name away and keep its files, for whoever wants to know why. Only the newest is kept.

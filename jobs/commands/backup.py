@@ -9,6 +9,7 @@ import click
 
 from indexes.backup.backup import Backup, back_up
 from indexes.child import step_back
+from indexes.durable import keep_private
 from jobs.commands.byte_progress import byte_progress
 from jobs.commands.ending import ended_by_sigterm
 from jobs.commands.options import JSON, print_json
@@ -31,6 +32,7 @@ from jobs.commands.options import JSON, print_json
 def command(data: Path, target: Path, names: tuple[str, ...], no_indexes: bool, as_json: bool) -> None:
     """Copy collections to a folder, also while they are served."""
     step_back()
+    keep_private()
     with ended_by_sigterm(), byte_progress(hidden=as_json) as progress:
         backup = back_up(data, target, names, indexes=not no_indexes, progress=progress)
     if as_json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from datetime import datetime
 from typing import Any, TypeVar
 
 import click
@@ -34,12 +35,12 @@ def list_(url: str, as_json: bool) -> None:
     elif not found:
         click.echo("no collections")
     else:
-        table = Table("name", "aliases", "documents", "passages", "generation", "memory", "model")
+        table = Table("name", "aliases", "documents", "passages", "generation", "memory", "to erase", "model")
         for one in found:
             table.add_row(
                 escape(one["name"]), ", ".join(one["aliases"]), str(one["documents"]),
                 str(sum(one["passages"].values())), str(one["generation"]), megabytes(one["memory_bytes"]),
-                escape(one["model"]),
+                megabytes(one["owed_bytes"]), escape(one["model"]),
             )  # fmt: skip
         console.print(table)
         for one in found:
@@ -66,6 +67,7 @@ def show(name: str, url: str, as_json: bool) -> None:
         "passages": ", ".join(f"{tier} {count}" for tier, count in found["passages"].items() if count)
         or "none",
         "dead passages": str(found["dead_passages"]),
+        "to erase": megabytes(found["owed_bytes"]) + since(found["owed_since_ms"]),
         "generation": f"{found['generation']}, kept: {', '.join(map(str, found['generations'])) or 'none'}",
         "rebuild": rebuild_of(found["rebuild_due"]),
         "recall@10 measured": ", ".join(f"{tier} {value:.3f}" for tier, value in found["recall"].items())
@@ -163,6 +165,12 @@ def confirm(question: str) -> None:
         agreed = False
     if not agreed:
         raise click.ClickException("nothing is deleted; --yes does it without asking")
+
+
+def since(time_ms: int | None) -> str:
+    if time_ms is None:
+        return ""
+    return f", the oldest since {datetime.fromtimestamp(time_ms / 1000).astimezone():%Y-%m-%d %H:%M}"
 
 
 def rebuild_of(due: dict[str, Any] | None) -> str:

@@ -36,13 +36,17 @@ async def rebuild(
     url: str, collection: str, hot_capacity: int | None, *, hidden: bool = False
 ) -> dict[str, Any]:
     options = {} if hot_capacity is None else {"hot_capacity": hot_capacity}
-    columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn()
     async with Client(url) as client:
-        job_id = await client.reindex(collection, **options)
-        with Progress(*columns, console=errors, disable=hidden, transient=True) as bar:
-            task = bar.add_task("waiting", total=1)
+        return await finished(client, await client.reindex(collection, **options), hidden=hidden)
 
-            def progress(stage: str, done: int, total: int) -> None:
-                bar.update(task, description=stage, completed=done, total=max(total, 1))
 
-            return await client.finished(job_id, on_progress=progress, timeout_s=math.inf)
+async def finished(client: Client, job_id: str, *, hidden: bool) -> dict[str, Any]:
+    """A job once it has succeeded, with a bar meanwhile. Raises ServiceError if it did not."""
+    columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn()
+    with Progress(*columns, console=errors, disable=hidden, transient=True) as bar:
+        task = bar.add_task("waiting", total=1)
+
+        def progress(stage: str, done: int, total: int) -> None:
+            bar.update(task, description=stage, completed=done, total=max(total, 1))
+
+        return await client.finished(job_id, on_progress=progress, timeout_s=math.inf)

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from indexes.backup.restoring import restore
+from indexes.durable import keep_private
 from jobs.commands.byte_progress import byte_progress
 from jobs.commands.ending import ended_by_sigterm
 from jobs.commands.options import JSON, print_json
@@ -30,6 +31,7 @@ def command(folder: Path, data: Path, names: tuple[str, ...], new_name: str | No
 
     Every file is verified before anything is placed. A restored collection is a new one to shared caches.
     """
+    keep_private()
     with ended_by_sigterm(), byte_progress(hidden=as_json) as progress:
         restored = restore(folder, data, names, new_name=new_name, progress=progress)
     if as_json:

@@ -68,9 +68,12 @@ class MemoryStore:
         self._entries[key] = _Entry(value, self._clock() + ttl_s)
         self._bytes += size
 
-    async def close(self) -> None:
+    def clear(self) -> None:
         self._entries.clear()
         self._bytes = 0
+
+    async def close(self) -> None:
+        self.clear()
         self._bytes_max = 0  # a late put must not bring it back to life
 
     @property

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from retrieval.cache.keys import key_of
+from retrieval.cache.memory import MemoryStore
 from retrieval.cache.store import Store
 
 MADE_BYTES = 8  # in front of a far value: when it was made, in seconds since 1970
@@ -37,7 +38,7 @@ class ResultCache:
     that were found in `far`. `now` is the time of day in seconds; services that share should agree about it.
     """
 
-    def __init__(self, near: Store, far: Store | None, *, ttl_s: int, now: Callable[[], float]) -> None:
+    def __init__(self, near: MemoryStore, far: Store | None, *, ttl_s: int, now: Callable[[], float]) -> None:
         self.hits = 0
         self.misses = 0
         self.shared_hits = 0
@@ -76,6 +77,10 @@ class ResultCache:
         if self._far is not None:
             made = int(self._now()).to_bytes(MADE_BYTES, "big")
             await self._far.put(key.far, made + encoded, self._ttl_s)
+
+    def clear(self) -> None:
+        """Forget what is kept near. What lies far is not found any more either once documents went, and ages out."""
+        self._near.clear()
 
     async def _shared(self, key: ResultKey, far: Store) -> bytes | None:
         """From the far store; also kept near for the rest of its time."""

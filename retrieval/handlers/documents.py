@@ -83,10 +83,8 @@ def written(result: WriteResult, started: float) -> Written:
 async def deleted(request: web.Request) -> web.Response:
     _, collection = collection_of(request)
     document_id = request.match_info["id"]
-    # Asked first: a refused request leaves no operation in the log.
-    await asyncio.to_thread(collection.document, document_id)
     result = await asyncio.wrap_future(collection.write([Delete(document_id)]))
-    if not result.deleted:  # another request was quicker
+    if not result.deleted:
         raise NotFound(f"no document {document_id!r}", param="id")
     request.app[TASKS].reindex_if_due(real_name(request), collection)
     return answer(Deleted(result.seq, result.deleted))
@@ -102,7 +100,10 @@ async def delete_many(request: web.Request) -> web.Response:
     if wanted.ids is not None:
         if len(wanted.ids) > limits.documents_per_request_max:
             raise TooLarge(f"at most {limits.documents_per_request_max} ids in one request", param="ids")
-        future = collection.write([Delete(one) for one in dict.fromkeys(map(str, wanted.ids))])
+        ids = list(dict.fromkeys(map(str, wanted.ids)))
+        if any(len(one) > limits.id_chars_max for one in ids):
+            raise TooLarge(f"an id is longer than {limits.id_chars_max} characters", param="ids")
+        future = collection.write([Delete(one) for one in ids])
     else:
         assert condition is not None
         future = await asyncio.to_thread(collection.delete_matching, condition)

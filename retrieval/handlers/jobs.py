@@ -1,4 +1,4 @@
-"""Rebuilds and the jobs that carry them out."""
+"""Rebuilds, tunings and erasures, and the jobs that carry them out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from indexes.model import Floats
 from retrieval.embedders import Embedder
 from retrieval.handlers.wire import answer, body, collection_of, real_name
 from retrieval.job_schemas import JobStarted, Nothing, Reindex, RolledBack, Tune
-from retrieval.keys import CONFIG, EMBEDDERS, TASKS
+from retrieval.keys import CONFIG, EMBEDDERS, PIPELINE, QUERY_LOG, TASKS
 
 QUERIES_MAX = 10_000  # of one tuning; more only makes it longer
 ATTEMPTS = 30  # while too many documents wait; each is told to wait for a second to a minute
@@ -71,6 +71,21 @@ async def embedded(embedder: Embedder, texts: list[str]) -> Floats:
         except Overloaded as error:
             await asyncio.sleep(error.retry_after_s)
     return (await embedder.embed(texts, "query")).vectors
+
+
+async def erase(request: web.Request) -> web.Response:
+    await body(request, Nothing)
+    _, collection = collection_of(request)
+    app = request.app
+
+    async def forget() -> None:
+        # Nobody knows which queries quote what was deleted, so all of the collection's go.
+        await app[QUERY_LOG].forget(collection)
+        app[PIPELINE].forget_answers()
+        app[EMBEDDERS].cache.clear()
+
+    job = app[TASKS].erase(real_name(request), collection, forget)
+    return answer(JobStarted(job.id), status=202, headers={"Location": f"/v1/jobs/{job.id}"})
 
 
 async def rollback(request: web.Request) -> web.Response:

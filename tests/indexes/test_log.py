@@ -16,6 +16,7 @@ import pytest
 
 from indexes.errors import Conflict, DiskFull, NotReady, Overloaded, StorageError
 from indexes.log.log import Log
+from indexes.log.owed import Owed
 from indexes.log.reader import LogReader
 from indexes.log.writer import Writer
 from indexes.model import Delete
@@ -27,6 +28,10 @@ WORLD = World()
 @pytest.fixture
 def log(tmp_path: Path) -> Log:
     return Log.create(tmp_path / "log.db", settings(), "uid")
+
+
+def bytes_of(log: Log) -> int:
+    return sum(path.stat().st_size for path in log.path.parent.iterdir())
 
 
 def test_numbers_are_never_used_twice(log: Log) -> None:
@@ -83,8 +88,58 @@ def test_a_removal_names_what_went(log: Log) -> None:
 def test_several_writes_share_a_commit_and_keep_their_own_results(log: Log) -> None:
     """Each write of a group learns its own seq and counts."""
     results, _ = log.commit([[WORLD.document(1)], [WORLD.document(2), Delete("d1"), Delete("nobody")]])
-    assert [result.seq for result in results] == [1, 4]
+    assert [result.seq for result in results] == [1, 3]
     assert (results[1].documents, results[1].deleted) == (1, 1)
+
+
+def test_deleting_what_does_not_exist_leaves_nothing(log: Log) -> None:
+    """No operation is noted and the log does not grow, however many and however long the ids."""
+    log.commit([[WORLD.document(1)]])
+    before = bytes_of(log)
+    for first in range(0, 5000, 500):
+        [result], applied = log.commit([[Delete(f"{first + at} ".ljust(30_000, "x")) for at in range(500)]])
+        assert (result.seq, result.deleted, applied) == (1, 0, [])
+    assert bytes_of(log) == before
+    assert log.position().seq == log.newest_seq == 1
+
+
+def test_operations_hold_no_ids(log: Log) -> None:
+    """What a document was called is forgotten with it."""
+    log.commit([[WORLD.document(1)], [Delete("d1")]])
+    assert log._db.execute("SELECT DISTINCT document_id FROM operations").fetchall() == [("",)]
+
+
+def test_what_is_removed_is_owed(log: Log) -> None:
+    """Deleted and overwritten bytes are counted, also after opening again; a write that fails adds nothing."""
+    log.commit([[WORLD.document(1), WORLD.document(2)]])
+    assert log.owed == Owed()
+    log.commit([[Delete("d1")]])
+    once = log.owed
+    assert once.bytes > 4 * settings().dimensions
+    assert once.since_ms is not None
+    log.commit([[WORLD.document(2, version=1)]])
+    assert log.owed.bytes > once.bytes
+    assert log.owed.since_ms == once.since_ms
+    broken = WORLD.document(2)
+    broken = type(broken)(broken.id, broken.text, broken.title, {"x": object()}, broken.passages)  # type: ignore[dict-item]
+    with pytest.raises(TypeError):
+        log.commit([[Delete("d2")], [broken]])
+    log.close()
+    again = Log(log.path)
+    assert again.owed == log.owed
+    again.close()
+
+
+def test_a_log_that_counted_nothing_owes_what_went(log: Log) -> None:
+    """Opening a log of an earlier version notes that something was removed from it, if it was."""
+    log.commit([[WORLD.document(1)]])
+    for gone in (False, True):
+        log._db.execute("DELETE FROM meta WHERE key = 'owed'")
+        log.close()
+        log = Log(log.path)
+        assert (log.owed.bytes > 0, log.owed.since_ms is not None) == (gone, gone)
+        log.commit([[WORLD.document(1, version=1)]])
+    log.close()
 
 
 def test_a_failing_operation_takes_the_whole_commit_back(log: Log) -> None:

@@ -155,7 +155,6 @@ LOG_DAMAGES = [
     (vector(AXIS * 0), ["vectors"]),
     (sql("DELETE FROM operations WHERE seq = 445"), ["history"]),
     (sql("UPDATE operations SET dead_first = 300, dead_passages = 1 WHERE seq = 461"), ["history"]),
-    (sql("UPDATE operations SET document_id = 'x' WHERE seq = 430"), ["history"]),
     (sql("UPDATE documents SET digest = zeroblob(32) WHERE id = 'd200'"), ["content"]),
     (sql("UPDATE content SET sums = zeroblob(2048)"), ["content"]),
     (sql("DELETE FROM content"), ["content"]),

@@ -239,6 +239,14 @@ def test_a_filter_of_many_bytes_is_refused(http: Http, name: str, path: str) -> 
     assert reply.status == (200 if path == "search/batch" else 413)
 
 
+def test_ids_to_delete_are_bounded(http: Http, name: str) -> None:
+    """No document has a longer id, so one that asks for it is told."""
+    for chars, status in ((512, 200), (513, 413)):
+        reply = http.call("POST", f"/v1/collections/{name}/documents/delete", {"ids": ["x" * chars]})
+        assert reply.status == status, reply
+    assert reply.body["error"]["param"] == "ids"
+
+
 def test_unknown_things_are_404(http: Http) -> None:
     """Collections, documents, jobs, models, aliases and paths that are not there."""
     for method, path, body in [

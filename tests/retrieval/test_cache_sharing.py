@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from indexes.catalog import Catalog
 from indexes.collection import Collection
-from indexes.log.log import Applied
+from indexes.log.applying import Applied
 from indexes.model import Delete, Tuning
 from retrieval.cache import MemoryStore, ResultCache
 from retrieval.embedders import Embedders

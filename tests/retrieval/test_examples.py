@@ -16,7 +16,7 @@ from tests.support.http import Http
 # In the order of a first use. What is not named here needs only that the documents are there.
 FIRST = ("post_collections", "post_collections_collection_documents", "put_aliases_alias")
 BUILT = ("post_collections_collection_reindex", "post_collections_collection_tune",
-         "post_collections_collection_rollback")  # fmt: skip
+         "post_collections_collection_rollback", "post_collections_collection_erase")  # fmt: skip
 LAST = ("post_collections_collection_documents_delete", "delete_collections_collection_documents_id",
         "post_collections_collection_rename", "delete_aliases_alias", "delete_collections_collection")  # fmt: skip
 

@@ -65,6 +65,20 @@ def written(log: QueryLog, collection: Collection) -> list[str]:
     return [one.query for one in read(collection.folder / FILE)[1]]
 
 
+def test_a_sample_can_be_forgotten(collection: Collection, clock: Clock) -> None:
+    """With its file, also where the log is switched off by now; what is asked later is kept again."""
+    log = a_log(clock)
+    note(log, collection, "refunds?")
+    assert written(log, collection) == ["refunds?"]
+    note(log, collection, "not yet written")
+    asyncio.run(log.forget(collection))
+    assert not (collection.folder / FILE).exists()
+    note(log, collection, "shipping?")
+    assert written(log, collection) == ["shipping?"]
+    asyncio.run(a_log(clock, enabled=False).forget(collection))
+    assert not (collection.folder / FILE).exists()
+
+
 def test_the_file_holds_what_was_asked(collection: Collection, clock: Clock) -> None:
     """Text, k, mode, filter and time of each query, in a file that only its owner can read."""
     log = a_log(clock)

@@ -15,7 +15,7 @@ from indexes.model import Tuning
 from retrieval.job_schemas import JobBody
 from retrieval.tasks import Tasks
 from tests.support.manifests import change_manifests
-from tests.support.vectors import World, fill, make_collection
+from tests.support.vectors import World, delete, fill, make_collection
 
 WORLD = World()
 
@@ -59,6 +59,24 @@ def test_a_rebuild_succeeds_and_is_remembered(tmp_path: Path) -> None:
         assert tasks.all() == [done]
         with pytest.raises(NotFound):
             tasks.get("another")
+
+    with_tasks(tmp_path, story)
+
+
+def test_an_erasure_waits_behind_a_rebuild(tmp_path: Path) -> None:
+    """Asked for beside one it takes its turn; a second one is refused until the first is over."""
+
+    async def story(tasks: Tasks, collection: Collection, finished: list[JobBody]) -> None:
+        await asyncio.to_thread(delete, collection, range(50))
+        owed = collection.log.owed.bytes
+        rebuild, erasure = tasks.reindex("c", collection), tasks.erase("c", collection)
+        with pytest.raises(Conflict, match="an erase of 'c' is under way"):
+            tasks.erase("c", collection)
+        done = await ended(tasks, erasure)
+        assert (rebuild.status, done.status, done.result["erased_bytes"]) == ("succeeded", "succeeded", owed)
+        assert collection.info().owed_bytes == 0
+        tasks.erase_if_due("c", collection, 0)
+        assert len(tasks.all()) == 2
 
     with_tasks(tmp_path, story)
 

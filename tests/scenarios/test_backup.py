@@ -76,7 +76,8 @@ class Oracle:
                     answer = http.write(
                         "docs", {"id": document_id, "text": text, "metadata": {"writer": writer}}
                     )
-                self.operations[answer["seq"]] = (document_id, text)
+                if text is not None or answer["deleted"]:  # deleting what is not there is no operation
+                    self.operations[answer["seq"]] = (document_id, text)
         except BaseException as error:
             self.failures.append(error)
             raise

@@ -54,20 +54,27 @@ class Promises:
             self.open[line.n] = line.do
         elif line.seq is not None:
             done = self.open.pop(line.n)
+            self._note_seqs(done, line.seq)
             self.certain |= done
             for earlier in self.open.values():  # came before, if it came at all
                 for key in done:
                     earlier.pop(key, None)
-            self._note_seqs(done, line.seq)
         elif line.error == "DiskFull":
             del self.open[line.n]  # rolled back whole
         # After any other error it may have happened or not: it stays open.
 
     def _note_seqs(self, done: Facts, last: int) -> None:
-        for back, key in enumerate(reversed(list(done))):
+        """Before `done` is certain. Deleting what was not there took no seq; where that is open, so are the others."""
+        unsure = {key for one in self.open.values() for key in one}
+        seq: int | None = last
+        for key in reversed(list(done)):
             self.seqs.pop(key, None)
-            if done[key] is not None and key.startswith("doc:"):
-                self.seqs[key] = last - back
+            if done[key] is None and (key in unsure or self.certain.get(key) is None):
+                seq = None if key in unsure else seq
+                continue
+            if seq is not None and done[key] is not None and key.startswith("doc:"):
+                self.seqs[key] = seq
+            seq = None if seq is None else seq - 1
 
     def allowed(self) -> Iterator[dict[str, Value]]:
         """Every state there may be: what is certain, with any of the open operations applied in order."""

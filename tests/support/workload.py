@@ -39,6 +39,7 @@ from indexes.catalog import Catalog
 from indexes.collection import Collection
 from indexes.dense.cold import ColdSettings
 from indexes.durable import Disk
+from indexes.erasing import Erasure
 from indexes.errors import NearlineError, RecallTooLow
 from indexes.filters.grammar import Comparison, Compound
 from indexes.log import log, sqlite
@@ -158,6 +159,15 @@ class Actor:
         number = self.main.shelf.next_number()
         return self.attempt({f"generation:{MAIN}": number}, work)
 
+    def erase(self) -> object:
+        """What was deleted, from every file, after a rebuild where one is needed."""
+        if MAIN not in self.catalog.collections:
+            return None
+        erasure = Erasure(self.main)
+        if erasure.needs_rebuild:
+            self.rebuild(in_child=False)
+        return self.attempt({}, lambda: erasure.run(lambda *_: None))
+
     def build_badly(self) -> object:
         """Build a generation that measures below the floor. It is not adopted."""
 
@@ -250,6 +260,7 @@ def first_life(actor: Actor, options: Options) -> None:
     actor.set_alias("live", MAIN)
     actor.delete("another")
     actor.delete_topic(0, 4, range(100))
+    actor.erase()
     actor.remove_alias("live")
 
 
@@ -312,6 +323,8 @@ def change_on(actor: Actor, options: Options) -> None:
         what = rng.random()
         if what < 0.4:
             actor.rebuild(in_child=rng.random() < options.children)
+        elif what < 0.45:
+            actor.erase()
         elif what < 0.5:
             actor.rollback()
         elif what < 0.7:

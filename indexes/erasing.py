@@ -1,0 +1,105 @@
+"""Erasure: what was deleted or overwritten goes from every file of a collection, and its space comes back.
+
+Indexes hold deleted passages until they are built anew, so do generations kept to go back to, and the log's file holds
+them until it is written anew (`indexes/log/rewriting`). Backups that were made before are not ours to change.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from indexes import failpoints
+from indexes.collection import Collection
+from indexes.courtesy import give_way
+from indexes.durable import sync_file
+from indexes.errors import NotReady, Unavailable
+from indexes.log.applying import now_ms
+from indexes.log.rewriting import Copy, remove_copies
+from indexes.model import Progress
+
+FEW_OPERATIONS, ROUNDS_MAX = 500, 20  # left to copy while no write gets through; rounds until then
+WAIT_S_MAX, PAUSE_S = 60.0, 1.0  # for a backup that is under way
+
+
+@dataclass(frozen=True, slots=True)
+class Erased:
+    """What an erasure did: bytes of content that were owed, and of disk that came back; what the collection has left.
+
+    Disk may come back negative, where writes came meanwhile or a first generation was built.
+    """
+
+    erased_bytes: int
+    freed_bytes: int
+    disk_bytes: int
+
+
+class Erasure:
+    """Erases what was deleted or overwritten before it was made. `cancel`, from any thread, ends it at its next step.
+
+    Where it `needs_rebuild`, adopt a new generation, then call `run`. No build may be under way meanwhile.
+    """
+
+    def __init__(self, collection: Collection) -> None:
+        self._collection = collection
+        self._began_ms = now_ms()
+        self._before = disk_bytes(collection.folder)
+        self._cancelled = threading.Event()
+        log = collection.log
+        self._owed, dead = collection.on_writer(lambda: (log.owed, collection.snapshot.dead))
+        self.needs_rebuild = dead > 0
+
+    def cancel(self) -> None:
+        self._cancelled.set()
+
+    def run(self, progress: Progress) -> Erased:
+        """Raises Unavailable if another program, such as a backup, reads the log for too long, DiskFull, StorageError;
+        then the log is as it was."""
+        log = self._collection.log
+        self._collection.forget_generations()
+        failpoints.reach("erase.begin")
+        progress("log", 0, 1)
+        try:
+            copy = Copy(log.path)
+            for _ in range(ROUNDS_MAX):
+                if log.follow(copy, self._go_on) <= FEW_OPERATIONS:
+                    break
+            sync_file(copy.path)  # most of it: while it is synced again, no write gets through
+            failpoints.reach("erase.copied")
+            self._replace(copy)
+        finally:
+            remove_copies(log.path)
+        progress("log", 1, 1)
+        left = disk_bytes(self._collection.folder)
+        return Erased(self._owed.bytes, self._before - left, left)
+
+    def _replace(self, copy: Copy) -> None:
+        log, until = self._collection.log, time.monotonic() + WAIT_S_MAX
+        while True:
+            try:
+                return self._collection.on_writer(lambda: log.replace_by(copy, self._owed, self._began_ms))
+            except NotReady:
+                raise
+            except Unavailable:
+                if time.monotonic() > until:
+                    raise
+            self._cancelled.wait(PAUSE_S)
+            log.follow(copy, self._go_on)
+
+    def _go_on(self) -> None:
+        if self._cancelled.is_set():
+            raise NotReady("the service is closing")
+        give_way()
+
+
+def disk_bytes(folder: Path) -> int:
+    """Of all files below a folder. Those that go away meanwhile do not count."""
+    total = 0
+    for path in folder.rglob("*"):
+        try:
+            total += path.stat().st_size if path.is_file() else 0
+        except FileNotFoundError:
+            continue
+    return total

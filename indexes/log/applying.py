@@ -1,0 +1,107 @@
+"""One operation inside a commit: what a document was goes, what it is now comes, and both are noted."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import apsw
+import msgspec
+
+from indexes.log.content import ContentHash, stand_in
+from indexes.log.reader import searchable_text
+from indexes.model import Operation, Upsert
+
+INSERT_DOCUMENT = (
+    "INSERT INTO documents(id, seq, first_passage, passages, digest, title, metadata, text)"
+    " VALUES(?, 0, 0, ?, ?, ?, ?, ?)"
+)
+INSERT_PASSAGE = (
+    "INSERT INTO passages(document, ordinal, start, end, tokens, heading, text, vector)"
+    " VALUES(?, ?, ?, ?, ?, ?, ?, ?)"
+)
+# Nobody needs the id, which may say much about a document that is deleted; earlier versions wrote it.
+INSERT_OPERATION = (
+    "INSERT INTO operations(at_ms, document_id, first_passage, passages, dead_first, dead_passages)"
+    " VALUES(?, '', ?, ?, ?, ?)"
+)
+REMOVED_DOCUMENT = (
+    "SELECT pk, seq, first_passage, passages, digest, title, text,"
+    " octet_length(id) + octet_length(title) + octet_length(metadata) + octet_length(text)"
+    " FROM documents WHERE id = ?"
+)
+REMOVED_PASSAGES = (
+    "SELECT start, end, octet_length(heading) + octet_length(vector) + coalesce(octet_length(text), 0)"
+    " FROM passages WHERE id >= ? AND id < ? ORDER BY id"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """One committed operation, as the indexes need it: which passages came, which went and what they said.
+
+    `dead_bytes` is what the log held of those that went, and of their document.
+    """
+
+    seq: int
+    first_passage: int
+    upsert: Upsert | None
+    dead: range
+    dead_texts: tuple[str, ...]
+    dead_bytes: int
+
+
+def apply(db: apsw.Connection, operation: Operation, content: ContentHash, seed: bytes) -> Applied | None:
+    """Inside a transaction: remove what the document was, insert what it is now, note both, here and in `content`.
+
+    None for the deletion of what does not exist: it leaves nothing.
+    """
+    dead, dead_texts, dead_bytes = remove(db, operation.id, content, seed)
+    upsert = operation if isinstance(operation, Upsert) else None
+    if not dead and upsert is None:
+        return None
+    first = insert(db, upsert) if upsert else 0
+    count = len(upsert.passages) if upsert else 0
+    db.execute(INSERT_OPERATION, (now_ms(), first, count, dead.start, len(dead)))
+    seq = db.last_insert_rowid()
+    if upsert:
+        db.execute("UPDATE documents SET seq = ? WHERE id = ?", (seq, operation.id))
+        content.add(upsert.id, upsert.digest)
+    return Applied(seq, first, upsert, dead, dead_texts, dead_bytes)
+
+
+def remove(
+    db: apsw.Connection, document_id: str, content: ContentHash, seed: bytes
+) -> tuple[range, tuple[str, ...], int]:
+    """Take a document out. Returns its passages' ids, their searchable texts in the same order, and bytes in all."""
+    row: Any = db.execute(REMOVED_DOCUMENT, (document_id,)).fetchone()
+    if row is None:
+        return range(0), (), 0
+    pk, seq, first, count, digest, title, text, size = row
+    spans: Any = db.execute(REMOVED_PASSAGES, (first, first + count)).fetchall()
+    db.execute("DELETE FROM passages WHERE id >= ? AND id < ?", (first, first + count))
+    db.execute("DELETE FROM documents WHERE pk = ?", (pk,))
+    content.remove(document_id, stand_in(seed, document_id, seq) if digest is None else digest)
+    texts = tuple(searchable_text(title, text[start:end]) for start, end, _ in spans)
+    return range(first, first + count), texts, size + sum(one for _, _, one in spans)
+
+
+def insert(db: apsw.Connection, new: Upsert) -> int:
+    """Insert document and passages; the passages of one document get consecutive ids. Returns the first id."""
+    metadata = msgspec.json.encode(new.metadata).decode()
+    db.execute(INSERT_DOCUMENT, (new.id, len(new.passages), new.digest, new.title, metadata, new.text))
+    pk = db.last_insert_rowid()
+    first = 0
+    for ordinal, passage in enumerate(new.passages):
+        whole = passage.start == 0 and passage.end == len(new.text)
+        text = None if whole else new.text[passage.start : passage.end]
+        where = (pk, ordinal, passage.start, passage.end, passage.tokens, passage.heading)
+        db.execute(INSERT_PASSAGE, (*where, text, passage.vector.tobytes()))
+        first = first or db.last_insert_rowid()
+    db.execute("UPDATE documents SET first_passage = ? WHERE pk = ?", (first, pk))
+    return first
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,129 @@
+"""A log copied without what was removed from it, to take the old file's place.
+
+SQLite keeps deleted bytes in its pages. `secure_delete` zeroes almost all of them, but not copies that moving cells
+between pages leaves in gaps (3 of 60,000 deleted keys were still there), and returns no space. A copy of the live rows
+holds nothing else and is as small as they are. VACUUM makes one too, but no write gets through while it works.
+
+1. Rows are copied in blocks, each a short read of its own, while searches and writes go on.
+2. What was committed meanwhile follows in rounds, each shorter than the one before.
+3. Between two commits the last round follows, the copy is synced, and `Log.replace_by` gives it the log's name.
+
+A crash leaves the old log, and a copy that the next opening removes, or the new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import apsw
+
+from indexes.courtesy import GoOn, nobody_waits
+from indexes.durable import sync_file
+from indexes.log.owed import OWED, Owed
+from indexes.log.sqlite import BUSY_TIMEOUT_MS, WRITER_CACHE_KIB, sqlite_errors
+
+ROWS = 1024  # in one statement: between two of them searches get their turn
+SCHEMA = "SELECT sql FROM old.sqlite_schema WHERE name NOT LIKE 'sqlite_%' ORDER BY rowid"
+# Passages before documents: whatever goes meanwhile, a document that was copied has its passages, by which it is found.
+TABLES = (
+    ("passages", "id", "*"),
+    ("documents", "pk", "*"),
+    ("operations", "seq", "seq, at_ms, '', first_passage, passages, dead_first, dead_passages"),
+)
+BLOCK_ENDS = (
+    "SELECT max(n) FROM (SELECT {key} AS n FROM old.{table} WHERE n > ? AND n <= ? ORDER BY n LIMIT ?)"
+)
+# Or replace: where a round was cut short, the next one copies some rows again.
+COPY_BLOCK = "INSERT OR REPLACE INTO {table} SELECT {columns} FROM old.{table} WHERE {key} > ? AND {key} <= ?"
+REMOVE_DOCUMENTS = (
+    "DELETE FROM documents WHERE pk IN (SELECT document FROM passages WHERE id IN"
+    " (SELECT dead_first FROM old.operations WHERE seq > ? AND seq <= ? AND dead_passages > 0))"
+)
+REMOVE_PASSAGES = (
+    "DELETE FROM passages WHERE id IN (SELECT p.id FROM old.operations o CROSS JOIN passages p"
+    " WHERE o.seq > ? AND o.seq <= ? AND o.dead_passages > 0"
+    " AND p.id >= o.dead_first AND p.id < o.dead_first + o.dead_passages)"
+)
+FINISH = """
+DELETE FROM meta; INSERT INTO meta SELECT * FROM old.meta;
+DELETE FROM content; INSERT INTO content SELECT * FROM old.content;
+DELETE FROM sqlite_sequence; INSERT INTO sqlite_sequence SELECT * FROM old.sqlite_sequence;
+"""
+
+
+class Copy:
+    """A copy in the making, beside its log. For one thread at a time; `remove` it where it was not used."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self.path = log.with_name(f".{log.name}.draft")
+        self._reached = dict.fromkeys((table for table, _, _ in TABLES), 0)
+        remove_copies(log)
+        with self._open() as db:
+            for (sql,) in db.execute(SCHEMA).fetchall():
+                db.execute(str(sql))
+
+    def follow(self, go_on: GoOn = nobody_waits) -> int:
+        """Copy what the log holds and the copy does not. Returns how many operations that brought it forward.
+
+        `go_on` is called between two blocks, and may raise.
+        """
+        with self._open() as db:
+            return self._follow(db, go_on)
+
+    def finish(self, owed: Owed) -> None:
+        """Follow to the last commit, and sync. May be repeated, if something is committed after it."""
+        with self._open() as db:
+            self._follow(db, nobody_waits)
+            db.execute(FINISH)
+            db.execute("UPDATE meta SET value = ? WHERE key = ?", (owed.stored, OWED))
+            db.execute("DETACH old")
+            db.execute("PRAGMA journal_mode = WAL")  # as those expect who open it next
+        sync_file(self.path)
+
+    def _follow(self, db: apsw.Connection, go_on: GoOn) -> int:
+        before = self._reached
+        # In one statement, so that all are of one commit.
+        counters: Any = db.execute("SELECT name, seq FROM old.sqlite_sequence").fetchall()
+        now: dict[str, int] = before | dict(counters)
+        for sql in (REMOVE_DOCUMENTS, REMOVE_PASSAGES):
+            db.execute(sql, (before["operations"], now["operations"]))
+        for table, key, columns in TABLES:
+            at, upto = before[table], now[table]
+            while at < upto:
+                go_on()
+                ends = db.execute(BLOCK_ENDS.format(table=table, key=key), (at, upto, ROWS)).get
+                if not isinstance(ends, int):
+                    break
+                db.execute(COPY_BLOCK.format(table=table, key=key, columns=columns), (at, ends))
+                at = ends
+        self._reached = now
+        return now["operations"] - before["operations"]
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[apsw.Connection]:
+        """A connection to the copy, with the log attached as `old`, read-only. Nothing in the copy is safe before it is
+        synced, so nothing is journaled."""
+        flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE | apsw.SQLITE_OPEN_URI
+        with sqlite_errors(self._log):
+            db = apsw.Connection(str(self.path), flags=flags)
+        try:
+            with sqlite_errors(self._log, db):
+                db.set_busy_timeout(BUSY_TIMEOUT_MS)
+                db.execute("PRAGMA journal_mode = OFF")
+                db.execute("PRAGMA synchronous = OFF")
+                db.execute(f"PRAGMA cache_size = -{WRITER_CACHE_KIB}")
+                db.execute("ATTACH ? AS old", (f"file:{quote(str(self._log))}?mode=ro",))
+                yield db
+        finally:
+            db.close()
+
+
+def remove_copies(log: Path) -> None:
+    """What was not used, or left behind by a crash."""
+    for path in log.parent.glob(f".{log.name}.draft*"):
+        path.unlink(missing_ok=True)
