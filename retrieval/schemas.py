@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType, field
 
 from indexes.build.placement import Moves
+from indexes.catalog import NAME
 from indexes.dense.skipping import ColdState
 from indexes.info import SearchSettings
 from indexes.model import Metadata, Tier
@@ -21,6 +22,8 @@ Mode = Literal["hybrid", "dense", "lexical"]
 Capacity = Annotated[int, Meta(ge=0, le=1_000_000_000)]
 NonEmpty = Annotated[str, Meta(min_length=1)]
 DocumentId = NonEmpty | Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+# Only described here: the catalog refuses other names, and says what one is made of.
+CollectionName = Annotated[str, Meta(extra_json_schema={"pattern": f"^{NAME.pattern}$"})]
 AnyMetadata = Annotated[
     dict[str, Any],
     Meta(
@@ -44,13 +47,13 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class CreateCollection(Request, frozen=True, kw_only=True):
-    name: str
+    name: CollectionName
     model: str | None = None
     hot_capacity: Capacity | None = None
 
 
 class RenameCollection(Request, frozen=True, kw_only=True):
-    name: str
+    name: CollectionName
 
 
 class SetAlias(Request, frozen=True, kw_only=True):
@@ -108,6 +111,20 @@ class CollectionList(msgspec.Struct):
 class AliasBody(msgspec.Struct):
     alias: str
     collection: str
+
+
+# --- the service ----------------------------------------------------------------------------------------------
+
+
+class Health(msgspec.Struct):
+    status: str
+
+
+class Readiness(msgspec.Struct, omit_defaults=True):
+    """`quarantined` names the collections that cannot serve."""
+
+    status: Literal["ready", "not ready"]
+    quarantined: list[str] | UnsetType = UNSET
 
 
 # --- documents ------------------------------------------------------------------------------------------------
@@ -325,6 +342,23 @@ class SearchAnswer(msgspec.Struct):
     hits: list[Hit]
     receipt: Receipt
     timings_ms: Timings
+
+
+# Already JSON when the answer is put together.
+SearchOutcome = Annotated[
+    msgspec.Raw,
+    Meta(
+        extra_json_schema={
+            "anyOf": [{"$ref": f"#/components/schemas/{name}"} for name in ("SearchAnswer", "ErrorBody")]
+        }
+    ),
+]
+
+
+class SearchBatchAnswer(msgspec.Struct):
+    """In the order of the searches: what was found, or why that search failed."""
+
+    results: list[SearchOutcome]
 
 
 class ContextRequest(Request, frozen=True, kw_only=True):

@@ -93,7 +93,7 @@ class Tasks:
 
     def require_idle(self, name: str) -> None:
         if kind := self._running_kind(name):
-            raise NotReady(f"a {kind} of {name!r} is under way", retry_after_s=5, param="collection")
+            raise Conflict(f"a {kind} of {name!r} is under way", param="collection")
 
     def _running_kind(self, name: str) -> str | None:
         """What is queued or running for a collection."""

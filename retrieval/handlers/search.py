@@ -16,7 +16,14 @@ from retrieval.errors import body_of, without_folders
 from retrieval.handlers.wire import answer, body, collection_of, timing_headers
 from retrieval.keys import CONFIG, EMBEDDERS, FOLDERS, METRICS, PIPELINE, QUERY_LOG
 from retrieval.room import Room
-from retrieval.schemas import ContextRequest, SearchAnswer, SearchBatch, SearchRequest, Timings
+from retrieval.schemas import (
+    ContextRequest,
+    SearchAnswer,
+    SearchBatch,
+    SearchBatchAnswer,
+    SearchRequest,
+    Timings,
+)
 
 CONCURRENT_SEARCHES = 8  # of one batch; a large batch must not push everybody else's query back
 INLINE_BYTES = 1 << 18  # of hits, encoded on the event loop: less than a millisecond
@@ -73,7 +80,7 @@ async def search_batch(request: web.Request) -> web.Response:
         return msgspec.Raw(msgspec.json.encode(found))  # now: its parts take several times as much memory
 
     results = await asyncio.gather(*(one(search) for search in wanted.searches))
-    return answer({"results": results})
+    return answer(SearchBatchAnswer(results))
 
 
 async def context(request: web.Request) -> web.Response:

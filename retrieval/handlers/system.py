@@ -14,6 +14,7 @@ from aiohttp import web
 from indexes.errors import NotFound
 from retrieval.handlers.wire import answer
 from retrieval.keys import API, CATALOG, METRICS, READY
+from retrieval.schemas import Health, Readiness
 
 PAGE = Path(__file__).with_name("docs.html").read_text()
 SCRIPTS = re.findall(r"<script>(.*?)</script>", PAGE, re.DOTALL)
@@ -30,7 +31,7 @@ ASSETS = {"swagger-ui.css": "text/css", "swagger-ui-bundle.js": "text/javascript
 
 async def healthz(request: web.Request) -> web.Response:
     """The process answers: nothing else is promised."""
-    return answer({"status": "ok"})
+    return answer(Health("ok"))
 
 
 async def readyz(request: web.Request) -> web.Response:
@@ -39,8 +40,8 @@ async def readyz(request: web.Request) -> web.Response:
     A quarantined collection is named and does not fail it: taking the whole service out of rotation helps nobody.
     """
     if not request.app[READY]["ready"]:
-        return answer({"status": "not ready"}, status=503)
-    return answer({"status": "ready", "quarantined": sorted(request.app[CATALOG].quarantined)})
+        return answer(Readiness("not ready"), status=503)
+    return answer(Readiness("ready", sorted(request.app[CATALOG].quarantined)))
 
 
 async def metrics(request: web.Request) -> web.Response:
