@@ -12,6 +12,7 @@ from aiohttp import web
 from indexes.errors import InvalidInput, NearlineError, TooLarge
 from retrieval.abandoning import abandonable
 from retrieval.context import build_context, search_request
+from retrieval.decoding import decode_part
 from retrieval.errors import body_of, without_folders
 from retrieval.handlers.wire import answer, body, collection_of, timing_headers
 from retrieval.keys import CONFIG, EMBEDDERS, FOLDERS, METRICS, PIPELINE, QUERY_LOG
@@ -55,11 +56,12 @@ async def search_batch(request: web.Request) -> web.Response:
         raise TooLarge(
             f"{len(wanted.searches)} searches in one request, at most {most} are allowed", param="searches"
         )
+    searches = [decode_part(one, SearchRequest, f"searches[{at}]") for at, one in enumerate(wanted.searches)]
     slots = asyncio.Semaphore(CONCURRENT_SEARCHES)
 
     pipeline = request.app[PIPELINE]
     room = Room(request.app[CONFIG].limits.answer_bytes_max, param="searches")
-    scan = pipeline.joint_scan(collection, sum(search.exact for search in wanted.searches))
+    scan = pipeline.joint_scan(collection, sum(search.exact for search in searches))
 
     async def find(search: SearchRequest) -> SearchAnswer:
         if search.exact:  # without a slot: they wait for each other
@@ -79,7 +81,7 @@ async def search_batch(request: web.Request) -> web.Response:
         note(request, search)
         return msgspec.Raw(msgspec.json.encode(found))  # now: its parts take several times as much memory
 
-    results = await asyncio.gather(*(one(search) for search in wanted.searches))
+    results = await asyncio.gather(*(one(search) for search in searches))
     return answer(SearchBatchAnswer(results))
 
 
