@@ -24,7 +24,7 @@ from jobs.connections import AcceptErrors, Connections
 from retrieval.app import create_app
 from retrieval.browsers import is_address
 from retrieval.config import Config
-from retrieval.keys import FAILED, READY
+from retrieval.keys import CEILING, FAILED, READY
 from retrieval.settings import Server
 
 READY_LINE = "nearline listens on "
@@ -79,7 +79,7 @@ async def serve(config: Config, data: Path) -> bool:
     """Whether the service ended because it was asked to, not because its storage failed."""
     app = create_app(config, data)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=config.server.shutdown_grace_s)
-    connections = Connections(config.server)
+    connections = Connections(config.server, app[CEILING].bytes_max // 4)
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(AcceptErrors())
     stop = asyncio.Event()

@@ -9,8 +9,9 @@ from aiohttp import web
 from retrieval import lifecycle
 from retrieval.admission import Gates
 from retrieval.browsers import protective_headers
+from retrieval.ceiling import Ceiling
 from retrieval.config import Config
-from retrieval.keys import CONFIG, FOLDERS, GATES, METRICS, READY
+from retrieval.keys import CEILING, CONFIG, FOLDERS, GATES, METRICS, READY
 from retrieval.metrics import Metrics
 from retrieval.middlewares import (
     admitted,
@@ -19,6 +20,7 @@ from retrieval.middlewares import (
     errors_as_json,
     known_callers,
     observed,
+    within_memory,
 )
 from retrieval.routes import add_routes
 
@@ -30,12 +32,21 @@ def create_app(config: Config, data: Path) -> web.Application:
     """
     app = web.Application(
         client_max_size=config.server.body_bytes_max,
-        middlewares=[observed, cross_origin, errors_as_json, known_callers, admitted, bounded_body],
+        middlewares=[
+            observed,
+            cross_origin,
+            errors_as_json,
+            known_callers,
+            admitted,
+            within_memory,
+            bounded_body,
+        ],
     )
     app.on_response_prepare.append(protective_headers)
     app[CONFIG] = config
     app[FOLDERS] = (data, Path(config.models.folder))
     app[METRICS] = Metrics()
+    app[CEILING] = Ceiling(config.server.memory_bytes_max)
     app[GATES] = Gates(config.admission)
     app[READY] = {"ready": False}
     # Closed in the reverse order: first no more jobs, then no more searches, then the models and the
@@ -49,6 +60,7 @@ def create_app(config: Config, data: Path) -> web.Application:
             lifecycle.pipeline_ctx,
             lifecycle.tasks_ctx,
             lifecycle.loop_lag_ctx,
+            lifecycle.memory_ctx,
             lifecycle.ready_ctx,
         ]
     )

@@ -14,7 +14,8 @@ from indexes.filters.grammar import Filter, parse_filter
 from indexes.lexical import analysis
 from indexes.model import Floats
 from retrieval.decoding import decode_part
-from retrieval.schemas import Mode, SearchRequest, Weights, is_absent
+from retrieval.raw_json import is_absent
+from retrieval.schemas import Mode, SearchRequest, Weights
 from retrieval.settings import Config
 
 ANSWER_VERSION = 2  # of what the cache keeps

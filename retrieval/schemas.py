@@ -16,6 +16,16 @@ from indexes.catalog import NAME
 from indexes.dense.skipping import ColdState
 from indexes.info import SearchSettings
 from indexes.model import Metadata, Tier
+from retrieval.raw_json import (
+    FilterJson,
+    IdsJson,
+    MetadataJson,
+    SearchJson,
+    SearchOutcome,
+    VectorJson,
+    absent,
+    no_metadata,
+)
 from retrieval.settings import Weight
 
 Mode = Literal["hybrid", "dense", "lexical"]
@@ -24,37 +34,6 @@ NonEmpty = Annotated[str, Meta(min_length=1)]
 DocumentId = NonEmpty | Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 # Only described here: the catalog refuses other names, and says what one is made of.
 CollectionName = Annotated[str, Meta(extra_json_schema={"pattern": f"^{NAME.pattern}$"})]
-
-# These stay as they came until their bytes are counted: decoded, a megabyte takes up to 30 MB, and holds up every other
-# thread for as long as 100 ms.
-FilterJson = Annotated[msgspec.Raw, Meta(extra_json_schema={"type": ["object", "null"]})]
-VectorJson = Annotated[
-    msgspec.Raw, Meta(extra_json_schema={"type": ["array", "null"], "items": {"type": "number"}})
-]
-IdsJson = Annotated[
-    msgspec.Raw,
-    Meta(extra_json_schema={"type": ["array", "null"], "items": {"type": ["string", "integer"]}}),
-]
-MetadataJson = Annotated[
-    msgspec.Raw,
-    Meta(
-        description="Strings, numbers, booleans and lists of them. A null is no value; objects become keys with dots.",
-        extra_json_schema={"type": "object"},
-    ),
-]
-SearchJson = Annotated[msgspec.Raw, Meta(extra_json_schema={"$ref": "#/components/schemas/SearchRequest"})]
-
-
-def absent() -> msgspec.Raw:
-    return msgspec.Raw(b"null")
-
-
-def is_absent(raw: msgspec.Raw) -> bool:
-    return len(raw) == len(b"null") and bytes(raw) == b"null"
-
-
-def no_metadata() -> msgspec.Raw:
-    return msgspec.Raw(b"{}")
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -129,20 +108,6 @@ class CollectionList(msgspec.Struct):
 class AliasBody(msgspec.Struct):
     alias: str
     collection: str
-
-
-# --- the service ----------------------------------------------------------------------------------------------
-
-
-class Health(msgspec.Struct):
-    status: str
-
-
-class Readiness(msgspec.Struct, omit_defaults=True):
-    """`quarantined` names the collections that cannot serve."""
-
-    status: Literal["ready", "not ready"]
-    quarantined: list[str] | UnsetType = UNSET
 
 
 # --- documents ------------------------------------------------------------------------------------------------
@@ -360,17 +325,6 @@ class SearchAnswer(msgspec.Struct):
     hits: list[Hit]
     receipt: Receipt
     timings_ms: Timings
-
-
-# Already JSON when the answer is put together.
-SearchOutcome = Annotated[
-    msgspec.Raw,
-    Meta(
-        extra_json_schema={
-            "anyOf": [{"$ref": f"#/components/schemas/{name}"} for name in ("SearchAnswer", "ErrorBody")]
-        }
-    ),
-]
 
 
 class SearchBatchAnswer(msgspec.Struct):

@@ -40,6 +40,10 @@ class MemoryStore:
         self._clock = clock
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()  # least recently used first
 
+    def clear(self) -> None:
+        self._entries.clear()
+        self._bytes = 0
+
     async def get(self, key: bytes) -> bytes | None:
         entry = self._entries.get(key)
         if entry is not None and self._clock() >= entry.expires_s:

@@ -15,11 +15,12 @@ from indexes.model import Delete, WriteResult
 from retrieval.decoding import decode_part
 from retrieval.handlers.scrolling import document_body, encoded, query_flag
 from retrieval.handlers.wire import answer, body, collection_of, query_int, real_name
-from retrieval.keys import CONFIG, EMBEDDERS, METRICS, TASKS
+from retrieval.keys import CONFIG, EMBEDDERS, HELD, METRICS, TASKS
 from retrieval.metadata import Patch, metadata_of
 from retrieval.pipeline import elapsed_ms
 from retrieval.plan import filter_of
-from retrieval.schemas import Deleted, DeleteDocuments, PatchDocument, WriteDocuments, Written, is_absent
+from retrieval.raw_json import is_absent
+from retrieval.schemas import Deleted, DeleteDocuments, PatchDocument, WriteDocuments, Written
 from retrieval.settings import Config
 from retrieval.writing import patch_metadata, write_documents
 
@@ -42,6 +43,7 @@ async def shown(request: web.Request) -> web.Response:
     _, collection = collection_of(request)
     vectors, document_id = query_flag(request, "vectors"), request.match_info["id"]
     found = await asyncio.to_thread(scrolling.document, collection, document_id, vectors=vectors)
+    request[HELD].answer(len(found.document.text))
     return answer(document_body(found))
 
 
@@ -51,9 +53,10 @@ async def listed(request: web.Request) -> web.Response:
     limit = query_int(request, "limit", 100, least=1, most=limits.page_limit_max)
     cursor = query_int(request, "cursor", 0, least=0, most=CURSOR_MAX)
     vectors = query_flag(request, "vectors")
+    bytes_max = request[HELD].page(limits.answer_bytes_max)
 
     def work() -> dict[str, object]:
-        page = scrolling.page(collection, cursor, limit, vectors=vectors, bytes_max=limits.answer_bytes_max)
+        page = scrolling.page(collection, cursor, limit, vectors=vectors, bytes_max=bytes_max)
         following = None if page.following is None else str(page.following)
         return {"documents": encoded(page), "next_cursor": following}
 

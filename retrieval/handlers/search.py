@@ -15,7 +15,7 @@ from retrieval.context import build_context, search_request
 from retrieval.decoding import decode_part
 from retrieval.errors import body_of, without_folders
 from retrieval.handlers.wire import answer, body, collection_of, timing_headers
-from retrieval.keys import CONFIG, EMBEDDERS, FOLDERS, METRICS, PIPELINE, QUERY_LOG
+from retrieval.keys import CONFIG, EMBEDDERS, FOLDERS, HELD, METRICS, PIPELINE, QUERY_LOG
 from retrieval.room import Room
 from retrieval.schemas import (
     ContextRequest,
@@ -33,7 +33,7 @@ INLINE_BYTES = 1 << 18  # of hits, encoded on the event loop: less than a millis
 async def search(request: web.Request) -> web.Response:
     wanted = await body(request, SearchRequest)
     name = request.match_info["collection"]
-    room = Room(request.app[CONFIG].limits.answer_bytes_max)
+    room = room_of(request)
     found = await request.app[PIPELINE].search(name, wanted, room=room)
     request.app[METRICS].search(found)
     note(request, wanted)
@@ -60,7 +60,7 @@ async def search_batch(request: web.Request) -> web.Response:
     slots = asyncio.Semaphore(CONCURRENT_SEARCHES)
 
     pipeline = request.app[PIPELINE]
-    room = Room(request.app[CONFIG].limits.answer_bytes_max, param="searches")
+    room = room_of(request, param="searches")
     scan = pipeline.joint_scan(collection, sum(search.exact for search in searches))
 
     async def find(search: SearchRequest) -> SearchAnswer:
@@ -95,7 +95,7 @@ async def context(request: web.Request) -> web.Response:
     deadline = asyncio.get_running_loop().time() + deadline_ms / 1000
     embedder = await request.app[EMBEDDERS].of(collection)
     search = search_request(wanted, config)
-    found = await request.app[PIPELINE].search(name, search)
+    found = await request.app[PIPELINE].search(name, search, room=room_of(request))
     request.app[METRICS].search(found)
     note(request, search)
     built = await abandonable(
@@ -103,6 +103,10 @@ async def context(request: web.Request) -> web.Response:
         deadline=deadline,
     )
     return answer(built, headers=headers_of(found.timings_ms))
+
+
+def room_of(request: web.Request, param: str = "k") -> Room:
+    return Room(request.app[CONFIG].limits.answer_bytes_max, param=param, hold=request[HELD].answer)
 
 
 def in_pieces(found: SearchAnswer) -> dict[str, object]:

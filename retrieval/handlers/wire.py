@@ -13,7 +13,7 @@ from aiohttp import web
 from indexes.collection import Collection
 from indexes.errors import InvalidInput
 from retrieval.decoding import decode
-from retrieval.keys import CATALOG
+from retrieval.keys import CATALOG, HELD
 from retrieval.schemas import CollectionBody, RequestLimits
 from retrieval.settings import Config
 
@@ -28,7 +28,8 @@ async def body(request: web.Request, kind: type[T]) -> T:
     sent = await request.read() or b"{}"
     if len(sent) <= INLINE_BYTES:
         return decode(sent, kind)
-    return await asyncio.to_thread(decode, sent, kind)
+    async with request[HELD].decoding(len(sent)):
+        return await asyncio.to_thread(decode, sent, kind)
 
 
 def answer(value: object, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:

@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from indexes.errors import Damaged
-from retrieval.embedding.encoder import Encoder, by_length, cgroup_cores
+from retrieval.cgroups import cgroup_cores
+from retrieval.embedding.encoder import Encoder, by_length
 from retrieval.embedding.models import KnownAnswer, Model, load_model
 from retrieval.embedding.results import joined, shortened
 from retrieval.embedding.tokens import TokenCounter, TokenizerPool, segments
