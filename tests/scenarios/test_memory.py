@@ -22,12 +22,13 @@ import pytest
 
 from jobs.server_process import ServerProcess, serving
 from tests.support.http import Http
+from tests.support.memory import peak_bytes
 
 CEILING = 1_500_000_000
 DIMENSIONS = 384
 CONNECTIONS = 20
 SILENT = 100  # clients that do not read
-KILOBYTE, MEGABYTE = 1 << 10, 1 << 20
+MEGABYTE = 1 << 20
 
 
 def vector(dice: random.Random) -> list[float]:
@@ -125,14 +126,6 @@ async def storm(url: str, seconds: float) -> tuple[Counter[int], list[float]]:
     return statuses, await probing
 
 
-def peak_bytes(server: ServerProcess) -> int:
-    """The most memory that the service ever held, with the pages of files it has mapped."""
-    for line in Path(f"/proc/{server.pid}/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * KILOBYTE
-    raise AssertionError("this system does not tell")
-
-
 @pytest.fixture(scope="module")
 def heavy(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Iterator[ServerProcess]:
     """`fat` holds 1,000 documents with 15 KB of metadata, `long` 200 of 1 MiB."""
@@ -176,9 +169,9 @@ def test_memory_for_long(heavy: ServerProcess) -> None:
 
 
 def held(server: ServerProcess, seconds: float) -> None:
-    before = peak_bytes(server)
+    before = peak_bytes(server.pid)
     statuses, took = asyncio.run(storm(server.url, seconds))
-    peak = peak_bytes(server)
+    peak = peak_bytes(server.pid)
     print(  # noqa: T201 - what the long form is for
         f"\n{dict(sorted(statuses.items()))}; {before / 1e6:.0f} MB before, {peak / 1e6:.0f} MB at most; "
         f"healthz at most {max(took) * 1000:.0f} ms, {len(took)} times"
