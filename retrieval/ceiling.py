@@ -24,6 +24,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import numpy as np
+
 from indexes.errors import Overloaded
 from retrieval.admission import Load
 from retrieval.cgroups import cgroup_bytes
@@ -39,8 +41,7 @@ ANSWER_FACTOR = (
 )
 PAGE_BYTES_MIN = 1 << 20
 TOKEN_ID_BYTES = 120  # of one id of an input, while it is made text again and read as tokens
-# Of a large body's bytes while it is decoded, at worst: a million empty documents, or lists of ids.
-DECODED_FACTORS: dict[Load, int] = {"search": 2, "write": 12, "embed": 30, "heavy": 30}
+OBJECT_BYTES, ITEM_BYTES = 250, 64  # of one object, and of one list or one of the values in it, decoded
 
 
 class Ceiling:
@@ -114,10 +115,10 @@ class Held:
         self._take(BODY_FACTOR * size)
 
     @contextlib.asynccontextmanager
-    async def decoding(self, size: int) -> AsyncIterator[None]:
+    async def decoding(self, body: bytes) -> AsyncIterator[None]:
         """While a large body is decoded: one at a time, as each may grow to many times its bytes. Raises Overloaded."""
         async with self._ceiling.decoding:
-            grown = DECODED_FACTORS[self._load] * size
+            grown = await asyncio.to_thread(decoded_bytes, body)
             self._ceiling.take(self._load, grown)
             try:
                 yield
@@ -155,6 +156,13 @@ class Held:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ceiling.give(self._bytes)
+
+
+def decoded_bytes(body: bytes) -> int:
+    """At most so many bytes are what a JSON body holds, without its texts; commas in texts count too."""
+    characters = np.frombuffer(body, np.uint8)  # numpy counts them without holding up other threads
+    objects, lists, more = (int(np.count_nonzero(characters == ord(one))) for one in "{[,")
+    return OBJECT_BYTES * objects + ITEM_BYTES * (lists + more)
 
 
 def own_bytes() -> int:

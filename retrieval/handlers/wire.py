@@ -28,7 +28,7 @@ async def body(request: web.Request, kind: type[T]) -> T:
     sent = await request.read() or b"{}"
     if len(sent) <= INLINE_BYTES:
         return decode(sent, kind)
-    async with request[HELD].decoding(len(sent)):
+    async with request[HELD].decoding(sent):
         return await asyncio.to_thread(decode, sent, kind)
 
 

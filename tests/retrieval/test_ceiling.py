@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from indexes.errors import Overloaded
 from jobs.server_process import serving
 from retrieval.admission import Load
-from retrieval.ceiling import ANSWER_FACTOR, BODY_FACTOR, PAGE_BYTES_MIN, Ceiling
+from retrieval.ceiling import ANSWER_FACTOR, BODY_FACTOR, PAGE_BYTES_MIN, Ceiling, decoded_bytes
 from retrieval.cgroups import cgroup_bytes
+from retrieval.schemas import SentDocument
 from tests.support.http import Http
 
 MEGABYTE = 1_000_000
@@ -57,6 +60,26 @@ def test_pages_are_smaller_where_memory_is_short() -> None:
         first.body(79 * MEGABYTE // BODY_FACTOR)
         with pytest.raises(Overloaded):
             second.page(PAGE_BYTES_MIN)
+
+
+@pytest.mark.parametrize(
+    ("item", "type_"),
+    [
+        ("0", list[int]),
+        ("[0]", list[list[int]]),
+        ("1.5", list[float]),
+        ('{"id":1,"text":""}', list[SentDocument]),
+    ],
+)
+def test_what_a_body_grows_to_is_foretold(item: str, type_: type) -> None:
+    """What decoding takes is not more than that, nor a tenth of it."""
+    body = f"[{','.join([item] * 100_000)}]".encode()
+    tracemalloc.start()
+    decoded: list[object] = msgspec.json.decode(body, type=type_)
+    grown, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(decoded) == 100_000
+    assert grown <= decoded_bytes(body) < 10 * grown
 
 
 def test_what_a_container_may_have(tmp_path: Path) -> None:
