@@ -18,13 +18,14 @@ import msgspec
 
 from indexes import failpoints, failures
 from indexes.collection import DRAFT_PREFIX, Collection
-from indexes.durable import FolderLock, disk_errors, publish, publish_folder, sync_folder
+from indexes.durable import FolderLock, disk_errors, format_of, publish, publish_folder, sync_folder
 from indexes.errors import (
     Conflict,
     Damaged,
     DiskFull,
     InvalidInput,
     NearlineError,
+    NewerFormat,
     NotADataDirectory,
     NotFound,
     NotReady,
@@ -58,8 +59,9 @@ class Catalog:
     def __init__(self, folder: Path, tuning: Tuning) -> None:
         """Open the folder, making it if it does not exist or is empty.
 
-        Raises NotADataDirectory for a folder that holds other things, Locked if another process serves it, Damaged
-        for a marker that cannot be read, and DiskFull or StorageError if the storage itself fails.
+        Raises NotADataDirectory for a folder that holds other things, NewerFormat if it, or the log of a collection,
+        is from a newer version, Locked if another process serves it, Damaged for a marker that cannot be read, and
+        DiskFull or StorageError if the storage itself fails.
         """
         self.folder = folder
         self._tuning = tuning
@@ -83,7 +85,7 @@ class Catalog:
     def _open(self, path: Path) -> None:
         try:
             self._collections[path.name] = Collection(path, self._tuning)
-        except DiskFull:
+        except (DiskFull, NewerFormat):
             raise
         except Exception as error:
             failures.require_none()  # a failed sync is no matter of one collection
@@ -262,14 +264,15 @@ def settle(folder: Path) -> dict[str, str]:
 def read_marker(folder: Path) -> Marker:
     marker = folder / MARKER
     try:
-        stored = msgspec.json.decode(marker.read_bytes(), type=Marker)
+        content = marker.read_bytes()
+        if (found := format_of(content)) != FORMAT_VERSION:
+            raise NewerFormat(
+                f"a newer version of nearline wrote {folder}: "
+                f"it has format {found}, this version reads {FORMAT_VERSION}"
+            )
+        return msgspec.json.decode(content, type=Marker)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Damaged(f"{marker}: {error}") from error
-    if stored.format_version != FORMAT_VERSION:
-        raise NotADataDirectory(
-            f"{folder} has format {stored.format_version}; this version of nearline reads {FORMAT_VERSION}"
-        )
-    return stored
 
 
 def write_marker(folder: Path, aliases: dict[str, str], *, renaming: tuple[str, str] | None = None) -> None:

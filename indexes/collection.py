@@ -23,6 +23,7 @@ from indexes.build.builder import BuildRequest
 from indexes.build.chosen import Chosen, read_chosen, save_chosen
 from indexes.build.hits import Hits
 from indexes.checks import check_upsert
+from indexes.courtesy import GoOn, nobody_waits
 from indexes.dense.exact import nearest
 from indexes.durable import disk_errors, publish_folder
 from indexes.errors import Conflict, Damaged, NearlineError, NotFound, RecallTooLow, StorageError
@@ -31,6 +32,7 @@ from indexes.info import CollectionInfo, describe
 from indexes.lexical import analysis
 from indexes.log.log import Applied, Log
 from indexes.log.writer import Writer
+from indexes.memory import give_back
 from indexes.model import (
     Delete,
     Floats,
@@ -43,7 +45,7 @@ from indexes.model import (
     Upsert,
     WriteResult,
 )
-from indexes.parts.assembly import Assembly, segment_passages
+from indexes.parts.assembly import Assembly, outgrown
 from indexes.parts.generation import Generation, Shelf, read_manifest
 from indexes.parts.sealing import Sealing
 from indexes.parts.snapshot import Snapshot
@@ -68,7 +70,7 @@ class Collection:
             self.shelf = Shelf(folder)
             self._adopting = threading.Lock()
             self.chosen = read_chosen(folder)
-            self._lost_generation = 0  # the live one by its marker, if it could not be used
+            self._lost_generation: str | None = None  # why the live one, by its marker, could not be used
             self.hits = Hits(folder / "hits.msgpack", hot_capacity=self.settings.hot_capacity)
             self._documents = self.log.document_count()
             self._assembly = Assembly(self.settings, tuning)
@@ -82,8 +84,10 @@ class Collection:
             self._writer.close()
             self.log.close()
             raise
-        for view in self._assembly.full_deltas():
-            self._sealing.seal(view)
+        # Passages that a lost generation held: a rebuild is about to take their place, and sealing them beside it would
+        # take the most memory just then.
+        if self._lost_generation is None:
+            self._sealing.seal_full()
 
     @staticmethod
     def create(folder: Path, settings: Settings, tuning: Tuning) -> Collection:
@@ -137,13 +141,15 @@ class Collection:
             raise NotFound(f"no document {document_id!r}", param="id")
         return found
 
-    def exact(self, queries: Floats, k: int, condition: Filter | None = None) -> list[tuple[Ids, Floats]]:
+    def exact(
+        self, queries: Floats, k: int, condition: Filter | None = None, go_on: GoOn = nobody_waits
+    ) -> list[tuple[Ids, Floats]]:
         """Exact search over the log's own float32 vectors: for each query [n, dimensions] its `k` best ids, scores.
 
-        One scan serves all queries. It reads every live vector: for evaluation, not for serving.
+        One scan of every live vector serves all: for evaluation, not for serving. `go_on` is called between blocks.
         """
         allowed = None if condition is None else self.snapshot.matching(condition)
-        return nearest(self.log.vectors(0, self.log.position().last_passage), queries, k, allowed)
+        return nearest(self.log.vectors(0, self.log.position().last_passage), queries, k, allowed, go_on)
 
     def info(self) -> CollectionInfo:
         return describe(
@@ -228,21 +234,7 @@ class Collection:
 
     def wants_rebuild(self) -> str | None:
         """Why a rebuild is due by the tuning's own rules, or None. Cheap enough to ask after every write."""
-        if self._lost_generation:
-            return f"generation {self._lost_generation} could not be used"
-        snapshot, tuning = self.snapshot, self.tuning
-        _, in_segments = segment_passages(snapshot)
-        # Past the first rebuild, wait for a quarter of the rest: rebuilding has to stay proportional to growth.
-        many = max(tuning.segments_max * tuning.delta_passages_max, (snapshot.live - in_segments) // 4)
-        if tuning.segments_max and in_segments >= many:
-            return f"{in_segments} passages are in segments"
-        total = snapshot.live + snapshot.dead
-        if (
-            snapshot.dead > tuning.delta_passages_max // 4
-            and snapshot.dead > tuning.dead_fraction_max * total
-        ):
-            return f"{snapshot.dead} of {total} indexed passages are dead"
-        return None
+        return self._lost_generation or outgrown(self.snapshot, self.tuning)
 
     def begin_build(self, hot_capacity: int | None = None) -> BuildRequest:
         """Fix what the next generation holds: everything up to now. Later passages go to parts of their own."""
@@ -266,6 +258,10 @@ class Collection:
         self.hits.fade()
         return request
 
+    def rebuild_failed(self) -> None:
+        """Make segments of what was left as it is for a rebuild to replace: it may take long until one succeeds."""
+        self._writer.call(self._sealing.seal_full).result()
+
     def adopt(self, number: int) -> Generation:
         """Serve a sealed generation from now on: verify, load, replay past it, move CURRENT, swap. Also goes back.
 
@@ -287,7 +283,7 @@ class Collection:
                 )
                 failpoints.reach("adopt.arranged")
                 self.shelf.set_current(number)
-                self._lost_generation = 0
+                self._lost_generation = None
                 failpoints.reach("adopt.current_moved")
                 self._assembly.install(arranged)
                 self._publish()
@@ -298,6 +294,8 @@ class Collection:
                 if view.size >= self.tuning.delta_passages_max:
                     self._sealing.seal(view)
             self._prune(before=live.number if live else 0)
+        if live is None:
+            give_back()
         return generation
 
     def rollback(self) -> Generation:
@@ -347,8 +345,12 @@ class Collection:
         """A generation, verified and loaded, if this collection and this version can serve it."""
         generation = Generation.load(self.shelf.path(number))
         manifest = generation.manifest
-        if (manifest.fingerprint, manifest.analysis) != (self.settings.fingerprint, analysis.VERSION):
-            raise Damaged(f"generation {number} was built for another model or another analysis of text")
+        if manifest.fingerprint != self.settings.fingerprint:
+            raise Damaged("it was built with another model")
+        if manifest.analysis != analysis.VERSION:
+            raise Damaged(f"it has text analysis {manifest.analysis}; this version needs {analysis.VERSION}")
+        if manifest.seq > (seq := self.log.position().seq):
+            raise Damaged(f"it holds operations up to {manifest.seq}; the log ends at {seq}")
         generation.watch_cold(self.tuning.cold)
         if self.chosen:
             self.chosen.apply(generation)
@@ -376,25 +378,22 @@ class Collection:
 
     def _recover(self) -> Snapshot:
         position = self.log.position()
-        generation = self._load_generation(position.seq)
+        generation = self._load_generation()
         after = generation.manifest.last_passage if generation else 0
         tail = self._assembly.read_back(self.log.entries(after, position.last_passage))
         dead = self.log.dead_since(generation.manifest.seq) if generation else []
         self._assembly.install(self._assembly.arrange(generation, tail, dead))
         return self._assembly.snapshot(position.seq, self.log.content)
 
-    def _load_generation(self, log_seq: int) -> Generation | None:
-        """The live generation, or the newest older one that is whole and not ahead of the log."""
+    def _load_generation(self) -> Generation | None:
+        """The live generation, or the newest older one that can be used."""
         current = self.shelf.current()
         older = [number for number in reversed(self.shelf.numbers()) if number < current]
         for number in [current, *older] if current else []:
             try:
-                generation = self._usable(number)
+                return self._usable(number)
             except (Damaged, NotFound, OSError) as error:
                 logger.error("generation %d of %s cannot be used: %s", number, self.folder.name, error)
-                continue
-            if generation.manifest.seq <= log_seq:
-                self._lost_generation = current if number != current else 0
-                return generation
-        self._lost_generation = current
+                if number == current:
+                    self._lost_generation = f"generation {number} could not be used: {error}"
         return None

@@ -34,6 +34,15 @@ def with_checksum(document: msgspec.Struct) -> bytes:
     return msgspec.json.format(msgspec.json.encode(final), indent=2) + b"\n"
 
 
+def format_of(content: bytes) -> int:
+    """The `format_version` of a JSON file, the one field that every format has. Raises msgspec.DecodeError."""
+    return msgspec.json.decode(content, type=Versioned).format_version
+
+
+class Versioned(msgspec.Struct, frozen=True):
+    format_version: int
+
+
 class Disk:
     """What publishing asks of the disk. All of it goes through `disk`, where a test may put one that fails or forgets.
 

@@ -17,6 +17,7 @@
         ├── Damaged             bytes differ from their checksum; nothing was parsed
         ├── Quarantined         this collection's log is damaged or cannot be opened; the others serve
         ├── NotADataDirectory   the folder holds something that is not ours
+        ├── NewerFormat         a newer version wrote it; names both formats
         └── Locked              another process writes here
 
 The service maps each to one HTTP status (`retrieval/errors.py`); a test holds that map complete.
@@ -100,6 +101,10 @@ class Quarantined(StorageError):
 
 class NotADataDirectory(StorageError):
     """The folder exists, is not empty, and was not made by Nearline."""
+
+
+class NewerFormat(StorageError):
+    """A newer version of Nearline wrote this, and can read it. It was left alone; the message names both formats."""
 
 
 class Locked(StorageError):

@@ -7,6 +7,7 @@ and go when it has not. ARCHITECTURE.md compares the formula with measurements.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import threading
 from collections import defaultdict
 from collections.abc import Callable
@@ -25,6 +26,13 @@ LIST_GROWTH = 1.3  # the room that lists grow into while they are filled
 TRAINING_BYTES = 10e6  # what clustering and codebooks need beside the vectors
 LEXICAL_BUFFER_BYTES = 85e6  # postings that are being sorted, and the words seen last
 TERM_BYTES = 200
+
+
+def give_back() -> None:
+    """Return freed memory to the system. Call it where much was freed at once: other threads may wait for some
+    milliseconds. It does nothing without glibc, which otherwise keeps what it has to be used again."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def memory_bytes(pid: int | None = None) -> dict[str, int]:

@@ -24,6 +24,7 @@ from typing import Any, Final, cast
 from aiohttp import web
 
 from retrieval.browsers import protect
+from retrieval.door import Door
 from retrieval.request_log import RequestLog
 from retrieval.settings import Server
 
@@ -43,9 +44,10 @@ REFUSAL: Final = (
 class Connections:
     """All that are open. Used on the event loop only."""
 
-    def __init__(self, settings: Server, unsent_bytes_max: int = UNSENT_BYTES_MAX) -> None:
+    def __init__(self, settings: Server, door: Door, unsent_bytes_max: int = UNSENT_BYTES_MAX) -> None:
         """`unsent_bytes_max` is for the answers that all clients together have not read."""
         self.settings = settings
+        self.door = door
         self._unsent_bytes_max = unsent_bytes_max
         # The other half is for the collections' files. Without any left nobody could be told anything.
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -125,6 +127,7 @@ class Connection(web.RequestHandler):
         self._head_since: float | None = (
             None  # a head is awaited since then; None: it came, or none has begun
         )
+        self._head_begun = False  # the parser holds a part of one
         self._unread = 0  # bytes of answers that the client has not taken
         self.unread_since = 0.0
 
@@ -133,6 +136,10 @@ class Connection(web.RequestHandler):
         """It awaits a request, the rest of one, or that the client reads."""
         request = self._current_request
         return bool(request is None or not request.content.is_eof() or self.unsent)
+
+    @property
+    def _awaits_head(self) -> bool:
+        return self._waiter is not None and not self._waiter.done()
 
     @property
     def quiet_since(self) -> float:
@@ -151,14 +158,23 @@ class Connection(web.RequestHandler):
         self._head_since = self._loop.time()
 
     def data_received(self, data: bytes) -> None:
+        if self._awaits_head and not self._head_begun and self._door is not None:
+            refusal = self._connections.door.refusal(self, data)
+            if refusal is not None:
+                self._door.write(refusal)
+                self._head_since = None
+                self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
+                return
         super().data_received(data)
-        if self._waiter is None or self._waiter.done():
+        self._head_begun = self._awaits_head
+        if not self._awaits_head:
             self._head_since = None
         elif self._head_since is None:
             self._head_since = self._loop.time()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._connections.forget(self)
+        self._connections.door.forget(self)
         super().connection_lost(exc)
 
     def handle_error(self, *args: Any, **options: Any) -> web.StreamResponse:

@@ -9,6 +9,8 @@ import threading
 from types import TracebackType
 from typing import Any
 
+from aiohttp.http_exceptions import HttpProcessingError
+
 from retrieval.request_log import REQUEST_ID
 from retrieval.settings import Log
 
@@ -21,9 +23,17 @@ def set_up_logging(settings: Log) -> None:
     handler.setFormatter(JsonFormatter() if settings.format == "json" else TextFormatter())
     logging.basicConfig(level=settings.level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(True)
+    logging.getLogger("aiohttp.server").addFilter(no_fault_of_ours)
     sys.excepthook = log_uncaught
     threading.excepthook = lambda lost: log_uncaught(lost.exc_type, lost.exc_value, lost.exc_traceback)
     sys.unraisablehook = lambda lost: log_uncaught(lost.exc_type, lost.exc_value, lost.exc_traceback)
+
+
+def no_fault_of_ours(record: logging.LogRecord) -> bool:
+    """False for a malformed request, which aiohttp logs as an error with a traceback: its line in the request log is
+    enough, except to whoever wants to know what was wrong with it."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, HttpProcessingError) or logger.isEnabledFor(logging.DEBUG)
 
 
 def log_uncaught(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
@@ -32,16 +42,31 @@ def log_uncaught(kind: type[BaseException], error: BaseException | None, trace: 
 
 
 class TextFormatter(logging.Formatter):
-    """Time, level, name, the request's id if there is one, message. Only a traceback adds lines."""
+    """Time, level, name, the request's id if there is one, message. Only a traceback adds lines, all of them indented:
+    what it quotes cannot look like a line of the log either."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's own name
-        if not record.message.isprintable():  # nobody can make a line look like two
-            record.message = record.message.encode("unicode_escape").decode()
+        record.message = printable(record.message)
         line = super().formatMessage(record)
         return f"{line} [{request_id}]" if (request_id := REQUEST_ID.get()) else line
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - logging's own name
+        return indented(super().formatException(ei))
+
+    def formatStack(self, stack_info: str) -> str:  # noqa: N802 - logging's own name
+        return indented(super().formatStack(stack_info))
+
+
+def indented(text: str) -> str:
+    return "\n".join(f"    {printable(line)}" for line in text.split("\n"))
+
+
+def printable(text: str) -> str:
+    """Without line breaks of any kind, and without what a terminal would obey."""
+    return text if text.isprintable() else text.encode("unicode_escape").decode()
 
 
 class JsonFormatter(logging.Formatter):
@@ -59,4 +84,6 @@ class JsonFormatter(logging.Formatter):
         entry |= getattr(record, "fields", {})
         if record.exc_info:
             entry["trace"] = self.formatException(record.exc_info)
-        return json.dumps(entry, ensure_ascii=False)
+        line = json.dumps(entry, ensure_ascii=False)
+        # JSON leaves line breaks beyond ASCII as they are, and programs that read lines may take them for such.
+        return line if line.isprintable() else json.dumps(entry)

@@ -1,5 +1,7 @@
 """Runs the service in this process until SIGTERM or SIGINT: stop being ready, finish what was accepted, close.
 
+What is not finished within `server.shutdown_grace_s` is answered with 503 (`retrieval/stopping.py`).
+
 A storage that fails ends it the same way, but with exit code 1: only a new process can tell what the disk holds.
 """
 
@@ -9,6 +11,7 @@ import asyncio
 import contextlib
 import ctypes
 import errno
+import faulthandler
 import ipaddress
 import os
 import resource
@@ -24,13 +27,16 @@ from jobs.connections import AcceptErrors, Connections
 from retrieval.app import create_app
 from retrieval.browsers import is_address
 from retrieval.config import Config
-from retrieval.keys import CEILING, FAILED, READY
+from retrieval.door import DOOR
+from retrieval.keys import CEILING, FAILED, READY, STOPPING
 from retrieval.settings import Server
 
 READY_LINE = "nearline listens on "
 HEAPS_MAX = 2
 M_ARENA_MAX = -8  # of glibc's mallopt
 DRAIN_S = 0.2  # between failing readiness and closing the socket, for a load balancer to notice
+LAST_ANSWERS_S = 1.0  # after the grace, for those it was too short for
+CLOSING_S = 4.5  # after the grace, until the process ends whatever it is doing
 
 
 def run(config: Config, data: Path) -> None:
@@ -78,13 +84,20 @@ def allow_all_descriptors() -> None:
 async def serve(config: Config, data: Path) -> bool:
     """Whether the service ended because it was asked to, not because its storage failed."""
     app = create_app(config, data)
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=config.server.shutdown_grace_s)
-    connections = Connections(config.server, app[CEILING].bytes_max // 4)
+    grace_s = config.server.shutdown_grace_s
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=grace_s + LAST_ANSWERS_S)
+    connections = Connections(config.server, app[DOOR], app[CEILING].bytes_max // 4)
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(AcceptErrors())
     stop = asyncio.Event()
+
+    def begin_to_stop() -> None:
+        if not stop.is_set():  # a second signal does not prolong it
+            leave_within(grace_s + CLOSING_S)
+        stop.set()
+
     for one in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(one, stop.set)
+        loop.add_signal_handler(one, begin_to_stop)
     await runner.setup()
     try:
         await Site(runner, connections).start()
@@ -93,11 +106,22 @@ async def serve(config: Config, data: Path) -> bool:
         print(f"{READY_LINE}{url_of(runner)}", flush=True)  # noqa: T201 - other programs wait for this line
         await first_of(stop, app[FAILED])
         app[READY]["ready"] = False
+        if not stop.is_set():
+            leave_within(grace_s + CLOSING_S)
+        loop.call_later(grace_s, app[STOPPING].end_grace)
         await asyncio.sleep(DRAIN_S)
     finally:
         await runner.cleanup()
     watch.cancel()
     return not app[FAILED].is_set()
+
+
+def leave_within(seconds: float) -> None:
+    """End the process by then, with every thread's stack in the log, if it has not ended by itself.
+
+    Threads in compiled code cannot be stopped, and Python waits for them. What was acknowledged is on disk already.
+    """
+    faulthandler.dump_traceback_later(seconds, exit=True)
 
 
 class Site(web.BaseSite):

@@ -11,7 +11,8 @@ from retrieval.admission import Gates
 from retrieval.browsers import protective_headers
 from retrieval.ceiling import Ceiling
 from retrieval.config import Config
-from retrieval.keys import CEILING, CONFIG, FOLDERS, GATES, METRICS, READY
+from retrieval.door import DOOR, Door
+from retrieval.keys import CEILING, CONFIG, FOLDERS, GATES, METRICS, READY, STOPPING
 from retrieval.metrics import Metrics
 from retrieval.middlewares import (
     admitted,
@@ -20,9 +21,11 @@ from retrieval.middlewares import (
     errors_as_json,
     known_callers,
     observed,
+    within_grace,
     within_memory,
 )
-from retrieval.routes import add_routes
+from retrieval.routes import ROUTES, add_routes
+from retrieval.stopping import Stopping
 
 
 def create_app(config: Config, data: Path) -> web.Application:
@@ -36,19 +39,22 @@ def create_app(config: Config, data: Path) -> web.Application:
             observed,
             cross_origin,
             errors_as_json,
-            known_callers,
+            within_grace,
             admitted,
+            known_callers,
             within_memory,
             bounded_body,
         ],
     )
     app.on_response_prepare.append(protective_headers)
     app[CONFIG] = config
-    app[FOLDERS] = (data, Path(config.models.folder))
+    folders = (data, Path(config.models.folder))
+    app[FOLDERS] = (*folders, *(folder.resolve() for folder in folders))
     app[METRICS] = Metrics()
     app[CEILING] = Ceiling(config.server.memory_bytes_max)
     app[GATES] = Gates(config.admission)
     app[READY] = {"ready": False}
+    app[STOPPING] = Stopping()
     # Closed in the reverse order: first no more jobs, then no more searches, then the models and the
     # cache that services share, last the log.
     app.cleanup_ctx.extend(
@@ -65,4 +71,7 @@ def create_app(config: Config, data: Path) -> web.Application:
         ]
     )
     add_routes(app)
+    app[DOOR] = Door(
+        app[GATES], app[METRICS], {one.path: one.load for one in ROUTES if one.load and one.method == "POST"}
+    )
     return app

@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from indexes.courtesy import GoOn, nobody_waits
 from indexes.lexical.analysis import terms
 from retrieval.chunking import SENTENCE
 from retrieval.outline import PATH_SEPARATOR
@@ -62,13 +63,20 @@ def search_request(wanted: ContextRequest, config: Config) -> SearchRequest:
 
 
 def build_context(
-    found: SearchAnswer, wanted: ContextRequest, starts_of: StartsOf, config: Config
+    found: SearchAnswer,
+    wanted: ContextRequest,
+    starts_of: StartsOf,
+    config: Config,
+    go_on: GoOn = nobody_waits,
 ) -> ContextAnswer:
-    """Never more than `wanted.token_budget` tokens; a passage that does not fit makes room for a smaller one."""
+    """Never more than `wanted.token_budget` tokens; a passage that does not fit makes room for a smaller one.
+
+    `go_on` is called between its steps, and `starts_of` should do the same in long texts.
+    """
     floor = config.context.min_similarity if wanted.min_similarity is None else wanted.min_similarity
     relevant = relevant_of(found.hits, floor)
-    distinct = without_repetition(relevant)
-    packer = Packer(wanted.token_budget, starts_of)
+    distinct = without_repetition(relevant, go_on)
+    packer = Packer(wanted.token_budget, starts_of, go_on)
     pages = pack(distinct, wanted, packer, config)
     while True:
         blocks = [block for page in pages for block in page.blocks]
@@ -128,9 +136,10 @@ class Page:
 class Packer:
     """Takes what still fits. Texts are tokenised as seldom as can be: a passage brings its number of tokens."""
 
-    def __init__(self, budget: int, starts_of: StartsOf) -> None:
+    def __init__(self, budget: int, starts_of: StartsOf, go_on: GoOn) -> None:
         self.left = budget
         self.starts_of = starts_of
+        self.go_on = go_on
         self._frames: dict[str, int] = {}  # tokens of a frame by its title
 
     def tokens(self, block: Block) -> int:
@@ -183,6 +192,7 @@ def pack(hits: list[Hit], wanted: ContextRequest, packer: Packer, config: Config
     whole_left = WHOLE_SHARE * wanted.token_budget
     asked = frozenset(terms(wanted.query))
     for hit in hits:
+        packer.go_on()
         if packer.left < LEAST_TOKENS:
             break
         if hit.document_id in pages:
@@ -192,12 +202,15 @@ def pack(hits: list[Hit], wanted: ContextRequest, packer: Packer, config: Config
         fits = False
         if not (long and pages and packer.tokens(block) > whole_left) and (fits := packer.put(page, [block])):
             whole_left -= page.tokens if long else 0
-        if fits or (long and packer.put(page, [excerpt(hit, asked, excerpt_tokens, packer.starts_of)])):
+        if fits or (
+            long and packer.put(page, [excerpt(hit, asked, excerpt_tokens, packer.starts_of, packer.go_on)])
+        ):
             pages[hit.document_id] = page
     for page in pages.values():
         if page.blocks[0].excerpt:
             packer.put(page, [packer.whole(page.hits[0])])
     for hit in hits:
+        packer.go_on()
         if packer.left < LEAST_TOKENS:
             break
         if hit.tokens > packer.left:
@@ -208,7 +221,9 @@ def pack(hits: list[Hit], wanted: ContextRequest, packer: Packer, config: Config
     return [page for page in pages.values() if page.blocks]
 
 
-def excerpt(hit: Hit, asked: frozenset[str], tokens_max: int, starts_of: StartsOf) -> Block:
+def excerpt(
+    hit: Hit, asked: frozenset[str], tokens_max: int, starts_of: StartsOf, go_on: GoOn = nobody_waits
+) -> Block:
     """Of a longer passage: the run of sentences with the most words of the query, the first among equals.
 
     At most `tokens_max` tokens. A single sentence that is longer is cut after a word.
@@ -216,7 +231,10 @@ def excerpt(hit: Hit, asked: frozenset[str], tokens_max: int, starts_of: StartsO
     text = hit.text
     starts = starts_of(text)
     bounds = sorted({0, *(match.end() for match in SENTENCE.finditer(text)), len(text)})
-    sentences = [(start, end, frozenset(terms(text[start:end]))) for start, end in pairwise(bounds)]
+    sentences = []
+    for start, end in pairwise(bounds):
+        go_on()
+        sentences.append((start, end, frozenset(terms(text[start:end]))))
     best, best_words = (0, bounds[1]), -1
     for first, (start, end, words) in enumerate(sentences):
         limit, stop, found = after_tokens(text, starts, start, tokens_max), end, words & asked
@@ -241,12 +259,13 @@ def after_tokens(text: str, starts: Sequence[int], begin: int, tokens: int) -> i
     return next((at for at in range(end, begin, -1) if text[at - 1].isspace()), end)
 
 
-def without_repetition(hits: list[Hit]) -> list[Hit]:
+def without_repetition(hits: list[Hit], go_on: GoOn = nobody_waits) -> list[Hit]:
     """The first of passages that say the same: equal words, or mostly the same stretch of one document."""
     kept: list[Hit] = []
     by_document: dict[str, list[Hit]] = {}
     seen: set[str] = set()
     for hit in hits:
+        go_on()
         words = " ".join(WORDS.findall(unicodedata.normalize("NFKC", hit.text).casefold()))
         others = by_document.setdefault(hit.document_id, [])
         if words in seen or any(overlapping(hit, other) for other in others):

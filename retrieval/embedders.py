@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
 from pathlib import Path
 
@@ -14,14 +15,15 @@ from indexes.model import Floats
 from retrieval.cache import EmbeddingCache, SharedVectors
 from retrieval.embedding.batcher import Batcher
 from retrieval.embedding.costs import CostModel
+from retrieval.embedding.counting import TokenCounter
 from retrieval.embedding.encoder import Encoder, available_threads
 from retrieval.embedding.models import MANIFEST, Kind, Manifest, find_models, load_model, read_manifest
 from retrieval.embedding.observing import Observer
 from retrieval.embedding.results import Embedded, Long
-from retrieval.embedding.tokens import TokenCounter
 from retrieval.settings import Config
 
 WARM_UP_QUERIES = 3
+CUTTING_THREADS = 2  # one runs at a time; the second is for a small document beside a large one
 WARM_UP = ((1, 4), (1, 14), (1, 62), (4, 30), (2, 126), (8, 14))  # texts and tokens of each
 
 
@@ -86,7 +88,8 @@ class Embedder:
 class Embedders:
     """Opens each model on first use, one at a time. `close` stops all batchers.
 
-    `shared` keeps query vectors for other services too.
+    `shared` keeps query vectors for other services too. `cutting` are the threads that find passages in documents:
+    however many large ones are written, those that reads need stay free.
     """
 
     def __init__(
@@ -98,6 +101,7 @@ class Embedders:
         self._open: dict[str, Embedder] = {}
         self._opening: dict[str, asyncio.Task[Embedder]] = {}
         self._turn = asyncio.Lock()
+        self.cutting = ThreadPoolExecutor(CUTTING_THREADS, thread_name_prefix="cut")
         self.cache = EmbeddingCache(config.embedding.query_cache_entries)
         self.shared = shared
 
@@ -170,6 +174,7 @@ class Embedders:
             batch_texts_max=limits.batch_texts_max,
             queue_tokens_max=limits.queue_tokens_max,
             query_wait_s_max=limits.query_wait_ms_max / 1000,
+            large_wait_s_max=self._config.admission.wait_s_max,
             costs=costs,
             observe=self._observer(name),
         )
@@ -182,6 +187,7 @@ class Embedders:
         )
 
     async def close(self) -> None:
+        self.cutting.shutdown(wait=False, cancel_futures=True)
         # What is being opened first: the threads that do it cannot be stopped.
         await asyncio.gather(*self._opening.values(), return_exceptions=True)
         for embedder in self._open.values():

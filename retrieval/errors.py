@@ -24,6 +24,7 @@ from indexes.errors import (
     Locked,
     ModelMismatch,
     NearlineError,
+    NewerFormat,
     NotADataDirectory,
     NotFound,
     NotReady,
@@ -85,6 +86,7 @@ STATUS: dict[type[NearlineError], int] = {
     Damaged: 500,
     Locked: 500,
     NotADataDirectory: 500,
+    NewerFormat: 500,
     Unavailable: 503,
     DeadlineExceeded: 503,
     NotReady: 503,
@@ -116,9 +118,8 @@ def body_of(error: NearlineError) -> ErrorBody:
 def without_folders(message: str, folders: Iterable[Path]) -> str:
     """The message with these folders by their last names: where they lie is for the log, not for clients."""
     for folder in folders:
-        for written in (folder, folder.resolve()):
-            if written.is_absolute() and written.name:
-                message = message.replace(str(written), written.name)
+        if folder.is_absolute() and folder.name:
+            message = message.replace(str(folder), folder.name)
     return message
 
 

@@ -18,6 +18,7 @@ from retrieval.embedders import Embedders
 from retrieval.metrics import Metrics
 from retrieval.pipeline import Pipeline
 from retrieval.query_log import QueryLog
+from retrieval.stopping import Stopping
 from retrieval.tasks import Tasks
 
 CONFIG = web.AppKey("CONFIG", Config)
@@ -35,4 +36,5 @@ QUERY_LOG = web.AppKey("QUERY_LOG", QueryLog)
 TASKS = web.AppKey("TASKS", Tasks)
 API = web.AppKey("API", dict[str, Any])
 READY = web.AppKey("READY", dict[str, bool])
+STOPPING = web.AppKey("STOPPING", Stopping)
 FAILED = web.AppKey("FAILED", asyncio.Event)  # set when the storage has failed and the service has to leave

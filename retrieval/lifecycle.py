@@ -21,8 +21,6 @@ from indexes.model import ColdPolicy, Tuning
 from retrieval.cache import MemoryStore, ResultCache, SharedVectors, Store
 from retrieval.config import Config
 from retrieval.embedders import Embedders
-from retrieval.errors import without_folders
-from retrieval.job_schemas import JobBody
 from retrieval.keys import (
     CATALOG,
     CEILING,
@@ -127,7 +125,7 @@ async def pipeline_ctx(app: web.Application) -> AsyncIterator[None]:
     config = app[CONFIG]
     near, far = MemoryStore(config.cache.results_bytes_max, time.monotonic), app[SHARED]
     results = ResultCache(near, far, ttl_s=ttl_s(config), now=time.time)
-    app[METRICS].watch_caches(results, app[EMBEDDERS].shared, [near] if far is None else [near, far])
+    app[METRICS].watch_caches(results, app[EMBEDDERS].shared, near, far)
     app[CEILING].relief.append(near.clear)
     app[PIPELINE] = Pipeline(app[CATALOG], app[EMBEDDERS], results, config)
     # Every product of a search is small; BLAS would spread it over all cores and wait for each of them.
@@ -138,16 +136,11 @@ async def pipeline_ctx(app: web.Application) -> AsyncIterator[None]:
 
 
 async def tasks_ctx(app: web.Application) -> AsyncIterator[None]:
-    folders = app[FOLDERS]
-
-    def finished(job: JobBody) -> None:
-        if job.error is not None:
-            job.error = without_folders(job.error, folders)
-        app[METRICS].job_finished(job)
-
-    app[TASKS] = Tasks(finished)
+    app[TASKS] = tasks = Tasks(app[METRICS].job_finished, app[FOLDERS])
+    watching = asyncio.create_task(tasks.keep_rebuilt(lambda: app[CATALOG].collections))
     yield
-    await app[TASKS].close()
+    watching.cancel()
+    await tasks.close()
 
 
 async def loop_lag_ctx(app: web.Application) -> AsyncIterator[None]:

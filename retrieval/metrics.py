@@ -5,7 +5,8 @@ Durations are in seconds, sizes in bytes, as Prometheus has it. Gauges of collec
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -129,9 +130,9 @@ class Metrics:
         self.registry.register(MemoryGauges(ceiling))
 
     def watch_caches(
-        self, results: ResultCache, vectors: SharedVectors | None, stores: Sequence[Store]
+        self, results: ResultCache, vectors: SharedVectors | None, memory: Store, redis: Store | None
     ) -> None:
-        self.registry.register(CacheCounters(results, vectors, stores))
+        self.registry.register(CacheCounters(results, vectors, memory, redis))
 
     def watch_embeddings(self, embedders: Embedders) -> None:
         self.registry.register(EmbeddingCacheCounters(embedders.cache))
@@ -282,8 +283,14 @@ class CollectionGauges(Collector):
             "Upper bound of the recall lost by skipping the cold tier; absent while nothing is known",
             labels=["collection"],
         )
+        due = GaugeMetricFamily(
+            "nearline_rebuild_due",
+            "1 while a rebuild that starts by itself is due or under way",
+            labels=["collection"],
+        )
         for name, collection in self._catalog.collections.items():
             info = collection.info()
+            due.add_metric([name], collection.wants_rebuild() is not None)
             for tier, count in info.passages.items():
                 passages.add_metric([name, tier], count)
             for tier_name, value in info.recall.items():
@@ -305,7 +312,7 @@ class CollectionGauges(Collector):
             "Collections out of service because their log is damaged or cannot be opened",
             value=len(self._catalog.quarantined),
         )
-        return [quarantined, passages, dead, seq, generation, recall, memory, cold, audits, stops, loss]
+        return [quarantined, due, passages, dead, seq, generation, recall, memory, cold, audits, stops, loss]
 
 
 class MemoryGauges(Collector):
@@ -335,10 +342,13 @@ class MemoryGauges(Collector):
 class CacheCounters(Collector):
     """The result cache, what other services gave to it and to the cache of query vectors, and the stores behind."""
 
-    def __init__(self, results: ResultCache, vectors: SharedVectors | None, stores: Sequence[Store]) -> None:
+    def __init__(
+        self, results: ResultCache, vectors: SharedVectors | None, memory: Store, redis: Store | None
+    ) -> None:
         self._results = results
         self._vectors = vectors
-        self._stores = stores
+        self._memory = memory
+        self._redis = redis
 
     def collect(self) -> Iterable[Metric]:
         lookups = CounterMetricFamily("nearline_result_cache", "Lookups of answers", labels=["outcome"])
@@ -349,10 +359,20 @@ class CacheCounters(Collector):
         )
         shared.add_metric(["answer"], self._results.shared_hits)
         shared.add_metric(["vector"], self._vectors.hits if self._vectors else 0)
-        events = CounterMetricFamily("nearline_result_store", "What happened in the stores", labels=["event"])
-        for event in ("failures", "skipped", "rejected", "dropped", "evicted"):
-            events.add_metric([event], sum(getattr(store.counts, event) for store in self._stores))
-        return [lookups, shared, events]
+        events = CounterMetricFamily(
+            "nearline_cache_store",
+            "What happened in the stores behind the caches: answers in memory, answers and query vectors in Redis",
+            labels=["store", "event"],
+        )
+        for name, store in (("memory", self._memory), ("redis", self._redis)):
+            for event, count in asdict(store.counts).items() if store else ():
+                events.add_metric([name, event], count)
+        if self._redis is None:
+            return [lookups, shared, events]
+        up = GaugeMetricFamily(
+            "nearline_redis_up", "Whether Redis worked when it was last asked: 1 or 0", value=self._redis.up
+        )
+        return [lookups, shared, events, up]
 
 
 class EmbeddingCacheCounters(Collector):

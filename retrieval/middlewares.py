@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import re
 import time
 from collections.abc import Awaitable, Callable
 
@@ -23,6 +21,7 @@ from indexes.errors import (
 from retrieval.admission import Load
 from retrieval.browsers import require_known_caller
 from retrieval.dialects.errors import response
+from retrieval.door import DOOR
 from retrieval.errors import (
     MalformedRequest,
     MethodNotAllowed,
@@ -30,22 +29,21 @@ from retrieval.errors import (
     UnsupportedEncoding,
     without_folders,
 )
-from retrieval.keys import CEILING, CONFIG, FOLDERS, GATES, HELD, LOADS, METRICS, READY
-from retrieval.request_log import CLIENT_LEFT, REQUEST_ID, log_request
+from retrieval.keys import CEILING, CONFIG, FOLDERS, GATES, HELD, LOADS, METRICS, READY, STOPPING
+from retrieval.request_log import CLIENT_LEFT, GIVEN_ID, REQUEST_ID, log_request, new_request_id
 
 logger = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 PREFLIGHT_S = "7200"  # a browser asks again after this; Chromium's own most
 LAST_WORD_S = 1.0  # for an answer to leave
-GIVEN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 @web.middleware
 async def observed(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Count and time the request; echo the client's X-Request-Id or give one."""
     given = request.headers.get("X-Request-Id", "")
-    request_id = given if GIVEN_ID.fullmatch(given) else os.urandom(16).hex()
+    request_id = given if GIVEN_ID.fullmatch(given) else new_request_id()
     REQUEST_ID.set(request_id)  # aiohttp gives every request a task, and so a context, of its own
     started = time.perf_counter()
     try:
@@ -116,6 +114,13 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
 
 
 @web.middleware
+async def within_grace(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """End what a stopping service cannot wait for."""
+    async with request.app[STOPPING].within_grace():
+        return await handler(request)
+
+
+@web.middleware
 async def known_callers(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Refuse what a foreign page may have sent before its body is read; `retrieval/browsers.py` has the rule."""
     require_known_caller(request)
@@ -128,10 +133,12 @@ async def admitted(request: web.Request, handler: Handler) -> web.StreamResponse
 
     A chunked body, whose length is not known before, counts as the largest that is allowed until it has arrived.
     """
-    load = load_of(request)
-    if load is None:
-        return await handler(request)
-    entry = request.app[GATES].enter(load, body_bytes_of(request))
+    entry = request.app[DOOR].let_in(request.protocol)
+    if entry is None:
+        load = load_of(request)
+        if load is None:
+            return await handler(request)
+        entry = request.app[GATES].enter(load, body_bytes_of(request))
     request.content.on_eof(lambda: entry.arrived(request.content.total_bytes))
     done = False
     try:

@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -42,6 +43,8 @@ MIN_SEQ_POLL_S = 0.002
 MIN_SEQ_WAIT_S = 5.0
 DECIMALS = 6
 HITS_READ_MAX = 128  # at once: what is too much is noticed before all of it is held
+# More get no more done, and each pass of the event loop, which everybody else waits for, takes longer.
+ACTIVE_PER_THREAD = 8
 SPARE_HITS = 16  # read beyond k, for candidates that died since the snapshot was taken
 
 
@@ -75,6 +78,8 @@ class Pipeline:
         self._pool = ThreadPoolExecutor(
             config.search.threads, thread_name_prefix="search", initializer=search_with_one_thread
         )
+
+        self._active = asyncio.Semaphore(ACTIVE_PER_THREAD * config.search.threads)
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
@@ -170,14 +175,17 @@ class Pipeline:
         room: Room,
     ) -> tuple[CachedAnswer, bool]:
         """The answer, and whether candidates were gone from the log."""
-        lexical, vector = await self._rank_and_embed(collection, snapshot, planned, watch)
-        exact: Ranking | None = None
-        if planned.exact and vector is not None:
-            ranked = (place or self._scanner).rank(collection, vector, depth_of(planned), planned.condition)
-            exact = await watch.awaited("dense", ranked)
-        return await self._run(
-            lambda: finish(collection, snapshot, planned, vector, lexical, watch, room, exact=exact)
-        )
+        # An exact search waits for the others that share its scan: all of them have to get there.
+        async with nullcontext() if planned.exact else self._active:
+            lexical, vector = await self._rank_and_embed(collection, snapshot, planned, watch)
+            exact: Ranking | None = None
+            if planned.exact and vector is not None:
+                scan = place or self._scanner
+                ranked = scan.rank(collection, vector, depth_of(planned), planned.condition)
+                exact = await watch.awaited("dense", ranked)
+            return await self._run(
+                lambda: finish(collection, snapshot, planned, vector, lexical, watch, room, exact=exact)
+            )
 
     async def _rank_and_embed(
         self, collection: Collection, snapshot: Snapshot, planned: Plan, watch: Stopwatch

@@ -7,6 +7,8 @@ request that the present task or thread works for, "" where there is none: whoev
 from __future__ import annotations
 
 import logging
+import random
+import re
 from contextvars import ContextVar
 
 from aiohttp import web
@@ -16,8 +18,14 @@ logger = logging.getLogger("nearline.requests")
 
 REQUEST_ID: ContextVar[str] = ContextVar("REQUEST_ID", default="")
 PROBES = frozenset({"/healthz", "/readyz", "/health", "/metrics"})  # asked every few seconds, for ever
+GIVEN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 CLIENT_LEFT = 499  # not sent to anybody: nginx's number for it
 PATH_CHARS_MAX = 500
+
+
+def new_request_id() -> str:
+    """It has to differ, not to be hard to guess: asking the system for random bytes would yield the interpreter."""
+    return random.randbytes(16).hex()
 
 
 class RequestLog(AbstractAccessLogger):
@@ -28,16 +36,23 @@ class RequestLog(AbstractAccessLogger):
 
 
 def log_request(request: web.BaseRequest, status: int, seconds: float, sent_bytes: int = 0) -> None:
-    level = logging.DEBUG if request.path in PROBES else logging.INFO
+    log_answer(
+        request.method, request.rel_url.raw_path, status, seconds, sent_bytes, client=request.remote or "-"
+    )
+
+
+def log_answer(method: str, path: str, status: int, seconds: float, sent_bytes: int, *, client: str) -> None:
+    """`path` as it came, percent-encoded."""
+    level = logging.DEBUG if path in PROBES else logging.INFO
     if not logger.isEnabledFor(level):
         return
     fields = {
-        "method": request.method,
-        "path": request.rel_url.raw_path[:PATH_CHARS_MAX],
+        "method": method,
+        "path": path[:PATH_CHARS_MAX],
         "status": status,
         "ms": round(seconds * 1000, 3),
         "bytes": sent_bytes,
-        "client": request.remote or "-",
+        "client": client,
     }
     logger.log(
         level, "%(method)s %(path)s %(status)d %(ms).1f ms %(bytes)d bytes to %(client)s", fields,

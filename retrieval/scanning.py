@@ -18,6 +18,7 @@ import numpy as np
 from indexes.collection import Collection
 from indexes.filters.grammar import Filter
 from indexes.model import Floats, Ranking
+from retrieval.abandoning import Abandoned
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,8 @@ class Scanner:
     async def scan(self, collection: Collection, asked: Sequence[Asked]) -> None:
         """Answer all of these, with one reading for each different filter. Errors become the answers.
 
-        Run it as a task of its own: a thread that scans cannot be stopped, and would go on beside the next one.
+        A scan ends when nobody waits for it any more. Run it as a task of its own: cancelled, it would leave its
+        thread scanning beside the next one.
         """
         for group in grouped(asked):
             waiting: list[Asked] = []
@@ -126,8 +128,12 @@ def grouped(asked: Sequence[Asked]) -> list[list[Asked]]:
 
 
 def rank_all(collection: Collection, group: Sequence[Asked]) -> list[Ranking]:
+    def go_on() -> None:
+        if all(one.answer.done() for one in group):
+            raise Abandoned
+
     vectors = np.stack([one.vector for one in group])
-    found = collection.exact(vectors, max(one.depth for one in group), group[0].condition)
+    found = collection.exact(vectors, max(one.depth for one in group), group[0].condition, go_on)
     return [
         Ranking(ids[: one.depth], scores[: one.depth], np.zeros(min(len(ids), one.depth), np.int8))
         for one, (ids, scores) in zip(group, found, strict=True)

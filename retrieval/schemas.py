@@ -65,6 +65,15 @@ class RequestLimits(msgspec.Struct):
     request_bytes: int
 
 
+class RebuildDue(msgspec.Struct):
+    """A rebuild that the service starts by itself. After failed attempts the next one begins at `next_ms`."""
+
+    reason: str
+    failed_attempts: int = 0
+    error: str | None = None
+    next_ms: int | None = None
+
+
 class CollectionBody(msgspec.Struct, kw_only=True):
     """One collection. Recall is what the last rebuild measured at 10, with its settings; memory is of the indexes."""
 
@@ -89,6 +98,7 @@ class CollectionBody(msgspec.Struct, kw_only=True):
     mapped_bytes: int
     moves: Moves | None
     cold: ColdState | None
+    rebuild_due: RebuildDue | None
     limits: RequestLimits
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, Protocol
 
 import msgspec
@@ -17,12 +20,15 @@ from indexes.build.tuner import Tuner, check_target, chosen_from, why_unmet
 from indexes.collection import Collection
 from indexes.errors import Conflict, NearlineError, NotFound, NotReady, RecallTooLow
 from indexes.model import Floats
+from retrieval.errors import without_folders
 from retrieval.job_schemas import JobBody, JobProgress
+from retrieval.schemas import RebuildDue
 
 logger = logging.getLogger(__name__)
 
 JOBS_KEPT = 1000
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 60.0, 3600.0
+LOOK_EVERY_S = 2.0  # for rebuilds that are due while nobody writes
 Finished = Callable[[JobBody], None]
 Work = Callable[[JobBody], Awaitable[None]]  # puts what it made into the job's result
 Queries = Callable[[], Awaitable[Floats]]
@@ -34,16 +40,27 @@ class Child(Protocol):
     def cancel(self) -> object: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A failed rebuild, the last of so many in a row, and how long none starts by itself. `until_s` is monotonic."""
+
+    job: JobBody
+    attempts: int
+    pause_s: float
+    until_s: float
+
+
 class Tasks:
     """Starts jobs and remembers the last JOBS_KEPT. For the event loop; `close` ends what still runs."""
 
-    def __init__(self, on_finish: Finished) -> None:
+    def __init__(self, on_finish: Finished, folders: tuple[Path, ...] = ()) -> None:
+        """`folders` are told to clients by their last names."""
         self._jobs: OrderedDict[str, JobBody] = OrderedDict()
         self._running: dict[str, asyncio.Task[None]] = {}
         self._children: dict[str, Child] = {}
         self._building = asyncio.Lock()
-        self._failures: dict[str, int] = {}
-        self._pause_until: dict[str, float] = {}
+        self._failures: dict[str, Failure] = {}
+        self._folders = folders
         self._closing = False
         self._on_finish = on_finish
 
@@ -81,12 +98,42 @@ class Tasks:
 
     def reindex_if_due(self, name: str, collection: Collection) -> None:
         """Start a rebuild by the collection's own rules. Cheap: called after every write."""
-        if self.busy(name) or time.monotonic() < self._pause_until.get(name, 0):
+        failure = self._failures.get(name)
+        if self.busy(name) or (failure and time.monotonic() < failure.until_s):
             return
         reason = collection.wants_rebuild()
         if reason is not None:
             logger.info("rebuilding %s by itself: %s", name, reason)
             self.reindex(name, collection)
+
+    async def keep_rebuilt(self, collections: Callable[[], Mapping[str, Collection]]) -> None:
+        """Start what is due without a write, above all after an upgrade: one rebuild after the other, until cancelled.
+
+        The next one is not even queued while a job runs: a queued one would keep its collection from being renamed or
+        deleted.
+        """
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            for name, collection in sorted(collections().items()):
+                if self._running:
+                    break
+                self.reindex_if_due(name, collection)
+
+    def rebuild_due(self, name: str, collection: Collection) -> RebuildDue | None:
+        """What a listing says of a rebuild that starts by itself, or has started."""
+        reason = collection.wants_rebuild()
+        if reason is None:
+            return None
+        reason = without_folders(reason, self._folders)
+        failure = self._failures.get(name)
+        if failure is None:
+            return RebuildDue(reason)
+        next_ms = now_ms() + round((failure.until_s - time.monotonic()) * 1000)
+        return RebuildDue(reason, failure.attempts, failure.job.error, next_ms)
+
+    def forget(self, name: str) -> None:
+        """No collection has this name any more."""
+        self._failures.pop(name, None)
 
     def busy(self, name: str) -> bool:
         return self._running_kind(name) is not None
@@ -134,19 +181,34 @@ class Tasks:
             job.status, job.error = "failed", f"{type(error).__name__}: {error}"
         finally:
             job.finished_ms = now_ms()
+            if job.error is not None:
+                job.error = without_folders(job.error, self._folders)
             if job.kind == "reindex":
-                self._note(job.collection, failed=job.status != "succeeded")
+                self._note(job)
             self._running.pop(job.id, None)
             self._children.pop(job.id, None)
             self._on_finish(job)
 
-    def _note(self, name: str, *, failed: bool) -> None:
+    def _note(self, job: JobBody) -> None:
         """After a failure, wait ever longer before a rebuild starts by itself again: it costs as much each time."""
-        self._failures[name] = self._failures.get(name, 0) + 1 if failed else 0
-        pause_s = min(FIRST_PAUSE_S * 2 ** (self._failures[name] - 1), LONGEST_PAUSE_S) if failed else 0
-        self._pause_until[name] = time.monotonic() + pause_s
+        if job.status == "succeeded":
+            self._failures.pop(job.collection, None)
+            return
+        before = self._failures.get(job.collection)
+        attempts, pause_s = 1, FIRST_PAUSE_S
+        if before:
+            attempts, pause_s = before.attempts + 1, min(2 * before.pause_s, LONGEST_PAUSE_S)
+        self._failures[job.collection] = Failure(job, attempts, pause_s, time.monotonic() + pause_s)
 
     async def _rebuild(self, job: JobBody, collection: Collection, hot_capacity: int | None) -> None:
+        try:
+            await self._rebuilt(job, collection, hot_capacity)
+        except BaseException:
+            with contextlib.suppress(NearlineError):  # why the rebuild failed is what matters
+                await asyncio.to_thread(collection.rebuild_failed)
+            raise
+
+    async def _rebuilt(self, job: JobBody, collection: Collection, hot_capacity: int | None) -> None:
         progress = progress_of(job)
         self._require_open()
         request = await asyncio.to_thread(collection.begin_build, hot_capacity)

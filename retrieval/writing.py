@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from indexes.collection import Collection
-from indexes.courtesy import GoOn, nobody_waits
+from indexes.courtesy import GoOn, give_way, nobody_waits
 from indexes.errors import InvalidInput, TooLarge
 from indexes.log.content import DIGEST_BYTES
 from indexes.log.reader import searchable_text
@@ -60,7 +60,7 @@ async def write_documents(
     fresh = [document for document in documents if document.id in changed]
     if any(document.vector is None for document in fresh):
         embedder = await embedders.of(collection)
-        upserts = await embed(fresh, embedder, config)
+        upserts = await embed(fresh, embedder, config, embedders.cutting)
     else:
         upserts = await off_loop(chars, lambda: [with_vector(document) for document in fresh])
     upserts = [replace(upsert, digest=changed[upsert.id]) for upsert in upserts]
@@ -151,15 +151,24 @@ def check_document(document: NewDocument, where: str, config: Config) -> None:
         raise InvalidInput(f"{where}.id holds a control character", param=f"{where}.id")
 
 
-async def embed(documents: list[NewDocument], embedder: Embedder, config: Config) -> list[Upsert]:
-    """Documents with vectors of their own keep them; the others are chunked and embedded together."""
+async def embed(
+    documents: list[NewDocument], embedder: Embedder, config: Config, cutting: Executor
+) -> list[Upsert]:
+    """Documents with vectors of their own keep them; the others are chunked, on the threads `cutting` where they are
+    long, and embedded together."""
+
+    def cut(go_on: GoOn) -> list[list[Piece]]:
+        def step() -> None:
+            go_on()
+            give_way()
+
+        return [chunk(document, embedder, config, step) for document in documents]
+
     chars = sum(len(document.text) for document in documents)
     if chars <= INLINE_CHARS:
         pieces = [chunk(document, embedder, config) for document in documents]
     else:
-        pieces = await abandonable(
-            lambda go_on: [chunk(document, embedder, config, go_on) for document in documents]
-        )
+        pieces = await abandonable(cut, threads=cutting)
     texts = [piece.embedded for spans in pieces for piece in spans]
     vectors = await embedder.documents(texts) if texts else np.empty((0, 0), np.float32)
     return await off_loop(chars, lambda: assemble(documents, pieces, vectors))

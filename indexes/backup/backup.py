@@ -34,7 +34,7 @@ import msgspec
 
 from indexes.build.chosen import FILE as CHOSEN
 from indexes.catalog import MARKER, NAME, prepare
-from indexes.durable import READ_BYTES, disk_errors, publish_folder, sha256, with_checksum
+from indexes.durable import READ_BYTES, disk_errors, format_of, publish_folder, sha256, with_checksum
 from indexes.errors import (
     Conflict,
     Damaged,
@@ -313,8 +313,7 @@ def read_backup(folder: Path) -> Backup:
     with disk_errors(path):
         content = path.read_bytes()
     try:
-        found = msgspec.json.decode(content, type=Versioned).format_version
-        if found != FORMAT_VERSION:
+        if (found := format_of(content)) != FORMAT_VERSION:
             raise Damaged(f"{path} has format {found}; this version of nearline reads {FORMAT_VERSION}")
         backup = msgspec.json.decode(content, type=Backup)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -325,9 +324,3 @@ def read_backup(folder: Path) -> Backup:
         if not NAME.fullmatch(one.name) or not all(FILE.fullmatch(name) for name in one.files):
             raise Damaged(f"{path} names files that no backup has")
     return backup
-
-
-class Versioned(msgspec.Struct, frozen=True):
-    """The one field that every format has."""
-
-    format_version: int

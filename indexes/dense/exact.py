@@ -7,15 +7,24 @@ from collections.abc import Iterable
 import numpy as np
 
 from indexes.arrays import top
+from indexes.courtesy import GoOn, nobody_waits
 from indexes.model import Floats, Ids
 
 
 def nearest(
-    blocks: Iterable[tuple[Ids, Floats]], queries: Floats, k: int, allowed: Ids | None = None
+    blocks: Iterable[tuple[Ids, Floats]],
+    queries: Floats,
+    k: int,
+    allowed: Ids | None = None,
+    go_on: GoOn = nobody_waits,
 ) -> list[tuple[Ids, Floats]]:
-    """For each query [n, dimensions] the `k` best ids of all blocks and their scores; of the `allowed` ones only."""
+    """For each query [n, dimensions] the `k` best ids of all blocks and their scores; of the `allowed` ones only.
+
+    `go_on` is called before each block.
+    """
     best: list[tuple[Ids, Floats]] = [(np.empty(0, np.int64), np.empty(0, np.float32)) for _ in queries]
     for ids, vectors in blocks:
+        go_on()
         kept = slice(None) if allowed is None else np.isin(ids, allowed, assume_unique=True)
         for at, scores in enumerate(queries @ vectors[kept].T):
             some_ids, some_scores = top(ids[kept], scores, k)

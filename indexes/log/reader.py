@@ -16,7 +16,7 @@ import apsw
 import msgspec
 import numpy as np
 
-from indexes.errors import Damaged, Quarantined, StorageError
+from indexes.errors import Damaged, NewerFormat, Quarantined, StorageError
 from indexes.log.sqlite import Readers
 from indexes.model import (
     Floats,
@@ -220,11 +220,16 @@ class LogReader:
 
 
 def require_format(meta: Mapping[str, str], path: Path) -> int:
-    """The format of a log, if this version reads it; raises StorageError otherwise."""
-    found = meta.get("format_version")
-    if found not in FORMATS_READ:
-        raise StorageError(f"{path} has log format {found}; this version reads {' and '.join(FORMATS_READ)}")
-    return int(found)
+    """The format of a log, if this version reads it; raises NewerFormat or StorageError otherwise."""
+    found = meta.get("format_version", "")
+    if found in FORMATS_READ:
+        return int(found)
+    reads = " and ".join(FORMATS_READ)
+    if found.isdigit() and int(found) > FORMAT_VERSION:
+        raise NewerFormat(
+            f"a newer version of nearline wrote {path}: it has log format {found}, this version reads {reads}"
+        )
+    raise StorageError(f"{path} has log format {found!r}; this version reads {reads}")
 
 
 def searchable_text(title: str, text: str) -> str:

@@ -251,6 +251,19 @@ def holds_after(part: Part, last_passage: int) -> bool:
     return bool(first > last_passage)
 
 
+def outgrown(snapshot: Snapshot, tuning: Tuning) -> str | None:
+    """Why a rebuild is due by the tuning's rules, or None."""
+    _, in_segments = segment_passages(snapshot)
+    # Past the first rebuild, wait for a quarter of the rest: rebuilding has to stay proportional to growth.
+    many = max(tuning.segments_max * tuning.delta_passages_max, (snapshot.live - in_segments) // 4)
+    if tuning.segments_max and in_segments >= many:
+        return f"{in_segments} passages are in segments"
+    total = snapshot.live + snapshot.dead
+    if snapshot.dead > max(tuning.delta_passages_max // 4, tuning.dead_fraction_max * total):
+        return f"{snapshot.dead} of {total} indexed passages are dead"
+    return None
+
+
 def segment_passages(snapshot: Snapshot) -> tuple[int, int]:
     """Number of segments of a snapshot, and of live passages in them."""
     segments = [visible for visible in snapshot.parts if isinstance(visible.part, Segment)]

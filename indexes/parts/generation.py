@@ -32,7 +32,7 @@ from indexes.dense.hot import HotGraph
 from indexes.dense.skipping import ColdWatch, ListBounds
 from indexes.dense.training import Training
 from indexes.dense.vectors import StoredVectors, among, both, within
-from indexes.durable import disk_errors, publish, publish_folder, sha256, verify, with_checksum
+from indexes.durable import disk_errors, format_of, publish, publish_folder, sha256, verify, with_checksum
 from indexes.errors import Damaged, NotFound
 from indexes.filters.columns import SealedFilters
 from indexes.lexical.postings import SealedLexical, load_array
@@ -232,11 +232,11 @@ def read_manifest(folder: Path) -> Manifest:
         raise NotFound(f"no generation in {folder}")
     try:
         content = path.read_bytes()
+        if (found := format_of(content)) != FORMAT_VERSION:
+            raise Damaged(f"{path}: format {found}; this version reads {FORMAT_VERSION}")
         manifest = msgspec.json.decode(content, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Damaged(f"{path}: {error}") from error
-    if manifest.format_version != FORMAT_VERSION:
-        raise Damaged(f"{path}: format {manifest.format_version}; this version reads {FORMAT_VERSION}")
     if content != with_checksum(manifest):
         raise Damaged(f"{path} is damaged: its checksum differs")
     return manifest

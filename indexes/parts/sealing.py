@@ -58,6 +58,11 @@ class Sealing:
 
         self._submit(self._seals, "sealing a segment", work)
 
+    def seal_full(self) -> None:
+        """All full deltas that are not sealed yet."""
+        for view in self._assembly.full_deltas():
+            self.seal(view)
+
     def close(self) -> None:
         """Drop what waits, and what runs too at its next block of rows."""
         self._closing.set()

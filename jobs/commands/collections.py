@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -41,6 +42,9 @@ def list_(url: str, as_json: bool) -> None:
                 escape(one["model"]),
             )  # fmt: skip
         console.print(table)
+        for one in found:
+            if (due := one["rebuild_due"]) and due["error"]:
+                errors.print(f"[yellow]{escape(one['name'])} {escape(rebuild_of(due))}[/]")
     for one in ask(url, Client.quarantined):
         errors.print(f"[red]{escape(one['name'])} is quarantined[/]: {escape(one['reason'])}")
 
@@ -63,6 +67,7 @@ def show(name: str, url: str, as_json: bool) -> None:
         or "none",
         "dead passages": str(found["dead_passages"]),
         "generation": f"{found['generation']}, kept: {', '.join(map(str, found['generations'])) or 'none'}",
+        "rebuild": rebuild_of(found["rebuild_due"]),
         "recall@10 measured": ", ".join(f"{tier} {value:.3f}" for tier, value in found["recall"].items())
         or "not yet",
         "last operation": f"seq {found['seq']}",
@@ -158,6 +163,16 @@ def confirm(question: str) -> None:
         agreed = False
     if not agreed:
         raise click.ClickException("nothing is deleted; --yes does it without asking")
+
+
+def rebuild_of(due: dict[str, Any] | None) -> str:
+    if due is None:
+        return "not needed"
+    needed = f"needs a rebuild: {due['reason']}"
+    if due["error"] is None:
+        return needed
+    next_time = time.strftime("%H:%M:%S", time.localtime(due["next_ms"] / 1000))
+    return f"{needed}. Failed attempts: {due['failed_attempts']}, the next from {next_time}; last: {due['error']}"
 
 
 def megabytes(size: int) -> str:

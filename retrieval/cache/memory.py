@@ -82,6 +82,10 @@ class MemoryStore:
         return f"ok: {len(self._entries)} entries, {self._bytes} of {self._bytes_max} bytes"
 
     @property
+    def up(self) -> bool:
+        return True
+
+    @property
     def bytes_used(self) -> int:
         """Keys, values and overhead held, never above `bytes_max`. Expired entries count until met."""
         return self._bytes

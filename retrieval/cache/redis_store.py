@@ -125,6 +125,10 @@ class RedisStore:
             self.counts.failures += 1
 
     @property
+    def up(self) -> bool:
+        return self.breaker.closed
+
+    @property
     def health(self) -> str:
         return "closed" if self._closed else self.breaker.health
 
@@ -160,6 +164,10 @@ class RedisStore:
                 reply = await self._execute(*command)
             if not (reply is True if command[0] == "SET" else reply is None or isinstance(reply, bytes)):
                 raise InvalidResponse(f"a {type(reply).__name__} is no answer to {command[0]!r}")
+        except TimeoutError as error:
+            self.counts.timeouts += 1
+            self.breaker.failed(ticket, error)
+            return None
         except Exception as error:  # noqa: BLE001 - on garbage redis-py lets ValueError and others escape
             self.counts.failures += 1
             if _concerns_one_command(error, command):
@@ -171,7 +179,7 @@ class RedisStore:
             # A caller that has gone proves nothing about Redis, unless it had waited far longer than Redis
             # takes: else callers with short deadlines would leave a hung Redis one by one and unnoticed.
             if asyncio.get_running_loop().time() > deadline_s - self._timeout_s / 2:
-                self.counts.failures += 1
+                self.counts.timeouts += 1
                 self.breaker.failed(ticket, gone)
             else:
                 self.breaker.abandoned(ticket)

@@ -8,9 +8,12 @@ store.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
+
+logger = logging.getLogger(__name__)
 
 
 class Store(Protocol):
@@ -31,6 +34,10 @@ class Store(Protocol):
         """One line for an operator: "ok" and perhaps details, or what is wrong. No address, no secret."""
 
     @property
+    def up(self) -> bool:
+        """Whether it worked when it was last asked."""
+
+    @property
     def counts(self) -> StoreCounts:
         """Running totals since the store was made; the same object every time."""
 
@@ -39,14 +46,15 @@ class Store(Protocol):
 class StoreCounts:
     """Totals for the metrics endpoint. Every get ends as exactly one hit or miss, whatever else it counts as.
 
-    `failures` are operations that were tried and went wrong, `skipped` were not tried because the store is
-    known to be unwell or busy, `rejected` are values found but not trusted, `dropped` are puts given up for
-    lack of room, `evicted` are entries that made way for newer ones.
+    `failures` are operations that were tried and went wrong, `timeouts` those that took too long instead,
+    `skipped` were not tried because the store is known to be unwell or busy, `rejected` are values found but
+    not trusted, `dropped` are puts given up for lack of room, `evicted` are entries that made way for newer ones.
     """
 
     hits: int = 0
     misses: int = 0
     failures: int = 0
+    timeouts: int = 0
     skipped: int = 0
     rejected: int = 0
     dropped: int = 0
@@ -60,13 +68,15 @@ class Breaker:
     """Decides whether to ask at all. Each ticket from `admit` goes back, once, to another method.
 
     Closed, it admits everybody. A failure opens it: nobody is admitted for `retry_after_s`, then one trial at
-    a time, whose success closes it and whose failure starts the wait anew.
+    a time, whose success closes it and whose failure starts the wait over. Opening and closing are logged, each
+    with one line: that is where an outage begins and ends, as far as anybody asked.
     """
 
     def __init__(self, retry_after_s: float, clock: Callable[[], float]) -> None:
         self._retry_after_s = retry_after_s
         self._clock = clock
         self._retry_at_s: float | None = None  # None while closed
+        self._opened_s = 0.0
         self._trial = False
         self._reason = ""
 
@@ -83,6 +93,7 @@ class Breaker:
         if ticket == "trial":
             self._trial = False
             self._retry_at_s = None
+            logger.info("Redis answers again, after %.1f s", self._clock() - self._opened_s)
 
     def failed(self, ticket: Ticket, error: BaseException) -> None:
         if ticket == "trial":
@@ -90,11 +101,22 @@ class Breaker:
         elif self._retry_at_s is not None:
             return  # one of many that were under way when Redis died; the first has started the wait
         self._reason = type(error).__name__  # the message may name hosts and users
+        if self._retry_at_s is None:
+            self._opened_s = self._clock()
+            logger.warning(
+                "Redis is unreachable: %s; searches go on without it, it is tried every %g s",
+                self._reason,
+                self._retry_after_s,
+            )
         self._retry_at_s = self._clock() + self._retry_after_s
 
     def abandoned(self, ticket: Ticket) -> None:
         if ticket == "trial":
             self._trial = False  # the next one tries at once
+
+    @property
+    def closed(self) -> bool:
+        return self._retry_at_s is None
 
     @property
     def health(self) -> str:

@@ -26,10 +26,11 @@ import numpy as np
 from indexes.errors import DeadlineExceeded, NotReady, TooLarge
 from indexes.model import Floats
 from retrieval.embedding.alone import LoneQueries
-from retrieval.embedding.bounds import Bounds
+from retrieval.embedding.bounds import TOO_LATE, Bounds
 from retrieval.embedding.costs import CostModel, Load
 from retrieval.embedding.encoder import by_length
 from retrieval.embedding.lanes import Batch, Job, Lanes, guessed, in_parts
+from retrieval.embedding.large import LargeRequests
 from retrieval.embedding.models import Kind
 from retrieval.embedding.observing import Observer, Silent
 from retrieval.embedding.results import Embedded, Lane, Long, refuse_truncated
@@ -39,7 +40,6 @@ from retrieval.embedding.tokens import Tokens
 QUERY_CHARS_MAX = 1024  # a single text up to here goes to the query lane
 TOKENISED_AT_ONCE = 64  # texts of a bulk request; a cancelled one stops after these
 PART_TOKENS_MAX = 32_768  # of a large request, queued at a time: enough that sorting by length still pays
-TOO_LATE = "the deadline passed before the text was embedded"
 
 
 class Batcher:
@@ -50,7 +50,8 @@ class Batcher:
     `query_wait_s_max`. `lone` says which queries may block the loop for one short run; all else
     is tokenised and run on other threads. `queue_tokens_max` bounds each lane by itself, so that a flood of documents
     never refuses a query. A large request goes in parts of at most a quarter of that, each queued when the one before
-    has run: what counts against the bound is its first part, and once that is admitted the rest follows.
+    has run: what counts against the bound is its first part, and once that is admitted the rest follows. Large ones
+    take turns, and are refused when those before them take longer than `large_wait_s_max`.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Batcher:
         batch_texts_max: int,
         queue_tokens_max: int,
         query_wait_s_max: float = float("inf"),
+        large_wait_s_max: float = float("inf"),
         costs: CostModel | None = None,
         lone: LoneQueries | None = None,
         observe: Observer | None = None,
@@ -73,17 +75,16 @@ class Batcher:
         self._batch_texts_max = batch_texts_max
         self._queue_tokens_max = queue_tokens_max
         self._bounds = Bounds(queue_tokens_max, query_wait_s_max)
+        self._large = LargeRequests(self._seconds_of, large_wait_s_max)
         self._part_tokens_max = min(PART_TOKENS_MAX, max(1, queue_tokens_max // 4))
         self._observe: Observer = observe or Silent()
         self.costs = costs or CostModel()
         self._lone = lone or LoneQueries(self.costs)
         self._lanes = Lanes(
-            encoder,
-            workers=workers,
-            texts_max=batch_texts_max,
+            encoder, workers=workers, texts_max=batch_texts_max,
             query_room=lambda texts, longest: self.costs.seconds(texts, longest) <= query_run_s,
             bulk_room=self._bulk_room,
-        )
+        )  # fmt: skip
         self._queued: dict[Lane, Load] = {"query": Load(), "bulk": Load()}
         self._jobs: set[Job] = set()
         self._running = False
@@ -129,23 +130,24 @@ class Batcher:
                     in pieces and takes their mean, `refuse` raises TooLong naming the text
         deadline    in the loop's time (`loop.time()`)
 
-        Raises Overloaded when the lane is full or cannot meet the deadline, DeadlineExceeded when that passes, and
-        TooLarge for more to read in windows than may wait at all. If one text cannot be embedded the whole call fails
-        with its error; other callers are not touched.
+        Raises Overloaded when the lane is full or cannot meet the deadline, DeadlineExceeded when that passes, TooLarge
+        for more windows than may wait at all, and for a text that cannot be embedded its error, to this caller alone.
         """
         if not texts:
             return Embedded(np.empty((0, self._encoder.dimensions), dtype=np.float32), [], [], [])
         single = len(texts) == 1 and len(texts[0]) <= QUERY_CHARS_MAX and long != "windows"
         chosen: Lane = lane or ("query" if single else "bulk")
-        parts = [range(len(texts))]
+
+        async def embed_part(part: range) -> Embedded:
+            some = [texts[at] for at in part]
+            return await self._embed(some, kind, chosen, long=long, deadline=deadline, first=part.start)
+
         if chosen == "bulk" and long != "windows":
             guesses = [sum(guessed(text, long, self._encoder.tokens_max)) for text in texts]
             parts = in_parts(guesses, self._part_tokens_max)
-        done = []
-        for part in parts:
-            some = [texts[at] for at in part]
-            done.append(await self._embed(some, kind, chosen, long=long, deadline=deadline, first=part.start))
-        return done[0] if len(done) == 1 else Embedded.joined(done)
+            if len(parts) > 1:
+                return await self._large.embed(parts, guesses, embed_part, deadline)
+        return await embed_part(range(len(texts)))
 
     async def _embed(
         self, texts: list[str], kind: Kind, lane: Lane, *, long: Long, deadline: float | None, first: int
@@ -182,7 +184,7 @@ class Batcher:
         left_s = None if deadline is None else deadline - self._loop.time()
         more = tokens if first == 0 else 0
         if refusal := self._bounds.refusal(
-            lane, queued=queued.tokens, more=more, wait_s=self._drain_s(lane), left_s=left_s
+            lane, queued=queued.tokens, more=more, wait_s=self._seconds_of(self._queued[lane]), left_s=left_s
         ):
             self._observe.left(lane, len(texts), "refused")
             raise refusal
@@ -202,9 +204,9 @@ class Batcher:
         self._observe.queued(lane, queued.tokens)
         return job
 
-    def _drain_s(self, lane: Lane) -> float:
-        """About how long until all that waits in a lane now has run."""
-        return self.costs.seconds_of(self._queued[lane]) / self._workers
+    def _seconds_of(self, load: Load) -> float:
+        """About how long until all of it has run."""
+        return self.costs.seconds_of(load) / self._workers
 
     def _release(self, job: Job, positions: Sequence[int]) -> None:
         """These pieces wait no longer."""

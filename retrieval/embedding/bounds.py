@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from indexes.errors import Overloaded
 from retrieval.embedding.results import Lane
 
+TOO_LATE = "the deadline passed before the text was embedded"
 RETRY_AFTER_S = (1.0, 60.0)  # the least and the most a refused caller is asked to wait
 
 

@@ -1,9 +1,8 @@
-"""Tokenising: a pool of tokenizers, what one text became, and counting for whoever cuts texts into passages."""
+"""Tokenising: a pool of tokenizers, and what one text became."""
 
 from __future__ import annotations
 
 import contextlib
-from array import array
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,10 +10,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from indexes.courtesy import GoOn, nobody_waits
 from indexes.errors import Damaged
 
-LONG_TOKEN_CHARS = 32  # no entry of a vocabulary is longer
 SEGMENT_CHARS = 16_384  # tokenised at once; bounds memory, and the time that one call holds a thread
 
 
@@ -42,6 +39,11 @@ class TokenizerPool:
         self._idle: deque[Tokenizer] = deque()
         with self.borrow():
             pass  # a file that cannot be parsed is reported now, not on the first request
+
+    @property
+    def content(self) -> bytes:
+        """The tokenizer's file, which is JSON."""
+        return self._content
 
     @contextlib.contextmanager
     def borrow(self) -> Iterator[Tokenizer]:
@@ -99,33 +101,6 @@ def windows(tokenizer: Tokenizer, frame: Frame, prefix: str, text: str, tokens_m
         ids.extend(tokenizer.encode_batch_fast([text[start:end]], add_special_tokens=False)[0].ids)
     starts = range(0, max(1, len(ids)), room)
     return [Tokens([*frame.head, *before, *ids[at : at + room], *frame.tail], False) for at in starts]
-
-
-class TokenCounter:
-    """Tells where tokens begin, without special tokens and without truncation. Thread-safe."""
-
-    def __init__(self, pool: TokenizerPool) -> None:
-        self._pool = pool
-
-    def starts(self, text: str, go_on: GoOn = nobody_waits) -> array[int]:
-        """The character of `text` at which each token begins, ascending. Empty tokens are left out. Exact up to
-        SEGMENT_CHARS characters; beyond, a cut inside a word may add a few.
-
-        A very long word, which the model reads as a single unknown token, counts once for every LONG_TOKEN_CHARS: a
-        megabyte without spaces must not pass for one token. `go_on` is called before each SEGMENT_CHARS.
-        """
-        found = array("q")
-        with self._pool.borrow() as tokenizer:
-            for begin, stop in segments(text):
-                go_on()
-                offsets = tokenizer.encode_batch([text[begin:stop]], add_special_tokens=False)[0].offsets
-                for start, end in offsets:
-                    if end - start <= LONG_TOKEN_CHARS:
-                        if end > start:
-                            found.append(begin + start)
-                    else:
-                        found.extend(range(begin + start, begin + end, LONG_TOKEN_CHARS))
-        return found
 
 
 def segments(text: str, chars_max: int = SEGMENT_CHARS) -> Iterator[tuple[int, int]]:

@@ -7,8 +7,9 @@ import asyncio
 from aiohttp import web
 
 from indexes.model import Settings
+from retrieval.errors import without_folders
 from retrieval.handlers.wire import aliases_of, answer, body, collection_of, describe, real_name
-from retrieval.keys import CATALOG, CONFIG, EMBEDDERS, METRICS, TASKS
+from retrieval.keys import CATALOG, CONFIG, EMBEDDERS, FOLDERS, METRICS, TASKS
 from retrieval.schemas import (
     AliasBody,
     CollectionList,
@@ -31,17 +32,19 @@ async def create(request: web.Request) -> web.Response:
         hot_capacity=config.index.hot_capacity if wanted.hot_capacity is None else wanted.hot_capacity,
     )
     collection = await asyncio.to_thread(catalog.create, wanted.name, settings)
-    return answer(describe(wanted.name, collection, catalog.aliases, config), status=201)
+    return answer(describe(request.app, wanted.name, collection), status=201)
 
 
 async def listed(request: web.Request) -> web.Response:
-    config, catalog = request.app[CONFIG], request.app[CATALOG]
-    aliases, collections = catalog.aliases, sorted(catalog.collections.items())
+    catalog, folders = request.app[CATALOG], request.app[FOLDERS]
+    aliases = catalog.aliases
     return answer(
         CollectionList(
-            collections=[describe(name, one, aliases, config) for name, one in collections],
+            collections=[
+                describe(request.app, name, one) for name, one in sorted(catalog.collections.items())
+            ],
             quarantined=[
-                QuarantinedBody(name, aliases_of(name, aliases), reason)
+                QuarantinedBody(name, aliases_of(name, aliases), without_folders(reason, folders))
                 for name, reason in sorted(catalog.quarantined.items())
             ],
         )
@@ -50,8 +53,7 @@ async def listed(request: web.Request) -> web.Response:
 
 async def shown(request: web.Request) -> web.Response:
     _, collection = collection_of(request)
-    app = request.app
-    return answer(describe(real_name(request), collection, app[CATALOG].aliases, app[CONFIG]))
+    return answer(describe(request.app, real_name(request), collection))
 
 
 async def deleted(request: web.Request) -> web.Response:
@@ -59,18 +61,23 @@ async def deleted(request: web.Request) -> web.Response:
     name = request.match_info["collection"]
     request.app[TASKS].require_idle(name)
     await asyncio.to_thread(request.app[CATALOG].delete, name)
-    request.app[METRICS].forget(name)
+    forget(request.app, name)
     return web.Response(status=204)
+
+
+def forget(app: web.Application, name: str) -> None:
+    """The name is gone, and the next collection that bears it is another one."""
+    app[METRICS].forget(name)
+    app[TASKS].forget(name)
 
 
 async def renamed(request: web.Request) -> web.Response:
     """By its own name only, as deleting does."""
     name, wanted = request.match_info["collection"], await body(request, RenameCollection)
     request.app[TASKS].require_idle(name)
-    catalog = request.app[CATALOG]
-    collection = await asyncio.to_thread(catalog.rename, name, wanted.name)
-    request.app[METRICS].forget(name)
-    return answer(describe(wanted.name, collection, catalog.aliases, request.app[CONFIG]))
+    collection = await asyncio.to_thread(request.app[CATALOG].rename, name, wanted.name)
+    forget(request.app, name)
+    return answer(describe(request.app, wanted.name, collection))
 
 
 async def set_alias(request: web.Request) -> web.Response:

@@ -99,7 +99,9 @@ async def context(request: web.Request) -> web.Response:
     request.app[METRICS].search(found)
     note(request, search)
     built = await abandonable(
-        lambda go_on: build_context(found, wanted, partial(embedder.counter.starts, go_on=go_on), config),
+        lambda go_on: build_context(
+            found, wanted, partial(embedder.counter.starts, go_on=go_on), config, go_on
+        ),
         deadline=deadline,
     )
     return answer(built, headers=headers_of(found.timings_ms))

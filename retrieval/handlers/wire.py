@@ -13,9 +13,8 @@ from aiohttp import web
 from indexes.collection import Collection
 from indexes.errors import InvalidInput
 from retrieval.decoding import decode
-from retrieval.keys import CATALOG, HELD
+from retrieval.keys import CATALOG, CONFIG, HELD, TASKS
 from retrieval.schemas import CollectionBody, RequestLimits
-from retrieval.settings import Config
 
 T = TypeVar("T")
 
@@ -73,16 +72,17 @@ def aliases_of(name: str, aliases: Mapping[str, str]) -> list[str]:
     return sorted(alias for alias, target in aliases.items() if target == name)
 
 
-def describe(name: str, collection: Collection, aliases: dict[str, str], config: Config) -> CollectionBody:
-    settings = collection.settings
+def describe(app: web.Application, name: str, collection: Collection) -> CollectionBody:
+    settings, config = collection.settings, app[CONFIG]
     return CollectionBody(
         name=name,
-        aliases=aliases_of(name, aliases),
+        aliases=aliases_of(name, app[CATALOG].aliases),
         model=settings.model,
         fingerprint=settings.fingerprint,
         dimensions=settings.dimensions,
         hot_capacity=settings.hot_capacity,
         **asdict(collection.info()),
+        rebuild_due=app[TASKS].rebuild_due(name, collection),
         limits=RequestLimits(
             documents_per_request=config.limits.documents_per_request_max,
             document_bytes=config.limits.document_bytes_max,

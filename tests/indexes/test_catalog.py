@@ -16,6 +16,7 @@ from indexes.errors import (
     Damaged,
     InvalidInput,
     Locked,
+    NewerFormat,
     NotADataDirectory,
     NotFound,
     Quarantined,
@@ -148,7 +149,10 @@ def test_a_damaged_or_foreign_marker_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Damaged):
         Catalog(folder, Tuning())
     (folder / "nearline.json").write_text('{"format_version": 99, "aliases": {}}')
-    with pytest.raises(NotADataDirectory, match="99"):
+    with pytest.raises(NewerFormat, match="format 99, this version reads 1"):
+        Catalog(folder, Tuning())
+    (folder / "nearline.json").write_text('{"format_version": 99, "aliases": []}')
+    with pytest.raises(NewerFormat):
         Catalog(folder, Tuning())
 
 

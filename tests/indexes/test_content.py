@@ -19,7 +19,7 @@ from indexes.backup.backup import back_up
 from indexes.backup.restoring import restore
 from indexes.backup.verifying import verify_data
 from indexes.catalog import Catalog
-from indexes.errors import Damaged, StorageError
+from indexes.errors import Damaged, NewerFormat
 from indexes.log.content import ContentHash
 from indexes.log.log import Log, migrate
 from indexes.log.pinned import pin
@@ -243,5 +243,5 @@ def test_a_later_format_is_refused(tmp_path: Path) -> None:
     with sqlite3.connect(path) as db:
         db.execute("UPDATE meta SET value = '3' WHERE key = 'format_version'")
     db.close()
-    with pytest.raises(StorageError, match="log format 3; this version reads 1 and 2"):
+    with pytest.raises(NewerFormat, match="log format 3, this version reads 1 and 2"):
         Log(path)

@@ -18,7 +18,10 @@ from aiohttp import web
 
 from jobs.connections import AcceptErrors, Connections
 from jobs.server_process import ServerProcess, log_of, serving
-from retrieval.settings import Server
+from retrieval.admission import Gates
+from retrieval.door import Door
+from retrieval.metrics import Metrics
+from retrieval.settings import Admission, Server
 from tests.support.http import Http
 
 DESCRIPTORS = 256
@@ -187,7 +190,7 @@ def test_where_everybody_waits_for_us_a_new_client_is_told(settings: Server) -> 
             writer.close()
 
     async def story() -> list[bytes]:
-        connections = Connections(settings)
+        connections = Connections(settings, Door(Gates(Admission()), Metrics(), {}))
         server = web.Server(handler)
         site = await asyncio.get_running_loop().create_server(
             lambda: connections.accept(server), "127.0.0.1", 0

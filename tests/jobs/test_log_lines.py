@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import socket
 import subprocess
 import sys
+import urllib.parse
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -123,6 +125,104 @@ def test_the_request_log_tells_no_query_and_cannot_be_forged(tmp_path: Path, mod
     assert "GET /v1/collections/a%0A2026%20CRITICAL%20forged/documents 404 " in lines[0]
     assert lines[0].endswith(" bytes to 127.0.0.1 [mine-1]")
     assert "secret" not in lines[0]
+
+
+FORGED = "2026-01-01 00:00:00,000 CRITICAL forged"
+BREAKS = ("\n", "\r", "\r\n", "\x1b[2K\x1b[1A", "\u2028", "\u2029", "\x85", "\x0b", "\x9b1A", "\u202e", "\0")
+LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (DEBUG|INFO|WARNING|ERROR|CRITICAL) [\w.]+: |    ")
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_no_client_can_forge_a_line(tmp_path: Path, model_folder: Path, log_format: str) -> None:
+    """Not by a path, an id, a name, a query, metadata or a header, in a request that is well-formed or not."""
+    environ = {"NEARLINE_LOG_FORMAT": log_format, "NEARLINE_LOG_LEVEL": "debug"}
+    with serving(
+        tmp_path / "data", {**environ, "NEARLINE_MODELS_FOLDER": str(model_folder.parent)}
+    ) as server:
+        http = Http(server.url)
+        http.ok("POST", "/v1/collections", {"name": "docs"})
+        zeroed = tmp_path / "data" / "docs" / "log.db"
+        for number, text in enumerate(f"a{one}{FORGED}" for one in BREAKS):
+            quoted = urllib.parse.quote(text)
+            http.call("POST", "/v1/collections", {"name": text, "model": text})
+            http.call("POST", "/v1/collections/docs/documents", {"documents": [
+                {"id": text, "text": text.replace("\0", ""), "title": "x", "metadata": {text: text}}]})  # fmt: skip
+            http.call(
+                "POST", "/v1/collections/docs/search", {"query": text, "mode": text, "filter": {text: text}}
+            )
+            http.call("PUT", f"/v1/aliases/{quoted}", {"collection": text})
+            for path in (f"/v1/collections/docs/documents/{quoted}", f"/{quoted}", f"/docs/assets/{quoted}"):
+                for method in ("GET", "DELETE"):
+                    http.call(method, path)
+            raw = text.encode().replace(b"\n", b"\r" if number % 2 else b"\n")
+            for lines in (
+                b"GET /healthz HTTP/1.1\r\nHost: %s" % raw,
+                b"GET /%s HTTP/1.1\r\nHost: localhost" % raw,
+                b"%s /healthz HTTP/1.1\r\nHost: localhost" % raw,
+                *(
+                    b"POST /embed HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n%s: %s" % (name, raw)
+                    for name in (
+                        b"X-Request-Id",
+                        b"Origin",
+                        b"User-Agent",
+                        b"Content-Type",
+                        b"Content-Encoding",
+                    )
+                ),
+            ):
+                send(server.url, lines + b"\r\nConnection: close\r\n\r\n{}")
+        with zeroed.open("r+b") as file:  # from here on errors are logged
+            file.write(bytes(zeroed.stat().st_size))
+        for one in BREAKS:
+            http.call("GET", f"/v1/collections/docs/documents/{urllib.parse.quote(f'b{one}{FORGED}')}")
+    logged = log_of(tmp_path / "data").read_bytes().decode()
+    written = logged.splitlines()  # at everything that anybody takes for the end of a line
+    assert len(written) == logged.count("\n") > 100
+    assert all(line.isprintable() for line in written)
+    if log_format == "json":
+        assert not any(one["level"] == "critical" for one in map(json.loads, written))
+    else:
+        assert [line for line in written if not LINE.match(line)] == []
+        assert not any(line.startswith(FORGED[:10]) for line in written)
+    assert "forged" in logged
+
+
+def test_a_malformed_request_is_one_line(tmp_path: Path, model_folder: Path) -> None:
+    """It is the client's mistake: no error of ours, and no traceback."""
+    with serving(tmp_path / "data", {"NEARLINE_MODELS_FOLDER": str(model_folder.parent)}) as server:
+        for request in (
+            b"no HTTP",
+            b"GET /a\0b HTTP/1.1\r\nHost: localhost",
+            b"GET / HTTP/1.1\r\nHost: a\rb",
+        ):
+            send(server.url, request + b"\r\n\r\n")
+    lines = log_of(tmp_path / "data").read_text().splitlines()
+    assert [" INFO nearline.requests: UNKNOWN / 400 " in line for line in lines] == [True] * 3
+
+
+def send(url: str, request: bytes) -> None:
+    place = urlsplit(url)
+    with socket.create_connection((place.hostname, place.port), timeout=30) as connection:
+        connection.sendall(request)
+        while connection.recv(65_536):
+            pass
+
+
+def test_what_a_traceback_quotes_is_indented() -> None:
+    """The message of an exception may hold what a client sent; in text its lines cannot look like those of the log."""
+    for one in BREAKS:
+        try:
+            raise ValueError(f"bad id a{one}{FORGED}")
+        except ValueError:
+            record = logging.LogRecord("some.library", logging.ERROR, "", 0, "failed", None, sys.exc_info())
+        first, *others = TextFormatter().format(record).splitlines()
+        assert first.endswith("some.library: failed")
+        assert others
+        assert all(line.startswith("    ") and line.isprintable() for line in others)
+        record.exc_text = None
+        line = JsonFormatter().format(record)
+        assert line.isprintable()
+        assert f"a{one}{FORGED}" in json.loads(line)["trace"]
 
 
 def test_every_line_of_a_request_has_its_id() -> None:

@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrieval.chunking import Span, split
+from retrieval.embedding.counting import TokenCounter
 from retrieval.embedding.models import load_model
-from retrieval.embedding.tokens import TokenCounter, TokenizerPool
+from retrieval.embedding.tokens import TokenizerPool
 from retrieval.outline import outline
 
 

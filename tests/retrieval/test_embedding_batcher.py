@@ -108,6 +108,7 @@ def with_batcher(
     workers: int = 1,
     costs: CostModel | None = None,
     query_wait_s_max: float = float("inf"),
+    large_wait_s_max: float = float("inf"),
 ) -> FakeEncoder:
     encoder = FakeEncoder()
 
@@ -120,6 +121,7 @@ def with_batcher(
             batch_texts_max=batch_texts_max,
             queue_tokens_max=queue_tokens_max,
             query_wait_s_max=query_wait_s_max,
+            large_wait_s_max=large_wait_s_max,
             costs=costs or TokenCosts(),
             observe=observe,
         )
@@ -299,6 +301,46 @@ def test_a_request_larger_than_the_queue() -> None:
 
     with_batcher(scenario, observe=recorder, queue_tokens_max=100)
     assert max(int(str(tokens)) for call, tokens in recorder.calls if call == "queued bulk") <= 75
+
+
+def test_large_requests_take_turns() -> None:
+    """The first is done before the second begins; one that was cancelled while it waited is not waited for."""
+
+    async def scenario(batcher: Batcher, encoder: FakeEncoder) -> None:
+        encoder.gate.clear()
+        ended: list[str] = []
+        large = {
+            name: asyncio.create_task(documents(batcher, [f"{name} " * 10] * 40), name=name)
+            for name in ("first", "gone", "second")
+        }
+        for task in large.values():
+            task.add_done_callback(lambda task: ended.append(task.get_name()))
+        await encoder.busy()
+        large["gone"].cancel()
+        encoder.gate.set()
+        await asyncio.gather(*large.values(), return_exceptions=True)
+        assert ended == ["gone", "first", "second"]
+
+    with_batcher(scenario, queue_tokens_max=100)
+
+
+def test_large_requests_that_would_wait_too_long_are_refused() -> None:
+    """By the foretold time of those before them; a small one is taken, and so is a large one once they are done."""
+
+    async def scenario(batcher: Batcher, encoder: FakeEncoder) -> None:
+        encoder.gate.clear()
+        first = asyncio.create_task(documents(batcher, ["w " * 10] * 40))
+        await encoder.busy()
+        with pytest.raises(Overloaded, match="large requests before this one") as refusal:
+            await documents(batcher, ["w " * 10] * 40)
+        assert refusal.value.retry_after_s >= 1
+        small = asyncio.create_task(documents(batcher, ["w"]))
+        await settle()
+        encoder.gate.set()
+        await asyncio.gather(first, small)
+        await documents(batcher, ["w " * 10] * 40)
+
+    with_batcher(scenario, queue_tokens_max=100, large_wait_s_max=0.0001)
 
 
 def test_texts_are_numbered_over_all_parts() -> None:

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from indexes.errors import Damaged
 from retrieval.cgroups import cgroup_cores
+from retrieval.embedding.counting import TokenCounter
 from retrieval.embedding.encoder import Encoder, by_length
 from retrieval.embedding.models import KnownAnswer, Model, load_model
 from retrieval.embedding.results import joined, shortened
-from retrieval.embedding.tokens import TokenCounter, TokenizerPool, segments
+from retrieval.embedding.tokens import TokenizerPool, segments
 
 QUESTION = "how do I reset my password"
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import apsw
 import msgspec
 import pytest
 
 from indexes import errors as tree
 from indexes.errors import NearlineError
+from jobs.server_process import serving
 from retrieval.errors import STATUS, response, status_of, type_name, without_folders
+from tests.retrieval.test_examples import bodies_of, filled
+from tests.support.http import Http
 
 
 def subclasses(kind: type[NearlineError]) -> set[type[NearlineError]]:
@@ -73,3 +78,35 @@ def test_the_body() -> None:
         "error": {"type": "overloaded", "message": "too much", "param": "documents"}
     }
     assert type_name(tree.DiskFull) == "disk_full"
+
+
+def test_no_answer_tells_where_files_lie(tmp_path: Path, model_folder: Path) -> None:
+    """Whatever is asked of a collection whose log cannot be opened, or whose folder is gone while it serves."""
+    data, environ = tmp_path / "data", {"NEARLINE_MODELS_FOLDER": str(model_folder.parent)}
+    with serving(data, environ) as server:
+        for name in ("docs", "lost"):
+            Http(server.url).ok("POST", "/v1/collections", {"name": name})
+            Http(server.url).write(name, {"id": "a", "text": "A boat."})
+    db = apsw.Connection(str(data / "docs" / "log.db"))
+    db.execute("UPDATE meta SET value = 'strange' WHERE key = 'format_version'")
+    db.close()
+    with serving(data, environ) as server:
+        http = Http(server.url)
+        (data / "lost").rename(tmp_path / "elsewhere")
+        replies = [http.call("GET", "/v1/collections")]
+        assert "log format 'strange'" in replies[0].body["quarantined"][0]["reason"]
+        jobs = [http.reindex("lost")]
+        assert jobs[0]["status"] == "failed"
+        replies.append(http.call("POST", "/v1/collections", {"name": "new", "model": "missing"}))
+        described = http.ok("GET", "/openapi.json")["paths"]
+        operations = [(method, path, one) for path, by in described.items() for method, one in by.items()]
+        for method, path, one in sorted(operations, key=lambda operation: operation[0] == "delete"):
+            place = filled(path, one, [jobs[0]["id"]])
+            for name in ("docs", "lost"):
+                at = place.replace("/collections/docs", f"/collections/{name}")
+                replies += [http.call(method.upper(), at, body) for _, body in bodies_of(one)]
+        assert {503, 200, 404} <= {reply.status for reply in replies}
+        for reply in replies:
+            told = json.dumps([reply.body, dict(reply.headers.items())], ensure_ascii=False)
+            assert str(tmp_path) not in told
+            assert str(model_folder.parent) not in told

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 import shutil
 import time
 from collections.abc import Mapping
@@ -9,7 +11,7 @@ from pathlib import Path
 
 from redis import Redis
 
-from jobs.server_process import serving
+from jobs.server_process import log_of, serving
 from tests.support.http import Http
 from tests.support.redis_server import redis_server
 
@@ -133,4 +135,65 @@ def test_data_directories_without_a_secret_share_nothing(tmp_path: Path, model_f
             with serving(tmp_path / name, environ) as server:
                 http = Http(server.url)
                 assert http.search("docs", query="white lighthouse")["receipt"]["cache"] == "hit"
-                assert http.metric("nearline_result_store_total", event="rejected") == 0
+                assert http.metric("nearline_cache_store_total", event="rejected") == 0
+
+
+def test_an_outage_is_two_log_lines_and_a_metric(tmp_path: Path, model_folder: Path) -> None:
+    """Whatever is asked meanwhile; the counters tell hits and misses from what failed, came late or was not tried."""
+    with redis_server(tmp_path) as redis:
+        environ = environment(model_folder, redis.url, NEARLINE_REDIS_RETRY_AFTER_S="0.2")
+        with serving(tmp_path / "data", environ) as server:
+            http = Http(server.url)
+            asked = itertools.count()
+
+            def counted(event: str, store: str = "redis") -> float:
+                return http.metric("nearline_cache_store_total", store=store, event=event)
+
+            def ask_until(event: str) -> None:
+                before, deadline = counted(event), time.monotonic() + 30
+                while counted(event) == before:
+                    assert time.monotonic() < deadline, f"no {event}"
+                    assert http.found("docs", query=f"lighthouse {next(asked)}")
+
+            http.ok("POST", "/v1/collections", {"name": "docs"})
+            http.write("docs", *DOCUMENTS)
+            assert http.metric("nearline_redis_up") == 1
+            for _ in range(2):
+                http.search("docs", query="white lighthouse")
+            # Once near and then not: the second answer was found in memory, and Redis was not asked.
+            assert [counted(event, "memory") for event in ("hits", "misses")] == [1, 1]
+            assert [counted(event) for event in ("hits", "misses")] == [0, 2]  # an answer, and a query vector
+            await_keys(redis.url, 2)
+
+            redis.kill()
+            for _ in range(30):
+                ask_until("skipped")
+            assert http.metric("nearline_redis_up") == 0
+            assert counted("failures") >= 1
+            assert counted("timeouts") == 0
+            redis.restart()
+            ask_until("misses")
+            while http.metric("nearline_redis_up") == 0:
+                ask_until("misses")
+        assert outages(tmp_path / "data") == ["unreachable", "answers"]
+
+        with serving(tmp_path / "data", {**environ, "NEARLINE_REDIS_TIMEOUT_MS": "100"}) as server:
+            http = Http(server.url)
+            redis.pause()
+            ask_until("timeouts")
+            assert counted("failures") == 0
+            assert http.metric("nearline_redis_up") == 0
+            redis.resume()
+            while http.metric("nearline_redis_up") == 0:
+                ask_until("misses")
+        assert outages(tmp_path / "data")[:4] == ["unreachable", "answers"] * 2
+
+
+def outages(data: Path) -> list[str]:
+    """How the lines go on that the log has of Redis."""
+    return re.findall(r" retrieval\.cache\.\w+: Redis (?:is )?(\w+)", log_of(data).read_text())
+
+
+def test_without_redis_there_is_no_metric_of_it(http: Http) -> None:
+    """What is not configured is neither up nor down."""
+    assert "nearline_redis_up" not in http.ok("GET", "/metrics")

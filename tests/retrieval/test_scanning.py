@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 from indexes.collection import Collection
+from indexes.courtesy import GoOn, nobody_waits
 from indexes.filters.grammar import Filter, parse_filter
 from indexes.model import Floats
+from retrieval.abandoning import Abandoned
 from retrieval.scanning import JointScan, Scanner
 from tests.support.http import Http
 from tests.support.vectors import World, fill, make_collection
@@ -27,10 +29,13 @@ class CountingCollection(Collection):
     scans = 0
     at_once: ClassVar[list[int]] = []  # of each scan, how many were under way when it began, itself included
     under_way = 0
+    ended = 0  # without having read everything
     gate = threading.Event()
     count = threading.Lock()
 
-    def exact(self, queries: Floats, k: int, condition: Filter | None = None) -> Any:
+    def exact(
+        self, queries: Floats, k: int, condition: Filter | None = None, go_on: GoOn = nobody_waits
+    ) -> Any:
         kind = type(self)
         with self.count:
             kind.scans += 1
@@ -38,7 +43,10 @@ class CountingCollection(Collection):
             self.at_once.append(self.under_way)
         try:
             assert self.gate.wait(20)
-            return super().exact(queries, k, condition)
+            return super().exact(queries, k, condition, go_on)
+        except Abandoned:
+            kind.ended += 1
+            raise
         finally:
             with self.count:
                 kind.under_way -= 1
@@ -60,7 +68,7 @@ def collection(tmp_path: Path, world: World) -> Iterator[CountingCollection]:
     fill(made, world, range(500))
     made.close()
     opened = CountingCollection(made.folder, made.tuning)
-    CountingCollection.scans = 0
+    CountingCollection.scans = CountingCollection.ended = 0
     CountingCollection.at_once.clear()
     CountingCollection.gate.set()
     yield opened
@@ -168,7 +176,7 @@ def test_an_error_of_the_scan_reaches_everybody(collection: CountingCollection, 
 
 
 def test_deadlines_start_no_second_scan(collection: CountingCollection, world: World) -> None:
-    """A search whose deadline passes while it is scanned for leaves its scan to end before the next begins."""
+    """A scan whose searches have all left reads no further, and ends before the next begins."""
     query = world.queries(1)[0]
     scanner = Scanner()
 
@@ -193,6 +201,7 @@ def test_deadlines_start_no_second_scan(collection: CountingCollection, world: W
 
     assert asyncio.run(story()) == 5
     assert CountingCollection.at_once == [1, 1]
+    assert CountingCollection.ended == 1
 
 
 def test_nobody_is_scanned_for_in_vain(collection: CountingCollection, world: World) -> None:

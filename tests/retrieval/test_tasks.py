@@ -14,6 +14,7 @@ from indexes.errors import Conflict, NotFound
 from indexes.model import Tuning
 from retrieval.job_schemas import JobBody
 from retrieval.tasks import Tasks
+from tests.support.manifests import change_manifests
 from tests.support.vectors import World, fill, make_collection
 
 WORLD = World()
@@ -126,3 +127,40 @@ def test_a_build_that_dies_is_a_failed_job(tmp_path: Path) -> None:
         assert len(collection.snapshot.dense(WORLD.queries(1)[0], 5).ranking) == 5
 
     with_tasks(tmp_path, story)
+
+
+def test_what_a_rebuild_is_about_to_replace_is_not_sealed_first(tmp_path: Path) -> None:
+    """The passages of a generation that is of no use become segments only if the rebuild fails."""
+    tuning = Tuning(delta_passages_max=64, segments_max=0)
+    collection = make_collection(tmp_path / "c", tuning=tuning)
+    fill(collection, WORLD, range(200))
+
+    async def story() -> None:
+        tasks = Tasks(lambda job: None)
+        assert (await ended(tasks, tasks.reindex("c", collection))).status == "succeeded"
+        collection.close()
+        change_manifests(collection.folder, analysis="another")
+        reopened = Collection(collection.folder, tuning)
+        reopened.settle()
+        assert reopened.info().segments == 0
+        query = WORLD.queries(1)[0]
+        before = reopened.snapshot.dense(query, 5).ranking.ids.tolist()
+        real = reopened.shelf.set_current
+
+        def fail(number: int) -> None:
+            raise OSError(28, "No space left on device")
+
+        reopened.shelf.set_current = fail  # type: ignore[method-assign]
+        tasks.reindex_if_due("c", reopened)
+        assert (await ended(tasks, tasks.all()[0])).status == "failed"
+        await asyncio.to_thread(reopened.settle)
+        assert reopened.info().segments > 0
+        assert reopened.snapshot.dense(query, 5).ranking.ids.tolist() == before
+        reopened.shelf.set_current = real  # type: ignore[method-assign]
+        assert (await ended(tasks, tasks.reindex("c", reopened))).status == "succeeded"
+        assert reopened.info().segments == 0
+        assert reopened.snapshot.dense(query, 5).ranking.ids.tolist() == before
+        await tasks.close()
+        reopened.close()
+
+    asyncio.run(story())

@@ -1,6 +1,6 @@
 """More requests than the service can answer: it goes on answering, and refuses the rest at once.
 
-The short form is part of `make test`; `make torture` runs 20 seconds at each load, and prints what it measured.
+The short form is part of `make test`; `make torture` runs longer, and prints the rows of docs/overload.md.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WORDS = [
     "bridge",
     "market",
 ]
-CALLERS = 16  # keep the service busy
+CALLERS = 32  # keep the service busy; as many searches as may be under way twice
 PATIENCE_S = 2.0
 
 
@@ -100,9 +100,37 @@ def test_overload(busy: ServerProcess, factor: float) -> None:
 
 
 @pytest.mark.torture
-@pytest.mark.parametrize(("factor", "share"), [(1.3, 0.8), (5, 0.4)])
-def test_long_overload(busy: ServerProcess, factor: float, share: float) -> None:
-    """Over 20 seconds this share of the peak is answered. At five times, refusing takes the interpreter's time."""
-    peak, flood, health_s = asyncio.run(measured(busy.url, factor, 20))
+@pytest.mark.parametrize(("factor", "seconds"), [(0.8, 20), (1.3, 20), (2, 20), (5, 60)])
+def test_long_overload(busy: ServerProcess, factor: float, seconds: float) -> None:
+    """However many come, nearly as many are answered as at the peak. Needs a machine that does nothing else."""
+    peak, flood, health_s = asyncio.run(measured(busy.url, factor, seconds))
     told(f"{factor} times the capacity", peak, flood, health_s)
-    assert flood.goodput >= share * peak.goodput
+    assert flood.goodput >= 0.75 * min(factor, 1) * peak.goodput
+
+
+def documents(characters: int) -> Iterator[bytes]:
+    for number, text in enumerate(sentences(3, characters // 7)):
+        body = json.dumps({"documents": [{"id": f"long-{number}", "text": text}]}).encode()
+        yield post(f"/v1/collections/{COLLECTION}/documents", body)
+
+
+@pytest.mark.torture
+def test_more_documents_than_can_be_embedded(busy: ServerProcess) -> None:
+    """Some documents of 100 KB are written while their callers wait, the rest is refused; searches are answered."""
+
+    async def story() -> tuple[Outcome, Outcome]:
+        writers = Load(busy.url, documents(100_000), patience_s=60)
+        searchers = Load(busy.url, searches(4), patience_s=PATIENCE_S)
+        outcomes = await asyncio.gather(writers.open(3, 60), searchers.closed(2, 60))
+        writers.close()
+        searchers.close()
+        return outcomes[0], outcomes[1]
+
+    written, found = asyncio.run(story())
+    print(  # noqa: T201
+        f"\ndocuments: {dict(written.statuses)}, p50 {written.quantile_s(0.5):.1f} s; "
+        f"searches: {found.goodput:.0f}/s, p99 {found.quantile_s(0.99) * 1000:.0f} ms, {dict(found.statuses)}"
+    )
+    assert written.statuses[200] >= 3
+    assert written.statuses[429] > 0
+    assert set(found.statuses) == {200}

@@ -1,0 +1,1 @@
+"""What earlier versions wrote, kept as they left it."""

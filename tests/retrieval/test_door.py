@@ -1,0 +1,145 @@
+"""Requests that are refused by the bytes of their heads, before aiohttp reads them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from jobs.server_process import ServerProcess, log_of, serving
+from tests.support.http import Http
+
+SEARCH = "/v1/collections/docs/search"
+BODY = b'{"query":"x"}'
+VARYING = re.compile(r"^(?:X-Request-Id|Date): .*\r\n", re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("narrow") / "data"
+
+
+@pytest.fixture(scope="module")
+def narrow(data: Path, model_folder: Path) -> Iterator[ServerProcess]:
+    """A service that answers one search, or embeds one request, at a time."""
+    environ = {
+        "NEARLINE_MODELS_FOLDER": str(model_folder.parent),
+        "NEARLINE_ADMISSION_SEARCHES_MAX": "1",
+        "NEARLINE_ADMISSION_EMBEDS_MAX": "1",
+    }
+    with serving(data, environ) as server:
+        Http(server.url).ok("POST", "/v1/collections", {"name": "docs"})
+        yield server
+
+
+@contextlib.contextmanager
+def connected(server: ServerProcess) -> Iterator[socket.socket]:
+    at = urlsplit(server.url)
+    with socket.create_connection((at.hostname, at.port), timeout=20) as connection:
+        yield connection
+
+
+def request(path: str = SEARCH, *headers: str, body: bytes = BODY) -> bytes:
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", *headers]
+    return "\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""]).encode() + body
+
+
+def answer_on(connection: socket.socket) -> str:
+    """The next whole answer."""
+    received = ""
+    while True:
+        head, end, body = received.partition("\r\n\r\n")
+        if end and len(body) >= int(head.lower().split("content-length: ")[1].split("\r\n")[0]):
+            return received
+        more = connection.recv(65536).decode()
+        assert more, received
+        received += more
+
+
+@contextlib.contextmanager
+def busy(server: ServerProcess, path: str = SEARCH) -> Iterator[socket.socket]:
+    """The one place is taken by a request whose body has not come. It is free again once that was answered."""
+    with connected(server) as slow:
+        slow.sendall(request(path)[: -len(BODY)])
+        while Http(server.url).call("POST", path, json.loads(BODY)).status not in (429, 503):
+            time.sleep(0.01)
+        yield slow
+        slow.sendall(BODY)
+        answer_on(slow)
+
+
+@pytest.mark.parametrize("path", [SEARCH, "/v1/embeddings", "/api/embed", "/embed"])
+def test_a_refusal_is_the_same_wherever_it_is_made(narrow: ServerProcess, path: str) -> None:
+    """On the same connection: at the door, and from the middlewares, for a head that came in two pieces."""
+    with busy(narrow, path), connected(narrow) as connection:
+        connection.sendall(request(path))
+        at_the_door = answer_on(connection)
+        whole = request(path)
+        connection.sendall(whole[:30])
+        time.sleep(0.1)
+        connection.sendall(whole[30:])
+        the_long_way = answer_on(connection)
+    assert at_the_door.startswith(("HTTP/1.1 429", "HTTP/1.1 503"))
+    assert "Retry-After: 1" in at_the_door
+
+    def parts(answer: str) -> tuple[list[str], str]:
+        head, _, body = VARYING.sub("", answer).partition("\r\n\r\n")
+        return sorted(head.split("\r\n")), body
+
+    assert parts(at_the_door) == parts(the_long_way)
+    assert len(VARYING.findall(at_the_door)) == len(VARYING.findall(the_long_way)) == 2
+
+
+def test_the_connection_of_a_refused_request_serves_on(narrow: ServerProcess, data: Path) -> None:
+    """Refused ten times, then answered; the id of a request comes back; the metrics count them, the log once."""
+    with connected(narrow) as connection:
+        with busy(narrow):
+            before = refused_searches(narrow)
+            for number in range(10):
+                connection.sendall(request(SEARCH, f"X-Request-Id: mine-{number}"))
+                assert f"X-Request-Id: mine-{number}\r\n" in answer_on(connection)
+            assert refused_searches(narrow) == before + 10
+        connection.sendall(request())
+        assert answer_on(connection).startswith("HTTP/1.1 200")
+    time.sleep(1.1)
+    assert "requests in 1 s were refused with 429" in log_of(data).read_text()
+
+
+def refused_searches(server: ServerProcess) -> float:
+    route = "/v1/collections/{collection}/search"
+    return Http(server.url).metric("nearline_http_requests_total", method="POST", route=route, status="429")
+
+
+def test_two_requests_at_once_are_answered_in_order(narrow: ServerProcess) -> None:
+    """They pass the door undecided."""
+    with connected(narrow) as connection:
+        connection.sendall(request() + request(SEARCH, body=b"{"))
+        answers = connection.recv(65536).decode()
+        while "HTTP/1.1 400" not in answers:
+            answers += connection.recv(65536).decode()
+    assert answers.startswith("HTTP/1.1 200")
+
+
+def test_a_foreign_host_gives_its_place_back(narrow: ServerProcess) -> None:
+    """It is let in and then refused; the one place is free again while its connection stays open."""
+    with connected(narrow) as connection:
+        connection.sendall(request().replace(b"localhost", b"somewhere.example"))
+        assert answer_on(connection).startswith("HTTP/1.1 421")
+        assert Http(narrow.url).call("POST", SEARCH, {"query": "x"}).status == 200
+
+
+@pytest.mark.parametrize("header", ["Bad Header: x", "Content-Length: 999"])
+def test_bytes_that_are_no_http_give_their_place_back(narrow: ServerProcess, header: str) -> None:
+    """They look as if they might be let in; their connection is closed, and the place is free again."""
+    with connected(narrow) as connection:
+        connection.sendall(request(SEARCH, header))
+        assert " 400 Bad Request" in answer_on(connection)
+        assert connection.recv(1) == b""
+    assert Http(narrow.url).call("POST", SEARCH, {"query": "x"}).status == 200

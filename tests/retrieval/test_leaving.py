@@ -1,0 +1,106 @@
+"""Clients that leave or run out of time, and large writes beside reads: with the real model and a real service."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+
+from retrieval import writing
+from retrieval.embedders import Embedders
+from retrieval.embedding.observing import Silent
+from retrieval.schemas import NewDocument
+from retrieval.settings import Config, Models
+from tests.support.http import Http
+
+SENTENCE = "Who has left is not waited for, and nothing more is done in vain. "
+
+
+@pytest.mark.model
+def test_a_writer_that_leaves(http: Http) -> None:
+    """What would be embedded for another minute leaves the queue."""
+    name = http.new_collection()
+    document = {"id": "a", "text": SENTENCE * (4_000_000 // len(SENTENCE))}
+    at = urlsplit(http.url)
+    connection = HTTPConnection(str(at.hostname), at.port)
+    connection.request(
+        "POST",
+        f"/v1/collections/{name}/documents",
+        json.dumps({"documents": [document]}),
+        {"Content-Type": "application/json"},
+    )
+    wait_for_queue(http, full=True)
+    connection.close()
+    wait_for_queue(http, full=False)
+    assert http.ok("GET", f"/v1/collections/{name}")["documents"] == 0
+
+
+def wait_for_queue(http: Http, *, full: bool) -> None:
+    until = time.monotonic() + 30
+    while (http.metric("nearline_embedding_queue_tokens", lane="bulk") > 0) != full:
+        assert time.monotonic() < until
+
+
+@pytest.mark.model
+def test_the_deadline_of_a_context(http: Http) -> None:
+    """It holds for putting long passages together, too."""
+    name, draw = http.new_collection(), np.random.default_rng(1)
+    for at in range(0, 40, 10):
+        documents = [
+            {
+                "id": str(number),
+                "text": f"Number {number}. " + SENTENCE * (250_000 // len(SENTENCE)),
+                "vector": draw.normal(size=384).tolist(),
+            }
+            for number in range(at, at + 10)
+        ]
+        http.write(name, *documents)
+    wanted = {"query": "who left?", "token_budget": 100_000, "deadline_ms": 150, "min_similarity": -1}
+    reply = http.call("POST", f"/v1/collections/{name}/context", wanted)
+    assert (reply.status, reply.body["error"]["type"]) == (503, "deadline_exceeded")
+
+
+@pytest.mark.model
+def test_large_writes_leave_the_threads_of_reads_alone(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many documents are being cut, what else needs a thread gets one."""
+    cut, release = writing.chunk, threading.Event()
+
+    def slow(*arguments: Any) -> Any:
+        assert release.wait(60)
+        return cut(*arguments)
+
+    monkeypatch.setattr(writing, "chunk", slow)
+    config = Config(models=Models(folder=str(model_folder.parent), default=model_folder.name))
+    document = NewDocument(id="a", text=SENTENCE * 100)
+
+    async def scenario() -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
+        embedders = Embedders(config, lambda name: Silent())
+        embedder = await embedders.get(model_folder.name)
+        writes = [
+            asyncio.create_task(writing.embed([document], embedder, config, embedders.cutting))
+            for _ in range(8)
+        ]
+        await asyncio.sleep(0.05)
+        try:
+            async with asyncio.timeout(20):
+                assert await asyncio.to_thread(int, "7") == 7
+        finally:
+            release.set()
+        assert {len(upserts[0].passages) for upserts in await asyncio.gather(*writes)} == {
+            len(cut(document, embedder, config))
+        }
+        await embedders.close()
+
+    asyncio.run(scenario())
