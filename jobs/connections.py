@@ -3,7 +3,8 @@
     what the client does                        it is disconnected after
     opens and sends nothing, or half a head     server.header_timeout_s
     sends half a body                           server.body_timeout_s (a middleware, which answers 408)
-    does not read its answer                    server.write_timeout_s without any of it being read
+    does not read its answer                    server.write_timeout_s without any of it being read; one second
+                                                where unread answers hold more than a quarter of the memory ceiling
     stays idle between requests                 server.keepalive_timeout_s (aiohttp)
 
 Where there are as many connections as may be, a new one takes the place of the one whose client has kept us waiting
@@ -30,6 +31,8 @@ from retrieval.settings import Server
 logger = logging.getLogger(__name__)
 
 SWEEP_S = 0.5
+STALLED_S = 1.0  # without reading anything, where there is no room for unread answers
+UNSENT_BYTES_MAX = 1 << 28
 ACCEPT_LOG_S = 60.0
 OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 REFUSAL: Final = (
@@ -41,9 +44,11 @@ REFUSAL: Final = (
 class Connections:
     """All that are open. Used on the event loop only."""
 
-    def __init__(self, settings: Server, door: Door) -> None:
+    def __init__(self, settings: Server, door: Door, unsent_bytes_max: int = UNSENT_BYTES_MAX) -> None:
+        """`unsent_bytes_max` is for the answers that all clients together have not read."""
         self.settings = settings
         self.door = door
+        self._unsent_bytes_max = unsent_bytes_max
         # The other half is for the collections' files. Without any left nobody could be told anything.
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._max = max(1, min(settings.connections_max, descriptors // 2))
@@ -96,6 +101,19 @@ class Connections:
             now = asyncio.get_running_loop().time()
             for one in [one for one in self._open if one.is_late(now)]:
                 one.disconnect()
+            for one in self._stalled(now):
+                one.disconnect()
+
+    def _stalled(self, now: float) -> list[Connection]:
+        """Those who have read nothing for longest, where answers that nobody reads are too many bytes."""
+        beyond = sum(one.unsent for one in self._open) - self._unsent_bytes_max
+        stalled = []
+        for one in sorted(self._open, key=lambda one: one.unread_since):
+            if beyond <= 0 or now - one.unread_since < STALLED_S:
+                break
+            stalled.append(one)
+            beyond -= one.unsent
+        return stalled
 
 
 class Connection(web.RequestHandler):
@@ -111,13 +129,13 @@ class Connection(web.RequestHandler):
         )
         self._head_begun = False  # the parser holds a part of one
         self._unread = 0  # bytes of answers that the client has not taken
-        self._unread_since = 0.0
+        self.unread_since = 0.0
 
     @property
     def waits_for_client(self) -> bool:
         """It awaits a request, the rest of one, or that the client reads."""
         request = self._current_request
-        return bool(request is None or not request.content.is_eof() or self._unsent())
+        return bool(request is None or not request.content.is_eof() or self.unsent)
 
     @property
     def _awaits_head(self) -> bool:
@@ -167,10 +185,10 @@ class Connection(web.RequestHandler):
 
     def is_late(self, now: float) -> bool:
         settings = self._connections.settings
-        unread = self._unsent()
+        unread = self.unsent
         if unread != self._unread or not unread:
-            self._unread, self._unread_since = unread, now
-        if now - self._unread_since >= settings.write_timeout_s:
+            self._unread, self.unread_since = unread, now
+        if now - self.unread_since >= settings.write_timeout_s:
             return True
         return self._head_since is not None and now - self._head_since >= settings.header_timeout_s
 
@@ -179,7 +197,9 @@ class Connection(web.RequestHandler):
         if self._door is not None:
             self._door.abort()
 
-    def _unsent(self) -> int:
+    @property
+    def unsent(self) -> int:
+        """Bytes of answers that wait for the client to read."""
         return self._door.get_write_buffer_size() if self._door is not None else 0
 
 

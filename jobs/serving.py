@@ -29,7 +29,7 @@ from retrieval.app import create_app
 from retrieval.browsers import is_address
 from retrieval.config import Config
 from retrieval.door import DOOR
-from retrieval.keys import FAILED, READY, STOPPING
+from retrieval.keys import CEILING, FAILED, READY, STOPPING
 from retrieval.settings import Server
 
 READY_LINE = "nearline listens on "
@@ -88,7 +88,7 @@ async def serve(config: Config, data: Path) -> bool:
     app = create_app(config, data)
     grace_s = config.server.shutdown_grace_s
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=grace_s + LAST_ANSWERS_S)
-    connections = Connections(config.server, app[DOOR])
+    connections = Connections(config.server, app[DOOR], app[CEILING].bytes_max // 4)
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(AcceptErrors())
     stop = asyncio.Event()

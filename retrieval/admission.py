@@ -1,6 +1,6 @@
 """Which requests are let in: decided from their headers, before their bodies are read.
 
-    search   one search, or a count
+    search   one search, a count, or one document
     heavy    what reads or answers much at once: batches, contexts, pages of documents
     embed    the dialects of other servers
     write    everything else that has a body

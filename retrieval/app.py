@@ -9,9 +9,10 @@ from aiohttp import web
 from retrieval import lifecycle
 from retrieval.admission import Gates
 from retrieval.browsers import protective_headers
+from retrieval.ceiling import Ceiling
 from retrieval.config import Config
 from retrieval.door import DOOR, Door
-from retrieval.keys import CONFIG, FOLDERS, GATES, METRICS, READY, STOPPING
+from retrieval.keys import CEILING, CONFIG, FOLDERS, GATES, METRICS, READY, STOPPING
 from retrieval.metrics import Metrics
 from retrieval.middlewares import (
     admitted,
@@ -21,6 +22,7 @@ from retrieval.middlewares import (
     known_callers,
     observed,
     within_grace,
+    within_memory,
 )
 from retrieval.routes import ROUTES, add_routes
 from retrieval.stopping import Stopping
@@ -40,6 +42,7 @@ def create_app(config: Config, data: Path) -> web.Application:
             within_grace,
             admitted,
             known_callers,
+            within_memory,
             bounded_body,
         ],
     )
@@ -48,6 +51,7 @@ def create_app(config: Config, data: Path) -> web.Application:
     folders = (data, Path(config.models.folder))
     app[FOLDERS] = (*folders, *(folder.resolve() for folder in folders))
     app[METRICS] = Metrics()
+    app[CEILING] = Ceiling(config.server.memory_bytes_max)
     app[GATES] = Gates(config.admission)
     app[READY] = {"ready": False}
     app[STOPPING] = Stopping()
@@ -62,6 +66,7 @@ def create_app(config: Config, data: Path) -> web.Application:
             lifecycle.pipeline_ctx,
             lifecycle.tasks_ctx,
             lifecycle.loop_lag_ctx,
+            lifecycle.memory_ctx,
             lifecycle.ready_ctx,
         ]
     )

@@ -37,7 +37,7 @@ _MISSING = re.compile(r"missing required field `(?P<name>.*?)`")
 _STEP = re.compile(r"\[.*?\]|[^.\[\]]+")
 
 
-def decode(body: bytes, kind: type[T]) -> T:
+def decode(body: bytes | msgspec.Raw, kind: type[T]) -> T:
     """A request body as `kind`. Raises MalformedRequest if it is not JSON, InvalidInput naming the field otherwise."""
     try:
         return msgspec.json.decode(body, type=kind)
@@ -47,6 +47,16 @@ def decode(body: bytes, kind: type[T]) -> T:
         raise MalformedRequest(f"the body is not valid JSON: {error}") from None
     except RecursionError:
         raise MalformedRequest("the body is nested too deep") from None
+
+
+def decode_part(part: bytes | msgspec.Raw, kind: type[T], where: str) -> T:
+    """A field of a request body that was left as it came, as `decode` does; `where` is its place in the body."""
+    try:
+        return decode(part, kind)
+    except InvalidInput as error:
+        inside = error.param or ""
+        place = where + (inside if inside.startswith("[") or not inside else f".{inside}")
+        raise InvalidInput(f"{place}: {error.message.removeprefix(f'{inside}: ')}", param=place) from None
 
 
 def invalid(error: msgspec.ValidationError, kind: type) -> InvalidInput:

@@ -46,6 +46,10 @@ class JobBody(msgspec.Struct):
     error: str | None = None
 
 
+class JobList(msgspec.Struct):
+    jobs: list[JobBody]
+
+
 class Nothing(Request, frozen=True, kw_only=True):
     """A body without fields."""
 

@@ -12,6 +12,7 @@ from aiohttp import web
 from indexes.catalog import Catalog
 from retrieval.admission import Gates, Load
 from retrieval.cache import Store
+from retrieval.ceiling import Ceiling, Held
 from retrieval.config import Config
 from retrieval.embedders import Embedders
 from retrieval.metrics import Metrics
@@ -23,6 +24,8 @@ from retrieval.tasks import Tasks
 CONFIG = web.AppKey("CONFIG", Config)
 FOLDERS = web.AppKey[tuple[Path, ...]]("FOLDERS")  # of data and models: no answer says where they lie
 METRICS = web.AppKey("METRICS", Metrics)
+CEILING = web.AppKey("CEILING", Ceiling)
+HELD = web.RequestKey("HELD", Held)
 GATES = web.AppKey("GATES", Gates)
 LOADS = web.AppKey[Mapping[object, Load]]("LOADS")  # the class of each handler that has one
 CATALOG = web.AppKey("CATALOG", Catalog)

@@ -23,6 +23,7 @@ from retrieval.config import Config
 from retrieval.embedders import Embedders
 from retrieval.keys import (
     CATALOG,
+    CEILING,
     CONFIG,
     EMBEDDERS,
     FAILED,
@@ -44,6 +45,7 @@ logger = logging.getLogger(__name__)
 Context = Callable[[web.Application], AsyncIterator[None]]
 SECRET_BYTES = 32
 LAG_EVERY_S = 0.05
+MEMORY_EVERY_S = 0.5
 
 
 def catalog_ctx(data: Path) -> Context:
@@ -90,6 +92,7 @@ async def embedders_ctx(app: web.Application) -> AsyncIterator[None]:
     shared = None if store is None else SharedVectors(store, ttl_s=ttl_s(app[CONFIG]))
     app[EMBEDDERS] = embedders = Embedders(app[CONFIG], app[METRICS].embedding_observer, shared)
     app[METRICS].watch_embeddings(embedders)
+    app[CEILING].relief.append(embedders.cache.clear)
     try:
         await embedders.get(app[CONFIG].models.default)
     except NearlineError as error:
@@ -123,6 +126,7 @@ async def pipeline_ctx(app: web.Application) -> AsyncIterator[None]:
     near, far = MemoryStore(config.cache.results_bytes_max, time.monotonic), app[SHARED]
     results = ResultCache(near, far, ttl_s=ttl_s(config), now=time.time)
     app[METRICS].watch_caches(results, app[EMBEDDERS].shared, near, far)
+    app[CEILING].relief.append(near.clear)
     app[PIPELINE] = Pipeline(app[CATALOG], app[EMBEDDERS], results, config)
     # Every product of a search is small; BLAS would spread it over all cores and wait for each of them.
     with threadpool_limits(1, user_api="blas"):
@@ -153,6 +157,24 @@ async def loop_lag_ctx(app: web.Application) -> AsyncIterator[None]:
             await asyncio.sleep(LAG_EVERY_S)
             app[METRICS].loop_lag(max(0.0, time.perf_counter() - due))
 
+    task = asyncio.create_task(watch())
+    yield
+    task.cancel()
+
+
+async def memory_ctx(app: web.Application) -> AsyncIterator[None]:
+    """Make room while the process holds nearly as much memory as it may."""
+    ceiling = app[CEILING]
+
+    async def watch() -> None:
+        while True:
+            await asyncio.sleep(MEMORY_EVERY_S)
+            if ceiling.is_near:
+                for relieve in ceiling.relief:
+                    relieve()
+                await asyncio.to_thread(ceiling.relieve)
+
+    app[METRICS].watch_memory(ceiling)
     task = asyncio.create_task(watch())
     yield
     task.cancel()

@@ -16,9 +16,19 @@ import msgspec
 from indexes.errors import InvalidInput, TooLarge
 from indexes.filters.grammar import fits
 from indexes.model import Metadata, Scalar
+from retrieval.decoding import decode_part
 from retrieval.settings import Config
 
+RAW_FACTOR = 16  # of the bytes that may be stored: white space, escapes and nulls are not
 DEPTH_MAX = 8  # objects inside one another: more is data, not metadata, and recursion needs a bound
+
+
+def metadata_of(raw: msgspec.Raw, where: str, config: Config) -> dict[str, Any]:
+    """What a request has as metadata. Raises TooLarge before decoding far too much."""
+    most = RAW_FACTOR * config.limits.metadata_bytes_max
+    if len(raw) > most:
+        raise TooLarge(f"{where} has {len(raw)} bytes, at most {most} are read", param=where)
+    return decode_part(raw, dict[str, Any], where)
 
 
 def flattened(metadata: Mapping[str, Any], where: str) -> Metadata:

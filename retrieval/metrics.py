@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 from indexes.catalog import Catalog
 from indexes.model import WriteResult
 from retrieval.cache import EmbeddingCache, ResultCache, SharedVectors, Store
+from retrieval.ceiling import SHARES, Ceiling
 from retrieval.embedders import Embedders
 from retrieval.embedding.results import Lane
 from retrieval.job_schemas import JobBody
@@ -124,6 +125,9 @@ class Metrics:
 
     def watch(self, catalog: Catalog) -> None:
         self.registry.register(CollectionGauges(catalog))
+
+    def watch_memory(self, ceiling: Ceiling) -> None:
+        self.registry.register(MemoryGauges(ceiling))
 
     def watch_caches(
         self, results: ResultCache, vectors: SharedVectors | None, memory: Store, redis: Store | None
@@ -314,6 +318,30 @@ class CollectionGauges(Collector):
         )
         counts = [passages, dead, seq, generation, recall, memory, owed]
         return [quarantined, due, *counts, cold, audits, stops, loss]
+
+
+class MemoryGauges(Collector):
+    """What the process holds, what requests under way may add, and what it may hold."""
+
+    def __init__(self, ceiling: Ceiling) -> None:
+        self._ceiling = ceiling
+
+    def collect(self) -> Iterable[Metric]:
+        ceiling = self._ceiling
+        memory = GaugeMetricFamily(
+            "nearline_memory_bytes",
+            "Memory of the process, mapped files not counted: held, foretold for requests under way, and its ceiling",
+            labels=["kind"],
+        )
+        memory.add_metric(["held"], ceiling.own)
+        memory.add_metric(["foretold"], ceiling.foretold)
+        memory.add_metric(["ceiling"], ceiling.bytes_max)
+        refused = CounterMetricFamily(
+            "nearline_memory_refusals", "Requests refused for want of memory", labels=["class"]
+        )
+        for load in SHARES:
+            refused.add_metric([load], ceiling.refused[load])
+        return [memory, refused]
 
 
 class CacheCounters(Collector):

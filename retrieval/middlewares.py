@@ -18,6 +18,7 @@ from indexes.errors import (
     StorageError,
     TooLarge,
 )
+from retrieval.admission import Load
 from retrieval.browsers import require_known_caller
 from retrieval.dialects.errors import response
 from retrieval.door import DOOR
@@ -28,7 +29,7 @@ from retrieval.errors import (
     UnsupportedEncoding,
     without_folders,
 )
-from retrieval.keys import CONFIG, FOLDERS, GATES, LOADS, METRICS, READY, STOPPING
+from retrieval.keys import CEILING, CONFIG, FOLDERS, GATES, HELD, LOADS, METRICS, READY, STOPPING
 from retrieval.request_log import CLIENT_LEFT, GIVEN_ID, REQUEST_ID, log_request, new_request_id
 
 logger = logging.getLogger(__name__)
@@ -134,7 +135,7 @@ async def admitted(request: web.Request, handler: Handler) -> web.StreamResponse
     """
     entry = request.app[DOOR].let_in(request.protocol)
     if entry is None:
-        load = request.app[LOADS].get(request.match_info.handler, "write" if request.body_exists else None)
+        load = load_of(request)
         if load is None:
             return await handler(request)
         entry = request.app[GATES].enter(load, body_bytes_of(request))
@@ -146,6 +147,22 @@ async def admitted(request: web.Request, handler: Handler) -> web.StreamResponse
     finally:
         entry.leave(done=done)
     return answer
+
+
+@web.middleware
+async def within_memory(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse what the process has no memory for, too; handlers tell how much their answers take (`ceiling`)."""
+    load = load_of(request)
+    if load is None:
+        return await handler(request)
+    with request.app[CEILING].hold(load) as held:
+        held.body(body_bytes_of(request))
+        request[HELD] = held
+        return await handler(request)
+
+
+def load_of(request: web.Request) -> Load | None:
+    return request.app[LOADS].get(request.match_info.handler, "write" if request.body_exists else None)
 
 
 def body_bytes_of(request: web.Request) -> int:

@@ -1,10 +1,14 @@
-"""The OpenAPI 3.1 description, made from the routing table and the wire types: it cannot differ from them."""
+"""The OpenAPI 3.1 description, made from the routing table and the wire types: it cannot differ from them.
+
+Links say what can be done with what an operation has made or found: each one leads to every operation whose path can be
+filled in from its request and answer.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
 
@@ -18,6 +22,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 REFERENCE = "#/components/schemas/{name}"
 PATTERN = re.compile(r":[^{}]+}")
+PARAMETER = re.compile(r"{(\w+)}")
 
 VERSION = version("nearline")  # once: it is read from the disk
 QUERY_PARAMETERS = {
@@ -32,7 +37,9 @@ FLAGS = {"vectors"}
 class Route:
     """One operation. `request`, `answer` and `error` are the wire types of the bodies; None: there is none of ours.
 
-    `load` is the class whose bounds apply to it (`admission`); None: that of writes if a request has a body, else none.
+    `media` is the content type of an answer that is not JSON. `gives` names parameters in the paths of other operations
+    that are known once this one is done, with the OpenAPI runtime expression that finds each. `load` is the class whose
+    bounds apply to it (`admission`); None: that of writes if a request has a body, else none.
     """
 
     method: str
@@ -45,6 +52,8 @@ class Route:
     status: int = 200
     parameters: tuple[str, ...] = ()
     error: type[Any] = ErrorBody
+    media: str | None = None
+    gives: Mapping[str, str] = field(default_factory=dict)
     load: Load | None = None
 
 
@@ -66,8 +75,10 @@ def describe(routes: Sequence[Route], examples: Examples) -> dict[str, Any]:
     schemas = dict(zip(ordered, references, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
-        path = PATTERN.sub("}", route.path)
-        paths.setdefault(path, {})[route.method.lower()] = operation(route, path, schemas, examples)
+        described = operation(route, schemas, examples)
+        if links := links_from(route, routes):
+            described["responses"][str(route.status)]["links"] = links
+        paths.setdefault(path_of(route), {})[route.method.lower()] = described
     return {
         "openapi": "3.1.0",
         "info": {
@@ -81,12 +92,13 @@ def describe(routes: Sequence[Route], examples: Examples) -> dict[str, Any]:
     }
 
 
-def operation(
-    route: Route, path: str, schemas: dict[type[Any], dict[str, Any]], examples: Examples
-) -> dict[str, Any]:
+def operation(route: Route, schemas: dict[type[Any], dict[str, Any]], examples: Examples) -> dict[str, Any]:
+    path = path_of(route)
     answer: dict[str, Any] = {"description": "Done"}
     if route.answer is not None:
         answer["content"] = {"application/json": {"schema": schemas[route.answer]}}
+    elif route.media is not None:
+        answer["content"] = {route.media: {"schema": {"type": "string"}}}
     error = {
         "description": "Refused or failed",
         "content": {"application/json": {"schema": schemas[route.error]}},
@@ -95,15 +107,34 @@ def operation(
         "summary": route.summary,
         "operationId": operation_id(route.method, path),
         "tags": [route.tag],
-        "parameters": [path_parameter(name, examples.path.get(name)) for name in re.findall(r"{(\w+)}", path)]
+        "parameters": [path_parameter(name, examples.path.get(name)) for name in PARAMETER.findall(path)]
         + [query_parameter(name) for name in route.parameters],
         "responses": {str(route.status): answer, "default": error},
     }
     if route.request is not None:
         named = {name: {"value": body} for name, body in examples.bodies.get(route.request, {}).items()}
         content = {"application/json": {"schema": schemas[route.request], "examples": named}}
-        described["requestBody"] = {"required": True, "content": content}
+        # A handler takes an absent body for an empty object.
+        needed = any(one.required for one in msgspec.structs.fields(route.request))
+        described["requestBody"] = {"required": needed, "content": content}
     return described
+
+
+def links_from(route: Route, routes: Sequence[Route]) -> dict[str, Any]:
+    """A link to each operation that needs something `route` gives, and nothing that is unknown after it."""
+    known = {name: f"$request.path.{name}" for name in PARAMETER.findall(path_of(route))} | dict(route.gives)
+    links = {}
+    for other in routes:
+        needs = set(PARAMETER.findall(path_of(other)))
+        if needs & route.gives.keys() and needs <= known.keys():
+            name = operation_id(other.method, path_of(other))
+            links[name] = {"operationId": name, "parameters": {need: known[need] for need in sorted(needs)}}
+    return links
+
+
+def path_of(route: Route) -> str:
+    """The path as OpenAPI writes it, without the patterns of its parameters."""
+    return PATTERN.sub("}", route.path)
 
 
 def path_parameter(name: str, example: str | None) -> dict[str, Any]:

@@ -13,11 +13,13 @@ from indexes.errors import InvalidInput, TooLarge
 from indexes.filters.grammar import Filter, parse_filter
 from indexes.lexical import analysis
 from indexes.model import Floats
-from retrieval.decoding import decode
+from retrieval.decoding import decode_part
+from retrieval.raw_json import is_absent
 from retrieval.schemas import Mode, SearchRequest, Weights
 from retrieval.settings import Config
 
 ANSWER_VERSION = 2  # of what the cache keeps
+NUMBER_BYTES_MAX = 100  # of one number as JSON, with the white space before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,8 @@ class Plan:
 def plan(request: SearchRequest, dimensions: int, config: Config) -> Plan:
     """Raises InvalidInput or TooLarge naming the field."""
     query = check_query(request, config)
-    vector = None if request.vector is None else unit_vector(request.vector, dimensions, "vector")
+    numbers = vector_of(request.vector, dimensions, "vector")
+    vector = None if numbers is None else unit_vector(numbers, dimensions, "vector")
     mode = request.mode or (config.search.mode if query else "dense")
     if mode != "dense" and not query:
         raise InvalidInput(f"mode {mode} needs a query text", param="query")
@@ -111,13 +114,13 @@ def filter_of(raw: msgspec.Raw, config: Config) -> Filter | None:
             f"filter has {len(raw)} bytes, at most {config.limits.filter_bytes_max} are allowed",
             param="filter",
         )
-    value = decode(raw, object)
+    value = decode_part(raw, object, "filter")
     return None if value is None else parse_filter(value, conditions_max=config.limits.filter_conditions_max)
 
 
 def check_query(request: SearchRequest, config: Config) -> str:
     if request.query is None:
-        if request.vector is None:
+        if is_absent(request.vector):
             raise InvalidInput("a search needs a query text or a vector", param="query")
         return ""
     query = request.query.strip()
@@ -137,6 +140,15 @@ def check_k(k: int | None, config: Config) -> int:
     if not 1 <= k <= config.limits.k_max:
         raise InvalidInput(f"k must be from 1 to {config.limits.k_max}, found {k}", param="k")
     return k
+
+
+def vector_of(raw: msgspec.Raw, dimensions: int, param: str) -> list[float] | None:
+    """The numbers of a request's vector, None for none. Raises InvalidInput before decoding far too many."""
+    if len(raw) > dimensions * NUMBER_BYTES_MAX:
+        raise InvalidInput(
+            f"{param} has {len(raw)} bytes, more than {dimensions} dimensions take", param=param
+        )
+    return None if is_absent(raw) else decode_part(raw, list[float], param)
 
 
 def unit_vector(values: Sequence[float], dimensions: int, param: str) -> Floats:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from aiohttp import web
 
 from retrieval import job_schemas, schemas
@@ -19,16 +21,16 @@ C = "/v1/collections/{collection}"
 SEARCH, DOCUMENTS, COLLECTIONS, JOBS, SYSTEM = "search", "documents", "collections", "jobs", "system"
 OPENAI, OLLAMA, TEI = "openai", "ollama", "tei"
 
-# method, path, handler, summary, tag; then the wire types of request and answer, the status, query parameters, load
+# method, path, handler, summary, tag; then the wire types of request and answer, the status, and what else applies
 ROUTES = (
     Route("POST", f"{C}/search", search.search, "Search passages", SEARCH,
           schemas.SearchRequest, schemas.SearchAnswer, load="search"),
     Route("POST", f"{C}/search/batch", search.search_batch, "Several searches at once", SEARCH,
-          schemas.SearchBatch, load="heavy"),
+          schemas.SearchBatch, schemas.SearchBatchAnswer, load="heavy"),
     Route("POST", f"{C}/context", search.context, "Passages for a prompt, within a token budget", SEARCH,
           schemas.ContextRequest, schemas.ContextAnswer, load="heavy"),
     Route("POST", f"{C}/documents", documents.write, "Write documents, replacing those of the same id", DOCUMENTS,
-          schemas.WriteDocuments, schemas.Written),
+          schemas.WriteDocuments, schemas.Written, gives={"id": "$request.body#/documents/0/id"}),
     Route("GET", f"{C}/documents", documents.listed, "List documents in the order they were written", DOCUMENTS,
           None, schemas.DocumentPage, parameters=("cursor", "limit", "vectors"), load="heavy"),
     Route("POST", f"{C}/documents/scroll", scrolling.scroll, "Follow all documents, or those that match", DOCUMENTS,
@@ -38,37 +40,38 @@ ROUTES = (
     Route("POST", f"{C}/documents/delete", documents.delete_many, "Delete documents by id or by filter", DOCUMENTS,
           schemas.DeleteDocuments, schemas.Deleted),
     Route("GET", f"{C}/documents/{{id:.+}}", documents.shown, "One document", DOCUMENTS,
-          None, schemas.DocumentBody, parameters=("vectors",)),
+          None, schemas.DocumentBody, parameters=("vectors",), load="search"),
     Route("PATCH", f"{C}/documents/{{id:.+}}", documents.patched, "Change the metadata of one document", DOCUMENTS,
           schemas.PatchDocument, schemas.Written),
     Route("DELETE", f"{C}/documents/{{id:.+}}", documents.deleted, "Delete one document", DOCUMENTS,
           None, schemas.Deleted),
     Route("POST", "/v1/collections", collections.create, "Create a collection", COLLECTIONS,
-          schemas.CreateCollection, schemas.CollectionBody, 201),
+          schemas.CreateCollection, schemas.CollectionBody, 201, gives={"collection": "$response.body#/name"}),
     Route("GET", "/v1/collections", collections.listed, "All collections", COLLECTIONS,
           None, schemas.CollectionList),
     Route("GET", C, collections.shown, "One collection: counts, memory, generation, recall", COLLECTIONS,
           None, schemas.CollectionBody),
     Route("DELETE", C, collections.deleted, "Delete a collection with all its documents", COLLECTIONS, status=204),
     Route("POST", f"{C}/rename", collections.renamed, "Give a collection another name; its aliases follow", COLLECTIONS,
-          schemas.RenameCollection, schemas.CollectionBody),
+          schemas.RenameCollection, schemas.CollectionBody, gives={"collection": "$response.body#/name"}),
     Route("PUT", "/v1/aliases/{alias}", collections.set_alias, "Let an alias name a collection", COLLECTIONS,
-          schemas.SetAlias, schemas.AliasBody),
+          schemas.SetAlias, schemas.AliasBody,
+          gives={"alias": "$response.body#/alias", "collection": "$response.body#/alias"}),
     Route("DELETE", "/v1/aliases/{alias}", collections.remove_alias, "Remove an alias", COLLECTIONS, status=204),
     Route("POST", f"{C}/reindex", jobs.reindex, "Rebuild all indexes and swap them in", JOBS,
-          job_schemas.Reindex, job_schemas.JobStarted, 202),
+          job_schemas.Reindex, job_schemas.JobStarted, 202, gives={"job": "$response.body#/job"}),
     Route("POST", f"{C}/tune", jobs.tune, "Find the cheapest search settings of a recall, and use them", JOBS,
-          job_schemas.Tune, job_schemas.JobStarted, 202),
+          job_schemas.Tune, job_schemas.JobStarted, 202, gives={"job": "$response.body#/job"}),
     Route("POST", f"{C}/erase", jobs.erase, "Erase what was deleted or overwritten from every file", JOBS,
-          None, job_schemas.JobStarted, 202),
+          None, job_schemas.JobStarted, 202, gives={"job": "$response.body#/job"}),
     Route("POST", f"{C}/rollback", jobs.rollback, "Serve the generation before the present one again", JOBS,
           None, job_schemas.RolledBack),
-    Route("GET", "/v1/jobs", jobs.listed, "Jobs since the start, newest first", JOBS),
+    Route("GET", "/v1/jobs", jobs.listed, "Jobs since the start, newest first", JOBS, None, job_schemas.JobList),
     Route("GET", "/v1/jobs/{job}", jobs.shown, "One job: status, progress, outcome", JOBS, None, job_schemas.JobBody),
     Route("POST", "/v1/embeddings", openai.embeddings, "Embed texts, as OpenAI does", OPENAI,
           openai.OpenAIEmbeddingRequest, openai.OpenAIEmbeddingList, error=OpenAIErrorBody, load="embed"),
     Route("GET", "/v1/models", openai.models, "Models and their aliases, as OpenAI lists them", OPENAI,
-          None, openai.OpenAIModelList, error=OpenAIErrorBody),
+          None, openai.OpenAIModelList, error=OpenAIErrorBody, gives={"model": "$response.body#/data/0/id"}),
     Route("GET", "/v1/models/{model:.+}", openai.model, "One model, as OpenAI shows it", OPENAI,
           None, openai.OpenAIModel, error=OpenAIErrorBody),
     Route("POST", "/api/embed", ollama.embed_texts, "Embed texts, as Ollama does", OLLAMA,
@@ -88,12 +91,13 @@ ROUTES = (
     Route("GET", "/info", tei.info, "The default model, as Text Embeddings Inference tells it", TEI,
           None, tei.TeiInfo, error=TeiErrorBody),
     Route("GET", "/health", tei.health, "Whether texts can be embedded", TEI, error=TeiErrorBody),
-    Route("GET", "/healthz", system.healthz, "Whether the process answers", SYSTEM),
-    Route("GET", "/readyz", system.readyz, "Whether the service is ready for searches", SYSTEM),
-    Route("GET", "/metrics", system.metrics, "Metrics for Prometheus", SYSTEM),
-    Route("GET", "/openapi.json", system.openapi, "This description", SYSTEM),
+    Route("GET", "/healthz", system.healthz, "Whether the process answers", SYSTEM, None, system.Health),
+    Route("GET", "/readyz", system.readyz, "Whether the service is ready for searches", SYSTEM,
+          None, system.Readiness),
+    Route("GET", "/metrics", system.metrics, "Metrics for Prometheus", SYSTEM, media="text/plain"),
+    Route("GET", "/openapi.json", system.openapi, "This description", SYSTEM, None, dict[str, Any]),
     Route("GET", "/", system.root, "To the page of this description", SYSTEM, status=302),
-    Route("GET", "/docs", system.docs, "This description as a page", SYSTEM),
+    Route("GET", "/docs", system.docs, "This description as a page", SYSTEM, media="text/html"),
 )  # fmt: skip
 
 

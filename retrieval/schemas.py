@@ -6,34 +6,34 @@ not here.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType, field
 
 from indexes.build.placement import Moves
+from indexes.catalog import NAME
 from indexes.dense.skipping import ColdState
 from indexes.info import SearchSettings
 from indexes.model import Metadata, Tier
+from retrieval.raw_json import (
+    FilterJson,
+    IdsJson,
+    MetadataJson,
+    SearchJson,
+    SearchOutcome,
+    VectorJson,
+    absent,
+    no_metadata,
+)
 from retrieval.settings import Weight
 
 Mode = Literal["hybrid", "dense", "lexical"]
 Capacity = Annotated[int, Meta(ge=0, le=1_000_000_000)]
 NonEmpty = Annotated[str, Meta(min_length=1)]
 DocumentId = NonEmpty | Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-AnyMetadata = Annotated[
-    dict[str, Any],
-    Meta(
-        description="Strings, numbers, booleans and lists of them. A null is no value; objects become keys with dots."
-    ),
-]
-
-# Left as it came until its bytes are counted: decoded it takes up to thirty times as much memory.
-FilterJson = Annotated[msgspec.Raw, Meta(extra_json_schema={"type": ["object", "null"]})]
-
-
-def no_filter() -> msgspec.Raw:
-    return msgspec.Raw(b"null")
+# Only described here: the catalog refuses other names, and says what one is made of.
+CollectionName = Annotated[str, Meta(extra_json_schema={"pattern": f"^{NAME.pattern}$"})]
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,13 +44,13 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class CreateCollection(Request, frozen=True, kw_only=True):
-    name: str
+    name: CollectionName
     model: str | None = None
     hot_capacity: Capacity | None = None
 
 
 class RenameCollection(Request, frozen=True, kw_only=True):
-    name: str
+    name: CollectionName
 
 
 class SetAlias(Request, frozen=True, kw_only=True):
@@ -131,8 +131,8 @@ class SentDocument(Request, frozen=True, kw_only=True):
     id: DocumentId
     text: str
     title: str = ""
-    metadata: AnyMetadata = {}
-    vector: list[float] | None = None
+    metadata: MetadataJson = field(default_factory=no_metadata)
+    vector: VectorJson = field(default_factory=absent)
 
 
 class NewDocument(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,18 +155,18 @@ class WriteDocuments(Request, frozen=True, kw_only=True):
 class PatchDocument(Request, frozen=True, kw_only=True):
     """A JSON merge patch (RFC 7396) of the metadata: a null removes a key, what is not named stays as it is."""
 
-    metadata: AnyMetadata
+    metadata: MetadataJson
 
 
 class DeleteDocuments(Request, frozen=True, kw_only=True):
-    ids: list[str | int] | None = None
-    filter: FilterJson = field(default_factory=no_filter)
+    ids: IdsJson = field(default_factory=absent)
+    filter: FilterJson = field(default_factory=absent)
 
 
 class ScrollDocuments(Request, frozen=True, kw_only=True):
     """One page in the order of writing. `cursor` is that of the page before; the filter stays the same throughout."""
 
-    filter: FilterJson = field(default_factory=no_filter)
+    filter: FilterJson = field(default_factory=absent)
     cursor: str | None = None
     limit: int = 100
     vectors: bool = False
@@ -174,7 +174,7 @@ class ScrollDocuments(Request, frozen=True, kw_only=True):
 
 
 class CountDocuments(Request, frozen=True, kw_only=True):
-    filter: FilterJson = field(default_factory=no_filter)
+    filter: FilterJson = field(default_factory=absent)
 
 
 class Written(msgspec.Struct, kw_only=True):
@@ -256,10 +256,10 @@ class SearchRequest(Request, frozen=True, kw_only=True):
     """A search. `exact` scans all stored vectors instead of the indexes: the ground truth, at its price."""
 
     query: str | None = None
-    vector: list[float] | None = None
+    vector: VectorJson = field(default_factory=absent)
     k: int | None = None
     mode: Mode | None = None
-    filter: FilterJson = field(default_factory=no_filter)
+    filter: FilterJson = field(default_factory=absent)
     fusion: Fusion | None = None
     group_by_document: bool = False
     min_score: float | None = None
@@ -271,7 +271,7 @@ class SearchRequest(Request, frozen=True, kw_only=True):
 
 
 class SearchBatch(Request, frozen=True, kw_only=True):
-    searches: list[SearchRequest]
+    searches: list[SearchJson]
 
 
 class Scores(msgspec.Struct):
@@ -339,6 +339,12 @@ class SearchAnswer(msgspec.Struct):
     timings_ms: Timings
 
 
+class SearchBatchAnswer(msgspec.Struct):
+    """In the order of the searches: what was found, or why that search failed."""
+
+    results: list[SearchOutcome]
+
+
 class ContextRequest(Request, frozen=True, kw_only=True):
     """Passages for a prompt: at most `token_budget` tokens of this collection's tokenizer, all markup included.
 
@@ -351,7 +357,7 @@ class ContextRequest(Request, frozen=True, kw_only=True):
     token_budget: Annotated[int, Meta(ge=1)]
     k: int | None = None
     mode: Mode | None = None
-    filter: FilterJson = field(default_factory=no_filter)
+    filter: FilterJson = field(default_factory=absent)
     fusion: Fusion | None = None
     group_by_document: bool = False
     per_document: Annotated[int, Meta(ge=1)] | None = None

@@ -37,6 +37,7 @@ class Server(Section, frozen=True, kw_only=True):
     keepalive_timeout_s: Duration = 75.0
     connections_max: Positive = 1000
     connections_per_address_max: Positive = 500
+    memory_bytes_max: Count = 0
     shutdown_grace_s: Duration = 25.0
     hosts: list[HostName] = []
     cors_origins: list[Origin] = []

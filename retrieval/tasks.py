@@ -170,7 +170,7 @@ class Tasks:
 
     def require_idle(self, name: str) -> None:
         if kinds := self._running_kinds(name):
-            raise NotReady(f"{a(kinds[0])} of {name!r} is under way", retry_after_s=5, param="collection")
+            raise Conflict(f"{a(kinds[0])} of {name!r} is under way", param="collection")
 
     def _running_kinds(self, name: str) -> list[str]:
         """What is queued or running for a collection."""

@@ -8,7 +8,7 @@ request leaves none of the others behind.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from dataclasses import replace
 from functools import partial
@@ -27,8 +27,8 @@ from indexes.model import Floats, NewPassage, Upsert, WriteResult
 from retrieval.abandoning import abandonable
 from retrieval.chunking import CHUNKING_VERSION, Span, split
 from retrieval.embedders import Embedder, Embedders
-from retrieval.metadata import Patch, check_limits, flattened
-from retrieval.plan import unit_vector
+from retrieval.metadata import Patch, check_limits, flattened, metadata_of
+from retrieval.plan import unit_vector, vector_of
 from retrieval.schemas import NewDocument, SentDocument
 from retrieval.settings import Config, Passages
 
@@ -37,7 +37,6 @@ T = TypeVar("T")
 TITLE_TOKENS_MAX = 48  # of a passage's budget; a longer title is cut for embedding, kept whole for reading
 SPECIAL_TOKENS = 2
 INLINE_CHARS = 4000  # about a millisecond of work
-KEY_CHARS = 20  # of text, that checking one value of metadata takes as long as
 
 
 async def write_documents(
@@ -48,7 +47,7 @@ async def write_documents(
     Those that are unchanged when this begins are left alone, also where another request changes them meanwhile.
     Raises InvalidInput or TooLarge naming the field.
     """
-    chars = sum(len(document.text) + size_of(document.metadata) for document in sent)
+    chars = sum(len(document.text) + len(document.metadata) for document in sent)
     dimensions = collection.settings.dimensions
     documents = await off_loop(chars, lambda: check_documents(sent, dimensions, config))
     digests = await off_loop(chars, lambda: [digest_of(document, config.passages) for document in documents])
@@ -95,12 +94,6 @@ def patch_metadata(
     return collection.change(document_id, change)
 
 
-def size_of(metadata: Mapping[str, object]) -> int:
-    """About how many characters of text are as much work; long where objects or lists hide how much there is."""
-    hidden = any(isinstance(value, dict | list) for value in metadata.values())
-    return INLINE_CHARS + 1 if hidden else KEY_CHARS * len(metadata)
-
-
 async def off_loop(chars: int, work: Callable[[], T]) -> T:
     """In a thread, if the text is long enough to hold up every search; a short one is done before a thread wakes."""
     return work() if chars <= INLINE_CHARS else await asyncio.to_thread(work)
@@ -124,8 +117,8 @@ def check_documents(documents: list[SentDocument], dimensions: int, config: Conf
             id=str(sent.id),
             text=sent.text,
             title=sent.title,
-            metadata=flattened(sent.metadata, f"{where}.metadata"),
-            vector=sent.vector,
+            metadata=flattened(metadata_of(sent.metadata, f"{where}.metadata", config), f"{where}.metadata"),
+            vector=vector_of(sent.vector, dimensions, f"{where}.vector"),
         )
         check_document(document, where, config)
         if (first := seen.setdefault(document.id, at)) != at:

@@ -30,7 +30,7 @@ from retrieval.dialects.token_ids import sequences
 from retrieval.embedding.models import Kind
 from retrieval.embedding.results import Long
 from retrieval.handlers.wire import answer, body
-from retrieval.keys import CONFIG
+from retrieval.keys import CONFIG, HELD
 from retrieval.schemas import NonEmpty, Request
 
 INPUTS_MAX = 2048  # OpenAI's own limit, which clients split their texts by
@@ -128,6 +128,7 @@ async def texts_of(request: web.Request, given: Inputs) -> list[str]:
         raise InvalidInput(f"{place} is empty", param=place)
     texts = [text for text in inputs if isinstance(text, str)]
     if len(texts) < len(inputs):
+        request[HELD].token_ids(sum(len(one) for one in inputs if isinstance(one, list)))
         bytes_max = request.app[CONFIG].server.body_bytes_max  # as much as could have come as text
         texts = await asyncio.to_thread(cl100k.texts_of_ids, inputs, bytes_max=bytes_max)
     bounded(texts, request, param="input")

@@ -31,7 +31,7 @@ from retrieval.dialects.token_ids import sequences, texts_of_ids
 from retrieval.embedders import Embedder
 from retrieval.embedding.models import Kind
 from retrieval.handlers.wire import answer, body
-from retrieval.keys import CONFIG, EMBEDDERS, READY
+from retrieval.keys import CONFIG, EMBEDDERS, HELD, READY
 from retrieval.openapi import VERSION
 
 PROMPTS: dict[str, Kind] = {"document": "document", "passage": "document", "query": "query"}
@@ -188,6 +188,7 @@ async def texts_of(request: web.Request, embedder: Embedder, inputs: Inputs) -> 
         raise EmptyInput("`inputs` cannot be empty", param="inputs")
     texts = [text for text in batch if isinstance(text, str)]
     if len(texts) < len(batch):
+        request[HELD].token_ids(sum(len(one) for one in batch if isinstance(one, list)))
         texts = await asyncio.to_thread(texts_of_ids, embedder.encoder.tokenizers, batch)
     bounded(texts, request, param="inputs")
     return texts

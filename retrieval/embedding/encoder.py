@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from indexes.model import Floats
+from retrieval.cgroups import cgroup_cores
 from retrieval.embedding.models import Kind, Model
 from retrieval.embedding.sessions import OUTPUT, Refusal, open_model
 from retrieval.embedding.tokens import Frame, TokenizerPool, Tokens, pad_id, windows
@@ -156,38 +156,5 @@ def by_length(
 def available_threads() -> int:
     """Cores this process may use: the smaller of its CPU affinity and its control group's quota, at least 1."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = cgroup_cores(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))
+    quota = cgroup_cores()
     return max(1, cores if quota is None else min(cores, math.ceil(quota)))
-
-
-def cgroup_cores(root: Path, membership: Path) -> float | None:
-    """Cores granted by the tightest quota from our control group up to `root`, or None where there is no limit."""
-    try:
-        lines = membership.read_text().splitlines()
-    except OSError:
-        return None
-    quotas: list[float | None] = []
-    for line in lines:
-        _, controllers, path = line.split(":", maxsplit=2)
-        if controllers == "":
-            base = root  # version 2
-        elif "cpu" in controllers.split(","):
-            base = root / "cpu"
-        else:
-            continue
-        folder = base / path.lstrip("/")
-        # Inside a container the path may be the host's; the root is then our own group.
-        quotas.extend(_quota(each) for each in (folder, *folder.parents) if each.is_relative_to(base))
-    return min((quota for quota in quotas if quota is not None), default=None)
-
-
-def _quota(folder: Path) -> float | None:
-    try:
-        if (file := folder / "cpu.max").is_file():
-            allowed, period = file.read_text().split()
-        else:
-            allowed = (folder / "cpu.cfs_quota_us").read_text().strip()
-            period = (folder / "cpu.cfs_period_us").read_text().strip()
-        return None if allowed in {"max", "-1"} else int(allowed) / int(period)
-    except (OSError, ValueError):
-        return None

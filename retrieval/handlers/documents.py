@@ -6,21 +6,26 @@ import asyncio
 import time
 from dataclasses import replace
 
+import msgspec
 from aiohttp import web
 
 from indexes.errors import InvalidInput, NotFound, TooLarge
 from indexes.log import scrolling
 from indexes.model import Delete, WriteResult
+from retrieval.decoding import decode_part
 from retrieval.handlers.scrolling import document_body, encoded, query_flag
 from retrieval.handlers.wire import answer, body, collection_of, query_int, real_name
-from retrieval.keys import CONFIG, EMBEDDERS, METRICS, TASKS
-from retrieval.metadata import Patch
+from retrieval.keys import CONFIG, EMBEDDERS, HELD, METRICS, TASKS
+from retrieval.metadata import Patch, metadata_of
 from retrieval.pipeline import elapsed_ms
 from retrieval.plan import filter_of
+from retrieval.raw_json import is_absent
 from retrieval.schemas import Deleted, DeleteDocuments, PatchDocument, WriteDocuments, Written
+from retrieval.settings import Config
 from retrieval.writing import patch_metadata, write_documents
 
 CURSOR_MAX = 2**62
+ESCAPED_BYTES = 12  # of one character in JSON, at most
 
 
 async def write(request: web.Request) -> web.Response:
@@ -38,6 +43,7 @@ async def shown(request: web.Request) -> web.Response:
     _, collection = collection_of(request)
     vectors, document_id = query_flag(request, "vectors"), request.match_info["id"]
     found = await asyncio.to_thread(scrolling.document, collection, document_id, vectors=vectors)
+    request[HELD].answer(len(found.document.text))
     return answer(document_body(found))
 
 
@@ -47,9 +53,10 @@ async def listed(request: web.Request) -> web.Response:
     limit = query_int(request, "limit", 100, least=1, most=limits.page_limit_max)
     cursor = query_int(request, "cursor", 0, least=0, most=CURSOR_MAX)
     vectors = query_flag(request, "vectors")
+    bytes_max = request[HELD].page(limits.answer_bytes_max)
 
     def work() -> dict[str, object]:
-        page = scrolling.page(collection, cursor, limit, vectors=vectors, bytes_max=limits.answer_bytes_max)
+        page = scrolling.page(collection, cursor, limit, vectors=vectors, bytes_max=bytes_max)
         following = None if page.following is None else str(page.following)
         return {"documents": encoded(page), "next_cursor": following}
 
@@ -61,7 +68,8 @@ async def patched(request: web.Request) -> web.Response:
     wanted = await body(request, PatchDocument)
     name, collection = collection_of(request)
     own_name, app = real_name(request), request.app
-    patch = await asyncio.to_thread(Patch.of, wanted.metadata, "metadata")
+    metadata = metadata_of(wanted.metadata, "metadata", app[CONFIG])
+    patch = await asyncio.to_thread(Patch.of, metadata, "metadata")
     future = patch_metadata(collection, request.match_info["id"], patch, app[CONFIG])
     result = replace(await asyncio.wrap_future(future), tokens=0)  # none was embedded
     app[TASKS].reindex_if_due(own_name, collection)
@@ -93,16 +101,11 @@ async def deleted(request: web.Request) -> web.Response:
 async def delete_many(request: web.Request) -> web.Response:
     wanted = await body(request, DeleteDocuments)
     _, collection = collection_of(request)
-    limits = request.app[CONFIG].limits
     condition = filter_of(wanted.filter, request.app[CONFIG])
-    if (wanted.ids is None) == (condition is None):
+    ids = ids_of(wanted.ids, request.app[CONFIG])
+    if (ids is None) == (condition is None):
         raise InvalidInput("expected either ids or filter", param="ids")
-    if wanted.ids is not None:
-        if len(wanted.ids) > limits.documents_per_request_max:
-            raise TooLarge(f"at most {limits.documents_per_request_max} ids in one request", param="ids")
-        ids = list(dict.fromkeys(map(str, wanted.ids)))
-        if any(len(one) > limits.id_chars_max for one in ids):
-            raise TooLarge(f"an id is longer than {limits.id_chars_max} characters", param="ids")
+    if ids is not None:
         future = collection.write([Delete(one) for one in ids])
     else:
         assert condition is not None
@@ -110,3 +113,18 @@ async def delete_many(request: web.Request) -> web.Response:
     result = await asyncio.wrap_future(future)
     request.app[TASKS].reindex_if_due(real_name(request), collection)
     return answer(Deleted(result.seq, result.deleted))
+
+
+def ids_of(raw: msgspec.Raw, config: Config) -> list[str] | None:
+    """The ids of a request to delete, each once; None for none. Raises TooLarge, before decoding far too many."""
+    if is_absent(raw):
+        return None
+    limits = config.limits
+    most = limits.documents_per_request_max
+    if len(raw) <= most * (limits.id_chars_max + 4) * ESCAPED_BYTES:
+        ids = list(dict.fromkeys(map(str, decode_part(raw, list[str | int], "ids"))))
+        if any(len(one) > limits.id_chars_max for one in ids):
+            raise TooLarge(f"an id is longer than {limits.id_chars_max} characters", param="ids")
+        if len(ids) <= most:
+            return ids
+    raise TooLarge(f"at most {most} ids in one request", param="ids")

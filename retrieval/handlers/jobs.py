@@ -11,7 +11,7 @@ from indexes.errors import Overloaded, TooLarge
 from indexes.model import Floats
 from retrieval.embedders import Embedder
 from retrieval.handlers.wire import answer, body, collection_of, real_name
-from retrieval.job_schemas import JobStarted, Nothing, Reindex, RolledBack, Tune
+from retrieval.job_schemas import JobList, JobStarted, Nothing, Reindex, RolledBack, Tune
 from retrieval.keys import CONFIG, EMBEDDERS, PIPELINE, QUERY_LOG, TASKS
 
 QUERIES_MAX = 10_000  # of one tuning; more only makes it longer
@@ -101,4 +101,4 @@ async def shown(request: web.Request) -> web.Response:
 
 
 async def listed(request: web.Request) -> web.Response:
-    return answer({"jobs": request.app[TASKS].all()})
+    return answer(JobList(request.app[TASKS].all()))

@@ -14,7 +14,7 @@ from indexes.errors import InvalidInput
 from indexes.log import scrolling
 from indexes.log.scrolling import Page, ScrolledDocument, VectorPassage
 from retrieval.handlers.wire import answer, body, collection_of
-from retrieval.keys import CONFIG
+from retrieval.keys import CONFIG, HELD
 from retrieval.plan import filter_of
 from retrieval.schemas import CountBody, CountDocuments, DocumentBody, PassageBody, ScrollDocuments
 
@@ -30,6 +30,7 @@ async def scroll(request: web.Request) -> web.Response:
         raise InvalidInput(f"limit must be from 1 to {most}, found {wanted.limit}", param="limit")
     after = 0 if wanted.cursor is None else decode_cursor(wanted.cursor, collection.uid)
     condition = filter_of(wanted.filter, config)
+    bytes_max = request[HELD].page(config.limits.answer_bytes_max)
 
     def work() -> dict[str, object]:
         page = scrolling.page(
@@ -39,7 +40,7 @@ async def scroll(request: web.Request) -> web.Response:
             condition=condition,
             text=wanted.text,
             vectors=wanted.vectors,
-            bytes_max=config.limits.answer_bytes_max,
+            bytes_max=bytes_max,
         )
         cursor = None if page.following is None else encode_cursor(page.following, collection.uid)
         return {"documents": encoded(page, text=wanted.text), "cursor": cursor}

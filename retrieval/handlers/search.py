@@ -12,11 +12,19 @@ from aiohttp import web
 from indexes.errors import InvalidInput, NearlineError, TooLarge
 from retrieval.abandoning import abandonable
 from retrieval.context import build_context, search_request
+from retrieval.decoding import decode_part
 from retrieval.errors import body_of, without_folders
 from retrieval.handlers.wire import answer, body, collection_of, timing_headers
-from retrieval.keys import CONFIG, EMBEDDERS, FOLDERS, METRICS, PIPELINE, QUERY_LOG
+from retrieval.keys import CONFIG, EMBEDDERS, FOLDERS, HELD, METRICS, PIPELINE, QUERY_LOG
 from retrieval.room import Room
-from retrieval.schemas import ContextRequest, SearchAnswer, SearchBatch, SearchRequest, Timings
+from retrieval.schemas import (
+    ContextRequest,
+    SearchAnswer,
+    SearchBatch,
+    SearchBatchAnswer,
+    SearchRequest,
+    Timings,
+)
 
 CONCURRENT_SEARCHES = 8  # of one batch; a large batch must not push everybody else's query back
 INLINE_BYTES = 1 << 18  # of hits, encoded on the event loop: less than a millisecond
@@ -25,7 +33,7 @@ INLINE_BYTES = 1 << 18  # of hits, encoded on the event loop: less than a millis
 async def search(request: web.Request) -> web.Response:
     wanted = await body(request, SearchRequest)
     name = request.match_info["collection"]
-    room = Room(request.app[CONFIG].limits.answer_bytes_max)
+    room = room_of(request)
     found = await request.app[PIPELINE].search(name, wanted, room=room)
     request.app[METRICS].search(found)
     note(request, wanted)
@@ -48,11 +56,12 @@ async def search_batch(request: web.Request) -> web.Response:
         raise TooLarge(
             f"{len(wanted.searches)} searches in one request, at most {most} are allowed", param="searches"
         )
+    searches = [decode_part(one, SearchRequest, f"searches[{at}]") for at, one in enumerate(wanted.searches)]
     slots = asyncio.Semaphore(CONCURRENT_SEARCHES)
 
     pipeline = request.app[PIPELINE]
-    room = Room(request.app[CONFIG].limits.answer_bytes_max, param="searches")
-    scan = pipeline.joint_scan(collection, sum(search.exact for search in wanted.searches))
+    room = room_of(request, param="searches")
+    scan = pipeline.joint_scan(collection, sum(search.exact for search in searches))
 
     async def find(search: SearchRequest) -> SearchAnswer:
         if search.exact:  # without a slot: they wait for each other
@@ -72,8 +81,8 @@ async def search_batch(request: web.Request) -> web.Response:
         note(request, search)
         return msgspec.Raw(msgspec.json.encode(found))  # now: its parts take several times as much memory
 
-    results = await asyncio.gather(*(one(search) for search in wanted.searches))
-    return answer({"results": results})
+    results = await asyncio.gather(*(one(search) for search in searches))
+    return answer(SearchBatchAnswer(results))
 
 
 async def context(request: web.Request) -> web.Response:
@@ -86,7 +95,7 @@ async def context(request: web.Request) -> web.Response:
     deadline = asyncio.get_running_loop().time() + deadline_ms / 1000
     embedder = await request.app[EMBEDDERS].of(collection)
     search = search_request(wanted, config)
-    found = await request.app[PIPELINE].search(name, search)
+    found = await request.app[PIPELINE].search(name, search, room=room_of(request))
     request.app[METRICS].search(found)
     note(request, search)
     built = await abandonable(
@@ -96,6 +105,10 @@ async def context(request: web.Request) -> web.Response:
         deadline=deadline,
     )
     return answer(built, headers=headers_of(found.timings_ms))
+
+
+def room_of(request: web.Request, param: str = "k") -> Room:
+    return Room(request.app[CONFIG].limits.answer_bytes_max, param=param, hold=request[HELD].answer)
 
 
 def in_pieces(found: SearchAnswer) -> dict[str, object]:

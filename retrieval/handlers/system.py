@@ -8,12 +8,16 @@ import hashlib
 import re
 from importlib.resources import files
 from pathlib import Path
+from typing import Literal
 
+import msgspec
 from aiohttp import web
+from msgspec import UNSET, UnsetType
 
 from indexes.errors import NotFound
+from retrieval.admission import Load
 from retrieval.handlers.wire import answer
-from retrieval.keys import API, CATALOG, METRICS, READY
+from retrieval.keys import API, CATALOG, CEILING, METRICS, READY
 
 PAGE = Path(__file__).with_name("docs.html").read_text()
 SCRIPTS = re.findall(r"<script>(.*?)</script>", PAGE, re.DOTALL)
@@ -28,19 +32,33 @@ PAGE_POLICY = (
 ASSETS = {"swagger-ui.css": "text/css", "swagger-ui-bundle.js": "text/javascript"}  # what the page loads
 
 
+class Health(msgspec.Struct):
+    status: str
+
+
+class Readiness(msgspec.Struct, omit_defaults=True):
+    """`quarantined` has collections that cannot serve, `refusing` the classes of requests there is no memory for."""
+
+    status: Literal["ready", "not ready"]
+    quarantined: list[str] | UnsetType = UNSET
+    refusing: list[Load] | UnsetType = UNSET
+
+
 async def healthz(request: web.Request) -> web.Response:
     """The process answers: nothing else is promised."""
-    return answer({"status": "ok"})
+    return answer(Health("ok"))
 
 
 async def readyz(request: web.Request) -> web.Response:
     """200 once the collections are open and the models are loaded, 503 before and while closing.
 
-    A quarantined collection is named and does not fail it: taking the whole service out of rotation helps nobody.
+    A quarantined collection is named and does not fail it: taking the whole service out of rotation helps nobody. Nor
+    does a lack of memory, which is over sooner than a balancer would notice.
     """
     if not request.app[READY]["ready"]:
-        return answer({"status": "not ready"}, status=503)
-    return answer({"status": "ready", "quarantined": sorted(request.app[CATALOG].quarantined)})
+        return answer(Readiness("not ready"), status=503)
+    refusing = request.app[CEILING].refusing()
+    return answer(Readiness("ready", sorted(request.app[CATALOG].quarantined), refusing or UNSET))
 
 
 async def metrics(request: web.Request) -> web.Response:

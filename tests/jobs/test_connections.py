@@ -25,6 +25,7 @@ from retrieval.settings import Admission, Server
 from tests.support.http import Http
 
 DESCRIPTORS = 256
+WRITE_TIMEOUT_S = 100
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 BUNDLE = b"GET /docs/assets/swagger-ui-bundle.js HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -120,6 +121,29 @@ def test_a_client_that_does_not_read(strict: ServerProcess) -> None:
             block = connection.recv(50_000)
             assert block, f"disconnected after {received} bytes"
             received += len(block)
+
+
+def test_unread_answers_are_bounded_together(tmp_path: Path, model_folder: Path) -> None:
+    """With 100 KB for them, clients that do not read are disconnected long before their time is over."""
+    environ = {
+        "NEARLINE_MODELS_FOLDER": str(model_folder.parent),
+        "NEARLINE_SERVER_MEMORY_BYTES_MAX": "400000",
+        "NEARLINE_SERVER_WRITE_TIMEOUT_S": str(WRITE_TIMEOUT_S),
+    }
+    with serving(tmp_path / "data", environ) as server, contextlib.ExitStack() as stack:
+        started = time.monotonic()
+        for _ in range(16):
+            stack.enter_context(connect(server, receive_bytes=4096)).sendall(BUNDLE * 20)
+        while sockets_of(server) < 16:
+            time.sleep(0.05)
+        while sockets_of(server) > 8:
+            time.sleep(0.05)
+        assert time.monotonic() - started < WRITE_TIMEOUT_S
+
+
+def sockets_of(server: ServerProcess) -> int:
+    links = [path.readlink() for path in Path(f"/proc/{server.pid}/fd").iterdir() if path.is_symlink()]
+    return sum(str(link).startswith("socket:") for link in links)
 
 
 def test_more_silent_clients_than_descriptors(strict: ServerProcess) -> None:

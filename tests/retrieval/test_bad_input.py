@@ -371,3 +371,24 @@ def test_serving_a_foreign_folder_is_one_clear_line(tmp_path: Path) -> None:
     )
     assert ended.returncode == 1
     assert ended.stderr.strip().splitlines()[-1].startswith(f"nearline: {tmp_path} is not empty")
+
+
+ZEROS = [0] * 100_000
+MANY: list[tuple[str, str, object, int, str]] = [
+    ("POST", "/search", {"vector": ZEROS}, 422, "vector"),
+    ("POST", "/search/batch", {"searches": [{}] * 200_000}, 413, "searches"),
+    ("POST", "/documents", {"documents": [{"id": "a", "text": "b", "vector": ZEROS}]}, 422, "documents[0].vector"),
+    ("POST", "/documents", {"documents": [{"id": "a", "text": "b", "metadata": {"a": ZEROS}}]}, 413,
+     "documents[0].metadata"),
+    ("PATCH", "/documents/one", {"metadata": {"a": ZEROS}}, 413, "metadata"),
+    ("POST", "/documents/delete", {"ids": ["a"] * 2_000_000}, 413, "ids"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "path", "body", "status", "param"), MANY)
+def test_too_many_of_anything_is_refused_by_its_bytes(
+    http: Http, name: str, method: str, path: str, body: object, status: int, param: str
+) -> None:
+    """Before it is decoded, which would take many times the memory; the field is named as always."""
+    reply = http.call(method, f"/v1/collections/{name}{path}", body)
+    assert (reply.status, reply.body["error"]["param"]) == (status, param)

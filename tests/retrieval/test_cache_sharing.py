@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as bounded
@@ -33,6 +34,11 @@ EMBEDDERS = cast(Embedders, None)  # every document and query brings its vector
 QUERY = " ".join(WORDS[:40])
 
 
+def sent_vector(number: int, version: int = 0) -> msgspec.Raw:
+    """As it stands in a request."""
+    return msgspec.Raw(msgspec.json.encode(WORLD.vector(number, version).tolist()))
+
+
 class Service:
     """A pipeline over the collection "docs", with a near cache of its own and a far one of all."""
 
@@ -49,7 +55,7 @@ class Service:
         document = SentDocument(
             id=f"d{number}",
             text=WORLD.text(number, version),
-            vector=WORLD.vector(number, version).tolist(),
+            vector=sent_vector(number, version),
         )
         await write_documents(self.docs, EMBEDDERS, [document], Config())
 
@@ -87,8 +93,8 @@ def shown(answer: SearchAnswer) -> list[tuple[str, str, float]]:
 
 
 SEARCHES: list[dict[str, Any]] = [
-    {"vector": WORLD.vector(99).tolist(), "mode": "dense", "k": 5},
-    {"vector": WORLD.vector(99).tolist(), "mode": "dense", "k": 5, "exact": True},
+    {"vector": sent_vector(99), "mode": "dense", "k": 5},
+    {"vector": sent_vector(99), "mode": "dense", "k": 5, "exact": True},
     {"query": QUERY, "mode": "lexical", "k": 50},
 ]
 steps = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 3), st.integers(0, 2)), min_size=1, max_size=8)

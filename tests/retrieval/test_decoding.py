@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from indexes.errors import InvalidInput
-from retrieval.decoding import decode
-from retrieval.schemas import ContextRequest, ScrollDocuments, SearchBatch, SearchRequest, WriteDocuments
+from retrieval.decoding import decode, decode_part
+from retrieval.schemas import ContextRequest, ScrollDocuments, SearchRequest, WriteDocuments
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,6 @@ from retrieval.schemas import ContextRequest, ScrollDocuments, SearchBatch, Sear
         ('{"text": "x"}', SearchRequest, "text", "did you mean 'query'?"),
         ('{"query": "x", "qury": "y"}', SearchRequest, "qury", "did you mean 'query'?"),
         ('{"query": "x", "zzz": "y"}', SearchRequest, "zzz", "known are: cache, deadline_ms"),
-        ('{"searches": [{}, {"limit": 5}]}', SearchBatch, "searches[1].limit", "did you mean 'k'?"),
         ('{"size": 5}', ScrollDocuments, "size", "did you mean 'limit'?"),
         ('{"query": "x", "max_tokens": 5}', ContextRequest, "max_tokens", "did you mean 'token_budget'?"),
         ('{"fusion": {"weights": {"dens": 1}}}', SearchRequest, "fusion.weights.dens", "did you mean 'dense'?"),
@@ -37,3 +36,19 @@ def test_an_unknown_field_names_the_likely_one(body: str, kind: type, param: str
     assert refused.value.param == param
     assert refused.value.message.startswith(f"{param}: Object contains unknown field")
     assert words in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("part", "kind", "place"),
+    [
+        (b'{"limit": 5}', SearchRequest, "searches[1].limit"),
+        (b"[]", SearchRequest, "searches[1]"),
+        (b'[1, "a"]', list[float], "searches[1][1]"),
+    ],
+)
+def test_a_part_is_named_by_its_place_in_the_body(part: bytes, kind: type, place: str) -> None:
+    """What is decoded later is refused as if it had been decoded with the rest."""
+    with pytest.raises(InvalidInput) as refused:
+        decode_part(part, kind, "searches[1]")
+    assert refused.value.param == place
+    assert refused.value.message.startswith(f"{place}: ")

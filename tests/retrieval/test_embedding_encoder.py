@@ -12,8 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from indexes.errors import Damaged
+from retrieval.cgroups import cgroup_cores
 from retrieval.embedding.counting import TokenCounter
-from retrieval.embedding.encoder import Encoder, by_length, cgroup_cores
+from retrieval.embedding.encoder import Encoder, by_length
 from retrieval.embedding.models import KnownAnswer, Model, load_model
 from retrieval.embedding.results import joined, shortened
 from retrieval.embedding.tokens import TokenizerPool, segments

@@ -47,7 +47,7 @@ def clock() -> Clock:
 
 
 def raw(condition: object) -> msgspec.Raw:
-    """A filter as it stands in a request."""
+    """A value as it stands in a request."""
     return msgspec.Raw(msgspec.json.encode(condition))
 
 
@@ -98,7 +98,7 @@ def test_what_measures_is_not_kept(collection: Collection, clock: Clock) -> None
     for search in (
         SearchRequest(query="x", exact=True, mode="dense"),
         SearchRequest(query="x", cache=False),
-        SearchRequest(vector=[1.0]),
+        SearchRequest(vector=raw([1.0])),
         SearchRequest(query="x", filter=raw({"type": "in", "key": "k", "value": ["v" * 100] * 200})),
     ):
         log.note(collection, search)

@@ -55,6 +55,6 @@ def test_no_rename_while_a_job_runs(http: Http) -> None:
     http.write(name, {"id": "a", "text": "Apples grow."})
     job = http.ok("POST", f"/v1/collections/{name}/reindex", {})["job"]
     reply = http.call("POST", f"/v1/collections/{name}/rename", {"name": f"{name}-next"})
-    assert (reply.status, reply.body["error"]["type"]) == (503, "not_ready")
+    assert (reply.status, reply.body["error"]["type"]) == (409, "conflict")
     assert http.wait_for(job)["status"] == "succeeded"
     assert http.ok("POST", f"/v1/collections/{name}/rename", {"name": f"{name}-next"})["generation"] == 1

@@ -1,0 +1,185 @@
+"""A ceiling for the memory of this process: what it holds, and what the requests under way are foretold to add to it.
+
+Under pressure one class after the other is refused (`admission` has the classes):
+
+    heavy          beyond 80 percent of the ceiling
+    write, embed   beyond 90
+    search         at the ceiling
+
+Held is the process's own memory, without the pages of files it has mapped: those go when the system needs the room.
+What is in no class (health, metrics, deleting a collection) is never refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from indexes.errors import Overloaded
+from retrieval.admission import Load
+from retrieval.cgroups import cgroup_bytes
+
+SHARES: dict[Load, float] = {"heavy": 0.8, "write": 0.9, "embed": 0.9, "search": 1.0}
+MACHINE_SHARE = 0.75  # a rebuild's process and the pages of mapped files need the rest
+RELIEF_SHARE = 0.7  # from here on caches are dropped and free memory goes back to the system
+RELIEF_EVERY_S = 2.0  # it holds up whoever asks for memory meanwhile
+
+BODY_FACTOR = 4  # of a body's bytes: as it arrives, in one piece, decoded, and what is made of it
+ANSWER_FACTOR = (
+    4  # of the bytes in an answer's hits: as read, as objects, as JSON, and in the socket's buffer
+)
+PAGE_BYTES_MIN = 1 << 20
+TOKEN_ID_BYTES = 120  # of one id of an input, while it is made text again and read as tokens
+OBJECT_BYTES, ITEM_BYTES = 250, 64  # of one object, and of one list or one of the values in it, decoded
+
+
+class Ceiling:
+    """Counts for all requests. `relief` has what to call when memory gets short. Use `hold` from any thread."""
+
+    def __init__(self, bytes_max: int, own: Callable[[], int] | None = None) -> None:
+        """`bytes_max` 0: three quarters of what the machine, or the container, has."""
+        self.bytes_max = bytes_max or int(MACHINE_SHARE * available_bytes())
+        self.foretold = 0
+        self.refused: Counter[Load] = Counter()
+        self.relief: list[Callable[[], None]] = []
+        self.decoding = asyncio.Lock()
+        self._own = own or own_bytes
+        self._lock = threading.Lock()
+        self._relieved = 0.0
+
+    @property
+    def own(self) -> int:
+        """Bytes that the process holds now."""
+        return self._own()
+
+    def hold(self, load: Load) -> Held:
+        """For one request, to be used in a `with` block."""
+        return Held(self, load)
+
+    def refusing(self) -> list[Load]:
+        """The classes that have no room left."""
+        taken = self.own + self.foretold
+        return [load for load, share in SHARES.items() if taken > share * self.bytes_max]
+
+    def take(self, load: Load, size: int) -> None:
+        """Foretell so much more. Raises Overloaded where a request of this class has no room for it."""
+        own = self.own
+        with self._lock:
+            if own + self.foretold + size <= SHARES[load] * self.bytes_max:
+                self.foretold += size
+                return
+            self.refused[load] += 1
+        raise Overloaded(
+            f"the process holds {megabytes(own)}, requests under way may add {megabytes(self.foretold)} and this one "
+            f"{megabytes(size)}; {load} requests have room up to {SHARES[load]:.0%} of the {megabytes(self.bytes_max)} "
+            "that it may hold (server.memory_bytes_max)"
+        )
+
+    def give(self, size: int) -> None:
+        with self._lock:
+            self.foretold -= size
+
+    @property
+    def is_near(self) -> bool:
+        """Time for `relieve`, which takes a while: not more often than every two seconds."""
+        return self.own > RELIEF_SHARE * self.bytes_max and time.monotonic() - self._relieved > RELIEF_EVERY_S
+
+    def relieve(self) -> None:
+        """Give memory that is free inside the process back to the system."""
+        with contextlib.suppress(OSError, AttributeError):  # glibc has it
+            ctypes.CDLL(None).malloc_trim(0)
+        self._relieved = time.monotonic()
+
+
+class Held:
+    """What one request is foretold to take, until the block ends: by then it is there, and measured."""
+
+    def __init__(self, ceiling: Ceiling, load: Load) -> None:
+        self._ceiling = ceiling
+        self._load = load
+        self._bytes = 0
+
+    def body(self, size: int) -> None:
+        """Raises Overloaded for a body that has no room."""
+        self._take(BODY_FACTOR * size)
+
+    @contextlib.asynccontextmanager
+    async def decoding(self, body: bytes) -> AsyncIterator[None]:
+        """While a large body is decoded: one at a time, as each may grow to many times its bytes. Raises Overloaded."""
+        async with self._ceiling.decoding:
+            grown = await asyncio.to_thread(decoded_bytes, body)
+            self._ceiling.take(self._load, grown)
+            try:
+                yield
+            finally:
+                self._ceiling.give(grown)
+
+    def token_ids(self, count: int) -> None:
+        """Raises Overloaded for so many ids to embed that they have no room."""
+        self._take(TOKEN_ID_BYTES * count)
+
+    def answer(self, size: int) -> None:
+        """Raises Overloaded where so many bytes more in its answer have no room."""
+        self._take(ANSWER_FACTOR * size)
+
+    def page(self, bytes_max: int) -> int:
+        """How many bytes the page of this request may have: fewer where memory is short. Raises Overloaded."""
+        while True:
+            try:
+                self.answer(bytes_max)
+            except Overloaded:
+                if bytes_max <= PAGE_BYTES_MIN:
+                    raise
+                bytes_max = max(PAGE_BYTES_MIN, bytes_max // 2)
+            else:
+                return bytes_max
+
+    def _take(self, size: int) -> None:
+        self._ceiling.take(self._load, size)
+        self._bytes += size
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ceiling.give(self._bytes)
+
+
+def decoded_bytes(body: bytes) -> int:
+    """At most so many bytes are what a JSON body holds, without its texts; commas in texts count too."""
+    characters = np.frombuffer(body, np.uint8)  # numpy counts them without holding up other threads
+    objects, lists, more = (int(np.count_nonzero(characters == ord(one))) for one in "{[,")
+    return OBJECT_BYTES * objects + ITEM_BYTES * (lists + more)
+
+
+def own_bytes() -> int:
+    """Anonymous memory of this process; 0 where the system does not tell."""
+    try:
+        resident, shared = Path("/proc/self/statm").read_bytes().split()[1:3]
+    except OSError:
+        return 0
+    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+
+
+def available_bytes() -> int:
+    """Memory of the machine, or what our control group may have of it."""
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    granted = cgroup_bytes()
+    return machine if granted is None else min(machine, int(granted))
+
+
+def megabytes(size: int) -> str:
+    return f"{size / 1e6:.0f} MB"

@@ -1,0 +1,83 @@
+"""The service keeps to its description, whatever the description allows: schemathesis reads one and tries the other."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jobs.server_process import ServerProcess, log_of, serving
+from retrieval.examples import make_examples
+from retrieval.openapi import describe
+from retrieval.routes import ROUTES
+from tests.support.http import Http
+
+CONFIG = Path(__file__).parent.parent / "support" / "schemathesis.toml"
+BY_ITSELF = ("--phases", "examples,coverage,fuzzing")
+IN_TURN = ("--phases", "stateful")  # along the links
+
+
+@pytest.fixture
+def tried(tmp_path: Path, model_folder: Path) -> Iterator[ServerProcess]:
+    """A service of its own: many collections are made, and none of its log may be a traceback."""
+    data = tmp_path / "data"
+    with serving(data, {"NEARLINE_MODELS_FOLDER": str(model_folder.parent)}) as server:
+        yield server
+        assert Http(server.url).ok("GET", "/healthz") == {"status": "ok"}
+    # aiohttp's own is about the NUL byte in a header that schemathesis begins with.
+    assert log_of(data).read_text().count("Traceback") <= 1
+
+
+def try_all(server: ServerProcess, folder: Path, *options: str) -> None:
+    """Raises AssertionError with what schemathesis has found."""
+    command = [sys.executable, "-m", "schemathesis.cli", "--no-color", "--config-file", str(CONFIG), "run"]
+    where = [f"{server.url}/openapi.json", "--continue-on-failure", "--request-timeout", "30"]
+    run = subprocess.run(
+        [*command, *where, *options], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    tried = len(ROUTES) - 1  # all but the description, which it reads
+    assert f" {tried} selected / {tried} total" in run.stdout, run.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param((*BY_ITSELF, "-n", "20", "--generation-deterministic"), id="by itself"),
+        pytest.param((*IN_TURN, "--seed", "0", "--max-time", "10"), id="in turn"),
+    ],
+)
+def test_every_operation_keeps_to_its_description(
+    tried: ServerProcess, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    """No operation fails, or answers with a status, a content type or a body that is not described."""
+    try_all(tried, tmp_path, *options)
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize(
+    "options", [(*BY_ITSELF, "-n", "500"), (*IN_TURN, "--max-time", "240")], ids=["by itself", "in turn"]
+)
+@pytest.mark.timeout(3600)
+def test_every_operation_for_long(tried: ServerProcess, tmp_path: Path, options: tuple[str, ...]) -> None:
+    """The same with other requests each time; schemathesis prints the seed of a run that fails."""
+    try_all(tried, tmp_path, *options)
+
+
+def test_links_lead_everywhere() -> None:
+    """Each operation whose path has parameters can be reached from one that gives them all."""
+    paths = describe(ROUTES, make_examples("m"))["paths"]
+    operations = [one for methods in paths.values() for one in methods.values()]
+    targets = {
+        link["operationId"]
+        for one in operations
+        for answer in one["responses"].values()
+        for link in answer.get("links", {}).values()
+    }
+    assert targets == {
+        one["operationId"] for one in operations if any(place["in"] == "path" for place in one["parameters"])
+    }
