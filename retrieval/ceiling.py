@@ -39,7 +39,8 @@ BODY_FACTOR = 4  # of a body's bytes: as it arrives, in one piece, decoded, and 
 ANSWER_FACTOR = (
     4  # of the bytes in an answer's hits: as read, as objects, as JSON, and in the socket's buffer
 )
-PAGE_BYTES_MIN = 1 << 20
+PAGE_BYTES_MIN = SMALL_BYTES = 1 << 20
+READ_EVERY_S = 0.02
 TOKEN_ID_BYTES = 120  # of one id of an input, while it is made text again and read as tokens
 OBJECT_BYTES, ITEM_BYTES = 250, 64  # of one object, and of one list or one of the values in it, decoded
 
@@ -57,11 +58,19 @@ class Ceiling:
         self._own = own or own_bytes
         self._lock = threading.Lock()
         self._relieved = 0.0
+        self._read, self._held = float("-inf"), 0
 
     @property
     def own(self) -> int:
         """Bytes that the process holds now."""
         return self._own()
+
+    def _own_lately(self) -> int:
+        """As it was a moment ago: each reading is three system calls, and yields the interpreter at each."""
+        now = time.monotonic()
+        if now - self._read > READ_EVERY_S:
+            self._read, self._held = now, self.own
+        return self._held
 
     def hold(self, load: Load) -> Held:
         """For one request, to be used in a `with` block."""
@@ -74,7 +83,7 @@ class Ceiling:
 
     def take(self, load: Load, size: int) -> None:
         """Foretell so much more. Raises Overloaded where a request of this class has no room for it."""
-        own = self.own
+        own = self.own if size > SMALL_BYTES else self._own_lately()
         with self._lock:
             if own + self.foretold + size <= SHARES[load] * self.bytes_max:
                 self.foretold += size

@@ -122,9 +122,9 @@ def ids_of(raw: msgspec.Raw, config: Config) -> list[str] | None:
     limits = config.limits
     most = limits.documents_per_request_max
     if len(raw) <= most * (limits.id_chars_max + 4) * ESCAPED_BYTES:
-        ids = list(dict.fromkeys(map(str, decode_part(raw, list[str | int], "ids"))))
+        ids = [str(one) for one in decode_part(raw, list[str | int], "ids")]
         if any(len(one) > limits.id_chars_max for one in ids):
             raise TooLarge(f"an id is longer than {limits.id_chars_max} characters", param="ids")
         if len(ids) <= most:
-            return ids
+            return list(dict.fromkeys(ids))
     raise TooLarge(f"at most {most} ids in one request", param="ids")
