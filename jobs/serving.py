@@ -13,6 +13,7 @@ import ctypes
 import errno
 import faulthandler
 import ipaddress
+import logging
 import os
 import resource
 import signal
@@ -31,6 +32,8 @@ from retrieval.config import Config
 from retrieval.door import DOOR
 from retrieval.keys import CEILING, FAILED, READY, STOPPING
 from retrieval.settings import Server
+
+logger = logging.getLogger(__name__)
 
 READY_LINE = "nearline listens on "
 HEAPS_MAX = 2
@@ -108,6 +111,7 @@ async def serve(config: Config, data: Path) -> bool:
         print(f"{READY_LINE}{url_of(runner)}", flush=True)  # noqa: T201 - other programs wait for this line
         await first_of(stop, app[FAILED])
         app[READY]["ready"] = False
+        logger.info("stopping: requests under way have %g s to finish", grace_s)
         if not stop.is_set():
             leave_within(grace_s + CLOSING_S)
         loop.call_later(grace_s, app[STOPPING].end_grace)

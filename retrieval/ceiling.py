@@ -95,6 +95,10 @@ class Ceiling:
             "that it may hold (server.memory_bytes_max)"
         )
 
+    def room(self, load: Load) -> int:
+        """How much more a request of this class may take; negative where it is refused."""
+        return int(SHARES[load] * self.bytes_max) - self.own - self.foretold
+
     def give(self, size: int) -> None:
         with self._lock:
             self.foretold -= size
@@ -144,15 +148,10 @@ class Held:
 
     def page(self, bytes_max: int) -> int:
         """How many bytes the page of this request may have: fewer where memory is short. Raises Overloaded."""
-        while True:
-            try:
-                self.answer(bytes_max)
-            except Overloaded:
-                if bytes_max <= PAGE_BYTES_MIN:
-                    raise
-                bytes_max = max(PAGE_BYTES_MIN, bytes_max // 2)
-            else:
-                return bytes_max
+        room = self._ceiling.room(self._load) // ANSWER_FACTOR
+        bytes_max = min(bytes_max, max(room, PAGE_BYTES_MIN))
+        self.answer(bytes_max)
+        return bytes_max
 
     def _take(self, size: int) -> None:
         self._ceiling.take(self._load, size)

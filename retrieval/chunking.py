@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from retrieval.outline import PARAGRAPH, Outline, outline
 
-CHUNKING_VERSION = 2  # of the rules below; a document cut by other rules is written again
+CHUNKING_VERSION = 3  # of the rules below; a document cut by other rules is written again
 HEADING_FILL, PARAGRAPH_FILL, TEXT_FILL = 1 / 4, 1 / 2, 2 / 3  # of a window, before such a break may end it
 SENTENCE = re.compile(r"(?<=[.!?…])[\"'”’)\]]*\s+|(?<=[。！？।؟۔])\s*|\n\s*")
 WORD = re.compile(r"\s+")
@@ -28,7 +28,7 @@ StartsOf = Callable[[str], Sequence[int]]
 class Span:
     """Characters `start` up to, not including, `end` of a text; never empty, no white space at either end.
 
-    `tokens` of them, and the headings they stand under, outermost first, joined by " > ".
+    `tokens` of them, and the headings that they begin under, outermost first, joined by " > ".
     """
 
     start: int

@@ -182,6 +182,10 @@ async def memory_ctx(app: web.Application) -> AsyncIterator[None]:
 
 async def ready_ctx(app: web.Application) -> AsyncIterator[None]:
     app[READY]["ready"] = True
+    if refusing := app[CEILING].refusing():
+        logger.warning(
+            "server.memory_bytes_max is less than this process needs: %s are refused", ", ".join(refusing)
+        )
     yield
     app[READY]["ready"] = False
 

@@ -56,8 +56,8 @@ class Outline:
         return at in self.bodies
 
     def path(self, start: int) -> str:
-        """The headings that a passage from `start` stands under, outermost first; not those it holds itself."""
-        at = bisect_left(self.headings, start, key=lambda heading: heading.start)
+        """The headings that the text at `start` stands under, outermost first. One that begins there is the last."""
+        at = bisect_right(self.headings, start, key=lambda heading: heading.start)
         heading = self.headings[at - 1] if at else None
         titles: list[str] = []
         while heading:

@@ -184,4 +184,4 @@ def rebuild_of(due: dict[str, Any] | None) -> str:
 
 
 def megabytes(size: int) -> str:
-    return f"{size / 1e6:.1f} MB"
+    return f"{size / 1e6:.1f} MB" if abs(size) >= 100_000 or not size else f"{size / 1e3:.1f} kB"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Any
 
 import click
+from rich.markup import escape
 
-from jobs.commands.collections import megabytes
-from jobs.commands.options import JSON, URL, print_json
+from jobs.commands.collections import ask, megabytes
+from jobs.commands.options import JSON, URL, errors, print_json
 from jobs.commands.reindex import finished
 from retrieval.client import Client
 
@@ -29,12 +31,17 @@ def command(collections: tuple[str, ...], everything: bool, url: str, as_json: b
     erased = asyncio.run(erase(url, collections, hidden=as_json))
     if as_json:
         print_json(erased)
-        return
-    for name, result in erased.items():
-        click.echo(
-            f"{name}: {megabytes(result['erased_bytes'])} erased, {megabytes(result['freed_bytes'])} came back, "
-            f"{megabytes(result['disk_bytes'])} are on disk"
-        )
+    else:
+        for name, result in erased.items():
+            click.echo(
+                f"{name}: {megabytes(result['erased_bytes'])} erased, {megabytes(result['freed_bytes'])} came back, "
+                f"{megabytes(result['disk_bytes'])} are on disk"
+            )
+    sick = ask(url, Client.quarantined) if everything else []
+    for one in sick:
+        errors.print(f"[red]{escape(one['name'])} is quarantined, nothing of it was erased[/]")
+    if sick:
+        sys.exit(1)
 
 
 async def erase(url: str, names: tuple[str, ...], *, hidden: bool) -> dict[str, Any]:

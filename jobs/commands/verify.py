@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from textwrap import shorten
 
 import click
 from rich.markup import escape
@@ -17,6 +18,8 @@ from indexes.child import step_back
 from indexes.log.checks import Check
 from jobs.commands.byte_progress import OnProgress
 from jobs.commands.options import JSON, console, errors, print_json
+
+DETAIL_CHARS_MAX = 200  # SQLite may list a hundred faults; --json has all of them
 
 
 @click.command(epilog="Example: nearline verify --data data")
@@ -58,7 +61,7 @@ def show(found: list[Check]) -> None:
     table = Table("collection", "check", "", "found")
     for check in found:
         state = "[green]ok[/]" if check.ok else "[red]wrong[/]"
-        table.add_row(check.collection, check.name, state, escape(check.detail))
+        table.add_row(check.collection, check.name, state, escape(shorten(check.detail, DETAIL_CHARS_MAX)))
     console.print(table)
     for check in found:
         if not check.ok:

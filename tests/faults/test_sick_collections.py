@@ -74,6 +74,9 @@ def test_a_damaged_log_does_not_end_the_service(tmp_path: Path, model_folder: Pa
             asyncio.run(write_patiently(server.url, "zeroed", [document]))
         listed = nearline("collections", "list", "--url", server.url)
         assert "headless is quarantined" in listed.stderr
+        erased = nearline("erase", "--all", "--url", server.url)
+        assert erased.returncode == 1
+        assert "headless is quarantined, nothing of it was erased" in " ".join(erased.stderr.split())
         deleted = nearline("collections", "delete", "headless", "--yes", "--json", "--url", server.url)
         assert json.loads(deleted.stdout) == {"deleted": "headless", "documents": None}
         assert http.call("DELETE", "/v1/collections/zeroed").status == 204

@@ -121,16 +121,13 @@ def test_code_stays_whole() -> None:
 
 
 def test_headings_above_a_passage() -> None:
-    """A passage knows the headings it stands under, outermost first, but not those that it holds itself."""
+    """A passage knows the headings it begins under, outermost first: also the one that it begins with."""
     spans = split(PAGE, words, tokens_max=14, overlap_tokens=0)
-    under = {span.heading for span in spans if "Use the package" in PAGE[span.start : span.end]}
-    assert under <= {"Install", "Install > On Debian"}
-    inner = [
-        span.heading
-        for span in spans
-        if "unpack" in PAGE[span.start : span.end] or "tar xf" in PAGE[span.start : span.end]
-    ]
-    assert "Install" in inner
+    under = {PAGE[span.start : span.end].split("\n", maxsplit=1)[0]: span.heading for span in spans}
+    assert under["Intro text that says what this is."] == ""
+    assert under["# Install"] == under["```shell"] == "Install"
+    assert under["## On Debian {#debian}"] == under["the package instead."] == "Install > On Debian"
+    assert under["Configure"] == under["the file."] == "Configure"
     assert outline(PAGE).path(PAGE.index("Use the package")) == "Install > On Debian"
     assert outline(PAGE).path(PAGE.index("Write the file")) == "Configure"
     assert outline(PAGE).path(0) == ""
