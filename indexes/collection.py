@@ -268,7 +268,7 @@ class Collection:
 
     def rebuild_failed(self) -> None:
         """Make segments of what was left as it is for a rebuild to replace: it may take long until one succeeds."""
-        self._writer.call(self._sealing.seal_full).result()
+        self.on_writer(self._sealing.seal_full)
 
     def adopt(self, number: int) -> Generation:
         """Serve a sealed generation from now on: verify, load, replay past it, move CURRENT, swap. Also goes back.

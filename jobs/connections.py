@@ -107,6 +107,8 @@ class Connections:
     def _stalled(self, now: float) -> list[Connection]:
         """Those who have read nothing for longest, where answers that nobody reads are too many bytes."""
         beyond = sum(one.unsent for one in self._open) - self._unsent_bytes_max
+        if beyond <= 0:
+            return []
         stalled = []
         for one in sorted(self._open, key=lambda one: one.unread_since):
             if beyond <= 0 or now - one.unread_since < STALLED_S:

@@ -16,8 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from indexes.errors import Overloaded
-from retrieval.embedding.bounds import RETRY_AFTER_S
+from retrieval.embedding.bounds import overloaded
 from retrieval.settings import Admission
 
 Load = Literal["search", "write", "embed", "heavy"]
@@ -46,10 +45,6 @@ class Gates:
             )
             for load in get_args(Load)
         }
-
-    def refusal(self, load: Load, body_bytes: int) -> Overloaded | None:
-        """Why no such request would be let in now; None if it would."""
-        return self._gates[load].refusal(body_bytes)
 
     def enter(self, load: Load, body_bytes: int) -> Entry:
         """Raises Overloaded, saying when the class will be idle. What has entered must leave."""
@@ -105,16 +100,10 @@ class Gate:
         """Seconds until what is under way is done; 0 while the pace is unknown."""
         return self._work * self._busy_s / self._done if self._done else 0.0
 
-    def refusal(self, body_bytes: int) -> Overloaded | None:
-        self._look()
-        if not self._requests or not (full := self._full(body_bytes)):
-            return None
-        least, most = RETRY_AFTER_S
-        return Overloaded(full, retry_after_s=min(max(self.wait_s, least), most))
-
     def enter(self, body_bytes: int) -> Entry:
-        if full := self.refusal(body_bytes):
-            raise full
+        self._look()
+        if self._requests and (full := self._full(body_bytes)):
+            raise overloaded(full, self.wait_s)
         self._requests += 1
         self._bytes += body_bytes
         return Entry(self, body_bytes)

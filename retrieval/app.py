@@ -22,7 +22,6 @@ from retrieval.middlewares import (
     known_callers,
     observed,
     within_grace,
-    within_memory,
 )
 from retrieval.routes import ROUTES, add_routes
 from retrieval.stopping import Stopping
@@ -42,7 +41,6 @@ def create_app(config: Config, data: Path) -> web.Application:
             within_grace,
             admitted,
             known_callers,
-            within_memory,
             bounded_body,
         ],
     )

@@ -14,19 +14,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import numpy as np
 
 from indexes.errors import Overloaded
+from indexes.memory import give_back, memory_bytes
 from retrieval.admission import Load
 from retrieval.cgroups import cgroup_bytes
 
@@ -36,9 +35,7 @@ RELIEF_SHARE = 0.7  # from here on caches are dropped and free memory goes back 
 RELIEF_EVERY_S = 2.0  # it holds up whoever asks for memory meanwhile
 
 BODY_FACTOR = 4  # of a body's bytes: as it arrives, in one piece, decoded, and what is made of it
-ANSWER_FACTOR = (
-    4  # of the bytes in an answer's hits: as read, as objects, as JSON, and in the socket's buffer
-)
+ANSWER_FACTOR = 4  # of the bytes in an answer's hits: as read, as objects, as JSON, in the socket's buffer
 PAGE_BYTES_MIN = SMALL_BYTES = 1 << 20
 READ_EVERY_S = 0.02
 TOKEN_ID_BYTES = 120  # of one id of an input, while it is made text again and read as tokens
@@ -110,8 +107,7 @@ class Ceiling:
 
     def relieve(self) -> None:
         """Give memory that is free inside the process back to the system."""
-        with contextlib.suppress(OSError, AttributeError):  # glibc has it
-            ctypes.CDLL(None).malloc_trim(0)
+        give_back()
         self._relieved = time.monotonic()
 
 
@@ -176,10 +172,9 @@ def decoded_bytes(body: bytes) -> int:
 def own_bytes() -> int:
     """Anonymous memory of this process; 0 where the system does not tell."""
     try:
-        resident, shared = Path("/proc/self/statm").read_bytes().split()[1:3]
+        return memory_bytes()["own"]
     except OSError:
         return 0
-    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
 
 
 def available_bytes() -> int:

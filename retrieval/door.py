@@ -65,10 +65,11 @@ class Door:
         if found is None:
             return None
         route, load = found
-        full = self._gates.refusal(load, int(length[1]))
-        if full is None:
+        try:
             self._let_in[connection] = self._gates.enter(load, int(length[1]))
             return None
+        except Overloaded as error:
+            full = error
         given = GIVEN_ID.search(data, 0, end)
         request_id = given[1].decode() if given else new_request_id()
         status, head, body = refused(route, full.message, full.retry_after_s)

@@ -138,13 +138,9 @@ async def pipeline_ctx(app: web.Application) -> AsyncIterator[None]:
 async def tasks_ctx(app: web.Application) -> AsyncIterator[None]:
     app[TASKS] = tasks = Tasks(app[METRICS].job_finished, app[FOLDERS])
     after_s = app[CONFIG].index.erase_after_h * 3600
-    watching = [
-        asyncio.create_task(tasks.keep_rebuilt(lambda: app[CATALOG].collections)),
-        asyncio.create_task(tasks.keep_erased(lambda: app[CATALOG].collections, after_s)),
-    ]
+    watching = asyncio.create_task(tasks.keep_up(lambda: app[CATALOG].collections, after_s))
     yield
-    for one in watching:
-        one.cancel()
+    watching.cancel()
     await tasks.close()
 
 

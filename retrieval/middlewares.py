@@ -129,36 +129,29 @@ async def known_callers(request: web.Request, handler: Handler) -> web.StreamRes
 
 @web.middleware
 async def admitted(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse what its class has no room for, before reading the body: the client is told when to come back.
+    """Refuse what its class or the process has no room for, before reading the body: the client is told when to come
+    back. Handlers tell `HELD` how much memory their answers take.
 
     A chunked body, whose length is not known before, counts as the largest that is allowed until it has arrived.
     """
     entry = request.app[DOOR].let_in(request.protocol)
-    if entry is None:
+    done = False
+    try:
         load = load_of(request)
         if load is None:
             return await handler(request)
-        entry = request.app[GATES].enter(load, body_bytes_of(request))
-    request.content.on_eof(lambda: entry.arrived(request.content.total_bytes))
-    done = False
-    try:
-        answer = await handler(request)
+        size = body_bytes_of(request)
+        entry = entered = entry or request.app[GATES].enter(load, size)
+        request.content.on_eof(lambda: entered.arrived(request.content.total_bytes))
+        with request.app[CEILING].hold(load) as held:
+            held.body(size)
+            request[HELD] = held
+            answer = await handler(request)
         done = True
     finally:
-        entry.leave(done=done)
+        if entry is not None:
+            entry.leave(done=done)
     return answer
-
-
-@web.middleware
-async def within_memory(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse what the process has no memory for, too; handlers tell how much their answers take (`ceiling`)."""
-    load = load_of(request)
-    if load is None:
-        return await handler(request)
-    with request.app[CEILING].hold(load) as held:
-        held.body(body_bytes_of(request))
-        request[HELD] = held
-        return await handler(request)
 
 
 def load_of(request: web.Request) -> Load | None:

@@ -87,9 +87,7 @@ class QueryLog:
         self._rng = rng or random.Random()
         self._samples: dict[str, Sample] = {}  # by the uid of the collection: names may be used again
         self._in_trouble = False
-        self._writing = (
-            asyncio.Lock()
-        )  # or a file that is forgotten could be written again from a copy made before
+        self._writing = asyncio.Lock()  # or a forgotten file could be written again from a copy made before
 
     def load(self, collections: Sequence[Collection]) -> None:
         """Take up what was kept before. A file that cannot be read is begun anew."""

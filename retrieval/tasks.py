@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 JOBS_KEPT = 1000
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 60.0, 3600.0
-LOOK_EVERY_S = 2.0  # for rebuilds that are due while nobody writes
+LOOK_EVERY_S = 2.0  # for what is due while nobody writes
 Finished = Callable[[JobBody], None]
 Work = Callable[[JobBody], Awaitable[None]]  # puts what it made into the job's result
 Queries = Callable[[], Awaitable[Floats]]
@@ -127,11 +127,13 @@ class Tasks:
         failure = self._failures.get(name)
         return self.busy(name) or (failure is not None and time.monotonic() < failure.until_s)
 
-    async def keep_rebuilt(self, collections: Callable[[], Mapping[str, Collection]]) -> None:
-        """Start what is due without a write, above all after an upgrade: one rebuild after the other, until cancelled.
+    async def keep_up(
+        self, collections: Callable[[], Mapping[str, Collection]], erase_after_s: float
+    ) -> None:
+        """Start rebuilds that are due without a write, above all after an upgrade, and erasures of what is old enough.
 
-        The next one is not even queued while a job runs: a queued one would keep its collection from being renamed or
-        deleted.
+        Until cancelled, one after the other. The next is not even queued while a job runs: a queued one would keep its
+        collection from being renamed or deleted.
         """
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
@@ -139,15 +141,7 @@ class Tasks:
                 if self._running:
                     break
                 self.reindex_if_due(name, collection)
-
-    async def keep_erased(self, collections: Callable[[], Mapping[str, Collection]], after_s: float) -> None:
-        """Erase what is old enough in the same way."""
-        while True:
-            await asyncio.sleep(min(LOOK_EVERY_S, after_s))
-            for name, collection in sorted(collections().items()):
-                if self._running:
-                    break
-                self.erase_if_due(name, collection, after_s)
+                self.erase_if_due(name, collection, erase_after_s)
 
     def rebuild_due(self, name: str, collection: Collection) -> RebuildDue | None:
         """What a listing says of a rebuild that starts by itself, or has started."""

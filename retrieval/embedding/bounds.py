@@ -11,6 +11,12 @@ TOO_LATE = "the deadline passed before the text was embedded"
 RETRY_AFTER_S = (1.0, 60.0)  # the least and the most a refused caller is asked to wait
 
 
+def overloaded(why: str, wait_s: float) -> Overloaded:
+    """For work that waits about so long."""
+    least, most = RETRY_AFTER_S
+    return Overloaded(why, retry_after_s=min(max(wait_s, least), most))
+
+
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """Each lane is bounded in tokens, that of queries also in time: `query_wait_s_max` until its turn comes."""
@@ -34,5 +40,4 @@ class Bounds:
             why = f"the texts that wait already take {wait_s:.2f} s, longer than the deadline allows"
         else:
             return None
-        least, most = RETRY_AFTER_S
-        return Overloaded(why, retry_after_s=min(max(wait_s, least), most))
+        return overloaded(why, wait_s)

@@ -1,7 +1,7 @@
 """Where the tokens of a text begin, for code that cuts texts into passages.
 
 BERT's tokenizer reads each word by itself, and texts repeat their words: the tokens of a word are computed once and
-remembered, which is several times as fast as tokenising the text. Other tokenizers read all of it.
+remembered. Other tokenizers read all of a text.
 """
 
 from __future__ import annotations
@@ -33,9 +33,8 @@ class TokenCounter:
     def __init__(self, pool: TokenizerPool) -> None:
         self._pool = pool
         self._whole = words_to_read_whole(pool.content)
-        self._known: dict[
-            str, tuple[int, ...]
-        ] = {}  # of a word and the space behind it: where its tokens begin
+        # Of a word and the space behind it: where its tokens begin.
+        self._known: dict[str, tuple[int, ...]] = {}
         self._known_chars = 0
 
     def starts(self, text: str, go_on: GoOn = nobody_waits) -> array[int]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from indexes.errors import DeadlineExceeded, Overloaded
-from retrieval.embedding.bounds import RETRY_AFTER_S, TOO_LATE
+from indexes.errors import DeadlineExceeded
+from retrieval.embedding.bounds import TOO_LATE, overloaded
 from retrieval.embedding.costs import Load
 from retrieval.embedding.results import Embedded
 
@@ -37,10 +37,9 @@ class LargeRequests:
         """
         wait_s = self._seconds_of(self._load)
         if wait_s > self._wait_s_max:
-            least, most = RETRY_AFTER_S
-            raise Overloaded(
+            raise overloaded(
                 f"large requests before this one take about {wait_s:.0f} s, at most {self._wait_s_max:g} s may wait",
-                retry_after_s=min(max(wait_s, least), most),
+                wait_s,
             )
         for length in tokens:
             self._load.add(length)

@@ -15,6 +15,7 @@ import pytest
 
 from jobs.server_process import ServerProcess, log_of, serving
 from tests.support.http import Http
+from tests.support.load import post
 
 SEARCH = "/v1/collections/docs/search"
 BODY = b'{"query":"x"}'
@@ -46,11 +47,6 @@ def connected(server: ServerProcess) -> Iterator[socket.socket]:
         yield connection
 
 
-def request(path: str = SEARCH, *headers: str, body: bytes = BODY) -> bytes:
-    lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", *headers]
-    return "\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""]).encode() + body
-
-
 def answer_on(connection: socket.socket) -> str:
     """The next whole answer."""
     received = ""
@@ -67,7 +63,7 @@ def answer_on(connection: socket.socket) -> str:
 def busy(server: ServerProcess, path: str = SEARCH) -> Iterator[socket.socket]:
     """The one place is taken by a request whose body has not come. It is free again once that was answered."""
     with connected(server) as slow:
-        slow.sendall(request(path)[: -len(BODY)])
+        slow.sendall(post(path, BODY)[: -len(BODY)])
         while Http(server.url).call("POST", path, json.loads(BODY)).status not in (429, 503):
             time.sleep(0.01)
         yield slow
@@ -79,9 +75,9 @@ def busy(server: ServerProcess, path: str = SEARCH) -> Iterator[socket.socket]:
 def test_a_refusal_is_the_same_wherever_it_is_made(narrow: ServerProcess, path: str) -> None:
     """On the same connection: at the door, and from the middlewares, for a head that came in two pieces."""
     with busy(narrow, path), connected(narrow) as connection:
-        connection.sendall(request(path))
+        connection.sendall(post(path, BODY))
         at_the_door = answer_on(connection)
-        whole = request(path)
+        whole = post(path, BODY)
         connection.sendall(whole[:30])
         time.sleep(0.1)
         connection.sendall(whole[30:])
@@ -103,10 +99,10 @@ def test_the_connection_of_a_refused_request_serves_on(narrow: ServerProcess, da
         with busy(narrow):
             before = refused_searches(narrow)
             for number in range(10):
-                connection.sendall(request(SEARCH, f"X-Request-Id: mine-{number}"))
+                connection.sendall(post(SEARCH, BODY, f"X-Request-Id: mine-{number}"))
                 assert f"X-Request-Id: mine-{number}\r\n" in answer_on(connection)
             assert refused_searches(narrow) == before + 10
-        connection.sendall(request())
+        connection.sendall(post(SEARCH, BODY))
         assert answer_on(connection).startswith("HTTP/1.1 200")
     time.sleep(1.1)
     assert "requests in 1 s were refused with 429" in log_of(data).read_text()
@@ -120,7 +116,7 @@ def refused_searches(server: ServerProcess) -> float:
 def test_two_requests_at_once_are_answered_in_order(narrow: ServerProcess) -> None:
     """They pass the door undecided."""
     with connected(narrow) as connection:
-        connection.sendall(request() + request(SEARCH, body=b"{"))
+        connection.sendall(post(SEARCH, BODY) + post(SEARCH, b"{"))
         answers = connection.recv(65536).decode()
         while "HTTP/1.1 400" not in answers:
             answers += connection.recv(65536).decode()
@@ -130,7 +126,7 @@ def test_two_requests_at_once_are_answered_in_order(narrow: ServerProcess) -> No
 def test_a_foreign_host_gives_its_place_back(narrow: ServerProcess) -> None:
     """It is let in and then refused; the one place is free again while its connection stays open."""
     with connected(narrow) as connection:
-        connection.sendall(request().replace(b"localhost", b"somewhere.example"))
+        connection.sendall(post(SEARCH, BODY).replace(b"localhost", b"somewhere.example"))
         assert answer_on(connection).startswith("HTTP/1.1 421")
         assert Http(narrow.url).call("POST", SEARCH, {"query": "x"}).status == 200
 
@@ -139,7 +135,7 @@ def test_a_foreign_host_gives_its_place_back(narrow: ServerProcess) -> None:
 def test_bytes_that_are_no_http_give_their_place_back(narrow: ServerProcess, header: str) -> None:
     """They look as if they might be let in; their connection is closed, and the place is free again."""
     with connected(narrow) as connection:
-        connection.sendall(request(SEARCH, header))
+        connection.sendall(post(SEARCH, BODY, header))
         assert " 400 Bad Request" in answer_on(connection)
         assert connection.recv(1) == b""
     assert Http(narrow.url).call("POST", SEARCH, {"query": "x"}).status == 200

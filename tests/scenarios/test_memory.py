@@ -22,6 +22,7 @@ import pytest
 
 from jobs.server_process import ServerProcess, serving
 from tests.support.http import Http
+from tests.support.load import post, probed
 from tests.support.memory import peak_bytes
 
 CEILING = 1_500_000_000
@@ -33,17 +34,6 @@ MEGABYTE = 1 << 20
 
 def vector(dice: random.Random) -> list[float]:
     return [round(dice.uniform(-1, 1), 3) for _ in range(DIMENSIONS)]
-
-
-def post(path: str, body: bytes, *headers: str) -> bytes:
-    head = [
-        f"POST {path} HTTP/1.1",
-        "Host: localhost",
-        "Content-Type: application/json",
-        f"Content-Length: {len(body)}",
-        *headers,
-    ]
-    return "\r\n".join([*head, "", ""]).encode() + body
 
 
 def attacks() -> Iterator[bytes]:
@@ -101,27 +91,12 @@ async def silence(url: str, request: bytes, until: float) -> None:
             await asyncio.sleep(min(3, until - time.monotonic()))
 
 
-async def probe(url: str, until: float) -> list[float]:
-    """How long /healthz took, each time. Raises OSError if it does not answer."""
-    at = urlsplit(url)
-    took = []
-    while time.monotonic() < until:
-        started = time.monotonic()
-        reader, writer = await asyncio.open_connection(at.hostname, at.port)
-        writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-        assert (await reader.read()).startswith(b"HTTP/1.1 200")
-        writer.close()
-        took.append(time.monotonic() - started)
-        await asyncio.sleep(0.1)
-    return took
-
-
 async def storm(url: str, seconds: float) -> tuple[Counter[int], list[float]]:
     until, requests, statuses = time.monotonic() + seconds, attacks(), Counter[int]()
     page = post("/v1/collections/fat/documents/scroll", b'{"limit":1000}')
     attackers = [attack(url, requests, until, statuses) for _ in range(CONNECTIONS)]
     silent = [silence(url, page, until) for _ in range(SILENT)]
-    probing = asyncio.create_task(probe(url, until))
+    probing = asyncio.create_task(probed(url, lambda: time.monotonic() >= until))
     await asyncio.gather(*attackers, *silent)
     return statuses, await probing
 

@@ -83,15 +83,9 @@ class Caller(asyncio.Protocol):
         self._transport.abort()
 
 
-def post(path: str, body: bytes) -> bytes:
-    return (
-        b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
-        % (
-            path.encode(),
-            len(body),
-            body,
-        )
-    )
+def post(path: str, body: bytes, *headers: str) -> bytes:
+    head = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", *headers]
+    return "\r\n".join([*head, f"Content-Length: {len(body)}", "", ""]).encode() + body
 
 
 class Load:
