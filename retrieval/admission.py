@@ -6,7 +6,7 @@
     write    everything else that has a body
 
 Each class has bounds of its own, so a flood of one does not refuse another. What is in no class (health, metrics,
-small GETs) is always let in. A class in which nothing is under way takes any request.
+listings) is always let in. A class in which nothing is under way takes any request.
 """
 
 from __future__ import annotations
