@@ -12,6 +12,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -25,6 +26,7 @@ READ_BYTES = 1 << 20
 # The disk, the quota or the process's own limit is used up.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
+LOCK_WAIT_S, LOCK_POLL_S = 2.0, 0.02
 
 
 def with_checksum(document: msgspec.Struct) -> bytes:
@@ -196,24 +198,36 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 class FolderLock:
-    """Exclusive use of a folder by one process, from construction to `close`. The kernel drops it at exit."""
+    """Exclusive use of a folder by one process, from construction to `close`. The kernel drops it at exit.
+
+    A holder that was killed while it started a child leaves the lock with the child until that has executed its
+    program, hence the attempts for LOCK_WAIT_S before Locked is raised.
+    """
 
     def __init__(self, path: Path) -> None:
         with disk_errors(path):
             self._file = path.open("a+")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._file.seek(0)
-            owner = self._file.read().strip() or "unknown"
-            self._file.close()
-            raise Locked(f"{path.parent} is in use by another nearline process (pid {owner})") from None
+        give_up_at = time.monotonic() + LOCK_WAIT_S
+        while not self._acquired():
+            if time.monotonic() > give_up_at:
+                self._file.seek(0)
+                owner = self._file.read().strip() or "unknown"
+                self._file.close()
+                raise Locked(f"{path.parent} is in use by another nearline process (pid {owner})")
+            time.sleep(LOCK_POLL_S)
         with disk_errors(path):
             self._file.truncate(0)
             self._file.write(f"{os.getpid()}\n")
             self._file.flush()
         self._open = True
         failures.hold()
+
+    def _acquired(self) -> bool:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
 
     def close(self) -> None:
         """Idempotent."""

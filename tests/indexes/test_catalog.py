@@ -11,6 +11,7 @@ import pytest
 
 from indexes import failures
 from indexes.catalog import Catalog
+from indexes.durable import FolderLock
 from indexes.errors import (
     Conflict,
     Damaged,
@@ -128,6 +129,18 @@ def test_a_second_process_is_refused(catalog: Catalog) -> None:
         Catalog(catalog.folder, Tuning())
     catalog.close()
     Catalog(catalog.folder, Tuning()).close()
+
+
+def test_a_lock_left_with_a_child_is_waited_for(tmp_path: Path) -> None:
+    """A service killed between fork and exec leaves its lock with the child for a moment: the next one waits."""
+    code = "import fcntl, sys, time; lock = open(sys.argv[1], 'w'); fcntl.flock(lock, fcntl.LOCK_EX)\n"
+    code += "print('held', flush=True); time.sleep(0.5)"
+    command = [sys.executable, "-c", code, str(tmp_path / "LOCK")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "held\n"
+        FolderLock(tmp_path / "LOCK").close()
+    assert child.returncode == 0
 
 
 def test_a_foreign_folder_is_refused(tmp_path: Path) -> None:
