@@ -19,6 +19,7 @@ import numpy as np
 
 from indexes.errors import Damaged
 from indexes.log.reader import require_format
+from indexes.log.schema import show_vectors
 from indexes.log.sqlite import connect, sqlite_errors
 from indexes.log.wal import require_whole_wal
 from indexes.model import Ids, Progress, Settings
@@ -56,6 +57,7 @@ def pin(path: Path, *, frozen: bool = False) -> Iterator[PinnedLog]:
     with sqlite_errors(path):
         db = connect_frozen(path) if frozen else begin(path)
         try:
+            show_vectors(db)
             yield PinnedLog(path, db)
         finally:
             db.close()

@@ -30,7 +30,8 @@ CATCHING_UP_TRIES, CATCHING_UP_S = 1000, 0.002
 DOCUMENTS = "SELECT pk, first_passage, id, seq, {text}, title, metadata, passages FROM documents"
 AT_POSITIONS = "WHERE pk IN (SELECT value FROM json_each(?)) ORDER BY pk"
 PASSAGES = (
-    "SELECT d.pk, p.ordinal, p.start, p.end, p.tokens, p.vector FROM documents d CROSS JOIN passages p"
+    "SELECT d.pk, p.ordinal, p.start, p.end, p.tokens, v.vector FROM documents d CROSS JOIN passages p"
+    " JOIN vectors v ON v.id = p.id"
     " WHERE d.pk IN (SELECT value FROM json_each(?)) AND p.id >= d.first_passage"
     " AND p.id < d.first_passage + d.passages ORDER BY p.id"
 )
