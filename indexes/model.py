@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -116,9 +117,11 @@ class DenseResult:
     cold_skipped: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class StoredPassage:
-    """A live passage as the log holds it, with the document it belongs to."""
+class StoredPassage(msgspec.Struct, frozen=True):
+    """A live passage as the log holds it, with the document it belongs to.
+
+    A struct, because every search makes dozens: a frozen dataclass takes six times as long.
+    """
 
     id: int
     document_id: str
@@ -132,8 +135,7 @@ class StoredPassage:
     heading: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredDocument:
+class StoredDocument(msgspec.Struct, frozen=True):
     """A live document. `seq` is the operation that wrote it."""
 
     id: str
