@@ -15,6 +15,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from indexes.residency import NOTHING, Budget
+
 Ids = NDArray[np.int64]
 Rows = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -177,7 +179,8 @@ class ColdPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """How a process runs its collections. Sizes in passages unless the name says otherwise."""
+    """How a process runs its collections. Sizes in passages unless the name says otherwise; `resident` is what all of
+    them together may copy of their files."""
 
     delta_passages_max: int = 4096
     segments_max: int = 8
@@ -189,6 +192,7 @@ class Tuning:
     generations_kept: int = 2
     commit_ops_max: int = 512
     exact_scan_passages_max: int = 10_000
+    resident: Budget = NOTHING
     cold: ColdPolicy = ColdPolicy()
 
     @property
