@@ -21,7 +21,7 @@ INSERT_PASSAGE = (
     "INSERT INTO passages(document, ordinal, start, end, tokens, heading, text) VALUES(?, ?, ?, ?, ?, ?, ?)"
 )
 INSERT_VECTOR = "INSERT INTO vectors VALUES(?, ?)"
-# Nobody needs the id, which may say much about a document that is deleted; earlier versions wrote it.
+# Without the document's id, which may reveal a deleted document; earlier versions wrote it.
 INSERT_OPERATION = (
     "INSERT INTO operations(at_ms, document_id, first_passage, passages, dead_first, dead_passages)"
     " VALUES(?, '', ?, ?, ?, ?)"

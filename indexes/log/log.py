@@ -7,7 +7,7 @@ Promises
 - A deleted or replaced passage is gone from `passages` and `documents` at once; its id range stays in
   `operations` until every generation that may hold it is gone, so that an index can be told to hide it. Operations
   hold numbers only, and deleting what does not exist leaves none.
-- What was removed is counted in `owed` until it is erased: SQLite leaves its bytes in the file (`rewriting`).
+- Removed content is counted in `owed` until it is erased: SQLite leaves its bytes in the file (`rewriting`).
 
 `commit` belongs to one thread, the collection's writer. Reading is in `LogReader`.
 """
@@ -53,9 +53,9 @@ _open: weakref.WeakSet[Log] = weakref.WeakSet()
 
 
 class Log(LogReader):
-    """A log open for writing too. `Log.create` makes it, `Log(path)` opens it; `close` ends every connection.
+    """A log open for writing too. `Log.create` makes one, `Log(path)` opens one; `close` ends every connection.
 
-    Opening brings a log of an older format to the present one, whole or not at all.
+    Opening migrates a log of an older format. If the process dies on the way, the next opening starts over.
     """
 
     def __init__(self, path: Path) -> None:
@@ -75,11 +75,11 @@ class Log(LogReader):
             meta: dict[str, str] = dict(self._rows("SELECT key, value FROM meta"))
             self._seed = bytes.fromhex(
                 meta.get("digest_seed", "")
-            )  # only logs that began without digests need one
+            )  # only logs that started without digests have one
             self.newest_seq = self.position().seq
             """Of the last commit begun, from just before anybody can read what it wrote."""
             self.owed = Owed.read(meta[OWED]) if OWED in meta else self._owed_before()
-            # Connects in any case: a log that cannot be written is found now, not at the first write.
+            # Always connect: a log that cannot be written should fail here, not at the first write.
             with contextlib.suppress(DiskFull), self._changing() as db:
                 if OWED not in meta:
                     db.execute(PUT_META, (OWED, self.owed.stored))
@@ -207,8 +207,8 @@ class Log(LogReader):
     def replace_by(self, copy: Copy, erased: Owed, began_ms: int) -> None:
         """Let a copy take the place of the file, rid of what was owed when it was begun. For the thread that commits.
 
-        Reads wait meanwhile. Raises Unavailable while another program, such as a backup, has the log open: then all
-        stays as it was.
+        Reads wait until it is done. Raises Unavailable, and changes nothing, while another program such as a backup
+        has the log open.
         """
         owed = self.owed.less(erased, began_ms)
         with self._changing() as db:
@@ -229,7 +229,7 @@ class Log(LogReader):
         self.owed = owed
 
     def _migrate(self) -> None:
-        """Format 2 to 3: a copy takes the log's place, as in an erasure. A kill leaves the old log or the new one."""
+        """Format 2 to 3: a copy replaces the log, as in an erasure. A kill leaves the old log or the new one."""
         size, free = self.path.stat().st_size, shutil.disk_usage(self.path.parent).free
         name = f"{self.path.parent.name}/{self.path.name}"
         if free < size:

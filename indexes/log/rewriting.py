@@ -3,13 +3,13 @@
 SQLite keeps deleted bytes in its pages. `secure_delete` zeroes almost all of them, but not copies that moving cells
 between pages leaves in gaps (3 of 60,000 deleted keys were still there), and returns no space. A copy of the live rows
 holds nothing else and is as small as they are. VACUUM makes one too, but no write gets through while it works.
-A copy has the present format, whatever the log's is.
+The copy has the current format, whatever the format of the log: this is also how a log is migrated.
 
 1. Rows are copied in blocks, each a short read of its own, while searches and writes go on.
-2. What was committed meanwhile follows in rounds, each shorter than the one before.
-3. Between two commits the last round follows, the copy is synced, and `Log.replace_by` gives it the log's name.
+2. Later commits are copied in rounds, each shorter than the one before.
+3. Between two commits the last round runs, the copy is synced, and `Log.replace_by` gives it the log's name.
 
-A crash leaves the old log, and a copy that the next opening removes, or the new one.
+A crash leaves the old log with a copy that the next opening removes, or the new log.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from indexes.log.sqlite import BUSY_TIMEOUT_MS, WRITER_CACHE_KIB, sqlite_errors
 
 ROWS = 1024  # in one statement: between two of them searches get their turn
 TABLES_OF = "SELECT name, sql FROM old.sqlite_schema WHERE name NOT LIKE 'sqlite_%' ORDER BY rowid"
-# Passages before documents: whatever goes meanwhile, a document that was copied has its passages, by which it is found.
+# Passages before documents: a document that was copied has its passages, and is found by them if it is deleted later.
 TABLES = (
     ("vectors", "id", "id, vector"),
     ("passages", "id", "id, document, ordinal, start, end, tokens, heading, text"),
@@ -67,7 +67,7 @@ DELETE FROM sqlite_sequence; INSERT INTO sqlite_sequence SELECT * FROM old.sqlit
 
 
 class Copy:
-    """A copy in the making, beside its log. For one thread at a time; `remove` it where it was not used."""
+    """A copy in progress, beside its log. For one thread at a time; `remove_copies` if it is not used."""
 
     def __init__(self, log: Path) -> None:
         self._log = log

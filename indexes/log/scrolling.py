@@ -1,9 +1,8 @@
 """Documents in the order they were written, page by page, while writes go on; and how many there are.
 
-A position is the number a document got when it was written, which only grows: a replaced document has a new one. So
-whoever follows the positions meets every document that stays as it is exactly once, and one that is replaced
-meanwhile again, at the end, as its new version. Whether a passage matches a filter never changes either, because its
-metadata does not.
+A position is the number a document got when it was written. Positions only grow: a replaced document gets a new one.
+So paging by position returns every unchanged document exactly once, and a document replaced on the way once more, at
+the end, in its new version. Whether a passage matches a filter never changes, because its metadata does not.
 """
 
 from __future__ import annotations
