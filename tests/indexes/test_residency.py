@@ -15,6 +15,8 @@ from indexes.collection import Collection
 from indexes.model import Tuning
 from indexes.parts.generation import Generation
 from indexes.residency import SMALL_BYTES, Budget, Files
+from retrieval.lifecycle import tuning_of
+from retrieval.settings import Config, Index
 from tests.support.vectors import World, fill, found_ids, make_collection
 
 WORLD = World(dimensions=128)
@@ -116,3 +118,10 @@ def test_collections_share_one_budget(folder: Path) -> None:
     assert taken > 0
     assert not budget.take(budget.bytes_max - taken + 1, 0)
     first.close()
+
+
+@pytest.mark.parametrize(("setting", "expected"), [(0, 250), (1, 1), (300, 300), (5000, 1000)])
+def test_the_default_is_a_quarter_of_the_ceiling(setting: int, expected: int) -> None:
+    """A service that may hold 1,000 bytes; what is set counts up to all of them."""
+    config = Config(index=Index(resident_bytes=setting))
+    assert tuning_of(config, memory_bytes_max=1000).resident.bytes_max == expected
