@@ -180,7 +180,7 @@ class Writer:
             step.future.set_result(result)
 
     def _note(self, error: Exception) -> None:
-        """Called before the caller's future fails, so that a caller who sees the failure finds it in force."""
+        """Before the caller learns of it: whoever is told of a failure finds it in force."""
         if isinstance(error, StorageError) and failures.may_be_a_failed_sync(error):
             self._failed = error
             failures.report(error)
