@@ -2,7 +2,7 @@
 
 Memory here is a process's own (anonymous pages). The formula leaves out the files that searches read in place: those
 that fit the budget of `residency` are copied and add to it, the others are mapped, and the system keeps their pages
-while it has room. ARCHITECTURE.md compares the formula with measurements.
+while it has room. docs/benchmarks.md compares the formula with measurements.
 """
 
 from __future__ import annotations
