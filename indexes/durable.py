@@ -79,7 +79,7 @@ def publish(path: Path, content: bytes, mode: int = 0o666) -> None:
     draft = path.with_name(f".{path.name}.draft")
     try:
         with disk_errors(path):
-            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+            with new_file(draft, mode) as file:
                 disk.write(file, content)
                 failpoints.reach("publish.written")
                 sync(file.fileno(), draft)
@@ -100,11 +100,17 @@ def replace_unsynced(path: Path, content: bytes, mode: int = 0o666) -> None:
     draft = path.with_name(f".{path.name}.draft")
     with disk_errors(path):
         try:
-            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+            with new_file(draft, mode) as file:
                 disk.write(file, content)
             disk.replace(draft, path)
         finally:
             draft.unlink(missing_ok=True)
+
+
+def new_file(path: Path, mode: int) -> BinaryIO:
+    """An empty file that never had another mode. One left behind, which may have another owner too, goes first."""
+    path.unlink(missing_ok=True)
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb")
 
 
 def replace_synced(draft: Path, path: Path) -> None:
