@@ -10,6 +10,7 @@ Segments are made on background threads (`sealing`) and put in place by the writ
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 import threading
@@ -117,11 +118,15 @@ class Collection:
             shutil.rmtree(draft, ignore_errors=True)
 
     def close(self) -> None:
-        """Finish queued writes, stop the threads, close the log. Searches under way may still finish."""
-        self._writer.close()
-        self.hits.save()
-        self._sealing.close()
-        self.log.close()
+        """Finish queued writes, stop the threads, close the log. Searches under way may still finish.
+
+        A step that fails does not keep the ones after it from being taken; its error is raised once all are done.
+        """
+        with contextlib.ExitStack() as steps:  # the last one pushed is taken first
+            steps.callback(self.log.close)
+            steps.callback(self._sealing.close)
+            steps.callback(self.hits.save)
+            steps.callback(self._writer.close)
 
     # -- reading
 
