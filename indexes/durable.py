@@ -79,7 +79,8 @@ def publish(path: Path, content: bytes, mode: int = 0o666) -> None:
     draft = path.with_name(f".{path.name}.draft")
     try:
         with disk_errors(path):
-            with new_file(draft, mode) as file:
+            draft.unlink(missing_ok=True)  # one that was left behind would keep its mode
+            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
                 disk.write(file, content)
                 failpoints.reach("publish.written")
                 sync(file.fileno(), draft)
@@ -100,17 +101,11 @@ def replace_unsynced(path: Path, content: bytes, mode: int = 0o666) -> None:
     draft = path.with_name(f".{path.name}.draft")
     with disk_errors(path):
         try:
-            with new_file(draft, mode) as file:
+            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
                 disk.write(file, content)
             disk.replace(draft, path)
         finally:
             draft.unlink(missing_ok=True)
-
-
-def new_file(path: Path, mode: int) -> BinaryIO:
-    """An empty file that never had another mode. One left behind, which may have another owner too, goes first."""
-    path.unlink(missing_ok=True)
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb")
 
 
 def replace_synced(draft: Path, path: Path) -> None:
@@ -225,8 +220,7 @@ class FolderLock:
             self._file.truncate(0)
             self._file.write(f"{os.getpid()}\n")
             self._file.flush()
-        self._open = True
-        failures.hold()
+        self._release = failures.hold()
 
     def _acquired(self) -> bool:
         try:
@@ -237,7 +231,5 @@ class FolderLock:
 
     def close(self) -> None:
         """Idempotent."""
-        if self._open:
-            self._open = False
-            failures.release()
+        self._release()
         self._file.close()

@@ -14,6 +14,7 @@ import apsw
 import numpy as np
 import pytest
 
+from indexes import failures
 from indexes.errors import Conflict, DiskFull, NotReady, Overloaded, StorageError
 from indexes.log.log import Log
 from indexes.log.owed import Owed
@@ -245,10 +246,12 @@ def test_a_failed_disk_stops_acknowledgements() -> None:
         return [None] * len(writes)
 
     writer = Writer("test", commit, operations_max=10, on_idle=lambda: None)
+    release = failures.hold()
     for _ in range(2):
         with pytest.raises(StorageError, match="the disk failed"):
             writer.write([Delete("x")]).result(5)
     writer.close()
+    release()
     with pytest.raises(NotReady):
         writer.write([Delete("x")])
 
