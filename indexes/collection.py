@@ -181,12 +181,14 @@ class Collection:
                 check_upsert(operation, self.settings.dimensions)
         return self._writer.write(operations)
 
-    def delete_matching(self, condition: Filter) -> Future[WriteResult]:
-        """Delete every document that matches the filter when the writer comes to it: no update slips in between."""
+    def delete_holding(self, passages: Ids) -> Future[WriteResult]:
+        """Delete the documents that hold these passages, in one commit.
+
+        A document that was replaced has other passages: what a filter found is deleted only while it still matches.
+        """
 
         def choose() -> list[Operation]:
-            ids = self.snapshot.matching(condition)
-            return [Delete(one) for one in dict.fromkeys(self.log.documents_of(ids.tolist()).values())]
+            return [Delete(one) for one in dict.fromkeys(self.log.documents_of(passages.tolist()).values())]
 
         return self._writer.write(choose)
 

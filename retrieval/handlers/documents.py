@@ -22,7 +22,7 @@ from retrieval.plan import filter_of
 from retrieval.raw_json import is_absent
 from retrieval.schemas import Deleted, DeleteDocuments, PatchDocument, WriteDocuments, Written
 from retrieval.settings import Config
-from retrieval.writing import patch_metadata, write_documents
+from retrieval.writing import delete_matching, patch_metadata, write_documents
 
 CURSOR_MAX = 2**62
 ESCAPED_BYTES = 12  # of one character in JSON, at most
@@ -106,11 +106,10 @@ async def delete_many(request: web.Request) -> web.Response:
     if (ids is None) == (condition is None):
         raise InvalidInput("expected either ids or filter", param="ids")
     if ids is not None:
-        future = collection.write([Delete(one) for one in ids])
+        result = await asyncio.wrap_future(collection.write([Delete(one) for one in ids]))
     else:
         assert condition is not None
-        future = await asyncio.to_thread(collection.delete_matching, condition)
-    result = await asyncio.wrap_future(future)
+        result = await delete_matching(collection, condition)
     request.app[TASKS].reindex_if_due(real_name(request), collection)
     return answer(Deleted(result.seq, result.deleted))
 
