@@ -128,6 +128,11 @@ class Collection:
             steps.callback(self.hits.save)
             steps.callback(self._writer.close)
 
+    @property
+    def name(self) -> str:
+        """Its own, whatever aliases it has."""
+        return self.folder.name
+
     # -- reading
 
     @property

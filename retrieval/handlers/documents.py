@@ -14,7 +14,7 @@ from indexes.log import scrolling
 from indexes.model import Delete, WriteResult
 from retrieval.decoding import decode_part
 from retrieval.handlers.scrolling import document_body, encoded, query_flag
-from retrieval.handlers.wire import answer, body, collection_of, query_int, real_name
+from retrieval.handlers.wire import answer, body, collection_of, query_int
 from retrieval.keys import CONFIG, EMBEDDERS, HELD, METRICS, TASKS
 from retrieval.metadata import Patch, metadata_of
 from retrieval.pipeline import elapsed_ms
@@ -32,9 +32,9 @@ async def write(request: web.Request) -> web.Response:
     started = time.perf_counter()
     wanted = await body(request, WriteDocuments)
     name, collection = collection_of(request)
-    own_name, app = real_name(request), request.app  # now: the alias may move while this is written
+    app = request.app
     result = await write_documents(collection, app[EMBEDDERS], wanted.documents, app[CONFIG])
-    app[TASKS].reindex_if_due(own_name, collection)
+    app[TASKS].reindex_if_due(collection.name, collection)
     app[METRICS].written(name, result, time.perf_counter() - started)
     return answer(written(result, started))
 
@@ -67,12 +67,12 @@ async def patched(request: web.Request) -> web.Response:
     started = time.perf_counter()
     wanted = await body(request, PatchDocument)
     name, collection = collection_of(request)
-    own_name, app = real_name(request), request.app
+    app = request.app
     metadata = metadata_of(wanted.metadata, "metadata", app[CONFIG])
     patch = await asyncio.to_thread(Patch.of, metadata, "metadata")
     future = patch_metadata(collection, request.match_info["id"], patch, app[CONFIG])
     result = replace(await asyncio.wrap_future(future), tokens=0)  # none was embedded
-    app[TASKS].reindex_if_due(own_name, collection)
+    app[TASKS].reindex_if_due(collection.name, collection)
     app[METRICS].written(name, result, time.perf_counter() - started)
     return answer(written(result, started))
 
@@ -94,7 +94,7 @@ async def deleted(request: web.Request) -> web.Response:
     result = await asyncio.wrap_future(collection.write([Delete(document_id)]))
     if not result.deleted:
         raise NotFound(f"no document {document_id!r}", param="id")
-    request.app[TASKS].reindex_if_due(real_name(request), collection)
+    request.app[TASKS].reindex_if_due(collection.name, collection)
     return answer(Deleted(result.seq, result.deleted))
 
 
@@ -110,7 +110,7 @@ async def delete_many(request: web.Request) -> web.Response:
     else:
         assert condition is not None
         result = await delete_matching(collection, condition)
-    request.app[TASKS].reindex_if_due(real_name(request), collection)
+    request.app[TASKS].reindex_if_due(collection.name, collection)
     return answer(Deleted(result.seq, result.deleted))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from functools import partial
 
 import msgspec
@@ -32,11 +31,11 @@ INLINE_BYTES = 1 << 18  # of hits, encoded on the event loop: less than a millis
 
 async def search(request: web.Request) -> web.Response:
     wanted = await body(request, SearchRequest)
-    name = request.match_info["collection"]
+    name, collection = collection_of(request)
     room = room_of(request)
     found = await request.app[PIPELINE].search(name, wanted, room=room)
     request.app[METRICS].search(found)
-    note(request, wanted)
+    request.app[QUERY_LOG].note(collection, wanted)
     shown = found if room.taken <= INLINE_BYTES else await asyncio.to_thread(in_pieces, found)
     return answer(shown, headers=headers_of(found.timings_ms))
 
@@ -78,7 +77,7 @@ async def search_batch(request: web.Request) -> web.Response:
             error.message = without_folders(error.message, folders)
             return msgspec.Raw(msgspec.json.encode(body_of(error)))
         request.app[METRICS].search(found)
-        note(request, search)
+        request.app[QUERY_LOG].note(collection, search)
         return msgspec.Raw(msgspec.json.encode(found))  # now: its parts take several times as much memory
 
     results = await asyncio.gather(*(one(search) for search in searches))
@@ -97,7 +96,7 @@ async def context(request: web.Request) -> web.Response:
     search = search_request(wanted, config)
     found = await request.app[PIPELINE].search(name, search, room=room_of(request))
     request.app[METRICS].search(found)
-    note(request, search)
+    request.app[QUERY_LOG].note(collection, search)
     built = await abandonable(
         lambda go_on: build_context(
             found, wanted, partial(embedder.counter.starts, go_on=go_on), config, go_on
@@ -115,13 +114,6 @@ def in_pieces(found: SearchAnswer) -> dict[str, object]:
     """Each hit's JSON by itself: encoding many in one step would hold up every other thread."""
     hits = [msgspec.Raw(msgspec.json.encode(hit)) for hit in found.hits]
     return {"hits": hits, "receipt": found.receipt, "timings_ms": found.timings_ms}
-
-
-def note(request: web.Request, search: SearchRequest) -> None:
-    """Into the log of queries, where the operator has switched that on."""
-    with contextlib.suppress(NearlineError):  # it may have been deleted meanwhile
-        _, collection = collection_of(request)
-        request.app[QUERY_LOG].note(collection, search)
 
 
 def headers_of(timings: Timings) -> dict[str, str]:

@@ -44,15 +44,12 @@ def timing_headers(stages_ms: Mapping[str, float], embed_ms: float) -> dict[str,
 
 
 def collection_of(request: web.Request) -> tuple[str, Collection]:
-    """The name in the path, as the client wrote it, and the collection it stands for. Raises NotFound."""
+    """The name in the path, as the client wrote it, and the collection it stands for now. Raises NotFound.
+
+    An alias may move: ask once for each request, and use that collection, and its own name, to the end.
+    """
     name = request.match_info["collection"]
     return name, request.app[CATALOG].get(name)
-
-
-def real_name(request: web.Request) -> str:
-    """The collection's own name where the path holds an alias."""
-    name = request.match_info["collection"]
-    return request.app[CATALOG].aliases.get(name, name)
 
 
 def query_int(request: web.Request, name: str, default: int, *, least: int, most: int) -> int:
@@ -72,8 +69,8 @@ def aliases_of(name: str, aliases: Mapping[str, str]) -> list[str]:
     return sorted(alias for alias, target in aliases.items() if target == name)
 
 
-def describe(app: web.Application, name: str, collection: Collection) -> CollectionBody:
-    settings, config = collection.settings, app[CONFIG]
+def describe(app: web.Application, collection: Collection) -> CollectionBody:
+    name, settings, config = collection.name, collection.settings, app[CONFIG]
     return CollectionBody(
         name=name,
         aliases=aliases_of(name, app[CATALOG].aliases),
