@@ -39,6 +39,8 @@ T = TypeVar("T")
 TITLE_TOKENS_MAX = 48  # of a passage's budget; a longer title is cut for embedding, kept whole for reading
 SPECIAL_TOKENS = 2
 INLINE_CHARS = 4000  # about a millisecond of work
+# How much of a vector takes as long as a character of text: of its JSON, and of its numbers.
+VECTOR_BYTES_PER_CHAR, VALUES_PER_CHAR = 32, 8
 
 
 async def write_documents(
@@ -49,7 +51,7 @@ async def write_documents(
     Those that are unchanged when this begins are left alone, also where another request changes them meanwhile.
     Raises InvalidInput or TooLarge naming the field.
     """
-    chars = sum(len(document.text) + len(document.metadata) for document in sent)
+    chars = sum(len(one.text) + len(one.metadata) + len(one.vector) // VECTOR_BYTES_PER_CHAR for one in sent)
     dimensions = collection.settings.dimensions
     documents = await off_loop(chars, lambda: check_documents(sent, dimensions, config))
     digests = await off_loop(chars, lambda: [digest_of(document, config.passages) for document in documents])
@@ -188,7 +190,7 @@ async def embed(
 
         return [chunk(document, embedder, config, step) for document in documents]
 
-    chars = sum(len(document.text) for document in documents)
+    chars = sum(len(one.text) + len(one.vector or ()) // VALUES_PER_CHAR for one in documents)
     if chars <= INLINE_CHARS:
         pieces = [chunk(document, embedder, config) for document in documents]
     else:

@@ -14,13 +14,13 @@ from indexes.log import scrolling
 from indexes.model import Delete, WriteResult
 from retrieval.decoding import decode_part
 from retrieval.handlers.scrolling import document_body, encoded, query_flag
-from retrieval.handlers.wire import answer, body, collection_of, query_int
+from retrieval.handlers.wire import answer, answer_from, body, collection_of, query_int
 from retrieval.keys import CONFIG, EMBEDDERS, HELD, METRICS, TASKS
 from retrieval.metadata import Patch, metadata_of
 from retrieval.pipeline import elapsed_ms
 from retrieval.plan import filter_of
 from retrieval.raw_json import is_absent
-from retrieval.schemas import Deleted, DeleteDocuments, PatchDocument, WriteDocuments, Written
+from retrieval.schemas import Deleted, DeleteDocuments, DocumentBody, PatchDocument, WriteDocuments, Written
 from retrieval.settings import Config
 from retrieval.writing import delete_matching, patch_metadata, write_documents
 
@@ -42,9 +42,14 @@ async def write(request: web.Request) -> web.Response:
 async def shown(request: web.Request) -> web.Response:
     _, collection = collection_of(request)
     vectors, document_id = query_flag(request, "vectors"), request.match_info["id"]
-    found = await asyncio.to_thread(scrolling.document, collection, document_id, vectors=vectors)
-    request[HELD].answer(len(found.document.text))
-    return answer(document_body(found))
+    held = request[HELD]
+
+    def work() -> DocumentBody:
+        found = scrolling.document(collection, document_id, vectors=vectors)
+        held.answer(len(found.document.text))
+        return document_body(found)
+
+    return await answer_from(work)
 
 
 async def listed(request: web.Request) -> web.Response:
@@ -60,7 +65,7 @@ async def listed(request: web.Request) -> web.Response:
         following = None if page.following is None else str(page.following)
         return {"documents": encoded(page), "next_cursor": following}
 
-    return answer(await asyncio.to_thread(work))
+    return await answer_from(work)
 
 
 async def patched(request: web.Request) -> web.Response:
@@ -68,8 +73,11 @@ async def patched(request: web.Request) -> web.Response:
     wanted = await body(request, PatchDocument)
     name, collection = collection_of(request)
     app = request.app
-    metadata = metadata_of(wanted.metadata, "metadata", app[CONFIG])
-    patch = await asyncio.to_thread(Patch.of, metadata, "metadata")
+
+    def work() -> Patch:
+        return Patch.of(metadata_of(wanted.metadata, "metadata", app[CONFIG]), "metadata")
+
+    patch = await asyncio.to_thread(work)
     future = patch_metadata(collection, request.match_info["id"], patch, app[CONFIG])
     result = replace(await asyncio.wrap_future(future), tokens=0)  # none was embedded
     app[TASKS].reindex_if_due(collection.name, collection)
