@@ -15,7 +15,8 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from contextvars import Context, copy_context
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from indexes import failpoints, failures
@@ -38,6 +39,7 @@ Commit = Callable[[list[Sequence[Operation]]], list[WriteResult]]
 class _Write:
     operations: Operations
     future: Future[WriteResult]
+    context: Context = field(default_factory=copy_context)
 
     def chosen(self) -> Sequence[Operation]:
         return self.operations() if callable(self.operations) else self.operations
@@ -156,7 +158,9 @@ class Writer:
             return
         try:
             failures.require_none()
-            results = self._commit([write.chosen() for write in group])
+            # In the caller's context, so that log lines have its request's id; a shared commit is nobody's own.
+            context = group[0].context if len(group) == 1 else Context()
+            results = context.run(lambda: self._commit([write.chosen() for write in group]))
             failpoints.reach("commit.acknowledge")
         except Exception as error:  # noqa: BLE001 - it belongs to the callers, who wait for it
             report_failed_sync(error)
