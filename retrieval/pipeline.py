@@ -40,7 +40,6 @@ from retrieval.stopwatch import Stopwatch
 
 T = TypeVar("T")
 
-MIN_SEQ_POLL_S = 0.002
 MIN_SEQ_WAIT_S = 5.0
 # More get no more done, and each pass of the event loop, which everybody else waits for, takes longer.
 ACTIVE_PER_THREAD = 8
@@ -186,14 +185,15 @@ class Pipeline:
 
 async def reached(collection: Collection, min_seq: int) -> Snapshot:
     """The present snapshot, once it holds operation `min_seq`. Raises DeadlineExceeded if that does not come."""
-    deadline = time.monotonic() + MIN_SEQ_WAIT_S
-    while (snapshot := collection.snapshot).seq < min_seq:
-        if time.monotonic() > deadline:
+    if collection.snapshot.seq < min_seq:
+        try:
+            async with asyncio.timeout(MIN_SEQ_WAIT_S):
+                await asyncio.wrap_future(collection.arrivals.at(min_seq))
+        except TimeoutError:
             raise DeadlineExceeded(
-                f"the log is at seq {snapshot.seq}, before min_seq={min_seq}", param="min_seq"
-            )
-        await asyncio.sleep(MIN_SEQ_POLL_S)
-    return snapshot
+                f"the log is at seq {collection.snapshot.seq}, before min_seq={min_seq}", param="min_seq"
+            ) from None
+    return collection.snapshot
 
 
 def scanned(snapshot: Snapshot, ranking: Ranking) -> Candidates:
