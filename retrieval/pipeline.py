@@ -20,7 +20,6 @@ from typing import TypeVar
 
 import msgspec
 
-from indexes.catalog import Catalog
 from indexes.collection import Collection
 from indexes.dense.vectors import search_with_one_thread
 from indexes.errors import DeadlineExceeded
@@ -54,10 +53,9 @@ class CachedAnswer(msgspec.Struct):
 
 
 class Pipeline:
-    """Answers searches over the collections of a catalog."""
+    """Answers searches."""
 
-    def __init__(self, catalog: Catalog, embedders: Embedders, results: ResultCache, config: Config) -> None:
-        self._catalog = catalog
+    def __init__(self, embedders: Embedders, results: ResultCache, config: Config) -> None:
         self._embedders = embedders
         self._results = results
         self._config = config
@@ -76,15 +74,20 @@ class Pipeline:
         return self._scanner.joint(collection, members)
 
     async def search(
-        self, name: str, request: SearchRequest, place: Place | None = None, room: Room | None = None
+        self,
+        name: str,
+        collection: Collection,
+        request: SearchRequest,
+        place: Place | None = None,
+        room: Room | None = None,
     ) -> SearchAnswer:
-        """Raises NotFound, InvalidInput, Unavailable and their kin; never returns a partial answer.
+        """`name` is what the client calls the collection. Raises InvalidInput, Unavailable and their kin; never returns
+        a partial answer.
 
         Hits that have no `room`, by default that of one answer, are TooLarge.
         """
         room = room or Room(self._config.limits.answer_bytes_max)
         watch = Stopwatch()
-        collection = self._catalog.get(name)
         plan = planned(request, collection.settings.dimensions, self._config)
         if plan.deadline_ms is not None:
             watch.deadline = asyncio.get_running_loop().time() + plan.deadline_ms / 1000

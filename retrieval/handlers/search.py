@@ -33,7 +33,7 @@ async def search(request: web.Request) -> web.Response:
     wanted = await body(request, SearchRequest)
     name, collection = collection_of(request)
     room = room_of(request)
-    found = await request.app[PIPELINE].search(name, wanted, room=room)
+    found = await request.app[PIPELINE].search(name, collection, wanted, room=room)
     request.app[METRICS].search(found)
     request.app[QUERY_LOG].note(collection, wanted)
     return json_answer(await encoded(found, room), headers_of(found.timings_ms))
@@ -70,9 +70,9 @@ async def search_batch(request: web.Request) -> web.Response:
     async def find(search: SearchRequest) -> SearchAnswer:
         if search.exact:  # without a slot: they wait for each other
             with scan.place() as place:
-                return await pipeline.search(name, search, place, room)
+                return await pipeline.search(name, collection, search, place, room)
         async with slots:
-            return await pipeline.search(name, search, room=room)
+            return await pipeline.search(name, collection, search, room=room)
 
     async def one(search: SearchRequest) -> msgspec.Raw:
         try:
@@ -99,7 +99,7 @@ async def context(request: web.Request) -> web.Response:
     deadline = asyncio.get_running_loop().time() + deadline_ms / 1000
     embedder = await request.app[EMBEDDERS].of(collection)
     search = search_request(wanted, config)
-    found = await request.app[PIPELINE].search(name, search, room=room_of(request))
+    found = await request.app[PIPELINE].search(name, collection, search, room=room_of(request))
     request.app[METRICS].search(found)
     request.app[QUERY_LOG].note(collection, search)
     built = await abandonable(
