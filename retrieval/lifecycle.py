@@ -132,7 +132,7 @@ async def pipeline_ctx(app: web.Application) -> AsyncIterator[None]:
     results = ResultCache(near, far, ttl_s=ttl_s(config), now=time.time)
     app[METRICS].watch_caches(results, app[EMBEDDERS].shared, near, far)
     app[CEILING].relief.append(near.clear)
-    app[PIPELINE] = Pipeline(app[CATALOG], app[EMBEDDERS], results, config)
+    app[PIPELINE] = Pipeline(app[EMBEDDERS], results, config)
     # Every product of a search is small; BLAS would spread it over all cores and wait for each of them.
     with threadpool_limits(1, user_api="blas"):
         yield

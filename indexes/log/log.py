@@ -62,7 +62,7 @@ class Log(LogReader):
         require_whole_wal(path)
         remove_copies(path)
         self._connection: apsw.Connection | None = None  # opened when needed, see `rest`
-        self._failed = False
+        self._release = failures.hold()
         try:
             super().__init__(path)
             if self.format_version == 1:
@@ -87,8 +87,7 @@ class Log(LogReader):
                 self._migrate()
             self.rest()
         except BaseException:
-            self._failed = True
-            self.close()
+            self.close(as_is=True)
             raise
 
     @staticmethod
@@ -113,17 +112,20 @@ class Log(LogReader):
             db.close()
         return Log(path)
 
-    def close(self) -> None:
-        """Moves the WAL into the file, unless something is wrong: then all stays as it is for the next opening."""
+    def close(self, *, as_is: bool = False) -> None:
+        """Moves the WAL into the file, unless something is wrong: then all stays `as_is` for the next opening."""
         super().close()
-        if self._connection is None:
-            return
-        if not self._failed and self.damage is None:
-            with contextlib.suppress(StorageError), self._changing() as db:
-                checkpoint(db, self.path)
-        if self._failed or self.damage is not None:
-            self._connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-        self._disconnect()
+        try:
+            if self._connection is None:
+                return
+            if not as_is:
+                with contextlib.suppress(StorageError), self._changing() as db:
+                    checkpoint(db, self.path)
+            if as_is or self.damage is not None or failures.any_reported():
+                self._connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+            self._disconnect()
+        finally:
+            self._release()
 
     def rest(self) -> None:
         """Of an idle log: where many are open, empty the WAL and close the connection that writes.
@@ -273,12 +275,8 @@ class Log(LogReader):
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[apsw.Connection]:
-        try:
-            with self._sound(), changing(self.path, self._db):
-                yield self._db
-        except StorageError as error:
-            self._failed |= failures.may_be_a_failed_sync(error)
-            raise
+        with self._sound(), changing(self.path, self._db):
+            yield self._db
 
 
 @contextlib.contextmanager

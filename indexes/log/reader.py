@@ -133,9 +133,9 @@ class LogReader:
         rows = self._rows(f"{ONE_PASSAGE} {LIVE} {AMONG}", (json_list(ids),))
         return {row[0]: as_passage(row) for row in rows}
 
-    def documents_of(self, ids: Iterable[int]) -> dict[int, str]:
-        """Document id of each live passage among these."""
-        return dict(self._rows(f"SELECT p.id, d.id {LIVE} {AMONG}", (json_list(ids),)))
+    def documents_of(self, ids: Iterable[int]) -> list[str]:
+        """Ids of the documents that hold the live ones among these passages."""
+        return [one for (one,) in self._rows(f"SELECT DISTINCT d.id {LIVE} {AMONG}", (json_list(ids),))]
 
     def document(self, document_id: str) -> StoredDocument | None:
         rows = self._rows(f"{ONE_DOCUMENT} WHERE id = ?", (document_id,))

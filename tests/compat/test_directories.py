@@ -114,7 +114,7 @@ def as_written(collection: Collection, wanted: CollectionExpected) -> None:
         assert {one.document_id for one in collection.passages(found).values()} == {name}
     topic = parse_filter({"type": "eq", "key": "topic", "value": "t3"}, conditions_max=1)
     matching = collection.log.documents_of(collection.snapshot.matching(topic).tolist())
-    assert set(matching.values()) == {
+    assert set(matching) == {
         name for name, one in wanted.documents.items() if one.metadata.get("topic") == "t3"
     }
 

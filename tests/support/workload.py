@@ -41,7 +41,7 @@ from indexes.dense.cold import ColdSettings
 from indexes.durable import Disk
 from indexes.erasing import Erasure
 from indexes.errors import NearlineError, RecallTooLow
-from indexes.filters.grammar import Comparison, Compound
+from indexes.filters.grammar import Comparison, Compound, Filter
 from indexes.log import log, sqlite
 from indexes.model import Delete, Operation, Tuning, WriteResult
 from indexes.parts.generation import Generation, read_manifest
@@ -121,7 +121,10 @@ class Actor:
             "and", [Comparison("eq", "owner", owner), Comparison("eq", "topic", f"t{topic}")]
         )
         facts: dict[str, Value] = {f"doc:{MAIN}:{number}": None for number in of_both}
-        return self.attempt(facts, lambda: self.main.delete_matching(condition).result())
+        return self.attempt(facts, lambda: self._delete_matching(condition))
+
+    def _delete_matching(self, condition: Filter) -> WriteResult:
+        return self.main.delete_holding(self.main.snapshot.matching(condition)).result()
 
     def create(self, name: str, **changes: object) -> object:
         return self.attempt(
