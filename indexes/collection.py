@@ -53,7 +53,6 @@ from indexes.parts.assembly import Assembly, outgrown
 from indexes.parts.generation import Generation, Shelf
 from indexes.parts.sealing import Sealing
 from indexes.parts.snapshot import Snapshot
-from indexes.residency import Files
 
 logger = logging.getLogger(__name__)
 
@@ -351,9 +350,7 @@ class Collection:
 
     def _usable(self, number: int) -> Generation:
         """A generation, verified and loaded, if this collection and this version can serve it."""
-        live = self._assembly.generation
-        files = Files(self.tuning.resident, live.files if live else None)
-        generation = Generation.load(self.shelf.path(number), files)
+        generation = Generation.load(self.shelf.path(number), self._assembly.new_files())
         manifest = generation.manifest
         if manifest.fingerprint != self.settings.fingerprint:
             raise Damaged("it was built with another model")
