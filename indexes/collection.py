@@ -350,7 +350,7 @@ class Collection:
 
     def _usable(self, number: int) -> Generation:
         """A generation, verified and loaded, if this collection and this version can serve it."""
-        generation = Generation.load(self.shelf.path(number))
+        generation = Generation.load(self.shelf.path(number), self._assembly.new_files())
         manifest = generation.manifest
         if manifest.fingerprint != self.settings.fingerprint:
             raise Damaged("it was built with another model")

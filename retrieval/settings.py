@@ -105,6 +105,7 @@ class Index(Section, frozen=True, kw_only=True):
     generations_kept: Positive = 2
     commit_ops_max: Positive = 512
     erase_after_h: Duration = 24.0
+    resident_bytes: Count = 0
 
 
 class Search(Section, frozen=True, kw_only=True):

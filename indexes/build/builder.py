@@ -39,11 +39,11 @@ from indexes.errors import Damaged, NotFound
 from indexes.filters.index import FiltersBuilder
 from indexes.lexical import analysis
 from indexes.lexical.building import LexicalBuilder
-from indexes.lexical.postings import load_array
 from indexes.log.reader import LogReader, decode_metadata
 from indexes.memory import PeakMemory
 from indexes.model import Ids, Progress
 from indexes.parts.generation import MANIFEST, Generation, Manifest, Shelf, read_manifest, seal_files
+from indexes.residency import Files
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def tiers_before(shelf: Shelf, placement: Placement) -> tuple[Ids, Ids]:
     folder = shelf.path(shelf.current())
     try:
         manifest = read_manifest(folder)
-        before = np.asarray(load_array(folder / "ids.npy"), np.int64)
+        before = np.asarray(Files().array(folder / "ids.npy"), np.int64)
     except (NotFound, Damaged, OSError, ValueError):
         return everything, np.empty(0, np.int64)
     was_cold = np.sort(before[manifest.hot :])

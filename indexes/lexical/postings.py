@@ -13,16 +13,16 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from indexes.arrays import ends_of, worth_mapping
+from indexes.arrays import ends_of
 from indexes.courtesy import GoOn, nobody_waits
 from indexes.lexical.analysis import terms as terms_of
 from indexes.lexical.bm25 import NO_POSTINGS, Postings
 from indexes.model import Rows
+from indexes.residency import Files
 
 TF_MAX = np.iinfo(np.uint16).max
 TERMS_AT_ONCE = 64  # sealed between two calls of `go_on`
@@ -123,7 +123,7 @@ class SealedLexical:
         frequencies.npy uint16 [postings]
         lengths.npy    uint32  [rows]
 
-    Loaded from a folder, the arrays are memory maps: the dictionary and the postings cost no heap.
+    Loaded from a folder, the arrays are memory maps or copies, as the budget of `residency` says.
     """
 
     FILES = ("terms", "offsets", "starts", "rows", "frequencies", "lengths")
@@ -160,8 +160,9 @@ class SealedLexical:
         )
 
     @staticmethod
-    def load(folder: Path) -> SealedLexical:
-        return SealedLexical({name: load_array(folder / f"{name}.npy") for name in SealedLexical.FILES})
+    def load(folder: Path, files: Files | None = None) -> SealedLexical:
+        files = files or Files()
+        return SealedLexical({name: files.array(folder / f"{name}.npy") for name in SealedLexical.FILES})
 
     def save(self, folder: Path) -> None:
         """Write the arrays into an existing folder. Not synced: the publisher does that."""
@@ -235,11 +236,3 @@ class Names(Sequence[bytes]):
         first = max(bisect.bisect_right(self._guides, name) - 1, 0) * self.SPACING
         at = bisect.bisect_left(self, name, first, min(first + self.SPACING, len(self)))
         return at if at < len(self) and self[at] == name else None
-
-
-def load_array(path: Path) -> NDArray[np.generic]:
-    """The array of a .npy file, read-only: a memory map, or where that is not worth a descriptor, its content."""
-    mode: Literal["r"] | None = "r" if worth_mapping(path) else None
-    array_: NDArray[np.generic] = np.asarray(np.load(path, mmap_mode=mode, allow_pickle=False))
-    array_.setflags(write=False)
-    return array_
