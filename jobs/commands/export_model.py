@@ -8,9 +8,10 @@ from typing import cast
 import click
 from rich.table import Table
 
+from indexes.errors import InvalidInput
 from jobs.commands.options import JSON, console, errors, print_json
-from jobs.export.candidates import RECIPES, SMALL
 from jobs.export.exporting import Options, export_model
+from jobs.export.recipes import RECIPES, SMALL
 from jobs.export.sources import DEFAULT_NAME
 from retrieval.embedding.models import Candidate, Manifest, Pooling
 
@@ -66,7 +67,11 @@ def command(
     small: bool,
     as_json: bool,
 ) -> None:
-    """Make an ONNX model for serving: graphs of several kinds are measured here, the fastest true one is kept."""
+    """Make an ONNX model for serving: candidates are measured here, and the fastest accurate one is kept."""
+    if small:
+        if only not in {None, SMALL}:
+            raise InvalidInput(f"the small candidate is {SMALL}, not {only}", param="only")
+        only = SMALL
     folder = out or Path("models") / name
     manifest = export_model(
         None if source == "auto" else source,
@@ -80,7 +85,6 @@ def command(
             tokens_max=tokens_max,
             calibrate=calibrate,
             only=only,
-            small=small,
         ),
     )
     if as_json:

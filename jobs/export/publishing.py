@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from indexes.durable import disk_errors, publish_folder, sha256
-from jobs.export.running import copy
+from jobs.export.running import save
 from jobs.export.shapes import Shape
 from retrieval.embedding.models import (
     FORMAT_VERSION,
@@ -28,65 +27,60 @@ from retrieval.embedding.models import (
 )
 
 
-@dataclass(frozen=True)
-class Exported:
-    """All that an export found out about a model. `graphs`: the kept one, then its fallbacks, and where they lie."""
+def publish(
+    out: Path,
+    *,
+    name: str,
+    label: str,
+    shape: Shape,
+    graphs: list[tuple[Variant, Path]],
+    tokenizer: Path,
+    known_answers: list[KnownAnswer],
+    checks: dict[str, float],
+    candidates: list[Candidate],
+) -> Manifest:
+    """Put the model in the place of the folder `out` and return its manifest.
 
-    name: str
-    label: str
-    shape: Shape
-    graphs: list[tuple[Variant, Path]]
-    tokenizer: Path
-    known_answers: list[KnownAnswer]
-    checks: dict[str, float]
-    fused: dict[str, int]
-    candidates: list[Candidate]
+    `graphs`: the kept one, then its fallbacks, and where they were saved.
+    """
+    import onnx
 
-
-def publish(exported: Exported, out: Path) -> Manifest:
-    """Put the model in the place of the folder `out` and return its manifest."""
     draft = out.with_name(f".{out.name}.draft")
     shutil.rmtree(draft, ignore_errors=True)
     try:
         with disk_errors(out):
             draft.mkdir(parents=True)
-            files = [file for variant, path in exported.graphs for file in copy(path, draft / variant.file)]
-            files.append(Path(shutil.copyfile(exported.tokenizer, draft / TOKENIZER)))
-            seals = {file.name: FileSeal(sha256(file), file.stat().st_size) for file in files}
-            manifest = _manifest(exported, seals)
+            files = [Path(shutil.copyfile(tokenizer, draft / TOKENIZER))]
+            for variant, path in graphs:
+                files += save(onnx.load(path), draft / variant.file)
+            (kept, _), *fallbacks = graphs
+            manifest = Manifest(
+                format_version=FORMAT_VERSION,
+                name=name,
+                fingerprint="",
+                dimensions=shape.dimensions,
+                tokens_max=shape.tokens_max,
+                pooling=shape.pooling,
+                normalise=shape.normalise,
+                query_prefix=shape.query_prefix,
+                document_prefix=shape.document_prefix,
+                quantisation=kept.quantisation,
+                files={file.name: FileSeal(sha256(file), file.stat().st_size) for file in files},
+                known_answers=known_answers,
+                checks={what: round(value, 6) for what, value in checks.items()},
+                source=label,
+                created_with=_versions(),
+                architecture=shape.architecture,
+                variant=kept.name,
+                fallbacks=[variant for variant, _ in fallbacks],
+                candidates=candidates,
+            )
+            manifest = msgspec.structs.replace(manifest, fingerprint=fingerprint(manifest))
             (draft / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2))
             _replace(draft, out)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return manifest
-
-
-def _manifest(exported: Exported, files: dict[str, FileSeal]) -> Manifest:
-    shape = exported.shape
-    (kept, _), *fallbacks = exported.graphs
-    manifest = Manifest(
-        format_version=FORMAT_VERSION,
-        name=exported.name,
-        fingerprint="",
-        dimensions=shape.dimensions,
-        tokens_max=shape.tokens_max,
-        pooling=shape.pooling,
-        normalise=shape.normalise,
-        query_prefix=shape.query_prefix,
-        document_prefix=shape.document_prefix,
-        quantisation=kept.quantisation,
-        files=files,
-        known_answers=exported.known_answers,
-        checks={what: round(value, 6) for what, value in exported.checks.items()},
-        source=exported.label,
-        created_with=_versions(),
-        architecture=shape.architecture,
-        fused=exported.fused,
-        variant=kept.name,
-        fallbacks=[variant for variant, _ in fallbacks],
-        candidates=exported.candidates,
-    )
-    return msgspec.structs.replace(manifest, fingerprint=fingerprint(manifest))
 
 
 def _replace(draft: Path, out: Path) -> None:

@@ -11,11 +11,10 @@ from typing import Any
 from indexes.errors import InvalidInput, NotFound
 from retrieval.embedding.models import Pooling
 
-# Built from their weights: rotary positions, RMSNorm, causal attention.
 DECODERS = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-BUILT_FROM_WEIGHTS = DECODERS | {"mpnet"}
+ENCODERS = frozenset({"bert", "camembert", "distilbert", "electra", "mpnet", "roberta", "xlm-roberta"})
 # Their first positions are taken by padding, whose id comes before all of them.
-POSITIONS_AFTER_PADDING = frozenset({"camembert", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl"})
+POSITIONS_AFTER_PADDING = frozenset({"camembert", "mpnet", "roberta", "xlm-roberta"})
 # A longer window costs a run of one text hundreds of megabytes: attention grows with its square.
 TOKENS_MAX = 2048
 MODULES = frozenset({"Transformer", "Pooling", "Normalize"})
@@ -62,16 +61,9 @@ def shape(folder: Path, *, pooling: Pooling | None = None, tokens_max: int | Non
 
     Raises NotFound for a missing configuration, InvalidInput for what we cannot run.
     """
-    config = _json(folder / "config.json")
-    if not config:
-        raise NotFound(f"{folder.name}/config.json is missing: not the folder of an encoder")
-    architecture = str(config.get("model_type", ""))
-    if custom := config.get("auto_map"):
-        raise InvalidInput(
-            f"cannot export {_named(config, architecture)}: it runs code of its own "
-            f"({', '.join(sorted(map(str, custom)))}), not an architecture that this export knows"
-        )
-    modules = modules_of(folder)
+    config = known_config(folder)
+    architecture = str(config["model_type"])
+    modules: list[dict[str, Any]] = _json(folder / "modules.json") or []
     kinds = [str(module.get("type", "")).rsplit(".", maxsplit=1)[-1] for module in modules]
     if strange := set(kinds) - MODULES:
         raise InvalidInput(f"cannot export an encoder with a {', '.join(sorted(strange))} layer")
@@ -99,20 +91,35 @@ def shape(folder: Path, *, pooling: Pooling | None = None, tokens_max: int | Non
         )
     except KeyError as error:
         raise InvalidInput(
-            f"cannot export {_named(config, architecture)}: its config.json has no {error.args[0]}"
+            f"cannot export {_named(config)}: its config.json has no {error.args[0]}"
         ) from error
 
 
-def modules_of(folder: Path) -> list[dict[str, Any]]:
-    """What modules.json lists, [] where there is none."""
-    found: list[dict[str, Any]] = _json(folder / "modules.json") or []
-    return found
+def known_config(folder: Path) -> Mapping[str, Any]:
+    """config.json of an architecture that can be exported; raises InvalidInput, naming it, for another."""
+    config: Mapping[str, Any] = _json(folder / "config.json")
+    if not config:
+        raise NotFound(f"{folder.name}/config.json is missing: not the folder of an encoder")
+    if custom := config.get("auto_map"):
+        raise InvalidInput(
+            f"cannot export {_named(config)}: it runs code of its own ({', '.join(sorted(map(str, custom)))})"
+        )
+    if config.get("model_type") not in ENCODERS | DECODERS:
+        raise InvalidInput(
+            f"cannot export {_named(config)}; known are {', '.join(sorted(ENCODERS | DECODERS))}"
+        )
+    return config
 
 
-def _named(config: Mapping[str, Any], architecture: str) -> str:
-    """An encoder's architecture as people know it: the class if the configuration names one."""
+def _named(config: Mapping[str, Any]) -> str:
+    """An architecture as people know it: with the class, if the configuration names one."""
     classes = config.get("architectures") or []
-    return " ".join([architecture or "an unnamed architecture", *(f"({name})" for name in classes[:1])])
+    return " ".join(
+        [
+            str(config.get("model_type") or "an unnamed architecture"),
+            *(f"({name})" for name in classes[:1]),
+        ]
+    )
 
 
 def _first(config: Mapping[str, Any], *names: str) -> int:

@@ -10,6 +10,7 @@ Several files of one model are listed by `model.safetensors.index.json`.
 from __future__ import annotations
 
 import json
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,9 @@ from indexes.model import Floats
 
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 HEADER_BYTES_MAX = 100 << 20
-BASE_PREFIX = "model."  # where a folder holds a whole language model, its encoder lies below this
+# Where a folder holds a model with a head, such as a language model's, its encoder lies below one of these.
+BASE_PREFIX = re.compile(r"^(model|bert|distilbert|electra|mpnet|roberta)\.")
+OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 
@@ -35,7 +38,7 @@ class Weights:
             start, header = _header(path)
             for name, tensor in header.items():
                 if name != "__metadata__":
-                    self._tensors[name.removeprefix(BASE_PREFIX)] = (path, start, tensor)
+                    self._tensors[_canonical(name)] = (path, start, tensor)
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
@@ -48,12 +51,18 @@ class Weights:
         if (dtype := TYPES.get(tensor["dtype"])) is None:
             raise InvalidInput(f"{name} has weights of type {tensor['dtype']}; known are {', '.join(TYPES)}")
         shape = tuple(map(int, tensor["shape"]))
-        raw = np.memmap(path, dtype, "r", start + int(tensor["data_offsets"][0]), shape or (1,)).reshape(
-            shape
-        )
+        offset = start + int(tensor["data_offsets"][0])
+        raw = np.memmap(path, dtype, "r", offset, shape or (1,)).reshape(shape)
         if tensor["dtype"] == "BF16":  # the upper half of a float32
             return (raw.astype(np.uint32) << 16).view(np.float32)
         return np.asarray(raw, dtype=np.float32)
+
+
+def _canonical(name: str) -> str:
+    name = BASE_PREFIX.sub("", name)
+    for old, new in OLD_NAMES.items():
+        name = name.replace(old, new)
+    return name
 
 
 def _files(folder: Path) -> list[Path]:
