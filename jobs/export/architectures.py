@@ -9,8 +9,6 @@ puts ONNX Runtime's fused operators where its optimizer would have to find them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,10 +16,8 @@ import numpy.typing as npt
 
 from indexes.errors import InvalidInput
 from jobs.export.decoder import decoder
-from jobs.export.graph import Extremes, Graph
-from jobs.export.recipes import Recipe
+from jobs.export.graph import Graph
 from jobs.export.shapes import DECODERS, POSITIONS_AFTER_PADDING, Shape
-from jobs.export.weights import Weights
 from retrieval.embedding.sessions import OUTPUT
 
 if TYPE_CHECKING:
@@ -31,75 +27,24 @@ MPNET_DISTANCE_MAX = 128  # beyond it all distances share a bias
 GELUS = {"gelu": "BiasGelu", "gelu_new": "FastGelu", "gelu_pytorch_tanh": "FastGelu", "gelu_fast": "FastGelu"}
 
 
-@dataclass(frozen=True)
-class Built:
-    """A graph, and for each product with weights the name of its input."""
-
-    model: onnx.ModelProto
-    product_inputs: dict[str, str]
-
-
-def build(
-    weights: Weights, shape: Shape, recipe: Recipe, extremes: Mapping[str, Extremes] | None = None
-) -> Built:
+def build(graph: Graph, shape: Shape) -> onnx.ModelProto:
     """Inputs `input_ids` and `attention_mask`, int64 [n, s]; output `embeddings`, float32 [n, dimensions].
 
-    Raises InvalidInput for a variation that is not known here, and for weights that lack a tensor.
+    `graph` is empty, and knows weights and precision. Raises InvalidInput for a variation that is not known here, and
+    for weights that lack a tensor.
     """
-    graph = Graph(weights, recipe.precision, extremes or {})
     hidden = (decoder if shape.architecture in DECODERS else _bert)(graph, shape)
     pooled = {"mean": _mean, "cls": _first, "last": _last}[shape.pooling](graph, hidden)
     if shape.normalise:
         pooled = graph.add("LpNormalization", pooled, axis=-1, p=2)
-    return Built(graph.model(pooled, OUTPUT, shape.dimensions), graph.product_inputs)
+    return graph.model(pooled, OUTPUT, shape.dimensions)
 
 
 # -- BERT and its relatives -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Names:
-    """What an architecture calls the parts of a layer."""
-
-    layers: str
-    queries_keys_values: tuple[str, str, str]
-    mixed: str
-    mixed_norm: str
-    up: str
-    down: str
-    norm: str
-
-
-BERT = _Names(
-    "encoder.layer",
-    ("attention.self.query", "attention.self.key", "attention.self.value"),
-    "attention.output.dense",
-    "attention.output.LayerNorm",
-    "intermediate.dense",
-    "output.dense",
-    "output.LayerNorm",
-)
-NAMES = {
-    "mpnet": replace(
-        BERT,
-        queries_keys_values=("attention.attn.q", "attention.attn.k", "attention.attn.v"),
-        mixed="attention.attn.o",
-        mixed_norm="attention.LayerNorm",
-    ),
-    "distilbert": _Names(
-        "transformer.layer",
-        ("attention.q_lin", "attention.k_lin", "attention.v_lin"),
-        "attention.out_lin",
-        "sa_layer_norm",
-        "ffn.lin1",
-        "ffn.lin2",
-        "output_layer_norm",
-    ),
-}
-
-
 def _bert(graph: Graph, shape: Shape) -> str:
-    config, names = shape.config, NAMES.get(shape.architecture, BERT)
+    config = shape.config
     gelu = GELUS.get(activation := str(config.get("hidden_act") or config.get("activation") or "gelu"))
     if gelu is None:
         raise InvalidInput(f"cannot export {shape.architecture} with the activation {activation}")
@@ -119,15 +64,15 @@ def _bert(graph: Graph, shape: Shape) -> str:
     if "embeddings_project.weight" in graph.weights:  # ELECTRA's words may be narrower than its layers
         stream = graph.linear(stream, "embeddings_project")
     for number in range(shape.layers):
-        name = f"{names.layers}.{number}"
-        parts = (f"{name}.{part}" for part in names.queries_keys_values)
+        name = f"encoder.layer.{number}"
+        parts = (f"{name}.attention.self.{part}" for part in ("query", "key", "value"))
         mixed = graph.attention(stream, *parts, heads=shape.heads, mask=lengths, scores=distances)
-        mixed = graph.linear(mixed, f"{name}.{names.mixed}")
-        stream = normalized(graph.add("Add", mixed, stream), f"{name}.{names.mixed_norm}")
-        wide = graph.product(stream, f"{name}.{names.up}", part="up")
-        wide = graph.fused(gelu, wide, graph.weight(f"{name}.{names.up}.bias"))
-        narrow = graph.linear(wide, f"{name}.{names.down}", part="down")
-        stream = normalized(graph.add("Add", narrow, stream), f"{name}.{names.norm}")
+        mixed = graph.linear(mixed, f"{name}.attention.output.dense")
+        stream = normalized(graph.add("Add", mixed, stream), f"{name}.attention.output.LayerNorm")
+        wide = graph.product(stream, f"{name}.intermediate.dense", part="up")
+        wide = graph.fused(gelu, wide, graph.weight(f"{name}.intermediate.dense.bias"))
+        narrow = graph.linear(wide, f"{name}.output.dense", part="down")
+        stream = normalized(graph.add("Add", narrow, stream), f"{name}.output.LayerNorm")
     return stream
 
 

@@ -137,14 +137,9 @@ def frequencies(config: Mapping[str, Any], width: int) -> Doubles:
         return plain
     if kind == "linear":
         return np.asarray(plain / float(rope["factor"]))
-    if kind == "llama3":
-        return _stretched(plain, rope)
+    if kind == "llama3":  # slow turns are slowed by `factor`, quick ones kept, those between blended
+        factor, low, high = (float(rope[name]) for name in ("factor", "low_freq_factor", "high_freq_factor"))
+        turns = float(rope["original_max_position_embeddings"]) * plain / (2 * math.pi)
+        kept = np.clip((turns - low) / (high - low), 0, 1)
+        return np.asarray(plain * (kept + (1 - kept) / factor))
     raise InvalidInput(f"cannot export positions of the kind {kind}; default, linear and llama3 are known")
-
-
-def _stretched(plain: Doubles, rope: Mapping[str, Any]) -> Doubles:
-    """Llama 3: slow turns are slowed by `factor`, quick ones kept, those between blended."""
-    factor, low, high = (float(rope[name]) for name in ("factor", "low_freq_factor", "high_freq_factor"))
-    turns = float(rope["original_max_position_embeddings"]) * plain / (2 * math.pi)
-    kept = np.clip((turns - low) / (high - low), 0, 1)
-    return np.asarray(plain * (kept + (1 - kept) / factor))

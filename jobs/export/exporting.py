@@ -1,7 +1,7 @@
 """Export an encoder: find it, build its graph in several precisions, measure them, publish the fastest that is true.
 
     source --sources--> folder --architectures x recipes--> graphs --trials--> the fastest within the floors
-           --publishing--> models/<name>/{model.onnx, model.weights, fallback.onnx, ..., tokenizer.json, manifest.json}
+           --publish--> models/<name>/{model.onnx, model.weights, fallback.onnx, ..., tokenizer.json, manifest.json}
 
 Nothing is written below the floors. PyTorch is not needed; where sentence-transformers is installed, the fp32 graph
 must give its vectors.
@@ -9,40 +9,34 @@ must give its vectors.
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
+import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 
+from indexes.durable import disk_errors, publish_folder, sha256
 from indexes.errors import InvalidInput, NotFound
 from indexes.model import Floats
 from jobs.export import recipes, shapes, sources, texts
-from jobs.export.publishing import publish
-from jobs.export.recipes import RECIPES, Recipe
-from jobs.export.running import cosines, session, vectors
+from jobs.export.recipes import RECIPES
+from jobs.export.running import cosines, save, session, vectors
 from jobs.export.shapes import Shape
-from jobs.export.sources import DEFAULT_NAME
+from jobs.export.sources import DEFAULT_NAME, Progress
 from jobs.export.texts import Texts
-from jobs.export.trials import Trial, Workshop, choose
-from retrieval.embedding.models import (
-    FALLBACK,
-    KNOWN_ANSWER_COSINE_MIN,
-    MODEL,
-    KnownAnswer,
-    Manifest,
-    Pooling,
-    Variant,
-)
-
-Progress = Callable[[str], None]
+from jobs.export.trials import Workshop, choose
+from retrieval.embedding import models
+from retrieval.embedding.models import Manifest, Pooling, Variant
 
 SOURCE_COSINE_MIN = 0.9999  # of the fp32 graph to sentence-transformers
 REFERENCE_TEXTS = 64
 FALLBACK_MARGIN = 0.001  # fp32 arithmetic differs between machines in its last bits only
-POOLING_MODES = {"mean": "mean", "cls": "cls", "last": "lasttoken"}  # sentence-transformers' names
 
 
 @dataclass(frozen=True)
@@ -81,77 +75,72 @@ def export_model(
     if options.only not in {None, *RECIPES}:
         raise InvalidInput(f"no candidate {options.only!r}; there are {', '.join(RECIPES)}", param="only")
     with sources.find(source, name, progress) as found, tempfile.TemporaryDirectory() as folder:
-        shape = _shape(found.folder, options)
+        shape = shapes.shape(found.folder, pooling=options.pooling, tokens_max=options.tokens_max)
+        prefixes: dict[str, Any] = {
+            "query_prefix": options.query_prefix,
+            "document_prefix": options.document_prefix,
+        }
+        shape = replace(shape, **{side: text for side, text in prefixes.items() if text is not None})
         material = Texts(found.folder, shape, options.calibrate)
         progress(f"building the graph from {found.label}")
-        workshop = Workshop(found.folder, shape, material, Path(folder))
-        checks = _compare_with_source(workshop.plain, found.folder, shape, material, options)
+        workshop = Workshop(found.folder, shape, material, Path(folder), progress)
+        checks: dict[str, float] = {}
+        if options.pooling is None:  # with a pooling of the caller's own there is nothing to compare with
+            checks = _compare_with_source(workshop.plain, found.folder, shape, material)
         names = [options.only] if options.only else [name for name in RECIPES if name != recipes.SMALL]
-        trials = [_attempt(workshop, RECIPES[name], progress) for name in names]
+        trials = [workshop.attempt(RECIPES[name]) for name in names]
         if len(trials) > 1:
             progress("measuring times")
             workshop.measure(trials)
         kept = choose(trials)
         answers = workshop.known_answers(kept)
-        variants = [(Variant(kept.recipe.name, MODEL, kept.recipe.quantisation), kept.graph)]
         candidates = [trial.described("kept" if trial is kept else "slower") for trial in trials]
+        graphs, fallbacks = [kept.graph], []
         if kept.recipe.fallback is not None:
-            spare = _attempt(workshop, kept.recipe.fallback, progress)
+            spare = workshop.attempt(kept.recipe.fallback)
             if len(trials) > 1:
                 workshop.measure([spare])
             candidates.append(spare.described("fallback"))
             if spare.refused is None:
                 agreement = float(cosines(workshop.known_answers(spare), answers).min())
                 checks["fallback_vs_known_answers_min"] = agreement
-                variants.append((_fallback(spare.recipe, agreement), spare.graph))
-        return publish(
-            out,
+                # It serves where the kept graph goes wrong, if it comes about as near to it there as here.
+                floor = min(models.KNOWN_ANSWER_COSINE_MIN, round(agreement - FALLBACK_MARGIN, 3))
+                fallbacks.append(
+                    Variant(spare.recipe.name, models.FALLBACK, spare.recipe.quantisation, floor)
+                )
+                graphs.append(spare.graph)
+        manifest = Manifest(
+            format_version=models.FORMAT_VERSION,
             name=name,
-            label=found.label,
-            shape=shape,
-            graphs=variants,
-            tokenizer=material.path,
-            known_answers=_known_answers(answers),
-            checks=checks | kept.checks,
+            fingerprint="",
+            dimensions=shape.dimensions,
+            tokens_max=shape.tokens_max,
+            pooling=shape.pooling,
+            normalise=shape.normalise,
+            query_prefix=shape.query_prefix,
+            document_prefix=shape.document_prefix,
+            quantisation=kept.recipe.quantisation,
+            files={},
+            known_answers=[
+                models.KnownAnswer(text, [round(float(value), 5) for value in vector])
+                for text, vector in zip(texts.KNOWN_ANSWER_TEXTS, answers)
+            ],
+            checks={what: round(value, 6) for what, value in (checks | kept.checks).items()},
+            source=found.label,
+            created_with={},
+            architecture=shape.architecture,
+            variant=kept.recipe.name,
+            fallbacks=fallbacks,
             candidates=candidates,
         )
+        return publish(manifest, graphs, material.path, out)
 
 
-def _shape(folder: Path, options: Options) -> Shape:
-    found = shapes.shape(folder, pooling=options.pooling, tokens_max=options.tokens_max)
-    query, document = options.query_prefix, options.document_prefix
-    return replace(
-        found,
-        query_prefix=found.query_prefix if query is None else query,
-        document_prefix=found.document_prefix if document is None else document,
-    )
-
-
-def _attempt(workshop: Workshop, recipe: Recipe, progress: Progress) -> Trial:
-    progress(f"building and checking {recipe.name}")
-    return workshop.attempt(recipe)
-
-
-def _fallback(recipe: Recipe, agreement: float) -> Variant:
-    """What serves where the kept graph computes something else, if it comes about as near to it there as here."""
-    floor = min(KNOWN_ANSWER_COSINE_MIN, round(agreement - FALLBACK_MARGIN, 3))
-    return Variant(recipe.name, FALLBACK, recipe.quantisation, floor)
-
-
-def _known_answers(answers: Floats) -> list[KnownAnswer]:
-    return [
-        KnownAnswer(text, [round(float(value), 5) for value in vector])
-        for text, vector in zip(texts.KNOWN_ANSWER_TEXTS, answers)
-    ]
-
-
-def _compare_with_source(
-    plain: Path, folder: Path, shape: Shape, material: Texts, options: Options
-) -> dict[str, float]:
+def _compare_with_source(plain: Path, folder: Path, shape: Shape, material: Texts) -> dict[str, float]:
     """How near the fp32 graph comes to sentence-transformers, where that is installed; {} elsewhere."""
     checked = texts.hard_texts()[:REFERENCE_TEXTS]
-    original = reference(folder, checked, shape, own_pooling=options.pooling is None)
-    if original is None:
+    if (original := reference(folder, checked, shape)) is None:
         return {}
     least = float(cosines(vectors(session(plain), material.feeds(checked)), original).min())
     if not least >= SOURCE_COSINE_MIN:  # written so that NaN fails too
@@ -162,24 +151,72 @@ def _compare_with_source(
     return {"fp32_vs_source_min": least}
 
 
-def reference(folder: Path, lines: Sequence[str], shape: Shape, *, own_pooling: bool = True) -> Floats | None:
-    """Vectors of `lines` by sentence-transformers itself, or None where it is not installed.
-
-    `own_pooling`: as the source says; otherwise as `shape` does, for a caller who overrode it.
-    """
+def reference(folder: Path, lines: Sequence[str], shape: Shape) -> Floats | None:
+    """Vectors of `lines` by sentence-transformers itself, or None where it is not installed."""
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError:
         return None
     loaded = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
-    if not own_pooling:
-        from sentence_transformers.models import Pooling as PoolingModule
-
-        pooling = PoolingModule(shape.dimensions, pooling_mode=POOLING_MODES[shape.pooling])
-        loaded = SentenceTransformer(modules=[loaded[0], pooling], device="cpu")
     loaded.max_seq_length = shape.tokens_max
     # An empty prompt: without one, a default of the source's would be put before these texts.
     found = loaded.float().encode(
         list(lines), prompt="", normalize_embeddings=shape.normalise, show_progress_bar=False
     )
     return np.asarray(found, dtype=np.float32)
+
+
+# -- publishing -------------------------------------------------------------------------------------------------------
+
+
+def publish(manifest: Manifest, graphs: Sequence[Path], tokenizer: Path, out: Path) -> Manifest:
+    """Write the model into a draft beside the folder `out`, put it in its place, and return its manifest, sealed.
+
+    `graphs`: where those of `manifest.variants` were saved. Its files, fingerprint and versions are filled in here.
+    """
+    import onnx
+
+    draft = out.with_name(f".{out.name}.draft")
+    shutil.rmtree(draft, ignore_errors=True)
+    try:
+        with disk_errors(out):
+            draft.mkdir(parents=True)
+            files = [Path(shutil.copyfile(tokenizer, draft / models.TOKENIZER))]
+            for variant, graph in zip(manifest.variants, graphs):
+                files += save(onnx.load(graph), draft / variant.file)
+            seals = {file.name: models.FileSeal(sha256(file), file.stat().st_size) for file in files}
+            sealed = msgspec.structs.replace(manifest, files=seals, created_with=_versions())
+            sealed = msgspec.structs.replace(sealed, fingerprint=models.fingerprint(sealed))
+            (draft / models.MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(sealed), indent=2))
+            _replace(draft, out)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return sealed
+
+
+def _replace(draft: Path, out: Path) -> None:
+    """A folder cannot be renamed over a full one: the old one steps aside, and comes back if the new one fails.
+
+    A crash between the two renames leaves it as `.NAME.old`.
+    """
+    aside = out.with_name(f".{out.name}.old")
+    shutil.rmtree(aside, ignore_errors=True)
+    if out.exists():
+        out.rename(aside)
+    try:
+        publish_folder(draft, out)
+    except BaseException:
+        if aside.exists() and not out.exists():
+            aside.rename(out)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _versions() -> dict[str, str]:
+    versions = {}
+    for package in ("onnxruntime", "onnx", "tokenizers", "torch", "sentence-transformers"):
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue  # not needed for every source
+    return versions

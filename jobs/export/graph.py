@@ -22,16 +22,7 @@ INPUTS = ("input_ids", "attention_mask")
 Part = Literal["attention", "up", "down"]
 
 
-@dataclass
-class Extremes:
-    """Smallest and largest value of one activation over all calibration tokens."""
-
-    low: float = 0.0
-    high: float = 0.0
-
-    def widen(self, values: Floats) -> None:
-        self.low, self.high = min(self.low, float(values.min())), max(self.high, float(values.max()))
-
+Range = tuple[float, float]  # smallest and largest value of an activation over all calibration tokens
 
 # (graph, input, name, weights [channels, columns], part) -> the name of the product
 Product = Callable[["Graph", str, str, Floats, Part], str]
@@ -53,12 +44,14 @@ class Precision:
 class Graph:
     """A graph under construction. Names count up, so the same calls give the same bytes.
 
-    `extremes`: the range of each product's input, by the product's name, for precisions that need it.
+    `ranges`: that of each product's input, by the product's name, for precisions that need it.
     """
 
-    def __init__(self, weights: Weights, precision: Precision, extremes: Mapping[str, Extremes]) -> None:
+    def __init__(
+        self, weights: Weights, precision: Precision, ranges: Mapping[str, Range] | None = None
+    ) -> None:
         self.weights = weights
-        self.extremes = extremes
+        self.ranges = ranges or {}
         self.product_inputs: dict[str, str] = {}
         self._precision = precision
         self._nodes: list[onnx.NodeProto] = []
@@ -105,9 +98,9 @@ class Graph:
         return self._precision.product(self, value, joined, self._matrix(names), part)
 
     def linear(self, value: str, *names: str, part: Part = "attention") -> str:
-        """`product`, plus the layers' biases where any layer has one."""
+        """`product`, plus the layers' biases where they have any."""
         product = self.product(value, *names, part=part)
-        if not any(f"{name}.bias" in self.weights for name in names):
+        if f"{names[0]}.bias" not in self.weights:
             return product
         return self.add("Add", product, self.constant(f"{'+'.join(names)}.bias", self._biases(names)))
 
@@ -125,15 +118,7 @@ class Graph:
         return np.concatenate([self.weights[f"{name}.weight"] for name in names]).T
 
     def _biases(self, names: Sequence[str]) -> Floats:
-        """Zeros where one of the layers has none."""
-        return np.concatenate(
-            [
-                self.weights[f"{name}.bias"]
-                if f"{name}.bias" in self.weights
-                else np.zeros(len(self.weights[f"{name}.weight"]), dtype=np.float32)
-                for name in names
-            ]
-        )
+        return np.concatenate([self.weights[f"{name}.bias"] for name in names])
 
     def split(self, value: str, *sizes: int) -> list[str]:
         """Slices of the last axis, in order."""

@@ -9,11 +9,10 @@ weights8   8 bits, blocks of 32   8 bits, blocks of 32             fp16   where 
 weights4   the same, but 4 bits   8 bits, blocks of 32             int8   small devices (`--small`)
            in feed-forward layers
 
-and what these fall back on where a CPU's integer kernels go wrong:
+and what all but fp32 fall back on where a CPU's integer kernels go wrong:
 
 plain8     8 bits, a column       fp32: weights are restored when  int8
                                   a session opens the graph
-plain4     as weights4            fp32                             int8
 
 No scale depends on what shares a run, so neither does a text's vector. Integer weights have 7 bits because AVX2 and
 AVX-512 without VNNI saturate when they add two products of uint8 and full int8 (onnxruntime #6004). Normalization,
@@ -23,18 +22,18 @@ softmax, GELU and the residual stream are fp32 throughout.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from indexes.model import Floats
-from jobs.export.graph import Extremes, Graph, Part, Precision
+from jobs.export.graph import Graph, Part, Precision, Range
 
 WEIGHT_MAX = 63  # 7 bits: 255 * 63 * 2 stays below the int16 at which VPMADDUBSW saturates
 BLOCK = 32  # weights that share a scale in MatMulNBits
-FP32_KERNEL, INT8_KERNEL = 1, 4  # MatMulNBits' accuracy_level: what activations are rounded to
+INT8_KERNEL = 4  # MatMulNBits' accuracy_level: what activations are rounded to
 # Fractions of a 4-bit block's range that are tried: cutting outliers off makes finer steps.
 SHRINKS = np.linspace(0.975, 0.7, 12)
 
@@ -56,12 +55,8 @@ class Recipe:
     quantisation: str
     precision: Precision
     fallback: Recipe | None = None
-    calibrated: bool = False  # needs the extremes of activations
-    small: bool = False  # for small devices, with floors of their own
-
-    @property
-    def floors(self) -> Mapping[str, float]:
-        return SMALL_FLOORS if self.small else FLOORS
+    calibrated: bool = False  # needs the ranges of activations
+    floors: Mapping[str, float] = field(default_factory=lambda: FLOORS)
 
 
 # -- products ---------------------------------------------------------------------------------------------------------
@@ -80,7 +75,7 @@ def fixed(graph: Graph, value: str, name: str, weights: Floats, part: Part) -> s
 
 
 def _fixed_codes(graph: Graph, value: str, name: str) -> tuple[str, str, str]:
-    step, zero_point = affine(graph.extremes[name])
+    step, zero_point = affine(graph.ranges[name])
     scale = graph.constant(f"{name}.input_scale", np.float32(step))
     zero = graph.constant(f"{name}.input_zero", np.uint8(zero_point))
     return graph.add("QuantizeLinear", value, scale, zero), scale, zero
@@ -128,16 +123,14 @@ def by_columns(graph: Graph, value: str, name: str, weights: Floats, part: Part)
     return graph.add("MatMul", value, restored)
 
 
-def in_blocks(
-    graph: Graph, value: str, name: str, weights: Floats, part: Part, *, bits: int, kernel: int = INT8_KERNEL
-) -> str:
+def in_blocks(graph: Graph, value: str, name: str, weights: Floats, part: Part, *, bits: int) -> str:
     """`bits` in feed-forward layers, two thirds of all weights; attention suffers more from coarse ones, and has 8."""
     bits = 8 if part == "attention" else bits
     codes, scales, zeros = blocks(weights, bits)
     return graph.fused(
         "MatMulNBits", value, graph.constant(f"{name}.weight", codes),
         graph.constant(f"{name}.weight_scale", scales), graph.constant(f"{name}.weight_zero", zeros),
-        K=weights.shape[0], N=weights.shape[1], bits=bits, block_size=BLOCK, accuracy_level=kernel,
+        K=weights.shape[0], N=weights.shape[1], bits=bits, block_size=BLOCK, accuracy_level=INT8_KERNEL,
     )  # fmt: skip
 
 
@@ -163,13 +156,13 @@ def int8_words(graph: Graph, table: str, ids: str) -> str:
 # -- rounding ---------------------------------------------------------------------------------------------------------
 
 
-def affine(seen: Extremes) -> tuple[float, int]:
+def affine(seen: Range) -> tuple[float, int]:
     """Step and zero point of uint8 codes that reach from the smallest to the largest value, and hold 0 exactly.
 
     The step is rounded up to a power of 2 ** (1/32), so that nothing is cut off and the last bits of another CPU's
     arithmetic do not change the model.
     """
-    bottom, top = min(float(seen.low), 0.0), max(float(seen.high), 0.0)
+    bottom, top = min(seen[0], 0.0), max(seen[1], 0.0)
     step = float(np.exp2(np.ceil(np.log2((top - bottom) / 255 or 1.0) * 32) / 32))
     return step, int(np.clip(round(-bottom / step), 0, 255))
 
@@ -226,18 +219,11 @@ def _rounded(values: Floats, bits: int, shrink: float) -> tuple[Floats, Codes, F
 # -- the candidates ---------------------------------------------------------------------------------------------------
 
 INT8 = "int8: 7-bit weights per column, fp16 words; uint8 activations, "
-BITS4 = "4-bit feed-forward and 8-bit attention weights in blocks of 32, 8-bit words per row; "
 SMALL = "weights4"
 
 FP32 = Recipe("fp32", "fp32", Precision(fp32, fp32_words))
 PLAIN8 = Recipe(
     "plain8", "8-bit weights per column and words per row; fp32 arithmetic", Precision(by_columns, int8_words)
-)
-PLAIN4 = Recipe(
-    "plain4",
-    f"{BITS4}fp32 arithmetic",
-    Precision(partial(in_blocks, bits=4, kernel=FP32_KERNEL), int8_words),
-    small=True,
 )
 MIXED = Recipe(
     "mixed",
@@ -255,9 +241,9 @@ WEIGHTS8 = Recipe(
 )
 WEIGHTS4 = Recipe(
     SMALL,
-    f"{BITS4}8-bit activations",
+    "4-bit feed-forward and 8-bit attention weights in blocks of 32, 8-bit words per row; 8-bit activations",
     Precision(partial(in_blocks, bits=4), int8_words),
-    PLAIN4,
-    small=True,
+    PLAIN8,
+    floors=SMALL_FLOORS,
 )
 RECIPES = {recipe.name: recipe for recipe in (FP32, MIXED, TOKENS, WEIGHTS8, WEIGHTS4)}

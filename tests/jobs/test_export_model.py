@@ -25,9 +25,8 @@ from tokenizers import Tokenizer
 from indexes.errors import Damaged, DiskFull, InvalidInput, NotFound
 from jobs.commands.export_model import command
 from jobs.export import architectures, recipes, running, texts, trials
-from jobs.export.exporting import Options, export_model
+from jobs.export.exporting import Options, export_model, publish
 from jobs.export.graph import Precision
-from jobs.export.publishing import publish
 from jobs.export.recipes import FP32, RECIPES, Recipe, fp32
 from jobs.export.shapes import shape
 from jobs.export.texts import OWN_CHECKED, Texts
@@ -38,7 +37,6 @@ from retrieval.embedding.models import (
     TOKENIZER,
     FileSeal,
     Manifest,
-    Variant,
     fingerprint,
     load_model,
     read_manifest,
@@ -110,7 +108,6 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Hub, directory=str(folder))) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
         yield folder
         server.shutdown()
 
@@ -217,8 +214,7 @@ def test_small(decoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(recipes.SMALL_FLOORS, "cosine_mean", 0.95)
     manifest = export(tmp_path / "small")
     assert manifest.variant == "weights4"
-    assert [variant.name for variant in manifest.fallbacks] == ["plain4"]
-    assert manifest.checks["fallback_vs_known_answers_min"] >= 0.998
+    assert [variant.name for variant in manifest.fallbacks] == ["plain8"]
     assert sum(manifest.files[name].bytes for name in (MODEL, "model.weights")) < 250_000
     monkeypatch.setitem(recipes.SMALL_FLOORS, "cosine_mean", 0.9999)
     with pytest.raises(InvalidInput, match=r"weights4: cosine_mean is 0\.9\d+, below 0\.9999"):
@@ -322,7 +318,7 @@ def test_options_reach_the_manifest(decoder: Path, tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_file(str(decoder / TOKENIZER))
     assert encoder.tokenise(["x"], "document")[0].ids == tokenizer.encode("passage: x").ids
     assert encoder.tokenise(["x"], "query")[0].ids == tokenizer.encode("query: x").ids
-    mean = export(tmp_path / "mean", options=Options(only="tokens", pooling="mean"))
+    mean = export(tmp_path / "mean", options=Options(only="fp32", pooling="mean"))
     assert mean.pooling == "mean"
 
 
@@ -413,7 +409,7 @@ def test_texts_are_fixed() -> None:
 
 
 @needs_onnx
-def test_a_full_disk_leaves_no_draft(decoder: Path, tmp_path: Path) -> None:
+def test_a_full_disk_leaves_no_draft(exported: tuple[Path, Manifest], decoder: Path, tmp_path: Path) -> None:
     """Where the disk has no room the model that was there stays, and nothing lies beside it."""
     import onnx
 
@@ -422,22 +418,13 @@ def test_a_full_disk_leaves_no_draft(decoder: Path, tmp_path: Path) -> None:
     weight = onnx.numpy_helper.from_array(np.ones(5000, np.float32), "weight")
     graph = onnx.helper.make_model(onnx.helper.make_graph([], "graph", [], [], [weight]))
     (saved, _) = running.save(graph, tmp_path / "graph.onnx")
-    found: dict[str, Any] = {
-        "name": "tiny",
-        "label": "folder tiny",
-        "shape": shape(decoder),
-        "graphs": [(Variant("fp32", MODEL, "fp32"), saved)],
-        "tokenizer": decoder / TOKENIZER,
-        "known_answers": [],
-        "checks": {},
-        "candidates": [],
-    }
-    before = publish(models / "tiny", **found)
+    template = msgspec.structs.replace(exported[1], fallbacks=[])
+    before = publish(template, [saved], decoder / TOKENIZER, models / "tiny")
     limit, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (before.files["model.weights"].bytes - 1, most))
     try:
         with pytest.raises(DiskFull):
-            publish(models / "tiny", **{**found, "label": "another"})
+            publish(template, [saved], decoder / TOKENIZER, models / "tiny")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
     assert [path.name for path in models.iterdir()] == ["tiny"]
@@ -545,19 +532,9 @@ def test_same_source_same_fingerprint(bert: Path, tmp_path: Path) -> None:
 
 
 @needs_sentence_transformers
-def test_another_pooling_than_the_sources(bert: Path, tmp_path: Path) -> None:
-    """Pooling that the caller chose is compared with sentence-transformers pooling in that way."""
-    options = Options(only="fp32", pooling="cls")
-    manifest = export_model(str(bert), tmp_path / "out", name="tiny", progress=silent, options=options)
-    assert manifest.pooling == "cls"
-    assert manifest.checks["fp32_vs_source_min"] >= 0.9999
-
-
-@needs_sentence_transformers
 def test_graph_that_is_not_the_sources(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph that computes something else than sentence-transformers does is refused, naming the figure."""
-    swapped = architectures.BERT.queries_keys_values[::-1]
-    monkeypatch.setattr(architectures, "BERT", replace(architectures.BERT, queries_keys_values=swapped))
+    monkeypatch.setattr(architectures, "_mean", architectures._first)
     with pytest.raises(InvalidInput, match=r"export bert: fp32_vs_source_min is 0\.\d+, below 0\.9999"):
         export_model(str(bert), tmp_path / "out", name="other", progress=silent)
     assert not (tmp_path / "out").exists()

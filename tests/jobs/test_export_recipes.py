@@ -12,7 +12,7 @@ import pytest
 from indexes.errors import InvalidInput
 from jobs.export import running
 from jobs.export.architectures import build
-from jobs.export.graph import Extremes
+from jobs.export.graph import Graph
 from jobs.export.recipes import (
     BLOCK,
     FLOORS,
@@ -42,10 +42,10 @@ class Encoder:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.weights, self.shape = folder, Weights(folder), shape(folder)
-        self.extremes = observe(self.weights, self.shape, [feed(8, 12, seed) for seed in range(8)], folder)
+        self.ranges = observe(self.weights, self.shape, [feed(8, 12, seed) for seed in range(8)], folder)
 
     def graph(self, recipe: Any) -> Any:
-        return build(self.weights, self.shape, recipe, self.extremes).model
+        return build(Graph(self.weights, recipe.precision, self.ranges), self.shape)
 
     def vectors(self, recipe: Any, folder: Path, inputs: Feed) -> Any:
         running.save(self.graph(recipe), folder / "graph.onnx")
@@ -81,8 +81,7 @@ def test_padding_is_not_observed(bert: Encoder, tmp_path: Path) -> None:
     again = observe(bert.weights, bert.shape, padded, tmp_path)
     assert len(again) == 4 * bert.shape.layers
     for name, seen in again.items():
-        expected = bert.extremes[name]
-        assert (seen.low, seen.high) == pytest.approx((expected.low, expected.high), rel=1e-4)
+        assert seen == pytest.approx(bert.ranges[name], rel=1e-4)
 
 
 @pytest.mark.parametrize("architecture", ["bert", "llama"])
@@ -133,11 +132,11 @@ def test_token_of_zeros(bert: Encoder, tmp_path: Path) -> None:
             found = super().__getitem__(name)
             return np.zeros_like(found) if name.startswith("embeddings.LayerNorm") else found
 
-    built = build(Silent(bert.folder), bert.shape, TOKENS)
-    first = next(node for node in built.model.graph.node if node.op_type == "MatMulIntegerToFloat")
-    product = next(node.output[0] for node in built.model.graph.node if first.output[0] in node.input)
-    built.model.graph.output.append(onnx.helper.make_tensor_value_info(product, onnx.TensorProto.FLOAT, None))
-    running.save(built.model, tmp_path / "probe.onnx")
+    model = build(Graph(Silent(bert.folder), TOKENS.precision), bert.shape)
+    first = next(node for node in model.graph.node if node.op_type == "MatMulIntegerToFloat")
+    product = next(node.output[0] for node in model.graph.node if first.output[0] in node.input)
+    model.graph.output.append(onnx.helper.make_tensor_value_info(product, onnx.TensorProto.FLOAT, None))
+    running.save(model, tmp_path / "probe.onnx")
     (found,) = running.session(tmp_path / "probe.onnx").run([product], feed(2, 4, 1))
     assert found.shape == (2, 4, 3 * DIMENSIONS)
     assert not found.any()
@@ -201,10 +200,10 @@ def test_weights_keep_seven_bits() -> None:
 
 def test_activation_range() -> None:
     """The 256 codes reach from the smallest to the largest value seen, and one of them is exactly 0."""
-    step, zero = affine(Extremes(low=-1.0, high=3.0))
+    step, zero = affine((-1.0, 3.0))
     assert (0 - zero) * step <= -1.0 + step
     assert (255 - zero) * step >= 3.0 - step
-    assert affine(Extremes()) == (1.0, 0)
+    assert affine((0.0, 0.0)) == (1.0, 0)
 
 
 def test_weights_lie_beside_the_graph(bert: Encoder, tmp_path: Path) -> None:
