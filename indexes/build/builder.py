@@ -30,7 +30,7 @@ from indexes import failpoints
 from indexes.arrays import find_sorted
 from indexes.build.dense import FIRST_EF, DenseRows, write_dense
 from indexes.build.hits import Hits
-from indexes.build.measuring import Measured, choose_settings
+from indexes.build.optimiser import Measured, choose_settings
 from indexes.build.placement import Moves, Placement, place
 from indexes.child import answer
 from indexes.dense.cold import ColdSettings
@@ -57,6 +57,7 @@ class BuildRequest:
     hot_capacity: int
     recall_target: float
     threads: int
+    recall_floor: float = 0.0
 
 
 def build(request: BuildRequest, progress: Progress) -> int:
@@ -179,7 +180,7 @@ def first_manifest(request: BuildRequest, log: LogReader, rows: DenseRows, moves
 def measure(draft: Path, manifest: Manifest, request: BuildRequest, progress: Progress) -> Measured:
     """Load what was written, as the service will, and choose the cheapest settings that reach the recall target."""
     progress("measure", 0, 1)
-    measured = choose_settings(Generation(draft, manifest), request.recall_target)
+    measured = choose_settings(Generation(draft, manifest), request.recall_target, request.recall_floor)
     progress("measure", 1, 1)
     return measured
 

@@ -49,10 +49,10 @@ import sys
 from pathlib import Path
 
 if {{"indexes.build.builder", "indexes.build.tuning"}} & {{*sys.orig_argv}} and Path({marker!r}).exists():
-    from indexes.build import measuring, trials
+    from indexes.build import optimiser
 
-    measuring.EFS, measuring.PROBED_64THS, measuring.RESCORED = (10,), (0,), (1,)
-    measuring.FILTERED_SHARES, trials.TRIED_EFS = (0.0,), (10,)
+    optimiser.EFS, optimiser.PROBED_64THS, optimiser.RESCORED = (10,), (0,), (1,)
+    optimiser.REACHES, optimiser.FILTERED_SHARES = (0.0,), (0.0,)
 """
 
 

@@ -33,7 +33,7 @@ from indexes.backup.backup import back_up
 from indexes.build import builder
 from indexes.build.builder import build
 from indexes.build.chosen import Chosen
-from indexes.build.measuring import Measured, choose_settings
+from indexes.build.optimiser import Measured, choose_settings
 from indexes.build.rebuild import Rebuild
 from indexes.catalog import Catalog
 from indexes.collection import Collection
@@ -266,8 +266,8 @@ def first_life(actor: Actor, options: Options) -> None:
 
 @contextlib.contextmanager
 def measuring_badly() -> Iterator[None]:
-    def measure(generation: Generation, target: float) -> Measured:
-        measured = choose_settings(generation, target)
+    def measure(generation: Generation, target: float, floor: float) -> Measured:
+        measured = choose_settings(generation, target, floor)
         return replace(measured, recall=dict.fromkeys(measured.recall, 0.5))
 
     vars(builder)["choose_settings"] = measure
