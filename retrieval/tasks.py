@@ -15,8 +15,8 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from indexes.build.rebuild import Rebuild
-from indexes.build.tuner import Tuner, check_target, chosen_from, why_unmet
+from indexes.build.builder import Rebuild
+from indexes.build.tuner import Tuner, check_target
 from indexes.collection import Collection
 from indexes.erasing import Erasure
 from indexes.errors import Conflict, NearlineError, NotFound, NotReady, RecallTooLow
@@ -294,9 +294,9 @@ class Tasks:
         cold = (await asyncio.to_thread(collection.info)).cold
         job.result = {**msgspec.to_builtins(tuned), "cold_policy": cold, "applied": False}
         if not tuned.met:
-            raise RecallTooLow(why_unmet(tuned))
+            raise RecallTooLow(tuned.why_unmet)
         if apply:
-            await asyncio.to_thread(collection.set_search, chosen_from(tuned))
+            await asyncio.to_thread(collection.set_search, tuned.chosen())
             job.result["applied"] = True
 
     async def _embedded(self, job: JobBody, queries: Queries) -> Floats:

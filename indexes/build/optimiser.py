@@ -10,10 +10,10 @@ mean of a search for K and one for DEPTH, which is what a hybrid search asks for
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Generic, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -30,11 +30,9 @@ from indexes.build.truth import (
 from indexes.dense.cold import ColdSettings
 from indexes.dense.outlook import Outlook
 from indexes.dense.vectors import search_with_one_thread
-from indexes.model import Floats, Progress
+from indexes.model import Floats, Progress, Tier
 from indexes.parts.generation import Generation
 from indexes.parts.part import Found
-
-S = TypeVar("S")
 
 DEPTH = 100  # `search.candidates` of the configuration, unless somebody changed it
 QUERIES = 300  # of a build
@@ -53,10 +51,10 @@ TIER_MIN = 100  # true neighbors of a tier from which its own recall is held to 
 
 
 @dataclass(frozen=True, slots=True)
-class Trial(Generic[S]):
-    """One setting of one tier: true neighbors found for each query, and microseconds a query."""
+class Trial:
+    """One setting of one tier, an `ef` or ColdSettings: true neighbors found for each query, microseconds a query."""
 
-    setting: S
+    setting: Any
     found: Counts
     us: float
 
@@ -65,8 +63,8 @@ class Trial(Generic[S]):
 class Pair:
     """Settings of both tiers together, measured on the same queries."""
 
-    hot: Trial[int]
-    cold: Trial[ColdSettings]
+    hot: Trial
+    cold: Trial
 
     @property
     def us(self) -> float:
@@ -74,8 +72,8 @@ class Pair:
 
     @property
     def found(self) -> dict[str, Counts]:
-        """True neighbors found of each query, by tier."""
-        return {"hot": self.hot.found, "cold": self.cold.found}
+        """True neighbors found of each query, by cohort."""
+        return {"all": self.hot.found + self.cold.found, "hot": self.hot.found, "cold": self.cold.found}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +98,8 @@ def choose_settings(generation: Generation, target: float, floor: float) -> Meas
     """For a new generation, by synthetic queries. If none reach the target, the settings that find the most."""
     truth = true_neighbours(generation, synthetic_queries(generation, QUERIES, seed=5))
     best = optimise(generation, truth, target, floor).best
-    recall = recalls(best, truth)
-    search = best.cold.setting
+    recall = {name: share.recall for name, share in shares(best, truth).items()}
+    search: ColdSettings = best.cold.setting
     if generation.manifest.cold:
         search, recall["cold_filtered"] = cover_filters(generation, search, truth.queries, target)
     return Measured(best.hot.setting, search, {name: round(value, 4) for name, value in recall.items()})
@@ -118,17 +116,17 @@ def optimise(
 ) -> Optimum:
     """`floor` is the least recall of either tier. Also tries what is predicted to find `shown_from` or more."""
     search_with_one_thread()
-    hot = try_hot(generation, EFS, truth, progress)
-    most = max(int(trial.found.sum()) for trial in hot)
-    wanted = truth.wanted
-    missing = target * int(sum_of(wanted).sum()) - most
-    needed = max(floor, target - TIER_SLACK, missing / max(int(wanted["cold"].sum()), 1)) - PREDICTED_BELOW
+    progress("hot", 0, 1)
+    hot = try_tier(generation, "hot", EFS, truth)
+    wanted = {name: int(counts.sum()) for name, counts in truth.wanted.items()}
+    missing = target * wanted["all"] - max(int(trial.found.sum()) for trial in hot)
+    needed = max(floor, target - TIER_SLACK, missing / max(wanted["cold"], 1)) - PREDICTED_BELOW
     ladder = cold_ladder(generation, truth.queries, min(needed, shown_from))
-    cold: list[Trial[ColdSettings]] = []
+    cold: list[Trial] = []
     met = 0
     for at, setting in enumerate(ladder):
         progress("cold", at, len(ladder))
-        cold += try_cold(generation, [setting], truth)
+        cold += try_tier(generation, "cold", [setting], truth)
         met += choose(paired(hot, cold[-1:]), truth, target, floor)[1]
         if met > TRIED_BEYOND and shown_from == 1:
             break
@@ -136,7 +134,7 @@ def optimise(
     return Optimum(*choose(pairs, truth, target, floor), pairs)
 
 
-def paired(hot: Sequence[Trial[int]], cold: Sequence[Trial[ColdSettings]]) -> list[Pair]:
+def paired(hot: Sequence[Trial], cold: Sequence[Trial]) -> list[Pair]:
     """Every combination, cheapest first."""
     return sorted((Pair(one, other) for one, other in product(hot, cold)), key=lambda pair: pair.us)
 
@@ -144,7 +142,7 @@ def paired(hot: Sequence[Trial[int]], cold: Sequence[Trial[ColdSettings]]) -> li
 def cold_ladder(generation: Generation, queries: Floats, least: float) -> list[ColdSettings]:
     """Settings predicted to find `least` or more, cheapest first, each to find clearly more than the one before."""
     if generation.cold is None:
-        return [generation.search_settings[1]]
+        return [generation.manifest.search]
     outlook = Outlook(generation.cold, queries)
     probes = sorted({max(1, share * outlook.lists // 64) for share in PROBED_64THS})
     grid = [ColdSettings(*one[:2], reach=one[2]) for one in product(probes, RESCORED, REACHES)]
@@ -158,63 +156,32 @@ def cold_ladder(generation: Generation, queries: Floats, least: float) -> list[C
     return [*ladder, *([dearest] if dearest not in ladder else [])]
 
 
-def try_hot(
-    generation: Generation, efs: Sequence[int], truth: Truth, progress: Progress = lambda *_: None
-) -> list[Trial[int]]:
-    """Each width of the walk of the graph."""
-    progress("hot", 0, 1)
-    if not generation.manifest.hot:
-        return [nothing(generation.search_settings[0], truth)]
-    return try_each(
-        efs,
-        lambda ef: generation.tune(ef=ef),
-        lambda query, depth: generation.nearest_warm(query, generation.warm_depth(depth), None, 0),
-        truth.queries,
-        truth.hot,
-    )
+def try_tier(generation: Generation, tier: Tier, settings: Sequence[Any], truth: Truth) -> list[Trial]:
+    """Each setting in this order; those behind one that finds everything are left out."""
 
+    def search(query: Floats, depth: int) -> Found:
+        if tier == "hot":
+            return generation.nearest_warm(query, generation.warm_depth(depth), None, 0)
+        return generation.nearest_cold(query, depth, None, 0)
 
-def try_cold(
-    generation: Generation, settings: Sequence[ColdSettings], truth: Truth
-) -> list[Trial[ColdSettings]]:
-    if not generation.manifest.cold:
-        return [nothing(generation.search_settings[1], truth)]
-    return try_each(
-        settings,
-        lambda cold: generation.tune(cold=cold),
-        lambda query, depth: generation.nearest_cold(query, depth, None, 0),
-        truth.queries,
-        truth.cold,
-    )
-
-
-def try_each(
-    settings: Iterable[S],
-    tune: Callable[[S], None],
-    search: Callable[[Floats, int], Found],
-    queries: Floats,
-    best: Sequence[Floats],
-) -> list[Trial[S]]:
-    """In this order; those behind one that finds everything are left out."""
-    trials: list[Trial[S]] = []
+    queries, best = truth.queries, truth.hot if tier == "hot" else truth.cold
+    trials: list[Trial] = []
+    if not generation.tier_rows()[tier]:  # finds nothing, in no time
+        return [Trial(settings[0], np.zeros(len(queries), np.int64), 0.0)]
     for setting in settings:
-        tune(setting)
-        # The first look also reads what lies in files that are mapped, and is not timed.
-        found = [found_of(search(query, K), scores) for query, scores in zip(queries, best, strict=True)]
+        generation.tune(**{"ef" if tier == "hot" else "cold": setting})
+        for query in queries:
+            search(query, DEPTH)  # not timed: brings in pages of mapped files
         begun = time.thread_time_ns()
-        for depth in (K, DEPTH):
-            for query in queries:
-                search(query, depth)
+        results = [search(query, K) for query in queries]
+        for query in queries:
+            search(query, DEPTH)
         us = (time.thread_time_ns() - begun) / (2 * len(queries)) / 1000
+        found = [found_of(result, scores) for result, scores in zip(results, best, strict=True)]
         trials.append(Trial(setting, np.array(found, np.int64), us))
         if sum(found) == sum(map(len, best)):
             break
     return trials
-
-
-def nothing(setting: S, truth: Truth) -> Trial[S]:
-    """Of a tier that does not exist: it finds nothing, in no time."""
-    return Trial(setting, np.zeros(len(truth.queries), np.int64), 0.0)
 
 
 def choose(pairs: Sequence[Pair], truth: Truth, target: float, floor: float) -> tuple[Pair, bool]:
@@ -222,14 +189,12 @@ def choose(pairs: Sequence[Pair], truth: Truth, target: float, floor: float) -> 
 
     No tier may fall further below the target than TIER_SLACK, nor below the floor, if it has TIER_MIN neighbors.
     """
-    wanted = truth.wanted
-    least = {"all": target} | {
-        name: max(floor, target - TIER_SLACK) for name, counts in wanted.items() if counts.sum() >= TIER_MIN
-    }
+    held = [name for name, counts in truth.wanted.items() if counts.sum() >= TIER_MIN]
+    least = {**dict.fromkeys(held, max(floor, target - TIER_SLACK)), "all": target}
     for pair in pairs:
         if all(share.sure >= least.get(name, 0) for name, share in shares(pair, truth).items()):
             return pair, True
-    return max(pairs, key=lambda pair: (int(sum_of(pair.found).sum()), -pair.us)), False
+    return max(pairs, key=lambda pair: (int(pair.found["all"].sum()), -pair.us)), False
 
 
 def cover_filters(
@@ -289,14 +254,5 @@ class Share:
 
 def shares(pair: Pair, truth: Truth) -> dict[str, Share]:
     """Of the whole answer, "all", and of each tier that has any of the true neighbors."""
-    wanted = {"all": sum_of(truth.wanted)} | {name: one for name, one in truth.wanted.items() if one.any()}
-    found = {"all": sum_of(pair.found), **pair.found}
-    return {name: Share.of(found[name], counts) for name, counts in wanted.items()}
-
-
-def recalls(pair: Pair, truth: Truth) -> dict[str, float]:
-    return {name: share.recall for name, share in shares(pair, truth).items()}
-
-
-def sum_of(tiers: Mapping[str, Counts]) -> Counts:
-    return tiers["hot"] + tiers["cold"]
+    found = pair.found
+    return {name: Share.of(found[name], counts) for name, counts in truth.wanted.items() if counts.any()}

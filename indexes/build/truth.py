@@ -32,11 +32,9 @@ class Truth:
 
     @property
     def wanted(self) -> dict[str, Counts]:
-        """True neighbors of each query, by tier."""
-        return {
-            name: np.array([len(best) for best in tier], np.int64)
-            for name, tier in (("hot", self.hot), ("cold", self.cold))
-        }
+        """True neighbors of each query, by cohort: "all", "hot" and "cold"."""
+        hot, cold = (np.array([len(best) for best in tier], np.int64) for tier in (self.hot, self.cold))
+        return {"all": hot + cold, "hot": hot, "cold": cold}
 
 
 def true_neighbours(

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from indexes.build.builder import Rebuild
 from indexes.build.chosen import FILE, Chosen, read_chosen
 from indexes.build.optimiser import (
     FILTERED_SHARES,
@@ -29,10 +30,8 @@ from indexes.build.optimiser import (
     filtered_recall,
     paired,
 )
-from indexes.build.rebuild import Rebuild
 from indexes.build.truth import TIE, Truth
-from indexes.build.tuner import Tuner, chosen_from
-from indexes.build.tuning import Tuned, curve
+from indexes.build.tuner import Tuned, Tuner, curve
 from indexes.collection import Collection
 from indexes.dense.cold import ColdSettings
 from indexes.errors import Conflict, InvalidInput, NotReady
@@ -154,7 +153,7 @@ def test_the_outcome_says_what_its_settings_find(
 ) -> None:
     """Applied, they find in all queries together what was reported of the two halves."""
     for outcome in outcomes.values():
-        collection.set_search(chosen_from(outcome))
+        collection.set_search(outcome.chosen())
         halves = (outcome.tuning, outcome.validation)
         reported = sum(half.recall * half.queries for half in halves) / len(QUERIES)
         assert recall(collection, QUERIES) == pytest.approx(reported, abs=0.003)

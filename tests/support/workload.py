@@ -31,10 +31,9 @@ import msgspec
 from indexes import durable, failpoints
 from indexes.backup.backup import back_up
 from indexes.build import builder
-from indexes.build.builder import build
+from indexes.build.builder import Rebuild, build
 from indexes.build.chosen import Chosen
 from indexes.build.optimiser import Measured, choose_settings
-from indexes.build.rebuild import Rebuild
 from indexes.catalog import Catalog
 from indexes.collection import Collection
 from indexes.dense.cold import ColdSettings
