@@ -263,6 +263,7 @@ class Collection:
                 hot_capacity=self.settings.hot_capacity if hot_capacity is None else hot_capacity,
                 recall_target=self.recall_target,
                 threads=self.tuning.build_threads,
+                recall_floor=self.tuning.floor,
             )
 
         self.hits.save()  # the builder reads them

@@ -163,7 +163,7 @@ class Settings:
     dimensions: int
     fingerprint: str
     model: str
-    hot_capacity: int = 50_000
+    hot_capacity: int = 10_000
     bm25: Bm25 = field(default_factory=Bm25)
 
 

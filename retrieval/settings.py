@@ -94,7 +94,7 @@ class Limits(Section, frozen=True, kw_only=True):
 
 
 class Index(Section, frozen=True, kw_only=True):
-    hot_capacity: Count = 50_000
+    hot_capacity: Count = 10_000
     delta_passages_max: Positive = 4096
     segments_max: Count = 8
     dead_fraction_max: Share = 0.2

@@ -18,8 +18,8 @@ from typing import Literal, ParamSpec, Protocol, TypeVar
 
 import msgspec
 
-from indexes.build.rebuild import Rebuild
-from indexes.build.tuner import Tuner, check_target, chosen_from, why_unmet
+from indexes.build.builder import Rebuild
+from indexes.build.tuner import Tuner, check_target
 from indexes.collection import Collection
 from indexes.erasing import Erasure
 from indexes.errors import Conflict, NearlineError, NotFound, NotReady, RecallTooLow
@@ -302,9 +302,9 @@ class Tasks:
         cold = (await self._waiting(collection.info)).cold
         job.result = {**msgspec.to_builtins(tuned), "cold_policy": cold, "applied": False}
         if not tuned.met:
-            raise RecallTooLow(why_unmet(tuned))
+            raise RecallTooLow(tuned.why_unmet)
         if apply:
-            await self._waiting(collection.set_search, chosen_from(tuned))
+            await self._waiting(collection.set_search, tuned.chosen())
             job.result["applied"] = True
 
     async def _embedded(self, job: JobBody, queries: Queries) -> Floats:

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from indexes import failpoints
 from indexes.build.placement import Moves
-from indexes.dense.cold import ColdSettings, ColdShard
+from indexes.dense.cold import RANKS, ColdSettings, ColdShard
 from indexes.dense.hot import HotGraph
 from indexes.dense.skipping import ColdWatch, ListBounds
 from indexes.dense.training import Training
@@ -47,6 +47,7 @@ logger = logging.getLogger(__name__)
 FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
 LOWEST = "lowest.npy"
+WARM_SHARES = 3  # times its share of the passages is what a tier may have of an answer without a second look
 ASIDE = ".refused-"  # before the number of a generation that measured too low to be adopted
 HOT, COLD = np.int8(TIERS.index("hot")), np.int8(TIERS.index("cold"))
 
@@ -154,8 +155,21 @@ class Generation:
         """Hot first, then cold. Both score exactly, so that the two merge by score."""
         if allowed is not None and count_bits(allowed) <= scan_max:
             return self.vectors.nearest(query, depth, among(allowed))
-        hot = self.nearest_warm(query, depth, allowed, scan_max)
-        return merge(hot, self.nearest_cold(query, depth, allowed, scan_max), depth)
+        expected = self.warm_depth(depth)
+        hot = self.nearest_warm(query, expected, allowed, scan_max)
+        cold = self.nearest_cold(query, depth, allowed, scan_max)
+        found = merge(hot, cold, depth)
+        if len(hot[0]) == expected < depth and (len(found[0]) < depth or hot[1][-1] >= found[1][-1]):
+            # All of the hot ones are in the answer, so there may be more of them.
+            found = merge(self.nearest_warm(query, depth, allowed, scan_max), cold, depth)
+        return found
+
+    def warm_depth(self, depth: int) -> int:
+        """How deep to look in the hot tier for an answer of this depth, if the cold tier is searched as well.
+
+        The walk of a graph takes time by its depth, and a hot tenth seldom has more than a tenth of the answer.
+        """
+        return min(depth, RANKS + WARM_SHARES * depth * self.manifest.hot // max(self.size, 1))
 
     def nearest_warm(self, query: Floats, depth: int, allowed: Bits | None, scan_max: int) -> Found:
         if self._hot is None:

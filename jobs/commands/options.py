@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.util import find_spec
 from typing import Any
 
 import click
@@ -34,3 +35,11 @@ def counted(number: int, thing: str) -> str:
 
 def print_json(value: Any) -> None:
     click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+def require_matplotlib() -> None:
+    """Raises ClickException saying how to get it, before minutes of measuring are spent."""
+    if find_spec("matplotlib") is None:
+        raise click.ClickException(
+            'a plot needs matplotlib: pip install "nearline[report]"; the table needs nothing'
+        )

@@ -6,7 +6,7 @@ import asyncio
 
 from aiohttp import web
 
-from indexes.build.tuning import check_number
+from indexes.build.tuner import check_number
 from indexes.errors import Overloaded, TooLarge
 from indexes.model import Floats
 from retrieval.embedders import Embedder

@@ -16,8 +16,8 @@ import pytest
 
 from indexes.backup.backup import MANIFEST, Backup, back_up, read_backup
 from indexes.backup.restoring import Restored, restore
+from indexes.build.builder import Rebuild
 from indexes.build.chosen import Chosen
-from indexes.build.rebuild import Rebuild
 from indexes.catalog import Catalog
 from indexes.collection import Collection
 from indexes.dense.cold import ColdSettings

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from indexes.build.rebuild import Rebuild
+from indexes.build.builder import Rebuild
 from indexes.collection import Collection
 from indexes.errors import Conflict, DiskFull, InvalidInput, NotFound
 from indexes.filters.grammar import Comparison, Compound, Filter

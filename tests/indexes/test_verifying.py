@@ -15,7 +15,7 @@ import pytest
 from indexes.backup import verifying
 from indexes.backup.backup import back_up
 from indexes.backup.verifying import check_generation, verify_backup, verify_data
-from indexes.build.rebuild import Rebuild
+from indexes.build.builder import Rebuild
 from indexes.catalog import Catalog
 from indexes.collection import Collection
 from indexes.durable import sha256, with_checksum

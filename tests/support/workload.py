@@ -31,10 +31,9 @@ import msgspec
 from indexes import durable, failpoints
 from indexes.backup.backup import back_up
 from indexes.build import builder
-from indexes.build.builder import build
+from indexes.build.builder import Rebuild, build
 from indexes.build.chosen import Chosen
-from indexes.build.measuring import Measured, choose_settings
-from indexes.build.rebuild import Rebuild
+from indexes.build.optimiser import Measured, choose_settings
 from indexes.catalog import Catalog
 from indexes.collection import Collection
 from indexes.dense.cold import ColdSettings
@@ -269,8 +268,8 @@ def first_life(actor: Actor, options: Options) -> None:
 
 @contextlib.contextmanager
 def measuring_badly() -> Iterator[None]:
-    def measure(generation: Generation, target: float) -> Measured:
-        measured = choose_settings(generation, target)
+    def measure(generation: Generation, target: float, floor: float) -> Measured:
+        measured = choose_settings(generation, target, floor)
         return replace(measured, recall=dict.fromkeys(measured.recall, 0.5))
 
     vars(builder)["choose_settings"] = measure

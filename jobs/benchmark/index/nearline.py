@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from indexes.build.rebuild import Rebuild
+from indexes.build.builder import Rebuild
 from indexes.collection import Collection
 from indexes.dense.cold import ColdSettings
 from indexes.memory import build_bytes, serving_bytes
