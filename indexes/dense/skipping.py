@@ -34,7 +34,7 @@ TILT = 0.7  # of the Chernoff bound: near the best for a few thousand queries an
 SPARE = 0.8  # of the budget that the threshold may use; the rest is slack for chance in the audits
 NEAR, NEAR_WEIGHT = 8, 0.5  # nearest centroids in the margin, and the weight of their mean score
 SHARE_QUERIES = 2000  # the share of queries that skip is a moving average over about so many
-SHARE_MIN = 0.1  # of queries: skipping fewer saves less than deciding costs. Below half of it, skipping stops
+SHARE_MIN = 0.05  # of queries: skipping fewer does not pay for deciding. Below half of it, skipping stops
 
 
 @dataclass(frozen=True, slots=True)
