@@ -23,7 +23,7 @@ TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test check serve bench torture clean
+.PHONY: help setup demo test check docs serve bench torture clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
@@ -37,11 +37,15 @@ demo: setup ## index the docstrings of the installed Python, serve them, search 
 test: setup ## the tests, two files at a time (ARGS="-n 0": one by one)
 	$(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-check: $(VENV)/.installed ## lint, formatting, types, direction of imports
+check: $(VENV)/.installed docs ## lint, formatting, types, direction of imports, the documents' links
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+
+# Strict: a link or an anchor that leads nowhere fails.
+docs: $(VENV)/.installed ## the documents as a site, in site/
+	$(VENV)/bin/zensical build --strict --clean
 
 serve: setup ## the service, on the data in data/
 	$(VENV)/bin/nearline serve --data data $(ARGS)
@@ -53,7 +57,7 @@ torture: setup ## long random runs: kills, power losses, failing and full disks,
 	$(VENV)/bin/python -m pytest -m torture $(ARGS)
 
 clean: ## remove environments, caches and builds; models/, data/ and demo/ stay
-	rm -rf $(VENV) $(EXPORT_VENV) $(BENCH_VENV) build dist reports *.egg-info
+	rm -rf $(VENV) $(EXPORT_VENV) $(BENCH_VENV) build dist reports site .cache *.egg-info
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find indexes retrieval jobs tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -78,7 +82,7 @@ $(VENV)/.installed: pyproject.toml
 	$(require_python)
 	@echo "nearline: installing into $(VENV) (about a minute, once)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(VENV)/bin/python $(PIP_INSTALL) -e '.[test]' || $(call explain_failure,$(VENV))
+	@$(VENV)/bin/python $(PIP_INSTALL) -e '.[test,docs]' || $(call explain_failure,$(VENV))
 	@touch $@
 
 # PyTorch lives in environments of its own: .venv proves with every test that serving runs without it.

@@ -11,7 +11,8 @@ from indexes.log.owed import Owed
 from indexes.model import Tier
 from indexes.parts.assembly import segment_passages
 from indexes.parts.generation import Generation
-from indexes.parts.snapshot import Snapshot, sum_by_tier
+from indexes.parts.snapshot import Snapshot
+from indexes.parts.visible import sum_by_tier
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """How much memory a build and a serving process take: measured, and foretold by a formula.
 
 Memory here is a process's own (anonymous pages). Pages of mapped files come on top while the system has room for them,
-and go when it has not. ARCHITECTURE.md compares the formula with measurements.
+and go when it has not. docs/benchmarks.md compares the formula with measurements.
 """
 
 from __future__ import annotations

@@ -1,48 +1,44 @@
-"""Joining rankings: pure functions of ids and scores, larger is better, nothing about requests.
+"""Joining rankings: pure functions of columns, one row a candidate; larger scores are better.
 
 Reciprocal rank fusion (Cormack, Clarke and Buettcher 2009) sums `1 / (k + rank)` over the rankings and needs no
 comparable scores. Weighted fusion sums `weight * score / largest score` of each ranking; it uses more of what the
-searchers know and wants every candidate scored by both.
+searchers know and needs every candidate scored by both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from indexes.model import Floats, Ids
 
-
-def reciprocal_rank(rankings: Sequence[Ids], k: int) -> tuple[Ids, NDArray[np.float64]]:
-    """Every id of these rankings (best first, each id once) with its fused score, best first, ties by id."""
-    ids, places = union(rankings)
-    scores = np.zeros(len(ids))
-    for at in places:
-        scores[at] += 1 / (k + 1 + np.arange(len(at)))
-    return by_score(ids, scores)
+Scores = NDArray[np.float64]
 
 
-def weighted(
-    ids: Ids, scores: Mapping[str, Floats], weights: Mapping[str, float]
-) -> tuple[Ids, NDArray[np.float64]]:
-    """These ids, best first by the weighted sum of scaled scores; a NaN score counts as 0."""
-    total = np.zeros(len(ids))
-    for name, values in scores.items():
-        known = np.nan_to_num(values.astype(np.float64), nan=0.0)
-        largest = known.max(initial=0.0)
-        if largest > 0:
-            total += weights[name] * known / largest
-    return by_score(ids, total)
+def reciprocal_rank(rankings: Sequence[NDArray[np.int32]], k: int) -> Scores:
+    """From each candidate's place in each ranking: from 0, below 0 where it is not in that ranking."""
+    fused: Scores = np.zeros(len(rankings[0]))
+    for places in rankings:
+        fused += np.where(places >= 0, 1 / (k + 1 + np.abs(places)), 0.0)
+    return fused
 
 
-def union(rankings: Sequence[Ids]) -> tuple[Ids, list[NDArray[np.intp]]]:
-    """Every id once, ascending, and the positions of each ranking's ids among them."""
-    ids = np.unique(np.concatenate(rankings)) if rankings else np.empty(0, np.int64)
-    return ids, [np.searchsorted(ids, ranking) for ranking in rankings]
+def weighted(scores: Sequence[Floats], weights: Sequence[float]) -> Scores:
+    """From each searcher's scores of all candidates; NaN counts as 0."""
+    fused: Scores = np.zeros(len(scores[0]))
+    for one, weight in zip(scores, weights, strict=True):
+        fused += weight * _scaled(one)
+    return fused
 
 
-def by_score(ids: Ids, scores: NDArray[np.float64]) -> tuple[Ids, NDArray[np.float64]]:
-    order = np.lexsort((ids, -scores))
-    return ids[order], scores[order]
+def _scaled(scores: Floats) -> Scores:
+    known = np.nan_to_num(scores.astype(np.float64), nan=0.0)
+    largest = known.max(initial=0.0)
+    return known / largest if largest > 0 else np.zeros(len(known))
+
+
+def best_first(ids: Ids, scores: Scores) -> NDArray[np.intp]:
+    """Positions by descending score, ties by id."""
+    return np.lexsort((ids, -scores))

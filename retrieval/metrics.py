@@ -5,6 +5,7 @@ Durations are in seconds, sizes in bytes, as Prometheus has it. Gauges of collec
 
 from __future__ import annotations
 
+from functools import cache, partial
 from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -81,22 +82,28 @@ class Metrics:
         )
         self._jobs = Counter("nearline_jobs", "Jobs finished", ["kind", "status"], registry=registry)
         self._embedding = EmbeddingMetrics(registry)
+        # Looking labels up takes longer than counting. Only of metrics that are never forgotten.
+        self._request_count, self._request_time = (
+            cache(self._requests.labels),
+            cache(self._request_seconds.labels),
+        )
+        self._stage_time = cache(self._stage_seconds.labels)
 
     def render(self) -> bytes:
         return generate_latest(self.registry)
 
     def request(self, method: str, route: str, status: int, seconds: float) -> None:
-        self._requests.labels(method, route, status).inc()
-        self._request_seconds.labels(route).observe(seconds)
+        self._request_count(method, route, status).inc()
+        self._request_time(route).observe(seconds)
 
     def search(self, answer: SearchAnswer) -> None:
         receipt, timings = answer.receipt, answer.timings_ms
         cold = "searched" if "cold" in receipt.tiers else "skipped"
         self._searches.labels(receipt.collection, receipt.cache, cold).inc()
-        self._stage_seconds.labels("total").observe(timings.total / 1000)
+        self._stage_time("total").observe(timings.total / 1000)
         if receipt.cache != "hit":
             for stage in ("embed", "dense", "lexical", "fuse", "hydrate", "wait"):
-                self._stage_seconds.labels(stage).observe(getattr(timings, stage) / 1000)
+                self._stage_time(stage).observe(getattr(timings, stage) / 1000)
 
     def written(self, collection: str, result: WriteResult, seconds: float) -> None:
         self._documents.labels(collection).inc(result.documents)
@@ -201,28 +208,42 @@ class EmbeddingMetrics:
         )
 
 
+class LaneMetrics:
+    """Those of one model's lane."""
+
+    def __init__(self, metrics: EmbeddingMetrics, model: str, lane: Lane) -> None:
+        self.tokenise_seconds = metrics.tokenise_seconds.labels(model, lane)
+        self.run_texts = metrics.run_texts.labels(model, lane)
+        self.run_tokens = metrics.run_tokens.labels(model, lane)
+        self.run_seconds = metrics.run_seconds.labels(model, lane)
+        self.wait_seconds = metrics.wait_seconds.labels(model, lane)
+        self.padding_tokens = metrics.padding_tokens.labels(model, lane)
+        self.queue_tokens = metrics.queue_tokens.labels(model, lane)
+
+
 class EmbeddingObserver:
     """Counts what one model's batcher does."""
 
     def __init__(self, metrics: EmbeddingMetrics, model: str) -> None:
-        self._metrics = metrics
+        self._lane = cache(partial(LaneMetrics, metrics, model))
+        self._left = metrics.left
         self._model = model
 
     def tokenised(self, lane: Lane, texts: int, seconds: float) -> None:
-        self._metrics.tokenise_seconds.labels(self._model, lane).observe(seconds)
+        self._lane(lane).tokenise_seconds.observe(seconds)
 
     def ran(
         self, lane: Lane, *, texts: int, tokens: int, padded_tokens: int, wait_s: float, run_s: float
     ) -> None:
-        metrics, labels = self._metrics, (self._model, lane)
-        metrics.run_texts.labels(*labels).observe(texts)
-        metrics.run_tokens.labels(*labels).observe(padded_tokens)
-        metrics.run_seconds.labels(*labels).observe(run_s)
-        metrics.wait_seconds.labels(*labels).observe(wait_s)
-        metrics.padding_tokens.labels(*labels).inc(padded_tokens - tokens)
+        metrics = self._lane(lane)
+        metrics.run_texts.observe(texts)
+        metrics.run_tokens.observe(padded_tokens)
+        metrics.run_seconds.observe(run_s)
+        metrics.wait_seconds.observe(wait_s)
+        metrics.padding_tokens.inc(padded_tokens - tokens)
 
     def queued(self, lane: Lane, tokens: int) -> None:
-        self._metrics.queue_tokens.labels(self._model, lane).set(tokens)
+        self._lane(lane).queue_tokens.set(tokens)
 
     def left(self, lane: Lane, texts: int, reason: Literal["cancelled", "deadline", "refused"]) -> None:
-        self._metrics.left.labels(self._model, lane, reason).inc(texts)
+        self._left.labels(self._model, lane, reason).inc(texts)

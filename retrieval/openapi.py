@@ -16,6 +16,7 @@ import msgspec
 from aiohttp import web
 
 from retrieval.admission import Load
+from retrieval.descriptions import add_descriptions, error_table
 from retrieval.errors import ErrorBody
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -73,6 +74,7 @@ def describe(routes: Sequence[Route], examples: Examples) -> dict[str, Any]:
     ordered = sorted(kinds, key=lambda kind: kind.__name__)
     references, components = msgspec.json.schema_components(ordered, ref_template=REFERENCE)
     schemas = dict(zip(ordered, references, strict=True))
+    add_descriptions(components)
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         described = operation(route, schemas, examples)
@@ -84,8 +86,8 @@ def describe(routes: Sequence[Route], examples: Examples) -> dict[str, Any]:
         "info": {
             "title": "Nearline",
             "version": VERSION,
-            "description": "Text in, ranked passages out. Errors have the shape of `ErrorBody`, but for the dialects "
-            "of other servers, whose clients expect their own.",
+            "description": "Text in, ranked passages out. Errors have the shape of `ErrorBody`, except in the APIs of "
+            f"other servers, whose clients expect their own.\n\n{error_table()}",
         },
         "paths": paths,
         "components": {"schemas": components},

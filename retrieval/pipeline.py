@@ -1,9 +1,10 @@
 """One search, from text to hits.
 
-    result cache -> embed, and BM25 meanwhile -> dense -> fuse -> read from the log -> answer with its receipt
+    plan -> result cache -> embed -> executor: BM25, dense -> fuse -> hydrate from the log -> answer with its receipt
 
-The event loop only coordinates: embedding runs on the batcher's thread, searching on a small pool. Everything one
-search reads comes from one snapshot; every hit is read from the log last, so that nothing deleted is returned.
+The event loop only coordinates: embedding runs on the batcher's threads, all stages after it in one step on a search
+thread. Everything one search reads comes from one snapshot; every hit is read from the log last, so that nothing
+deleted is returned.
 """
 
 from __future__ import annotations
@@ -14,38 +15,35 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from contextvars import copy_context
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import TypeVar
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from indexes.catalog import Catalog
 from indexes.collection import Collection
 from indexes.dense.vectors import search_with_one_thread
 from indexes.errors import DeadlineExceeded
-from indexes.model import DenseResult, Floats, Ids, Ranking, StoredPassage, Tier
+from indexes.model import DenseResult, Floats, Ranking, Tier
 from indexes.parts.snapshot import Snapshot
+from indexes.query import Candidates
 from retrieval.cache import ResultCache, ResultKey
 from retrieval.embedders import Embedders
-from retrieval.fusion import reciprocal_rank, weighted
-from retrieval.plan import Plan, plan
-from retrieval.room import Room, size_of
+from retrieval.executor import Executor, LocalExecutor
+from retrieval.plan import Plan, planned
+from retrieval.room import Room
 from retrieval.scanning import JointScan, Place, Scanner
-from retrieval.schemas import Hit, Ranks, Receipt, Scores, SearchAnswer, SearchRequest
+from retrieval.schemas import Hit, Receipt, SearchAnswer, SearchRequest
 from retrieval.settings import Config
+from retrieval.stages import fuse, hydrate
 from retrieval.stopwatch import Stopwatch
 
 T = TypeVar("T")
 
 MIN_SEQ_POLL_S = 0.002
 MIN_SEQ_WAIT_S = 5.0
-DECIMALS = 6
-HITS_READ_MAX = 128  # at once: what is too much is noticed before all of it is held
 # More get no more done, and each pass of the event loop, which everybody else waits for, takes longer.
 ACTIVE_PER_THREAD = 8
-SPARE_HITS = 16  # read beyond k, for candidates that died since the snapshot was taken
 
 
 class CachedAnswer(msgspec.Struct):
@@ -54,16 +52,6 @@ class CachedAnswer(msgspec.Struct):
     hits: list[Hit]
     tiers: list[Tier]
     cold_skipped: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Fused:
-    """Candidates in final order with their fused scores, and what each searcher said."""
-
-    ids: Ids
-    scores: NDArray[np.float64]
-    dense: Ranking
-    lexical: Ranking
 
 
 class Pipeline:
@@ -98,40 +86,38 @@ class Pipeline:
         room = room or Room(self._config.limits.answer_bytes_max)
         watch = Stopwatch()
         collection = self._catalog.get(name)
-        planned = plan(request, collection.settings.dimensions, self._config)
-        if planned.deadline_ms is not None:
-            watch.deadline = asyncio.get_running_loop().time() + planned.deadline_ms / 1000
+        plan = planned(request, collection.settings.dimensions, self._config)
+        if plan.deadline_ms is not None:
+            watch.deadline = asyncio.get_running_loop().time() + plan.deadline_ms / 1000
         try:
             async with asyncio.timeout_at(watch.deadline):
-                return await self._answer(name, collection, planned, watch, place, room)
+                return await self._answer(name, collection, plan, watch, place, room)
         except TimeoutError:
             raise DeadlineExceeded(
-                f"no answer within deadline_ms={planned.deadline_ms}", param="deadline_ms"
+                f"no answer within deadline_ms={plan.deadline_ms}", param="deadline_ms"
             ) from None
 
     async def _answer(
-        self,
-        name: str,
-        collection: Collection,
-        planned: Plan,
-        watch: Stopwatch,
-        place: Place | None,
-        room: Room,
+        self, name: str, collection: Collection, plan: Plan, watch: Stopwatch, place: Place | None, room: Room
     ) -> SearchAnswer:
-        snapshot = await reached(collection, planned.min_seq)
-        settings = collection.settings
-        key = self._key(collection, snapshot, planned)
-        cached = await watch.awaited("cache", self._cached(key, room)) if planned.cache else None
+        caching = plan.request.cache
+        snapshot = await reached(collection, plan.request.min_seq or 0)
+        key = self._key(collection, snapshot, plan)
+        cached = await watch.awaited("cache", self._cached(key, room)) if caching else None
         answer = cached
         if answer is None:
-            answer, vanished = await self._search(collection, snapshot, planned, watch, place, room)
-            if vanished and collection.snapshot.seq > snapshot.seq:
-                # Hits were replaced or deleted meanwhile; their new versions are in the newer snapshot.
-                snapshot = collection.snapshot
-                key = self._key(collection, snapshot, planned)
-                answer, _ = await self._search(collection, snapshot, planned, watch, place, room)
+            # An exact search waits for the others that share its scan: all of them have to get there.
+            async with nullcontext() if plan.request.exact else self._active:
+                if plan.text is not None:
+                    plan = plan.with_vector(await self._embedded(collection, plan, watch))
+                answer, vanished = await self._search(collection, snapshot, plan, watch, place, room)
+                if vanished and collection.snapshot.seq > snapshot.seq:
+                    # Hits were replaced or deleted meanwhile; their new versions are in the newer snapshot.
+                    snapshot = collection.snapshot
+                    key = self._key(collection, snapshot, plan)
+                    answer, _ = await self._search(collection, snapshot, plan, watch, place, room)
         # One that met a later commit (a hit gone from the log, an exact scan) would be wrong when this content is back.
-        if planned.cache and cached is None and not collection.moved_since(snapshot):
+        if caching and cached is None and not collection.moved_since(snapshot):
             await watch.awaited("cache", self._results.put(key, msgspec.msgpack.encode(answer)))
         receipt = Receipt(
             collection=name,
@@ -139,17 +125,17 @@ class Pipeline:
             seq=snapshot.seq,
             tiers=answer.tiers,
             cold_skipped=answer.cold_skipped,
-            cache="hit" if cached else ("miss" if planned.cache else "bypass"),
-            model=settings.model,
+            cache="hit" if cached else ("miss" if caching else "bypass"),
+            model=collection.settings.model,
         )
         return SearchAnswer(answer.hits, receipt, watch.stop())
 
-    def _key(self, collection: Collection, snapshot: Snapshot, planned: Plan) -> ResultKey:
+    def _key(self, collection: Collection, snapshot: Snapshot, plan: Plan) -> ResultKey:
         settings = collection.settings
         return self._results.key(
             snapshot.content,
             msgspec.json.encode((settings.fingerprint, settings.bm25)),
-            planned.identity,
+            plan.identity,
             uid=collection.uid,
             generation=snapshot.generation,
             tuned_ms=collection.chosen.chosen_ms if collection.chosen else 0,
@@ -169,54 +155,29 @@ class Pipeline:
         except msgspec.DecodeError:
             return None  # written by another version of this service
 
+    async def _embedded(self, collection: Collection, plan: Plan, watch: Stopwatch) -> Floats:
+        embedder = await self._embedders.of(collection)
+        assert plan.text is not None
+        query = embedder.query(plan.text, watch.deadline, cached=plan.request.cache)
+        return await watch.awaited("embed", query)
+
     async def _search(
         self,
         collection: Collection,
         snapshot: Snapshot,
-        planned: Plan,
+        plan: Plan,
         watch: Stopwatch,
         place: Place | None,
         room: Room,
     ) -> tuple[CachedAnswer, bool]:
         """The answer, and whether candidates were gone from the log."""
-        # An exact search waits for the others that share its scan: all of them have to get there.
-        async with nullcontext() if planned.exact else self._active:
-            lexical, vector = await self._rank_and_embed(collection, snapshot, planned, watch)
-            exact: Ranking | None = None
-            if planned.exact and vector is not None:
-                scan = place or self._scanner
-                ranked = scan.rank(collection, vector, depth_of(planned), planned.condition)
-                exact = await watch.awaited("dense", ranked)
-            return await self._run(
-                lambda: finish(collection, snapshot, planned, vector, lexical, watch, room, exact=exact)
-            )
-
-    async def _rank_and_embed(
-        self, collection: Collection, snapshot: Snapshot, planned: Plan, watch: Stopwatch
-    ) -> tuple[Ranking, Floats | None]:
-        """BM25 runs on the pool while the query is embedded."""
-
-        def rank() -> Ranking:
-            return snapshot.lexical(planned.query, planned.candidates, planned.condition)
-
-        ranked = (
-            asyncio.ensure_future(self._run(lambda: watch.timed("lexical", rank)))
-            if planned.lexical
-            else None
-        )
-        try:
-            vector = await self._vector(collection, planned, watch) if planned.dense else None
-            return (await ranked if ranked else Ranking.empty()), vector
-        finally:
-            if ranked is not None and not ranked.done():
-                ranked.cancel()
-
-    async def _vector(self, collection: Collection, planned: Plan, watch: Stopwatch) -> Floats:
-        if planned.vector is not None:
-            return planned.vector
-        embedder = await self._embedders.of(collection)
-        query = embedder.query(planned.query, watch.deadline, cached=planned.cache)
-        return await watch.awaited("embed", query)
+        exact: Candidates | None = None
+        if plan.request.exact and plan.query.vector is not None:
+            scan = place or self._scanner
+            ranked = scan.rank(collection, plan.query.vector, plan.query.depth, plan.query.condition)
+            exact = scanned(snapshot, await watch.awaited("dense", ranked))
+        executor = LocalExecutor(collection, snapshot)
+        return await self._run(lambda: answered(plan, executor, watch, room, exact))
 
     async def _run(self, work: Callable[[], T]) -> T:
         context = copy_context()  # for what is logged there
@@ -235,144 +196,21 @@ async def reached(collection: Collection, min_seq: int) -> Snapshot:
     return snapshot
 
 
-# --- on the pool ----------------------------------------------------------------------------------------------
+def scanned(snapshot: Snapshot, ranking: Ranking) -> Candidates:
+    """Candidates of an exact scan. It reads the log, which may be ahead of the snapshot."""
+    ranking = replace(ranking, tiers=snapshot.tiers_of(ranking.ids))
+    return Candidates.join(DenseResult(ranking, snapshot.tiers, None), Ranking.empty())
 
 
-def finish(
-    collection: Collection,
-    snapshot: Snapshot,
-    planned: Plan,
-    vector: Floats | None,
-    lexical: Ranking,
-    watch: Stopwatch,
-    room: Room,
-    *,
-    exact: Ranking | None = None,
+def answered(
+    plan: Plan, executor: Executor, watch: Stopwatch, room: Room, candidates: Candidates | None = None
 ) -> tuple[CachedAnswer, bool]:
-    """Dense search, unless the `exact` ranking is there already, fusion, and the hits from the log; and whether some
-    candidates were gone from it."""
-    dense = DenseResult(Ranking.empty(), (), None)
-    if exact is not None:
-        dense = DenseResult(exact, snapshot.tiers, None)
-    elif vector is not None:
-        dense = watch.timed("dense", lambda: search_dense(snapshot, planned, vector))
-    tiers = dense.tiers if vector is not None else snapshot.tiers
-    fused = watch.timed("fuse", lambda: fuse(snapshot, planned, vector, dense.ranking, lexical))
-    hits, vanished = watch.timed(
-        "hydrate", lambda: hydrate(collection, snapshot, planned, vector, fused, room)
-    )
-    return CachedAnswer(hits, list(tiers), dense.cold_skipped), vanished
-
-
-def search_dense(snapshot: Snapshot, planned: Plan, vector: Floats) -> DenseResult:
-    depth = depth_of(planned)
-    return snapshot.dense(vector, depth, planned.condition, k=planned.k, counted=planned.counted)
-
-
-def depth_of(planned: Plan) -> int:
-    """How many passages the dense ranking holds."""
-    return planned.candidates if planned.lexical or planned.group_by_document else planned.k + SPARE_HITS
-
-
-def fuse(snapshot: Snapshot, planned: Plan, vector: Floats | None, dense: Ranking, lexical: Ranking) -> Fused:
-    if planned.mode != "hybrid" or vector is None:
-        only = dense if planned.dense else lexical
-        return Fused(only.ids, rounded(only.scores), dense, lexical)
-    ids, scores = reciprocal_rank([dense.ids, lexical.ids], planned.rrf_k)
-    if planned.method == "weighted":
-        # Both searchers score all candidates, also those only the other one found: absent is not the same as zero.
-        both = {
-            "dense": snapshot.dense_scores(vector, ids),
-            "lexical": snapshot.lexical_scores(planned.query, ids),
-        }
-        ids, scores = weighted(ids, both, planned.weights)
-    return Fused(ids, rounded(scores), dense, lexical)
-
-
-def hydrate(
-    collection: Collection,
-    snapshot: Snapshot,
-    planned: Plan,
-    vector: Floats | None,
-    fused: Fused,
-    room: Room,
-) -> tuple[list[Hit], bool]:
-    """The first k candidates that still live, from the log, one a document if asked; and whether some did not.
-
-    Raises TooLarge as soon as they have no room.
-    """
-    kept = len(fused.ids) if planned.min_score is None else int(np.sum(fused.scores >= planned.min_score))
-    chosen: list[tuple[int, StoredPassage]] = []
-    seen: set[str] = set()
-    vanished = False
-    at, step = 0, min(planned.k + (0 if planned.group_by_document else SPARE_HITS), HITS_READ_MAX)
-    while at < kept and len(chosen) < planned.k:
-        upto = min(at + step, kept)
-        stored = collection.passages(fused.ids[at:upto].tolist())
-        already = len(chosen)
-        for position in range(at, upto):
-            passage = stored.get(int(fused.ids[position]))
-            vanished |= passage is None
-            if passage is None or (planned.group_by_document and passage.document_id in seen):
-                continue
-            seen.add(passage.document_id)
-            chosen.append((position, passage))
-        room.take(sum(size_of(passage) for _, passage in chosen[already : planned.k]))
-        at = upto
-    if planned.counted:
-        collection.hits.count(passage.id for _, passage in chosen[: planned.k])
-    return make_hits(snapshot, planned, vector, fused, chosen[: planned.k]), vanished
-
-
-def make_hits(
-    snapshot: Snapshot,
-    planned: Plan,
-    vector: Floats | None,
-    fused: Fused,
-    chosen: list[tuple[int, StoredPassage]],
-) -> list[Hit]:
-    ids = np.array([passage.id for _, passage in chosen], np.int64)
-    dense = snapshot.dense_scores(vector, ids) if vector is not None else None
-    lexical = snapshot.lexical_scores(planned.query, ids) if planned.lexical else None
-    tiers = snapshot.tiers_of(ids)
-    hits = []
-    for at, (position, passage) in enumerate(chosen):
-        hits.append(
-            Hit(
-                document_id=passage.document_id,
-                passage=passage.ordinal,
-                start=passage.start,
-                end=passage.end,
-                text=passage.text,
-                title=passage.title,
-                metadata=passage.metadata,
-                score=float(fused.scores[position]),
-                scores=Scores(one_score(dense, at), one_score(lexical, at)),
-                tier=tiers[at] or "delta",  # written after the snapshot: it can only be in the delta
-                ranks=ranks_of(fused, passage.id) if planned.explain else None,
-                heading=passage.heading,
-                tokens=passage.tokens,
-            )
-        )
-    return hits
-
-
-def ranks_of(fused: Fused, passage: int) -> Ranks:
-    def rank(ranking: Ranking) -> int | None:
-        at = np.flatnonzero(ranking.ids == passage)
-        return int(at[0]) + 1 if len(at) else None
-
-    return Ranks(rank(fused.dense), rank(fused.lexical))
-
-
-def rounded(scores: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
-    """As they are shown, so that `min_score` compares with what the client sees."""
-    shown: NDArray[np.float64] = np.round(scores, DECIMALS, out=np.empty(len(scores), np.float64))
-    return shown
-
-
-def one_score(scores: Floats | None, at: int) -> float | None:
-    return None if scores is None or np.isnan(scores[at]) else round(float(scores[at]), DECIMALS)
+    """One search on a search thread: its stages in order, from the `candidates` if they are there already."""
+    execution = executor.prepare(plan.query, watch)
+    found = candidates or execution.search()
+    fused = watch.timed("fuse", lambda: fuse(plan, found, execution))
+    hits, vanished = watch.timed("hydrate", lambda: hydrate(plan, fused, execution, room))
+    return CachedAnswer(hits, list(found.searched), found.cold_skipped), vanished
 
 
 def elapsed_ms(since: float) -> float:

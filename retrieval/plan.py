@@ -1,9 +1,9 @@
-"""A search request, checked against the limits and completed from the configuration: what the pipeline works on."""
+"""A search request, checked against the limits and completed from the configuration: what the stages work on."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import msgspec
@@ -13,94 +13,84 @@ from indexes.errors import InvalidInput, TooLarge
 from indexes.filters.grammar import Filter, parse_filter
 from indexes.lexical import analysis
 from indexes.model import Floats
+from indexes.query import Query
 from retrieval.decoding import decode_part
 from retrieval.raw_json import is_absent
-from retrieval.schemas import Mode, SearchRequest, Weights
+from retrieval.schemas import Fusion, Mode, SearchRequest, Weights
 from retrieval.settings import Config
 
-ANSWER_VERSION = 2  # of what the cache keeps
+ANSWER_VERSION = 3  # of what the cache keeps
+SPARE_HITS = 16  # of a dense ranking beyond k, for candidates that die while they are on their way
 NUMBER_BYTES_MAX = 100  # of one number as JSON, with the white space before it
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Every choice made, nothing left open. `identity` is equal for requests that must get the same answer."""
+    """A checked request with every choice made. `query` is what the indexes are asked, its vector absent until the text
+    is embedded. `identity` is equal for requests that must get the same answer."""
 
-    query: str
-    vector: Floats | None
-    k: int
+    request: SearchRequest
+    query: Query
     mode: Mode
-    condition: Filter | None
     method: Literal["rrf", "weighted"]
     rrf_k: int
-    weights: dict[str, float]
-    candidates: int
-    group_by_document: bool
-    min_score: float | None
-    min_seq: int
+    weights: tuple[float, float]  # dense, lexical
     deadline_ms: int | None
-    cache: bool
-    explain: bool
-    exact: bool
     identity: bytes
 
     @property
-    def counted(self) -> bool:
-        """Whether it is one of the load. What goes past the cache measures: it moves no passage and teaches nothing."""
-        return self.cache and not self.exact
+    def text(self) -> str | None:
+        """To be embedded; None if the vector is there, or not needed."""
+        return None if self.mode == "lexical" or self.query.vector is not None else self.request.query
 
-    @property
-    def dense(self) -> bool:
-        return self.mode != "lexical"
-
-    @property
-    def lexical(self) -> bool:
-        return self.mode != "dense"
+    def with_vector(self, vector: Floats) -> Plan:
+        return replace(self, query=replace(self.query, vector=vector))
 
 
-def plan(request: SearchRequest, dimensions: int, config: Config) -> Plan:
+def planned(request: SearchRequest, dimensions: int, config: Config) -> Plan:
     """Raises InvalidInput or TooLarge naming the field."""
-    query = check_query(request, config)
+    text = check_query(request, config)
     numbers = vector_of(request.vector, dimensions, "vector")
     vector = None if numbers is None else unit_vector(numbers, dimensions, "vector")
-    mode = request.mode or (config.search.mode if query else "dense")
-    if mode != "dense" and not query:
+    mode = request.mode or (config.search.mode if text else "dense")
+    if mode != "dense" and not text:
         raise InvalidInput(f"mode {mode} needs a query text", param="query")
     if request.exact and mode != "dense":
         raise InvalidInput(f"exact search is dense search, found mode {mode}", param="exact")
     k = check_k(request.k, config)
-    fusion = request.fusion
-    weights = (fusion and fusion.weights) or Weights(
+    fusion = request.fusion or Fusion()
+    weights = fusion.weights or Weights(
         dense=config.search.weight_dense, lexical=config.search.weight_lexical
     )
     if weights.dense + weights.lexical <= 0:
         raise InvalidInput("one weight must be above 0", param="fusion.weights")
-    return Plan(
-        query=query,
-        vector=vector,
+    asked = asked_of(request, text, k, mode)
+    # A ranking that is fused or grouped has a depth independent of k, so that the page size does not change the order.
+    alone = mode == "dense" and not request.group_by_document
+    query = Query(
         k=k,
-        mode=mode,
+        depth=k + SPARE_HITS if alone else max(config.search.candidates, k),
+        text=None if mode == "dense" else text,
+        vector=None if mode == "lexical" else vector,
         condition=filter_of(request.filter, config),
-        method=(fusion and fusion.method) or config.search.fusion,
-        rrf_k=(fusion and fusion.k) or config.search.rrf_k,
-        weights={"dense": weights.dense, "lexical": weights.lexical},
-        # Independent of k up to its own size, so that page size does not change the fused scores.
-        candidates=max(config.search.candidates, k),
-        group_by_document=request.group_by_document,
-        min_score=request.min_score,
-        min_seq=request.min_seq or 0,
+        # What bypasses the cache is a measurement: it moves no passage and teaches nothing.
+        counted=request.cache and not request.exact,
+    )
+    # The configuration too: a cache in Redis outlives a restart with other settings.
+    identity = msgspec.json.encode((ANSWER_VERSION, analysis.VERSION, config.search, asked))
+    return Plan(
+        request=msgspec.structs.replace(request, query=text),
+        query=query,
+        mode=mode,
+        method=fusion.method or config.search.fusion,
+        rrf_k=fusion.k or config.search.rrf_k,
+        weights=(weights.dense, weights.lexical),
         deadline_ms=request.deadline_ms or (None if request.exact else config.search.deadline_ms),
-        cache=request.cache,
-        explain=request.explain,
-        exact=request.exact,
-        identity=msgspec.json.encode(
-            # The configuration too: a cache in Redis outlives a restart with other settings.
-            (ANSWER_VERSION, analysis.VERSION, config.search, asked(request, query, k, mode))
-        ),
+        identity=identity,
     )
 
 
-def asked(request: SearchRequest, query: str, k: int, mode: Mode) -> SearchRequest:
+def asked_of(request: SearchRequest, query: str, k: int, mode: Mode) -> SearchRequest:
     """The request without what does not change the answer."""
     return msgspec.structs.replace(
         request, query=query or None, k=k, mode=mode, min_seq=None, deadline_ms=None, cache=True

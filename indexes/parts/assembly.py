@@ -23,7 +23,8 @@ from indexes.parts.delta import Delta, DeltaView
 from indexes.parts.generation import Generation
 from indexes.parts.part import Part
 from indexes.parts.segment import Segment
-from indexes.parts.snapshot import Snapshot, Visible
+from indexes.parts.snapshot import Snapshot
+from indexes.parts.visible import Visible
 
 MERGE_AT = 3  # neighbours
 MERGED_DELTAS_MAX = 16  # in a merged segment: larger ones take long to merge and to scan

@@ -19,7 +19,7 @@ from indexes.errors import NotReady
 from indexes.parts.assembly import Assembly
 from indexes.parts.delta import DeltaView
 from indexes.parts.segment import Segment
-from indexes.parts.snapshot import Visible
+from indexes.parts.visible import Visible
 
 logger = logging.getLogger(__name__)
 

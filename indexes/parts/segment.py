@@ -23,7 +23,7 @@ from indexes.masks import Bits, bits_at, count_bits
 from indexes.model import TIERS, Floats, Ids, Rows, Tier
 from indexes.parts.delta import DeltaView
 from indexes.parts.part import NOTHING, WIDENING_MAX, Found, scan, widened
-from indexes.parts.snapshot import Visible
+from indexes.parts.visible import Visible
 
 CODED_ROWS_MIN = 1024  # fewer are scanned exactly, as the delta is
 COPIED_ROWS = 1024  # at once: between two such steps other threads get their turn

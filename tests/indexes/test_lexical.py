@@ -17,6 +17,7 @@ from indexes.lexical.analysis import terms
 from indexes.lexical.bm25 import Statistics, best_of, weigh
 from indexes.lexical.postings import GrowingLexical, SealedLexical
 from indexes.model import Bm25, Delete, Upsert
+from indexes.query import Query
 from tests.support.vectors import World, delete, fill, make_collection
 
 WORLD = World()
@@ -116,10 +117,11 @@ def test_candidates_of_another_searcher_score_the_same(tmp_path: Path) -> None:
     collection = make_collection(tmp_path / "c")
     fill(collection, WORLD, range(600))
     snapshot = collection.snapshot
-    ranking = snapshot.lexical("word5 word30", 50)
-    assert np.allclose(snapshot.lexical_scores("word5 word30", ranking.ids), ranking.scores)
+    prepared = snapshot.prepare(Query(50, 50, "word5 word30"))
+    ranking = prepared.lexical()
+    assert np.allclose(prepared.scores(ranking.ids)[1], ranking.scores)
     others = np.setdiff1d(np.arange(1, 601), snapshot.lexical("word5 word30", 600).ids)
-    assert not snapshot.lexical_scores("word5 word30", others).any()
+    assert not prepared.scores(others)[1].any()
     collection.close()
 
 

@@ -10,6 +10,7 @@ from indexes.build.hits import ENTRIES_MIN, Hits
 from indexes.build.placement import place
 from indexes.build.rebuild import Rebuild
 from indexes.collection import Collection
+from indexes.model import TIERS
 from tests.support.vectors import World, delete, fill, make_collection
 
 WORLD = World(seed=4)
@@ -21,8 +22,8 @@ def rebuild(collection: Collection) -> None:
     collection.adopt(Rebuild(request, timeout_s=60).run(lambda *_: None))
 
 
-def tiers(collection: Collection, ids: list[int]) -> list[str | None]:
-    return [str(tier) for tier in collection.snapshot.tiers_of(np.array(ids))]
+def tiers(collection: Collection, ids: list[int]) -> list[str]:
+    return [TIERS[tier] for tier in collection.snapshot.tiers_of(np.array(ids))]
 
 
 def test_the_newest_are_hot() -> None:

@@ -22,7 +22,7 @@ from indexes.memory import serving_bytes
 from indexes.model import Floats, Tuning
 from indexes.parts.part import scan
 from indexes.parts.segment import Segment
-from indexes.parts.snapshot import Visible
+from indexes.parts.visible import Visible
 from tests.support.vectors import World, delete, fill, found_ids, make_collection
 
 WORLD = World(seed=3)

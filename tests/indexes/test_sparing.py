@@ -13,14 +13,17 @@ from indexes.build.rebuild import Rebuild
 from indexes.dense.cold import ColdSettings
 from indexes.dense.skipping import ColdWatch, Decision
 from indexes.filters.grammar import Comparison, Filter
-from indexes.model import ColdPolicy, DenseResult, Floats, Ranking
+from indexes.model import TIERS, ColdPolicy, DenseResult, Floats, Ids, Ranking
 from indexes.parts.generation import Generation
-from indexes.parts.snapshot import NO_COLD_MATCH, Snapshot
+from indexes.parts.prepared import NO_COLD_MATCH
+from indexes.parts.snapshot import Snapshot
+from indexes.query import Query
 from tests.support.vectors import World, fill, make_collection
 
 WORLD = World(seed=12)
 QUERIES = WORLD.queries(8)
 K, DEPTH = 10, 30
+COLD = TIERS.index("cold")
 ALL = Comparison("eq", "tags", "all")
 EVEN = Comparison("eq", "even", True)
 NEWEST = Comparison("gte", "number", 800)  # none of them cold
@@ -61,6 +64,17 @@ class Script:
         self.learnt.append((decision, loss))
 
 
+def dense_scores(snapshot: Snapshot, vector: Floats, ids: Ids) -> Floats:
+    return snapshot.prepare(Query(K, DEPTH, vector=vector)).scores(ids)[0]
+
+
+def search(
+    snapshot: Snapshot, vector: Floats, condition: Filter | None = None, *, counted: bool = True
+) -> DenseResult:
+    query = Query(K, DEPTH, vector=vector, condition=condition, counted=counted)
+    return snapshot.prepare(query).dense()
+
+
 def watched(snapshot: Snapshot, by: Script | ColdWatch) -> Snapshot:
     return replace(snapshot, watch=cast(ColdWatch, by))
 
@@ -69,14 +83,14 @@ def best(snapshot: Snapshot, query: Floats, condition: Filter = ALL, *, cold: bo
     """The nearest of all passages, or of those that are not cold, scored one by one."""
     ids = snapshot.matching(condition)
     if not cold:
-        ids = ids[[tier != "cold" for tier in snapshot.tiers_of(ids)]]
-    return ids[np.lexsort((ids, -snapshot.dense_scores(query, ids)))][:DEPTH].tolist()
+        ids = ids[snapshot.tiers_of(ids) != COLD]
+    return ids[np.lexsort((ids, -dense_scores(snapshot, query, ids)))][:DEPTH].tolist()
 
 
 def losses(snapshot: Snapshot) -> list[float]:
     """For each query the share of its true nearest K that are cold."""
     nearest = [np.array(best(snapshot, query, cold=True)[:K]) for query in QUERIES]
-    return [snapshot.tiers_of(ids).count("cold") / K for ids in nearest]
+    return [float(np.mean(snapshot.tiers_of(ids) == COLD)) for ids in nearest]
 
 
 def forbid_cold(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +111,7 @@ def told(result: DenseResult) -> tuple[list[int], tuple[str, ...], str | None]:
 def test_a_search_returns_the_best_of_all_tiers(snapshot: Snapshot, decision: Decision) -> None:
     """The same as a search that asks nobody, whether it is noted or not."""
     for query in QUERIES:
-        found = told(watched(snapshot, Script(decision)).dense(query, DEPTH, k=K))
+        found = told(search(watched(snapshot, Script(decision)), query))
         assert found == (best(snapshot, query, cold=True), ("delta", "hot", "cold"), None)
         assert found == told(snapshot.dense(query, DEPTH))
 
@@ -106,7 +120,7 @@ def test_a_search_returns_the_best_of_all_tiers(snapshot: Snapshot, decision: De
 def test_a_skip_returns_the_best_of_the_others(snapshot: Snapshot, decision: Decision) -> None:
     """Whoever asks sees the reason, and cannot tell whether the skip was audited."""
     for query in QUERIES:
-        found = told(watched(snapshot, Script(decision)).dense(query, DEPTH, k=K))
+        found = told(search(watched(snapshot, Script(decision)), query))
         assert found == (best(snapshot, query, cold=False), ("delta", "hot"), "not worth it")
 
 
@@ -114,7 +128,7 @@ def test_a_skip_leaves_the_cold_tier_alone(snapshot: Snapshot, monkeypatch: pyte
     """One that is not audited never looks into it."""
     forbid_cold(monkeypatch)
     for query in QUERIES:
-        assert len(watched(snapshot, Script(SKIP)).dense(query, DEPTH, k=K).ranking) == DEPTH
+        assert len(search(watched(snapshot, Script(SKIP)), query).ranking) == DEPTH
 
 
 # --- what is asked and taught ---------------------------------------------------------------------------------
@@ -124,11 +138,11 @@ def test_the_decision_is_made_by_the_other_tiers(snapshot: Snapshot) -> None:
     """It is given the scores of the best that are not cold, best first, and the number of hits that matter."""
     script = Script(SEARCH)
     for query in QUERIES:
-        watched(snapshot, script).dense(query, DEPTH, k=K)
+        search(watched(snapshot, script), query)
         scores, k, _ = script.asked[-1]
         warm = np.array(best(snapshot, query, cold=False))
         # The graph holds float32; scored one by one they are read as float16.
-        np.testing.assert_allclose(scores, snapshot.dense_scores(query, warm), atol=5e-4)
+        np.testing.assert_allclose(scores, dense_scores(snapshot, query, warm), atol=5e-4)
         assert k == K
 
 
@@ -136,8 +150,8 @@ def test_the_decision_is_made_by_the_other_tiers(snapshot: Snapshot) -> None:
 def test_who_decides_knows_what_counts(snapshot: Snapshot, counted: bool) -> None:
     """Whether the query is one of the load is passed on; it is unless said otherwise."""
     script = Script(SEARCH)
-    watched(snapshot, script).dense(QUERIES[0], DEPTH, k=K, counted=counted)
-    watched(snapshot, script).dense(QUERIES[0], DEPTH, k=K)
+    search(watched(snapshot, script), QUERIES[0], counted=counted)
+    search(watched(snapshot, script), QUERIES[0])
     assert [given for _, _, given in script.asked] == [counted, True]
 
 
@@ -146,7 +160,7 @@ def test_the_loss_is_the_cold_share_of_the_nearest(snapshot: Snapshot, decision:
     """Of the K that matter, however many more are asked for; and it is told of the very decision."""
     script = Script(decision)
     for query in QUERIES:
-        watched(snapshot, script).dense(query, DEPTH, k=K)
+        search(watched(snapshot, script), query)
     assert [loss for _, loss in script.learnt] == pytest.approx(losses(snapshot))
     assert len(set(losses(snapshot))) > 2
     assert all(learnt is decision for learnt, _ in script.learnt)
@@ -156,7 +170,7 @@ def test_the_loss_is_the_cold_share_of_the_nearest(snapshot: Snapshot, decision:
 def test_what_is_not_noted_teaches_nothing(snapshot: Snapshot, decision: Decision) -> None:
     """Searched or skipped, nothing is learnt unless the decision asked for it."""
     script = Script(decision)
-    watched(snapshot, script).dense(QUERIES[0], DEPTH, k=K)
+    search(watched(snapshot, script), QUERIES[0])
     assert len(script.asked) == 1
     assert script.learnt == []
 
@@ -168,14 +182,14 @@ def test_a_filtered_search_asks_nobody(snapshot: Snapshot) -> None:
     """It always looks into the cold tier, whatever would have been decided."""
     script = Script(AUDITED)
     for query in QUERIES:
-        found = told(watched(snapshot, script).dense(query, DEPTH, EVEN, k=K))
+        found = told(search(watched(snapshot, script), query, EVEN))
         assert found == (best(snapshot, query, EVEN, cold=True), ("delta", "hot", "cold"), None)
     assert not script.asked
     assert not script.learnt
 
 
-def test_a_search_that_names_no_k_asks_nobody(snapshot: Snapshot) -> None:
-    """Without the number of hits that matter there is nothing to decide by: all tiers are searched."""
+def test_measuring_one_searcher_asks_nobody(snapshot: Snapshot) -> None:
+    """`Snapshot.dense` searches all tiers whatever the policy."""
     script = Script(SKIP)
     found = told(watched(snapshot, script).dense(QUERIES[0], DEPTH))
     assert found == (best(snapshot, QUERIES[0], cold=True), ("delta", "hot", "cold"), None)
@@ -191,12 +205,12 @@ def test_never_holds_for_filters_too(
     never = watched(snapshot, ColdWatch(ColdPolicy("never"), None))
     for query in QUERIES:
         expected = best(snapshot, query, condition or ALL, cold=False)
-        found = told(never.dense(query, DEPTH, condition, k=K))
+        found = told(search(never, query, condition))
         assert found == (expected, ("delta", "hot"), "cold policy is never")
 
 
 def test_where_nothing_cold_matches_there_is_nothing_to_skip(snapshot: Snapshot) -> None:
     """The reason given is the filter, not the policy."""
     never = watched(snapshot, ColdWatch(ColdPolicy("never"), None))
-    found = told(never.dense(QUERIES[0], DEPTH, NEWEST, k=K))
+    found = told(search(never, QUERIES[0], NEWEST))
     assert found == (best(snapshot, QUERIES[0], NEWEST, cold=True), ("delta", "hot"), NO_COLD_MATCH)

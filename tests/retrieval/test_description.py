@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from jobs.server_process import ServerProcess, log_of, serving
+from retrieval.descriptions import FIELDS, OURS
 from retrieval.examples import make_examples
 from retrieval.openapi import describe
 from retrieval.routes import ROUTES
@@ -81,3 +82,18 @@ def test_links_lead_everywhere() -> None:
     assert targets == {
         one["operationId"] for one in operations if any(place["in"] == "path" for place in one["parameters"])
     }
+
+
+def test_every_field_says_what_it_means() -> None:
+    """Each field of our own wire types has a description, and no description is of a field that is gone."""
+    components = describe(ROUTES, make_examples("m"))["components"]["schemas"]
+    fields = {
+        (name, field) for name in OURS & components.keys() for field in components[name].get("properties", {})
+    }
+    undescribed = {
+        f"{name}.{field}"
+        for name, field in fields
+        if "description" not in components[name]["properties"][field]
+    }
+    assert not undescribed
+    assert FIELDS.keys() <= {field for _, field in fields} | {f"{name}.{field}" for name, field in fields}

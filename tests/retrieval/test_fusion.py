@@ -2,59 +2,71 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrieval.fusion import reciprocal_rank, weighted
+from indexes.model import DenseResult, Ranking
+from indexes.query import Candidates
+from retrieval.fusion import best_first, reciprocal_rank, weighted
 
-A, B = np.array([3, 1, 2]), np.array([2, 9])
+IDS = np.array([3, 1, 2, 9])
+A, B = np.array([0, 1, 2, -1], np.int32), np.array([-1, -1, 0, 1], np.int32)  # their places in two rankings
 
 
 def test_reciprocal_rank_by_hand() -> None:
-    """1/(k + rank), summed over the rankings that have the id."""
-    ids, scores = reciprocal_rank([A, B], 60)
-    expected = {2: 1 / 63 + 1 / 61, 3: 1 / 61, 1: 1 / 62, 9: 1 / 62}
-    assert dict(zip(ids.tolist(), scores.tolist(), strict=True)) == pytest.approx(expected)
-    assert ids.tolist() == [2, 3, 1, 9]
+    """1/(k + rank), summed over the rankings that have the candidate."""
+    scores = reciprocal_rank([A, B], 60)
+    assert scores.tolist() == pytest.approx([1 / 61, 1 / 62, 1 / 63 + 1 / 61, 1 / 62])
+    assert IDS[best_first(IDS, scores)].tolist() == [2, 3, 1, 9]
 
 
 def test_weighted_by_hand() -> None:
     """Each score over its own maximum, times its weight; NaN counts as nothing."""
-    both = {"dense": np.array([0.5, 0.25], np.float32), "lexical": np.array([np.nan, 8.0], np.float32)}
-    ids, scores = weighted(np.array([1, 2]), both, {"dense": 0.7, "lexical": 0.3})
-    assert ids.tolist() == [1, 2]
-    assert scores.tolist() == pytest.approx([0.7, 0.35 + 0.3])
+    both = [np.array([0.5, 0.25], np.float32), np.array([np.nan, 8.0], np.float32)]
+    assert weighted(both, [0.7, 0.3]).tolist() == pytest.approx([0.7, 0.35 + 0.3])
 
 
 def test_nothing_to_fuse() -> None:
-    """Empty rankings give an empty one; all-zero scores do not divide by zero."""
-    assert len(reciprocal_rank([np.empty(0, np.int64)] * 2, 60)[0]) == 0
-    assert len(reciprocal_rank([], 60)[0]) == 0
-    _, scores = weighted(np.array([1]), {"dense": np.zeros(1, np.float32)}, {"dense": 1.0})
-    assert scores.tolist() == [0]
+    """No candidates give no scores; all-zero scores do not divide by zero."""
+    assert len(reciprocal_rank([np.empty(0, np.int32)] * 2, 60)) == 0
+    assert weighted([np.zeros(1, np.float32)], [1.0]).tolist() == [0]
 
 
 RANKINGS = st.lists(
     st.lists(st.integers(0, 50), unique=True, max_size=20).map(lambda ids: np.array(ids, np.int64)),
-    min_size=1,
-    max_size=3,
+    min_size=2,
+    max_size=2,
 )
 
 
-@given(RANKINGS, st.integers(1, 100))
-def test_every_candidate_once_best_first(rankings: list[np.ndarray], k: int) -> None:
-    """Fusion neither loses nor invents an id, and its scores descend."""
-    ids, scores = reciprocal_rank(rankings, k)
-    assert sorted(ids.tolist()) == sorted({one for ranking in rankings for one in ranking.tolist()})
-    assert all(a >= b for a, b in pairwise(scores))
+def joined(rankings: list[np.ndarray]) -> Candidates:
+    dense, lexical = (
+        Ranking(ids, np.linspace(1, 0.5, len(ids), dtype=np.float32), np.zeros(len(ids), np.int8))
+        for ids in rankings
+    )
+    return Candidates.join(DenseResult(dense, (), None), lexical)
 
 
 @given(RANKINGS)
-def test_agreement_wins(rankings: list[np.ndarray]) -> None:
+def test_joining_keeps_every_id_rank_and_score(rankings: list[np.ndarray]) -> None:
+    """Each id once, with its place and score in both rankings."""
+    found = joined(rankings)
+    assert sorted(found.ids.tolist()) == sorted({one for ranking in rankings for one in ranking.tolist()})
+    for ranking, ranks, scores in zip(
+        rankings, (found.dense_ranks, found.lexical_ranks), (found.dense, found.lexical), strict=True
+    ):
+        assert found.ids[np.argsort(ranks)][np.sum(ranks < 0) :].tolist() == ranking.tolist()
+        assert np.array_equal(np.isnan(scores), ranks < 0)
+        assert np.array_equal(
+            np.sort(scores[ranks >= 0])[::-1], np.linspace(1, 0.5, len(ranking), dtype=np.float32)
+        )
+
+
+@given(RANKINGS, st.integers(1, 100))
+def test_agreement_wins(rankings: list[np.ndarray], k: int) -> None:
     """An id that leads every ranking leads the fused one."""
-    led = [np.concatenate([[99], ranking]) for ranking in rankings]
-    assert reciprocal_rank(led, 60)[0][0] == 99
+    found = joined([np.concatenate([[99], ranking]) for ranking in rankings])
+    fused = reciprocal_rank([found.dense_ranks, found.lexical_ranks], k)
+    assert found.ids[best_first(found.ids, fused)[0]] == 99

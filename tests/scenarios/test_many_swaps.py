@@ -10,6 +10,7 @@ import numpy as np
 from indexes.build.rebuild import Rebuild
 from indexes.collection import Collection
 from indexes.model import Tuning
+from indexes.query import Query
 from tests.support.vectors import World, fill, make_collection
 
 SWAPS = 100
@@ -37,7 +38,7 @@ def test_a_hundred_swaps_under_load(tmp_path: Path) -> None:
                 known = written[0]
                 snapshot = collection.snapshot
                 query = queries[rng.integers(len(queries))]
-                found = snapshot.dense(query, 10, k=10).ranking
+                found = snapshot.prepare(Query(10, 10, vector=query)).dense().ranking
                 words = snapshot.lexical(world.text(int(rng.integers(known))), 10)
                 live, numbered = snapshot.live, snapshot.generation
                 seen.add(numbered)

@@ -1,6 +1,6 @@
 """More requests than the service can answer: it goes on answering, and refuses the rest at once.
 
-The short form is part of `make test`; `make torture` runs longer, and prints the rows of docs/overload.md.
+The short form is part of `make test`; `make torture` runs longer, and prints the rows of docs/benchmarks.md.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from indexes.dense.skipping import ColdWatch
 from indexes.errors import NearlineError
 from indexes.model import TIERS, DenseResult, Floats
 from indexes.parts.snapshot import Snapshot
+from indexes.query import Query
 from jobs.benchmark.service import percentiles
 
 COLD = TIERS.index("cold")
@@ -64,7 +65,7 @@ def ask(collection: Collection, queries: Floats, k: int, depth: int) -> Asked:
     """Each query once with the collection's own policy and once with "always", in turn which of them comes first."""
     watch = watch_of(collection.snapshot)
     searches = (
-        lambda query: collection.snapshot.dense(query, depth, k=k),
+        lambda query: collection.snapshot.prepare(Query(k, depth, vector=query)).dense(),
         searching_always(collection.snapshot, k, depth),
     )
     rows = []
@@ -110,7 +111,7 @@ def loss(mine: DenseResult, always: DenseResult, k: int) -> float:
 def searching_always(snapshot: Snapshot, k: int, depth: int) -> Callable[[Floats], DenseResult]:
     """The same passages under policy "always", which has nobody who decides."""
     always = replace(snapshot, watch=None)
-    return lambda query: always.dense(query, depth, k=k)
+    return lambda query: always.prepare(Query(k, depth, vector=query)).dense()
 
 
 def watch_of(snapshot: Snapshot) -> ColdWatch:

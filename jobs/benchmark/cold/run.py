@@ -23,6 +23,7 @@ from indexes.dense.skipping import NOTES
 from indexes.errors import InvalidInput
 from indexes.log.reader import LogReader
 from indexes.model import ColdPolicy, Floats, Tuning
+from indexes.query import Query
 from jobs.benchmark.cold.asking import ask, watch_of
 from jobs.benchmark.cold.findings import findings, series, verdict
 from jobs.benchmark.cold.load import load_of
@@ -125,7 +126,7 @@ def count_hits(collection: Path, queries: Floats, plan: Plan) -> None:
     try:
         snapshot = opened.snapshot
         for query in queries:
-            found = snapshot.dense(query, plan.depth, k=plan.k)
+            found = snapshot.prepare(Query(plan.k, plan.depth, vector=query)).dense()
             opened.hits.count(found.ranking.ids[: plan.k].tolist())
     finally:
         opened.close()
@@ -136,7 +137,7 @@ def calibrate(collection: Collection, queries: Floats, plan: Plan) -> int | None
     snapshot = collection.snapshot
     watch = watch_of(snapshot)
     for number, query in enumerate(queries, 1):
-        snapshot.dense(query, plan.depth, k=plan.k)
+        snapshot.prepare(Query(plan.k, plan.depth, vector=query)).dense()
         if watch.state().state == "skipping":
             return number
     return None

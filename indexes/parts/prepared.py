@@ -1,0 +1,180 @@
+"""A query against one snapshot: which rows it may return and what its terms weigh, worked out once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indexes.courtesy import searching
+from indexes.dense.skipping import ColdWatch
+from indexes.filters.bitmaps import to_bits
+from indexes.filters.grammar import Filter
+from indexes.filters.satisfiable import require_satisfiable
+from indexes.lexical.bm25 import WeightedQuery, best_of, score_rows
+from indexes.masks import Bits, rows_in
+from indexes.model import TIERS, DenseResult, Floats, Ids, Ranking, Rows, Tier
+from indexes.parts.part import Part, as_ranking
+from indexes.parts.visible import Visible, count_by_tier, tiers_in
+from indexes.query import Query
+
+NO_COLD = "the collection has no cold passages"
+NO_COLD_MATCH = "no cold passage matches the filter"
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """The rows of one part that a search may return (`allowed` None: all), and how many of them each tier has."""
+
+    visible: Visible
+    allowed: Bits | None
+    by_tier: Mapping[Tier, int]
+
+    @property
+    def part(self) -> Part:
+        return self.visible.part
+
+    @property
+    def count(self) -> int:
+        return sum(self.by_tier.values())
+
+    @property
+    def warm(self) -> int:
+        """Rows that are not cold."""
+        return self.count - self.by_tier.get("cold", 0)
+
+    def ids(self) -> Ids:
+        rows = np.arange(self.part.size) if self.allowed is None else rows_in(self.allowed, self.part.size)
+        return self.part.ids_of(rows)
+
+
+def select(parts: Sequence[Visible], condition: Filter | None) -> list[Selected]:
+    """The live rows of each part that satisfy the filter. Raises InvalidInput if nothing can satisfy it."""
+    if condition is None:
+        return [Selected(visible, visible.alive, visible.by_tier) for visible in parts]
+    require_satisfiable(condition, [visible.part.filters for visible in parts])
+    return [_matching(visible, condition) for visible in parts]
+
+
+def _matching(visible: Visible, condition: Filter) -> Selected:
+    part = visible.part
+    bits = to_bits(part.filters.match(condition), part.size)
+    if visible.alive is not None:
+        bits &= visible.alive
+    return Selected(visible, bits, count_by_tier(part, bits))
+
+
+class Prepared:
+    """Answers one query. Safe from any thread, one at a time."""
+
+    def __init__(
+        self,
+        parts: Sequence[Visible],
+        query: Query,
+        weighed: WeightedQuery | None,
+        scan_max: int,
+        watch: ColdWatch | None = None,
+    ) -> None:
+        """The `watch` may leave the cold tier out."""
+        self.query = query
+        self._parts = parts
+        self._weighed = weighed
+        self._scan_max = scan_max
+        self._watch = watch
+
+    @cached_property
+    def selection(self) -> list[Selected]:
+        return select(self._parts, self.query.condition)
+
+    @searching
+    def lexical(self) -> Ranking:
+        """Passages of highest BM25 score above zero."""
+        if self._weighed is None:
+            return Ranking.empty()
+        depth = self.query.depth
+        rankings = [
+            as_ranking(chosen.part, best_of(chosen.part.lexical, self._weighed, depth, chosen.allowed))
+            for chosen in self.selection
+            if chosen.count
+        ]
+        return Ranking.merge(rankings, depth)
+
+    @searching
+    def dense(self) -> DenseResult:
+        """Passages nearest to the vector. With a filter, only the policy `never` leaves the cold tier out."""
+        vector, depth, watch = self.query.vector, self.query.depth, self._watch
+        tiers = tiers_in(chosen.by_tier for chosen in self.selection)
+        if vector is None:
+            return DenseResult(Ranking.empty(), tiers, None)
+        if watch is not None and (self.query.condition is None or watch.policy.mode == "never"):
+            return self._sparing(vector, watch, tiers)
+        rankings = [
+            as_ranking(chosen.part, chosen.part.nearest(vector, depth, chosen.allowed, self._scan_max))
+            for chosen in self.selection
+            if chosen.count
+        ]
+        return DenseResult(Ranking.merge(rankings, depth), tiers, self._why_no_cold(tiers))
+
+    def _sparing(self, vector: Floats, watch: ColdWatch, tiers: tuple[Tier, ...]) -> DenseResult:
+        """The cold tier last, and only if it is needed. An audited skip searches it and ignores what it finds."""
+        depth, k = self.query.depth, self.query.k
+        warm = Ranking.merge(
+            [self._of(chosen, vector, cold=False) for chosen in self.selection if chosen.warm], depth
+        )
+        if "cold" not in tiers:
+            return DenseResult(warm, tiers, self._why_no_cold(tiers))
+        decision = watch.decide(vector, warm, k, counted=self.query.counted)
+        both = warm
+        if decision.search or decision.note:
+            cold = [
+                self._of(chosen, vector, cold=True) for chosen in self.selection if chosen.by_tier.get("cold")
+            ]
+            both = Ranking.merge([warm, *cold], depth)
+        if decision.note:
+            watch.learn(decision, float(np.mean(both.tiers[:k] == TIERS.index("cold"))))
+        if decision.search:
+            return DenseResult(both, tiers, None)
+        return DenseResult(warm, tuple(tier for tier in tiers if tier != "cold"), decision.reason)
+
+    def _of(self, chosen: Selected, vector: Floats, *, cold: bool) -> Ranking:
+        nearest = chosen.part.nearest_cold if cold else chosen.part.nearest_warm
+        return as_ranking(chosen.part, nearest(vector, self.query.depth, chosen.allowed, self._scan_max))
+
+    def _why_no_cold(self, tiers: tuple[Tier, ...]) -> str | None:
+        if "cold" in tiers:
+            return None
+        held = any(visible.by_tier.get("cold") for visible in self._parts)
+        return NO_COLD_MATCH if held else NO_COLD
+
+    def scores(self, ids: Ids) -> tuple[Floats, Floats]:
+        """Dense and BM25 scores of any passages, NaN for one that is in no part or was not asked for."""
+        dense, lexical = np.full((2, len(ids)), np.nan, np.float32)
+        vector, weighed = self.query.vector, self._weighed
+        for visible, at, rows in locate(self._parts, ids):
+            if vector is not None:
+                dense[at] = visible.part.vectors.scores(rows, vector)
+            if weighed is not None:
+                lexical[at] = score_rows(visible.part.lexical, weighed, rows)
+        return dense, lexical
+
+
+def locate(parts: Sequence[Visible], ids: Ids) -> list[tuple[Visible, Rows, Rows]]:
+    """For each part that holds some of these: the part, the positions in `ids`, and the rows in the part."""
+    found = []
+    for visible in parts:
+        rows = visible.part.rows_of(ids)
+        at = np.flatnonzero(rows >= 0)
+        if len(at):
+            found.append((visible, at, rows[at]))
+    return found
+
+
+def tiers_of(parts: Sequence[Visible], ids: Ids) -> NDArray[np.int8]:
+    """The tier each passage lives in, as its index in TIERS; 0, the delta, for one that is in no part yet."""
+    tiers = np.zeros(len(ids), np.int8)
+    for visible, at, rows in locate(parts, ids):
+        tiers[at] = visible.part.tiers_of(rows)
+    return tiers

@@ -1,0 +1,95 @@
+"""A part of a snapshot with the rows of it that live."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indexes.masks import Bits, bits_at, clear_rows, count_bits, first_bits, flags_of, pack_flags
+from indexes.model import TIERS, Rows, Tier
+from indexes.parts.part import Part
+
+
+@dataclass(frozen=True, slots=True)
+class Visible:
+    """A part and the rows of it that live. `alive` None: all of them.
+
+    `dead_terms` counts terms of the dead rows for BM25. The writer adds to it in place, so a search may see the
+    counts of the commit under way: a rounding of the statistics, never of visibility.
+    """
+
+    part: Part
+    by_tier: Mapping[Tier, int]
+    alive: Bits | None = None
+    dead: int = 0
+    dead_length: int = 0
+    dead_terms: Counter[str] = field(default_factory=Counter)
+
+    @staticmethod
+    def whole(part: Part) -> Visible:
+        return Visible(part, {tier: len(rows) for tier, rows in part.tier_rows().items()})
+
+    def without(self, rows: Rows, terms: Counter[str]) -> Visible:
+        """The same part with these rows dead too. Rows that are dead already count once."""
+        size = self.part.size
+        alive = pack_flags(np.ones(size, bool)) if self.alive is None else self.alive.copy()
+        fresh = np.unique(rows[bits_at(alive, rows)])
+        if not len(fresh):
+            return self
+        clear_rows(alive, fresh)
+        self.dead_terms.update(terms)
+        length = int(self.part.lexical.lengths[fresh].sum())
+        return replace(
+            self,
+            alive=alive,
+            by_tier=count_by_tier(self.part, alive),
+            dead=self.dead + len(fresh),
+            dead_length=self.dead_length + length,
+        )
+
+    def grown(self, part: Part) -> Visible:
+        """The same, after the part took more rows at its end."""
+        if self.alive is None:
+            return Visible.whole(part)
+        flags = np.ones(part.size, bool)
+        flags[: self.part.size] = self.alive_flags()
+        alive = pack_flags(flags)
+        return replace(self, part=part, alive=alive, by_tier=count_by_tier(part, alive))
+
+    def alive_flags(self) -> NDArray[np.bool_]:
+        """One boolean a row."""
+        return np.ones(self.part.size, bool) if self.alive is None else flags_of(self.alive, self.part.size)
+
+    @property
+    def live(self) -> int:
+        return self.part.size - self.dead
+
+
+def count_by_tier(part: Part, bits: Bits) -> dict[Tier, int]:
+    """Rows set in a bitmap, tier by tier."""
+    return {
+        tier: count_before(bits, rows.stop) - count_before(bits, rows.start)
+        for tier, rows in part.tier_rows().items()
+    }
+
+
+def count_before(bits: Bits, row: int) -> int:
+    return count_bits(first_bits(bits, row))
+
+
+def tiers_in(counts: Iterable[Mapping[Tier, int]]) -> tuple[Tier, ...]:
+    """The tiers of which there are any."""
+    totals = sum_by_tier(counts)
+    return tuple(tier for tier in TIERS if totals[tier])
+
+
+def sum_by_tier(counts: Iterable[Mapping[Tier, int]]) -> dict[Tier, int]:
+    totals: dict[Tier, int] = dict.fromkeys(TIERS, 0)
+    for one in counts:
+        for tier, count in one.items():
+            totals[tier] += count
+    return totals

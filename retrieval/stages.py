@@ -1,0 +1,128 @@
+"""What becomes of candidates: fused into one order, then the first k fetched from the log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indexes.model import TIERS, Floats, StoredPassage
+from indexes.query import Candidates
+from retrieval.executor import Execution
+from retrieval.fusion import best_first, reciprocal_rank, weighted
+from retrieval.plan import SPARE_HITS, Plan
+from retrieval.room import Room, size_of
+from retrieval.schemas import Hit, Ranks, Scores
+
+DECIMALS = 6
+HITS_READ_MAX = 128  # at once, so that too large an answer is refused before all of it is in memory
+
+Positions = NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """Candidates with their final order: positions among them, best first, and the score of each position."""
+
+    candidates: Candidates
+    order: Positions
+    scores: NDArray[np.float64]
+
+
+def fuse(plan: Plan, candidates: Candidates, execution: Execution) -> Fused:
+    if plan.mode != "hybrid":
+        scores = rounded(candidates.dense if plan.mode == "dense" else candidates.lexical)
+        return Fused(candidates, np.arange(len(candidates)), scores)
+    if plan.method == "rrf":
+        fused = reciprocal_rank([candidates.dense_ranks, candidates.lexical_ranks], plan.rrf_k)
+    else:
+        fused = weighted(scores_at(candidates, np.arange(len(candidates)), execution), plan.weights)
+    return Fused(candidates, best_first(candidates.ids, fused), rounded(fused))
+
+
+def scores_at(candidates: Candidates, at: Positions, execution: Execution) -> tuple[Floats, Floats]:
+    """Both scores of these candidates: what a searcher did not find is scored now, for absent is not the same as 0."""
+    dense, lexical = candidates.dense[at], candidates.lexical[at]
+    lacking = np.flatnonzero(np.isnan(dense) | np.isnan(lexical))
+    if len(lacking):
+        dense[lacking], lexical[lacking] = execution.scores(candidates.ids[at[lacking]])
+    return dense, lexical
+
+
+def hydrate(plan: Plan, fused: Fused, execution: Execution, room: Room) -> tuple[list[Hit], bool]:
+    """The first k candidates that still live, one a document if asked; and whether some did not.
+
+    Raises TooLarge as soon as they have no room.
+    """
+    ids, order = fused.candidates.ids, fused.order
+    if plan.request.min_score is not None:
+        order = order[fused.scores[order] >= plan.request.min_score]
+    chosen: list[tuple[int, StoredPassage]] = []
+    seen: set[str] = set()
+    vanished = False
+    wanted, at = plan.query.k, 0
+    while at < len(order) and len(chosen) < wanted:
+        # What is needed, at first: hardly any candidate dies between its search and here.
+        step = min(wanted if at == 0 else wanted + SPARE_HITS, HITS_READ_MAX)
+        positions = order[at : at + step].tolist()
+        stored = execution.fetch(ids[positions].tolist())
+        already = len(chosen)
+        for position in positions:
+            passage = stored.get(int(ids[position]))
+            vanished |= passage is None
+            if passage is None or (plan.request.group_by_document and passage.document_id in seen):
+                continue
+            seen.add(passage.document_id)
+            chosen.append((position, passage))
+        room.take(sum(size_of(passage) for _, passage in chosen[already:wanted]))
+        at += step
+    chosen = chosen[:wanted]
+    if plan.query.counted:
+        execution.answered([passage.id for _, passage in chosen])
+    return hits_of(plan, fused, execution, chosen), vanished
+
+
+def hits_of(
+    plan: Plan, fused: Fused, execution: Execution, chosen: list[tuple[int, StoredPassage]]
+) -> list[Hit]:
+    candidates = fused.candidates
+    at = np.array([position for position, _ in chosen], np.intp)
+    dense, lexical = candidates.dense[at], candidates.lexical[at]
+    if plan.mode == "hybrid":
+        dense, lexical = scores_at(candidates, at, execution)
+    columns = zip(rounded(dense).tolist(), rounded(lexical).tolist(), fused.scores[at].tolist(), strict=True)
+    return [
+        Hit(
+            document_id=passage.document_id,
+            passage=passage.ordinal,
+            start=passage.start,
+            end=passage.end,
+            text=passage.text,
+            title=passage.title,
+            metadata=passage.metadata,
+            score=score,
+            scores=Scores(known(by_meaning), known(by_words)),
+            tier=TIERS[candidates.tiers[position]],
+            ranks=ranks_of(candidates, position) if plan.request.explain else None,
+            heading=passage.heading,
+            tokens=passage.tokens,
+        )
+        for (position, passage), (by_meaning, by_words, score) in zip(chosen, columns, strict=True)
+    ]
+
+
+def ranks_of(candidates: Candidates, position: int) -> Ranks:
+    dense, lexical = int(candidates.dense_ranks[position]), int(candidates.lexical_ranks[position])
+    return Ranks(dense + 1 if dense >= 0 else None, lexical + 1 if lexical >= 0 else None)
+
+
+def rounded(scores: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+    """As they are shown, so that `min_score` compares with what the client sees."""
+    shown: NDArray[np.float64] = np.round(scores, DECIMALS, out=np.empty(len(scores), np.float64))
+    return shown
+
+
+def known(score: float) -> float | None:
+    return None if np.isnan(score) else score

@@ -1,0 +1,85 @@
+"""The documents name only what exists, and leave out no endpoint and no error."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import click
+import pytest
+
+from jobs.cli import cli
+from retrieval.errors import STATUS, type_name
+from retrieval.openapi import path_of
+from retrieval.routes import ROUTES
+
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+DOCUMENTS = [
+    README,
+    ROOT / "ARCHITECTURE.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#([^)\s]*))?\)")
+COMMAND = re.compile(r"(?:^ +(?:\.venv/bin/|\$ )?|`)nearline +([^`\n]*)", re.MULTILINE)
+SETTING = re.compile(r"`([a-z_]+)\.(?!json`)([a-z_]+)(?: = [^`]*)?`")
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The anchors of a page's headings, as code hosts make them."""
+    headings = re.findall(r"^#+ +(.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_readme_is_short() -> None:
+    """The README has at most 150 lines."""
+    assert len(README.read_text().splitlines()) <= 150
+
+
+@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    """Each relative link names a file of the repository, and its anchor a heading there."""
+    for target, anchor in LINK.findall(page.read_text()):
+        if "://" not in target:
+            found = page.parent / target
+            assert found.exists(), target
+            assert not anchor or anchor in anchors_of(found), f"{target}#{anchor}"
+
+
+@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: page.name)
+def test_commands_exist(page: Path) -> None:
+    """Each command line has a command and options that `nearline` knows."""
+    for line in COMMAND.findall(page.read_text()):
+        words = shlex.split(line, comments=True)
+        command: click.Command | None = cli
+        while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+            command = command.get_command(click.Context(command), words.pop(0))
+        assert command is not None, line
+        known = {option for parameter in command.params for option in parameter.opts}
+        named = {word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)}
+        assert named <= known, f"{line}: {named - known}"
+
+
+@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: page.name)
+def test_settings_exist(page: Path) -> None:
+    """Each `section.key` of a section of the configuration is one of its keys."""
+    sections = tomllib.loads((ROOT / "configs" / "default.toml").read_text())
+    for section, key in SETTING.findall(page.read_text()):
+        assert section not in sections or key in sections[section], f"{section}.{key}"
+
+
+def test_every_endpoint_is_listed() -> None:
+    """docs/api.md and docs/embedding-server.md name every method with its path."""
+    text = "".join((ROOT / "docs" / name).read_text() for name in ("api.md", "embedding-server.md"))
+    for route in ROUTES:
+        path = path_of(route).replace("{collection}", "{c}")
+        assert re.search(rf"`{route.method} {re.escape(path)}[`?]", text), f"{route.method} {path}"
+
+
+def test_every_error_is_listed() -> None:
+    """docs/api.md has every type of error with its status."""
+    rows = re.findall(r"^\| (\d{3}) \| `(\w+)` \|", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
+    assert sorted(rows) == sorted((str(status), type_name(kind)) for kind, status in STATUS.items())
