@@ -97,7 +97,7 @@ def test_skips_within_the_budget(easy: float) -> None:
 
 
 def test_hidden_losses_are_counted() -> None:
-    """Queries that look easy and are not limit what may be skipped: the loss stays within the budget all the same."""
+    """Where some queries look easy and are not, fewer skip, and the loss stays within the budget."""
     for seed in range(5):
         watch = ColdWatch(POLICY, bounds(), seed=seed)
         load = Load(easy=0.9, hard_loss=0.2, hidden=0.1, seed=seed)
@@ -107,7 +107,7 @@ def test_hidden_losses_are_counted() -> None:
 
 
 def test_a_load_without_hot_queries_skips_next_to_nothing() -> None:
-    """Where the hot tier never suffices hardly a query skips the cold one, and those cost less than the budget."""
+    """Where the hot tier never suffices, hardly any query skips the cold one, at a loss within the budget."""
     watch = ColdWatch(POLICY, bounds())
     loss, skipped = play(watch, Load(easy=0.0), 2 * NOTES)
     assert loss <= POLICY.budget
@@ -115,7 +115,7 @@ def test_a_load_without_hot_queries_skips_next_to_nothing() -> None:
 
 
 def test_the_audit_stops_skipping() -> None:
-    """When queries that look easy begin to lose, skipping stops by itself before long, and learning begins anew."""
+    """When queries that look easy begin to lose, skipping soon stops and learning starts over."""
     stopped = []
     for seed in range(5):
         watch = ColdWatch(POLICY, bounds(), seed=seed)
@@ -143,16 +143,15 @@ def test_skipping_more_counts_as_losing_more() -> None:
         assert loss <= POLICY.budget / 2, "twice the budget, were nothing stopped"
 
 
-def test_a_model_that_no_longer_fits_is_learnt_anew() -> None:
-    """A load unlike the one that was learnt from loses nothing, because nothing of it is skipped; soon skipping is
-    learnt again."""
+def test_a_threshold_that_no_longer_fits_is_replaced() -> None:
+    """A load of which nothing is skipped loses nothing, and soon gets a threshold of its own."""
     watch = ColdWatch(POLICY, bounds())
     play(watch, Load(easy=0.8), NOTES + 100)
     assert watch.state().state == "skipping"
     rng = np.random.default_rng(4)
 
     def strange() -> Decision:
-        """Scores that no query had before, all alike: nothing to be learnt from them but that nothing is lost."""
+        """Lower scores than any query had before."""
         scores = np.sort(0.2 + 0.01 * rng.random(K))[::-1].astype(np.float32)
         return watch.decide(unit(rng), ranked(scores), K)
 
@@ -170,7 +169,7 @@ def test_a_model_that_no_longer_fits_is_learnt_anew() -> None:
 
 
 def test_the_audit_does_not_cry_wolf() -> None:
-    """A load that stays as it was is skipped on and on."""
+    """Skipping goes on for as long as the load stays the same."""
     watch = ColdWatch(POLICY, bounds(), seed=3)
     load = Load(easy=0.8, hard_loss=0.3, hidden=0.005, seed=4)
     play(watch, load, NOTES)
@@ -189,7 +188,7 @@ def test_never() -> None:
 
 
 def test_what_only_measures_teaches_nothing() -> None:
-    """A query that is not of the load is decided as the others are; no count, note or audit comes of it."""
+    """A query that does not count is decided like the others, but never counted, noted or audited."""
     watch = ColdWatch(ColdPolicy("calibrated", budget=0.005, audit=1.0), bounds())
     load = Load(1.0)
     query, scores, _ = load.draw()
@@ -216,7 +215,7 @@ def test_too_few_hits_are_never_enough() -> None:
 
 
 def test_proof_needs_no_learning() -> None:
-    """A query whose k-th score no member of any list can reach skips from the first; the bound is a true one."""
+    """A query whose k-th score no member of any list can reach skips from the start; the bound is a true one."""
     rng = np.random.default_rng(5)
     centres = np.array([unit(rng) for _ in range(LISTS)])
     members = [centre + 0.05 * rng.normal(size=(50, DIMENSIONS)).astype(np.float32) for centre in centres]
@@ -241,7 +240,7 @@ def test_proof_needs_no_learning() -> None:
 
 
 def test_threads_may_share_a_watch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decisions and lessons of several threads leave the counts whole, wherever one thread interrupts another."""
+    """Counts stay exact when several threads decide and learn, wherever one interrupts another."""
     monkeypatch.setattr(skipping, "NOTES", 500)
     watch = ColdWatch(ColdPolicy("calibrated", budget=0.05, audit=0.5), bounds())
 
