@@ -169,10 +169,10 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class ColdPolicy:
-    """When queries leave the cold tier out. `budget`: recall that may be lost on average, over all queries; `audit`:
-    share of skips searched all the same."""
+    """When queries skip the cold tier. `budget`: mean recall, over all queries, that may be lost; `audit`: share of
+    the skips that search it anyway."""
 
-    mode: Literal["always", "calibrated", "never"] = "calibrated"
+    mode: Literal["always", "calibrated", "never"] = "always"
     budget: float = 0.005
     audit: float = 0.01
 

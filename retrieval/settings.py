@@ -117,7 +117,7 @@ class Search(Section, frozen=True, kw_only=True):
     weight_dense: Weight = 0.7
     weight_lexical: Weight = 0.3
     exact_scan_passages_max: Count = 10_000
-    cold: Literal["always", "calibrated", "never"] = "calibrated"
+    cold: Literal["always", "calibrated", "never"] = "always"
     cold_loss_budget: Share = 0.005
     cold_audit_share: Share = 0.01
     deadline_ms: Positive = 10_000
