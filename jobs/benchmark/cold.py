@@ -1,7 +1,7 @@
 """Skipping the cold tier within a budget of loss, beside always searching it: a skewed load, then one that shifted.
 
-Topics are clusters of passages; their popularity is Zipf's. A query is a probe near a passage of its topic. Both engines
-answer the same queries in turns; what skipping loses is counted against the other's answers.
+Topics are clusters of passages; their popularity is Zipf's. A query is a probe near a passage of its topic. Both
+engines answer the same queries in turns; what skipping loses is counted against the other's answers.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ import numpy as np
 from indexes.dense.probing import probes_of
 from indexes.model import ColdPolicy, Floats, Rows
 from jobs.benchmark.index import Nearline, rebuild, write
-from jobs.benchmark.report import Report, Row
-from jobs.benchmark.service import start
-from jobs.benchmark.texts import Material, Say
-from jobs.benchmark.turns import TURN, Worker, figures, p50_ratio, rate_ratio, rotate
+from jobs.benchmark.report import Report, report
+from jobs.benchmark.texts import Material, overlap
+from jobs.benchmark.turns import Row, Say, Worker, figures, rotate, start, turns
 
 PASSAGES_MIN = 8  # of a topic: a probe is drawn towards others of its topic
 K, DEPTH = 10, 100  # hits, and passages ranked for fusion: the service's defaults
@@ -32,7 +31,6 @@ K, DEPTH = 10, 100  # hits, and passages ranked for fusion: the service's defaul
 class Plan:
     """Counts are of queries: `load` has its hits counted before the rebuild, `learn` comes before measuring."""
 
-    passages: int = 100_000
     topics: int = 300
     zipf: float = 1.1
     load: int = 20_000
@@ -64,18 +62,18 @@ class Policy(Nearline):
 
 
 def run(material: Material, plan: Plan, scratch: Path, say: Say) -> Report:
-    count = len(material.texts)
+    hot = len(material.texts) // 10
     topics = topics_of(np.array(material.vectors), plan.topics)
     vectors, rng = material.vectors, np.random.default_rng(1)
     say("building ...")
     write(scratch / "always", material.texts, material.vectors)
-    rebuild(scratch / "always", count // 10)
+    rebuild(scratch / "always", hot)
     makers: dict[str, Any] = {"always": partial(Policy, scratch / "always")}
     with ExitStack() as stack:
         workers, _ = start(makers, stack, say)
-        workers["always"].ask("count_hits", draw(vectors, topics, plan, plan.load, rng))
+        workers["always"].call("count_hits", draw(vectors, topics, plan, plan.load, rng))
     say("rebuilding by hits ...")
-    rebuild(scratch / "always", count // 10)
+    rebuild(scratch / "always", hot)
     shutil.copytree(scratch / "always", scratch / "calibrated")
     policy = ColdPolicy("calibrated", budget=plan.budget)
     makers["calibrated"] = partial(Policy, scratch / "calibrated", policy)
@@ -93,28 +91,24 @@ def run(material: Material, plan: Plan, scratch: Path, say: Say) -> Report:
         ):
             say(f"{title}: {plan.queries} queries ...")
             tables[title] = ask_both(workers, draw(vectors, load, plan, plan.queries, rng))
-    settings = {**asdict(plan), "hot": count // 10, "k": K, "depth": DEPTH}
+    settings = {**asdict(plan), "hot": hot, "k": K, "depth": DEPTH}
     notes.append(f"loss: share of the {K} best of `always` that are missing, mean of all queries.")
-    return Report(bench="cold", settings=settings, tables=tables, notes=notes)
+    return report("cold", settings, tables, notes)
 
 
 def ask_both(workers: dict[str, Worker], queries: Floats) -> list[Row]:
     for worker in workers.values():
-        worker.ask("skipped")
-    rounds = max(len(queries) // TURN, 1)
-    runs = rotate(workers, rounds, lambda name, at: list(queries[at * TURN : (at + 1) * TURN]))
-    truth = [answer for run in runs["always"] for answer in run.answers]
-    rows = []
+        worker.call("skipped")
+    runs = rotate(workers, turns(list(queries), len(queries)))
+    answers = {name: [answer for run in own for answer in run.answers] for name, own in runs.items()}
+    rows: list[Row] = []
     for name, own in runs.items():
-        answers = [answer for run in own for answer in run.answers]
-        missing = [1 - len(set(mine) & set(true)) / len(true) for mine, true in zip(answers, truth)]
-        row: Row = {"cold tier": name, "skipped": round(workers[name].ask("skipped") / len(answers), 4)}
-        row |= {"loss": round(float(np.mean(missing)), 5), **figures(own)}
-        row |= {
-            "p50 / always": p50_ratio(own, runs["always"]),
-            "rate / always": rate_ratio(own, runs["always"]),
+        row: Row = {
+            "cold tier": name,
+            "skipped": round(workers[name].call("skipped") / len(answers[name]), 4),
         }
-        rows.append(row)
+        row["loss"] = round(1 - overlap(answers[name], answers["always"]), 5)
+        rows.append(row | figures(own, runs["always"]) | workers[name].call("memory"))
     return rows
 
 

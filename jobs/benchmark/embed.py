@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import warnings
 from base64 import b64decode
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,10 +21,10 @@ import numpy as np
 
 from indexes.model import Floats
 from jobs.benchmark.peers import SentenceTransformers, packaged_weights
-from jobs.benchmark.report import Report, Row
-from jobs.benchmark.service import BareEmbedding, OverHttp, start
-from jobs.benchmark.texts import Material, Say, model_folder
-from jobs.benchmark.turns import TURN, Engine, figures, p50_ratio, rate_ratio, rotate
+from jobs.benchmark.report import Report, report
+from jobs.benchmark.service import BareEmbedding, OverHttp
+from jobs.benchmark.texts import Material, model_folder
+from jobs.benchmark.turns import Engine, Row, Say, figures, rate_ratio, rotate, start, turns
 from jobs.server_process import serving
 from retrieval.config import load_config
 from retrieval.embedders import Embedders
@@ -32,9 +33,11 @@ from retrieval.embedding.models import load_model
 from retrieval.embedding.observing import Silent
 
 REQUEST_TEXTS, REQUESTS_AT_ONCE = 200, 2  # of bulk requests, as `nearline ingest` sends them
-BULK_TEXTS = 400  # of one turn
+BULK_TEXTS = REQUEST_TEXTS * REQUESTS_AT_ONCE  # of one turn
 BATCH_TEXTS = 32  # of one run of the plain graph; also what sentence-transformers takes
 TOKENS_MAX = 256
+WARM_UP = 40
+TORCH = "sentence-transformers"
 
 
 class Batcher(Engine):
@@ -54,13 +57,7 @@ class Batcher(Engine):
         return self._loop.run_until_complete(self._bulk(query))
 
     async def _bulk(self, texts: list[str]) -> Floats:
-        slots = asyncio.Semaphore(REQUESTS_AT_ONCE)
-
-        async def one(part: list[str]) -> Floats:
-            async with slots:
-                return await self._embedder.documents(part)
-
-        return np.concatenate(await asyncio.gather(*map(one, requests(texts))))
+        return np.concatenate(await asyncio.gather(*map(self._embedder.documents, requests(texts))))
 
     def close(self) -> None:
         if hasattr(self, "_embedders"):
@@ -141,14 +138,16 @@ def export(weights: Path, path: Path) -> None:
             super().__init__()
             self.model: Any = AutoModel.from_pretrained(weights, attn_implementation="eager").eval()
 
-        def forward(self, input_ids: Any, attention_mask: Any) -> Any:
-            return self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        def forward(self, ids: Any, mask: Any) -> Any:
+            return self.model(input_ids=ids, attention_mask=mask).last_hidden_state
 
     ids, names = torch.ones((2, 4), dtype=torch.int64), ["input_ids", "attention_mask"]
     axes = {name: {0: "texts", 1: "tokens"} for name in [*names, "hidden"]}
-    with torch.inference_mode():
+    with torch.inference_mode(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about the older exporter, and constants in what it traces
         torch.onnx.export(
-            Hidden(), (ids, ids), str(path), dynamo=False, input_names=names, output_names=["hidden"], dynamic_axes=axes
+            Hidden(), (ids, ids), str(path), dynamo=False, input_names=names, output_names=["hidden"],
+            dynamic_axes=axes,
         )  # fmt: skip
 
 
@@ -159,46 +158,38 @@ def requests(texts: Sequence[str]) -> list[list[str]]:
 @dataclass(frozen=True)
 class Plan:
     queries: int = 1000
-    passages: int = 2000
 
 
 def run(material: Material, plan: Plan, scratch: Path, say: Say) -> Report:
+    queries = turns(material.queries, plan.queries)
+    bulks = [material.texts[at : at + BULK_TEXTS] for at in range(0, len(material.texts), BULK_TEXTS)]
+    encoder = Encoder(load_model(model_folder()), threads=1)
+    tokens = sum(len(one.ids) for one in encoder.tokenise(material.texts, "document"))
     with ExitStack() as stack:
         server = stack.enter_context(serving(scratch / "data"))
         makers: dict[str, Any] = {
             "nearline, batcher": Batcher,
             "nearline, over HTTP": partial(Service, server.url, server.pid),
             "bare graph": BareEmbedding,
-            "sentence-transformers": SentenceTransformers,
+            TORCH: SentenceTransformers,
             "ONNX fp32": partial(PlainFp32, scratch),
         }
         workers, notes = start(makers, stack, say)
-        rounds = max(min(plan.queries, len(material.queries) - TURN) // TURN, 1)
         for worker in workers.values():
-            worker.run(material.queries[-TURN:])
-        say(f"{rounds} turns of {TURN} queries ...")
-        single = rotate(workers, rounds, lambda name, at: material.queries[at * TURN : (at + 1) * TURN])
-        texts = material.texts[: plan.passages]
-        bulks = [texts[at : at + BULK_TEXTS] for at in range(0, len(texts), BULK_TEXTS)]
-        say(f"{len(bulks)} turns of {BULK_TEXTS} texts ...")
-        bulk = rotate(workers, len(bulks), lambda name, at: [bulks[at]])
-        memory = {name: worker.memory() for name, worker in workers.items()}
-        encoder = Encoder(load_model(model_folder()), threads=1)
-        tokens = sum(len(one.ids) for one in encoder.tokenise(texts, "document"))
-        base = "nearline, batcher"
+            worker.run(material.queries[-WARM_UP:])
+        say(f"{len(queries)} turns of queries, {len(bulks)} of {BULK_TEXTS} texts ...")
+        single, bulk = rotate(workers, queries), rotate(workers, [[texts] for texts in bulks])
         rows: list[Row] = []
         for name, runs in single.items():
-            row: Row = {"engine": name, **figures(runs), "p50 / batcher": p50_ratio(runs, single[base])}
             wall, cpu = (sum(getattr(run, which) for run in bulk[name]) for which in ("wall_s", "cpu_s"))
-            row |= {"tokens/s": round(tokens / wall), "CPU us a token": round(cpu / tokens * 1e6, 1)}
-            row["bulk / batcher"] = rate_ratio(bulk[name], bulk[base])
-            if "sentence-transformers" in bulk:
-                pairs = zip(bulk[name], bulk["sentence-transformers"])
-                cosines = [(one.answers[0] * other.answers[0]).sum(axis=1) for one, other in pairs]
+            row: Row = {"engine": name, **figures(runs, single["nearline, batcher"])}
+            row |= {"bulk tokens/s": round(tokens / wall), "CPU us a token": round(cpu / tokens * 1e6, 1)}
+            row["x bulk"] = rate_ratio(bulk[name], bulk["nearline, batcher"])
+            if TORCH in bulk:
+                cosines = [
+                    (one.answers[0] * two.answers[0]).sum(1) for one, two in zip(bulk[name], bulk[TORCH])
+                ]
                 row["cosine to fp32"] = round(float(np.concatenate(cosines).mean()), 4)
-            row["own MiB"] = memory[name]["own"] >> 20
-            row["how"] = workers[name].what
-            rows.append(row)
-    settings = {"queries": rounds * TURN, "texts": len(texts), "tokens": tokens, "turn": TURN}
-    notes.append("p50 / batcher, bulk / batcher: median over turns; the latter of texts a second.")
-    return Report(bench="embed", settings=settings, tables={"Embedding": rows}, notes=notes)
+            rows.append(row | workers[name].call("memory") | {"how": workers[name].what})
+    settings = {"queries": sum(map(len, queries)), "texts": len(material.texts), "tokens": tokens}
+    return report("embed", settings, {"Embedding": rows}, notes)

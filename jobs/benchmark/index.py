@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -14,35 +14,44 @@ import numpy as np
 
 from indexes.build.rebuild import Rebuild
 from indexes.collection import Collection
-from indexes.errors import NearlineError
 from indexes.model import ColdPolicy, Floats, NewPassage, Settings, Tuning, Upsert
 from jobs.benchmark import peers
-from jobs.benchmark.report import Report, Row
-from jobs.benchmark.service import start
-from jobs.benchmark.texts import Material, Say, best_scores, recall
-from jobs.benchmark.turns import TURN, Engine, Worker, figures, p50_ratio, rate_ratio, rotate
+from jobs.benchmark.report import Report, report
+from jobs.benchmark.texts import Material, best_scores, overlap, recall
+from jobs.benchmark.turns import (
+    Engine,
+    Row,
+    Say,
+    Worker,
+    figures,
+    rate_ratio,
+    read_whole,
+    rotate,
+    start,
+    turns,
+)
 from retrieval.embedding.encoder import available_threads
 
 BUILD_TIMEOUT_S = 7200
 BATCH = 1000
 TRIED = 100  # queries that settings are chosen by
+THREAD_ROUNDS = 5  # of all queries, on one thread and on two: single turns are too short for threads
 RANK_BM25_MAX = 20_000  # it scores every passage in Python
-VECTORS: dict[str, Any] = {
+VECTORS: Mapping[str, Any] = {
     "hnswlib": peers.Hnswlib,
     "faiss": peers.FaissHnsw,
     "usearch": peers.Usearch,
     "qdrant-edge": peers.QdrantEdge,
     "lancedb": peers.Lancedb,
 }
-WORDS: dict[str, Any] = {"tantivy": peers.Tantivy, "bm25s": peers.Bm25s, "rank-bm25": peers.RankBm25}
+TWO = "2 threads: how many times as many queries a second as on one, median over rounds of all queries."
+WORDS: Mapping[str, Any] = {"tantivy": peers.Tantivy, "bm25s": peers.Bm25s, "rank-bm25": peers.RankBm25}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """`target`: the cheapest setting of a peer that reaches this recall is compared; ours are as the build chose them.
-    `sizes` are those of BM25."""
+    """`target`: a peer's cheapest setting of this recall is compared; ours are as the build chose. `sizes`: of BM25."""
 
-    passages: int = 300_000
     sizes: Sequence[int] = ()
     depth: Sequence[int] = (10, 100)
     queries: int = 1000
@@ -51,7 +60,7 @@ class Plan:
 
 
 class Nearline(Engine):
-    """A collection in a folder, searched as the service searches it. Rows are passage ids, which begin at 1."""
+    """A collection in a folder, searched through its snapshot. Rows are passage ids, which begin at 1."""
 
     def __init__(self, collection: Path, cold: ColdPolicy | None = None) -> None:
         self._folder, self._cold = collection, cold or ColdPolicy("always")
@@ -59,12 +68,8 @@ class Nearline(Engine):
     def open(self) -> None:
         self.collection = Collection(self._folder, Tuning(cold=self._cold))
         tiers = self.collection.info().passages.items()
-        self.what = "snapshot of a collection: " + ", ".join(
-            f"{count:,} {tier}" for tier, count in tiers if count
-        )
-        for file in self._folder.rglob("*"):  # what it maps
-            if file.is_file():
-                file.read_bytes()
+        self.what = "a collection: " + ", ".join(f"{count:,} {tier}" for tier, count in tiers if count)
+        read_whole(self._folder)
 
     def ask(self, query: Any) -> list[int]:
         """Nearest to a vector, or best for a text."""
@@ -81,16 +86,16 @@ class Nearline(Engine):
 
 def write(folder: Path, texts: Sequence[str], vectors: Floats) -> None:
     """A collection with one passage for each text, in order, and no generation."""
-    settings = Settings(dimensions=vectors.shape[1], fingerprint="bench", model="bench", hot_capacity=0)
+    settings = Settings(dimensions=vectors.shape[1], fingerprint="bench", model="bench")
     # One delta for everything: it is never searched, so it needs no segments.
     collection = Collection.create(
         folder, settings, Tuning(delta_passages_max=len(texts) + 1, segments_max=0)
     )
     try:
-        for start_row in range(0, len(texts), BATCH):
-            rows = range(start_row, min(start_row + BATCH, len(texts)))
-            passages = [(NewPassage(0, len(texts[row]), 0, np.array(vectors[row])),) for row in rows]
-            documents = [Upsert(str(row), texts[row], "", {}, one) for row, one in zip(rows, passages)]
+        for begin in range(0, len(texts), BATCH):
+            rows = range(begin, min(begin + BATCH, len(texts)))
+            passages = [NewPassage(0, len(texts[row]), 0, np.array(vectors[row])) for row in rows]
+            documents = [Upsert(str(row), texts[row], "", {}, (one,)) for row, one in zip(rows, passages)]
             collection.write(documents).result()
     finally:
         collection.close()
@@ -107,7 +112,7 @@ def rebuild(folder: Path, hot: int) -> None:
 
 
 def dense(material: Material, plan: Plan, scratch: Path, say: Say) -> Report:
-    """All hot, all cold, a tenth hot; and the peers."""
+    """All cold, a tenth hot, all hot; and the peers."""
     count = len(material.texts)
     say(f"writing {count:,} passages ...")
     write(scratch / "log", material.texts, material.vectors)
@@ -119,87 +124,53 @@ def dense(material: Material, plan: Plan, scratch: Path, say: Say) -> Report:
         makers[f"nearline, {name}"] = partial(Nearline, scratch / name)
     if plan.peers:
         makers |= {name: partial(peer, material.folder) for name, peer in VECTORS.items()}
-    vectors = np.array(material.query_vectors[TRIED : TRIED + plan.queries])
-    rounds = max(len(vectors) // TURN, 1)
+    tried, vectors = np.split(material.query_vectors[: TRIED + plan.queries], [TRIED])
     tables: dict[str, list[Row]] = {}
     with ExitStack() as stack:
         workers, notes = start(makers, stack, say)
         for k in plan.depth:
-            settings = choose(workers, material, k, plan.target, say)
-            say(f"depth {k}: {rounds} turns of {TURN} queries ...")
-            queries = [
-                [(vector, k) for vector in vectors[at * TURN : (at + 1) * TURN]] for at in range(rounds)
-            ]
-            rows = compare(workers, queries)
-            best = best_scores(material.vectors, vectors[: rounds * TURN], k)
-            for row, (name, answers) in zip(rows, answers_of(workers, queries).items()):
-                row |= {
-                    "recall": recall(answers, material.vectors, vectors[: rounds * TURN], best),
-                    "setting": settings.get(name, ""),
-                    "index": workers[name].what,
-                }
+            settings = dict(choose(workers, material, tried, k, plan.target))
+            say(f"depth {k}: {len(vectors)} queries ...")
+            rows, answers = compare(workers, [(vector, k) for vector in vectors])
+            best = best_scores(material.vectors, vectors, k)
+            for row, found in zip(rows, answers):
+                row["recall"] = recall(found, material.vectors, vectors, best)
+                row["setting"] = settings.get(row["engine"])
             tables[f"{k} nearest of {count:,}"] = rows
-    shown = {"passages": count, "queries": rounds * TURN, "turn": TURN, "target": plan.target}
-    notes.append(
-        f"Settings of the peers: the first to reach a recall of {plan.target}, or else the last there is."
-    )
-    return Report(bench="index", settings=shown, tables=tables, notes=[*notes, *NOTES])
+    facts = {"passages": count, "queries": len(vectors), "target": plan.target}
+    notes.append(f"Setting of a peer: the first to reach recall {plan.target}, or else the last there is.")
+    return report("index", facts, tables, [*notes, TWO])
 
 
-NOTES = [
-    "p50 / first: times as long as the first row, median over turns. 2 threads: queries a second over those of one.",
-    "bytes: what the process grew by, without mapped files, for each passage.",
-]
-
-
-def choose(workers: dict[str, Worker], material: Material, k: int, target: float, say: Say) -> dict[str, str]:
-    """Let each peer search depth `k` with its cheapest setting that reaches the target."""
-    vectors = np.array(material.query_vectors[:TRIED])
+def choose(
+    workers: dict[str, Worker], material: Material, vectors: Floats, k: int, target: float
+) -> Iterator[tuple[str, str]]:
+    """Let each peer search depth `k` with its cheapest setting that reaches the target; yields name and setting."""
     best = best_scores(material.vectors, vectors, k)
-    chosen = {}
+    queries = [(vector, k) for vector in vectors]
     for name, worker in workers.items():
-        if name not in VECTORS:
-            worker.run([(vector, k) for vector in vectors])
-            continue
-        for setting in worker.ask("tried"):
-            worker.ask("choose", k, setting)
-            chosen[name] = " ".join(map(str, setting))
-            if (
-                recall(
-                    worker.run([(vector, k) for vector in vectors]).answers, material.vectors, vectors, best
-                )
-                >= target
-            ):
+        for setting in VECTORS[name].settings if name in VECTORS else ():
+            worker.call("choose", k, setting)
+            if recall(worker.run(queries).answers, material.vectors, vectors, best) >= target:
                 break
-        say(f"depth {k}: {name} with {chosen[name]}")
-    return chosen
+        if name in VECTORS:
+            yield name, " ".join(map(str, setting))
 
 
-def compare(workers: dict[str, Worker], queries: Sequence[Sequence[Any]]) -> list[Row]:
-    """A row for each engine: one thread and two, in turns, and memory. The first engine is what others are held to."""
-    single = rotate(workers, len(queries), lambda name, number: queries[number])
-    double = rotate(workers, len(queries), lambda name, number: queries[number], lambda name: 2)
-    base = next(iter(workers))
-    return [
-        {
-            "engine": name,
-            "recall": None,
-            **figures(single[name]),
-            "p50 / first": p50_ratio(single[name], single[base]),
-            "2 threads": rate_ratio(double[name], single[name]),
-            "opened s": round(worker.opened_s, 1),
-            "grown MiB": worker.grown_bytes >> 20,
-            "mapped MiB": worker.memory()["mapped"] >> 20,
-        }
-        for name, worker in workers.items()
-    ]
-
-
-def answers_of(workers: dict[str, Worker], queries: Sequence[Sequence[Any]]) -> dict[str, list[list[int]]]:
-    return {
-        name: [answer for turn in queries for answer in worker.run(turn).answers]
-        for name, worker in workers.items()
-    }
+def compare(workers: dict[str, Worker], queries: Sequence[Any]) -> tuple[list[Row], list[list[list[int]]]]:
+    """A row for each engine, against the first one, and its answers to all queries."""
+    once = rotate(workers, [queries])  # also warms up
+    runs = rotate(workers, turns(queries, len(queries)))
+    one, two = (
+        rotate(workers, [queries] * THREAD_ROUNDS, clients=dict.fromkeys(workers, count)) for count in (1, 2)
+    )
+    base = runs[next(iter(workers))]
+    rows: list[Row] = []
+    for name, worker in workers.items():
+        row: Row = {"engine": name, "recall": None, **figures(runs[name], base)}
+        row |= {"2 threads": rate_ratio(two[name], one[name]), **worker.call("memory")}
+        rows.append(row | {"opened s": round(worker.opened_s, 1), "how": worker.what})
+    return rows, [once[name][0].answers for name in workers]
 
 
 def bm25(material: Material, plan: Plan, scratch: Path, say: Say) -> Report:
@@ -207,26 +178,32 @@ def bm25(material: Material, plan: Plan, scratch: Path, say: Say) -> Report:
     makers: dict[str, Any] = {}
     for size in plan.sizes:
         say(f"building {size:,} passages ...")
-        folder = scratch / str(size)
         # Nothing here searches vectors: short ones, all cold, are the quickest to build.
         vectors = np.random.default_rng(0).standard_normal((size, 8), np.float32)
-        write(folder, material.texts[:size], vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
-        rebuild(folder, 0)
-        makers[f"nearline {size:,}"] = partial(Nearline, folder)
-    if plan.peers:
-        for size in plan.sizes:
-            for name, peer in WORDS.items():
-                if name != "rank-bm25" or size <= RANK_BM25_MAX:
-                    makers[f"{name} {size:,}"] = partial(peer, material.folder, size)
-    rounds = max(min(plan.queries, len(material.queries)) // TURN, 1)
+        write(
+            scratch / str(size),
+            material.texts[:size],
+            vectors / np.linalg.norm(vectors, axis=1, keepdims=True),
+        )
+        rebuild(scratch / str(size), 0)
+        makers[f"nearline {size:,}"] = partial(Nearline, scratch / str(size))
+        for name, peer in WORDS.items() if plan.peers else ():
+            if name != "rank-bm25" or size <= RANK_BM25_MAX:
+                makers[f"{name} {size:,}"] = partial(peer, material.folder, size)
     tables: dict[str, list[Row]] = {}
+    texts = material.queries[: plan.queries]
     with ExitStack() as stack:
         workers, notes = start(makers, stack, say)
-        if not workers:
-            raise NearlineError("; ".join(notes))
         for k in plan.depth:
-            say(f"depth {k}: {rounds} turns of {TURN} queries ...")
-            texts = [material.queries[at * TURN : (at + 1) * TURN] for at in range(rounds)]
-            tables[f"{k} best by BM25"] = compare(workers, [[(text, k) for text in turn] for turn in texts])
-    shown = {"sizes": ", ".join(map(str, plan.sizes)), "queries": rounds * TURN, "turn": TURN}
-    return Report(bench="bm25", settings=shown, tables=tables, notes=[*notes, *NOTES[:1]])
+            say(f"depth {k}: {len(texts)} queries ...")
+            rows, answers = compare(workers, [(text, k) for text in texts])
+            ours: dict[str, list[list[int]]] = {}
+            for row, found in zip(rows, answers):
+                size = row["engine"].split()[-1]
+                row["recall"] = overlap(found, ours.setdefault(size, found))
+            tables[f"{k} best by BM25"] = rows
+    settings = {"sizes": plan.sizes, "queries": len(texts)}
+    notes.append(
+        "recall: share of our rows, which are exact, but for ties, of which each engine keeps others."
+    )
+    return report("bm25", settings, tables, [*notes, TWO])

@@ -6,13 +6,12 @@ that searches them.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import product
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -52,9 +51,6 @@ class VectorIndex(Engine):
         """Search with this setting where `k` rows are wanted."""
         self._chosen[k] = setting
 
-    def tried(self) -> Sequence[Setting]:
-        return self.settings
-
     @abstractmethod
     def build(self, vectors: Floats) -> None: ...
     @abstractmethod
@@ -92,11 +88,6 @@ class FaissHnsw(VectorIndex):
         self._of = {ef: faiss.SearchParametersHNSW(efSearch=ef) for (ef,) in self.settings}
         faiss.omp_set_num_threads(1)
 
-    def clients(self, count: int) -> None:
-        import faiss
-
-        faiss.omp_set_num_threads(1)
-
     def nearest(self, vector: Floats, k: int, setting: Setting) -> list[int]:
         rows: list[int] = self._index.search(vector[None, :], k, params=self._of[setting[0]])[1][0].tolist()
         return [row for row in rows if row >= 0]
@@ -121,29 +112,13 @@ class Usearch(VectorIndex):
         return rows
 
 
-class OnDisk(VectorIndex):
-    """Engines that keep a folder of files."""
-
-    def build(self, vectors: Floats) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="nearline-bench-"))
-        self.fill(vectors, self._folder / "index")
-
-    @abstractmethod
-    def fill(self, vectors: Floats, folder: Path) -> None: ...
-
-    def close(self) -> None:
-        if hasattr(self, "_folder"):
-            shutil.rmtree(self._folder, ignore_errors=True)
-
-
-class QdrantEdge(OnDisk):
+class QdrantEdge(VectorIndex):
     what = f"qdrant-edge, one segment, m {M}, ef_construct {EF_CONSTRUCTION}"
 
-    def fill(self, vectors: Floats, folder: Path) -> None:
+    def build(self, vectors: Floats) -> None:
         import qdrant_edge as q
 
-        self._q = q
-        folder.mkdir()
+        self._q, self._folder = q, TemporaryDirectory(prefix="nearline-bench-")
         graph = q.HnswIndexConfig(
             m=M,
             ef_construct=EF_CONSTRUCTION,
@@ -154,7 +129,7 @@ class QdrantEdge(OnDisk):
         optimizers = q.EdgeOptimizersConfig(default_segment_number=1, indexing_threshold=1)
         params = q.EdgeVectorParams(size=vectors.shape[1], distance=q.Distance.Dot)
         config = q.EdgeConfig(vectors=params, hnsw_config=graph, optimizers=optimizers)
-        self._shard = q.EdgeShard.create(str(folder), config)
+        self._shard = q.EdgeShard.create(self._folder.name, config)
         for start in range(0, len(vectors), UPSERT_POINTS):
             rows = range(start, min(start + UPSERT_POINTS, len(vectors)))
             points = [q.Point(row, vectors[row].tolist(), None) for row in rows]
@@ -170,19 +145,20 @@ class QdrantEdge(OnDisk):
         ]
 
 
-class Lancedb(OnDisk):
+class Lancedb(VectorIndex):
     what = f"lancedb IVF_HNSW_SQ, one partition, m {M}, ef_construction {EF_CONSTRUCTION}; all cores for a search"
     # `ef` and the refine factor.
     settings = tuple(product((128, 256, 512, 1024), (1, 2, 4)))
 
-    def fill(self, vectors: Floats, folder: Path) -> None:
+    def build(self, vectors: Floats) -> None:
         import lancedb
         import pyarrow as pa
         from lancedb.index import HnswSq
 
         values = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
+        self._folder = TemporaryDirectory(prefix="nearline-bench-")
         rows = pa.table({"id": pa.array(np.arange(len(vectors))), "vector": values})
-        self._table = lancedb.connect(str(folder)).create_table("passages", rows)
+        self._table = lancedb.connect(self._folder.name).create_table("passages", rows)
         config = HnswSq(distance_type="dot", num_partitions=1, m=M, ef_construction=EF_CONSTRUCTION)
         self._table.create_index("vector", config=config)
 
@@ -213,16 +189,14 @@ class Bm25Index(Engine):
 
 
 class Tantivy(Bm25Index):
-    what = "tantivy, in memory, one segment"
+    what = "tantivy, in memory"
 
     def build(self, texts: Iterable[list[str]]) -> None:
         import tantivy
 
         builder = tantivy.SchemaBuilder().add_text_field("body", stored=False, tokenizer_name="whitespace")
-        self._schema, self._tantivy = (
-            builder.add_integer_field("row", fast=True, stored=True).build(),
-            tantivy,
-        )
+        self._schema = builder.add_integer_field("row", fast=True).build()
+        self._tantivy = tantivy
         index = tantivy.Index(self._schema)
         writer = index.writer(heap_size=1_000_000_000, num_threads=1)
         for row, words in enumerate(texts):
@@ -236,7 +210,8 @@ class Tantivy(Bm25Index):
         query = self._tantivy.Query
         parts = [(self._tantivy.Occur.Should, query.term_query(self._schema, "body", word)) for word in words]
         hits = self._searcher.search(query.boolean_query(parts), k).hits
-        return [address.doc for _, address in hits]
+        rows: list[int] = self._searcher.fast_field_values("row", [address for _, address in hits])
+        return rows
 
 
 class Bm25s(Bm25Index):
@@ -270,7 +245,10 @@ class RankBm25(Bm25Index):
 
 
 class SentenceTransformers(Engine):
-    """Text to rows as people build it: sentence-transformers, an index of vectors, perhaps BM25 fused by rank."""
+    """Text to rows as people build it: sentence-transformers, an index of vectors, perhaps BM25 fused by rank.
+
+    Without an index, the vectors of one text or of many.
+    """
 
     ef = 128
 
@@ -278,40 +256,32 @@ class SentenceTransformers(Engine):
         self._index, self._bm25, self._k = index, bm25, k
 
     def open(self) -> None:
+        # The environment of engines allows one thread; PyTorch gets all cores, as it takes by itself.
         import torch
         from sentence_transformers import SentenceTransformer
 
         self._model = SentenceTransformer(str(packaged_weights()), device="cpu", local_files_only=True)
-        self._torch, self._threads = torch, torch.get_num_threads()
-        self.what = f"PyTorch fp32, {self._threads} threads, "
-        if self._index:
-            self._index.open()
-            self.what += f"{self._index.what}, ef {self.ef}"
-        if self._bm25:
-            self._bm25.open()
-            self.what += f", {self._bm25.what}, fused by rank"
+        self._torch = torch
+        for part in (self._index, self._bm25):
+            if part:
+                part.open()
 
-    def clients(self, count: int) -> None:
-        """One client gets all threads for a run; several are threads themselves."""
-        self._torch.set_num_threads(self._threads if count == 1 else 1)
+    def expect(self, clients: int) -> None:
+        """One client gets all cores for a run; several are threads themselves."""
+        self._torch.set_num_threads(available_threads() if clients == 1 else 1)
 
     def embed(self, texts: list[str]) -> Floats:
         found: Floats = self._model.encode(texts, normalize_embeddings=True, show_progress_bar=False)
         return found
 
     def ask(self, query: Any) -> Any:
-        """Rows for a text; without an index, the vectors of one text or of many."""
+        vectors = self.embed([query] if isinstance(query, str) else query)
         if self._index is None:
-            return self.embed([query] if isinstance(query, str) else query)
-        vector = self.embed([query])[0]
+            return vectors
         if self._bm25 is None:
-            return self._index.nearest(vector, self._k, (self.ef,))
-        dense = self._index.nearest(vector, CANDIDATES, (self.ef,))
+            return self._index.nearest(vectors[0], self._k, (self.ef,))
+        dense = self._index.nearest(vectors[0], CANDIDATES, (self.ef,))
         return fused([dense, self._bm25.ask((query, CANDIDATES))])[: self._k]
-
-    def close(self) -> None:
-        if self._index:
-            self._index.close()
 
 
 def fused(rankings: Sequence[Sequence[int]]) -> list[int]:

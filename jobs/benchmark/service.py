@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-import subprocess
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -18,14 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
-from indexes.errors import NearlineError
+from indexes.errors import InvalidInput, NearlineError
 from indexes.model import Floats
 from jobs.benchmark.peers import CANDIDATES, RRF_K, Bm25s, Hnswlib, QdrantEdge, SentenceTransformers, fused
-from jobs.benchmark.report import Report, Row
-from jobs.benchmark.texts import Material, Say, best_scores, model_folder, recall
-from jobs.benchmark.turns import SINGLE, TURN, Engine, Worker, figures, p50_ratio, rate_ratio, rotate
+from jobs.benchmark.report import Report, commit, report
+from jobs.benchmark.texts import Material, best_scores, model_folder, overlap, recall
+from jobs.benchmark.turns import TURN, Engine, Row, Say, Worker, figures, read_whole, rotate, start
 from jobs.server_process import ServerProcess, serving
 from retrieval.client import Client
 from retrieval.embedding.encoder import Encoder
@@ -35,9 +33,9 @@ COLLECTION = "bench"
 K = 10
 MODES = ("hybrid", "dense", "lexical")
 BATCH = 200  # documents of one request
-JUDGED = 100  # queries that recall is counted over
-LOAD_ROUNDS, LOAD_TURN = 3, 400  # queries of each service; peers, which are slower, get a quarter
-BASE = "nearline hybrid"
+LOAD_ROUNDS = 3
+LOAD_TURN = 400  # queries of each service; peers, which are slower, get a quarter
+OURS, BARE, PEER = "nearline hybrid", "bare embedding", "sentence-transformers"
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,7 @@ class Plan:
 
 
 class OverHttp(Engine):
-    """A running service, asked over kept connections."""
+    """A running service, asked over kept connections, one for each thread."""
 
     def __init__(self, url: str, pid: int) -> None:
         self._address, self._pid = url.removeprefix("http://"), pid
@@ -65,7 +63,7 @@ class OverHttp(Engine):
         return self._pid
 
     def post(self, path: str, body: object) -> Any:
-        """The decoded answer. Each thread has a connection of its own."""
+        """The decoded answer."""
         if not hasattr(self._local, "connection"):
             self._local.connection = http.client.HTTPConnection(self._address, timeout=600)
         connection: http.client.HTTPConnection = self._local.connection
@@ -80,8 +78,6 @@ class OverHttp(Engine):
 class Search(OverHttp):
     """A query is a text, or fields of a search."""
 
-    what = "POST /v1/collections/{collection}/search"
-
     def __init__(self, url: str, pid: int, mode: str) -> None:
         super().__init__(url, pid)
         self._mode = mode
@@ -94,7 +90,7 @@ class Search(OverHttp):
 
 
 class BareEmbedding(Engine):
-    """The service's model alone: tokenizer and graph, one thread, nothing around them."""
+    """The service's model alone: tokenizer and graph, on one thread."""
 
     what = "the exported graph in a loop, 1 thread"
 
@@ -107,152 +103,113 @@ class BareEmbedding(Engine):
 
 def run(material: Material, plan: Plan, scratch: Path, say: Say) -> Report:
     """Fill the services, start every engine, let them take turns."""
+    hot = plan.passages // 10 if plan.hot is None else plan.hot
+    checkouts = {"nearline": None} | ({"against": plan.against} if plan.against else {})
+    makers: dict[str, Any] = {}
     with ExitStack() as stack:
-        services: dict[str, ServerProcess] = {}
-        hot = plan.passages // 10 if plan.hot is None else plan.hot
-        settings: dict[str, Any] = asdict(plan) | {
-            "hot": hot,
-            "k": K,
-            "turn": TURN,
-            "commit": commit(Path.cwd()),
-        }
-        checkouts: dict[str, Path | None] = {"nearline": None}
-        if plan.against:
-            checkouts["against"] = plan.against
-            settings["against"] = commit(plan.against)
         for name, checkout in checkouts.items():
-            services[name] = stack.enter_context(filled(material, hot, scratch / name, checkout, say))
-        makers: dict[str, Any] = {
-            f"{name} {mode}": partial(Search, server.url, server.pid, mode)
-            for name, server in services.items()
-            for mode in MODES
-        }
-        makers["bare embedding"] = BareEmbedding
-        folder = material.folder
+            server = stack.enter_context(filled(material, hot, scratch / name, checkout, say))
+            for mode in MODES:
+                makers[f"{name} {mode}"] = partial(Search, server.url, server.pid, mode)
+        makers[BARE] = BareEmbedding
         if plan.peers:
-            makers["sentence-transformers + qdrant-edge"] = partial(SentenceTransformers, QdrantEdge(folder))
-            makers["sentence-transformers + hnswlib"] = partial(SentenceTransformers, Hnswlib(folder))
-            makers["sentence-transformers + hnswlib + bm25s"] = partial(
-                SentenceTransformers, Hnswlib(folder), Bm25s(folder, plan.passages)
-            )
+            folder = material.folder
+            stacks: dict[str, tuple[Any, ...]] = {
+                "qdrant-edge": (QdrantEdge(folder),),
+                "hnswlib": (Hnswlib(folder),),
+                "hnswlib + bm25s": (Hnswlib(folder), Bm25s(folder, plan.passages)),
+            }
+            makers |= {
+                f"{PEER} + {name}": partial(SentenceTransformers, *parts) for name, parts in stacks.items()
+            }
         workers, notes = start(makers, stack, say)
-        tables = measure(material, plan, workers, say)
-    notes.append("CPU ms: processor time of the service or of the peer's process. Ratios: median over turns.")
-    return Report(bench="service", settings=settings, tables=tables, notes=notes)
+        fresh = iter(material.queries)
+        tables = {
+            "Text to ten passages, one client": one_client(material, plan, workers, fresh, say),
+            "Text to ten passages, many clients": many_clients(plan, workers, fresh, say),
+        }
+    notes.append("recall of hybrid answers: against exact dense and BM25 rankings, fused by rank.")
+    against = commit(plan.against) if plan.against else None
+    return report("service", asdict(plan) | {"hot": hot, "k": K, "against": against}, tables, notes)
 
 
-def start(makers: dict[str, Any], stack: ExitStack, say: Say) -> tuple[dict[str, Worker], list[str]]:
-    """A worker for each engine that can be opened, and why the others cannot."""
-    workers, notes = {}, []
-    for name, make in makers.items():
-        say(f"starting {name} ...")
-        # PyTorch chooses its own number of threads.
-        own = name.startswith("sentence-transformers")
-        try:
-            workers[name] = Worker(make, {"OMP_WAIT_POLICY": "PASSIVE"} if own else SINGLE)
-        except NearlineError as error:
-            notes.append(f"{name} is left out: {error.message}")
-            continue
-        stack.callback(workers[name].close)
-    return workers, notes
-
-
-def measure(material: Material, plan: Plan, workers: dict[str, Worker], say: Say) -> dict[str, list[Row]]:
-    fresh = iter(material.queries)
+def one_client(
+    material: Material, plan: Plan, workers: dict[str, Worker], fresh: Iterator[str], say: Say
+) -> list[Row]:
     rounds = max(plan.queries // TURN, 1)
+    # Hybrid and dense searches of the same text would share its vector: each mode has queries of its own.
     asked = {mode: [take(fresh, TURN) for _ in range(rounds + 1)] for mode in MODES}
-
-    def mode_of(name: str) -> str:
-        return name.rsplit(maxsplit=1)[-1] if name.rsplit(maxsplit=1)[-1] in MODES else "hybrid"
-
-    for name, worker in workers.items():  # reads what is mapped, fills what is kept
-        worker.run(asked[mode_of(name)][rounds])
+    mode_of = {name: name.split()[-1] if is_service(name) else "hybrid" for name in workers}
+    for name, worker in workers.items():  # warms up
+        worker.run(asked[mode_of[name]][-1])
     say(f"{rounds} turns of {TURN} queries, {len(workers)} engines ...")
-    runs = rotate(workers, rounds, lambda name, number: asked[mode_of(name)][number])
-    judged = asked["hybrid"][0] + asked["hybrid"][-1]
+    runs = rotate(workers, range(rounds), lambda name, at: asked[mode_of[name]][at])
     rows: list[Row] = []
     for name, worker in workers.items():
-        found = figures(runs[name])
-        rate = found.pop("queries/s")
-        row: Row = {"text to ten passages, 1 client": name, "recall@10": None, **found}
-        row["p50 / hybrid"] = p50_ratio(runs[name], runs[BASE])
-        row["own MiB"], row["mapped MiB"] = (worker.memory()[part] >> 20 for part in ("own", "mapped"))
-        row["queries/s"] = rate
-        row["recall@10"] = judge(name, worker, material, judged[:JUDGED])
+        row: Row = {
+            "engine": name,
+            "recall@10": None,
+            **figures(runs[name], runs[OURS]),
+            **worker.call("memory"),
+        }
+        row["recall@10"] = judge(name, worker, material, asked["hybrid"][0])
         rows.append(row)
-    again = workers[BASE].run(asked["hybrid"][0])
-    rows.append({"text to ten passages, 1 client": f"{BASE}, from the result cache", **figures([again])})
-    tables = {"One client": rows}
+    bare = next(row["CPU ms"] for row in rows if row["engine"] == BARE)
+    for row in rows:
+        row["x CPU of bare"] = round(row["CPU ms"] / bare, 2)
+    again = [workers[OURS].run(part) for part in asked["hybrid"][:5]]
+    return [*rows, {"engine": f"{OURS}, from the result cache", **figures(again, runs[OURS])}]
 
+
+def many_clients(plan: Plan, workers: dict[str, Worker], fresh: Iterator[str], say: Say) -> list[Row]:
+    """Services by so many clients at once; peers by two threads, each of which embeds with one."""
     say(f"{plan.clients} clients ...")
     crowd = {
-        name: worker
-        for name, worker in workers.items()
-        if mode_of(name) == "hybrid" and name != "bare embedding"
+        name: worker for name, worker in workers.items() if name.endswith("hybrid") or name.startswith(PEER)
     }
-    many = [take(fresh, LOAD_TURN) for _ in range(LOAD_ROUNDS)]
-    loads = rotate(
-        crowd,
-        LOAD_ROUNDS,
-        lambda name, number: many[number] if is_service(name) else many[number][: LOAD_TURN // 4],
-        lambda name: plan.clients if is_service(name) else 2,
-    )
-    tables["Many clients"] = [
-        {
-            "searches at once": name,
-            "clients": plan.clients if is_service(name) else "2 threads",
-            **figures(loads[name]),
-            "of ours": rate_ratio(loads[name], loads[BASE]),
-        }
-        for name in crowd
-    ]
-    return tables
+    asked = [take(fresh, LOAD_TURN) for _ in range(LOAD_ROUNDS)]
+    clients = {name: plan.clients if is_service(name) else 2 for name in crowd}
+    share = {name: LOAD_TURN if is_service(name) else LOAD_TURN // 4 for name in crowd}
+    runs = rotate(crowd, asked, lambda name, queries: queries[: share[name]], clients)
+    return [{"engine": name, "clients": clients[name], **figures(runs[name], runs[OURS])} for name in crowd]
 
 
 def is_service(name: str) -> bool:
-    return name.split(maxsplit=1)[0] in ("nearline", "against")
+    return name.endswith(MODES)
 
 
 def judge(name: str, worker: Worker, material: Material, queries: Sequence[str]) -> float | None:
-    """Recall@10 of dense answers against an exact search with the engine's own query vectors; of a service's hybrid
-    ones against its exact dense and its lexical ranking, fused. None for what is exact, or finds nothing."""
-    answers: list[list[int]]
-    if name.endswith(("bm25s", "bare embedding", "lexical")):
+    """Recall@10 of a peer's dense answers, by its own query vectors, and of a service's. None for what is exact."""
+    if name.startswith(PEER) and not name.endswith("bm25s"):
+        vectors = worker.call("embed", queries)
+        best = best_scores(material.vectors, vectors, K)
+        return recall(worker.run(queries).answers, material.vectors, vectors, best)
+    if not name.endswith(("hybrid", "dense")):
         return None
-    if not is_service(name):
-        vectors = worker.ask("embed", list(queries))
-        answers = worker.run(queries).answers
-        return recall(answers, material.vectors, vectors, best_scores(material.vectors, vectors, K))
-    deep = {"k": CANDIDATES, "cache": False}
-    exact = worker.run(
-        [{"query": query, **deep, "mode": "dense", "exact": True} for query in queries]
-    ).answers
-    if name.endswith("dense"):
-        answers, true = worker.run(queries).answers, exact
-    else:
-        lexical = worker.run([{"query": query, **deep, "mode": "lexical"} for query in queries]).answers
-        true = [fused(both) for both in zip(exact, lexical)]
-        by_rank = {"fusion": {"method": "rrf", "k": RRF_K}}
-        answers = worker.run([{"query": query, **by_rank} for query in queries]).answers
-    shares = [len(set(found) & set(best[:K])) / max(len(best[:K]), 1) for found, best in zip(answers, true)]
-    return round(float(np.mean(shares)), 4)
+
+    def answers(**wanted: Any) -> list[list[int]]:
+        return worker.run([{"query": query, "cache": False, **wanted} for query in queries]).answers
+
+    true = answers(mode="dense", exact=True, k=CANDIDATES)
+    if name.endswith("hybrid"):
+        true = [fused(both) for both in zip(true, answers(mode="lexical", k=CANDIDATES))]
+    return overlap(answers(fusion={"method": "rrf", "k": RRF_K}), [best[:K] for best in true])
 
 
 def take(fresh: Iterator[str], wanted: int) -> list[str]:
     taken = list(islice(fresh, wanted))
     if len(taken) < wanted:
-        raise NearlineError("there are not enough different queries; measure fewer, or on more texts")
+        raise InvalidInput("there are not enough different queries; ask for fewer", param="queries")
     return taken
 
 
 def filled(
     material: Material, hot: int, data: Path, checkout: Path | None, say: Say
 ) -> AbstractContextManager[ServerProcess]:
-    """A fresh process of the service on all texts, with their vectors, after a rebuild by another one."""
-    models = {
-        "NEARLINE_MODELS_FOLDER": str(model_folder().parent),
-        "NEARLINE_MODELS_DEFAULT": model_folder().name,
-    }
+    """A fresh process of the service on all texts, after another one wrote and rebuilt them."""
+    folder = model_folder()
+    models = {"NEARLINE_MODELS_FOLDER": str(folder.parent), "NEARLINE_MODELS_DEFAULT": folder.name}
+    # One delta for everything: no segments and no rebuilds before the one that counts.
     whole = {
         "NEARLINE_INDEX_DELTA_PASSAGES_MAX": str(len(material.texts) + 1),
         "NEARLINE_INDEX_SEGMENTS_MAX": "0",
@@ -260,26 +217,19 @@ def filled(
     with serving(data, models | whole, checkout) as server:
         say(f"filling the service of {checkout or 'this checkout'} ...")
         asyncio.run(fill(server.url, material, hot))
-    for file in data.rglob("*"):  # what it is about to map
-        if file.is_file():
-            file.read_bytes()
+    read_whole(data)
     return serving(data, models, checkout)
 
 
 async def fill(url: str, material: Material, hot: int) -> None:
+    """Write every text with its vector, and rebuild."""
     async with Client(url) as client:
         await client.create_collection(COLLECTION, hot_capacity=hot)
-        for start in range(0, len(material.texts), BATCH):
-            rows = range(start, min(start + BATCH, len(material.texts)))
-            documents = [
-                {"id": str(row), "text": material.texts[row], "vector": material.vectors[row].tolist()}
-                for row in rows
-            ]
-            await client.write(COLLECTION, documents)
+        for begin in range(0, len(material.texts), BATCH):
+            rows = range(begin, min(begin + BATCH, len(material.texts)))
+            texts, vectors = material.texts, material.vectors
+            await client.write(
+                COLLECTION,
+                [{"id": str(row), "text": texts[row], "vector": vectors[row].tolist()} for row in rows],
+            )
         await client.finished(await client.reindex(COLLECTION))
-
-
-def commit(checkout: Path) -> str:
-    asked = ["git", "-C", str(checkout), "describe", "--always", "--dirty"]
-    found = subprocess.run(asked, capture_output=True, text=True, check=False)
-    return found.stdout.strip() or checkout.name

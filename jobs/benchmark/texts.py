@@ -1,7 +1,7 @@
 """What the engines search: real one-line texts, queries, and the vectors of both, made once and kept.
 
-FOLDER/texts.json  queries.json       where more texts were wanted than there are, the rest is made of halves of two
-FOLDER/vectors.npy queries.npy        float32 [rows, dimensions], unit length; of a text of two halves, their mixture
+FOLDER/texts.json   queries.json      where more texts are wanted than there are, the rest is made of halves of two
+FOLDER/vectors.npy  queries.npy       float32 [rows, dimensions], unit length; of a text of two halves, a mixture
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ import hashlib
 import os
 import random
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -23,12 +22,13 @@ import numpy as np
 from indexes.durable import publish_folder
 from indexes.errors import InvalidInput
 from indexes.model import Floats
+from jobs.benchmark.turns import Say
 from jobs.docstrings import docstrings
 from jobs.judgements import read_queries
 from jobs.sources import SourceDocument, read_documents
 from retrieval.config import load_config
 from retrieval.embedding.encoder import Encoder, available_threads
-from retrieval.embedding.models import load_model
+from retrieval.embedding.models import Kind, load_model
 
 WORDS_MIN, WORDS_MAX = 5, 60  # of a text
 QUERY_WORDS = 8
@@ -37,11 +37,9 @@ CHUNK = 256  # texts embedded at once
 OTHER_HALF = 0.6  # weight of the second text in the vector of a mixture
 TIE = 3e-4  # scores that lie closer are equally good: float16 storage moves a score as far
 
-Say = Callable[[str], None]
-
 
 class Material:
-    """A folder of texts, and of vectors if it was made with them."""
+    """A folder of texts, and of vectors if it was made with them. Vectors are mapped."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -56,59 +54,52 @@ class Material:
 
     @cached_property
     def vectors(self) -> Floats:
-        return load(self.folder / "vectors.npy")
+        # A plain view of the map: indexing a numpy.memmap costs several times as much.
+        return np.asarray(np.load(self.folder / "vectors.npy", mmap_mode="r"))
 
     @cached_property
     def query_vectors(self) -> Floats:
-        return load(self.folder / "queries.npy")
+        return np.asarray(np.load(self.folder / "queries.npy"))
 
 
-def gather(corpora: Sequence[Path], count: int, reports: Path, say: Say, *, vectors: bool = True) -> Material:
+def gather(corpora: Sequence[Path], count: int, reports: Path, say: Say, *, vectors: bool) -> Material:
     """`count` texts of these files of documents, by default of the docstrings of this Python and its packages.
 
     Kept below `reports`, so that the next run finds them.
     """
-    model = model_folder() if vectors else None
-    fingerprint = load_model(model).manifest.fingerprint if model else ""
-    sources = [str(path.resolve()) for path in corpora] or list(libraries())
-    key = hashlib.sha256("\n".join([*sources, str(count), fingerprint]).encode()).hexdigest()[:12]
-    folder = reports / "texts" / f"{count}-{key}"
+    encoder = Encoder(load_model(model_folder()), threads=1) if vectors else None
+    libraries = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib")]
+    sources = [str(path.resolve()) for path in corpora or libraries]
+    facts = [*sources, str(count), encoder.fingerprint if encoder else "no vectors"]
+    folder = reports / "texts" / f"{count}-{hashlib.sha256(repr(facts).encode()).hexdigest()[:12]}"
     if folder.is_dir():
         return Material(folder)
     say(f"gathering {count:,} texts ...")
-    documents = (
-        read_documents(list(corpora)) if corpora else chain.from_iterable(map(docstrings, map(Path, sources)))
-    )
+    documents = read_documents(corpora) if corpora else chain.from_iterable(map(docstrings, libraries))
     real = list(islice(lines_of(documents), count))
     if len(real) < 2:
         raise InvalidInput("there are no texts in the corpus", param="corpus")
     pairs = np.random.default_rng(0).integers(len(real), size=(count - len(real), 2))
+    say(f"{len(pairs):,} of them are made of halves of others")
     texts = real + [half_and_half(real[first], real[second]) for first, second in pairs]
     queries = queries_for(corpora, texts)
-    draft = folder.with_name(f".{folder.name}.draft")
+    draft = folder.with_name(f".{folder.name}")
     draft.mkdir(parents=True, exist_ok=True)
     (draft / "texts.json").write_bytes(msgspec.json.encode(texts))
     (draft / "queries.json").write_bytes(msgspec.json.encode(queries))
-    if model:
-        encoder = Encoder(load_model(model), threads=1)
+    if encoder:
         embedded = embed(real, encoder, "document", say)
-        mixed = embedded[pairs[:, 0]] + OTHER_HALF * embedded[pairs[:, 1]]
+        mixed = embedded[pairs[:, 0]] + np.float32(OTHER_HALF) * embedded[pairs[:, 1]]
         mixed /= np.linalg.norm(mixed, axis=1, keepdims=True)
-        np.save(draft / "vectors.npy", np.concatenate([embedded, mixed]).astype(np.float32))
+        np.save(draft / "vectors.npy", np.concatenate([embedded, mixed]))
         np.save(draft / "queries.npy", embed(queries, encoder, "query", say))
     publish_folder(draft, folder)
     return Material(folder)
 
 
-def libraries() -> Iterator[str]:
-    for name in ("stdlib", "purelib"):
-        yield sysconfig.get_path(name)
-
-
-def lines_of(documents: Any) -> Iterator[str]:
+def lines_of(documents: Iterable[SourceDocument]) -> Iterator[str]:
     """The paragraphs of documents, each on one line, once."""
     seen: set[str] = set()
-    document: SourceDocument
     for document in documents:
         for paragraph in document.text.split("\n\n"):
             words = paragraph.split()
@@ -127,23 +118,19 @@ def queries_for(corpora: Sequence[Path], texts: Sequence[str]) -> list[str]:
     """The queries that lie beside the corpora, and eight words out of the middle of texts; all different."""
     rng = random.Random(0)
     beside = (path.with_name(name) for path in corpora for name in ("queries.jsonl.gz", "queries.jsonl"))
-    found = {query.text: None for path in beside if path.is_file() for query in read_queries(path)}
-    asked = rng.sample(list(found), min(len(found), QUERIES))
-    made: dict[str, None] = dict.fromkeys(asked)
+    asked = [query.text for path in beside if path.is_file() for query in read_queries(path)]
+    made = dict.fromkeys(rng.sample(asked, min(len(asked), QUERIES)))
     for text in rng.sample(texts, len(texts)):
-        if len(made) >= QUERIES:
-            break
         words = text.split()
         start = rng.randrange(max(len(words) - QUERY_WORDS, 0) + 1)
-        made.setdefault(" ".join(words[start : start + QUERY_WORDS]))
-    queries = list(made)
-    rng.shuffle(queries)
-    return queries
+        if len(made) < QUERIES:
+            made.setdefault(" ".join(words[start : start + QUERY_WORDS]))
+    return rng.sample(list(made), len(made))
 
 
-def embed(texts: Sequence[str], encoder: Encoder, kind: Any, say: Say) -> Floats:
+def embed(texts: Sequence[str], encoder: Encoder, kind: Kind, say: Say) -> Floats:
     """Vectors of all texts, with a thread for each core."""
-    order = sorted(range(len(texts)), key=lambda at: len(texts[at]))  # runs of equal length need no padding
+    order = np.argsort([len(text) for text in texts])  # runs of equal length need no padding
     parts = [order[at : at + CHUNK] for at in range(0, len(order), CHUNK)]
     vectors = np.empty((len(texts), encoder.dimensions), np.float32)
     with ThreadPoolExecutor(available_threads()) as pool:
@@ -151,18 +138,13 @@ def embed(texts: Sequence[str], encoder: Encoder, kind: Any, say: Say) -> Floats
         for number, (part, found) in enumerate(zip(parts, done)):
             vectors[part] = found
             if number % 40 == 0:
-                say(f"embedded {number * CHUNK:,} of {len(texts):,} {kind}s")
+                say(f"embedding, {kind}: {number * CHUNK:,} of {len(texts):,}")
     return vectors
 
 
 def model_folder() -> Path:
     models = load_config(None, os.environ).models
     return (Path(models.folder) / models.default).resolve()
-
-
-def load(path: Path) -> Floats:
-    # A plain view of the map: indexing a numpy.memmap costs several times as much.
-    return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
 
 
 def best_scores(vectors: Floats, queries: Floats, k: int, block: int = 16_384) -> Floats:
@@ -186,3 +168,9 @@ def recall(found: Sequence[Sequence[int]], vectors: Floats, queries: Floats, bes
         scores = vectors[np.unique(np.asarray(rows, np.int64))] @ query
         shares.append(min(np.count_nonzero(scores >= true[-1] - TIE) / len(true), 1))
     return round(float(np.mean(shares)), 4)
+
+
+def overlap(found: Sequence[Sequence[int]], true: Sequence[Sequence[int]]) -> float:
+    """Mean share of the true rows that were found; a query that has none counts as answered."""
+    shares = [len(set(mine) & set(best)) / len(best) if best else 1.0 for mine, best in zip(found, true)]
+    return round(float(np.mean(shares)), 5)

@@ -6,7 +6,6 @@ each round. CPU time is taken beside wall time: it hardly depends on what else t
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import multiprocessing
 import os
@@ -14,45 +13,24 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
 from indexes.errors import NearlineError
-from indexes.memory import memory_bytes
+from indexes.memory import give_back, memory_bytes
 
 TURN = 40
 STOP_S = 60.0
-# The engines search on one thread for each caller; idle OpenMP threads must not spin on the other engines' time.
-SINGLE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+ENVIRON = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # of engines: one thread for each caller
 
-
-class Engine(ABC):
-    """One way to answer queries. Opened, used and closed in a process of its own."""
-
-    what: str = ""
-    """Libraries and how they are set up, for readers of the report. Known after `open`."""
-
-    @abstractmethod
-    def open(self) -> None:
-        """Get ready to answer. ImportError: the library is not installed, and the engine is left out."""
-
-    @abstractmethod
-    def ask(self, query: Any) -> Any:
-        """Answer one query. Called from several threads when several clients ask."""
-
-    def pid(self) -> int:
-        """The process that does the work, where that is not the one that asks."""
-        return os.getpid()
-
-    def clients(self, count: int) -> None:  # noqa: B027 - most engines need not know
-        """So many clients ask from now on."""
-
-    def close(self) -> None:  # noqa: B027 - most engines have nothing to close
-        """Release files and processes. Called once, after `open`."""
+Say = Callable[[str], None]
+Row = dict[str, Any]  # of a table of the report
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,40 +44,88 @@ class Run:
     major_faults: int
 
 
+class Engine(ABC):
+    """One way to answer queries. Made in one process; opened, used and closed in another."""
+
+    what: str = ""
+    """How the libraries are set up, for readers of the report. Known after `open`."""
+
+    @abstractmethod
+    def open(self) -> None:
+        """Get ready to answer. ImportError: the library is not installed, and the engine is left out."""
+
+    @abstractmethod
+    def ask(self, query: Any) -> Any:
+        """Answer one query. Called from several threads when several clients ask."""
+
+    def pid(self) -> int:
+        """The process that does the work, where that is not the one that asks."""
+        return os.getpid()
+
+    def expect(self, clients: int) -> None:  # noqa: B027 - most engines need not know
+        """So many clients ask from now on."""
+
+    def close(self) -> None:  # noqa: B027 - most engines have nothing to close
+        """Release files and processes."""
+
+    def run(self, queries: Sequence[Any], clients: int = 1) -> Run:
+        """Each client asks its share of the queries, one after the other."""
+        self.expect(clients)
+        pids = family(self.pid())
+        cpu, faults = cpu_seconds(pids), major_faults(pids)
+        shares = [queries[at::clients] for at in range(clients)]
+        begun = time.perf_counter()
+        if clients == 1:
+            timed = [self._client(queries)]
+        else:
+            with ThreadPoolExecutor(clients) as pool:
+                timed = list(pool.map(self._client, shares))
+        wall = time.perf_counter() - begun
+        cpu, faults = cpu_seconds(pids) - cpu, major_faults(pids) - faults
+        # Back in the order of the queries: client 0 had the first, client 1 the second.
+        each = [timed[at % clients][at // clients] for at in range(len(queries))]
+        return Run([took for took, _ in each], [answer for _, answer in each], wall, cpu, faults)
+
+    def _client(self, queries: Sequence[Any]) -> list[tuple[float, Any]]:
+        timed = []
+        for query in queries:
+            begun = time.perf_counter()
+            answer = self.ask(query)
+            timed.append(((time.perf_counter() - begun) * 1000, answer))
+        return timed
+
+    def memory(self) -> Row:
+        """MiB of its own, and of pages of mapped files; freed memory is given back first."""
+        gc.collect()
+        give_back()
+        parts = [memory_bytes(pid) for pid in family(self.pid())]
+        return {f"{which} MiB": sum(part[which] for part in parts) >> 20 for which in ("own", "mapped")}
+
+
 class Worker:
     """An engine in a process of its own. Raises NearlineError where it cannot be opened or fails."""
 
-    def __init__(self, make: Callable[[], Engine], environ: Mapping[str, str] = SINGLE) -> None:
-        """`make` and all it holds must survive pickling; `environ` is set before the process starts."""
-        before = dict(os.environ)
-        os.environ.update(environ)
-        try:
-            context = multiprocessing.get_context("spawn")
-            self._pipe, theirs = context.Pipe()
-            self._process = context.Process(target=_serve, args=(make, theirs), daemon=False)
-            self._process.start()
-        finally:
-            os.environ.clear()
-            os.environ.update(before)
+    def __init__(self, make: Callable[[], Engine]) -> None:
+        """`make` must survive pickling."""
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(make, theirs))
+        self._process.start()
         theirs.close()
         try:
-            self.what, self.opened_s, self.grown_bytes = self._receive()
+            self.what, self.opened_s = self._receive()
         except BaseException:
             self.close()
             raise
 
     def run(self, queries: Sequence[Any], clients: int = 1) -> Run:
-        run: Run = self._call("run", queries, clients)
+        run: Run = self.call("run", queries, clients)
         return run
 
-    def memory(self) -> dict[str, int]:
-        """As `indexes.memory.memory_bytes`, of the engine's process and its children."""
-        found: dict[str, int] = self._call("memory")
-        return found
-
-    def ask(self, method: str, *arguments: Any) -> Any:
+    def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of the engine."""
-        return self._call("engine_does", method, *arguments)
+        self._pipe.send((method, arguments))
+        return self._receive()
 
     def close(self) -> None:
         self._pipe.close()  # the process ends at the end of its pipe
@@ -108,151 +134,103 @@ class Worker:
             self._process.kill()
             self._process.join()
 
-    def _call(self, method: str, *arguments: Any) -> Any:
-        self._pipe.send((method, arguments))
-        return self._receive()
-
     def _receive(self) -> Any:
         try:
             result = self._pipe.recv()
         except (EOFError, ConnectionError):
             raise NearlineError("an engine's process ended before it answered") from None
-        if isinstance(result, _Failure):
-            raise NearlineError(result.message)
+        if isinstance(result, NearlineError):
+            raise result
         return result
-
-
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    message: str
-
-
-class _Host:
-    """The other end of a Worker's pipe."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._pools: dict[int, ThreadPoolExecutor] = {}  # kept, so that clients keep their connections
-
-    def run(self, queries: Sequence[Any], clients: int) -> Run:
-        if clients not in self._pools:
-            self._pools[clients] = ThreadPoolExecutor(clients)
-        self._engine.clients(clients)
-        pids = family(self._engine.pid())
-        cpu, faults = cpu_seconds(pids), major_faults(pids)
-        shares = [queries[at::clients] for at in range(clients)]
-        begun = time.perf_counter()
-        if clients == 1:
-            timed = [self._client(queries)]
-        else:
-            timed = list(self._pools[clients].map(self._client, shares))
-        wall = time.perf_counter() - begun
-        spent = cpu_seconds(pids) - cpu
-        # Back in the order of the queries: client 0 had the first, client 1 the second.
-        each = [timed[at % clients][at // clients] for at in range(len(queries))]
-        faults = major_faults(pids) - faults
-        return Run([took for took, _ in each], [answer for _, answer in each], wall, spent, faults)
-
-    def memory(self) -> dict[str, int]:
-        settle()
-        parts = [memory_bytes(pid) for pid in family(self._engine.pid())]
-        return {name: sum(part[name] for part in parts) for name in parts[0]}
-
-    def engine_does(self, method: str, *arguments: Any) -> Any:
-        return getattr(self._engine, method)(*arguments)
-
-    def _client(self, queries: Sequence[Any]) -> list[tuple[float, Any]]:
-        """Milliseconds and answer of each query, asked one after the other."""
-        timed = []
-        for query in queries:
-            begun = time.perf_counter()
-            answer = self._engine.ask(query)
-            timed.append(((time.perf_counter() - begun) * 1000, answer))
-        return timed
 
 
 def _serve(make: Callable[[], Engine], pipe: Connection) -> None:
     engine = make()
-    begun = time.perf_counter()
     try:
-        settle()
-        before = memory_bytes()["own"]
+        begun = time.perf_counter()
         engine.open()
-        opened_s = time.perf_counter() - begun
-        settle()
-        pipe.send((engine.what, opened_s, memory_bytes()["own"] - before))
-        host = _Host(engine)
+        pipe.send((engine.what, time.perf_counter() - begun))
         while True:
             method, arguments = pipe.recv()
-            try:
-                pipe.send(getattr(host, method)(*arguments))
-            except Exception as error:  # noqa: BLE001 - whatever a library raises is told to who asked
-                pipe.send(_Failure(f"{type(error).__name__}: {error}"))
+            pipe.send(getattr(engine, method)(*arguments))
     except EOFError:
         pass
-    except Exception as error:  # noqa: BLE001 - as above
-        pipe.send(_Failure(f"{type(error).__name__}: {error}"))
+    except Exception as error:  # noqa: BLE001 - whatever a library raises is told to the one who asked
+        pipe.send(NearlineError(f"{type(error).__name__}: {error}"))
     finally:
         engine.close()
 
 
+def start(
+    makers: Mapping[str, Callable[[], Engine]], stack: ExitStack, say: Say
+) -> tuple[dict[str, Worker], list[str]]:
+    """A worker for each engine that can be opened, and why the others cannot."""
+    workers, notes = {}, []
+    for name, make in makers.items():
+        say(f"starting {name} ...")
+        try:
+            with patch.dict(os.environ, ENVIRON):
+                workers[name] = Worker(make)
+        except NearlineError as error:
+            notes.append(f"{name} is left out: {error.message}")
+        else:
+            stack.callback(workers[name].close)
+    return workers, notes
+
+
 def rotate(
     workers: Mapping[str, Worker],
-    rounds: int,
-    queries: Callable[[str, int], Sequence[Any]],
-    clients: Callable[[str], int] = lambda name: 1,
+    rounds: Sequence[Any],
+    queries: Callable[[str, Any], Sequence[Any]] = lambda _, part: part,
+    clients: Mapping[str, int] | None = None,
 ) -> dict[str, list[Run]]:
-    """Let each worker answer `queries(name, round)` in every round; another one begins each time."""
+    """Let each worker answer its `queries(name, part)` in every round; another one begins each time."""
     runs: dict[str, list[Run]] = {name: [] for name in workers}
     names = list(workers)
-    for number in range(rounds):
+    for number, part in enumerate(rounds):
         first = number % len(names)
         for name in names[first:] + names[:first]:
-            runs[name].append(workers[name].run(queries(name, number), clients(name)))
+            runs[name].append(workers[name].run(queries(name, part), (clients or {}).get(name, 1)))
     return runs
 
 
-def figures(runs: Sequence[Run]) -> dict[str, float]:
-    """Percentiles over all queries of all turns, and what a query took in wall and CPU time."""
+def turns(queries: Sequence[Any], most: int) -> list[Sequence[Any]]:
+    """At most so many queries in whole turns; all of them in one where they are fewer."""
+    rounds = min(most, len(queries)) // TURN
+    return [queries[at * TURN : (at + 1) * TURN] for at in range(rounds)] or [queries]
+
+
+def figures(runs: Sequence[Run], base: Sequence[Run]) -> Row:
+    """Percentiles over all queries of all turns, and what a query took of wall and CPU time.
+
+    "x p50" is how many times as long as `base` a query takes, "x rate" how many times as many are answered: medians
+    over the rounds of the ratio within a round.
+    """
     taken = [one for run in runs for one in run.milliseconds]
-    found = {f"p{q} ms": round(float(np.percentile(taken, q)), 3) for q in (50, 95, 99)}
-    found["CPU ms"] = round(sum(run.cpu_s for run in runs) * 1000 / len(taken), 3)
-    found["queries/s"] = round(len(taken) / sum(run.wall_s for run in runs), 1)
-    found["major faults"] = sum(run.major_faults for run in runs)
-    return found
-
-
-def p50_ratio(runs: Sequence[Run], base: Sequence[Run]) -> float:
-    """How many times as long as `base` a query takes: median over the rounds of the ratio of their p50."""
-    pairs = zip(runs, base, strict=True)
-    ratios = [np.median(one.milliseconds) / np.median(other.milliseconds) for one, other in pairs]
-    return round(float(np.median(ratios)), 2)
+    row: Row = {f"p{q} ms": round(float(np.percentile(taken, q)), 3) for q in (50, 95, 99)}
+    row["CPU ms"] = round(sum(run.cpu_s for run in runs) * 1000 / len(taken), 3)
+    row["queries/s"] = round(len(taken) / sum(run.wall_s for run in runs), 1)
+    slower = [np.median(run.milliseconds) / np.median(other.milliseconds) for run, other in zip(runs, base)]
+    row["x p50"] = round(float(np.median(slower)), 2)
+    row["x rate"] = rate_ratio(runs, base)
+    row["major faults"] = sum(run.major_faults for run in runs)
+    return row
 
 
 def rate_ratio(runs: Sequence[Run], base: Sequence[Run]) -> float:
-    """How many times as many queries a second as `base`: median over the rounds."""
     rates = [np.array([len(run.milliseconds) / run.wall_s for run in each]) for each in (runs, base)]
     return round(float(np.median(rates[0] / rates[1])), 2)
 
 
-def settle() -> None:
-    """Return freed memory to the system, so that what is measured is in use."""
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-
-
 def family(pid: int) -> list[int]:
     """A process and its descendants."""
-    children = [
-        child
-        for task in Path(f"/proc/{pid}/task").glob("*/children")
-        for child in map(int, task.read_text().split())
-    ]
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    children = [int(child) for task in tasks for child in task.read_text().split()]
     return [pid, *(one for child in children for one in family(child))]
 
 
 def cpu_seconds(pids: Sequence[int]) -> float:
-    """Processor time of running processes, to the nanosecond (clock_getcpuclockid(3)), all their threads included."""
+    """Processor time of running processes, with all their threads: clock_getcpuclockid(3)."""
     return sum(time.clock_gettime((~pid << 3) | 2) for pid in pids)
 
 
@@ -260,3 +238,10 @@ def major_faults(pids: Sequence[int]) -> int:
     """Pages that had to be read from disk."""
     # Fields after the command, which stands in brackets and may hold blanks.
     return sum(int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[9]) for pid in pids)
+
+
+def read_whole(folder: Path) -> None:
+    """Bring every file below a folder into the page cache, for an engine that maps it."""
+    for file in folder.rglob("*"):
+        if file.is_file():
+            file.read_bytes()
