@@ -82,12 +82,10 @@ def run(material: Material, plan: Plan, scratch: Path, say: Say) -> Report:
         workers, notes = start(makers, stack, say)
         say("learning ...")
         workers["calibrated"].run(list(draw(vectors, topics, plan, plan.learn, rng)))
+        half = len(topics) // 2
         for title, load in (
-            ("The load the hot tier was made for", topics),
-            (
-                "After the load shifted to other topics",
-                topics[len(topics) // 2 :] + topics[: len(topics) // 2],
-            ),
+            ("Load", topics),
+            ("Load shifted to other topics", topics[half:] + topics[:half]),
         ):
             say(f"{title}: {plan.queries} queries ...")
             tables[title] = ask_both(workers, draw(vectors, load, plan, plan.queries, rng))
@@ -99,15 +97,13 @@ def run(material: Material, plan: Plan, scratch: Path, say: Say) -> Report:
 def ask_both(workers: dict[str, Worker], queries: Floats) -> list[Row]:
     for worker in workers.values():
         worker.call("skipped")
-    runs = rotate(workers, turns(list(queries), len(queries)))
+    runs = rotate(workers, turns(list(queries)))
     answers = {name: [answer for run in own for answer in run.answers] for name, own in runs.items()}
     rows: list[Row] = []
     for name, own in runs.items():
-        row: Row = {
-            "cold tier": name,
-            "skipped": round(workers[name].call("skipped") / len(answers[name]), 4),
-        }
-        row["loss"] = round(1 - overlap(answers[name], answers["always"]), 5)
+        skipped = workers[name].call("skipped") / len(answers[name])
+        loss = 1 - overlap(answers[name], answers["always"])
+        row: Row = {"cold tier": name, "skipped": round(skipped, 4), "loss": round(loss, 5)}
         rows.append(row | figures(own, runs["always"]) | workers[name].call("memory"))
     return rows
 

@@ -9,8 +9,6 @@ import asyncio
 import os
 import warnings
 from base64 import b64decode
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -32,18 +30,16 @@ from retrieval.embedding.encoder import Encoder
 from retrieval.embedding.models import load_model
 from retrieval.embedding.observing import Silent
 
-REQUEST_TEXTS, REQUESTS_AT_ONCE = 200, 2  # of bulk requests, as `nearline ingest` sends them
-BULK_TEXTS = REQUEST_TEXTS * REQUESTS_AT_ONCE  # of one turn
+BULK_TEXTS = 400  # of one turn, asked for at once
 BATCH_TEXTS = 32  # of one run of the plain graph; also what sentence-transformers takes
 TOKENS_MAX = 256
 WARM_UP = 40
 TORCH = "sentence-transformers"
+NOTE = f"Bulk: {BULK_TEXTS} texts at once. Ours is int8; the peers are fp32 and take all cores for a run."
 
 
 class Batcher(Engine):
     """The service's encoder and batcher in this process, without HTTP."""
-
-    what = "int8 graph, encoder and batcher on an event loop"
 
     def open(self) -> None:
         config = load_config(None, os.environ)
@@ -52,12 +48,9 @@ class Batcher(Engine):
         self._embedder = self._loop.run_until_complete(self._embedders.get(config.models.default))
 
     def ask(self, query: str | list[str]) -> Floats:
-        if isinstance(query, str):
-            return self._loop.run_until_complete(self._embedder.query(query))
-        return self._loop.run_until_complete(self._bulk(query))
-
-    async def _bulk(self, texts: list[str]) -> Floats:
-        return np.concatenate(await asyncio.gather(*map(self._embedder.documents, requests(texts))))
+        embed = self._embedder
+        vectors = embed.query(query) if isinstance(query, str) else embed.documents(query)
+        return self._loop.run_until_complete(vectors)
 
     def close(self) -> None:
         if hasattr(self, "_embedders"):
@@ -67,34 +60,15 @@ class Batcher(Engine):
 class Service(OverHttp):
     """A running service; vectors travel as base64, as OpenAI's client asks for them."""
 
-    what = "POST /v1/embeddings"
-
-    def open(self) -> None:
-        super().open()
-        self._pool = ThreadPoolExecutor(REQUESTS_AT_ONCE)
-
     def ask(self, query: str | list[str]) -> Floats:
-        if isinstance(query, str):
-            return self._vectors(query, "query")
-        return np.concatenate(
-            list(self._pool.map(lambda part: self._vectors(part, "document"), requests(query)))
-        )
-
-    def _vectors(self, texts: str | list[str], kind: str) -> Floats:
-        wanted = {
-            "model": model_folder().name,
-            "input": texts,
-            "encoding_format": "base64",
-            "input_type": kind,
-        }
-        data = sorted(self.post("/v1/embeddings", wanted)["data"], key=lambda one: one["index"])
+        kind = "query" if isinstance(query, str) else "document"
+        wanted = {"input": query, "input_type": kind, "encoding_format": "base64"}
+        data = self.post("/v1/embeddings", {"model": model_folder().name, **wanted})["data"]
         return np.stack([np.frombuffer(b64decode(one["embedding"]), "<f4") for one in data])
 
 
 class PlainFp32(Engine):
-    """The export that any tutorial makes, run as it shows: onnxruntime's defaults, mean pooling in numpy."""
-
-    what = f"fp32 graph, onnxruntime's own number of threads, {BATCH_TEXTS} texts a run, sorted by length"
+    """The export that any tutorial makes: onnxruntime's defaults, texts sorted by length, mean pooling in numpy."""
 
     def __init__(self, scratch: Path) -> None:
         self._path = scratch / "plain.onnx"
@@ -112,7 +86,7 @@ class PlainFp32(Engine):
 
     def ask(self, query: str | list[str]) -> Floats:
         texts = [query] if isinstance(query, str) else query
-        order = np.argsort([len(text) for text in texts], kind="stable")
+        order = np.argsort([len(text) for text in texts])
         parts = [order[at : at + BATCH_TEXTS] for at in range(0, len(order), BATCH_TEXTS)]
         vectors = np.concatenate([self._run([texts[at] for at in part]) for part in parts])
         placed: Floats = vectors[np.argsort(order)]
@@ -143,16 +117,10 @@ def export(weights: Path, path: Path) -> None:
 
     ids, names = torch.ones((2, 4), dtype=torch.int64), ["input_ids", "attention_mask"]
     axes = {name: {0: "texts", 1: "tokens"} for name in [*names, "hidden"]}
+    named = {"input_names": names, "output_names": ["hidden"], "dynamic_axes": axes}
     with torch.inference_mode(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about the older exporter, and constants in what it traces
-        torch.onnx.export(
-            Hidden(), (ids, ids), str(path), dynamo=False, input_names=names, output_names=["hidden"],
-            dynamic_axes=axes,
-        )  # fmt: skip
-
-
-def requests(texts: Sequence[str]) -> list[list[str]]:
-    return [list(texts[at : at + REQUEST_TEXTS]) for at in range(0, len(texts), REQUEST_TEXTS)]
+        torch.onnx.export(Hidden(), (ids, ids), str(path), dynamo=False, **named)
 
 
 @dataclass(frozen=True)
@@ -161,7 +129,7 @@ class Plan:
 
 
 def run(material: Material, plan: Plan, scratch: Path, say: Say) -> Report:
-    queries = turns(material.queries, plan.queries)
+    queries = turns(material.queries[: plan.queries])
     bulks = [material.texts[at : at + BULK_TEXTS] for at in range(0, len(material.texts), BULK_TEXTS)]
     encoder = Encoder(load_model(model_folder()), threads=1)
     tokens = sum(len(one.ids) for one in encoder.tokenise(material.texts, "document"))
@@ -186,10 +154,10 @@ def run(material: Material, plan: Plan, scratch: Path, say: Say) -> Report:
             row |= {"bulk tokens/s": round(tokens / wall), "CPU us a token": round(cpu / tokens * 1e6, 1)}
             row["x bulk"] = rate_ratio(bulk[name], bulk["nearline, batcher"])
             if TORCH in bulk:
-                cosines = [
-                    (one.answers[0] * two.answers[0]).sum(1) for one, two in zip(bulk[name], bulk[TORCH])
-                ]
-                row["cosine to fp32"] = round(float(np.concatenate(cosines).mean()), 4)
-            rows.append(row | workers[name].call("memory") | {"how": workers[name].what})
+                mine, theirs = (
+                    np.concatenate([run.answers[0] for run in bulk[one]]) for one in (name, TORCH)
+                )
+                row["cosine to fp32"] = round(float((mine * theirs).sum(axis=1).mean()), 4)
+            rows.append(row | workers[name].call("memory"))
     settings = {"queries": sum(map(len, queries)), "texts": len(material.texts), "tokens": tokens}
-    return report("embed", settings, {"Embedding": rows}, notes)
+    return report("embed", settings, {"Embedding": rows}, [*notes, NOTE])

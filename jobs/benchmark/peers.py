@@ -1,15 +1,12 @@
-"""The libraries people use instead, each behind the same few calls: indexes of vectors, BM25, sentence-transformers.
+"""The libraries people use instead: indexes of vectors, BM25, and sentence-transformers in front of them.
 
-Versions are in the report. All HNSW graphs are built with the same M and ef_construction, on all cores, in the process
-that searches them.
+Each index is built by a function, on all cores, in the process that searches it, and is what that function returns.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from itertools import product
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,223 +22,176 @@ from retrieval.embedding.encoder import available_threads
 
 M, EF_CONSTRUCTION = 16, 200
 EFS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+EF = 128  # where no recall is aimed at
+REFINE = 2  # lancedb's: candidates scored exactly, for each result
 UPSERT_POINTS = 1000
 CANDIDATES, RRF_K = 100, 10  # of each ranking before fusion; the service's own defaults
-Setting = tuple[int, ...]
+NOTE = f"""Peers: M {M}, ef_construction {EF_CONSTRUCTION}; usearch in float16; lancedb IVF_HNSW_SQ in one partition, \
+refine factor {REFINE}, all cores for a search; BM25 engines get our terms."""
+
+Nearest = Callable[[Floats, int, int], Any]  # of a unit vector, so many rows, with this `ef`
+Best = Callable[[list[str], int], Any]  # of terms, so many rows
+
+
+def hnswlib(vectors: Floats) -> Nearest:
+    import hnswlib
+
+    index = hnswlib.Index(space="ip", dim=vectors.shape[1])
+    index.init_index(len(vectors), M=M, ef_construction=EF_CONSTRUCTION)
+    index.add_items(vectors, num_threads=available_threads())
+
+    def nearest(vector: Floats, k: int, ef: int) -> Any:
+        if index.ef != max(ef, k):  # it belongs to the index, and must not be below k
+            index.set_ef(max(ef, k))
+        return index.knn_query(vector, k=k, num_threads=1)[0][0]
+
+    return nearest
+
+
+def faiss(vectors: Floats) -> Nearest:
+    import faiss
+
+    faiss.omp_set_num_threads(available_threads())
+    index = faiss.IndexHNSWFlat(vectors.shape[1], M, faiss.METRIC_INNER_PRODUCT)
+    index.hnsw.efConstruction = EF_CONSTRUCTION
+    index.add(vectors)
+    faiss.omp_set_num_threads(1)
+    parameters = {ef: faiss.SearchParametersHNSW(efSearch=ef) for ef in EFS}
+    return lambda vector, k, ef: index.search(vector[None, :], k, params=parameters[ef])[1][0]
+
+
+def usearch(vectors: Floats) -> Nearest:
+    from usearch.index import Index
+
+    settings = {"metric": "ip", "dtype": "f16", "connectivity": M, "expansion_add": EF_CONSTRUCTION}
+    index = Index(ndim=vectors.shape[1], **settings)
+    index.add(np.arange(len(vectors)), vectors, threads=available_threads())
+
+    def nearest(vector: Floats, k: int, ef: int) -> Any:
+        if index.expansion_search != ef:
+            index.expansion_search = ef
+        return index.search(vector, k, threads=1).keys
+
+    return nearest
+
+
+def qdrant_edge(vectors: Floats) -> Nearest:
+    import qdrant_edge as q
+
+    folder = TemporaryDirectory(prefix="nearline-bench-")
+    threads = {"full_scan_threshold": 1000, "max_indexing_threads": available_threads()}
+    config = q.EdgeConfig(
+        vectors=q.EdgeVectorParams(size=vectors.shape[1], distance=q.Distance.Dot),
+        hnsw_config=q.HnswIndexConfig(m=M, ef_construct=EF_CONSTRUCTION, **threads),
+        # One segment, and a graph for it however small it is: several are slower to search.
+        optimizers=q.EdgeOptimizersConfig(default_segment_number=1, indexing_threshold=1),
+    )
+    shard = q.EdgeShard.create(folder.name, config)
+    for begin in range(0, len(vectors), UPSERT_POINTS):
+        rows = range(begin, min(begin + UPSERT_POINTS, len(vectors)))
+        points = [q.Point(row, vectors[row].tolist(), None) for row in rows]
+        shard.update(q.UpdateOperation.upsert_points(points))
+    shard.optimize()
+
+    def nearest(vector: Floats, k: int, ef: int, _kept: Any = folder) -> Any:
+        params = q.SearchParams(hnsw_ef=ef)
+        found = shard.search(q.SearchRequest(query=q.Query.Nearest(vector), limit=k, params=params))
+        return [point.id for point in found]
+
+    return nearest
+
+
+def lancedb(vectors: Floats) -> Nearest:
+    import lancedb
+    import pyarrow as pa
+    from lancedb.index import HnswSq
+
+    folder = TemporaryDirectory(prefix="nearline-bench-")
+    values = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
+    rows = pa.table({"id": pa.array(np.arange(len(vectors))), "vector": values})
+    table = lancedb.connect(folder.name).create_table("passages", rows)
+    config = HnswSq(distance_type="dot", num_partitions=1, m=M, ef_construction=EF_CONSTRUCTION)
+    table.create_index("vector", config=config)
+
+    def nearest(vector: Floats, k: int, ef: int, _kept: Any = folder) -> Any:
+        search = table.search(vector).distance_type("dot").limit(k).select(["id", "_distance"])
+        return search.ef(max(ef, k * REFINE)).refine_factor(REFINE).to_arrow()["id"].to_pylist()
+
+    return nearest
+
+
+def tantivy(texts: Iterable[list[str]]) -> Best:
+    import tantivy
+
+    builder = tantivy.SchemaBuilder().add_text_field("body", stored=False, tokenizer_name="whitespace")
+    schema = builder.add_integer_field("row", fast=True).build()
+    index = tantivy.Index(schema)
+    writer = index.writer(heap_size=1_000_000_000, num_threads=1)
+    for row, words in enumerate(texts):
+        writer.add_document(tantivy.Document(body=" ".join(words), row=row))
+    writer.commit()
+    writer.wait_merging_threads()
+    index.reload()
+    searcher, query = index.searcher(), tantivy.Query
+
+    def best(words: list[str], k: int) -> Any:
+        parts = [(tantivy.Occur.Should, query.term_query(schema, "body", word)) for word in words]
+        hits = searcher.search(query.boolean_query(parts), k).hits
+        return searcher.fast_field_values("row", [address for _, address in hits])
+
+    return best
+
+
+def bm25s(texts: Iterable[list[str]]) -> Best:
+    import bm25s
+
+    index = bm25s.BM25(k1=Bm25().k1, b=Bm25().b)
+    index.index(list(texts), show_progress=False)
+
+    def best(words: list[str], k: int) -> Any:
+        known = [word for word in words if word in index.vocab_dict]
+        return index.retrieve([known], k=k, show_progress=False, n_threads=0)[0][0] if known else []
+
+    return best
+
+
+def rank_bm25(texts: Iterable[list[str]]) -> Best:
+    from rank_bm25 import BM25Okapi
+
+    index = BM25Okapi(list(texts), k1=Bm25().k1, b=Bm25().b)
+    return lambda words, k: np.argsort(-index.get_scores(words))[:k]
 
 
 class VectorIndex(Engine):
-    """Nearest rows by inner product. A query is a unit vector and how many rows are wanted."""
+    """A query is a unit vector and how many rows are wanted."""
 
-    settings: Sequence[Setting] = tuple((ef,) for ef in EFS)
-    """Worth trying, cheapest first; `ask` uses the one that was set last for the depth, if any."""
-
-    def __init__(self, folder: Path) -> None:
-        self._material = folder
-        self._chosen: dict[int, Setting] = {}
+    def __init__(self, folder: Path, build: Callable[[Floats], Nearest]) -> None:
+        self._material, self._build = folder, build
+        self._ef: dict[int, int] = {}
 
     def open(self) -> None:
-        self.build(Material(self._material).vectors)
+        self._nearest = self._build(Material(self._material).vectors)
+
+    def choose(self, k: int, ef: int) -> None:
+        """Search with this `ef` where `k` rows are wanted."""
+        self._ef[k] = ef
 
     def ask(self, query: tuple[Floats, int]) -> list[int]:
         vector, k = query
-        return self.nearest(vector, k, self._chosen.get(k, self.settings[-1]))
-
-    def choose(self, k: int, setting: Setting) -> None:
-        """Search with this setting where `k` rows are wanted."""
-        self._chosen[k] = setting
-
-    @abstractmethod
-    def build(self, vectors: Floats) -> None: ...
-    @abstractmethod
-    def nearest(self, vector: Floats, k: int, setting: Setting) -> list[int]: ...
-
-
-class Hnswlib(VectorIndex):
-    what = f"hnswlib, M {M}, ef_construction {EF_CONSTRUCTION}"
-
-    def build(self, vectors: Floats) -> None:
-        import hnswlib
-
-        self._index = hnswlib.Index(space="ip", dim=vectors.shape[1])
-        self._index.init_index(len(vectors), M=M, ef_construction=EF_CONSTRUCTION)
-        self._index.add_items(vectors, num_threads=available_threads())
-
-    def nearest(self, vector: Floats, k: int, setting: Setting) -> list[int]:
-        # `ef` belongs to the index, and must not be below k.
-        if self._index.ef != max(setting[0], k):
-            self._index.set_ef(max(setting[0], k))
-        rows: list[int] = self._index.knn_query(vector, k=k, num_threads=1)[0][0].tolist()
-        return rows
-
-
-class FaissHnsw(VectorIndex):
-    what = f"faiss IndexHNSWFlat {M}, efConstruction {EF_CONSTRUCTION}"
-
-    def build(self, vectors: Floats) -> None:
-        import faiss
-
-        faiss.omp_set_num_threads(available_threads())
-        self._index = faiss.IndexHNSWFlat(vectors.shape[1], M, faiss.METRIC_INNER_PRODUCT)
-        self._index.hnsw.efConstruction = EF_CONSTRUCTION
-        self._index.add(vectors)
-        self._of = {ef: faiss.SearchParametersHNSW(efSearch=ef) for (ef,) in self.settings}
-        faiss.omp_set_num_threads(1)
-
-    def nearest(self, vector: Floats, k: int, setting: Setting) -> list[int]:
-        rows: list[int] = self._index.search(vector[None, :], k, params=self._of[setting[0]])[1][0].tolist()
-        return [row for row in rows if row >= 0]
-
-
-class Usearch(VectorIndex):
-    what = f"usearch f16, connectivity {M}, expansion_add {EF_CONSTRUCTION}"
-
-    def build(self, vectors: Floats) -> None:
-        from usearch.index import Index
-
-        size = vectors.shape[1]
-        self._index = Index(
-            ndim=size, metric="ip", dtype="f16", connectivity=M, expansion_add=EF_CONSTRUCTION
-        )
-        self._index.add(np.arange(len(vectors)), vectors, threads=available_threads())
-
-    def nearest(self, vector: Floats, k: int, setting: Setting) -> list[int]:
-        if self._index.expansion_search != setting[0]:
-            self._index.expansion_search = setting[0]
-        rows: list[int] = self._index.search(vector, k, threads=1).keys.tolist()
-        return rows
-
-
-class QdrantEdge(VectorIndex):
-    what = f"qdrant-edge, one segment, m {M}, ef_construct {EF_CONSTRUCTION}"
-
-    def build(self, vectors: Floats) -> None:
-        import qdrant_edge as q
-
-        self._q, self._folder = q, TemporaryDirectory(prefix="nearline-bench-")
-        graph = q.HnswIndexConfig(
-            m=M,
-            ef_construct=EF_CONSTRUCTION,
-            full_scan_threshold=1000,
-            max_indexing_threads=available_threads(),
-        )
-        # One segment, and a graph for it however small it is: several are slower to search.
-        optimizers = q.EdgeOptimizersConfig(default_segment_number=1, indexing_threshold=1)
-        params = q.EdgeVectorParams(size=vectors.shape[1], distance=q.Distance.Dot)
-        config = q.EdgeConfig(vectors=params, hnsw_config=graph, optimizers=optimizers)
-        self._shard = q.EdgeShard.create(self._folder.name, config)
-        for start in range(0, len(vectors), UPSERT_POINTS):
-            rows = range(start, min(start + UPSERT_POINTS, len(vectors)))
-            points = [q.Point(row, vectors[row].tolist(), None) for row in rows]
-            self._shard.update(q.UpdateOperation.upsert_points(points))
-        self._shard.optimize()
-        self._shard.flush()
-
-    def nearest(self, vector: Floats, k: int, setting: Setting) -> list[int]:
-        wanted, params = self._q.Query.Nearest(vector), self._q.SearchParams(hnsw_ef=setting[0])
-        return [
-            point.id
-            for point in self._shard.search(self._q.SearchRequest(query=wanted, limit=k, params=params))
-        ]
-
-
-class Lancedb(VectorIndex):
-    what = f"lancedb IVF_HNSW_SQ, one partition, m {M}, ef_construction {EF_CONSTRUCTION}; all cores for a search"
-    # `ef` and the refine factor.
-    settings = tuple(product((128, 256, 512, 1024), (1, 2, 4)))
-
-    def build(self, vectors: Floats) -> None:
-        import lancedb
-        import pyarrow as pa
-        from lancedb.index import HnswSq
-
-        values = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
-        self._folder = TemporaryDirectory(prefix="nearline-bench-")
-        rows = pa.table({"id": pa.array(np.arange(len(vectors))), "vector": values})
-        self._table = lancedb.connect(self._folder.name).create_table("passages", rows)
-        config = HnswSq(distance_type="dot", num_partitions=1, m=M, ef_construction=EF_CONSTRUCTION)
-        self._table.create_index("vector", config=config)
-
-    def nearest(self, vector: Floats, k: int, setting: Setting) -> list[int]:
-        ef, factor = setting
-        search = self._table.search(vector).distance_type("dot").limit(k).select(["id", "_distance"])
-        search = search.ef(max(ef, k * factor)).refine_factor(factor)
-        rows: list[int] = search.to_arrow()["id"].to_pylist()
-        return rows
+        return [int(row) for row in self._nearest(vector, k, self._ef.get(k, EF)) if row >= 0]
 
 
 class Bm25Index(Engine):
-    """Best rows by BM25. A query is a text and how many rows are wanted. All get our terms: only the engines differ."""
+    """A query is a text and how many rows are wanted, of the first `rows` texts."""
 
-    def __init__(self, folder: Path, rows: int) -> None:
-        self._material, self._rows = folder, rows
+    def __init__(self, folder: Path, build: Callable[[Iterable[list[str]]], Best], rows: int) -> None:
+        self._material, self._build, self._rows = folder, build, rows
 
     def open(self) -> None:
-        self.build(terms(text) for text in Material(self._material).texts[: self._rows])
+        self._best = self._build(terms(text) for text in Material(self._material).texts[: self._rows])
 
     def ask(self, query: tuple[str, int]) -> list[int]:
-        return self.best(terms(query[0]), query[1])
-
-    @abstractmethod
-    def build(self, texts: Iterable[list[str]]) -> None: ...
-    @abstractmethod
-    def best(self, words: list[str], k: int) -> list[int]: ...
-
-
-class Tantivy(Bm25Index):
-    what = "tantivy, in memory"
-
-    def build(self, texts: Iterable[list[str]]) -> None:
-        import tantivy
-
-        builder = tantivy.SchemaBuilder().add_text_field("body", stored=False, tokenizer_name="whitespace")
-        self._schema = builder.add_integer_field("row", fast=True).build()
-        self._tantivy = tantivy
-        index = tantivy.Index(self._schema)
-        writer = index.writer(heap_size=1_000_000_000, num_threads=1)
-        for row, words in enumerate(texts):
-            writer.add_document(tantivy.Document(body=" ".join(words), row=row))
-        writer.commit()
-        writer.wait_merging_threads()
-        index.reload()
-        self._searcher = index.searcher()
-
-    def best(self, words: list[str], k: int) -> list[int]:
-        query = self._tantivy.Query
-        parts = [(self._tantivy.Occur.Should, query.term_query(self._schema, "body", word)) for word in words]
-        hits = self._searcher.search(query.boolean_query(parts), k).hits
-        rows: list[int] = self._searcher.fast_field_values("row", [address for _, address in hits])
-        return rows
-
-
-class Bm25s(Bm25Index):
-    what = "bm25s, numpy"
-
-    def build(self, texts: Iterable[list[str]]) -> None:
-        import bm25s
-
-        self._index = bm25s.BM25(k1=Bm25().k1, b=Bm25().b)
-        self._index.index(list(texts), show_progress=False)
-
-    def best(self, words: list[str], k: int) -> list[int]:
-        known = [word for word in words if word in self._index.vocab_dict]
-        if not known:
-            return []
-        rows: list[int] = self._index.retrieve([known], k=k, show_progress=False, n_threads=0)[0][0].tolist()
-        return rows
-
-
-class RankBm25(Bm25Index):
-    what = "rank-bm25"
-
-    def build(self, texts: Iterable[list[str]]) -> None:
-        from rank_bm25 import BM25Okapi
-
-        self._index = BM25Okapi(list(texts), k1=Bm25().k1, b=Bm25().b)
-
-    def best(self, words: list[str], k: int) -> list[int]:
-        rows: list[int] = np.argsort(-self._index.get_scores(words))[:k].tolist()
-        return rows
+        return [int(row) for row in self._best(terms(query[0]), query[1])]
 
 
 class SentenceTransformers(Engine):
@@ -250,25 +200,22 @@ class SentenceTransformers(Engine):
     Without an index, the vectors of one text or of many.
     """
 
-    ef = 128
-
     def __init__(self, index: VectorIndex | None = None, bm25: Bm25Index | None = None, k: int = 10) -> None:
         self._index, self._bm25, self._k = index, bm25, k
 
     def open(self) -> None:
-        # The environment of engines allows one thread; PyTorch gets all cores, as it takes by itself.
         import torch
         from sentence_transformers import SentenceTransformer
 
         self._model = SentenceTransformer(str(packaged_weights()), device="cpu", local_files_only=True)
-        self._torch = torch
+        self._set_threads = torch.set_num_threads
         for part in (self._index, self._bm25):
             if part:
                 part.open()
 
     def expect(self, clients: int) -> None:
-        """One client gets all cores for a run; several are threads themselves."""
-        self._torch.set_num_threads(available_threads() if clients == 1 else 1)
+        """One client gets all cores for a run, as PyTorch has it; several are threads themselves."""
+        self._set_threads(available_threads() if clients == 1 else 1)
 
     def embed(self, texts: list[str]) -> Floats:
         found: Floats = self._model.encode(texts, normalize_embeddings=True, show_progress_bar=False)
@@ -279,9 +226,9 @@ class SentenceTransformers(Engine):
         if self._index is None:
             return vectors
         if self._bm25 is None:
-            return self._index.nearest(vectors[0], self._k, (self.ef,))
-        dense = self._index.nearest(vectors[0], CANDIDATES, (self.ef,))
-        return fused([dense, self._bm25.ask((query, CANDIDATES))])[: self._k]
+            return self._index.ask((vectors[0], self._k))
+        rankings = self._index.ask((vectors[0], CANDIDATES)), self._bm25.ask((query, CANDIDATES))
+        return fused(rankings)[: self._k]
 
 
 def fused(rankings: Sequence[Sequence[int]]) -> list[int]:

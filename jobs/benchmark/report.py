@@ -6,7 +6,7 @@ import os
 import platform
 import subprocess
 import time
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ NOTES = [
 
 
 class Report(msgspec.Struct, frozen=True):
-    """`tables` by title; a row's first value is its name, and rows may lack columns."""
+    """`tables` by title; rows may lack columns."""
 
     bench: str
     machine: dict[str, Any]
@@ -88,13 +88,10 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for name in LIBRARIES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+    installed = {one.name: one.version for one in distributions()}
+    return {"python": platform.python_version()} | {
+        name: installed[name] for name in LIBRARIES if name in installed
+    }
 
 
 def commit(checkout: Path) -> str:

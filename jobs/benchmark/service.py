@@ -20,10 +20,21 @@ import msgspec
 
 from indexes.errors import InvalidInput, NearlineError
 from indexes.model import Floats
-from jobs.benchmark.peers import CANDIDATES, RRF_K, Bm25s, Hnswlib, QdrantEdge, SentenceTransformers, fused
+from jobs.benchmark.peers import (
+    CANDIDATES,
+    NOTE,
+    RRF_K,
+    Bm25Index,
+    SentenceTransformers,
+    VectorIndex,
+    bm25s,
+    fused,
+    hnswlib,
+    qdrant_edge,
+)  # fmt: skip
 from jobs.benchmark.report import Report, commit, report
 from jobs.benchmark.texts import Material, best_scores, model_folder, overlap, recall
-from jobs.benchmark.turns import TURN, Engine, Row, Say, Worker, figures, read_whole, rotate, start
+from jobs.benchmark.turns import TURN, Engine, Row, Say, Worker, figures, rotate, start
 from jobs.server_process import ServerProcess, serving
 from retrieval.client import Client
 from retrieval.embedding.encoder import Encoder
@@ -92,8 +103,6 @@ class Search(OverHttp):
 class BareEmbedding(Engine):
     """The service's model alone: tokenizer and graph, on one thread."""
 
-    what = "the exported graph in a loop, 1 thread"
-
     def open(self) -> None:
         self._encoder = Encoder(load_model(model_folder()), threads=1)
 
@@ -114,21 +123,16 @@ def run(material: Material, plan: Plan, scratch: Path, say: Say) -> Report:
         makers[BARE] = BareEmbedding
         if plan.peers:
             folder = material.folder
-            stacks: dict[str, tuple[Any, ...]] = {
-                "qdrant-edge": (QdrantEdge(folder),),
-                "hnswlib": (Hnswlib(folder),),
-                "hnswlib + bm25s": (Hnswlib(folder), Bm25s(folder, plan.passages)),
-            }
-            makers |= {
-                f"{PEER} + {name}": partial(SentenceTransformers, *parts) for name, parts in stacks.items()
-            }
+            graph, words = VectorIndex(folder, hnswlib), Bm25Index(folder, bm25s, plan.passages)
+            edge = VectorIndex(folder, qdrant_edge)
+            makers[f"{PEER} + qdrant-edge"] = partial(SentenceTransformers, edge)
+            makers[f"{PEER} + hnswlib"] = partial(SentenceTransformers, graph)
+            makers[f"{PEER} + hnswlib + bm25s"] = partial(SentenceTransformers, graph, words)
         workers, notes = start(makers, stack, say)
         fresh = iter(material.queries)
-        tables = {
-            "Text to ten passages, one client": one_client(material, plan, workers, fresh, say),
-            "Text to ten passages, many clients": many_clients(plan, workers, fresh, say),
-        }
-    notes.append("recall of hybrid answers: against exact dense and BM25 rankings, fused by rank.")
+        tables = {"Text to ten passages": one_client(material, plan, workers, fresh, say)}
+        tables["Many at once"] = many_clients(plan, workers, fresh, say)
+    notes += [NOTE, "recall of hybrid answers: against exact dense and BM25 rankings, fused by rank."]
     against = commit(plan.against) if plan.against else None
     return report("service", asdict(plan) | {"hot": hot, "k": K, "against": against}, tables, notes)
 
@@ -139,21 +143,15 @@ def one_client(
     rounds = max(plan.queries // TURN, 1)
     # Hybrid and dense searches of the same text would share its vector: each mode has queries of its own.
     asked = {mode: [take(fresh, TURN) for _ in range(rounds + 1)] for mode in MODES}
-    mode_of = {name: name.split()[-1] if is_service(name) else "hybrid" for name in workers}
+    mode_of = {name: name.split()[-1] if name.endswith(MODES) else "hybrid" for name in workers}
     for name, worker in workers.items():  # warms up
         worker.run(asked[mode_of[name]][-1])
     say(f"{rounds} turns of {TURN} queries, {len(workers)} engines ...")
     runs = rotate(workers, range(rounds), lambda name, at: asked[mode_of[name]][at])
     rows: list[Row] = []
     for name, worker in workers.items():
-        row: Row = {
-            "engine": name,
-            "recall@10": None,
-            **figures(runs[name], runs[OURS]),
-            **worker.call("memory"),
-        }
-        row["recall@10"] = judge(name, worker, material, asked["hybrid"][0])
-        rows.append(row)
+        row: Row = {"engine": name, **figures(runs[name], runs[OURS]), **worker.call("memory")}
+        rows.append(row | {"recall@10": judge(name, worker, material, asked["hybrid"][0])})
     bare = next(row["CPU ms"] for row in rows if row["engine"] == BARE)
     for row in rows:
         row["x CPU of bare"] = round(row["CPU ms"] / bare, 2)
@@ -164,18 +162,17 @@ def one_client(
 def many_clients(plan: Plan, workers: dict[str, Worker], fresh: Iterator[str], say: Say) -> list[Row]:
     """Services by so many clients at once; peers by two threads, each of which embeds with one."""
     say(f"{plan.clients} clients ...")
-    crowd = {
-        name: worker for name, worker in workers.items() if name.endswith("hybrid") or name.startswith(PEER)
-    }
-    asked = [take(fresh, LOAD_TURN) for _ in range(LOAD_ROUNDS)]
-    clients = {name: plan.clients if is_service(name) else 2 for name in crowd}
-    share = {name: LOAD_TURN if is_service(name) else LOAD_TURN // 4 for name in crowd}
-    runs = rotate(crowd, asked, lambda name, queries: queries[: share[name]], clients)
-    return [{"engine": name, "clients": clients[name], **figures(runs[name], runs[OURS])} for name in crowd]
-
-
-def is_service(name: str) -> bool:
-    return name.endswith(MODES)
+    services = {name: plan.clients for name in workers if name.endswith("hybrid")}
+    clients = services | {name: 2 for name in workers if name.startswith(PEER)}
+    runs = rotate(
+        {name: workers[name] for name in clients},
+        [take(fresh, LOAD_TURN) for _ in range(LOAD_ROUNDS)],
+        lambda name, queries: queries if name in services else queries[: LOAD_TURN // 4],
+        clients,
+    )
+    return [
+        {"engine": name, "clients": clients[name], **figures(own, runs[OURS])} for name, own in runs.items()
+    ]
 
 
 def judge(name: str, worker: Worker, material: Material, queries: Sequence[str]) -> float | None:
@@ -210,14 +207,14 @@ def filled(
     folder = model_folder()
     models = {"NEARLINE_MODELS_FOLDER": str(folder.parent), "NEARLINE_MODELS_DEFAULT": folder.name}
     # One delta for everything: no segments and no rebuilds before the one that counts.
-    whole = {
-        "NEARLINE_INDEX_DELTA_PASSAGES_MAX": str(len(material.texts) + 1),
-        "NEARLINE_INDEX_SEGMENTS_MAX": "0",
-    }
+    most = str(len(material.texts) + 1)
+    whole = {"NEARLINE_INDEX_DELTA_PASSAGES_MAX": most, "NEARLINE_INDEX_SEGMENTS_MAX": "0"}
     with serving(data, models | whole, checkout) as server:
         say(f"filling the service of {checkout or 'this checkout'} ...")
         asyncio.run(fill(server.url, material, hot))
-    read_whole(data)
+    for file in data.rglob("*"):  # into the page cache, for what is mapped
+        if file.is_file():
+            file.read_bytes()
     return serving(data, models, checkout)
 
 
@@ -225,11 +222,11 @@ async def fill(url: str, material: Material, hot: int) -> None:
     """Write every text with its vector, and rebuild."""
     async with Client(url) as client:
         await client.create_collection(COLLECTION, hot_capacity=hot)
-        for begin in range(0, len(material.texts), BATCH):
-            rows = range(begin, min(begin + BATCH, len(material.texts)))
-            texts, vectors = material.texts, material.vectors
-            await client.write(
-                COLLECTION,
-                [{"id": str(row), "text": texts[row], "vector": vectors[row].tolist()} for row in rows],
-            )
+        texts, vectors = material.texts, material.vectors
+        for begin in range(0, len(texts), BATCH):
+            rows = range(begin, min(begin + BATCH, len(texts)))
+            documents = [
+                {"id": str(row), "text": texts[row], "vector": vectors[row].tolist()} for row in rows
+            ]
+            await client.write(COLLECTION, documents)
         await client.finished(await client.reindex(COLLECTION))

@@ -47,9 +47,6 @@ class Run:
 class Engine(ABC):
     """One way to answer queries. Made in one process; opened, used and closed in another."""
 
-    what: str = ""
-    """How the libraries are set up, for readers of the report. Known after `open`."""
-
     @abstractmethod
     def open(self) -> None:
         """Get ready to answer. ImportError: the library is not installed, and the engine is left out."""
@@ -113,7 +110,7 @@ class Worker:
         self._process.start()
         theirs.close()
         try:
-            self.what, self.opened_s = self._receive()
+            self.opened_s: float = self._receive()
         except BaseException:
             self.close()
             raise
@@ -149,7 +146,7 @@ def _serve(make: Callable[[], Engine], pipe: Connection) -> None:
     try:
         begun = time.perf_counter()
         engine.open()
-        pipe.send((engine.what, time.perf_counter() - begun))
+        pipe.send(time.perf_counter() - begun)
         while True:
             method, arguments = pipe.recv()
             pipe.send(getattr(engine, method)(*arguments))
@@ -194,10 +191,9 @@ def rotate(
     return runs
 
 
-def turns(queries: Sequence[Any], most: int) -> list[Sequence[Any]]:
-    """At most so many queries in whole turns; all of them in one where they are fewer."""
-    rounds = min(most, len(queries)) // TURN
-    return [queries[at * TURN : (at + 1) * TURN] for at in range(rounds)] or [queries]
+def turns(queries: Sequence[Any]) -> list[Sequence[Any]]:
+    """Whole turns of the queries; one of them all where they are fewer."""
+    return [queries[at : at + TURN] for at in range(0, len(queries) - TURN + 1, TURN)] or [queries]
 
 
 def figures(runs: Sequence[Run], base: Sequence[Run]) -> Row:
@@ -210,8 +206,8 @@ def figures(runs: Sequence[Run], base: Sequence[Run]) -> Row:
     row: Row = {f"p{q} ms": round(float(np.percentile(taken, q)), 3) for q in (50, 95, 99)}
     row["CPU ms"] = round(sum(run.cpu_s for run in runs) * 1000 / len(taken), 3)
     row["queries/s"] = round(len(taken) / sum(run.wall_s for run in runs), 1)
-    slower = [np.median(run.milliseconds) / np.median(other.milliseconds) for run, other in zip(runs, base)]
-    row["x p50"] = round(float(np.median(slower)), 2)
+    medians = [np.array([np.median(run.milliseconds) for run in each]) for each in (runs, base)]
+    row["x p50"] = round(float(np.median(medians[0] / medians[1])), 2)
     row["x rate"] = rate_ratio(runs, base)
     row["major faults"] = sum(run.major_faults for run in runs)
     return row
@@ -238,10 +234,3 @@ def major_faults(pids: Sequence[int]) -> int:
     """Pages that had to be read from disk."""
     # Fields after the command, which stands in brackets and may hold blanks.
     return sum(int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[9]) for pid in pids)
-
-
-def read_whole(folder: Path) -> None:
-    """Bring every file below a folder into the page cache, for an engine that maps it."""
-    for file in folder.rglob("*"):
-        if file.is_file():
-            file.read_bytes()

@@ -24,10 +24,7 @@ def passages(default: Any, **more: Any) -> Callable[[Any], Any]:
     return option("--passages", default, "Texts to search.", click.IntRange(1000), **more)
 
 
-def queries(default: int) -> Callable[[Any], Any]:
-    return option("--queries", default, "Asked of each engine.", COUNT)
-
-
+QUERIES = option("--queries", 1000, "Asked of each engine.", COUNT)
 DEPTH = option("--depth", (10, 100), "Results asked for; may be repeated.", COUNT, multiple=True)
 PEERS = option("--peers/--no-peers", True, "Measure other libraries too.")
 OUT = option(
@@ -53,7 +50,7 @@ def common(command: Any) -> Any:
 )
 @passages(100_000)
 @option("--hot", None, "Passages kept hot. [default: a tenth]", click.IntRange(0))
-@queries(1000)
+@QUERIES
 @option("--clients", 16, "Of the load on the service.", COUNT)
 @PEERS
 @option("--against", None, "Another checkout of Nearline, whose service takes turns with this one's.", FOLDER)
@@ -70,7 +67,7 @@ def command(context: click.Context, /, passages: int, **options: Any) -> None:
 @command.command(epilog="Example: nearline bench index --peers --passages 300000")
 @passages(300_000)
 @DEPTH
-@queries(1000)
+@QUERIES
 @option("--peers/--no-peers", False, "Measure other libraries too.")
 @option("--target", 0.98, "Recall that a peer's setting is chosen by.", click.FloatRange(0, 1))
 @common
@@ -84,7 +81,7 @@ def index(passages: int, **options: Any) -> None:
 @command.command(epilog="Example: nearline bench bm25 --passages 100000 --passages 1000000")
 @passages((100_000,), multiple=True)
 @DEPTH
-@queries(1000)
+@QUERIES
 @PEERS
 @common
 def bm25(passages: tuple[int, ...], **options: Any) -> None:
@@ -97,7 +94,7 @@ def bm25(passages: tuple[int, ...], **options: Any) -> None:
 
 @command.command(epilog="Example: nearline bench embed --queries 400")
 @passages(2000)
-@queries(1000)
+@QUERIES
 @common
 def embed(passages: int, **options: Any) -> None:
     """Measure embedding beside sentence-transformers and a plain fp32 graph: queries, bulk, likeness to fp32."""
@@ -110,7 +107,7 @@ def embed(passages: int, **options: Any) -> None:
 @passages(100_000)
 @option("--zipf", 1.1, "Exponent of the topics' popularity: how skewed the load is.", click.FloatRange(0))
 @option("--learn", 50_000, "Queries before measuring.", COUNT)
-@queries(10_000)
+@option("--queries", 10_000, "Asked of each engine.", COUNT)
 @option("--budget", 0.005, "Recall that may be lost.", click.FloatRange(0, 1, min_open=True))
 @common
 def cold(passages: int, **options: Any) -> None:
