@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import warnings
 from base64 import b64decode
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,10 @@ from jobs.benchmark.peers import SentenceTransformers, packaged_weights
 from jobs.benchmark.report import Report, report
 from jobs.benchmark.service import BareEmbedding, OverHttp
 from jobs.benchmark.texts import Material, model_folder
-from jobs.benchmark.turns import Engine, Row, Say, figures, rate_ratio, rotate, start, turns
+from jobs.benchmark.turns import Engine, Row, Say, figures, rate, ratio, rotate, start, turns
+from jobs.export.encoders import from_torch
+from jobs.export.shapes import shape
+from jobs.export.sources import Source
 from jobs.server_process import serving
 from retrieval.config import load_config
 from retrieval.embedders import Embedders
@@ -53,8 +54,7 @@ class Batcher(Engine):
         return self._loop.run_until_complete(vectors)
 
     def close(self) -> None:
-        if hasattr(self, "_embedders"):
-            self._loop.run_until_complete(self._embedders.close())
+        self._loop.run_until_complete(self._embedders.close())
 
 
 class Service(OverHttp):
@@ -78,7 +78,7 @@ class PlainFp32(Engine):
         from tokenizers import Tokenizer
 
         weights = packaged_weights()
-        export(weights, self._path)
+        from_torch(Source(weights, weights.name), shape(weights), self._path)
         self._tokenizer = Tokenizer.from_file(str(weights / "tokenizer.json"))
         self._tokenizer.enable_truncation(TOKENS_MAX)
         self._tokenizer.enable_padding()
@@ -87,49 +87,20 @@ class PlainFp32(Engine):
     def ask(self, query: str | list[str]) -> Floats:
         texts = [query] if isinstance(query, str) else query
         order = np.argsort([len(text) for text in texts])
-        parts = [order[at : at + BATCH_TEXTS] for at in range(0, len(order), BATCH_TEXTS)]
-        vectors = np.concatenate([self._run([texts[at] for at in part]) for part in parts])
-        placed: Floats = vectors[np.argsort(order)]
-        return placed
-
-    def _run(self, texts: list[str]) -> Floats:
-        encodings = self._tokenizer.encode_batch(texts)
-        ids = np.array([one.ids for one in encodings], np.int64)
-        mask = np.array([one.attention_mask for one in encodings], np.int64)
-        hidden = self._session.run(None, {"input_ids": ids, "attention_mask": mask})[0]
-        weights = mask[:, :, None].astype(np.float32)
-        pooled = (hidden * weights).sum(axis=1) / weights.sum(axis=1)
-        vectors: Floats = pooled / np.linalg.norm(pooled, axis=1, keepdims=True)
-        return vectors
+        found = []
+        for at in range(0, len(order), BATCH_TEXTS):
+            encodings = self._tokenizer.encode_batch([texts[row] for row in order[at : at + BATCH_TEXTS]])
+            ids = np.array([one.ids for one in encodings], np.int64)
+            mask = np.array([one.attention_mask for one in encodings], np.int64)
+            hidden = self._session.run(None, {"input_ids": ids, "attention_mask": mask})[0]
+            found.append((hidden * mask[:, :, None]).sum(axis=1) / mask.sum(axis=1, keepdims=True))
+        vectors = np.concatenate(found)[np.argsort(order)].astype(np.float32)
+        unit: Floats = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+        return unit
 
 
-def export(weights: Path, path: Path) -> None:
-    import torch
-    from transformers import AutoModel
-
-    class Hidden(torch.nn.Module):  # type: ignore[misc,unused-ignore]  # PyTorch may be absent
-        def __init__(self) -> None:
-            super().__init__()
-            self.model: Any = AutoModel.from_pretrained(weights, attn_implementation="eager").eval()
-
-        def forward(self, ids: Any, mask: Any) -> Any:
-            return self.model(input_ids=ids, attention_mask=mask).last_hidden_state
-
-    ids, names = torch.ones((2, 4), dtype=torch.int64), ["input_ids", "attention_mask"]
-    axes = {name: {0: "texts", 1: "tokens"} for name in [*names, "hidden"]}
-    named = {"input_names": names, "output_names": ["hidden"], "dynamic_axes": axes}
-    with torch.inference_mode(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about the older exporter, and constants in what it traces
-        torch.onnx.export(Hidden(), (ids, ids), str(path), dynamo=False, **named)
-
-
-@dataclass(frozen=True)
-class Plan:
-    queries: int = 1000
-
-
-def run(material: Material, plan: Plan, scratch: Path, say: Say) -> Report:
-    queries = turns(material.queries[: plan.queries])
+def run(material: Material, scratch: Path, say: Say, *, queries: int) -> Report:
+    asked = turns(material.queries[:queries])
     bulks = [material.texts[at : at + BULK_TEXTS] for at in range(0, len(material.texts), BULK_TEXTS)]
     encoder = Encoder(load_model(model_folder()), threads=1)
     tokens = sum(len(one.ids) for one in encoder.tokenise(material.texts, "document"))
@@ -145,19 +116,19 @@ def run(material: Material, plan: Plan, scratch: Path, say: Say) -> Report:
         workers, notes = start(makers, stack, say)
         for worker in workers.values():
             worker.run(material.queries[-WARM_UP:])
-        say(f"{len(queries)} turns of queries, {len(bulks)} of {BULK_TEXTS} texts ...")
-        single, bulk = rotate(workers, queries), rotate(workers, [[texts] for texts in bulks])
+        say(f"{len(asked)} turns of queries, {len(bulks)} of {BULK_TEXTS} texts ...")
+        single, bulk = rotate(workers, asked), rotate(workers, [[texts] for texts in bulks])
         rows: list[Row] = []
         for name, runs in single.items():
             wall, cpu = (sum(getattr(run, which) for run in bulk[name]) for which in ("wall_s", "cpu_s"))
             row: Row = {"engine": name, **figures(runs, single["nearline, batcher"])}
             row |= {"bulk tokens/s": round(tokens / wall), "CPU us a token": round(cpu / tokens * 1e6, 1)}
-            row["x bulk"] = rate_ratio(bulk[name], bulk["nearline, batcher"])
+            row["x bulk"] = ratio(bulk[name], bulk["nearline, batcher"], rate)
             if TORCH in bulk:
                 mine, theirs = (
                     np.concatenate([run.answers[0] for run in bulk[one]]) for one in (name, TORCH)
                 )
                 row["cosine to fp32"] = round(float((mine * theirs).sum(axis=1).mean()), 4)
             rows.append(row | workers[name].call("memory"))
-    settings = {"queries": sum(map(len, queries)), "texts": len(material.texts), "tokens": tokens}
+    settings = {"queries": queries, "texts": len(material.texts), "tokens": tokens}
     return report("embed", settings, {"Embedding": rows}, [*notes, NOTE])

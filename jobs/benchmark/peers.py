@@ -15,7 +15,7 @@ import numpy as np
 
 from indexes.lexical.analysis import terms
 from indexes.model import Bm25, Floats
-from jobs.benchmark.texts import Material
+from jobs.benchmark.texts import Material, mapped
 from jobs.benchmark.turns import Engine
 from jobs.export.sources import wheel
 from retrieval.embedding.encoder import available_threads
@@ -170,7 +170,7 @@ class VectorIndex(Engine):
         self._ef: dict[int, int] = {}
 
     def open(self) -> None:
-        self._nearest = self._build(Material(self._material).vectors)
+        self._nearest = self._build(mapped(self._material / "vectors.npy"))
 
     def choose(self, k: int, ef: int) -> None:
         """Search with this `ef` where `k` rows are wanted."""

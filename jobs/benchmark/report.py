@@ -22,6 +22,7 @@ INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8")  # the
 NOTES = [
     f"Engines take turns of {TURN} queries. x p50, x rate: times the first row's, medians over the turns.",
     "CPU ms: processor time of a query in the engine's own process. own: its memory without mapped files.",
+    "2 threads: times the queries a second of one thread, median over rounds of all queries.",
 ]
 
 

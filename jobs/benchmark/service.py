@@ -10,7 +10,6 @@ import http.client
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -20,18 +19,8 @@ import msgspec
 
 from indexes.errors import InvalidInput, NearlineError
 from indexes.model import Floats
-from jobs.benchmark.peers import (
-    CANDIDATES,
-    NOTE,
-    RRF_K,
-    Bm25Index,
-    SentenceTransformers,
-    VectorIndex,
-    bm25s,
-    fused,
-    hnswlib,
-    qdrant_edge,
-)  # fmt: skip
+from jobs.benchmark import peers as others
+from jobs.benchmark.peers import SentenceTransformers, VectorIndex, fused
 from jobs.benchmark.report import Report, commit, report
 from jobs.benchmark.texts import Material, best_scores, model_folder, overlap, recall
 from jobs.benchmark.turns import TURN, Engine, Row, Say, Worker, figures, rotate, start
@@ -44,21 +33,10 @@ COLLECTION = "bench"
 K = 10
 MODES = ("hybrid", "dense", "lexical")
 BATCH = 200  # documents of one request
+CLIENTS = 16
 LOAD_ROUNDS = 3
 LOAD_TURN = 400  # queries of each service; peers, which are slower, get a quarter
 OURS, BARE, PEER = "nearline hybrid", "bare embedding", "sentence-transformers"
-
-
-@dataclass(frozen=True)
-class Plan:
-    """`hot`: passages kept in the hot tier, None for a tenth; `against`: another checkout."""
-
-    passages: int = 100_000
-    hot: int | None = None
-    queries: int = 1000
-    clients: int = 16
-    peers: bool = True
-    against: Path | None = None
 
 
 class OverHttp(Engine):
@@ -110,10 +88,12 @@ class BareEmbedding(Engine):
         return self._encoder.encode([query] if isinstance(query, str) else query, "query")
 
 
-def run(material: Material, plan: Plan, scratch: Path, say: Say) -> Report:
-    """Fill the services, start every engine, let them take turns."""
-    hot = plan.passages // 10 if plan.hot is None else plan.hot
-    checkouts = {"nearline": None} | ({"against": plan.against} if plan.against else {})
+def run(
+    material: Material, scratch: Path, say: Say, *, queries: int, hot: int, peers: bool, against: Path | None
+) -> Report:
+    """`hot`: passages kept in the hot tier; `against`: another checkout."""
+    count = len(material.texts)
+    checkouts = {"nearline": None} | ({"against": against} if against else {})
     makers: dict[str, Any] = {}
     with ExitStack() as stack:
         for name, checkout in checkouts.items():
@@ -121,26 +101,31 @@ def run(material: Material, plan: Plan, scratch: Path, say: Say) -> Report:
             for mode in MODES:
                 makers[f"{name} {mode}"] = partial(Search, server.url, server.pid, mode)
         makers[BARE] = BareEmbedding
-        if plan.peers:
+        if peers:
             folder = material.folder
-            graph, words = VectorIndex(folder, hnswlib), Bm25Index(folder, bm25s, plan.passages)
-            edge = VectorIndex(folder, qdrant_edge)
+            graph, words = VectorIndex(folder, others.hnswlib), others.Bm25Index(folder, others.bm25s, count)
+            edge = VectorIndex(folder, others.qdrant_edge)
             makers[f"{PEER} + qdrant-edge"] = partial(SentenceTransformers, edge)
             makers[f"{PEER} + hnswlib"] = partial(SentenceTransformers, graph)
             makers[f"{PEER} + hnswlib + bm25s"] = partial(SentenceTransformers, graph, words)
         workers, notes = start(makers, stack, say)
         fresh = iter(material.queries)
-        tables = {"Text to ten passages": one_client(material, plan, workers, fresh, say)}
-        tables["Many at once"] = many_clients(plan, workers, fresh, say)
-    notes += [NOTE, "recall of hybrid answers: against exact dense and BM25 rankings, fused by rank."]
-    against = commit(plan.against) if plan.against else None
-    return report("service", asdict(plan) | {"hot": hot, "k": K, "against": against}, tables, notes)
+        tables = {"Text to ten passages": one_client(material, queries, workers, fresh, say)}
+        tables["Many at once"] = many_clients(workers, fresh, say)
+    notes += [others.NOTE, "recall of hybrid answers: against exact dense and BM25 rankings, fused by rank."]
+    facts = {
+        "passages": count,
+        "hot": hot,
+        "queries": queries,
+        "against": commit(against) if against else None,
+    }
+    return report("service", facts, tables, notes)
 
 
 def one_client(
-    material: Material, plan: Plan, workers: dict[str, Worker], fresh: Iterator[str], say: Say
+    material: Material, queries: int, workers: dict[str, Worker], fresh: Iterator[str], say: Say
 ) -> list[Row]:
-    rounds = max(plan.queries // TURN, 1)
+    rounds = max(queries // TURN, 1)
     # Hybrid and dense searches of the same text would share its vector: each mode has queries of its own.
     asked = {mode: [take(fresh, TURN) for _ in range(rounds + 1)] for mode in MODES}
     mode_of = {name: name.split()[-1] if name.endswith(MODES) else "hybrid" for name in workers}
@@ -159,10 +144,10 @@ def one_client(
     return [*rows, {"engine": f"{OURS}, from the result cache", **figures(again, runs[OURS])}]
 
 
-def many_clients(plan: Plan, workers: dict[str, Worker], fresh: Iterator[str], say: Say) -> list[Row]:
+def many_clients(workers: dict[str, Worker], fresh: Iterator[str], say: Say) -> list[Row]:
     """Services by so many clients at once; peers by two threads, each of which embeds with one."""
-    say(f"{plan.clients} clients ...")
-    services = {name: plan.clients for name in workers if name.endswith("hybrid")}
+    say(f"{CLIENTS} clients ...")
+    services = {name: CLIENTS for name in workers if name.endswith("hybrid")}
     clients = services | {name: 2 for name in workers if name.startswith(PEER)}
     runs = rotate(
         {name: workers[name] for name in clients},
@@ -187,10 +172,10 @@ def judge(name: str, worker: Worker, material: Material, queries: Sequence[str])
     def answers(**wanted: Any) -> list[list[int]]:
         return worker.run([{"query": query, "cache": False, **wanted} for query in queries]).answers
 
-    true = answers(mode="dense", exact=True, k=CANDIDATES)
+    true = answers(mode="dense", exact=True, k=others.CANDIDATES)
     if name.endswith("hybrid"):
-        true = [fused(both) for both in zip(true, answers(mode="lexical", k=CANDIDATES))]
-    return overlap(answers(fusion={"method": "rrf", "k": RRF_K}), [best[:K] for best in true])
+        true = [fused(both) for both in zip(true, answers(mode="lexical", k=others.CANDIDATES))]
+    return overlap(answers(fusion={"method": "rrf", "k": others.RRF_K}), [best[:K] for best in true])
 
 
 def take(fresh: Iterator[str], wanted: int) -> list[str]:
@@ -203,7 +188,8 @@ def take(fresh: Iterator[str], wanted: int) -> list[str]:
 def filled(
     material: Material, hot: int, data: Path, checkout: Path | None, say: Say
 ) -> AbstractContextManager[ServerProcess]:
-    """A fresh process of the service on all texts, after another one wrote and rebuilt them."""
+    """A fresh process of the service on all texts, after another one wrote and rebuilt them. It reads every file
+    of the indexes, to verify them."""
     folder = model_folder()
     models = {"NEARLINE_MODELS_FOLDER": str(folder.parent), "NEARLINE_MODELS_DEFAULT": folder.name}
     # One delta for everything: no segments and no rebuilds before the one that counts.
@@ -212,9 +198,6 @@ def filled(
     with serving(data, models | whole, checkout) as server:
         say(f"filling the service of {checkout or 'this checkout'} ...")
         asyncio.run(fill(server.url, material, hot))
-    for file in data.rglob("*"):  # into the page cache, for what is mapped
-        if file.is_file():
-            file.read_bytes()
     return serving(data, models, checkout)
 
 

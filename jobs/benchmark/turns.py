@@ -13,7 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+from numpy.typing import NDArray
 
 from indexes.errors import NearlineError
 from indexes.memory import give_back, memory_bytes
@@ -69,19 +70,16 @@ class Engine(ABC):
         """Each client asks its share of the queries, one after the other."""
         self.expect(clients)
         pids = family(self.pid())
-        cpu, faults = cpu_seconds(pids), major_faults(pids)
-        shares = [queries[at::clients] for at in range(clients)]
-        begun = time.perf_counter()
+        before, begun = usage(pids), time.perf_counter()
         if clients == 1:
             timed = [self._client(queries)]
         else:
             with ThreadPoolExecutor(clients) as pool:
-                timed = list(pool.map(self._client, shares))
-        wall = time.perf_counter() - begun
-        cpu, faults = cpu_seconds(pids) - cpu, major_faults(pids) - faults
+                timed = list(pool.map(self._client, [queries[at::clients] for at in range(clients)]))
+        wall, (cpu, faults) = time.perf_counter() - begun, usage(pids) - before
         # Back in the order of the queries: client 0 had the first, client 1 the second.
         each = [timed[at % clients][at // clients] for at in range(len(queries))]
-        return Run([took for took, _ in each], [answer for _, answer in each], wall, cpu, faults)
+        return Run([took for took, _ in each], [answer for _, answer in each], wall, cpu, int(faults))
 
     def _client(self, queries: Sequence[Any]) -> list[tuple[float, Any]]:
         timed = []
@@ -110,7 +108,7 @@ class Worker:
         self._process.start()
         theirs.close()
         try:
-            self.opened_s: float = self._receive()
+            self.call("open")
         except BaseException:
             self.close()
             raise
@@ -120,33 +118,27 @@ class Worker:
         return run
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the engine."""
-        self._pipe.send((method, arguments))
-        return self._receive()
-
-    def close(self) -> None:
-        self._pipe.close()  # the process ends at the end of its pipe
-        self._process.join(STOP_S)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
-
-    def _receive(self) -> Any:
+        """Call a method of the engine. One that fails is the last."""
         try:
+            self._pipe.send((method, arguments))
             result = self._pipe.recv()
-        except (EOFError, ConnectionError):
+        except (EOFError, OSError):
             raise NearlineError("an engine's process ended before it answered") from None
         if isinstance(result, NearlineError):
             raise result
         return result
 
+    def close(self) -> None:
+        with suppress(NearlineError):
+            self.call("close")
+        self._pipe.close()
+        self._process.join(STOP_S)
+        self._process.kill()
+
 
 def _serve(make: Callable[[], Engine], pipe: Connection) -> None:
     engine = make()
     try:
-        begun = time.perf_counter()
-        engine.open()
-        pipe.send(time.perf_counter() - begun)
         while True:
             method, arguments = pipe.recv()
             pipe.send(getattr(engine, method)(*arguments))
@@ -154,8 +146,6 @@ def _serve(make: Callable[[], Engine], pipe: Connection) -> None:
         pass
     except Exception as error:  # noqa: BLE001 - whatever a library raises is told to the one who asked
         pipe.send(NearlineError(f"{type(error).__name__}: {error}"))
-    finally:
-        engine.close()
 
 
 def start(
@@ -206,16 +196,18 @@ def figures(runs: Sequence[Run], base: Sequence[Run]) -> Row:
     row: Row = {f"p{q} ms": round(float(np.percentile(taken, q)), 3) for q in (50, 95, 99)}
     row["CPU ms"] = round(sum(run.cpu_s for run in runs) * 1000 / len(taken), 3)
     row["queries/s"] = round(len(taken) / sum(run.wall_s for run in runs), 1)
-    medians = [np.array([np.median(run.milliseconds) for run in each]) for each in (runs, base)]
-    row["x p50"] = round(float(np.median(medians[0] / medians[1])), 2)
-    row["x rate"] = rate_ratio(runs, base)
+    row["x p50"] = ratio(runs, base, lambda run: float(np.median(run.milliseconds)))
+    row["x rate"] = ratio(runs, base, rate)
     row["major faults"] = sum(run.major_faults for run in runs)
     return row
 
 
-def rate_ratio(runs: Sequence[Run], base: Sequence[Run]) -> float:
-    rates = [np.array([len(run.milliseconds) / run.wall_s for run in each]) for each in (runs, base)]
-    return round(float(np.median(rates[0] / rates[1])), 2)
+def ratio(runs: Sequence[Run], base: Sequence[Run], of: Callable[[Run], float]) -> float:
+    return round(float(np.median([of(run) / of(other) for run, other in zip(runs, base)])), 2)
+
+
+def rate(run: Run) -> float:
+    return len(run.milliseconds) / run.wall_s
 
 
 def family(pid: int) -> list[int]:
@@ -225,12 +217,9 @@ def family(pid: int) -> list[int]:
     return [pid, *(one for child in children for one in family(child))]
 
 
-def cpu_seconds(pids: Sequence[int]) -> float:
-    """Processor time of running processes, with all their threads: clock_getcpuclockid(3)."""
-    return sum(time.clock_gettime((~pid << 3) | 2) for pid in pids)
-
-
-def major_faults(pids: Sequence[int]) -> int:
-    """Pages that had to be read from disk."""
+def usage(pids: Sequence[int]) -> NDArray[np.float64]:
+    """Processor seconds of running processes, all threads included, and pages that had to be read from disk."""
+    seconds = sum(time.clock_gettime((~pid << 3) | 2) for pid in pids)  # clock_getcpuclockid(3)
     # Fields after the command, which stands in brackets and may hold blanks.
-    return sum(int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[9]) for pid in pids)
+    stats = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
+    return np.array([seconds, sum(int(fields[9]) for fields in stats)])

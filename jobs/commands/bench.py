@@ -13,7 +13,7 @@ from jobs.commands.options import JSON, errors, print_json
 
 COUNT = click.IntRange(1)
 FOLDER = click.Path(path_type=Path, file_okay=False, resolve_path=True)
-FILE = click.Path(path_type=Path, exists=True)
+FILE = click.Path(path_type=Path, exists=True, resolve_path=True)
 
 
 def option(name: str, default: Any, text: str, kind: Any = None, **more: Any) -> Callable[[Any], Any]:
@@ -30,14 +30,10 @@ PEERS = option("--peers/--no-peers", True, "Measure other libraries too.")
 OUT = option(
     "--out", "reports", "Folder of the report, and of texts with their vectors for the next run.", FOLDER
 )
-CORPUS = click.option(
-    "--corpus",
-    "corpora",
-    multiple=True,
-    type=FILE,
-    help="Documents to take texts from, with queries.jsonl.gz beside them if there are any; may be repeated. "
-    "[default: docstrings of this Python and its packages]",
-)
+CORPUS = option(
+    "--corpus", (), "Documents to take texts from, with queries.jsonl.gz beside them if there are any; repeatable. "
+    "[default: docstrings of this Python and its packages]", FILE, multiple=True
+)  # fmt: skip
 
 
 def common(command: Any) -> Any:
@@ -51,17 +47,16 @@ def common(command: Any) -> Any:
 @passages(100_000)
 @option("--hot", None, "Passages kept hot. [default: a tenth]", click.IntRange(0))
 @QUERIES
-@option("--clients", 16, "Of the load on the service.", COUNT)
 @PEERS
-@option("--against", None, "Another checkout of Nearline, whose service takes turns with this one's.", FOLDER)
+@option("--against", None, "Another checkout of Nearline, whose service takes turns with this one's.", FILE)
 @common
 @click.pass_context
-def command(context: click.Context, /, passages: int, **options: Any) -> None:
+def command(context: click.Context, /, passages: int, hot: int | None, **options: Any) -> None:
     """Measure text to ten passages over HTTP, beside what people build instead. Run nothing else meanwhile."""
     if context.invoked_subcommand is None:
-        from jobs.benchmark.service import Plan, run
+        from jobs.benchmark.service import run
 
-        measure(run, Plan, passages, {"passages": passages, **options})
+        measure(run, passages, {"hot": passages // 10 if hot is None else hot, **options})
 
 
 @command.command(epilog="Example: nearline bench index --peers --passages 300000")
@@ -73,9 +68,9 @@ def command(context: click.Context, /, passages: int, **options: Any) -> None:
 @common
 def index(passages: int, **options: Any) -> None:
     """Measure dense search by the index library: all cold, a tenth hot, all hot, beside others."""
-    from jobs.benchmark.index import Plan, dense
+    from jobs.benchmark.index import dense
 
-    measure(dense, Plan, passages, options)
+    measure(dense, passages, options)
 
 
 @command.command(epilog="Example: nearline bench bm25 --passages 100000 --passages 1000000")
@@ -86,10 +81,9 @@ def index(passages: int, **options: Any) -> None:
 @common
 def bm25(passages: tuple[int, ...], **options: Any) -> None:
     """Measure BM25 beside tantivy, bm25s and, where it is small, rank-bm25; several sizes in the same turns."""
-    from jobs.benchmark.index import Plan
     from jobs.benchmark.index import bm25 as run
 
-    measure(run, Plan, max(passages), {"sizes": passages, **options}, vectors=False)
+    measure(run, max(passages), {"sizes": passages, **options}, vectors=False)
 
 
 @command.command(epilog="Example: nearline bench embed --queries 400")
@@ -98,9 +92,9 @@ def bm25(passages: tuple[int, ...], **options: Any) -> None:
 @common
 def embed(passages: int, **options: Any) -> None:
     """Measure embedding beside sentence-transformers and a plain fp32 graph: queries, bulk, likeness to fp32."""
-    from jobs.benchmark.embed import Plan, run
+    from jobs.benchmark.embed import run
 
-    measure(run, Plan, passages, options, vectors=False)
+    measure(run, passages, options, vectors=False)
 
 
 @command.command(epilog="Example: nearline bench cold --passages 100000 --zipf 1.5")
@@ -112,19 +106,19 @@ def embed(passages: int, **options: Any) -> None:
 @common
 def cold(passages: int, **options: Any) -> None:
     """Measure skipping the cold tier within a budget of loss, beside always searching it."""
-    from jobs.benchmark.cold import Plan, run
+    from jobs.benchmark.index import cold as run
 
-    measure(run, Plan, passages, options)
+    measure(run, passages, options)
 
 
-def measure(run: Any, plan: Any, texts: int, options: dict[str, Any], *, vectors: bool = True) -> None:
+def measure(run: Any, texts: int, options: dict[str, Any], *, vectors: bool = True) -> None:
     """Run a bench on so many texts in a temporary folder; write its report and print it."""
     from jobs.benchmark.texts import gather
 
-    corpora, out, as_json = (options.pop(name) for name in ("corpora", "out", "as_json"))
+    corpora, out, as_json = (options.pop(name) for name in ("corpus", "out", "as_json"))
     material = gather(corpora, texts, out, errors.print, vectors=vectors)
     with tempfile.TemporaryDirectory(prefix="nearline-bench-") as folder:
-        report = run(material, plan(**options), Path(folder), errors.print)
+        report = run(material, Path(folder), errors.print, **options)
     path = report.write(out)
     if as_json:
         print_json(report)
