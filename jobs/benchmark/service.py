@@ -40,12 +40,15 @@ OURS, BARE, PEER = "nearline hybrid", "bare embedding", "sentence-transformers"
 
 
 class OverHttp(Engine):
-    """A running service, asked over kept connections, one for each thread."""
+    """A running service. Each client keeps a connection for one turn: the service closes those that idle for longer."""
 
     def __init__(self, url: str, pid: int) -> None:
         self._address, self._pid = url.removeprefix("http://"), pid
 
     def open(self) -> None:
+        pass
+
+    def expect(self, clients: int) -> None:
         self._local = threading.local()
 
     def pid(self) -> int:

@@ -79,7 +79,7 @@ class Engine(ABC):
         wall, (cpu, faults) = time.perf_counter() - begun, usage(pids) - before
         # Back in the order of the queries: client 0 had the first, client 1 the second.
         each = [timed[at % clients][at // clients] for at in range(len(queries))]
-        return Run([took for took, _ in each], [answer for _, answer in each], wall, cpu, int(faults))
+        return Run([took for took, _ in each], [answer for _, answer in each], wall, float(cpu), int(faults))
 
     def _client(self, queries: Sequence[Any]) -> list[tuple[float, Any]]:
         timed = []
