@@ -17,10 +17,9 @@ import numpy as np
 
 from indexes.model import Floats
 from jobs.benchmark.peers import SentenceTransformers, packaged_weights
-from jobs.benchmark.report import Report, report
 from jobs.benchmark.service import BareEmbedding, OverHttp
 from jobs.benchmark.texts import Material, model_folder
-from jobs.benchmark.turns import Engine, Row, Say, figures, rate, ratio, rotate, start, turns
+from jobs.benchmark.turns import Engine, Row, Say, Tables, figures, rate, ratio, rotate, start, turns
 from jobs.export.encoders import from_torch
 from jobs.export.shapes import shape
 from jobs.export.sources import Source
@@ -99,7 +98,7 @@ class PlainFp32(Engine):
         return unit
 
 
-def run(material: Material, scratch: Path, say: Say, *, queries: int) -> Report:
+def run(material: Material, scratch: Path, say: Say, *, queries: int) -> Tables:
     asked = turns(material.queries[:queries])
     bulks = [material.texts[at : at + BULK_TEXTS] for at in range(0, len(material.texts), BULK_TEXTS)]
     encoder = Encoder(load_model(model_folder()), threads=1)
@@ -130,5 +129,4 @@ def run(material: Material, scratch: Path, say: Say, *, queries: int) -> Report:
                 )
                 row["cosine to fp32"] = round(float((mine * theirs).sum(axis=1).mean()), 4)
             rows.append(row | workers[name].call("memory"))
-    settings = {"queries": queries, "texts": len(material.texts), "tokens": tokens}
-    return report("embed", settings, {"Embedding": rows}, [*notes, NOTE])
+    return {"Embedding": rows}, [*notes, NOTE]

@@ -21,9 +21,8 @@ from indexes.collection import Collection
 from indexes.dense.probing import probes_of
 from indexes.model import ColdPolicy, Floats, NewPassage, Rows, Settings, Tuning, Upsert
 from jobs.benchmark import peers as others
-from jobs.benchmark.report import Report, report
 from jobs.benchmark.texts import Material, best_scores, overlap, recall
-from jobs.benchmark.turns import Engine, Row, Say, Worker, figures, rate, ratio, rotate, start, turns
+from jobs.benchmark.turns import Engine, Row, Say, Tables, Worker, figures, rate, ratio, rotate, start, turns
 from retrieval.embedding.encoder import available_threads
 
 BUILD_TIMEOUT_S = 7200
@@ -94,7 +93,7 @@ def dense(
     queries: int,
     target: float,
     peers: bool,
-) -> Report:
+) -> Tables:
     """All cold, a tenth hot, all hot; and the peers, each with its cheapest setting that reaches the target recall."""
     count = len(material.texts)
     say(f"writing {count:,} passages ...")
@@ -116,16 +115,12 @@ def dense(
             say(f"depth {k}: {len(vectors)} queries ...")
             best = best_scores(material.vectors, vectors, k)
             tables[f"{k} nearest of {count:,}"] = [
-                {
-                    **row,
-                    "ef": chosen.get(row["engine"]),
-                    "recall": recall(found, material.vectors, vectors, best),
-                }
+                row
+                | {"ef": chosen.get(row["engine"]), "recall": recall(found, material.vectors, vectors, best)}
                 for row, found in compare(workers, [(vector, k) for vector in vectors])
             ]
-    facts = {"passages": count, "queries": len(vectors), "target": target}
     notes.append(f"ef of a peer: the smallest to reach recall {target}, or else {others.EFS[-1]}.")
-    return report("index", facts, tables, [*notes, others.NOTE])
+    return tables, [*notes, others.NOTE]
 
 
 def choose(
@@ -164,7 +159,7 @@ def bm25(
     depth: Sequence[int],
     queries: int,
     peers: bool,
-) -> Report:
+) -> Tables:
     """Ours and the peers on the first passages of the material, every size in the same turns."""
     makers: dict[str, Any] = {}
     for size in sizes:
@@ -185,12 +180,13 @@ def bm25(
             say(f"depth {k}: {len(texts)} queries ...")
             ours: dict[str, list[list[int]]] = {}  # answers by size
             tables[f"{k} best by BM25"] = [
-                {**row, "recall": overlap(found, ours.setdefault(row["engine"].split()[-1], found))}
+                row | {"recall": overlap(found, ours.setdefault(row["engine"].split()[-1], found))}
                 for row, found in compare(workers, [(text, k) for text in texts])
             ]
-    notes.append("recall: share of our rows, which are exact; engines keep other ones of equal score.")
-    facts = {"sizes": sizes, "queries": len(texts)}
-    return report("bm25", facts, tables, [*notes, others.NOTE])
+    notes.append(
+        "recall: share of our rows; others of equal score count as misses. tantivy has its own k1 and b."
+    )
+    return tables, [*notes, others.NOTE]
 
 
 class Policy(Nearline):
@@ -217,7 +213,7 @@ class Policy(Nearline):
 
 def cold(
     material: Material, scratch: Path, say: Say, *, zipf: float, learn: int, queries: int, budget: float
-) -> Report:
+) -> Tables:
     """`learn` queries are asked before those that are measured."""
     hot = len(material.texts) // 10
     topics = topics_of(np.array(material.vectors))
@@ -240,21 +236,11 @@ def cold(
         say("learning ...")
         workers["calibrated"].run(list(drawn(topics, learn)))
         half = len(topics) // 2
-        for title, load in (
-            ("Load", topics),
-            ("Load shifted to other topics", topics[half:] + topics[:half]),
-        ):
+        for title, load in ("Load", topics), ("Shifted load", topics[half:] + topics[:half]):
             say(f"{title}: {queries} queries ...")
             tables[title] = ask_both(workers, drawn(load, queries))
-    settings = {
-        "passages": len(material.texts),
-        "hot": hot,
-        "queries": queries,
-        "zipf": zipf,
-        "budget": budget,
-    }
     notes.append(f"loss: share of the {K} best of `always` that are missing, mean of all queries.")
-    return report("cold", settings, tables, notes)
+    return tables, notes
 
 
 def ask_both(workers: dict[str, Worker], queries: Floats) -> list[Row]:

@@ -54,7 +54,8 @@ class Report(msgspec.Struct, frozen=True):
 
 def report(bench: str, settings: dict[str, Any], tables: dict[str, list[Row]], notes: list[str]) -> Report:
     """With this machine and what is installed on it."""
-    settings = {"commit": commit(Path(__file__).parents[2]), **settings}
+    settings = {"commit": Path(__file__).parents[2], **settings}
+    settings = {name: commit(one) if isinstance(one, Path) else one for name, one in settings.items()}
     return Report(bench, machine(), versions(), settings, tables, [*NOTES, *notes])
 
 

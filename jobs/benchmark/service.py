@@ -21,9 +21,8 @@ from indexes.errors import InvalidInput, NearlineError
 from indexes.model import Floats
 from jobs.benchmark import peers as others
 from jobs.benchmark.peers import SentenceTransformers, VectorIndex, fused
-from jobs.benchmark.report import Report, commit, report
 from jobs.benchmark.texts import Material, best_scores, model_folder, overlap, recall
-from jobs.benchmark.turns import TURN, Engine, Row, Say, Worker, figures, rotate, start
+from jobs.benchmark.turns import TURN, Engine, Row, Say, Tables, Worker, figures, rotate, start
 from jobs.server_process import ServerProcess, serving
 from retrieval.client import Client
 from retrieval.embedding.encoder import Encoder
@@ -93,9 +92,8 @@ class BareEmbedding(Engine):
 
 def run(
     material: Material, scratch: Path, say: Say, *, queries: int, hot: int, peers: bool, against: Path | None
-) -> Report:
+) -> Tables:
     """`hot`: passages kept in the hot tier; `against`: another checkout."""
-    count = len(material.texts)
     checkouts = {"nearline": None} | ({"against": against} if against else {})
     makers: dict[str, Any] = {}
     with ExitStack() as stack:
@@ -106,7 +104,10 @@ def run(
         makers[BARE] = BareEmbedding
         if peers:
             folder = material.folder
-            graph, words = VectorIndex(folder, others.hnswlib), others.Bm25Index(folder, others.bm25s, count)
+            graph, words = (
+                VectorIndex(folder, others.hnswlib),
+                others.Bm25Index(folder, others.bm25s, len(material.texts)),
+            )
             edge = VectorIndex(folder, others.qdrant_edge)
             makers[f"{PEER} + qdrant-edge"] = partial(SentenceTransformers, edge)
             makers[f"{PEER} + hnswlib"] = partial(SentenceTransformers, graph)
@@ -116,13 +117,7 @@ def run(
         tables = {"Text to ten passages": one_client(material, queries, workers, fresh, say)}
         tables["Many at once"] = many_clients(workers, fresh, say)
     notes += [others.NOTE, "recall of hybrid answers: against exact dense and BM25 rankings, fused by rank."]
-    facts = {
-        "passages": count,
-        "hot": hot,
-        "queries": queries,
-        "against": commit(against) if against else None,
-    }
-    return report("service", facts, tables, notes)
+    return tables, notes
 
 
 def one_client(
@@ -191,8 +186,7 @@ def take(fresh: Iterator[str], wanted: int) -> list[str]:
 def filled(
     material: Material, hot: int, data: Path, checkout: Path | None, say: Say
 ) -> AbstractContextManager[ServerProcess]:
-    """A fresh process of the service on all texts, after another one wrote and rebuilt them. It reads every file
-    of the indexes, to verify them."""
+    """A fresh process of the service on all texts, after another one wrote and rebuilt them."""
     folder = model_folder()
     models = {"NEARLINE_MODELS_FOLDER": str(folder.parent), "NEARLINE_MODELS_DEFAULT": folder.name}
     # One delta for everything: no segments and no rebuilds before the one that counts.

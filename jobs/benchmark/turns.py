@@ -31,7 +31,8 @@ STOP_S = 60.0
 ENVIRON = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # of engines: one thread for each caller
 
 Say = Callable[[str], None]
-Row = dict[str, Any]  # of a table of the report
+Row = dict[str, Any]
+Tables = tuple[dict[str, list[Row]], list[str]]  # what a bench found: tables by title, and notes
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,9 +27,7 @@ def passages(default: Any, **more: Any) -> Callable[[Any], Any]:
 QUERIES = option("--queries", 1000, "Asked of each engine.", COUNT)
 DEPTH = option("--depth", (10, 100), "Results asked for; may be repeated.", COUNT, multiple=True)
 PEERS = option("--peers/--no-peers", True, "Measure other libraries too.")
-OUT = option(
-    "--out", "reports", "Folder of the report, and of texts with their vectors for the next run.", FOLDER
-)
+OUT = option("--out", "reports", "Folder of reports, and of texts embedded before.", FOLDER)
 CORPUS = option(
     "--corpus", (), "Documents to take texts from, with queries.jsonl.gz beside them if there are any; repeatable. "
     "[default: docstrings of this Python and its packages]", FILE, multiple=True
@@ -56,7 +54,7 @@ def command(context: click.Context, /, passages: int, hot: int | None, **options
     if context.invoked_subcommand is None:
         from jobs.benchmark.service import run
 
-        measure(run, passages, {"hot": passages // 10 if hot is None else hot, **options})
+        measure("service", run, passages, {"hot": passages // 10 if hot is None else hot, **options})
 
 
 @command.command(epilog="Example: nearline bench index --peers --passages 300000")
@@ -70,7 +68,7 @@ def index(passages: int, **options: Any) -> None:
     """Measure dense search by the index library: all cold, a tenth hot, all hot, beside others."""
     from jobs.benchmark.index import dense
 
-    measure(dense, passages, options)
+    measure("index", dense, passages, options)
 
 
 @command.command(epilog="Example: nearline bench bm25 --passages 100000 --passages 1000000")
@@ -83,7 +81,7 @@ def bm25(passages: tuple[int, ...], **options: Any) -> None:
     """Measure BM25 beside tantivy, bm25s and, where it is small, rank-bm25; several sizes in the same turns."""
     from jobs.benchmark.index import bm25 as run
 
-    measure(run, max(passages), {"sizes": passages, **options}, vectors=False)
+    measure("bm25", run, max(passages), {"sizes": passages, **options}, vectors=False)
 
 
 @command.command(epilog="Example: nearline bench embed --queries 400")
@@ -94,7 +92,7 @@ def embed(passages: int, **options: Any) -> None:
     """Measure embedding beside sentence-transformers and a plain fp32 graph: queries, bulk, likeness to fp32."""
     from jobs.benchmark.embed import run
 
-    measure(run, passages, options, vectors=False)
+    measure("embed", run, passages, options, vectors=False)
 
 
 @command.command(epilog="Example: nearline bench cold --passages 100000 --zipf 1.5")
@@ -108,19 +106,21 @@ def cold(passages: int, **options: Any) -> None:
     """Measure skipping the cold tier within a budget of loss, beside always searching it."""
     from jobs.benchmark.index import cold as run
 
-    measure(run, passages, options)
+    measure("cold", run, passages, options)
 
 
-def measure(run: Any, texts: int, options: dict[str, Any], *, vectors: bool = True) -> None:
+def measure(name: str, run: Any, texts: int, options: dict[str, Any], *, vectors: bool = True) -> None:
     """Run a bench on so many texts in a temporary folder; write its report and print it."""
+    from jobs.benchmark.report import report
     from jobs.benchmark.texts import gather
 
     corpora, out, as_json = (options.pop(name) for name in ("corpus", "out", "as_json"))
     material = gather(corpora, texts, out, errors.print, vectors=vectors)
     with tempfile.TemporaryDirectory(prefix="nearline-bench-") as folder:
-        report = run(material, Path(folder), errors.print, **options)
-    path = report.write(out)
+        tables, notes = run(material, Path(folder), errors.print, **options)
+    made = report(name, {"passages": texts, **options}, tables, notes)
+    path = made.write(out)
     if as_json:
-        print_json(report)
+        print_json(made)
     else:
-        click.echo(f"{report.markdown()}\n\nReport: {path}")
+        click.echo(f"{made.markdown()}\n\nReport: {path}")
