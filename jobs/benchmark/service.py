@@ -104,11 +104,8 @@ def run(
         makers[BARE] = BareEmbedding
         if peers:
             folder = material.folder
-            graph, words = (
-                VectorIndex(folder, others.hnswlib),
-                others.Bm25Index(folder, others.bm25s, len(material.texts)),
-            )
-            edge = VectorIndex(folder, others.qdrant_edge)
+            graph, edge = VectorIndex(folder, others.hnswlib), VectorIndex(folder, others.qdrant_edge)
+            words = others.Bm25Index(folder, others.bm25s, len(material.texts))
             makers[f"{PEER} + qdrant-edge"] = partial(SentenceTransformers, edge)
             makers[f"{PEER} + hnswlib"] = partial(SentenceTransformers, graph)
             makers[f"{PEER} + hnswlib + bm25s"] = partial(SentenceTransformers, graph, words)
