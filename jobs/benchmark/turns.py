@@ -28,7 +28,9 @@ from indexes.memory import give_back, memory_bytes
 
 TURN = 40
 STOP_S = 60.0
-ENVIRON = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # of engines: one thread for each caller
+# Of engines: one thread for each caller. PyTorch takes more by itself; while its threads spin, it is up to ten times as
+# slow on a machine that does anything else.
+ENVIRON = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 
 Say = Callable[[str], None]
 Row = dict[str, Any]
