@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from indexes.build.chosen import Chosen
-from indexes.build.placement import Moves
 from indexes.dense.skipping import ColdState
 from indexes.log.owed import Owed
 from indexes.model import Tier
@@ -13,6 +11,8 @@ from indexes.parts.assembly import segment_passages
 from indexes.parts.generation import Generation
 from indexes.parts.snapshot import Snapshot
 from indexes.parts.visible import sum_by_tier
+from indexes.rebuild.chosen import TunedSettings
+from indexes.rebuild.placement import Moves
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def describe(
     documents: int,
     generations: list[int],
     recall_target: float,
-    chosen: Chosen | None,
+    chosen: TunedSettings | None,
     owed: Owed,
 ) -> CollectionInfo:
     """All of it, for what a snapshot shows. `chosen` counts if it is for the generation in it."""

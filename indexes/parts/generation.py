@@ -27,7 +27,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexes import failpoints
-from indexes.build.placement import Moves
 from indexes.dense.cold import RANKS, ColdSettings, ColdShard
 from indexes.dense.hot import HotGraph
 from indexes.dense.skipping import ColdWatch, ListBounds
@@ -40,6 +39,7 @@ from indexes.lexical.postings import SealedLexical
 from indexes.masks import Bits, count_bits, first_bits
 from indexes.model import TIERS, ColdPolicy, Floats, Ids, Rows, Tier
 from indexes.parts.part import NOTHING, Found, merge, search_graph
+from indexes.rebuild.placement import Moves
 from indexes.residency import Files
 
 logger = logging.getLogger(__name__)

@@ -131,7 +131,7 @@ class Segment:
 
 
 def copy_rows(sources: Sequence[tuple[StoredVectors, Rows]], dimensions: int, go_on: GoOn) -> StoredVectors:
-    """Chosen rows of several stores, end to end, in a store of their own."""
+    """TunedSettings rows of several stores, end to end, in a store of their own."""
     copied = StoredVectors.allocate(sum(len(rows) for _, rows in sources), dimensions)
     at = 0
     for source, rows in sources:

@@ -9,7 +9,6 @@ from typing import cast
 import numpy as np
 import pytest
 
-from indexes.build.builder import Rebuild
 from indexes.dense.cold import ColdSettings
 from indexes.dense.skipping import ColdWatch, Decision
 from indexes.filters.grammar import Comparison, Filter
@@ -18,6 +17,7 @@ from indexes.parts.generation import Generation
 from indexes.parts.prepared import NO_COLD_MATCH
 from indexes.parts.snapshot import Snapshot
 from indexes.query import Query
+from indexes.rebuild.builder import Rebuild
 from tests.support.vectors import World, fill, make_collection
 
 WORLD = World(seed=12)

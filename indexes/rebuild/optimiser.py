@@ -18,7 +18,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from indexes.build.truth import (
+from indexes.dense.cold import ColdSettings
+from indexes.dense.outlook import Outlook
+from indexes.dense.vectors import search_with_one_thread
+from indexes.model import Floats, Progress, Tier
+from indexes.parts.generation import Generation
+from indexes.parts.part import Found
+from indexes.rebuild.truth import (
     Counts,
     K,
     Truth,
@@ -27,12 +33,6 @@ from indexes.build.truth import (
     synthetic_queries,
     true_neighbours,
 )
-from indexes.dense.cold import ColdSettings
-from indexes.dense.outlook import Outlook
-from indexes.dense.vectors import search_with_one_thread
-from indexes.model import Floats, Progress, Tier
-from indexes.parts.generation import Generation
-from indexes.parts.part import Found
 
 DEPTH = 100  # `search.candidates` of the configuration, unless somebody changed it
 QUERIES = 300  # of a build
