@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from indexes.dense.skipping import ColdState
+from indexes.dense.cold_skips import ColdState
 from indexes.log.owed import Owed
 from indexes.model import Tier
 from indexes.parts.assembly import segment_passages

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType, field
 
 from indexes.catalog import NAME
-from indexes.dense.skipping import ColdState
+from indexes.dense.cold_skips import ColdState
 from indexes.info import SearchSettings
 from indexes.model import Metadata, Tier
 from indexes.rebuild.placement import Moves

@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 
 from indexes import failpoints
 from indexes.dense.cold import RANKS, ColdSettings, ColdShard
+from indexes.dense.cold_skips import ColdSkipper, ListBounds
 from indexes.dense.hot import HotGraph
-from indexes.dense.skipping import ColdWatch, ListBounds
 from indexes.dense.training import Training
 from indexes.dense.vectors import StoredVectors, among, both, within
 from indexes.durable import disk_errors, format_of, publish, publish_folder, sha256, verify, with_checksum
@@ -110,7 +110,7 @@ class Generation:
             if manifest.cold
             else None
         )
-        self.watch: ColdWatch | None = None
+        self.watch: ColdSkipper | None = None
         self.lexical = SealedLexical.load(folder / "lexical", files)
         self.filters = SealedFilters.load(folder / "filters", files)
 
@@ -209,10 +209,10 @@ class Generation:
         if self._cold is None or policy.mode == "always":
             self.watch = None
         elif policy.mode == "never":
-            self.watch = ColdWatch(policy, None)
+            self.watch = ColdSkipper(policy, None)
         else:
             lowest = np.asarray(self.files.array(self.folder / LOWEST), np.float32)
-            self.watch = ColdWatch(policy, ListBounds(self._cold.centres(), lowest))
+            self.watch = ColdSkipper(policy, ListBounds(self._cold.centres(), lowest))
 
     def tune(self, *, ef: int | None = None, cold: ColdSettings | None = None) -> None:
         """Search with other settings. A search under way may still use the old ones, or one tier of it each."""

@@ -20,7 +20,7 @@ import numpy as np
 from indexes.child import Child, answer
 from indexes.collection import Collection
 from indexes.dense.cold import ColdSettings
-from indexes.dense.outlook import Outlook
+from indexes.dense.forecast import Forecast
 from indexes.errors import Conflict, InvalidInput
 from indexes.model import Floats, Progress
 from indexes.parts.generation import Generation, Shelf
@@ -243,7 +243,7 @@ def curve(optimum: Optimum, truth: Truth, generation: Generation) -> list[Point]
         if recall >= max(CURVE_FROM, front[-1][1] + 1e-9 if front else 0):
             front.append((pair, recall))
     shown = np.unique(np.linspace(0, len(front) - 1, CURVE_POINTS).round().astype(int))
-    outlook = Outlook(generation.cold, truth.queries) if generation.cold else None
+    forecast = Forecast(generation.cold, truth.queries) if generation.cold else None
     return [
         Point(
             ef=pair.hot.setting if generation.manifest.hot else 0,
@@ -252,10 +252,10 @@ def curve(optimum: Optimum, truth: Truth, generation: Generation) -> list[Point]
             rescored=cold.rescored,
             recall=round(recall, 4),
             us=round(pair.us, 1),
-            codes=round(outlook.codes(cold)) if outlook else 0,
+            codes=round(forecast.codes(cold)) if forecast else 0,
         )
         for pair, recall in (front[at] for at in shown if front)
-        for cold in (pair.cold.setting if outlook else ColdSettings(),)
+        for cold in (pair.cold.setting if forecast else ColdSettings(),)
     ]
 
 

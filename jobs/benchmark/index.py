@@ -17,7 +17,7 @@ import faiss
 import numpy as np
 
 from indexes.collection import Collection
-from indexes.dense.probing import probes_of
+from indexes.dense.mixtures import mixtures_of
 from indexes.model import ColdPolicy, Floats, IndexOptions, NewPassage, Rows, Settings, Upsert
 from indexes.query import Query
 from indexes.rebuild.builder import Rebuild
@@ -276,5 +276,5 @@ def draw(vectors: Floats, topics: list[Rows], count: int, *, zipf: float, rng: n
     for topic in np.unique(drawn):
         at = np.flatnonzero(drawn == topic)
         rows = rng.choice(topics[topic], max(len(at), PASSAGES_MIN))
-        found[at] = probes_of(vectors[rows], seed=int(rng.integers(2**31)))[: len(at)]
+        found[at] = mixtures_of(vectors[rows], seed=int(rng.integers(2**31)))[: len(at)]
     return found

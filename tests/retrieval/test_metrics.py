@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from indexes.catalog import Catalog
-from indexes.dense.skipping import NOTES, ColdWatch
+from indexes.dense.cold_skips import NOTES, ColdSkipper
 from indexes.model import ColdPolicy, IndexOptions, Ranking
 from indexes.rebuild.builder import Rebuild
 from retrieval.metrics import Metrics
@@ -31,7 +31,7 @@ def catalog(tmp_path: Path) -> Iterator[Catalog]:
     made.close()
 
 
-def ask(watch: ColdWatch, loss: float, until: Callable[[], bool]) -> int:
+def ask(watch: ColdSkipper, loss: float, until: Callable[[], bool]) -> int:
     """Queries that would all lose so much without the cold tier; how many it took."""
     rng = np.random.default_rng(3)
     queries = 0
