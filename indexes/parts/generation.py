@@ -31,15 +31,14 @@ from indexes.dense.cold import RANKS, ColdSettings, ColdShard
 from indexes.dense.cold_skips import ColdSkipper, ListBounds
 from indexes.dense.hot import HotGraph
 from indexes.dense.training import Training
-from indexes.dense.vectors import StoredVectors, among, both, within
+from indexes.dense.vectors import NOTHING, Found, StoredVectors, among, both, merge, within
 from indexes.durable import disk_errors, format_of, publish, publish_folder, sha256, verify, with_checksum
 from indexes.errors import Conflict, Damaged, NotFound, RecallTooLow
 from indexes.filters.columns import SealedFilters
 from indexes.lexical.postings import SealedLexical
 from indexes.masks import Bits, count_bits, first_bits
 from indexes.model import TIERS, ColdPolicy, Floats, Ids, Rows, Tier
-from indexes.parts.part import NOTHING, Found, merge, search_graph
-from indexes.rebuild.placement import Moves
+from indexes.parts.part import search_graph
 from indexes.residency import Files
 
 logger = logging.getLogger(__name__)
@@ -55,6 +54,15 @@ HOT, COLD = np.int8(TIERS.index("hot")), np.int8(TIERS.index("cold"))
 class SealedFile(msgspec.Struct, frozen=True):
     bytes: int
     sha256: str
+
+
+class Moves(msgspec.Struct, frozen=True):
+    """What a rebuild moved: hot passages by the reason they are hot, and how many changed their tier."""
+
+    hot_by_hits: int = 0
+    hot_by_age: int = 0
+    to_hot: int = 0
+    to_cold: int = 0
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):

@@ -38,11 +38,19 @@ from indexes.lexical.building import LexicalBuilder
 from indexes.log.reader import LogReader, decode_metadata
 from indexes.memory import PeakMemory
 from indexes.model import Ids, Progress
-from indexes.parts.generation import MANIFEST, Generation, Manifest, Shelf, read_manifest, seal_files
+from indexes.parts.generation import (
+    MANIFEST,
+    Generation,
+    Manifest,
+    Moves,
+    Shelf,
+    read_manifest,
+    seal_files,
+)
 from indexes.rebuild.dense import FIRST_EF, DenseRows, write_dense
 from indexes.rebuild.hits import Hits
 from indexes.rebuild.optimiser import Measured, choose_settings
-from indexes.rebuild.placement import Moves, Placement, place
+from indexes.rebuild.placement import Placement, place
 from indexes.residency import Files
 
 

@@ -20,10 +20,9 @@ import numpy as np
 
 from indexes.dense.cold import ColdSettings
 from indexes.dense.forecast import Forecast
-from indexes.dense.vectors import search_with_one_thread
+from indexes.dense.vectors import Found, search_with_one_thread
 from indexes.model import Floats, Progress, Tier
 from indexes.parts.generation import Generation
-from indexes.parts.part import Found
 from indexes.rebuild.truth import (
     Counts,
     K,

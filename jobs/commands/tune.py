@@ -137,7 +137,7 @@ def in_folder(
     # Only here: a command that talks to a service needs no indexes.
     from indexes.backup.backup import aliases_of
     from indexes.catalog import Catalog
-    from indexes.rebuild.tuner import TuneRun
+    from indexes.tuner import TuneRun
     from retrieval.config import load_config
     from retrieval.handlers.jobs import checked
     from retrieval.lifecycle import options_of

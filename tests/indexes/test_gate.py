@@ -48,7 +48,7 @@ POOR_BUILDER = """
 import sys
 from pathlib import Path
 
-if {{"indexes.rebuild.builder", "indexes.rebuild.tuner"}} & {{*sys.orig_argv}} and Path({marker!r}).exists():
+if {{"indexes.rebuild.builder", "indexes.tuner"}} & {{*sys.orig_argv}} and Path({marker!r}).exists():
     from indexes.rebuild import optimiser
 
     optimiser.EFS, optimiser.PROBED_64THS, optimiser.RESCORED = (10,), (0,), (1,)

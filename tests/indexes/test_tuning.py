@@ -36,7 +36,7 @@ from indexes.rebuild.optimiser import (
     paired,
 )
 from indexes.rebuild.truth import TIE, Truth
-from indexes.rebuild.tuner import TuneOutcome, TuneRun, curve
+from indexes.tuner import TuneOutcome, TuneRun, curve
 from retrieval.tasks import Tasks
 from tests.support.vectors import World, fill, make_collection
 

@@ -1,4 +1,4 @@
-"""Chooses search settings for a live generation by queries, in a process of its own: `python -m indexes.rebuild.tuner`.
+"""Chooses search settings for a live generation by queries, in a process of its own: `python -m indexes.tuner`.
 
     queries -> two halves -> optimise on the one (`optimiser`) -> measure the choice, and what was in use, on the other
 
@@ -145,7 +145,7 @@ class TuneRun:
         self._queries = queries
         what = f"tuning of generation {collection.snapshot.generation}"
         timeout_s = collection.options.build_timeout_s
-        self._child = Child("indexes.rebuild.tuner", TuneOutcome, what=what, timeout_s=timeout_s)
+        self._child = Child("indexes.tuner", TuneOutcome, what=what, timeout_s=timeout_s)
         self.cancel = self._child.cancel
 
     def run(self, progress: Progress) -> TuneOutcome:
