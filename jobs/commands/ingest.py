@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import click
+import msgspec
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from jobs.commands.options import COLLECTION, JSON, URL, counted, errors, print_json
@@ -174,26 +173,15 @@ def stopped(done: Ingested, collection: str) -> str:
     )
 
 
-def as_value(done: Ingested, report: SourceReport) -> dict[str, object]:
+def as_value(done: Ingested, report: SourceReport) -> dict[str, Any]:
     """What `--json` prints."""
     return {
-        "documents": done.documents,
-        "unchanged": done.unchanged,
-        "passages": done.passages,
-        "tokens": done.tokens,
+        **msgspec.to_builtins(report),
+        **msgspec.to_builtins(done),
         "tokens_per_s": round(done.tokens_per_s(), 1),
         "seconds": round(done.seconds, 3),
-        "seq": done.seq,
-        "files": report.files,
-        "empty": report.empty,
-        "duplicates": report.duplicates,
         "other_files": report.other_files.total(),
-        "links": report.links,
-        "excluded": report.excluded,
         "types": {column: " or ".join(kinds) for column, kinds in report.types.items()},
-        "misfits": dict(report.misfits),
-        "failures": report.failures,
-        "failed": [asdict(one) for one in report.failed],
     }
 
 
@@ -214,12 +202,10 @@ def progress_bar(
     of: Literal["bytes_read", "documents"] = "bytes_read",
     hidden: bool = False,
     label: str = "documents",
-    every_s: float = LINE_EVERY_S,
 ) -> Iterator[OnProgress]:
     """A bar of what is acknowledged, `total` bytes of source or documents long; without a terminal, lines on stderr."""
     if not hidden and not errors.is_terminal:
-        with progress_lines(total, of, label, every_s) as on_progress:
-            yield on_progress
+        yield progress_lines(total, of, label)
         return
     columns = (
         TextColumn("{task.fields[documents]} " + label),
@@ -228,7 +214,7 @@ def progress_bar(
         TextColumn("{task.fields[rate]:,.0f} tokens/s"),
         TimeRemainingColumn(),
     )
-    # Speed over minutes: large documents are acknowledged seldom.
+    # The period is long because large documents are acknowledged seldom.
     with Progress(*columns, console=errors, disable=hidden, transient=True, speed_estimate_period=300) as bar:
         task = bar.add_task("", total=max(total, 1), documents=0, rate=0.0)
         yield lambda done: bar.update(
@@ -239,28 +225,18 @@ def progress_bar(
         )
 
 
-@contextlib.contextmanager
-def progress_lines(total: int, of: str, label: str, every_s: float) -> Iterator[OnProgress]:
-    """The same as a line now and then."""
-    latest, begun, ended = Ingested(), time.monotonic(), threading.Event()
-
-    def show() -> None:
-        while not ended.wait(every_s):
-            share = min(getattr(latest, of) / max(total, 1), 1.0)
-            left = f", {(time.monotonic() - begun) * (1 / share - 1):,.0f} s left" if share else ""
-            click.echo(
-                f"{latest.documents + latest.unchanged:,} {label}, {share:.0%}{rate(latest)}{left}",
-                err=True,
-            )
+def progress_lines(total: int, of: str, label: str, every_s: float = LINE_EVERY_S) -> OnProgress:
+    """The same as a line on stderr after an acknowledgement, at most one in `every_s`."""
+    begun = shown = time.monotonic()
 
     def note(done: Ingested) -> None:
-        nonlocal latest
-        latest = done
+        nonlocal shown
+        now = time.monotonic()
+        if now - shown < every_s:
+            return
+        shown = now
+        share = min(getattr(done, of) / max(total, 1), 1.0)
+        left = f", {(now - begun) * (1 / share - 1):,.0f} s left" if share else ""
+        click.echo(f"{done.documents + done.unchanged:,} {label}, {share:.0%}{rate(done)}{left}", err=True)
 
-    thread = threading.Thread(target=show, daemon=True)
-    thread.start()
-    try:
-        yield note
-    finally:
-        ended.set()
-        thread.join()
+    return note

@@ -186,9 +186,10 @@ def test_a_stopped_ingest_says_what_is_written(service: ServerProcess, http: Htt
         out, err = ingest.communicate(timeout=60)
     assert ingest.returncode == 130
     assert out == ""
-    assert err.startswith("stopped: ")
-    assert 0 < int(err.split()[1]) <= http.ok("GET", f"/v1/collections/{name}")["documents"]
-    assert len(err.splitlines()) == 1
+    *progress, stopped = err.splitlines()
+    assert stopped.startswith("stopped: ")
+    assert 0 < int(stopped.split()[1]) <= http.ok("GET", f"/v1/collections/{name}")["documents"]
+    assert all(line.endswith(" s left") for line in progress)  # where the machine is slow
 
 
 def test_a_demo_that_is_ended_leaves_nothing(model_folder: Path, tmp_path: Path) -> None:
