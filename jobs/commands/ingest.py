@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import sys
 import time
@@ -14,18 +13,10 @@ import click
 import msgspec
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from jobs.commands.options import COLLECTION, JSON, URL, counted, errors, print_json
+from jobs.commands.options import COLLECTION, JSON, URL, ask, counted, errors, print_json
 from jobs.ingesting import REQUEST_S_MAX, Ingested, ingest
 from jobs.ingesting import Progress as OnProgress
-from jobs.sources import (
-    ColumnType,
-    SourceDocument,
-    SourceOptions,
-    SourceReport,
-    parse_types,
-    read_documents,
-    total_bytes,
-)
+from jobs.sources import SourceOptions, SourceReport, parse_types, read_documents, total_bytes
 from retrieval.client import Client, ServiceError
 
 FAILURES_SHOWN = 20
@@ -75,42 +66,31 @@ def command(
     url: str,
     collection: str,
     create: bool,
-    id_field: str | None,
-    prefix_ids: bool,
     text_field: str,
-    title_field: str,
     types: tuple[str, ...],
-    exclude: tuple[str, ...],
     lenient: bool,
     as_json: bool,
+    **others: Any,
 ) -> None:
     """Send JSONL, CSV, text and Markdown files, or folders of them, to a running service.
 
     What cannot be read, or is refused by the service, is named at the end and makes the exit code 1; everything else is
     written. Run it again after it was stopped: a document is there once, whatever happened.
     """
-    declared: dict[str, ColumnType] = {}
-    for one in types:
-        declared |= parse_types(one)
-    options = SourceOptions(
-        exclude=exclude,
-        id_field=id_field,
-        prefix_ids=prefix_ids,
-        text_fields=tuple(field.strip() for field in text_field.split(",")),
-        title_field=title_field,
-        types=declared,
-    )
+    declared = {column: kind for one in types for column, kind in parse_types(one).items()}
+    text_fields = tuple(field.strip() for field in text_field.split(","))
+    options = SourceOptions(text_fields=text_fields, types=declared, **others)
     report, done = SourceReport(), Ingested()
     documents = read_documents(paths, options=options, report=report)
 
-    def note(now: Ingested) -> None:
-        nonlocal done
-        done = now
-        on_progress(now)
+    async def send(client: Client) -> None:
+        if create:
+            await client.ensure_collection(collection)
+        await ingest(client, collection, documents, on_progress, report, done)
 
     try:
         with progress_bar(total_bytes(paths, options=options), hidden=as_json) as on_progress:
-            done = asyncio.run(send(url, collection, create, documents, note, report))
+            ask(url, send, timeout_s=REQUEST_S_MAX)
     except KeyboardInterrupt:
         click.echo(stopped(done, collection), err=True)
         sys.exit(130)
@@ -137,20 +117,6 @@ def tell(done: Ingested, report: SourceReport, collection: str, *, as_json: bool
         click.echo(ending(done, collection))
         for line in report.summary():
             click.echo(line)
-
-
-async def send(
-    url: str,
-    collection: str,
-    create: bool,
-    documents: Iterator[SourceDocument],
-    on_progress: OnProgress,
-    report: SourceReport,
-) -> Ingested:
-    async with Client(url, timeout_s=REQUEST_S_MAX) as client:
-        if create:
-            await client.ensure_collection(collection)
-        return await ingest(client, collection, documents, on_progress, report)
 
 
 def ending(done: Ingested, collection: str) -> str:

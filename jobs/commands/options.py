@@ -16,7 +16,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskProgressColumn, TextColumn
 
-from retrieval.client import Client
+from retrieval.client import TIMEOUT_S, Client
 
 T = TypeVar("T")
 OnProgress = Callable[[str, int, int], None]
@@ -61,11 +61,11 @@ def print_result(value: Any, *lines: str, as_json: bool) -> None:
             click.echo(line)
 
 
-def ask(url: str, work: Callable[[Client], Awaitable[T]]) -> T:
+def ask(url: str, work: Callable[[Client], Awaitable[T]], *, timeout_s: float = TIMEOUT_S) -> T:
     """The result of `work` with a client of the service."""
 
     async def asked() -> T:
-        async with Client(url) as client:
+        async with Client(url, timeout_s=timeout_s) as client:
             return await work(client)
 
     return asyncio.run(asked())

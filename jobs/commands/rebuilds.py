@@ -1,4 +1,4 @@
-"""nearline reindex, erase and reembed: they write the files of a collection anew, while it serves."""
+"""nearline reindex, erase and reembed: they rewrite a collection while it serves."""
 
 from __future__ import annotations
 

@@ -77,18 +77,16 @@ def _value(written: str) -> object | None:
     return infer([written]).value(written)
 
 
+_FENCED_CODE = re.compile(r"^ {0,3}(```+|~~~+).*?(?:^ {0,3}\1|\Z)", re.DOTALL | re.MULTILINE)
+_HEADING = re.compile(
+    r"^ {0,3}#{1,6}[ \t]+(?P<marked>.+?)[ \t]*#*[ \t]*$"
+    # Running text can be underlined, not a list, quote, table or code.
+    r"|^ {0,3}(?P<underlined>[^\s\-*+>|#=`~].*)\n {0,3}(?:=+|-{2,})[ \t]*$",
+    re.MULTILINE,
+)
+
+
 def first_heading(text: str) -> str | None:
     """The first Markdown heading, `# like this` or underlined; headings inside fenced code do not count."""
-    fence = before = ""
-    for line in text.split("\n"):
-        mark = re.match(r" {0,3}(```+|~~~+)", line)
-        if mark and (not fence or mark[1].startswith(fence)):
-            fence = "" if fence else mark[1]
-        elif not fence:
-            if heading := re.match(r" {0,3}#{1,6}[ \t]+(.+?)[ \t]*#*[ \t]*$", line):
-                return heading[1].strip()
-            if before and re.fullmatch(r" {0,3}(=+|-{2,})[ \t]*", line):
-                return before
-        # What can be underlined: running text, not a list, quote, table or code.
-        before = line.strip() if re.match(r" {0,3}[^\s\-*+>|#=`~]", line) and not fence else ""
-    return None
+    found = _HEADING.search(_FENCED_CODE.sub("", text))
+    return (found["marked"] or found["underlined"]).strip() if found else None
