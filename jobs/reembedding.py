@@ -15,13 +15,16 @@ import time
 from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from indexes.model import Progress
 from jobs.ingesting import CHARS_PER_REQUEST, DOCUMENTS_PER_REQUEST, PatientWriter
 from jobs.pace import Pace
 from retrieval.client import JSON, Client, ServiceError
+
+if TYPE_CHECKING:  # numpy comes with it, which would slow down the start of a command
+    from indexes.model import Progress
 
 PAGE = 200
 

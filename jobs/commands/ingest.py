@@ -13,7 +13,7 @@ import click
 import msgspec
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from jobs.commands.options import COLLECTION, JSON, URL, ask, counted, errors, print_json
+from jobs.commands.options import COLLECTION, JSON, URL, ask, counted, errors, print_result
 from jobs.ingesting import REQUEST_S_MAX, Ingested, ingest
 from jobs.ingesting import Progress as OnProgress
 from jobs.sources import SourceOptions, SourceReport, parse_types, read_documents, total_bytes
@@ -101,22 +101,12 @@ def command(
         raise
     for column in declared.keys() - report.types.keys():
         report.note(f"types: no table has a column '{column}' of metadata")
-    tell(done, report, collection, as_json=as_json)
-    if report.failures and not lenient:
-        sys.exit(1)
-
-
-def tell(done: Ingested, report: SourceReport, collection: str, *, as_json: bool) -> None:
-    """What came of it: notes and failures on stderr, the rest on stdout."""
     for line in report.notes:
         click.echo(line, err=True)
     show_failures(report)
-    if as_json:
-        print_json(as_value(done, report))
-    else:
-        click.echo(ending(done, collection))
-        for line in report.summary():
-            click.echo(line)
+    print_result(as_value(done, report), ending(done, collection), *report.summary(), as_json=as_json)
+    if report.failures and not lenient:
+        sys.exit(1)
 
 
 def ending(done: Ingested, collection: str) -> str:
