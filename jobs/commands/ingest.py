@@ -132,8 +132,9 @@ def stopped(done: Ingested, collection: str) -> str:
 def as_value(done: Ingested, report: SourceReport) -> dict[str, Any]:
     """What `--json` prints."""
     return {
-        **msgspec.to_builtins(report),
         **msgspec.to_builtins(done),
+        **msgspec.to_builtins(report),
+        "documents": done.documents,
         "tokens_per_s": round(done.tokens_per_s(), 1),
         "seconds": round(done.seconds, 3),
         "other_files": report.other_files.total(),
