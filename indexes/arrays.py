@@ -1,21 +1,11 @@
-"""Small functions of arrays and their files that several indexes need: places in sorted arrays, what to map."""
+"""Small functions of arrays that several indexes need: places in sorted arrays, offsets, the best of many."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from indexes.model import Floats, Ids, Rows
-
-MAPPED_BYTES_MIN = (
-    256 << 10
-)  # a map holds a descriptor for as long as it is used, and a generation has 18 files
-
-
-def worth_mapping(path: Path) -> bool:
-    return path.stat().st_size >= MAPPED_BYTES_MIN
 
 
 def ends_of(sizes: NDArray[np.integer] | NDArray[np.bool_]) -> NDArray[np.int64]:

@@ -7,6 +7,7 @@ data/<collection>/      one folder for each collection
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import shutil
@@ -96,9 +97,11 @@ class Catalog:
                 logger.error("collection %s is quarantined: %s", path.name, reason, exc_info=not expected)
 
     def close(self) -> None:
-        for collection in self._collections.values():
-            collection.close()
-        self._lock.close()
+        """Close every collection and release the lock, also where closing one fails; then raise that error."""
+        with contextlib.ExitStack() as steps:
+            steps.callback(self._lock.close)
+            for collection in self._collections.values():
+                steps.callback(collection.close)
 
     @property
     def collections(self) -> dict[str, Collection]:

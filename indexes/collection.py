@@ -10,6 +10,7 @@ Segments are made on background threads (`sealing`) and put in place by the writ
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 import threading
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from indexes import failpoints
+from indexes.arrivals import Arrivals
 from indexes.build.builder import BuildRequest
 from indexes.build.chosen import Chosen, read_chosen, save_chosen
 from indexes.build.hits import Hits
@@ -62,7 +64,7 @@ class Collection:
     """An open collection. `Collection.create` makes one, `Collection(folder, tuning)` opens one; `close` it."""
 
     def __init__(self, folder: Path, tuning: Tuning) -> None:
-        self.folder = folder
+        self.folder, self.name = folder, folder.name  # the name is its own, whatever aliases it has
         self.tuning = tuning
         self.log = Log(folder / "log.db")
         most, rest = tuning.commit_ops_max, self.log.rest
@@ -82,6 +84,7 @@ class Collection:
             self.shelf.sweep()
             failpoints.reach("open.swept")
             self._snapshot = self._recover()
+            self.arrivals = Arrivals(self._snapshot.seq)
             failpoints.reach("open.recovered")
         except BaseException:
             self._writer.close()
@@ -118,10 +121,11 @@ class Collection:
 
     def close(self) -> None:
         """Finish queued writes, stop the threads, close the log. Searches under way may still finish."""
-        self._writer.close()
-        self.hits.save()
-        self._sealing.close()
-        self.log.close()
+        with contextlib.ExitStack() as steps:  # in reverse order; where one fails, the others are still taken
+            steps.callback(self.log.close)
+            steps.callback(self._sealing.close)
+            steps.callback(self.hits.save)
+            steps.callback(self._writer.close)
 
     # -- reading
 
@@ -176,14 +180,13 @@ class Collection:
                 check_upsert(operation, self.settings.dimensions)
         return self._writer.write(operations)
 
-    def delete_matching(self, condition: Filter) -> Future[WriteResult]:
-        """Delete every document that matches the filter when the writer comes to it: no update slips in between."""
+    def delete_holding(self, passages: Ids) -> Future[WriteResult]:
+        """Delete the documents that hold these passages, in one commit.
 
-        def choose() -> list[Operation]:
-            ids = self.snapshot.matching(condition)
-            return [Delete(one) for one in dict.fromkeys(self.log.documents_of(ids.tolist()).values())]
-
-        return self._writer.write(choose)
+        A document that was replaced has other passages: what a filter found is deleted only while it still matches.
+        """
+        ids = passages.tolist()
+        return self._writer.write(lambda: [Delete(one) for one in self.log.documents_of(ids)])
 
     def change(self, document_id: str, change: Callable[[Upsert], Upsert]) -> Future[WriteResult]:
         """Replace a document by what `change` makes of it when the writer comes to it: no other write slips in between.
@@ -233,6 +236,7 @@ class Collection:
         self._assembly.apply(applied)
         if applied:
             self._snapshot = self._assembly.snapshot(applied[-1].seq, self.log.content)
+            self.arrivals.arrived(self._snapshot.seq)
 
     def _publish(self) -> None:
         """Let searches read the present parts, at the same seq."""
@@ -259,6 +263,7 @@ class Collection:
                 hot_capacity=self.settings.hot_capacity if hot_capacity is None else hot_capacity,
                 recall_target=self.recall_target,
                 threads=self.tuning.build_threads,
+                recall_floor=self.tuning.floor,
             )
 
         self.hits.save()  # the builder reads them
@@ -346,7 +351,7 @@ class Collection:
 
     def _usable(self, number: int) -> Generation:
         """A generation, verified and loaded, if this collection and this version can serve it."""
-        generation = Generation.load(self.shelf.path(number))
+        generation = Generation.load(self.shelf.path(number), self._assembly.new_files())
         manifest = generation.manifest
         if manifest.fingerprint != self.settings.fingerprint:
             raise Damaged("it was built with another model")

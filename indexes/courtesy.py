@@ -1,8 +1,8 @@
-"""Searches first: whoever writes or seals gives way, between two small steps, while a search is under way.
+"""Yield the GIL to searches: writing and sealing pause between small steps while a search is running.
 
-Python's threads take turns. One that computes keeps the interpreter for 5 ms once it has it, and a search gives it up
-at every call into compiled code, to get it back after another such turn. So the writer lets go by itself, but for no
-longer than it is told: searches that never end slow writes down, and do not stop them.
+A thread that computes in Python holds the GIL for a switch interval of 5 ms. A search releases it at every call into
+native code and then waits up to that long to get it back. So background work yields on its own, for a bounded time: a
+constant stream of searches slows writes down but cannot starve them.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from collections import deque
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-GoOn = Callable[[], None]  # long work calls it between two of its steps; may raise, to end it
+GoOn = Callable[[], None]  # long work calls it between steps; it may raise to cancel the work
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-GIVE_WAY_S_MAX = 0.002  # at each step; most searches take less
-TURN_S = 0.0001  # instead of Python's 5 ms
+GIVE_WAY_S_MAX = 0.002  # a step; most searches are shorter
+TURN_S = 0.0001  # switch interval while serving, instead of Python's 5 ms
 
-# Adding to these and taking away is atomic.
-_under_way: set[int] = set()  # threads that search now
-_gates: deque[threading.Lock] = deque()  # those who give way wait at; the search that ends last opens them
+# The GIL makes adding to these and removing from them atomic.
+_under_way: set[int] = set()  # threads that are searching
+_gates: deque[threading.Lock] = deque()  # held by waiting writers; the last search to end releases them
 
 
 def searching(search: Callable[P, R]) -> Callable[P, R]:
-    """For functions that search: their threads count as under way meanwhile. They do not call each other."""
+    """Decorates a search: background work yields while it runs. Decorated functions must not call each other."""
 
     @functools.wraps(search)
     def counted(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -53,28 +53,28 @@ def _open_gates() -> None:
 
 
 def give_way(at_most_s: float = GIVE_WAY_S_MAX) -> None:
-    """Wait while searches are under way, for so many seconds at most. Returns at once when there are none."""
+    """Wait until no search is running, at most this long. Returns at once when none is."""
     if not _under_way:
         return
-    # Asleep until it is woken: whoever looks again and again takes turns from the search that he waits for.
+    # Sleep rather than poll: polling takes the GIL from the very search being waited for.
     gate = threading.Lock()
     gate.acquire()
     _gates.append(gate)
-    # The last search may have ended before the gate stood there.
+    # The last search may have ended before the gate was in the queue.
     if not (_under_way and gate.acquire(timeout=at_most_s)):
         with contextlib.suppress(ValueError):
             _gates.remove(gate)
 
 
 def nobody_waits() -> None:
-    """The `GoOn` of work that nobody waits for or ends."""
+    """The `GoOn` of work that neither yields nor gets cancelled."""
 
 
 def keep_turns_short() -> None:
-    """For a whole process that serves searches, once it has loaded what it needs.
+    """Set up a process for serving searches; call it once everything is loaded.
 
-    A search that waits for the interpreter asks for it sooner, and collections of garbage leave alone what is there
-    by now: going through all of it stops every thread.
+    The short switch interval lets a search get the GIL back sooner. Freezing takes everything loaded so far out of
+    garbage collection, which stops every thread while it scans.
     """
     sys.setswitchinterval(TURN_S)
     gc.freeze()

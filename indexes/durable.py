@@ -79,7 +79,8 @@ def publish(path: Path, content: bytes, mode: int = 0o666) -> None:
     draft = path.with_name(f".{path.name}.draft")
     try:
         with disk_errors(path):
-            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+            draft.unlink(missing_ok=True)  # one that was left behind would keep its mode
+            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
                 disk.write(file, content)
                 failpoints.reach("publish.written")
                 sync(file.fileno(), draft)
@@ -219,8 +220,7 @@ class FolderLock:
             self._file.truncate(0)
             self._file.write(f"{os.getpid()}\n")
             self._file.flush()
-        self._open = True
-        failures.hold()
+        self._release = failures.hold()
 
     def _acquired(self) -> bool:
         try:
@@ -231,7 +231,5 @@ class FolderLock:
 
     def close(self) -> None:
         """Idempotent."""
-        if self._open:
-            self._open = False
-            failures.release()
+        self._release()
         self._file.close()

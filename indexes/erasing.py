@@ -1,7 +1,7 @@
 """Erasure: what was deleted or overwritten goes from every file of a collection, and its space comes back.
 
-Indexes hold deleted passages until they are built anew, so do generations kept to go back to, and the log's file holds
-them until it is written anew (`indexes/log/rewriting`). Backups that were made before are not ours to change.
+Indexes hold deleted passages until they are rebuilt, generations kept for rollback hold them too, and the log's file
+holds them until it is rewritten (`indexes/log/rewriting`). Backups made earlier are left alone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WAIT_S_MAX, PAUSE_S = 60.0, 1.0  # for a backup that is under way
 class Erased:
     """What an erasure did: bytes of content that were owed, and of disk that came back; what the collection has left.
 
-    Disk may come back negative, where writes came meanwhile or a first generation was built.
+    Freed bytes are negative where writes arrived at the same time, or a first generation was built.
     """
 
     erased_bytes: int
@@ -39,7 +39,7 @@ class Erased:
 class Erasure:
     """Erases what was deleted or overwritten before it was made. `cancel`, from any thread, ends it at its next step.
 
-    Where it `needs_rebuild`, adopt a new generation, then call `run`. No build may be under way meanwhile.
+    Where it `needs_rebuild`, adopt a new generation, then call `run`. No build may run at the same time.
     """
 
     def __init__(self, collection: Collection) -> None:
@@ -95,7 +95,7 @@ class Erasure:
 
 
 def disk_bytes(folder: Path) -> int:
-    """Of all files below a folder. Those that go away meanwhile do not count."""
+    """Of all files below a folder. Files that disappear during the walk do not count."""
     total = 0
     for path in folder.rglob("*"):
         try:

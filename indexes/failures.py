@@ -1,10 +1,10 @@
-"""What a failed sync means: this process acknowledges nothing more, and whoever asked is told, so that it can leave.
+"""What a failed sync means: this process acknowledges nothing more, and listeners are told, so that it can leave.
 
 A second sync after a failed one may succeed without the bytes being on disk, so nothing is tried again. Only opening
-the data directory anew, in a new process, shows what the disk holds.
+the data directory again, in a new process, shows what the disk holds.
 
-A failure counts from the moment it is reported until the data directory (`FolderLock`) is closed; a process that
-holds none has nothing to acknowledge. Everything here may be called from any thread.
+This is the only place that remembers a failure: from its report until everything that was open for writing (data
+directories and logs, which `hold`) is closed. Everything here may be called from any thread.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from indexes.errors import Damaged, DiskFull, Quarantined, StorageError
 Listener = Callable[[StorageError], None]
 
 _change = threading.Lock()
-_held = 0
+_held: set[object] = set()
 _first: StorageError | None = None
 _listeners: list[Listener] = []
 
@@ -39,6 +39,10 @@ def report(error: StorageError) -> None:
         listener(error)
 
 
+def any_reported() -> bool:
+    return _first is not None
+
+
 def require_none() -> None:
     """Raise StorageError if a failure was reported. Asked before everything that would be acknowledged."""
     if _first is not None:
@@ -58,17 +62,17 @@ def listen(listener: Listener) -> Callable[[], None]:
     return forget
 
 
-def hold() -> None:
-    """A data directory is open now."""
-    global _held  # noqa: PLW0603 - as above
+def hold() -> Callable[[], None]:
+    """Something is open for writing until the function returned is called. With the last, the failure is forgotten."""
+    held = object()
     with _change:
-        _held += 1
+        _held.add(held)
 
+    def release() -> None:
+        global _first  # noqa: PLW0603 - as above
+        with _change:
+            _held.discard(held)
+            if not _held:
+                _first = None
 
-def release() -> None:
-    """It is closed; with the last one, what was reported is over."""
-    global _held, _first  # noqa: PLW0603 - as above
-    with _change:
-        _held -= 1
-        if not _held:
-            _first = None
+    return release

@@ -29,7 +29,8 @@ class SearchSettings:
 
 @dataclass(frozen=True, slots=True)
 class CollectionInfo:
-    """Counts and sizes of one collection. `memory_bytes` leaves mapped files out, `mapped_bytes` is those.
+    """Counts and sizes of one collection. `memory_bytes` leaves out the files that are read in place: of those
+    `resident_bytes` are copied into memory, see `residency`, and `mapped_bytes` are mapped.
 
     `moves` is what the rebuild of the live generation moved between tiers; `cold` how often queries needed that one;
     `recall` what that rebuild measured, or the tuning since; `recall_target` what the next one aims for. `owed_bytes`
@@ -48,6 +49,7 @@ class CollectionInfo:
     search: SearchSettings | None
     memory_bytes: int
     tier_bytes: dict[Tier, int]
+    resident_bytes: int
     mapped_bytes: int
     moves: Moves | None
     cold: ColdState | None
@@ -81,7 +83,8 @@ def describe(
         search=search_settings(generation, tuned=tuned is not None) if generation else None,
         memory_bytes=sum(part.bytes for part in parts),
         tier_bytes=sum_by_tier(part.tier_bytes() for part in parts),
-        mapped_bytes=generation.mapped_bytes if generation else 0,
+        resident_bytes=generation.files.copied if generation else 0,
+        mapped_bytes=generation.files.mapped if generation else 0,
         moves=generation.manifest.moves if generation else None,
         cold=cold_state(snapshot) if generation and generation.manifest.cold else None,
         owed_bytes=owed.bytes,

@@ -1,7 +1,8 @@
-"""How much memory a build and a serving process take: measured, and foretold by a formula.
+"""How much memory a build and a serving process take: measured, and predicted by a formula.
 
-Memory here is a process's own (anonymous pages). Pages of mapped files come on top while the system has room for them,
-and go when it has not. docs/benchmarks.md compares the formula with measurements.
+Memory here is a process's own (anonymous pages). The formula leaves out the files that searches read in place: those
+that fit the budget of `residency` are copied and add to it, the others are mapped, and the system keeps their pages
+while it has room. docs/benchmarks.md compares the formula with measurements.
 """
 
 from __future__ import annotations
@@ -100,7 +101,8 @@ def cold_bytes(passages: int, lists: int, dimensions: int) -> float:
 
 
 def serving_bytes(hot: int, cold: int, lists: int, in_segments: int, dimensions: int) -> float:
-    """The dense indexes in memory: what `CollectionInfo.tier_bytes` adds up to, less the delta."""
+    """The dense indexes in memory: the sum of `CollectionInfo.tier_bytes` without the delta. Files that are held
+    resident come on top, at most the budget of `residency`."""
     segments = (codes_for(dimensions) / 2 + 2 * dimensions) * in_segments
     return graph_bytes(hot, dimensions) + cold_bytes(cold, lists, dimensions) + segments
 

@@ -21,13 +21,20 @@ STOP_S = 40.0
 class ServerProcess:
     """`nearline serve` as a child. Ready when the constructor returns; `stop` or `kill` it."""
 
-    def __init__(self, data: Path, environ: Mapping[str, str] | None = None) -> None:
-        """Raises NearlineError with the child's last line if it ends before it is ready."""
-        command = [sys.executable, "-m", "jobs.cli", "serve", "--data", str(data), "--port", "0"]
+    def __init__(
+        self, data: Path, environ: Mapping[str, str] | None = None, checkout: Path | None = None
+    ) -> None:
+        """With a `checkout`, the code of another working tree runs, in the same Python.
+
+        Raises NearlineError with the child's last line if it ends before it is ready.
+        """
+        elsewhere = {} if checkout is None else {"PYTHONPATH": str(checkout.resolve())}
+        command = [sys.executable, "-m", "jobs.cli", "serve", "--data", str(data.resolve()), "--port", "0"]
         self._log = log_of(data).open("ab")
         self._child = subprocess.Popen(
             command,
-            env={**os.environ, **(environ or {})},
+            cwd=checkout,
+            env={**os.environ, **(environ or {}), **elsewhere},
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
@@ -81,9 +88,11 @@ def log_of(data: Path) -> Path:
 
 
 @contextlib.contextmanager
-def serving(data: Path, environ: Mapping[str, str] | None = None) -> Iterator[ServerProcess]:
+def serving(
+    data: Path, environ: Mapping[str, str] | None = None, checkout: Path | None = None
+) -> Iterator[ServerProcess]:
     """A service for the length of a with-block."""
-    server = ServerProcess(data, environ)
+    server = ServerProcess(data, environ, checkout)
     try:
         yield server
     finally:

@@ -97,7 +97,7 @@ def cold_families(states: Mapping[str, ColdState | None]) -> list[Metric]:
     )
     stops = CounterMetricFamily(
         "nearline_cold_stops",
-        "Times that skipping ended by itself, to be learnt anew",
+        "Times that skipping stopped by itself and learning started over",
         labels=["collection"],
     )
     loss = GaugeMetricFamily(

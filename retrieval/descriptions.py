@@ -98,6 +98,7 @@ FIELDS = {
     "recall_target": "Recall@10 to reach",
     "receipt": "How the answer was found",
     "request_bytes": "Bytes of a request's body",
+    "resident_bytes": "Index files that are read in place, copied into memory up to `index.resident_bytes`",
     "result": "What the job found or made",
     "results": "In the order of the searches: an answer or an error",
     "score": "What the hits are ordered by",

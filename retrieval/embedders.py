@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -190,8 +191,9 @@ class Embedders:
         self.cutting.shutdown(wait=False, cancel_futures=True)
         # What is being opened first: the threads that do it cannot be stopped.
         await asyncio.gather(*self._opening.values(), return_exceptions=True)
-        for embedder in self._open.values():
-            await embedder.close()
+        async with contextlib.AsyncExitStack() as steps:
+            for embedder in self._open.values():
+                steps.push_async_callback(embedder.close)
 
 
 def runs_of(config: Config) -> tuple[int, int]:

@@ -28,7 +28,7 @@ def make_examples(model: str) -> Examples:
     bodies: dict[type[Any], dict[str, JSON]] = {
         schemas.CreateCollection: {
             "a collection": {"name": "docs"},
-            "with a small hot tier": {"name": "tickets", "hot_capacity": 10_000},
+            "with a small hot tier": {"name": "tickets", "hot_capacity": 2_000},
         },
         schemas.RenameCollection: {"another name": {"name": "handbook"}},
         schemas.SetAlias: {"an alias": {"collection": "docs"}},

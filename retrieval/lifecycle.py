@@ -18,6 +18,7 @@ from indexes.catalog import Catalog
 from indexes.durable import publish
 from indexes.errors import NearlineError, StorageError
 from indexes.model import ColdPolicy, Tuning
+from indexes.residency import Budget
 from retrieval.cache import MemoryStore, ResultCache, SharedVectors, Store
 from retrieval.config import Config
 from retrieval.embedders import Embedders
@@ -46,6 +47,8 @@ Context = Callable[[web.Application], AsyncIterator[None]]
 SECRET_BYTES = 32
 LAG_EVERY_S = 0.05
 MEMORY_EVERY_S = 0.5
+# While a new generation is swapped in, the old one's files are held beside it: half of the ceiling for a moment.
+RESIDENT_SHARE = 4
 
 
 def catalog_ctx(data: Path) -> Context:
@@ -53,7 +56,9 @@ def catalog_ctx(data: Path) -> Context:
         app[FAILED] = asyncio.Event()
         forget = failures.listen(leave_on_failure(app, asyncio.get_running_loop()))
         try:
-            app[CATALOG] = await asyncio.to_thread(Catalog, data, tuning_of(app[CONFIG]))
+            app[CATALOG] = await asyncio.to_thread(
+                Catalog, data, tuning_of(app[CONFIG], app[CEILING].bytes_max)
+            )
             app[METRICS].watch(app[CATALOG])
             yield
             await asyncio.to_thread(app[CATALOG].close)
@@ -127,7 +132,7 @@ async def pipeline_ctx(app: web.Application) -> AsyncIterator[None]:
     results = ResultCache(near, far, ttl_s=ttl_s(config), now=time.time)
     app[METRICS].watch_caches(results, app[EMBEDDERS].shared, near, far)
     app[CEILING].relief.append(near.clear)
-    app[PIPELINE] = Pipeline(app[CATALOG], app[EMBEDDERS], results, config)
+    app[PIPELINE] = Pipeline(app[EMBEDDERS], results, config)
     # Every product of a search is small; BLAS would spread it over all cores and wait for each of them.
     with threadpool_limits(1, user_api="blas"):
         yield
@@ -219,8 +224,10 @@ def own_secret(data: Path) -> bytes:
     return path.read_bytes()
 
 
-def tuning_of(config: Config) -> Tuning:
+def tuning_of(config: Config, memory_bytes_max: int = 0) -> Tuning:
+    """`memory_bytes_max` is what the process may hold; one that does not say so keeps no files resident."""
     index = config.index
+    resident_bytes = min(index.resident_bytes or memory_bytes_max // RESIDENT_SHARE, memory_bytes_max)
     return Tuning(
         delta_passages_max=index.delta_passages_max,
         segments_max=index.segments_max,
@@ -232,5 +239,6 @@ def tuning_of(config: Config) -> Tuning:
         generations_kept=index.generations_kept,
         commit_ops_max=index.commit_ops_max,
         exact_scan_passages_max=config.search.exact_scan_passages_max,
+        resident=Budget(resident_bytes),
         cold=ColdPolicy(config.search.cold, config.search.cold_loss_budget, config.search.cold_audit_share),
     )

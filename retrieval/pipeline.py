@@ -20,7 +20,6 @@ from typing import TypeVar
 
 import msgspec
 
-from indexes.catalog import Catalog
 from indexes.collection import Collection
 from indexes.dense.vectors import search_with_one_thread
 from indexes.errors import DeadlineExceeded
@@ -40,7 +39,6 @@ from retrieval.stopwatch import Stopwatch
 
 T = TypeVar("T")
 
-MIN_SEQ_POLL_S = 0.002
 MIN_SEQ_WAIT_S = 5.0
 # More get no more done, and each pass of the event loop, which everybody else waits for, takes longer.
 ACTIVE_PER_THREAD = 8
@@ -55,10 +53,9 @@ class CachedAnswer(msgspec.Struct):
 
 
 class Pipeline:
-    """Answers searches over the collections of a catalog."""
+    """Answers searches."""
 
-    def __init__(self, catalog: Catalog, embedders: Embedders, results: ResultCache, config: Config) -> None:
-        self._catalog = catalog
+    def __init__(self, embedders: Embedders, results: ResultCache, config: Config) -> None:
         self._embedders = embedders
         self._results = results
         self._config = config
@@ -77,15 +74,20 @@ class Pipeline:
         return self._scanner.joint(collection, members)
 
     async def search(
-        self, name: str, request: SearchRequest, place: Place | None = None, room: Room | None = None
+        self,
+        name: str,
+        collection: Collection,
+        request: SearchRequest,
+        place: Place | None = None,
+        room: Room | None = None,
     ) -> SearchAnswer:
-        """Raises NotFound, InvalidInput, Unavailable and their kin; never returns a partial answer.
+        """`name` is what the client calls the collection. Raises InvalidInput, Unavailable and their kin; never returns
+        a partial answer.
 
         Hits that have no `room`, by default that of one answer, are TooLarge.
         """
         room = room or Room(self._config.limits.answer_bytes_max)
         watch = Stopwatch()
-        collection = self._catalog.get(name)
         plan = planned(request, collection.settings.dimensions, self._config)
         if plan.deadline_ms is not None:
             watch.deadline = asyncio.get_running_loop().time() + plan.deadline_ms / 1000
@@ -186,14 +188,15 @@ class Pipeline:
 
 async def reached(collection: Collection, min_seq: int) -> Snapshot:
     """The present snapshot, once it holds operation `min_seq`. Raises DeadlineExceeded if that does not come."""
-    deadline = time.monotonic() + MIN_SEQ_WAIT_S
-    while (snapshot := collection.snapshot).seq < min_seq:
-        if time.monotonic() > deadline:
+    if collection.snapshot.seq < min_seq:
+        try:
+            async with asyncio.timeout(MIN_SEQ_WAIT_S):
+                await asyncio.wrap_future(collection.arrivals.at(min_seq))
+        except TimeoutError:
             raise DeadlineExceeded(
-                f"the log is at seq {snapshot.seq}, before min_seq={min_seq}", param="min_seq"
-            )
-        await asyncio.sleep(MIN_SEQ_POLL_S)
-    return snapshot
+                f"the log is at seq {collection.snapshot.seq}, before min_seq={min_seq}", param="min_seq"
+            ) from None
+    return collection.snapshot
 
 
 def scanned(snapshot: Snapshot, ranking: Ranking) -> Candidates:

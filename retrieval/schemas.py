@@ -75,7 +75,8 @@ class RebuildDue(msgspec.Struct):
 
 
 class CollectionBody(msgspec.Struct, kw_only=True):
-    """One collection. Recall is what the last rebuild measured at 10, with its settings; memory is of the indexes."""
+    """One collection. Recall is what the last rebuild measured at 10, with its settings; memory is of the indexes,
+    less the files that they read in place: copies of those are `resident_bytes`, the others `mapped_bytes`."""
 
     name: str
     aliases: list[str]
@@ -95,6 +96,7 @@ class CollectionBody(msgspec.Struct, kw_only=True):
     search: SearchSettings | None
     memory_bytes: int
     tier_bytes: dict[Tier, int]
+    resident_bytes: int
     mapped_bytes: int
     moves: Moves | None
     cold: ColdState | None

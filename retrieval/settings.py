@@ -94,7 +94,7 @@ class Limits(Section, frozen=True, kw_only=True):
 
 
 class Index(Section, frozen=True, kw_only=True):
-    hot_capacity: Count = 50_000
+    hot_capacity: Count = 10_000
     delta_passages_max: Positive = 4096
     segments_max: Count = 8
     dead_fraction_max: Share = 0.2
@@ -105,6 +105,7 @@ class Index(Section, frozen=True, kw_only=True):
     generations_kept: Positive = 2
     commit_ops_max: Positive = 512
     erase_after_h: Duration = 24.0
+    resident_bytes: Count = 0
 
 
 class Search(Section, frozen=True, kw_only=True):
@@ -116,7 +117,7 @@ class Search(Section, frozen=True, kw_only=True):
     weight_dense: Weight = 0.7
     weight_lexical: Weight = 0.3
     exact_scan_passages_max: Count = 10_000
-    cold: Literal["always", "calibrated", "never"] = "calibrated"
+    cold: Literal["always", "calibrated", "never"] = "always"
     cold_loss_budget: Share = 0.005
     cold_audit_share: Share = 0.01
     deadline_ms: Positive = 10_000

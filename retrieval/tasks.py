@@ -9,14 +9,17 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, ParamSpec, Protocol, TypeVar
 
 import msgspec
 
-from indexes.build.rebuild import Rebuild
-from indexes.build.tuner import Tuner, check_target, chosen_from, why_unmet
+from indexes.build.builder import Rebuild
+from indexes.build.tuner import Tuner, check_target
 from indexes.collection import Collection
 from indexes.erasing import Erasure
 from indexes.errors import Conflict, NearlineError, NotFound, NotReady, RecallTooLow
@@ -26,6 +29,9 @@ from retrieval.job_schemas import JobBody, JobProgress
 from retrieval.schemas import RebuildDue
 
 logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 JOBS_KEPT = 1000
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 60.0, 3600.0
@@ -61,6 +67,8 @@ class Tasks:
         self._running: dict[str, asyncio.Task[None]] = {}
         self._children: dict[str, Child] = {}
         self._building = asyncio.Lock()
+        # Jobs wait for hours; on the threads that everybody shares they would leave fewer for reads.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="job")
         self._failures: dict[str, Failure] = {}
         self._folders = folders
         self._closing = False
@@ -233,22 +241,22 @@ class Tasks:
             await self._rebuilt(job, collection, hot_capacity)
         except BaseException:
             with contextlib.suppress(NearlineError):  # why the rebuild failed is what matters
-                await asyncio.to_thread(collection.rebuild_failed)
+                await self._waiting(collection.rebuild_failed)
             raise
 
     async def _rebuilt(self, job: JobBody, collection: Collection, hot_capacity: int | None) -> None:
         progress = progress_of(job)
         self._require_open()
-        request = await asyncio.to_thread(collection.begin_build, hot_capacity)
+        request = await self._waiting(collection.begin_build, hot_capacity)
         self._require_open()
         rebuild = Rebuild(request, timeout_s=collection.tuning.build_timeout_s)
         self._children[job.id] = rebuild
-        number = await asyncio.to_thread(rebuild.run, progress)
+        number = await self._waiting(rebuild.run, progress)
         progress("adopt", 0, 1)
         try:
-            generation = await asyncio.to_thread(collection.adopt, number)
+            generation = await self._waiting(collection.adopt, number)
         except BaseException:
-            await asyncio.to_thread(collection.discard, number)
+            await self._waiting(collection.discard, number)
             raise
         progress("adopt", 1, 1)
         manifest = generation.manifest
@@ -264,12 +272,12 @@ class Tasks:
 
     async def _erase(self, job: JobBody, collection: Collection, forget: Forget | None) -> None:
         self._require_open()
-        erasure = await asyncio.to_thread(Erasure, collection)
+        erasure = await self._waiting(Erasure, collection)
         if erasure.needs_rebuild:
             await self._rebuild(job, collection, None)
         self._require_open()
         self._children[job.id] = erasure
-        erased = await asyncio.to_thread(erasure.run, progress_of(job))
+        erased = await self._waiting(erasure.run, progress_of(job))
         if forget is not None:
             await forget()
         job.result = asdict(erased)
@@ -289,14 +297,14 @@ class Tasks:
         self._require_open()
         tuner = Tuner(collection, recall_target, vectors)
         self._children[job.id] = tuner
-        tuned = await asyncio.to_thread(tuner.run, progress)
+        tuned = await self._waiting(tuner.run, progress)
         # What the cold policy does is its own to learn: reported, so that the times can be judged.
-        cold = (await asyncio.to_thread(collection.info)).cold
+        cold = (await self._waiting(collection.info)).cold
         job.result = {**msgspec.to_builtins(tuned), "cold_policy": cold, "applied": False}
         if not tuned.met:
-            raise RecallTooLow(why_unmet(tuned))
+            raise RecallTooLow(tuned.why_unmet)
         if apply:
-            await asyncio.to_thread(collection.set_search, chosen_from(tuned))
+            await self._waiting(collection.set_search, tuned.chosen())
             job.result["applied"] = True
 
     async def _embedded(self, job: JobBody, queries: Queries) -> Floats:
@@ -314,6 +322,12 @@ class Tasks:
         for child in list(self._children.values()):
             child.cancel()
         await asyncio.gather(*self._running.values(), return_exceptions=True)
+        self._thread.shutdown()
+
+    async def _waiting(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """What `work` returns, on the thread of the job that runs."""
+        call = partial(copy_context().run, work, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
 
     def _require_open(self) -> None:
         if self._closing:

@@ -8,6 +8,7 @@ request leaves none of the others behind.
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from dataclasses import replace
@@ -20,7 +21,8 @@ import numpy as np
 
 from indexes.collection import Collection
 from indexes.courtesy import GoOn, give_way, nobody_waits
-from indexes.errors import InvalidInput, TooLarge
+from indexes.errors import InvalidInput, NearlineError, TooLarge
+from indexes.filters.grammar import Filter
 from indexes.log.content import DIGEST_BYTES
 from indexes.log.reader import searchable_text
 from indexes.model import Floats, NewPassage, Upsert, WriteResult
@@ -37,6 +39,8 @@ T = TypeVar("T")
 TITLE_TOKENS_MAX = 48  # of a passage's budget; a longer title is cut for embedding, kept whole for reading
 SPECIAL_TOKENS = 2
 INLINE_CHARS = 4000  # about a millisecond of work
+# How much of a vector takes as long as a character of text: of its JSON, and of its numbers.
+VECTOR_BYTES_PER_CHAR, VALUES_PER_CHAR = 32, 8
 
 
 async def write_documents(
@@ -47,7 +51,7 @@ async def write_documents(
     Those that are unchanged when this begins are left alone, also where another request changes them meanwhile.
     Raises InvalidInput or TooLarge naming the field.
     """
-    chars = sum(len(document.text) + len(document.metadata) for document in sent)
+    chars = sum(len(one.text) + len(one.metadata) + len(one.vector) // VECTOR_BYTES_PER_CHAR for one in sent)
     dimensions = collection.settings.dimensions
     documents = await off_loop(chars, lambda: check_documents(sent, dimensions, config))
     digests = await off_loop(chars, lambda: [digest_of(document, config.passages) for document in documents])
@@ -67,6 +71,28 @@ async def write_documents(
     # Also where nothing is left to write: what was found unchanged is searchable when the writer comes to this.
     result = await asyncio.wrap_future(await off_loop(chars, lambda: collection.write(upserts)))
     return replace(result, unchanged=len(documents) - len(fresh))
+
+
+async def delete_matching(collection: Collection, condition: Filter) -> WriteResult:
+    """Delete the documents that match now, except those that are replaced before their turn comes.
+
+    They go in commits of at most `commit_ops_max` passages and their documents: others write between them, and memory
+    does not grow with their number. An error in the middle says how many are gone.
+    """
+    snapshot, most = collection.snapshot, collection.tuning.commit_ops_max
+    passages = await asyncio.to_thread(snapshot.matching, condition)
+    total = WriteResult(snapshot.seq, documents=0, passages=0, tokens=0, deleted=0)
+    for at in range(0, len(passages), most):
+        try:
+            done = await asyncio.wrap_future(collection.delete_holding(passages[at : at + most]))
+        except NearlineError as error:
+            if not total.deleted:
+                raise
+            told = copy.copy(error)
+            told.message += f"; {total.deleted} documents were deleted before, up to seq {total.seq}"
+            raise told from error
+        total = replace(total, seq=done.seq, deleted=total.deleted + done.deleted)
+    return total
 
 
 def digest_of(document: NewDocument, passages: Passages) -> bytes:
@@ -164,7 +190,7 @@ async def embed(
 
         return [chunk(document, embedder, config, step) for document in documents]
 
-    chars = sum(len(document.text) for document in documents)
+    chars = sum(len(one.text) + len(one.vector or ()) // VALUES_PER_CHAR for one in documents)
     if chars <= INLINE_CHARS:
         pieces = [chunk(document, embedder, config) for document in documents]
     else:

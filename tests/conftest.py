@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from indexes import failures
 from jobs.server_process import ServerProcess, serving
 from tests.support.http import Http
 
@@ -25,6 +26,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests first: at the end of a run there is little left to share between workers."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+@pytest.fixture(autouse=True)
+def _a_failure_ends_with_its_test() -> Iterator[None]:
+    """Outside of tests it ends when all that was open is closed, and some tests leave open what they break."""
+    yield
+    failures._held.clear()
+    failures._first = None
 
 
 @pytest.fixture(scope="session")

@@ -30,20 +30,20 @@ from indexes import failpoints
 from indexes.arrays import find_sorted
 from indexes.build.dense import FIRST_EF, DenseRows, write_dense
 from indexes.build.hits import Hits
-from indexes.build.measuring import Measured, choose_settings
+from indexes.build.optimiser import Measured, choose_settings
 from indexes.build.placement import Moves, Placement, place
-from indexes.child import answer
+from indexes.child import Child, answer
 from indexes.dense.cold import ColdSettings
 from indexes.durable import publish_folder, with_checksum
 from indexes.errors import Damaged, NotFound
 from indexes.filters.index import FiltersBuilder
 from indexes.lexical import analysis
 from indexes.lexical.building import LexicalBuilder
-from indexes.lexical.postings import load_array
 from indexes.log.reader import LogReader, decode_metadata
 from indexes.memory import PeakMemory
 from indexes.model import Ids, Progress
 from indexes.parts.generation import MANIFEST, Generation, Manifest, Shelf, read_manifest, seal_files
+from indexes.residency import Files
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,26 @@ class BuildRequest:
     hot_capacity: int
     recall_target: float
     threads: int
+    recall_floor: float = 0.0
+
+
+class Rebuild:
+    """One build in a child process. `run` waits for it, from any thread but the loop's; `cancel` ends the child."""
+
+    def __init__(self, request: BuildRequest, *, timeout_s: float) -> None:
+        self.request = request
+        what = f"build of generation {request.number}"
+        self.child = Child("indexes.build.builder", int, what=what, timeout_s=timeout_s)
+        self.cancel = self.child.cancel
+
+    def run(self, progress: Progress) -> int:
+        """Returns the number of the sealed generation. Raises as `Child.run` does."""
+        try:
+            return self.child.run(self.request, progress)
+        finally:
+            # A builder that was killed cannot clear up after itself, and the next one may need the room.
+            if self.child.pid is not None:
+                Shelf(Path(self.request.collection)).sweep(builder=self.child.pid)
 
 
 def build(request: BuildRequest, progress: Progress) -> int:
@@ -100,7 +120,8 @@ def build_watched(request: BuildRequest, progress: Progress, peaks: dict[str, in
         write_texts(draft, log, rows.ids, request.last_passage, progress)
         failpoints.reach("build.texts_written")
         manifest = first_manifest(request, log, rows, moves)
-        measured = measure(draft, manifest, request, progress)
+        progress("measure", 0, 1)
+        measured = choose_settings(Generation(draft, manifest), request.recall_target, request.recall_floor)
         failpoints.reach("build.measured")
         write_manifest(draft, manifest, measured, time.monotonic() - started, dict(peaks))
         failpoints.reach("build.manifest_written")
@@ -118,7 +139,7 @@ def tiers_before(shelf: Shelf, placement: Placement) -> tuple[Ids, Ids]:
     folder = shelf.path(shelf.current())
     try:
         manifest = read_manifest(folder)
-        before = np.asarray(load_array(folder / "ids.npy"), np.int64)
+        before = np.asarray(Files().array(folder / "ids.npy"), np.int64)
     except (NotFound, Damaged, OSError, ValueError):
         return everything, np.empty(0, np.int64)
     was_cold = np.sort(before[manifest.hot :])
@@ -174,14 +195,6 @@ def first_manifest(request: BuildRequest, log: LogReader, rows: DenseRows, moves
         | {"python": platform.python_version()},
         files={},
     )
-
-
-def measure(draft: Path, manifest: Manifest, request: BuildRequest, progress: Progress) -> Measured:
-    """Load what was written, as the service will, and choose the cheapest settings that reach the recall target."""
-    progress("measure", 0, 1)
-    measured = choose_settings(Generation(draft, manifest), request.recall_target)
-    progress("measure", 1, 1)
-    return measured
 
 
 def write_manifest(

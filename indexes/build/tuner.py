@@ -1,19 +1,132 @@
-"""Runs `tuning` in a child process, and turns its outcome into settings. Blocking: for a thread of the service."""
+"""Chooses search settings for a live generation by queries, in a process of its own: `python -m indexes.build.tuner`.
+
+    queries -> two halves -> optimise on the one (`optimiser`) -> measure the choice, and what was in use, on the other
+
+It loads the generation once more, so what is tried touches no search of the service. Nothing is written: applying the
+outcome is `Collection.set_search`.
+"""
 
 from __future__ import annotations
 
+import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
-from indexes.build.chosen import Chosen
-from indexes.build.tuning import Tuned, TuneRequest, check_number
-from indexes.child import Child
+from indexes.build.chosen import Chosen, read_chosen
+from indexes.build.optimiser import (
+    Optimum,
+    Pair,
+    cover_filters,
+    filtered_recall,
+    optimise,
+    shares,
+    try_tier,
+)
+from indexes.build.truth import Truth, synthetic_queries, true_neighbours
+from indexes.child import Child, answer
 from indexes.collection import Collection
+from indexes.dense.cold import ColdSettings
+from indexes.dense.outlook import Outlook
 from indexes.errors import Conflict, InvalidInput
 from indexes.model import Floats, Progress
+from indexes.parts.generation import Generation, Shelf
+
+QUERIES_MIN = 20
+QUERIES = 1000  # made of stored vectors, where none are given
+FILTERED_QUERIES = 300
+CURVE_POINTS, CURVE_FROM = 40, 0.8
+
+
+class Measure(msgspec.Struct, frozen=True):
+    """Recall at 10 on some queries, half the width of its 95 percent interval, and microseconds in the indexes."""
+
+    queries: int
+    recall: float
+    half_width: float
+    tiers: dict[str, float]
+    us: float
+
+    @staticmethod
+    def of(pair: Pair, truth: Truth) -> Measure:
+        found = shares(pair, truth)
+        total = found.pop("all")
+        tiers = {name: round(share.recall, 4) for name, share in found.items()}
+        half_width = round(1.96 * total.error, 4)
+        return Measure(len(truth.queries), round(total.recall, 4), half_width, tiers, round(pair.us, 1))
+
+
+class Point(msgspec.Struct, frozen=True):
+    """One setting of the curve, on the tuning half. `codes`: about how many a query scans, on average."""
+
+    ef: int
+    probes: int
+    reach: float
+    rescored: int
+    recall: float
+    us: float
+    codes: int
+
+
+class Tuned(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome. `met`: whether settings reach the target on the tuning half; if not, these find the most.
+
+    `margin` is what recall had to be above the target for the sake of few queries. `before` is of the settings in use
+    until now, on the validation half; `filtered` recall under a made-up filter on both halves.
+    """
+
+    generation: int
+    seal: str
+    recall_target: float
+    met: bool
+    margin: float
+    ef: int
+    search: ColdSettings
+    tuning: Measure
+    validation: Measure
+    before_ef: int
+    before_search: ColdSettings
+    before: Measure
+    filtered: dict[str, float]
+    curve: list[Point]
+    held_out: bool
+    seconds: float
+
+    @property
+    def why_unmet(self) -> str:
+        """For whoever wanted a recall that no settings reach."""
+        return (
+            f"no settings reach a recall of {self.recall_target:g} on {self.tuning.queries} queries; "
+            f"the best found {self.tuning.recall:.4f}; nothing was changed"
+        )
+
+    def chosen(self) -> Chosen:
+        """The outcome as settings for `Collection.set_search`."""
+        filtered = {"cold_filtered": self.filtered["validation"]} if self.filtered else {}
+        return Chosen(
+            recall_target=self.recall_target,
+            generation=self.generation,
+            seal=self.seal,
+            ef=self.ef,
+            search=self.search,
+            recall={"all": self.validation.recall, **self.validation.tiers, **filtered},
+            chosen_ms=time.time_ns() // 1_000_000,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TuneRequest:
+    """`queries` is a file of float32 unit vectors [n, dimensions], or empty for made-up ones."""
+
+    collection: str
+    number: int
+    queries: str
+    recall_target: float
+    recall_floor: float
 
 
 class Tuner:
@@ -32,7 +145,8 @@ class Tuner:
         self._queries = queries
         what = f"tuning of generation {collection.snapshot.generation}"
         timeout_s = collection.tuning.build_timeout_s
-        self._child = Child("indexes.build.tuning", Tuned, what=what, timeout_s=timeout_s)
+        self._child = Child("indexes.build.tuner", Tuned, what=what, timeout_s=timeout_s)
+        self.cancel = self._child.cancel
 
     def run(self, progress: Progress) -> Tuned:
         """Raises as `Child.run` does. The live generation is searched as before."""
@@ -49,9 +163,6 @@ class Tuner:
             )
             return self._child.run(request, progress)
 
-    def cancel(self) -> None:
-        self._child.cancel()
-
 
 def check_target(collection: Collection, recall_target: float) -> None:
     """Raises Conflict if there is no generation to tune, InvalidInput for a target below the recall floor."""
@@ -65,25 +176,88 @@ def check_target(collection: Collection, recall_target: float) -> None:
         )
 
 
-def why_unmet(tuned: Tuned) -> str:
-    """For whoever wanted a recall that no settings reach."""
-    return (
-        f"no settings reach a recall of {tuned.recall_target:g} on {tuned.tuning.queries} queries; "
-        f"the best found {tuned.tuning.recall:.4f}; nothing was changed"
+def tune(request: TuneRequest, progress: Progress) -> Tuned:
+    """Raises NotFound or Damaged for the generation, InvalidInput for too few queries."""
+    begun = time.monotonic()
+    progress("load", 0, 1)
+    generation = Generation.load(Shelf(Path(request.collection)).path(request.number))
+    # Made-up queries are others than the build measured by.
+    queries = np.load(request.queries) if request.queries else synthetic_queries(generation, QUERIES, seed=17)
+    check_number(len(queries))
+    if present := read_chosen(Path(request.collection)):
+        present.apply(generation)
+    before_ef, before_search = generation.search_settings
+    order = np.random.default_rng(7).permutation(len(queries))
+    truth, other = (
+        true_neighbours(generation, np.ascontiguousarray(queries[order[at::2]]), progress=progress)
+        for at in (0, 1)
+    )
+    target = request.recall_target
+    optimum = optimise(
+        generation, truth, target, request.recall_floor, shown_from=CURVE_FROM, progress=progress
+    )
+    best = optimum.best
+    ef, search, filtered = best.hot.setting, best.cold.setting, {}
+    progress("validation", 0, 1)
+    if generation.manifest.cold:
+        search, recall = cover_filters(generation, search, truth.queries[:FILTERED_QUERIES], target)
+        others = filtered_recall(generation, other.queries[:FILTERED_QUERIES])(search)
+        filtered = {"tuning": round(recall, 4), "validation": round(others, 4)}
+    chosen, before = (
+        Pair(try_tier(generation, "hot", [one], other)[0], try_tier(generation, "cold", [two], other)[0])
+        for one, two in ((ef, search), (before_ef, before_search))
+    )
+    return Tuned(
+        generation=generation.number,
+        seal=generation.manifest.sha256,
+        recall_target=target,
+        met=optimum.met,
+        margin=round(shares(best, truth)["all"].margin, 4),
+        ef=ef,
+        search=search,
+        tuning=Measure.of(best, truth),
+        validation=Measure.of(chosen, other),
+        before_ef=before_ef,
+        before_search=before_search,
+        before=Measure.of(before, other),
+        filtered=filtered,
+        curve=curve(optimum, truth, generation),
+        held_out=not request.queries,
+        seconds=round(time.monotonic() - begun, 1),
     )
 
 
-def chosen_from(tuned: Tuned) -> Chosen:
-    """The outcome as settings for `Collection.set_search`."""
-    recall = dict(tuned.validation.tiers)
-    if tuned.filtered:
-        recall["cold_filtered"] = tuned.filtered["validation"]
-    return Chosen(
-        recall_target=tuned.recall_target,
-        generation=tuned.generation,
-        seal=tuned.seal,
-        ef=tuned.ef,
-        search=tuned.search,
-        recall=recall,
-        chosen_ms=time.time_ns() // 1_000_000,
-    )
+def check_number(queries: int) -> None:
+    """Raises InvalidInput for so few queries that they say nothing of the next ones."""
+    if queries < QUERIES_MIN:
+        raise InvalidInput(
+            f"{queries} different queries are too few; expected at least {QUERIES_MIN}", param="queries"
+        )
+
+
+def curve(optimum: Optimum, truth: Truth, generation: Generation) -> list[Point]:
+    """What more time buys: settings that nothing cheaper equals, cheapest first, at most CURVE_POINTS of them."""
+    front: list[tuple[Pair, float]] = []
+    for pair in optimum.pairs:
+        recall = shares(pair, truth)["all"].recall
+        if recall >= max(CURVE_FROM, front[-1][1] + 1e-9 if front else 0):
+            front.append((pair, recall))
+    shown = np.unique(np.linspace(0, len(front) - 1, CURVE_POINTS).round().astype(int))
+    outlook = Outlook(generation.cold, truth.queries) if generation.cold else None
+    return [
+        Point(
+            ef=pair.hot.setting if generation.manifest.hot else 0,
+            probes=cold.probes,
+            reach=cold.reach,
+            rescored=cold.rescored,
+            recall=round(recall, 4),
+            us=round(pair.us, 1),
+            codes=round(outlook.codes(cold)) if outlook else 0,
+        )
+        for pair, recall in (front[at] for at in shown if front)
+        for cold in (pair.cold.setting if outlook else ColdSettings(),)
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(answer(TuneRequest, tune))

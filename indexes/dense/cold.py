@@ -24,7 +24,7 @@ from indexes.model import Floats, Rows
 from indexes.parts.part import NOTHING, Found, merge
 
 COLD_PASSAGES_MIN = 256  # fewer cannot train a quantiser and are not worth one
-OVERSAMPLING = 4  # candidates scored again for each place in the ranking, where the settings ask for fewer
+OVERSAMPLING = 2  # candidates scored again for each place in the ranking, where the settings ask for fewer
 RANKS = 10  # settings are chosen for the recall of so many; who asks for more does not pay for more lists
 WIDE_SHARE = 0.5  # of the rows allowed; from here on a filter is applied while all near lists are scanned
 FILE_BYTES_MAX = 1 << 36
@@ -68,7 +68,7 @@ class ColdShard:
     def __init__(self, index: Any, vectors: StoredVectors, first_row: int, settings: ColdSettings) -> None:
         self._index = index
         self._vectors = vectors
-        self._first_row = first_row
+        self.first_row = first_row
         self.settings = settings
         self.size = int(index.ntotal)
         self._starts = first_row + list_starts(index)
@@ -97,9 +97,13 @@ class ColdShard:
         """Rows in each list, int64 [lists]."""
         return np.diff(self._starts)
 
+    def lists_of(self, rows: Rows) -> Rows:
+        """The list that each of these rows is in."""
+        return np.searchsorted(self._starts, rows, "right") - 1
+
     def count(self, allowed: Bits) -> int:
         """Cold rows among the allowed ones."""
-        return count_bits(allowed) - count_bits(first_bits(allowed, self._first_row))
+        return count_bits(allowed) - count_bits(first_bits(allowed, self.first_row))
 
     def nearest(
         self,

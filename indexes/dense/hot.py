@@ -15,6 +15,8 @@ from indexes.model import Floats, Rows
 
 M = 16
 EF_CONSTRUCTION = 200
+# How hnswlib says that the walk reached fewer rows than were asked for. It has no exception type of its own for that.
+TOO_FEW = "Cannot return the results in a contiguous 2D array"
 
 
 class HotGraph:
@@ -60,14 +62,17 @@ class HotGraph:
     def search(self, query: Floats, depth: int) -> tuple[Rows, Floats] | None:
         """Up to `depth` rows with their inner products, best first. The search widens to `depth` by itself.
 
-        None if the walk cannot reach that many, as in a graph whose parts do not hang together.
+        None if the walk cannot reach that many, as in a graph that is not connected. Any other error of hnswlib is
+        raised: scanning instead would hide it behind slow searches.
         """
         depth = min(depth, self.size)
         if depth == 0:
             return np.empty(0, np.int64), np.empty(0, np.float32)
         try:
             labels, distances = self._index.knn_query(query[None, :], k=depth)
-        except RuntimeError:
+        except RuntimeError as error:
+            if TOO_FEW not in str(error):
+                raise
             return None
         return labels[0].astype(np.int64), np.float32(1) - distances[0]
 

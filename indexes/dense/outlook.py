@@ -1,10 +1,10 @@
-"""What searches of the cold lists would scan and cost, foreseen without searching: for choosing lists and settings."""
+"""Predicts what searches of the cold lists will scan, cost and find: for choosing lists and settings."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from indexes.dense.cold import RANKS, ColdSettings, ColdShard, candidates_of
+from indexes.dense.cold import RANKS, ColdSettings, ColdShard, candidates_of, middle
 from indexes.model import Floats, Rows
 
 # What a search costs, in nanoseconds on one thread at 384 dimensions with AVX512; only the proportions matter.
@@ -19,17 +19,20 @@ def search_ns(lists: int, probes: float, codes: float, rescored: float = 0.0) ->
 
 
 class Outlook:
-    """How some queries lie among the lists: foretells what any settings would make them scan."""
+    """How some queries lie among the lists: predicts what any settings would scan and find for them."""
 
     def __init__(self, shard: ColdShard, queries: Floats) -> None:
         """Searches thoroughly once for each query."""
         similarities = queries @ shard.centres().T
         order = np.argsort(-similarities, axis=1)
         self._shard = shard
+        self._queries = queries
         self._similarities = np.take_along_axis(similarities, order, axis=1)
         self._codes = np.cumsum(shard.list_sizes()[order], axis=1)
-        thorough = ColdSettings(shard.lists, THOROUGH)
-        self._answers = [shard.nearest(query, RANKS, None, shard.size, thorough)[1] for query in queries]
+        rows, self._scores = self._thorough(THOROUGH)
+        # How far down its query's order of lists each of the nearest passages lies.
+        self._places = np.take_along_axis(np.argsort(order, axis=1), shard.lists_of(rows), axis=1)
+        self._kept: dict[int, float] = {}
 
     @property
     def lists(self) -> int:
@@ -49,18 +52,30 @@ class Outlook:
             search_ns(self.lists, float(probes.mean()), float(codes.mean()), rescored) + SCAN_AGAIN_NS * again
         )
 
+    def recall(self, settings: ColdSettings) -> float:
+        """Share of the nearest passages that lie in the lists scanned and are not lost among the codes."""
+        if settings.rescored not in self._kept:
+            _, scores = self._thorough(settings.rescored)
+            self._kept[settings.rescored] = float((scores >= self._scores[:, -1:]).mean())
+        probes, _ = self._scanned(settings)
+        return float((self._places < probes[:, None]).mean()) * self._kept[settings.rescored]
+
+    def _thorough(self, rescored: int) -> tuple[Rows, Floats]:
+        """The RANKS nearest rows of each query and their scores, -inf where fewer are found, over all lists."""
+        settings = ColdSettings(self._shard.lists, rescored)
+        shape = len(self._queries), RANKS
+        rows, scores = np.full(shape, self._shard.first_row), np.full(shape, -np.inf, np.float32)
+        for at, query in enumerate(self._queries):
+            found = self._shard.nearest(query, RANKS, None, self._shard.size, settings)
+            rows[at, : len(found[0])], scores[at, : len(found[1])] = found
+        return rows, scores
+
     def _first(self, settings: ColdSettings) -> int:
         return self._shard.first_lists(settings, candidates_of(settings, RANKS, self._shard.size), 1.0)
 
     def _scanned(self, settings: ColdSettings) -> tuple[Rows, Rows]:
         """Lists and codes, by query."""
-        nearest = self._similarities[:, 0]
-        horizons = np.array(
-            [
-                settings.horizon(float(top), found, RANKS)
-                for top, found in zip(nearest, self._answers, strict=True)
-            ]
-        )
+        horizons = middle(self._similarities[:, 0], self._scores[:, -1]) - settings.reach
         near = (self._similarities > horizons[:, None]).sum(axis=1)
         probes = np.clip(near, self._first(settings), self.lists)
         return probes, np.take_along_axis(self._codes, probes[:, None] - 1, axis=1)[:, 0]

@@ -21,10 +21,11 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from indexes.arrays import top, worth_mapping
+from indexes.arrays import top
 from indexes.errors import Damaged
 from indexes.masks import Bits
 from indexes.model import Floats, Rows
+from indexes.residency import Files
 
 Halves = NDArray[np.float16]
 
@@ -62,11 +63,9 @@ class StoredVectors:
         return np.memmap(path, np.float16, "r+", offset=ROWS_AT, shape=(rows, dimensions))
 
     @staticmethod
-    def load(path: Path, rows: int, dimensions: int) -> StoredVectors:
-        """Map a file whose checksum was verified, or read a small one. Raises Damaged if it is not as expected."""
-        # A plain view of the map: indexing a numpy.memmap costs several times as much.
-        mapped = worth_mapping(path)
-        buffer = np.asarray(np.memmap(path, np.uint8, "r")) if mapped else np.fromfile(path, np.uint8)
+    def load(path: Path, rows: int, dimensions: int, files: Files | None = None) -> StoredVectors:
+        """Map or copy a file whose checksum was verified. Raises Damaged if it is not as expected."""
+        buffer = (files or Files()).raw(path)
         expected = preamble(rows, dimensions)
         if len(buffer) != ROWS_AT + rows * dimensions * 2 or buffer[:ROWS_AT].tobytes() != expected:
             raise Damaged(f"{path} does not hold {rows} vectors of {dimensions} dimensions")

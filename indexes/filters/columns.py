@@ -50,8 +50,8 @@ from indexes.filters.values import (
     narrow,
     satisfying,
 )
-from indexes.lexical.postings import load_array
 from indexes.model import Scalar
+from indexes.residency import Files
 
 WIDE = 64
 LISTED_MIN = 512  # rows: below, building a bitmap is as fast as reading one
@@ -183,11 +183,12 @@ class SealedFilters:
         )
 
     @staticmethod
-    def load(folder: Path) -> SealedFilters:
-        """Map the arrays of a folder whose files are whole: nothing in them is checked here."""
+    def load(folder: Path, files: Files | None = None) -> SealedFilters:
+        """The arrays of a folder whose files are whole: nothing in them is checked here."""
+        files = files or Files()
         directory = msgspec.msgpack.decode((folder / DIRECTORY).read_bytes(), type=_Directory)
         return SealedFilters(
-            directory, {name: load_array(folder / f"{name}.npy") for name in ARRAYS}, mapped=True
+            directory, {name: files.array(folder / f"{name}.npy") for name in ARRAYS}, mapped=True
         )
 
     def save(self, folder: Path) -> None:

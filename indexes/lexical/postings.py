@@ -13,21 +13,23 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from indexes.arrays import ends_of, worth_mapping
+from indexes.arrays import ends_of
 from indexes.courtesy import GoOn, nobody_waits
 from indexes.lexical.analysis import terms as terms_of
-from indexes.lexical.bm25 import NO_POSTINGS, Postings
-from indexes.model import Rows
+from indexes.lexical.bm25 import DRIFT_MAX, NO_POSTINGS, Impacts, Postings, saturated
+from indexes.model import Bm25, Rows
+from indexes.residency import Files
 
 TF_MAX = np.iinfo(np.uint16).max
 TERMS_AT_ONCE = 64  # sealed between two calls of `go_on`
 SORTED_TERMS = 1024  # at once
 SLICE_POSTINGS = 1 << 18  # a numpy call over so many takes about a millisecond
+TERMS_CACHED_MAX = 4096  # per sealed index, about 3 MiB: few words make up most queries
 
 
 class GrowingLexical:
@@ -109,6 +111,12 @@ class GrowingView:
     def postings(self, term: str) -> Postings:
         return self.index.read(term, self.size)
 
+    def impacts(self, term: str, bm25: Bm25, mean_length: float) -> Impacts:
+        rows, frequencies = self.postings(term)
+        return Impacts.of(
+            saturated(frequencies, self.lengths.take(rows), bm25, mean_length), bm25, mean_length
+        )
+
     def frequencies_of(self, rows: Rows) -> dict[str, int]:
         return self.index.seal(self.size).frequencies_of(rows) if len(rows) else {}
 
@@ -123,7 +131,7 @@ class SealedLexical:
         frequencies.npy uint16 [postings]
         lengths.npy    uint32  [rows]
 
-    Loaded from a folder, the arrays are memory maps: the dictionary and the postings cost no heap.
+    Loaded from a folder, the arrays are memory maps or copies, as the budget of `residency` says.
     """
 
     FILES = ("terms", "offsets", "starts", "rows", "frequencies", "lengths")
@@ -136,6 +144,8 @@ class SealedLexical:
         self.frequencies: NDArray[np.uint16] = arrays["frequencies"]  # type: ignore[assignment]
         self.lengths: NDArray[np.uint32] = arrays["lengths"]  # type: ignore[assignment]
         self.length = int(self.lengths.sum(dtype=np.int64))
+        self._found: dict[str, Postings] = {}
+        self._impacts: dict[tuple[str, Bm25], Impacts] = {}
 
     @staticmethod
     def from_arrays(
@@ -160,8 +170,9 @@ class SealedLexical:
         )
 
     @staticmethod
-    def load(folder: Path) -> SealedLexical:
-        return SealedLexical({name: load_array(folder / f"{name}.npy") for name in SealedLexical.FILES})
+    def load(folder: Path, files: Files | None = None) -> SealedLexical:
+        files = files or Files()
+        return SealedLexical({name: files.array(folder / f"{name}.npy") for name in SealedLexical.FILES})
 
     def save(self, folder: Path) -> None:
         """Write the arrays into an existing folder. Not synced: the publisher does that."""
@@ -177,11 +188,24 @@ class SealedLexical:
         return sum(values.nbytes for values in self._arrays.values())
 
     def postings(self, term: str) -> Postings:
-        at = self.names.find(term.encode())
-        if at is None:
-            return NO_POSTINGS
-        start, end = int(self.starts[at]), int(self.starts[at + 1])
-        return self.rows[start:end], self.frequencies[start:end]
+        found = self._found.get(term)
+        if found is None:
+            found = NO_POSTINGS
+            if (at := self.names.find(term.encode())) is not None:
+                start, end = int(self.starts[at]), int(self.starts[at + 1])
+                found = self.rows[start:end], self.frequencies[start:end]
+            _cache(self._found, term, found)
+        return found
+
+    def impacts(self, term: str, bm25: Bm25, mean_length: float) -> Impacts:
+        """Cached: one byte per posting, for terms of queries that were pruned."""
+        known = self._impacts.get((term, bm25))
+        if known is None or not known.mean_length / DRIFT_MAX <= mean_length <= known.mean_length * DRIFT_MAX:
+            rows, frequencies = self.postings(term)
+            gains = saturated(frequencies, self.lengths.take(rows), bm25, mean_length)
+            known = Impacts.of(gains, bm25, mean_length)
+            _cache(self._impacts, (term, bm25), known)
+        return known
 
     def frequencies_of(self, rows: Rows) -> dict[str, int]:
         if not len(rows):
@@ -237,9 +261,8 @@ class Names(Sequence[bytes]):
         return at if at < len(self) and self[at] == name else None
 
 
-def load_array(path: Path) -> NDArray[np.generic]:
-    """The array of a .npy file, read-only: a memory map, or where that is not worth a descriptor, its content."""
-    mode: Literal["r"] | None = "r" if worth_mapping(path) else None
-    array_: NDArray[np.generic] = np.asarray(np.load(path, mmap_mode=mode, allow_pickle=False))
-    array_.setflags(write=False)
-    return array_
+def _cache(cached: dict[Any, Any], key: object, value: object) -> None:
+    """Safe from any thread: each step on a dict is atomic, and what is cleared is computed again."""
+    if len(cached) >= TERMS_CACHED_MAX:
+        cached.clear()
+    cached[key] = value

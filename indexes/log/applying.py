@@ -18,10 +18,10 @@ INSERT_DOCUMENT = (
     " VALUES(?, 0, 0, ?, ?, ?, ?, ?)"
 )
 INSERT_PASSAGE = (
-    "INSERT INTO passages(document, ordinal, start, end, tokens, heading, text, vector)"
-    " VALUES(?, ?, ?, ?, ?, ?, ?, ?)"
+    "INSERT INTO passages(document, ordinal, start, end, tokens, heading, text) VALUES(?, ?, ?, ?, ?, ?, ?)"
 )
-# Nobody needs the id, which may say much about a document that is deleted; earlier versions wrote it.
+INSERT_VECTOR = "INSERT INTO vectors VALUES(?, ?)"
+# Without the document's id, which may reveal a deleted document; earlier versions wrote it.
 INSERT_OPERATION = (
     "INSERT INTO operations(at_ms, document_id, first_passage, passages, dead_first, dead_passages)"
     " VALUES(?, '', ?, ?, ?, ?)"
@@ -32,9 +32,10 @@ REMOVED_DOCUMENT = (
     " FROM documents WHERE id = ?"
 )
 REMOVED_PASSAGES = (
-    "SELECT start, end, octet_length(heading) + octet_length(vector) + coalesce(octet_length(text), 0)"
+    "SELECT start, end, octet_length(heading) + coalesce(octet_length(text), 0)"
     " FROM passages WHERE id >= ? AND id < ? ORDER BY id"
 )
+REMOVE_VECTORS = "DELETE FROM vectors WHERE id >= ? AND id < ? RETURNING octet_length(vector)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +81,12 @@ def remove(
         return range(0), (), 0
     pk, seq, first, count, digest, title, text, size = row
     spans: Any = db.execute(REMOVED_PASSAGES, (first, first + count)).fetchall()
+    vectors: Any = db.execute(REMOVE_VECTORS, (first, first + count)).fetchall()
     db.execute("DELETE FROM passages WHERE id >= ? AND id < ?", (first, first + count))
     db.execute("DELETE FROM documents WHERE pk = ?", (pk,))
     content.remove(document_id, stand_in(seed, document_id, seq) if digest is None else digest)
     texts = tuple(searchable_text(title, text[start:end]) for start, end, _ in spans)
-    return range(first, first + count), texts, size + sum(one for _, _, one in spans)
+    return range(first, first + count), texts, size + sum(one[-1] for one in [*spans, *vectors])
 
 
 def insert(db: apsw.Connection, new: Upsert) -> int:
@@ -97,8 +99,10 @@ def insert(db: apsw.Connection, new: Upsert) -> int:
         whole = passage.start == 0 and passage.end == len(new.text)
         text = None if whole else new.text[passage.start : passage.end]
         where = (pk, ordinal, passage.start, passage.end, passage.tokens, passage.heading)
-        db.execute(INSERT_PASSAGE, (*where, text, passage.vector.tobytes()))
-        first = first or db.last_insert_rowid()
+        db.execute(INSERT_PASSAGE, (*where, text))
+        passage_id = db.last_insert_rowid()
+        db.execute(INSERT_VECTOR, (passage_id, passage.vector.tobytes()))
+        first = first or passage_id
     db.execute("UPDATE documents SET first_passage = ? WHERE pk = ?", (first, pk))
     return first
 

@@ -29,7 +29,11 @@ RESTORE = "restore this collection from a backup (nearline restore --as NEWNAME)
 WRITE_AGAIN = "write these documents again, or " + RESTORE
 
 DOCUMENTS = "SELECT pk, id, seq, first_passage, passages, metadata, text FROM documents ORDER BY pk"
-PASSAGES = "SELECT id, document, ordinal, start, end, text, vector FROM passages WHERE id >= ? AND id < ? ORDER BY id"
+PASSAGES = (
+    "SELECT p.id, document, ordinal, start, end, text, v.vector FROM passages p LEFT JOIN vectors v ON v.id = p.id"
+    " WHERE p.id >= ? AND p.id < ? ORDER BY p.id"
+)
+WITHOUT_PASSAGE = "SELECT count(*) FROM vectors v LEFT JOIN passages p ON p.id = v.id WHERE p.id IS NULL"
 UNLIKE_ITS_OPERATION = (
     "SELECT d.id FROM operations o JOIN documents d ON d.seq = o.seq"
     " WHERE o.first_passage != d.first_passage OR o.passages != d.passages"
@@ -111,6 +115,8 @@ def check_rows(collection: str, log: PinnedLog, state: LogState, progress: Progr
             vectors.add(passage, document_id, vector)
     if (stored := log.value("SELECT count(*) FROM passages")) != met:
         documents.add(f"{stored - met} passages belong to no document")
+    if left_over := log.value(WITHOUT_PASSAGE):
+        documents.add(f"{left_over} vectors belong to no passage")
     counted = f"{state.documents} documents, {state.passages} passages, seq {state.seq}"
     yield documents.check(collection, "documents", counted, WRITE_AGAIN)
     yield texts.check(collection, "texts", "every passage lies inside its document", WRITE_AGAIN)

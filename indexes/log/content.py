@@ -4,7 +4,7 @@ LtHash (Bellare and Micciancio 1997; Lewi et al. 2019, "Securing Update Propagat
 live document stands for 1024 numbers of 16 bits, which SHAKE128 makes of its id and digest, and the collection for
 their sums modulo 2^16. Writing a document adds to the sums and removing it subtracts, so a commit pays only for what
 it changes. Collections that were given the same documents, in whatever order and batches and by whatever detours, have
-equal sums; finding two sets of documents that differ and have equal sums is a lattice problem nobody can solve.
+equal sums; finding two sets of documents that differ and have equal sums is a hard lattice problem.
 """
 
 from __future__ import annotations

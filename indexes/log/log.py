@@ -7,7 +7,7 @@ Promises
 - A deleted or replaced passage is gone from `passages` and `documents` at once; its id range stays in
   `operations` until every generation that may hold it is gone, so that an index can be told to hide it. Operations
   hold numbers only, and deleting what does not exist leaves none.
-- What was removed is counted in `owed` until it is erased: SQLite leaves its bytes in the file (`rewriting`).
+- Removed content is counted in `owed` until it is erased: SQLite leaves its bytes in the file (`rewriting`).
 
 `commit` belongs to one thread, the collection's writer. Reading is in `LogReader`.
 """
@@ -15,7 +15,9 @@ Promises
 from __future__ import annotations
 
 import contextlib
-import secrets
+import logging
+import shutil
+import time
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -24,65 +26,48 @@ import apsw
 import msgspec
 
 from indexes import failpoints, failures
-from indexes.courtesy import GoOn, give_way
+from indexes.courtesy import GoOn, give_way, nobody_waits
 from indexes.durable import replace_synced
 from indexes.errors import Conflict, Damaged, DiskFull, StorageError, Unavailable
 from indexes.log.applying import Applied, apply, now_ms
-from indexes.log.content import ContentHash, stand_in
+from indexes.log.content import ContentHash
 from indexes.log.owed import OWED, Owed
 from indexes.log.reader import FORMAT_VERSION, LogReader
 from indexes.log.rewriting import Copy, remove_copies
+from indexes.log.schema import INSERT_CONTENT, SCHEMA, add_content
 from indexes.log.sqlite import Checkpoints, checkpoint, connect, empty_wal, sqlite_errors
 from indexes.log.wal import require_whole_wal, wal_of
 from indexes.model import Delete, Operation, Settings, Upsert, WriteResult
 
-SCHEMA = """
-CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE documents(
-    pk INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, seq INTEGER NOT NULL,
-    first_passage INTEGER NOT NULL, passages INTEGER NOT NULL,
-    digest BLOB NOT NULL, title TEXT NOT NULL, metadata TEXT NOT NULL, text TEXT NOT NULL);
--- `text` is null where the passage is the whole document; the vector comes last so that reading text skips it.
-CREATE TABLE passages(
-    id INTEGER PRIMARY KEY AUTOINCREMENT, document INTEGER NOT NULL, ordinal INTEGER NOT NULL,
-    start INTEGER NOT NULL, end INTEGER NOT NULL, tokens INTEGER NOT NULL, heading TEXT NOT NULL DEFAULT '',
-    text TEXT, vector BLOB NOT NULL);
-CREATE TABLE operations(
-    seq INTEGER PRIMARY KEY AUTOINCREMENT, at_ms INTEGER NOT NULL, document_id TEXT NOT NULL,
-    first_passage INTEGER NOT NULL, passages INTEGER NOT NULL,
-    dead_first INTEGER NOT NULL, dead_passages INTEGER NOT NULL);
-"""
-# One row, apart from `meta`: it changes with every commit and fits on one page.
-CONTENT_SCHEMA = "CREATE TABLE content(sums BLOB NOT NULL)"
-
-SEED_BYTES = 32
 # Logs whose writing connection stays open while they are idle, with up to four descriptors each: 1,024 have to do for a
 # thousand logs and the connections of clients.
 OPEN_KEPT = 64
+READ_ELSEWHERE_S_MAX = 60.0  # by another program, while a log is brought to the present format
 
-INSERT_CONTENT = "INSERT INTO content VALUES(?)"
 PUT_META = "INSERT OR REPLACE INTO meta VALUES(?, ?)"
 
+
+logger = logging.getLogger(__name__)
 
 _open: weakref.WeakSet[Log] = weakref.WeakSet()
 
 
 class Log(LogReader):
-    """A log open for writing too. `Log.create` makes it, `Log(path)` opens it; `close` ends every connection.
+    """A log open for writing too. `Log.create` makes one, `Log(path)` opens one; `close` ends every connection.
 
-    Opening brings a log of an older format to the present one, whole or not at all.
+    Opening migrates a log of an older format. If the process dies on the way, the next opening starts over.
     """
 
     def __init__(self, path: Path) -> None:
         require_whole_wal(path)
         remove_copies(path)
         self._connection: apsw.Connection | None = None  # opened when needed, see `rest`
-        self._failed = False
+        self._release = failures.hold()
         try:
             super().__init__(path)
-            if self.format_version < FORMAT_VERSION:
+            if self.format_version == 1:
                 with self._changing() as db:
-                    migrate(db)
+                    add_content(db)
             rows = self._rows("SELECT sums FROM content")
             if len(rows) != 1:
                 raise Damaged(f"{path} has {len(rows)} content hashes, expected one")
@@ -90,18 +75,19 @@ class Log(LogReader):
             meta: dict[str, str] = dict(self._rows("SELECT key, value FROM meta"))
             self._seed = bytes.fromhex(
                 meta.get("digest_seed", "")
-            )  # only logs that began without digests need one
+            )  # only logs that started without digests have one
             self.newest_seq = self.position().seq
             """Of the last commit begun, from just before anybody can read what it wrote."""
             self.owed = Owed.read(meta[OWED]) if OWED in meta else self._owed_before()
-            # Connects in any case: a log that cannot be written is found now, not at the first write.
+            # Always connect: a log that cannot be written should fail here, not at the first write.
             with contextlib.suppress(DiskFull), self._changing() as db:
                 if OWED not in meta:
                     db.execute(PUT_META, (OWED, self.owed.stored))
+            if self.format_version < FORMAT_VERSION:
+                self._migrate()
             self.rest()
         except BaseException:
-            self._failed = True
-            self.close()
+            self.close(as_is=True)
             raise
 
     @staticmethod
@@ -118,25 +104,28 @@ class Log(LogReader):
         with changing(path):
             db = connect(path, create=True)
             with db:
-                db.execute(SCHEMA)
-                db.execute(CONTENT_SCHEMA)
+                for table in SCHEMA:
+                    db.execute(table)
                 db.execute(INSERT_CONTENT, (ContentHash().stored,))
                 db.executemany("INSERT INTO meta VALUES(?, ?)", list(meta.items()))
             checkpoint(db, path)  # closing would do it too, but keeps a failed sync to itself
             db.close()
         return Log(path)
 
-    def close(self) -> None:
-        """Moves the WAL into the file, unless something is wrong: then all stays as it is for the next opening."""
+    def close(self, *, as_is: bool = False) -> None:
+        """Moves the WAL into the file, unless something is wrong: then all stays `as_is` for the next opening."""
         super().close()
-        if self._connection is None:
-            return
-        if not self._failed and self.damage is None:
-            with contextlib.suppress(StorageError), self._changing() as db:
-                checkpoint(db, self.path)
-        if self._failed or self.damage is not None:
-            self._connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-        self._disconnect()
+        try:
+            if self._connection is None:
+                return
+            if not as_is:
+                with contextlib.suppress(StorageError), self._changing() as db:
+                    checkpoint(db, self.path)
+            if as_is or self.damage is not None or failures.any_reported():
+                self._connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+            self._disconnect()
+        finally:
+            self._release()
 
     def rest(self) -> None:
         """Of an idle log: where many are open, empty the WAL and close the connection that writes.
@@ -220,8 +209,8 @@ class Log(LogReader):
     def replace_by(self, copy: Copy, erased: Owed, began_ms: int) -> None:
         """Let a copy take the place of the file, rid of what was owed when it was begun. For the thread that commits.
 
-        Reads wait meanwhile. Raises Unavailable while another program, such as a backup, has the log open: then all
-        stays as it was.
+        Reads wait until it is done. Raises Unavailable, and changes nothing, while another program such as a backup
+        has the log open.
         """
         owed = self.owed.less(erased, began_ms)
         with self._changing() as db:
@@ -240,6 +229,32 @@ class Log(LogReader):
             replace_synced(copy.path, self.path)
         failpoints.reach("erase.replaced")
         self.owed = owed
+
+    def _migrate(self) -> None:
+        """Format 2 to 3: a copy replaces the log, as in an erasure. A kill leaves the old log or the new one."""
+        size, free = self.path.stat().st_size, shutil.disk_usage(self.path.parent).free
+        name = f"{self.path.parent.name}/{self.path.name}"
+        if free < size:
+            raise DiskFull(
+                f"{name} has log format {self.format_version}. To bring it to format {FORMAT_VERSION} it is copied, "
+                f"which takes {size} bytes, and {free} are free"
+            )
+        logger.info("%s is brought from log format %d to %d", name, self.format_version, FORMAT_VERSION)
+        until = time.monotonic() + READ_ELSEWHERE_S_MAX
+        try:
+            copy = Copy(self.path)
+            self.follow(copy, nobody_waits)
+            while True:
+                try:
+                    self.replace_by(copy, Owed(), self.owed.since_ms or 0)
+                    break
+                except Unavailable:  # a backup under way, say
+                    if time.monotonic() > until:
+                        raise
+                time.sleep(1)
+        finally:
+            remove_copies(self.path)
+        self.format_version = FORMAT_VERSION
 
     def _owed_before(self) -> Owed:
         """Of a log that was written before this was counted: there is one operation for each document if none went."""
@@ -260,12 +275,8 @@ class Log(LogReader):
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[apsw.Connection]:
-        try:
-            with self._sound(), changing(self.path, self._db):
-                yield self._db
-        except StorageError as error:
-            self._failed |= failures.may_be_a_failed_sync(error)
-            raise
+        with self._sound(), changing(self.path, self._db):
+            yield self._db
 
 
 @contextlib.contextmanager
@@ -279,24 +290,6 @@ def changing(path: Path, db: apsw.Connection | None = None) -> Iterator[None]:
         if failures.may_be_a_failed_sync(error):
             failures.report(error)
         raise
-
-
-def migrate(db: apsw.Connection) -> None:
-    """Format 1 to 2, in one transaction: headings of passages, digests of documents, and the content hash over them.
-
-    Documents already there get no digest, because what they were cut by is not known; so each counts as changed when
-    it is written next, and has one from then on.
-    """
-    seed, content = secrets.token_bytes(SEED_BYTES), ContentHash()
-    with db:
-        db.execute("ALTER TABLE documents ADD COLUMN digest BLOB")
-        db.execute("ALTER TABLE passages ADD COLUMN heading TEXT NOT NULL DEFAULT ''")
-        db.execute(CONTENT_SCHEMA)
-        for document_id, seq in db.execute("SELECT id, seq FROM documents"):
-            content.add(str(document_id), stand_in(seed, str(document_id), seq))
-        db.execute(INSERT_CONTENT, (content.stored,))
-        db.execute("INSERT INTO meta VALUES('digest_seed', ?)", (seed.hex(),))
-        db.execute("UPDATE meta SET value = ? WHERE key = 'format_version'", (str(FORMAT_VERSION),))
 
 
 def last_seq(db: apsw.Connection) -> int:

@@ -1,7 +1,7 @@
 """One commit of a log, held still from outside the service: reads, or a copy of the whole file, that agree.
 
-Writers go on meanwhile and do not wait. Only the write-ahead log cannot be cut back past the commit that is held, so
-it grows by what is written until the block ends.
+Writers do not wait. But the write-ahead log cannot be checkpointed past the commit that is held, so it grows until the
+block ends.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 
 from indexes.errors import Damaged
 from indexes.log.reader import require_format
+from indexes.log.schema import show_vectors
 from indexes.log.sqlite import connect, sqlite_errors
 from indexes.log.wal import require_whole_wal
 from indexes.model import Ids, Progress, Settings
@@ -49,13 +50,14 @@ def pin(path: Path, *, frozen: bool = False) -> Iterator[PinnedLog]:
     """The last commit of the log at `path`. Raises StorageError if the file cannot be read as a log, Damaged if
     acknowledged commits are lost in its WAL.
 
-    `frozen` promises that nobody writes the file, as in a backup: then nothing is created beside it either.
+    `frozen` promises that the file is not being written, as in a backup. Then no WAL or lock file is created beside it.
     """
     if not frozen:
         require_whole_wal(path)
     with sqlite_errors(path):
         db = connect_frozen(path) if frozen else begin(path)
         try:
+            show_vectors(db)
             yield PinnedLog(path, db)
         finally:
             db.close()
@@ -151,7 +153,7 @@ class PinnedLog:
             copy = apsw.Connection(str(path))
         try:
             with sqlite_errors(path, copy):
-                copy.execute("PRAGMA synchronous = OFF")  # whoever publishes the file syncs it
+                copy.execute("PRAGMA synchronous = OFF")  # the publisher of the file syncs it
                 page_bytes = int(self.value("PRAGMA page_size"))
                 with copy.backup("main", self.db, "main") as backup:
                     while not backup.done:

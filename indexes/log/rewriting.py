@@ -3,12 +3,13 @@
 SQLite keeps deleted bytes in its pages. `secure_delete` zeroes almost all of them, but not copies that moving cells
 between pages leaves in gaps (3 of 60,000 deleted keys were still there), and returns no space. A copy of the live rows
 holds nothing else and is as small as they are. VACUUM makes one too, but no write gets through while it works.
+The copy has the current format, whatever the format of the log: this is also how a log is migrated.
 
 1. Rows are copied in blocks, each a short read of its own, while searches and writes go on.
-2. What was committed meanwhile follows in rounds, each shorter than the one before.
-3. Between two commits the last round follows, the copy is synced, and `Log.replace_by` gives it the log's name.
+2. Later commits are copied in rounds, each shorter than the one before.
+3. Between two commits the last round runs, the copy is synced, and `Log.replace_by` gives it the log's name.
 
-A crash leaves the old log, and a copy that the next opening removes, or the new one.
+A crash leaves the old log with a copy that the next opening removes, or the new log.
 """
 
 from __future__ import annotations
@@ -24,29 +25,39 @@ import apsw
 from indexes.courtesy import GoOn, nobody_waits
 from indexes.durable import sync_file
 from indexes.log.owed import OWED, Owed
+from indexes.log.reader import FORMAT_VERSION
+from indexes.log.schema import PASSAGES, VECTORS
 from indexes.log.sqlite import BUSY_TIMEOUT_MS, WRITER_CACHE_KIB, sqlite_errors
 
 ROWS = 1024  # in one statement: between two of them searches get their turn
-SCHEMA = "SELECT sql FROM old.sqlite_schema WHERE name NOT LIKE 'sqlite_%' ORDER BY rowid"
-# Passages before documents: whatever goes meanwhile, a document that was copied has its passages, by which it is found.
+TABLES_OF = "SELECT name, sql FROM old.sqlite_schema WHERE name NOT LIKE 'sqlite_%' ORDER BY rowid"
+# Passages before documents: a document that was copied has its passages, and is found by them if it is deleted later.
 TABLES = (
-    ("passages", "id", "*"),
+    ("vectors", "id", "id, vector"),
+    ("passages", "id", "id, document, ordinal, start, end, tokens, heading, text"),
     ("documents", "pk", "*"),
     ("operations", "seq", "seq, at_ms, '', first_passage, passages, dead_first, dead_passages"),
 )
 BLOCK_ENDS = (
-    "SELECT max(n) FROM (SELECT {key} AS n FROM old.{table} WHERE n > ? AND n <= ? ORDER BY n LIMIT ?)"
+    "SELECT max(n) FROM (SELECT {key} AS n FROM old.{source} WHERE n > ? AND n <= ? ORDER BY n LIMIT ?)"
 )
 # Or replace: where a round was cut short, the next one copies some rows again.
-COPY_BLOCK = "INSERT OR REPLACE INTO {table} SELECT {columns} FROM old.{table} WHERE {key} > ? AND {key} <= ?"
+COPY_BLOCK = (
+    "INSERT OR REPLACE INTO {table} SELECT {columns} FROM old.{source} WHERE {key} > ? AND {key} <= ?"
+)
 REMOVE_DOCUMENTS = (
     "DELETE FROM documents WHERE pk IN (SELECT document FROM passages WHERE id IN"
     " (SELECT dead_first FROM old.operations WHERE seq > ? AND seq <= ? AND dead_passages > 0))"
 )
 REMOVE_PASSAGES = (
-    "DELETE FROM passages WHERE id IN (SELECT p.id FROM old.operations o CROSS JOIN passages p"
+    "DELETE FROM {table} WHERE id IN (SELECT p.id FROM old.operations o CROSS JOIN {table} p"
     " WHERE o.seq > ? AND o.seq <= ? AND o.dead_passages > 0"
     " AND p.id >= o.dead_first AND p.id < o.dead_first + o.dead_passages)"
+)
+REMOVALS = (
+    (REMOVE_DOCUMENTS, "documents"),
+    (REMOVE_PASSAGES, "passages"),
+    (REMOVE_PASSAGES, "vectors"),
 )
 FINISH = """
 DELETE FROM meta; INSERT INTO meta SELECT * FROM old.meta;
@@ -56,7 +67,7 @@ DELETE FROM sqlite_sequence; INSERT INTO sqlite_sequence SELECT * FROM old.sqlit
 
 
 class Copy:
-    """A copy in the making, beside its log. For one thread at a time; `remove` it where it was not used."""
+    """A copy in progress, beside its log. For one thread at a time; `remove_copies` if it is not used."""
 
     def __init__(self, log: Path) -> None:
         self._log = log
@@ -64,8 +75,12 @@ class Copy:
         self._reached = dict.fromkeys((table for table, _, _ in TABLES), 0)
         remove_copies(log)
         with self._open() as db:
-            for (sql,) in db.execute(SCHEMA).fetchall():
-                db.execute(str(sql))
+            tables = {str(name): str(sql) for name, sql in db.execute(TABLES_OF)}
+            self._sources = {table: table for table in self._reached}
+            if "vectors" not in tables:
+                self._sources["vectors"] = "passages"
+            for sql in (tables | {"passages": PASSAGES, "vectors": VECTORS}).values():
+                db.execute(sql)
 
     def follow(self, go_on: GoOn = nobody_waits) -> int:
         """Copy what the log holds and the copy does not. Returns how many operations that brought it forward.
@@ -80,7 +95,8 @@ class Copy:
         with self._open() as db:
             self._follow(db, nobody_waits)
             db.execute(FINISH)
-            db.execute("UPDATE meta SET value = ? WHERE key = ?", (owed.stored, OWED))
+            changed = [(owed.stored, OWED), (str(FORMAT_VERSION), "format_version")]
+            db.executemany("UPDATE meta SET value = ? WHERE key = ?", changed)
             db.execute("DETACH old")
             db.execute("PRAGMA journal_mode = WAL")  # as those expect who open it next
         sync_file(self.path)
@@ -90,16 +106,19 @@ class Copy:
         # In one statement, so that all are of one commit.
         counters: Any = db.execute("SELECT name, seq FROM old.sqlite_sequence").fetchall()
         now: dict[str, int] = before | dict(counters)
-        for sql in (REMOVE_DOCUMENTS, REMOVE_PASSAGES):
-            db.execute(sql, (before["operations"], now["operations"]))
+        now["vectors"] = now["passages"]
+        for sql, table in REMOVALS:
+            db.execute(sql.format(table=table), (before["operations"], now["operations"]))
         for table, key, columns in TABLES:
-            at, upto = before[table], now[table]
+            at, upto, source = before[table], now[table], self._sources[table]
             while at < upto:
                 go_on()
-                ends = db.execute(BLOCK_ENDS.format(table=table, key=key), (at, upto, ROWS)).get
+                ends = db.execute(BLOCK_ENDS.format(source=source, key=key), (at, upto, ROWS)).get
                 if not isinstance(ends, int):
                     break
-                db.execute(COPY_BLOCK.format(table=table, key=key, columns=columns), (at, ends))
+                db.execute(
+                    COPY_BLOCK.format(table=table, source=source, key=key, columns=columns), (at, ends)
+                )
                 at = ends
         self._reached = now
         return now["operations"] - before["operations"]

@@ -1,9 +1,8 @@
 """Documents in the order they were written, page by page, while writes go on; and how many there are.
 
-A position is the number a document got when it was written, which only grows: a replaced document has a new one. So
-whoever follows the positions meets every document that stays as it is exactly once, and one that is replaced
-meanwhile again, at the end, as its new version. Whether a passage matches a filter never changes either, because its
-metadata does not.
+A position is the number a document got when it was written. Positions only grow: a replaced document gets a new one.
+So paging by position returns every unchanged document exactly once, and a document replaced on the way once more, at
+the end, in its new version. Whether a passage matches a filter never changes, because its metadata does not.
 """
 
 from __future__ import annotations
@@ -30,7 +29,8 @@ CATCHING_UP_TRIES, CATCHING_UP_S = 1000, 0.002
 DOCUMENTS = "SELECT pk, first_passage, id, seq, {text}, title, metadata, passages FROM documents"
 AT_POSITIONS = "WHERE pk IN (SELECT value FROM json_each(?)) ORDER BY pk"
 PASSAGES = (
-    "SELECT d.pk, p.ordinal, p.start, p.end, p.tokens, p.vector FROM documents d CROSS JOIN passages p"
+    "SELECT d.pk, p.ordinal, p.start, p.end, p.tokens, v.vector FROM documents d CROSS JOIN passages p"
+    " JOIN vectors v ON v.id = p.id"
     " WHERE d.pk IN (SELECT value FROM json_each(?)) AND p.id >= d.first_passage"
     " AND p.id < d.first_passage + d.passages ORDER BY p.id"
 )

@@ -116,7 +116,7 @@ def empty_wal(db: apsw.Connection, path: Path) -> bool:
 
 
 def checkpoint(db: apsw.Connection, path: Path) -> None:
-    """Move what no reader needs from the WAL into the database file, both synced. Waits for nobody."""
+    """Move what no reader needs from the WAL into the database file, both synced. Does not wait."""
     with sqlite_errors(path, db), contextlib.suppress(apsw.BusyError):
         db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
 

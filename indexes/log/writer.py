@@ -15,7 +15,8 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from contextvars import Context, copy_context
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from indexes import failpoints, failures
@@ -38,6 +39,7 @@ Commit = Callable[[list[Sequence[Operation]]], list[WriteResult]]
 class _Write:
     operations: Operations
     future: Future[WriteResult]
+    context: Context = field(default_factory=copy_context)
 
     def chosen(self) -> Sequence[Operation]:
         return self.operations() if callable(self.operations) else self.operations
@@ -67,7 +69,6 @@ class Writer:
         self._queue: queue.Queue[_Write | _Step | None] = queue.Queue()
         self._closing = False
         self._entering = threading.Lock()  # nothing may slip in behind the end of the queue
-        self._failed: StorageError | None = None
         self._thread: threading.Thread | None = None  # none means that nothing is queued
 
     def write(self, operations: Operations) -> Future[WriteResult]:
@@ -156,12 +157,13 @@ class Writer:
         if not group:
             return
         try:
-            if self._failed is not None:
-                raise self._failed
-            results = self._commit([write.chosen() for write in group])
+            failures.require_none()
+            # In the caller's context, so that log lines have its request's id; a shared commit is nobody's own.
+            context = group[0].context if len(group) == 1 else Context()
+            results = context.run(lambda: self._commit([write.chosen() for write in group]))
             failpoints.reach("commit.acknowledge")
         except Exception as error:  # noqa: BLE001 - it belongs to the callers, who wait for it
-            self._note(error)
+            report_failed_sync(error)
             for write in group:
                 write.future.set_exception(error)
         else:
@@ -174,13 +176,13 @@ class Writer:
         try:
             result = step.function()
         except Exception as error:  # noqa: BLE001 - as above
-            self._note(error)
+            report_failed_sync(error)
             step.future.set_exception(error)
         else:
             step.future.set_result(result)
 
-    def _note(self, error: Exception) -> None:
-        """Before the caller learns of it: whoever is told of a failure finds it in force."""
-        if isinstance(error, StorageError) and failures.may_be_a_failed_sync(error):
-            self._failed = error
-            failures.report(error)
+
+def report_failed_sync(error: Exception) -> None:
+    """Before the caller learns of it: whoever is told of a failure finds it in force."""
+    if isinstance(error, StorageError) and failures.may_be_a_failed_sync(error):
+        failures.report(error)

@@ -25,6 +25,7 @@ from indexes.parts.part import Part
 from indexes.parts.segment import Segment
 from indexes.parts.snapshot import Snapshot
 from indexes.parts.visible import Visible
+from indexes.residency import Files
 
 MERGE_AT = 3  # neighbours
 MERGED_DELTAS_MAX = 16  # in a merged segment: larger ones take long to merge and to scan
@@ -193,6 +194,10 @@ class Assembly:
         loaded: list[Part] = [*([generation] if generation else []), *tail]
         parts = [*(hide_ranges(Visible.whole(part), dead) for part in loaded), *newer]
         return Arrangement(generation, parts)
+
+    def new_files(self) -> Files:
+        """For loading a generation that is to replace the present one."""
+        return Files(self._tuning.resident, self.generation.files if self.generation else None)
 
     def install(self, arrangement: Arrangement) -> None:
         self._parts = arrangement.parts

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from indexes import failpoints
 from indexes.build.placement import Moves
-from indexes.dense.cold import ColdSettings, ColdShard
+from indexes.dense.cold import RANKS, ColdSettings, ColdShard
 from indexes.dense.hot import HotGraph
 from indexes.dense.skipping import ColdWatch, ListBounds
 from indexes.dense.training import Training
@@ -36,16 +36,18 @@ from indexes.dense.vectors import StoredVectors, among, both, within
 from indexes.durable import disk_errors, format_of, publish, publish_folder, sha256, verify, with_checksum
 from indexes.errors import Conflict, Damaged, NotFound, RecallTooLow
 from indexes.filters.columns import SealedFilters
-from indexes.lexical.postings import SealedLexical, load_array
+from indexes.lexical.postings import SealedLexical
 from indexes.masks import Bits, count_bits, first_bits
 from indexes.model import TIERS, ColdPolicy, Floats, Ids, Rows, Tier
 from indexes.parts.part import NOTHING, Found, merge, search_graph
+from indexes.residency import Files
 
 logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
 LOWEST = "lowest.npy"
+WARM_SHARES = 3  # times its share of the passages is what a tier may have of an answer without a second look
 ASIDE = ".refused-"  # before the number of a generation that measured too low to be adopted
 HOT, COLD = np.int8(TIERS.index("hot")), np.int8(TIERS.index("cold"))
 
@@ -91,13 +93,15 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 class Generation:
     """A loaded generation: one part of a snapshot, with a hot and a cold tier. Safe from any thread."""
 
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
+    def __init__(self, folder: Path, manifest: Manifest, files: Files | None = None) -> None:
         self.folder = folder
         self.manifest = manifest
         self.size = rows = manifest.hot + manifest.cold
-        self._ids: Ids = load_array(folder / "ids.npy")  # type: ignore[assignment]
-        self._order: NDArray[np.uint32] = load_array(folder / "order.npy")  # type: ignore[assignment]
-        self.vectors = StoredVectors.load(folder / "vectors.f16", rows, manifest.dimensions)
+        self.files = files = files or Files()
+        # In the order in which they get memory: every search reads ids, dense ones gather vectors at random.
+        self._ids: Ids = files.array(folder / "ids.npy")  # type: ignore[assignment]
+        self._order: NDArray[np.uint32] = files.array(folder / "order.npy")  # type: ignore[assignment]
+        self.vectors = StoredVectors.load(folder / "vectors.f16", rows, manifest.dimensions, files)
         self._hot = (
             HotGraph.load(folder / "hot.hnsw", manifest.dimensions, ef=manifest.ef) if manifest.hot else None
         )
@@ -107,16 +111,16 @@ class Generation:
             else None
         )
         self.watch: ColdWatch | None = None
-        self.lexical = SealedLexical.load(folder / "lexical")
-        self.filters = SealedFilters.load(folder / "filters")
+        self.lexical = SealedLexical.load(folder / "lexical", files)
+        self.filters = SealedFilters.load(folder / "filters", files)
 
     @staticmethod
-    def load(folder: Path) -> Generation:
+    def load(folder: Path, files: Files | None = None) -> Generation:
         """Verify every file against the manifest, then load. Raises NotFound or Damaged; nothing is half loaded."""
         manifest = read_manifest(folder)
         for name, file in manifest.files.items():
             verify(folder / name, file.bytes, file.sha256)
-        return Generation(folder, manifest)
+        return Generation(folder, manifest, files)
 
     @property
     def number(self) -> int:
@@ -124,16 +128,12 @@ class Generation:
 
     @property
     def bytes(self) -> int:
-        """Memory of the graph and the lists. The other files are memory maps, and the system's to keep or drop."""
+        """Memory of the graph and the lists. `files` tells how much of the others is copied, and how much mapped."""
         return sum(self.tier_bytes().values()) + self.filters.bytes
 
     def tier_bytes(self) -> dict[Tier, int]:
         cold = self.manifest.files["cold.ivf"].bytes if self._cold else 0
         return {"hot": self._hot.bytes if self._hot else 0, "cold": cold}
-
-    @property
-    def mapped_bytes(self) -> int:
-        return self.vectors.bytes + self._ids.nbytes + self._order.nbytes + self.lexical.bytes
 
     def ids_of(self, rows: Rows) -> Ids:
         return self._ids[rows]
@@ -155,8 +155,21 @@ class Generation:
         """Hot first, then cold. Both score exactly, so that the two merge by score."""
         if allowed is not None and count_bits(allowed) <= scan_max:
             return self.vectors.nearest(query, depth, among(allowed))
-        hot = self.nearest_warm(query, depth, allowed, scan_max)
-        return merge(hot, self.nearest_cold(query, depth, allowed, scan_max), depth)
+        expected = self.warm_depth(depth)
+        hot = self.nearest_warm(query, expected, allowed, scan_max)
+        cold = self.nearest_cold(query, depth, allowed, scan_max)
+        found = merge(hot, cold, depth)
+        if len(hot[0]) == expected < depth and (len(found[0]) < depth or hot[1][-1] >= found[1][-1]):
+            # All of the hot ones are in the answer, so there may be more of them.
+            found = merge(self.nearest_warm(query, depth, allowed, scan_max), cold, depth)
+        return found
+
+    def warm_depth(self, depth: int) -> int:
+        """How deep to look in the hot tier for an answer of this depth, if the cold tier is searched as well.
+
+        The walk of a graph takes time by its depth, and a hot tenth seldom has more than a tenth of the answer.
+        """
+        return min(depth, RANKS + WARM_SHARES * depth * self.manifest.hot // max(self.size, 1))
 
     def nearest_warm(self, query: Floats, depth: int, allowed: Bits | None, scan_max: int) -> Found:
         if self._hot is None:
@@ -198,7 +211,7 @@ class Generation:
         elif policy.mode == "never":
             self.watch = ColdWatch(policy, None)
         else:
-            lowest = np.asarray(load_array(self.folder / LOWEST), np.float32)
+            lowest = np.asarray(self.files.array(self.folder / LOWEST), np.float32)
             self.watch = ColdWatch(policy, ListBounds(self._cold.centres(), lowest))
 
     def tune(self, *, ef: int | None = None, cold: ColdSettings | None = None) -> None:

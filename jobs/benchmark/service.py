@@ -1,125 +1,209 @@
-"""Measures one running service over HTTP: ingest, rebuild, search with and without the cache, recall, inserts."""
+"""Text to ten passages over HTTP, beside what people build in one process, and perhaps beside another checkout of ours.
+
+Every query is fresh: no engine meets one twice, so no cache has its answer or its vector.
+"""
 
 from __future__ import annotations
 
-import random
-import time
-from collections.abc import Callable, Sequence
+import asyncio
+import http.client
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
-import numpy as np
+import msgspec
 
-from jobs.evaluation.observing import Observations
-from jobs.evaluation.recall import Asker
-from jobs.ingesting import Ingested, ingest
-from jobs.judgements import Query
-from jobs.pace import Pace
-from jobs.sources import SourceDocument
-from retrieval.client import JSON, Client
+from indexes.errors import InvalidInput, NearlineError
+from indexes.model import Floats
+from jobs.benchmark import peers as others
+from jobs.benchmark.peers import SentenceTransformers, VectorIndex, fused
+from jobs.benchmark.texts import Material, best_scores, model_folder, overlap, recall
+from jobs.benchmark.turns import TURN, Engine, Row, Say, Tables, Worker, figures, rotate, start
+from jobs.server_process import ServerProcess, serving
+from retrieval.client import Client
+from retrieval.embedding.encoder import Encoder
+from retrieval.embedding.models import load_model
 
 COLLECTION = "bench"
-WARM_UP = 50
-Say = Callable[[str], None]
+K = 10
+MODES = ("hybrid", "dense", "lexical")
+BATCH = 200  # documents of one request
+CLIENTS = 16
+LOAD_ROUNDS = 3
+LOAD_TURN = 400  # queries of each service; peers, which are slower, get a quarter
+OURS, BARE, PEER = "nearline hybrid", "bare embedding", "sentence-transformers"
 
 
-async def fill(
-    client: Client, documents: Sequence[SourceDocument], hot_capacity: int, say: Say
-) -> dict[str, Any]:
-    """Ingest everything; rates are from the first request to the last acknowledgement."""
-    await client.create_collection(COLLECTION, hot_capacity=hot_capacity)
-    begun = time.perf_counter()
-    last_said = [begun]
+class OverHttp(Engine):
+    """A running service. Each client keeps a connection for one turn: the service closes those that idle for longer."""
 
-    def progress(done: Ingested) -> None:
-        if time.perf_counter() - last_said[0] > 10:
-            last_said[0] = time.perf_counter()
-            say(f"  {done.documents} of {len(documents)} documents")
+    def __init__(self, url: str, pid: int) -> None:
+        self._address, self._pid = url.removeprefix("http://"), pid
 
-    done = await ingest(client, COLLECTION, documents, progress)
-    seconds = time.perf_counter() - begun
-    return {
-        "documents": done.documents,
-        "passages": done.passages,
-        "seconds": round(seconds, 1),
-        "passages_per_s": round(done.passages / seconds, 1),
-    }
+    def open(self) -> None:
+        pass
 
+    def expect(self, clients: int) -> None:
+        self._local = threading.local()
 
-async def settle(client: Client) -> None:
-    """Wait until no rebuild runs: ingest may have started some by itself."""
-    for job in (await client.request("GET", "/v1/jobs"))["jobs"]:
-        if job["status"] in ("queued", "running"):
-            await client.finished(job["id"])
+    def pid(self) -> int:
+        return self._pid
+
+    def post(self, path: str, body: object) -> Any:
+        """The decoded answer."""
+        if not hasattr(self._local, "connection"):
+            self._local.connection = http.client.HTTPConnection(self._address, timeout=600)
+        connection: http.client.HTTPConnection = self._local.connection
+        connection.request("POST", path, msgspec.json.encode(body), {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        content = answer.read()
+        if answer.status != 200:
+            raise NearlineError(f"the service answered {answer.status}: {content[:200]!r}")
+        return msgspec.json.decode(content)
 
 
-async def rebuild(client: Client) -> dict[str, Any]:
-    await settle(client)
-    begun = time.perf_counter()
-    job = await client.finished(await client.reindex(COLLECTION))
-    return {"seconds": round(time.perf_counter() - begun, 1), **job["result"]}
+class Search(OverHttp):
+    """A query is a text, or fields of a search."""
+
+    def __init__(self, url: str, pid: int, mode: str) -> None:
+        super().__init__(url, pid)
+        self._mode = mode
+
+    def ask(self, query: str | dict[str, Any]) -> list[int]:
+        wanted = {"query": query} if isinstance(query, str) else query
+        body = {"k": K, "mode": self._mode, **wanted}
+        hits = self.post(f"/v1/collections/{COLLECTION}/search", body)["hits"]
+        return [int(hit["document_id"]) for hit in hits]
 
 
-async def latencies(client: Client, searches: Sequence[JSON], warm_up: Sequence[JSON]) -> dict[str, Any]:
-    """One client, one search after the other. Milliseconds as the client sees them, and the service's own stages."""
-    for search in warm_up:
-        await client.search(COLLECTION, **search)
-    taken, stages = [], []
-    for search in searches:
-        begun = time.perf_counter()
-        answer = await client.search(COLLECTION, **search)
-        taken.append((time.perf_counter() - begun) * 1000)
-        stages.append(answer["timings_ms"])
-    return {
-        **percentiles(taken),
-        "stages_p50": {name: median(one[name] for one in stages) for name in stages[0]},
-    }
+class BareEmbedding(Engine):
+    """The service's model alone: tokenizer and graph, on one thread."""
+
+    def open(self) -> None:
+        self._encoder = Encoder(load_model(model_folder()), threads=1)
+
+    def ask(self, query: str | list[str]) -> Floats:
+        return self._encoder.encode([query] if isinstance(query, str) else query, "query")
 
 
-async def recall(client: Client, queries: Sequence[Query], k: int = 10) -> dict[str, Any]:
-    """Recall of dense search against exact search over the log's vectors."""
-    asker = Asker(client, COLLECTION, k, Pace(0), Observations(), lambda *_: None)
-    found: dict[str, list[bool]] = {"overall": []}
-    for neighbour in (one for outcome in await asker.outcomes("recall", queries) for one in outcome):
-        found["overall"].append(neighbour.found)
-        found.setdefault(neighbour.tier, []).append(neighbour.found)
-    return {"queries": len(queries), **{name: round(float(np.mean(found[name])), 4) for name in found}}
+def run(
+    material: Material, scratch: Path, say: Say, *, queries: int, hot: int, peers: bool, against: Path | None
+) -> Tables:
+    """`hot`: passages kept in the hot tier; `against`: another checkout."""
+    checkouts = {"nearline": None} | ({"against": against} if against else {})
+    makers: dict[str, Any] = {}
+    with ExitStack() as stack:
+        for name, checkout in checkouts.items():
+            server = stack.enter_context(filled(material, hot, scratch / name, checkout, say))
+            for mode in MODES:
+                makers[f"{name} {mode}"] = partial(Search, server.url, server.pid, mode)
+        makers[BARE] = BareEmbedding
+        if peers:
+            folder = material.folder
+            graph, edge = VectorIndex(folder, others.hnswlib), VectorIndex(folder, others.qdrant_edge)
+            words = others.Bm25Index(folder, others.bm25s, len(material.texts))
+            makers[f"{PEER} + qdrant-edge"] = partial(SentenceTransformers, edge)
+            makers[f"{PEER} + hnswlib"] = partial(SentenceTransformers, graph)
+            makers[f"{PEER} + hnswlib + bm25s"] = partial(SentenceTransformers, graph, words)
+        workers, notes = start(makers, stack, say)
+        fresh = iter(material.queries)
+        tables = {"Text to ten passages": one_client(material, queries, workers, fresh, say)}
+        tables["Many at once"] = many_clients(workers, fresh, say)
+    notes += [others.NOTE, "recall of hybrid answers: against exact dense and BM25 rankings, fused by rank."]
+    return tables, notes
 
 
-async def inserts(client: Client, texts: Sequence[str]) -> dict[str, Any]:
-    """One short document at a time, from sending it to the first search that finds it, durable by then."""
-    acknowledged, searchable = [], []
-    for number, text in enumerate(texts):
-        document_id = f"bench-insert-{number}"
-        begun = time.perf_counter()
-        await client.write(COLLECTION, [{"id": document_id, "text": text}])
-        acknowledged.append((time.perf_counter() - begun) * 1000)
-        answer = await client.search(COLLECTION, query=text, k=5, mode="lexical", cache=False)
-        searchable.append((time.perf_counter() - begun) * 1000)
-        if document_id not in {hit["document_id"] for hit in answer["hits"]}:
-            raise AssertionError(f"{document_id} was acknowledged but not found")
-    for number in range(len(texts)):
-        await client.delete(COLLECTION, f"bench-insert-{number}")
-    return {"acknowledged": percentiles(acknowledged), "found_by_a_search": percentiles(searchable)}
+def one_client(
+    material: Material, queries: int, workers: dict[str, Worker], fresh: Iterator[str], say: Say
+) -> list[Row]:
+    rounds = max(queries // TURN, 1)
+    # Hybrid and dense searches of the same text would share its vector: each mode has queries of its own.
+    asked = {mode: [take(fresh, TURN) for _ in range(rounds + 1)] for mode in MODES}
+    mode_of = {name: name.split()[-1] if name.endswith(MODES) else "hybrid" for name in workers}
+    for name, worker in workers.items():  # warms up
+        worker.run(asked[mode_of[name]][-1])
+    say(f"{rounds} turns of {TURN} queries, {len(workers)} engines ...")
+    runs = rotate(workers, range(rounds), lambda name, at: asked[mode_of[name]][at])
+    rows: list[Row] = []
+    for name, worker in workers.items():
+        row: Row = {"engine": name, **figures(runs[name], runs[OURS]), **worker.call("memory")}
+        rows.append(row | {"recall@10": judge(name, worker, material, asked["hybrid"][0])})
+    bare = next(row["CPU ms"] for row in rows if row["engine"] == BARE)
+    for row in rows:
+        row["x CPU of bare"] = round(row["CPU ms"] / bare, 2)
+    again = [workers[OURS].run(part) for part in asked["hybrid"][:5]]
+    return [*rows, {"engine": f"{OURS}, from the result cache", **figures(again, runs[OURS])}]
 
 
-def sample_queries(documents: Sequence[SourceDocument], count: int, seed: int) -> list[Query]:
-    """About ten tokens each: eight words out of the middle of documents chosen at random."""
-    rng = random.Random(seed)
-    queries: dict[str, Query] = {}
-    for document in rng.sample(list(documents), len(documents)):
-        words = document.text.split()
-        if len(words) >= 8:
-            start = rng.randrange(len(words) - 7)
-            text = " ".join(words[start : start + 8])
-            queries.setdefault(text, Query(document.id, text))
-        if len(queries) == count:
-            break
-    return list(queries.values())
+def many_clients(workers: dict[str, Worker], fresh: Iterator[str], say: Say) -> list[Row]:
+    """Services by so many clients at once; peers by two threads, each of which embeds with one."""
+    say(f"{CLIENTS} clients ...")
+    services = {name: CLIENTS for name in workers if name.endswith("hybrid")}
+    clients = services | {name: 2 for name in workers if name.startswith(PEER)}
+    runs = rotate(
+        {name: workers[name] for name in clients},
+        [take(fresh, LOAD_TURN) for _ in range(LOAD_ROUNDS)],
+        lambda name, queries: queries if name in services else queries[: LOAD_TURN // 4],
+        clients,
+    )
+    return [
+        {"engine": name, "clients": clients[name], **figures(own, runs[OURS])} for name, own in runs.items()
+    ]
 
 
-def percentiles(milliseconds: Sequence[float]) -> dict[str, float]:
-    return {f"p{q}_ms": round(float(np.percentile(milliseconds, q)), 3) for q in (50, 99)}
+def judge(name: str, worker: Worker, material: Material, queries: Sequence[str]) -> float | None:
+    """Recall@10 of a peer's dense answers, by its own query vectors, and of a service's. None for what is exact."""
+    if name.startswith(PEER) and not name.endswith("bm25s"):
+        vectors = worker.call("embed", queries)
+        best = best_scores(material.vectors, vectors, K)
+        return recall(worker.run(queries).answers, material.vectors, vectors, best)
+    if not name.endswith(("hybrid", "dense")):
+        return None
+
+    def answers(**wanted: Any) -> list[list[int]]:
+        return worker.run([{"query": query, "cache": False, **wanted} for query in queries]).answers
+
+    true = answers(mode="dense", exact=True, k=others.CANDIDATES)
+    if name.endswith("hybrid"):
+        true = [fused(both) for both in zip(true, answers(mode="lexical", k=others.CANDIDATES))]
+    return overlap(answers(fusion={"method": "rrf", "k": others.RRF_K}), [best[:K] for best in true])
 
 
-def median(values: Any) -> float:
-    return round(float(np.median(list(values))), 3)
+def take(fresh: Iterator[str], wanted: int) -> list[str]:
+    taken = list(islice(fresh, wanted))
+    if len(taken) < wanted:
+        raise InvalidInput("there are not enough different queries; ask for fewer", param="queries")
+    return taken
+
+
+def filled(
+    material: Material, hot: int, data: Path, checkout: Path | None, say: Say
+) -> AbstractContextManager[ServerProcess]:
+    """A fresh process of the service on all texts, after another one wrote and rebuilt them."""
+    folder = model_folder()
+    models = {"NEARLINE_MODELS_FOLDER": str(folder.parent), "NEARLINE_MODELS_DEFAULT": folder.name}
+    # One delta for everything: no segments and no rebuilds before the one that counts.
+    most = str(len(material.texts) + 1)
+    whole = {"NEARLINE_INDEX_DELTA_PASSAGES_MAX": most, "NEARLINE_INDEX_SEGMENTS_MAX": "0"}
+    with serving(data, models | whole, checkout) as server:
+        say(f"filling the service of {checkout or 'this checkout'} ...")
+        asyncio.run(fill(server.url, material, hot))
+    return serving(data, models, checkout)
+
+
+async def fill(url: str, material: Material, hot: int) -> None:
+    """Write every text with its vector, and rebuild."""
+    async with Client(url) as client:
+        await client.create_collection(COLLECTION, hot_capacity=hot)
+        texts, vectors = material.texts, material.vectors
+        for begin in range(0, len(texts), BATCH):
+            rows = range(begin, min(begin + BATCH, len(texts)))
+            documents = [
+                {"id": str(row), "text": texts[row], "vector": vectors[row].tolist()} for row in rows
+            ]
+            await client.write(COLLECTION, documents)
+        await client.finished(await client.reindex(COLLECTION))

@@ -80,7 +80,8 @@ def show(name: str, url: str, as_json: bool) -> None:
         "recall@10 measured": ", ".join(f"{tier} {value:.3f}" for tier, value in found["recall"].items())
         or "not yet",
         "last operation": f"seq {found['seq']}",
-        "index memory": f"{megabytes(found['memory_bytes'])}, mapped files {megabytes(found['mapped_bytes'])}",
+        "index memory": f"{megabytes(found['memory_bytes'])}, resident files {megabytes(found['resident_bytes'])}, "
+        f"mapped files {megabytes(found['mapped_bytes'])}",
         "model": f"{found['model']}, {found['dimensions']} dimensions",
     }
     table = Table(show_header=False)

@@ -20,14 +20,13 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from indexes.durable import replace_unsynced
 from indexes.errors import NearlineError
 from indexes.model import Progress as OnProgress
-from jobs.commands.options import COLLECTION, JSON, URL, console, errors, print_json
+from jobs.commands.options import COLLECTION, JSON, URL, console, errors, print_json, require_matplotlib
 from jobs.evaluation import history, textfile
 from jobs.evaluation.floors import became_worse, below_floors, parse_floors
 from jobs.evaluation.private import private_config, private_service
 from jobs.evaluation.report import Floors, Report
 from jobs.evaluation.run import Options, evaluate
 from jobs.evaluation.table import show
-from jobs.tuning import require_matplotlib
 from retrieval.client import Client, ServiceError
 from retrieval.query_log import FILE as QUERY_LOG
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 import click
 from rich.table import Table
 
+from indexes.errors import InvalidInput
 from jobs.commands.options import JSON, console, errors, print_json
-from jobs.export.candidates import RECIPES, SMALL
 from jobs.export.exporting import Options, export_model
+from jobs.export.recipes import RECIPES, SMALL
 from jobs.export.sources import DEFAULT_NAME
-from retrieval.embedding.models import Candidate, Manifest, Pooling
+from retrieval.embedding.models import Manifest
 
 
 @click.command(epilog="Example: nearline export-model --from intfloat/e5-small-v2 --name e5-small-v2")
@@ -54,34 +55,20 @@ from retrieval.embedding.models import Candidate, Manifest, Pooling
 )
 @JSON
 def command(
-    source: str,
-    name: str,
-    out: Path | None,
-    calibrate: Path | None,
-    query_prefix: str | None,
-    document_prefix: str | None,
-    pooling: str | None,
-    tokens_max: int | None,
-    only: str | None,
-    small: bool,
-    as_json: bool,
+    source: str, name: str, out: Path | None, only: str | None, small: bool, as_json: bool, **overrides: Any
 ) -> None:
-    """Make an ONNX model for serving: graphs of several kinds are measured here, the fastest true one is kept."""
+    """Make an ONNX model for serving: candidates are measured here, and the fastest accurate one is kept."""
+    if small:
+        if only not in {None, SMALL}:
+            raise InvalidInput(f"the small candidate is {SMALL}, not {only}", param="only")
+        only = SMALL
     folder = out or Path("models") / name
     manifest = export_model(
         None if source == "auto" else source,
         folder,
         name=name,
         progress=lambda text: errors.print(f"{text} ..."),
-        options=Options(
-            query_prefix=query_prefix,
-            document_prefix=document_prefix,
-            pooling=cast("Pooling | None", pooling),
-            tokens_max=tokens_max,
-            calibrate=calibrate,
-            only=only,
-            small=small,
-        ),
+        options=Options(only=only, **overrides),
     )
     if as_json:
         print_json(
@@ -111,18 +98,15 @@ def _table(manifest: Manifest) -> Table:
         table.add_column(header, justify="right", no_wrap=True)
     table.add_column("outcome")
     for each in manifest.candidates:
-        table.add_row(*_row(each), style="bold" if each.outcome == "kept" else None)
+        table.add_row(
+            each.name,
+            "-" if each.query_ms is None else f"{each.query_ms:.2f}",
+            "-" if each.bulk_tokens_per_s is None else f"{each.bulk_tokens_per_s:,.0f}",
+            f"{each.bytes / 1e6:.1f}",
+            f"{each.cosine_min:.4f}",
+            f"{each.cosine_mean:.4f}",
+            f"{each.alone_vs_batch_min:.6f}",
+            each.outcome,
+            style="bold" if each.outcome == "kept" else None,
+        )
     return table
-
-
-def _row(each: Candidate) -> list[str]:
-    return [
-        each.name,
-        "-" if each.query_ms is None else f"{each.query_ms:.2f}",
-        "-" if each.bulk_tokens_per_s is None else f"{each.bulk_tokens_per_s:,.0f}",
-        f"{each.bytes / 1e6:.1f}",
-        f"{each.cosine_min:.4f}",
-        f"{each.cosine_mean:.4f}",
-        f"{each.alone_vs_batch_min:.6f}",
-        each.outcome,
-    ]

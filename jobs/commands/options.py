@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -90,3 +91,11 @@ def ended_by_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def require_matplotlib() -> None:
+    """Raises ClickException saying how to get it, before minutes of measuring are spent."""
+    if find_spec("matplotlib") is None:
+        raise click.ClickException(
+            'a plot needs matplotlib: pip install "nearline[report]"; the table needs nothing'
+        )

@@ -7,7 +7,7 @@ import contextlib
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,10 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 from indexes.model import Progress
-from jobs.commands.options import COLLECTION, JSON, URL, console, errors, print_json
+from jobs.commands.options import COLLECTION, JSON, URL, console, errors, print_json, require_matplotlib
 from jobs.evaluation.sources import from_log
+from jobs.fusion_weights import suggest_weights
 from jobs.judgements import Judgement, Query, read_judgements, read_queries
-from jobs.tuning import plot, require_matplotlib, suggest_weights
 from retrieval.client import Client, failure_of
 
 PATH = click.Path(path_type=Path)
@@ -70,7 +70,7 @@ def command(
         require_matplotlib()
         if not picture.absolute().parent.is_dir():
             raise click.UsageError(f"--plot: there is no folder {picture.absolute().parent}")
-    asked = read_queries(queries) if queries else logged(query_log) if query_log else []
+    asked = read_queries(queries) if queries else logged(query_log)
     judgements = read_judgements(qrels) if qrels else []
     columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn()
     with Bar(*columns, console=errors, disable=as_json, transient=True) as bar:
@@ -95,9 +95,9 @@ def command(
         raise click.ClickException(report["error"])
 
 
-def logged(path: Path) -> Sequence[Query]:
+def logged(path: Path | None) -> Sequence[Query]:
     """All queries of a log. Raises InvalidInput if it is none, or empty."""
-    return from_log(path, sys.maxsize, 0).chosen
+    return from_log(path, sys.maxsize, 0).chosen if path else []
 
 
 async def in_service(
@@ -136,7 +136,7 @@ def in_folder(
     """Tune without a service. Raises NotADataDirectory, Locked while a service uses the directory, NotFound."""
     # Only here: a command that talks to a service needs no indexes.
     from indexes.backup.backup import aliases_of
-    from indexes.build.tuner import Tuner, chosen_from, why_unmet
+    from indexes.build.tuner import Tuner
     from indexes.catalog import Catalog
     from retrieval.config import load_config
     from retrieval.handlers.jobs import checked
@@ -154,8 +154,8 @@ def in_folder(
         tuned = Tuner(collection, recall_target, vectors).run(progress)
         applied = apply and tuned.met
         if applied:
-            collection.set_search(chosen_from(tuned))
-    error = None if tuned.met else why_unmet(tuned)
+            collection.set_search(tuned.chosen())
+    error = None if tuned.met else tuned.why_unmet
     result = {**msgspec.to_builtins(tuned), "cold_policy": None, "applied": applied}
     return {"result": result, "fusion": None, "error": error}
 
@@ -177,19 +177,21 @@ def embed(models: Path, settings: Any, texts: list[str]) -> Any:
 
 
 def show(tuned: dict[str, Any], fusion: dict[str, Any] | None) -> None:
+    search = tuned["search"]
+    chosen = {"ef": tuned["ef"], **{name: search[name] for name in ("probes", "reach", "rescored")}}
     table = Table(
         "ef", "lists", "reach", "rescored", "recall@10", "microseconds", "codes", title="what more time buys"
     )
     for point in tuned["curve"]:
+        # 0 stands for a tier that does not exist.
+        is_chosen = all(point[name] in (0, value) for name, value in chosen.items())
+        shown = [str(point[name] or "-") for name in ("ef", "probes", "reach", "rescored")]
         table.add_row(
-            str(point["ef"] or "-"),
-            str(point["probes"] or "-"),
-            f"{point['reach']:g}",
-            str(point["rescored"] or "-"),
+            *shown,
             f"{point['recall']:.4f}",
             f"{point['us']:.0f}",
             str(point["codes"] or "-"),
-            style="bold" if is_chosen(point, tuned) else None,
+            style="bold" if is_chosen else None,
         )
     console.print(table)
     table = Table("", "queries", "recall@10", "95 %", "by tier", "microseconds")
@@ -200,61 +202,55 @@ def show(tuned: dict[str, Any], fusion: dict[str, Any] | None) -> None:
     ):
         one = tuned[name]
         tiers = ", ".join(f"{tier} {recall:.4f}" for tier, recall in one["tiers"].items())
-        table.add_row(
-            label,
-            str(one["queries"]),
-            f"{one['recall']:.4f}",
-            f"± {one['half_width']:.4f}",
-            tiers,
-            f"{one['us']:.0f}",
-        )
+        recall, width = f"{one['recall']:.4f}", f"± {one['half_width']:.4f}"
+        table.add_row(label, str(one["queries"]), recall, width, tiers, f"{one['us']:.0f}")
     console.print(table)
     for line in notes(tuned, fusion):
         console.print(line)
 
 
-def is_chosen(point: dict[str, Any], tuned: dict[str, Any]) -> bool:
-    """Whether a point of the curve is of the settings chosen; 0 stands for a tier that does not exist."""
-    search = tuned["search"]
-    chosen = {"ef": tuned["ef"], **{name: search[name] for name in ("probes", "reach", "rescored")}}
-    return all(point[name] in (0, value) for name, value in chosen.items())
-
-
-def notes(tuned: dict[str, Any], fusion: dict[str, Any] | None) -> list[str]:
+def notes(tuned: dict[str, Any], fusion: dict[str, Any] | None) -> Iterator[str]:
     """What is to be said beside the tables, a line each."""
     search = tuned["search"]
-    lines = [
-        f"ef {tuned['ef']}, {search['probes']} lists and those within {search['reach']:g}, "
-        f"{search['rescored']} rescored, "
-        f"{search['filtered_share']:g} of a filter's matches covered: "
+    yield (
+        f"ef {tuned['ef']}, {search['probes']} lists and those within {search['reach']:g}, {search['rescored']} "
+        f"rescored, {search['filtered_share']:g} of a filter's matches covered: "
         + ("in use now, and the target of every later rebuild" if tuned["applied"] else "not applied")
-    ]
+    )
     if tuned["filtered"]:
         halves = ", ".join(f"{half} {recall:.4f}" for half, recall in tuned["filtered"].items())
-        lines.append(f"recall@10 of cold passages under a filter: {halves}")
-    if not any(is_chosen(point, tuned) for point in tuned["curve"]):
-        lines.append(
-            "the curve counts neighbours of both tiers alike; what is chosen lets neither tier fall far behind"
-        )
+        yield f"recall@10 of cold passages under a filter: {halves}"
     if tuned["margin"]:
-        lines.append(
-            f"recall had to be {tuned['margin']:.4f} above the target: more queries would allow less"
-        )
+        yield f"recall had to be {tuned['margin']:.4f} above the target: more queries would allow less"
     if tuned["held_out"]:
-        lines.append("the queries were made of stored vectors; real ones (--queries) say more")
+        yield "the queries were made of stored vectors; real ones (--queries) say more"
     if (policy := tuned["cold_policy"]) and policy["queries"]:
-        spared = policy["skipped"] + policy["proven"]
-        lines.append(
-            f"times are of searches of both tiers; the cold policy spared {spared} of {policy['queries']} queries "
-            "the cold one, and is not changed"
-        )
+        skipped = policy["skipped"] + policy["proven"]
+        yield f"times are of searches of both tiers; {skipped} of {policy['queries']} queries skipped the cold one"
     if fusion is not None:
-        scores, now = fusion["ndcg@10"], fusion["configured"]
-        lines.append(
+        found, now = fusion["ndcg@10"]["validation"], fusion["configured"]
+        yield (
             f"suggested fusion weights: dense {fusion['weight_dense']:g}, lexical {fusion['weight_lexical']:g}, nDCG@10"
-            f" {scores['tuning']:.4f} on {fusion['queries']['tuning']} queries, {scores['validation']:.4f} on the "
-            f"other half; as configured: weighted {now['weighted']['validation']:.4f}, "
-            f"rrf {now['rrf']['validation']:.4f} there"
+            f" {found:.4f} on {fusion['queries']['validation']} queries it was not chosen by; as configured: weighted "
+            f"{now['weighted']['validation']:.4f}, rrf {now['rrf']['validation']:.4f}"
         )
-        lines.append("fusion weights are not written: set search.weight_dense and search.weight_lexical")
-    return lines
+        yield "fusion weights are not written: set search.weight_dense and search.weight_lexical"
+
+
+def plot(tuned: dict[str, Any], path: Path) -> None:
+    """Recall over microseconds as SVG: the curve, the settings chosen, and those in use before."""
+    from matplotlib.figure import Figure  # the extra `report`
+
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
+    us, recall = ([point[name] for point in tuned["curve"]] for name in ("us", "recall"))
+    axes.plot(us, recall, ".-", label="cheapest settings of each recall (tuning queries)")
+    for name, marker, label in (("validation", "o", "chosen"), ("before", "s", "before")):
+        one = tuned[name]
+        bar = [one["half_width"]]
+        axes.errorbar([one["us"]], [one["recall"]], bar, fmt=marker, label=f"{label} (other queries)")
+    axes.axhline(tuned["recall_target"], color="0.6", linestyle="--", label="target")
+    axes.set(xscale="log", xlabel="CPU microseconds a query, in the indexes", ylabel="recall@10")
+    axes.grid(visible=True, alpha=0.3)
+    axes.legend(loc="lower right", fontsize="small")
+    figure.savefig(path, format="svg")

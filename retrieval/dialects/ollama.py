@@ -19,13 +19,12 @@ from retrieval.dialects.embedding import (
     as_numbers,
     bounded,
     embed,
-    json_answer,
     open_model,
     written,
 )
 from retrieval.dialects.models import Listed, find_model, list_models
 from retrieval.embedding.models import Manifest
-from retrieval.handlers.wire import answer, body
+from retrieval.handlers.wire import answer, body, json_answer
 from retrieval.keys import CONFIG
 from retrieval.openapi import VERSION
 

@@ -21,7 +21,6 @@ from retrieval.dialects.embedding import (
     as_numbers,
     bounded,
     embed,
-    json_answer,
     open_model,
     written,
 )
@@ -29,7 +28,7 @@ from retrieval.dialects.models import Listed, find_model, list_models
 from retrieval.dialects.token_ids import sequences
 from retrieval.embedding.models import Kind
 from retrieval.embedding.results import Long
-from retrieval.handlers.wire import answer, body
+from retrieval.handlers.wire import answer, body, json_answer
 from retrieval.keys import CONFIG, HELD
 from retrieval.schemas import NonEmpty, Request
 

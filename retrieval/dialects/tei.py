@@ -21,7 +21,6 @@ from retrieval.dialects.embedding import (
     as_numbers,
     bounded,
     embed,
-    json_answer,
     open_model,
     written,
 )
@@ -30,7 +29,7 @@ from retrieval.dialects.models import Listed, list_models, model_of
 from retrieval.dialects.token_ids import sequences, texts_of_ids
 from retrieval.embedders import Embedder
 from retrieval.embedding.models import Kind
-from retrieval.handlers.wire import answer, body
+from retrieval.handlers.wire import answer, body, json_answer
 from retrieval.keys import CONFIG, EMBEDDERS, HELD, READY
 from retrieval.openapi import VERSION
 

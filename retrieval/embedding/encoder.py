@@ -1,6 +1,6 @@
 """One ONNX session: texts to tokens, tokens to vectors, the same vector for a text whatever shares its run.
 
-That invariance is the exporter's promise (`jobs/export/quantise.py`: no scale depends on the batch, no value on
+That invariance is the exporter's promise (`jobs/export/recipes.py`: no scale depends on the batch, no value on
 padding), and what allows shared runs, cached vectors and stored vectors to be mixed. A known-answer test at
 construction proves that this machine's kernels compute what the exporter's did.
 """

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from indexes.model import Settings
 from retrieval.errors import without_folders
-from retrieval.handlers.wire import aliases_of, answer, body, collection_of, describe, real_name
+from retrieval.handlers.wire import aliases_of, answer, answer_from, body, collection_of, describe
 from retrieval.keys import CATALOG, CONFIG, EMBEDDERS, FOLDERS, METRICS, TASKS
 from retrieval.schemas import (
     AliasBody,
@@ -32,28 +32,28 @@ async def create(request: web.Request) -> web.Response:
         hot_capacity=config.index.hot_capacity if wanted.hot_capacity is None else wanted.hot_capacity,
     )
     collection = await asyncio.to_thread(catalog.create, wanted.name, settings)
-    return answer(describe(request.app, wanted.name, collection), status=201)
+    return await answer_from(lambda: describe(request.app, collection), status=201)
 
 
 async def listed(request: web.Request) -> web.Response:
     catalog, folders = request.app[CATALOG], request.app[FOLDERS]
-    aliases = catalog.aliases
-    return answer(
-        CollectionList(
-            collections=[
-                describe(request.app, name, one) for name, one in sorted(catalog.collections.items())
-            ],
+
+    def work() -> CollectionList:
+        aliases = catalog.aliases
+        return CollectionList(
+            collections=[describe(request.app, one) for _, one in sorted(catalog.collections.items())],
             quarantined=[
                 QuarantinedBody(name, aliases_of(name, aliases), without_folders(reason, folders))
                 for name, reason in sorted(catalog.quarantined.items())
             ],
         )
-    )
+
+    return await answer_from(work)
 
 
 async def shown(request: web.Request) -> web.Response:
     _, collection = collection_of(request)
-    return answer(describe(request.app, real_name(request), collection))
+    return await answer_from(lambda: describe(request.app, collection))
 
 
 async def deleted(request: web.Request) -> web.Response:
@@ -77,7 +77,7 @@ async def renamed(request: web.Request) -> web.Response:
     request.app[TASKS].require_idle(name)
     collection = await asyncio.to_thread(request.app[CATALOG].rename, name, wanted.name)
     forget(request.app, name)
-    return answer(describe(request.app, wanted.name, collection))
+    return await answer_from(lambda: describe(request.app, collection))
 
 
 async def set_alias(request: web.Request) -> web.Response:

@@ -14,15 +14,15 @@ from indexes.log import scrolling
 from indexes.model import Delete, WriteResult
 from retrieval.decoding import decode_part
 from retrieval.handlers.scrolling import document_body, encoded, query_flag
-from retrieval.handlers.wire import answer, body, collection_of, query_int, real_name
+from retrieval.handlers.wire import answer, answer_from, body, collection_of, query_int
 from retrieval.keys import CONFIG, EMBEDDERS, HELD, METRICS, TASKS
 from retrieval.metadata import Patch, metadata_of
 from retrieval.pipeline import elapsed_ms
 from retrieval.plan import filter_of
 from retrieval.raw_json import is_absent
-from retrieval.schemas import Deleted, DeleteDocuments, PatchDocument, WriteDocuments, Written
+from retrieval.schemas import Deleted, DeleteDocuments, DocumentBody, PatchDocument, WriteDocuments, Written
 from retrieval.settings import Config
-from retrieval.writing import patch_metadata, write_documents
+from retrieval.writing import delete_matching, patch_metadata, write_documents
 
 CURSOR_MAX = 2**62
 ESCAPED_BYTES = 12  # of one character in JSON, at most
@@ -32,9 +32,9 @@ async def write(request: web.Request) -> web.Response:
     started = time.perf_counter()
     wanted = await body(request, WriteDocuments)
     name, collection = collection_of(request)
-    own_name, app = real_name(request), request.app  # now: the alias may move while this is written
+    app = request.app
     result = await write_documents(collection, app[EMBEDDERS], wanted.documents, app[CONFIG])
-    app[TASKS].reindex_if_due(own_name, collection)
+    app[TASKS].reindex_if_due(collection.name, collection)
     app[METRICS].written(name, result, time.perf_counter() - started)
     return answer(written(result, started))
 
@@ -42,9 +42,14 @@ async def write(request: web.Request) -> web.Response:
 async def shown(request: web.Request) -> web.Response:
     _, collection = collection_of(request)
     vectors, document_id = query_flag(request, "vectors"), request.match_info["id"]
-    found = await asyncio.to_thread(scrolling.document, collection, document_id, vectors=vectors)
-    request[HELD].answer(len(found.document.text))
-    return answer(document_body(found))
+    held = request[HELD]
+
+    def work() -> DocumentBody:
+        found = scrolling.document(collection, document_id, vectors=vectors)
+        held.answer(len(found.document.text))
+        return document_body(found)
+
+    return await answer_from(work)
 
 
 async def listed(request: web.Request) -> web.Response:
@@ -60,19 +65,22 @@ async def listed(request: web.Request) -> web.Response:
         following = None if page.following is None else str(page.following)
         return {"documents": encoded(page), "next_cursor": following}
 
-    return answer(await asyncio.to_thread(work))
+    return await answer_from(work)
 
 
 async def patched(request: web.Request) -> web.Response:
     started = time.perf_counter()
     wanted = await body(request, PatchDocument)
     name, collection = collection_of(request)
-    own_name, app = real_name(request), request.app
-    metadata = metadata_of(wanted.metadata, "metadata", app[CONFIG])
-    patch = await asyncio.to_thread(Patch.of, metadata, "metadata")
+    app = request.app
+
+    def work() -> Patch:
+        return Patch.of(metadata_of(wanted.metadata, "metadata", app[CONFIG]), "metadata")
+
+    patch = await asyncio.to_thread(work)
     future = patch_metadata(collection, request.match_info["id"], patch, app[CONFIG])
     result = replace(await asyncio.wrap_future(future), tokens=0)  # none was embedded
-    app[TASKS].reindex_if_due(own_name, collection)
+    app[TASKS].reindex_if_due(collection.name, collection)
     app[METRICS].written(name, result, time.perf_counter() - started)
     return answer(written(result, started))
 
@@ -94,7 +102,7 @@ async def deleted(request: web.Request) -> web.Response:
     result = await asyncio.wrap_future(collection.write([Delete(document_id)]))
     if not result.deleted:
         raise NotFound(f"no document {document_id!r}", param="id")
-    request.app[TASKS].reindex_if_due(real_name(request), collection)
+    request.app[TASKS].reindex_if_due(collection.name, collection)
     return answer(Deleted(result.seq, result.deleted))
 
 
@@ -106,12 +114,11 @@ async def delete_many(request: web.Request) -> web.Response:
     if (ids is None) == (condition is None):
         raise InvalidInput("expected either ids or filter", param="ids")
     if ids is not None:
-        future = collection.write([Delete(one) for one in ids])
+        result = await asyncio.wrap_future(collection.write([Delete(one) for one in ids]))
     else:
         assert condition is not None
-        future = await asyncio.to_thread(collection.delete_matching, condition)
-    result = await asyncio.wrap_future(future)
-    request.app[TASKS].reindex_if_due(real_name(request), collection)
+        result = await delete_matching(collection, condition)
+    request.app[TASKS].reindex_if_due(collection.name, collection)
     return answer(Deleted(result.seq, result.deleted))
 
 

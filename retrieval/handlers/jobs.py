@@ -6,11 +6,11 @@ import asyncio
 
 from aiohttp import web
 
-from indexes.build.tuning import check_number
+from indexes.build.tuner import check_number
 from indexes.errors import Overloaded, TooLarge
 from indexes.model import Floats
 from retrieval.embedders import Embedder
-from retrieval.handlers.wire import answer, body, collection_of, real_name
+from retrieval.handlers.wire import answer, body, collection_of
 from retrieval.job_schemas import JobList, JobStarted, Nothing, Reindex, RolledBack, Tune
 from retrieval.keys import CONFIG, EMBEDDERS, PIPELINE, QUERY_LOG, TASKS
 
@@ -21,7 +21,7 @@ ATTEMPTS = 30  # while too many documents wait; each is told to wait for a secon
 async def reindex(request: web.Request) -> web.Response:
     wanted = await body(request, Reindex)
     _, collection = collection_of(request)
-    job = request.app[TASKS].reindex(real_name(request), collection, wanted.hot_capacity)
+    job = request.app[TASKS].reindex(collection.name, collection, wanted.hot_capacity)
     return answer(JobStarted(job.id), status=202, headers={"Location": f"/v1/jobs/{job.id}"})
 
 
@@ -38,7 +38,7 @@ async def tune(request: web.Request) -> web.Response:
         return await embedded(await request.app[EMBEDDERS].of(collection), texts or [])
 
     job = request.app[TASKS].tune(
-        real_name(request),
+        collection.name,
         collection,
         wanted.recall_target,
         None if texts is None else vectors,
@@ -84,14 +84,14 @@ async def erase(request: web.Request) -> web.Response:
         app[PIPELINE].forget_answers()
         app[EMBEDDERS].cache.clear()
 
-    job = app[TASKS].erase(real_name(request), collection, forget)
+    job = app[TASKS].erase(collection.name, collection, forget)
     return answer(JobStarted(job.id), status=202, headers={"Location": f"/v1/jobs/{job.id}"})
 
 
 async def rollback(request: web.Request) -> web.Response:
     await body(request, Nothing)
     _, collection = collection_of(request)
-    request.app[TASKS].require_idle(real_name(request))
+    request.app[TASKS].require_idle(collection.name)
     generation = await asyncio.to_thread(collection.rollback)
     return answer(RolledBack(generation.number))
 

@@ -13,7 +13,7 @@ from aiohttp import web
 from indexes.errors import InvalidInput
 from indexes.log import scrolling
 from indexes.log.scrolling import Page, ScrolledDocument, VectorPassage
-from retrieval.handlers.wire import answer, body, collection_of
+from retrieval.handlers.wire import answer, answer_from, body, collection_of
 from retrieval.keys import CONFIG, HELD
 from retrieval.plan import filter_of
 from retrieval.schemas import CountBody, CountDocuments, DocumentBody, PassageBody, ScrollDocuments
@@ -45,7 +45,7 @@ async def scroll(request: web.Request) -> web.Response:
         cursor = None if page.following is None else encode_cursor(page.following, collection.uid)
         return {"documents": encoded(page, text=wanted.text), "cursor": cursor}
 
-    return answer(await asyncio.to_thread(work))
+    return await answer_from(work)
 
 
 async def count(request: web.Request) -> web.Response:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from functools import partial
 
 import msgspec
@@ -14,7 +13,7 @@ from retrieval.abandoning import abandonable
 from retrieval.context import build_context, search_request
 from retrieval.decoding import decode_part
 from retrieval.errors import body_of, without_folders
-from retrieval.handlers.wire import answer, body, collection_of, timing_headers
+from retrieval.handlers.wire import answer, answer_from, body, collection_of, json_answer, timing_headers
 from retrieval.keys import CONFIG, EMBEDDERS, FOLDERS, HELD, METRICS, PIPELINE, QUERY_LOG
 from retrieval.room import Room
 from retrieval.schemas import (
@@ -27,18 +26,17 @@ from retrieval.schemas import (
 )
 
 CONCURRENT_SEARCHES = 8  # of one batch; a large batch must not push everybody else's query back
-INLINE_BYTES = 1 << 18  # of hits, encoded on the event loop: less than a millisecond
+INLINE_BYTES = 1 << 18  # of searches and of hits, handled on the event loop: less than a millisecond
 
 
 async def search(request: web.Request) -> web.Response:
     wanted = await body(request, SearchRequest)
-    name = request.match_info["collection"]
+    name, collection = collection_of(request)
     room = room_of(request)
-    found = await request.app[PIPELINE].search(name, wanted, room=room)
+    found = await request.app[PIPELINE].search(name, collection, wanted, room=room)
     request.app[METRICS].search(found)
-    note(request, wanted)
-    shown = found if room.taken <= INLINE_BYTES else await asyncio.to_thread(in_pieces, found)
-    return answer(shown, headers=headers_of(found.timings_ms))
+    request.app[QUERY_LOG].note(collection, wanted)
+    return json_answer(await encoded(found, room), headers_of(found.timings_ms))
 
 
 async def search_batch(request: web.Request) -> web.Response:
@@ -56,7 +54,13 @@ async def search_batch(request: web.Request) -> web.Response:
         raise TooLarge(
             f"{len(wanted.searches)} searches in one request, at most {most} are allowed", param="searches"
         )
-    searches = [decode_part(one, SearchRequest, f"searches[{at}]") for at, one in enumerate(wanted.searches)]
+
+    def decoded() -> list[SearchRequest]:
+        parts = enumerate(wanted.searches)
+        return [decode_part(one, SearchRequest, f"searches[{at}]") for at, one in parts]
+
+    small = sum(map(len, wanted.searches)) <= INLINE_BYTES
+    searches = decoded() if small else await asyncio.to_thread(decoded)
     slots = asyncio.Semaphore(CONCURRENT_SEARCHES)
 
     pipeline = request.app[PIPELINE]
@@ -66,9 +70,9 @@ async def search_batch(request: web.Request) -> web.Response:
     async def find(search: SearchRequest) -> SearchAnswer:
         if search.exact:  # without a slot: they wait for each other
             with scan.place() as place:
-                return await pipeline.search(name, search, place, room)
+                return await pipeline.search(name, collection, search, place, room)
         async with slots:
-            return await pipeline.search(name, search, room=room)
+            return await pipeline.search(name, collection, search, room=room)
 
     async def one(search: SearchRequest) -> msgspec.Raw:
         try:
@@ -78,11 +82,11 @@ async def search_batch(request: web.Request) -> web.Response:
             error.message = without_folders(error.message, folders)
             return msgspec.Raw(msgspec.json.encode(body_of(error)))
         request.app[METRICS].search(found)
-        note(request, search)
-        return msgspec.Raw(msgspec.json.encode(found))  # now: its parts take several times as much memory
+        request.app[QUERY_LOG].note(collection, search)
+        return msgspec.Raw(await encoded(found, room))  # now: its parts take several times as much memory
 
     results = await asyncio.gather(*(one(search) for search in searches))
-    return answer(SearchBatchAnswer(results))
+    return await answer_from(lambda: SearchBatchAnswer(results))
 
 
 async def context(request: web.Request) -> web.Response:
@@ -95,9 +99,9 @@ async def context(request: web.Request) -> web.Response:
     deadline = asyncio.get_running_loop().time() + deadline_ms / 1000
     embedder = await request.app[EMBEDDERS].of(collection)
     search = search_request(wanted, config)
-    found = await request.app[PIPELINE].search(name, search, room=room_of(request))
+    found = await request.app[PIPELINE].search(name, collection, search, room=room_of(request))
     request.app[METRICS].search(found)
-    note(request, search)
+    request.app[QUERY_LOG].note(collection, search)
     built = await abandonable(
         lambda go_on: build_context(
             found, wanted, partial(embedder.counter.starts, go_on=go_on), config, go_on
@@ -111,17 +115,17 @@ def room_of(request: web.Request, param: str = "k") -> Room:
     return Room(request.app[CONFIG].limits.answer_bytes_max, param=param, hold=request[HELD].answer)
 
 
-def in_pieces(found: SearchAnswer) -> dict[str, object]:
-    """Each hit's JSON by itself: encoding many in one step would hold up every other thread."""
-    hits = [msgspec.Raw(msgspec.json.encode(hit)) for hit in found.hits]
-    return {"hits": hits, "receipt": found.receipt, "timings_ms": found.timings_ms}
+async def encoded(found: SearchAnswer, room: Room) -> bytes:
+    """Its JSON, made on a thread if the hits in the room are large."""
 
+    def in_pieces() -> bytes:
+        # Each hit by itself: encoding many in one step would hold up every other thread.
+        hits = [msgspec.Raw(msgspec.json.encode(hit)) for hit in found.hits]
+        return msgspec.json.encode({"hits": hits, "receipt": found.receipt, "timings_ms": found.timings_ms})
 
-def note(request: web.Request, search: SearchRequest) -> None:
-    """Into the log of queries, where the operator has switched that on."""
-    with contextlib.suppress(NearlineError):  # it may have been deleted meanwhile
-        _, collection = collection_of(request)
-        request.app[QUERY_LOG].note(collection, search)
+    if room.taken > INLINE_BYTES:
+        return await asyncio.to_thread(in_pieces)
+    return msgspec.json.encode(found)
 
 
 def headers_of(timings: Timings) -> dict[str, str]:

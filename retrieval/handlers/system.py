@@ -62,8 +62,9 @@ async def readyz(request: web.Request) -> web.Response:
 
 
 async def metrics(request: web.Request) -> web.Response:
+    # On a thread: of many collections there is much to read, on disk too, and much to write.
     return web.Response(
-        body=request.app[METRICS].render(),
+        body=await asyncio.to_thread(request.app[METRICS].render),
         headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
     )
 

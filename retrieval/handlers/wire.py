@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import TypeVar
 
@@ -32,9 +32,17 @@ async def body(request: web.Request, kind: type[T]) -> T:
 
 
 def answer(value: object, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
-    return web.Response(
-        body=msgspec.json.encode(value), status=status, content_type="application/json", headers=headers
-    )
+    return json_answer(msgspec.json.encode(value), headers, status=status)
+
+
+async def answer_from(work: Callable[[], object], *, status: int = 200) -> web.Response:
+    """What `work` returns; it runs, and its answer is encoded, on a thread."""
+    return json_answer(await asyncio.to_thread(lambda: msgspec.json.encode(work())), status=status)
+
+
+def json_answer(content: bytes, headers: dict[str, str] | None = None, *, status: int = 200) -> web.Response:
+    """What is JSON already."""
+    return web.Response(body=content, status=status, content_type="application/json", headers=headers)
 
 
 def timing_headers(stages_ms: Mapping[str, float], embed_ms: float) -> dict[str, str]:
@@ -44,15 +52,12 @@ def timing_headers(stages_ms: Mapping[str, float], embed_ms: float) -> dict[str,
 
 
 def collection_of(request: web.Request) -> tuple[str, Collection]:
-    """The name in the path, as the client wrote it, and the collection it stands for. Raises NotFound."""
+    """The name in the path, as the client wrote it, and the collection it stands for now. Raises NotFound.
+
+    An alias may move: ask once for each request, and use that collection, and its own name, to the end.
+    """
     name = request.match_info["collection"]
     return name, request.app[CATALOG].get(name)
-
-
-def real_name(request: web.Request) -> str:
-    """The collection's own name where the path holds an alias."""
-    name = request.match_info["collection"]
-    return request.app[CATALOG].aliases.get(name, name)
 
 
 def query_int(request: web.Request, name: str, default: int, *, least: int, most: int) -> int:
@@ -72,8 +77,9 @@ def aliases_of(name: str, aliases: Mapping[str, str]) -> list[str]:
     return sorted(alias for alias, target in aliases.items() if target == name)
 
 
-def describe(app: web.Application, name: str, collection: Collection) -> CollectionBody:
-    settings, config = collection.settings, app[CONFIG]
+def describe(app: web.Application, collection: Collection) -> CollectionBody:
+    """Reads the collection's folder: for a thread, not for the event loop."""
+    name, settings, config = collection.name, collection.settings, app[CONFIG]
     return CollectionBody(
         name=name,
         aliases=aliases_of(name, app[CATALOG].aliases),

@@ -21,8 +21,8 @@ import msgspec
 
 from indexes import catalog
 from indexes.build import chosen
+from indexes.build.builder import Rebuild
 from indexes.build.chosen import Chosen
-from indexes.build.rebuild import Rebuild
 from indexes.catalog import Catalog
 from indexes.collection import Collection
 from indexes.lexical import analysis

@@ -114,7 +114,7 @@ def as_written(collection: Collection, wanted: CollectionExpected) -> None:
         assert {one.document_id for one in collection.passages(found).values()} == {name}
     topic = parse_filter({"type": "eq", "key": "topic", "value": "t3"}, conditions_max=1)
     matching = collection.log.documents_of(collection.snapshot.matching(topic).tolist())
-    assert set(matching.values()) == {
+    assert set(matching) == {
         name for name, one in wanted.documents.items() if one.metadata.get("topic") == "t3"
     }
 
@@ -187,7 +187,7 @@ def raise_marker(data: Path) -> None:
 
 def raise_log(data: Path) -> None:
     db = apsw.Connection(str(data / "notes" / "log.db"))
-    db.execute("UPDATE meta SET value = '3' WHERE key = 'format_version'")
+    db.execute("UPDATE meta SET value = '4' WHERE key = 'format_version'")
     db.close()
 
 
@@ -195,7 +195,7 @@ def raise_log(data: Path) -> None:
     ("make_newer", "reason"),
     [
         (raise_marker, "it has format 2, this version reads 1"),
-        (raise_log, "it has log format 3, this version reads 1 and 2"),
+        (raise_log, "it has log format 4, this version reads 1 to 3"),
     ],
 )
 def test_a_newer_directory_is_refused_and_left_alone(

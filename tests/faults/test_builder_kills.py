@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from indexes.build.rebuild import Rebuild
+from indexes.build.builder import Rebuild
 from indexes.collection import Collection
 from indexes.errors import NotReady, StorageError
 from indexes.failpoints import VARIABLE

@@ -10,10 +10,15 @@ from pathlib import Path
 import pytest
 
 from indexes import failures
+from indexes.collection import Collection
 from indexes.durable import FolderLock, publish
 from indexes.errors import InvalidInput, StorageError
 from indexes.failpoints import VARIABLE, Failpoint
+from indexes.log.wal import wal_of
+from indexes.model import Tuning
+from tests.support.vectors import World, fill, make_collection
 
+WORLD = World()
 ROOT = Path(__file__).parents[2]
 
 
@@ -49,6 +54,23 @@ def test_a_failure_ends_with_the_last_data_directory(tmp_path: Path) -> None:
         lock.close()
     failures.require_none()
     publish(tmp_path / "file", b"content")
+
+
+def test_a_collection_without_a_directory_learns_of_a_failure(tmp_path: Path) -> None:
+    """It commits nothing more, and leaves the write-ahead log as it is; opened again, it goes on."""
+    collection = make_collection(tmp_path / "c")
+    fill(collection, WORLD, range(3))
+    failures.report(StorageError("a sync failed"))
+    with pytest.raises(StorageError, match="a sync failed"):
+        fill(collection, WORLD, range(3, 6))
+    collection.close()
+    assert wal_of(tmp_path / "c" / "log.db").stat().st_size
+    failures.require_none()
+    again = Collection(tmp_path / "c", Tuning())
+    fill(again, WORLD, range(3, 6))
+    assert again.snapshot.live == 6
+    again.close()
+    assert not wal_of(tmp_path / "c" / "log.db").exists()
 
 
 @pytest.mark.parametrize("text", ["", "name", "name=", "name=explode", "name:0=kill", "name:x=kill", "=kill"])

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from indexes.build.rebuild import Rebuild
+from indexes.build.builder import Rebuild
 from indexes.collection import Collection
 from indexes.model import Tuning
 from tests.support.vectors import World, fill, make_collection

@@ -98,7 +98,8 @@ class Histories(RuleBasedStateMachine):
             return
         matching = [number for number in self.versions if number % 7 == topic]
         condition = Comparison("eq", "topic", f"t{topic}")
-        assert self.collection.delete_matching(condition).result().deleted == len(matching)
+        found = self.collection.snapshot.matching(condition)
+        assert self.collection.delete_holding(found).result().deleted == len(matching)
         for number in matching:
             del self.versions[number]
 

@@ -16,8 +16,8 @@ import pytest
 
 from indexes.backup.backup import MANIFEST, Backup, back_up, read_backup
 from indexes.backup.restoring import Restored, restore
+from indexes.build.builder import Rebuild
 from indexes.build.chosen import Chosen
-from indexes.build.rebuild import Rebuild
 from indexes.catalog import Catalog
 from indexes.collection import Collection
 from indexes.dense.cold import ColdSettings
@@ -52,9 +52,9 @@ def rebuild(collection: Collection) -> None:
 def contents(path: Path) -> dict[str, Any]:
     """Everything a log says about its live documents, vectors included. Only for a log that nobody else has open."""
     db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
-    sql = "SELECT d.id, d.seq, d.title, d.metadata, d.text, p.id, p.start, p.end, p.tokens, p.vector"
+    sql = "SELECT d.id, d.seq, d.title, d.metadata, d.text, p.id, p.start, p.end, p.tokens, v.vector"
     rows: Any = db.execute(
-        f"{sql} FROM documents d JOIN passages p ON p.document = d.pk ORDER BY p.id"
+        f"{sql} FROM documents d JOIN passages p ON p.document = d.pk JOIN vectors v ON v.id = p.id ORDER BY p.id"
     ).fetchall()
     db.close()
     found: dict[str, Any] = {}

@@ -20,6 +20,7 @@ from indexes.errors import (
     NewerFormat,
     NotADataDirectory,
     NotFound,
+    NotReady,
     Quarantined,
 )
 from indexes.model import Tuning
@@ -226,3 +227,21 @@ def test_a_damaged_log_is_quarantined(catalog: Catalog, content: Callable[[bytes
     again.create("ill", settings()).write([WORLD.document(1)]).result()
     assert not again.quarantined
     again.close()
+
+
+def test_closing_goes_on_after_a_failure(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a step of closing a collection fails, the rest of it, the others and the lock are closed all the same."""
+    collections = [catalog.create(name, settings()) for name in ("a", "b")]
+
+    def fail() -> None:
+        raise RuntimeError("counts cannot be saved")
+
+    monkeypatch.setattr(collections[0].hits, "save", fail)
+    with pytest.raises(RuntimeError, match="counts cannot be saved"):
+        catalog.close()
+    for one in collections:
+        with pytest.raises(NotReady):
+            one.write([WORLD.document(1)])
+        with pytest.raises(NotFound):
+            one.log.position()
+    Catalog(catalog.folder, Tuning()).close()

@@ -90,6 +90,16 @@ def test_the_foretold_scan_is_the_one_that_happens(
     assert len(scanned) > len(queries)  # some searches scanned a second time
 
 
+@pytest.mark.parametrize("reach", [0.2, 0.5, 2.0])
+def test_predicted_recall_is_nearly_what_searches_find(
+    shard: ColdShard, queries: Floats, reach: float
+) -> None:
+    """A little less where few lists are scanned, because there fewer passages compete for being scored again."""
+    wanted = ColdSettings(1, 300, reach=reach)
+    found = recall(shard, queries, wanted)
+    assert found - 0.1 <= Outlook(shard, queries).recall(wanted) <= found + 0.02
+
+
 def test_more_lists_cost_more(shard: ColdShard, queries: Floats) -> None:
     """The cost foreseen rises with each of the settings."""
     outlook = Outlook(shard, queries)

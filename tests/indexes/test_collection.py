@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from indexes.build.rebuild import Rebuild
+from indexes.build.builder import Rebuild
 from indexes.collection import Collection
 from indexes.errors import Conflict, DiskFull, InvalidInput, NotFound
 from indexes.filters.grammar import Comparison, Compound, Filter
@@ -204,7 +204,8 @@ def test_delete_by_filter(tmp_path: Path) -> None:
     """Deleting what matches leaves nothing that matches, and everything else."""
     collection = make_collection(tmp_path / "c")
     fill(collection, WORLD, range(100))
-    assert collection.delete_matching(Comparison("eq", "even", True)).result().deleted == 50
+    even = collection.snapshot.matching(Comparison("eq", "even", True))
+    assert collection.delete_holding(even).result().deleted == 50
     assert collection.snapshot.live == 50
     assert not len(collection.snapshot.matching(Comparison("eq", "even", True)))
     collection.close()
@@ -516,7 +517,7 @@ def test_delete_by_filter_spares_what_no_longer_matches(tmp_path: Path) -> None:
     blocked = collection._writer.call(gate.wait)
     document = WORLD.document(0)
     updated = collection.write([Upsert("d0", document.text, "", {"even": False}, document.passages)])
-    deleted = collection.delete_matching(Comparison("eq", "even", True))
+    deleted = collection.delete_holding(collection.snapshot.matching(Comparison("eq", "even", True)))
     gate.set()
     blocked.result()
     updated.result()

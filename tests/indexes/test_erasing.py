@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from indexes import erasing
-from indexes.build.rebuild import Rebuild
+from indexes.build.builder import Rebuild
 from indexes.collection import Collection
 from indexes.erasing import Erased, Erasure, disk_bytes
 from indexes.errors import Unavailable

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from indexes.build.rebuild import Rebuild
+from indexes.build.builder import Rebuild
 from indexes.collection import Collection
 from indexes.filters.grammar import Comparison, Filter
 from indexes.memory import serving_bytes

@@ -13,7 +13,7 @@ import pytest
 
 from indexes.backup.backup import back_up
 from indexes.backup.verifying import verify_data
-from indexes.build.rebuild import Rebuild
+from indexes.build.builder import Rebuild
 from indexes.catalog import Catalog
 from indexes.collection import Collection
 from indexes.errors import Conflict, InvalidInput, RecallTooLow
@@ -48,11 +48,11 @@ POOR_BUILDER = """
 import sys
 from pathlib import Path
 
-if {{"indexes.build.builder", "indexes.build.tuning"}} & {{*sys.orig_argv}} and Path({marker!r}).exists():
-    from indexes.build import measuring, trials
+if {{"indexes.build.builder", "indexes.build.tuner"}} & {{*sys.orig_argv}} and Path({marker!r}).exists():
+    from indexes.build import optimiser
 
-    measuring.EFS, measuring.PROBED_64THS, measuring.RESCORED = (10,), (0,), (1,)
-    measuring.FILTERED_SHARES, trials.TRIED_EFS = (0.0,), (10,)
+    optimiser.EFS, optimiser.PROBED_64THS, optimiser.RESCORED = (10,), (0,), (1,)
+    optimiser.REACHES, optimiser.FILTERED_SHARES = (0.0,), (0.0,)
 """
 
 

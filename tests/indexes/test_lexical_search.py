@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import product
 from pathlib import Path
 from random import Random
 
@@ -12,8 +13,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indexes.lexical.analysis import terms
-from indexes.lexical.bm25 import LexicalPart, Statistics, best_of, score_rows, weigh
-from indexes.lexical.postings import SLICE_POSTINGS, GrowingLexical, Names, SealedLexical
+from indexes.lexical.bm25 import (
+    PRUNED_POSTINGS_MIN,
+    LexicalPart,
+    Statistics,
+    best_of,
+    promising,
+    score_rows,
+    weigh,
+)
+from indexes.lexical.postings import (
+    SLICE_POSTINGS,
+    TERMS_CACHED_MAX,
+    GrowingLexical,
+    Names,
+    SealedLexical,
+)
 from indexes.masks import pack_flags
 from indexes.model import Bm25
 from tests.support.scoring import best_rows, score_all
@@ -35,34 +50,59 @@ def statistics_of(*parts: LexicalPart) -> Statistics:
 
 
 @given(
-    TEXTS, st.lists(WORDS, max_size=4).map(" ".join), st.integers(1, 12), st.randoms(use_true_random=False)
+    TEXTS,
+    st.lists(WORDS, max_size=4).map(" ".join),
+    st.integers(1, 12),
+    st.sampled_from([Bm25(), Bm25(0.0, 0.4), Bm25(2.0, 1.0), Bm25(0.9, 0.0)]),
+    st.lists(st.sampled_from([0.7, 0.96, 1.0, 1.04, 1.4]), min_size=1, max_size=4),
+    st.randoms(use_true_random=False),
 )
-@settings(max_examples=150, deadline=None)
-def test_the_best_are_the_best_of_all(texts: list[str], query: str, depth: int, random: Random) -> None:
-    """The best rows among those allowed, with the scores that all rows together get; equals in row order."""
+@settings(max_examples=300, deadline=None)
+def test_the_best_are_the_best_of_all(
+    texts: list[str], query: str, depth: int, bm25: Bm25, growths: list[float], random: Random
+) -> None:
+    """Pruned or not, whatever the parameters and however the mean length moves: the best rows among those allowed,
+    with the scores that all rows together get; equals in row order."""
     part = sealed(texts)
-    weighed = weigh(query, [part], statistics_of(part), Bm25())
-    scores = score_all(part, weighed)
     flags = np.array([random.random() < 0.6 for _ in texts], bool)
-    for allowed in (None, flags):
-        expected = best_rows(scores if allowed is None else scores * allowed, depth)
-        rows, found = best_of(part, weighed, depth, None if allowed is None else pack_flags(allowed))
-        assert rows.tolist() == expected.tolist()
-        assert found.tolist() == scores[expected].tolist()
-    some = np.flatnonzero(flags)
-    assert score_rows(part, weighed, some).tolist() == scores[some].tolist()
+    for growth in growths:
+        statistics = Statistics(part.size, int(part.length * growth))
+        weighed = weigh(query, [part], statistics, bm25)
+        scores = score_all(part, weighed)
+        for pruned_from, allowed in product((0, PRUNED_POSTINGS_MIN), (None, flags)):
+            expected = best_rows(scores if allowed is None else scores * allowed, depth)
+            rows, found = best_of(
+                part,
+                weighed,
+                depth,
+                None if allowed is None else pack_flags(allowed),
+                pruned_from=pruned_from,
+            )
+            assert rows.tolist() == expected.tolist()
+            assert found.tolist() == scores[expected].tolist()
+        some = np.flatnonzero(flags)
+        assert score_rows(part, weighed, some).tolist() == scores[some].tolist()
 
 
 def test_the_best_of_real_text(shared_data: Path) -> None:
     """Where far more rows are touched than wanted, the same rows come first as when all are sorted."""
     part = sealed(read_texts(shared_data / "squad-sent"))
     allowed = np.random.default_rng(1).random(part.size) < 0.4
+    half = np.arange(part.size) % 2 == 0
     for query in read_texts(shared_data / "squad-sent", file="queries.jsonl.gz", limit=100):
         weighed = weigh(query, [part], statistics_of(part), Bm25())
         scores = score_all(part, weighed)
-        assert best_of(part, weighed, 20)[0].tolist() == best_rows(scores, 20).tolist()
-        some = best_of(part, weighed, 20, pack_flags(allowed))[0]
-        assert some.tolist() == best_rows(scores * allowed, 20).tolist()
+        for pruned_from in (0, PRUNED_POSTINGS_MIN):
+            best = best_of(part, weighed, 20, pruned_from=pruned_from)
+            assert best[0].tolist() == best_rows(scores, 20).tolist()
+            assert best[1].tolist() == scores[best[0]].tolist()
+            some = best_of(part, weighed, 20, pack_flags(allowed), pruned_from=pruned_from)[0]
+            assert some.tolist() == best_rows(scores * allowed, 20).tolist()
+            floor = float(best[1][-1])
+            high = best_of(part, weighed, 20, pack_flags(half), floor=floor, pruned_from=pruned_from)[0]
+            expected = best_rows(scores * half, 20)
+            wanted = expected[scores[expected] >= floor].tolist()
+            assert high[: len(wanted)].tolist() == wanted
 
 
 def test_a_query_scores_parts_it_was_not_weighed_with() -> None:
@@ -109,3 +149,22 @@ def test_nothing_is_found_in_nothing(texts: list[str]) -> None:
     assert not len(best_of(part, weighed, 10)[0])
     assert score_all(part, weighed).tolist() == [0] * len(texts)
     assert part.frequencies_of(np.arange(len(texts))) == {}
+
+
+def test_pruning_scores_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a common and a rare word, only rows that could be among the best are scored exactly."""
+    part = sealed(["common"] * 4000 + ["common rare", "rare rare", "rare"] * 10)
+    weighed = weigh("common rare", [part], statistics_of(part), Bm25())
+    chosen = promising(part, weighed, weighed.postings_in(part), 10, None, 0.0)
+    assert set(best_rows(score_all(part, weighed), 10)) <= set(chosen)
+    assert len(chosen) <= 30
+
+
+def test_a_lookup_after_many_others_finds_the_same() -> None:
+    """The terms a sealed index remembers are bounded, and forgetting them changes no answer."""
+    words = [f"w{number}" for number in range(TERMS_CACHED_MAX + 10)]
+    part = sealed([" ".join(words[at : at + 50]) for at in range(0, len(words), 50)])
+    for _ in range(2):
+        for at, word in enumerate(words):
+            assert part.postings(word)[0].tolist() == [at // 50]
+    assert not len(part.postings("absent")[0])

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import apsw
 import numpy as np
 import pytest
 
+from indexes import failures
 from indexes.errors import Conflict, DiskFull, NotReady, Overloaded, StorageError
 from indexes.log.log import Log
 from indexes.log.owed import Owed
@@ -245,12 +247,36 @@ def test_a_failed_disk_stops_acknowledgements() -> None:
         return [None] * len(writes)
 
     writer = Writer("test", commit, operations_max=10, on_idle=lambda: None)
+    release = failures.hold()
     for _ in range(2):
         with pytest.raises(StorageError, match="the disk failed"):
             writer.write([Delete("x")]).result(5)
     writer.close()
+    release()
     with pytest.raises(NotReady):
         writer.write([Delete("x")])
+
+
+def test_a_commit_of_one_write_runs_in_its_context() -> None:
+    """What is logged there has the id of the request that wrote; a commit that several share has none."""
+    request_id: ContextVar[str] = ContextVar("request_id", default="")
+    seen: list[tuple[int, str]] = []
+
+    def commit(writes: list[Any]) -> list[Any]:
+        seen.append((len(writes), request_id.get()))
+        return [None] * len(writes)
+
+    writer = Writer("test", commit, operations_max=10, on_idle=lambda: None)
+    request_id.set("first")
+    writer.write([Delete("x")]).result(5)
+    gate = threading.Event()
+    writer.call(gate.wait)
+    pair = [writer.write([Delete("x")]) for _ in range(2)]
+    gate.set()
+    for one in pair:
+        one.result(5)
+    writer.close()
+    assert seen == [(1, "first"), (2, "")]
 
 
 def test_a_cancelled_write_is_not_committed(tmp_path: Path) -> None:

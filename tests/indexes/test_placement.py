@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
+from indexes.build.builder import Rebuild
 from indexes.build.hits import ENTRIES_MIN, Hits
 from indexes.build.placement import place
-from indexes.build.rebuild import Rebuild
 from indexes.collection import Collection
 from indexes.model import TIERS
 from tests.support.vectors import World, delete, fill, make_collection

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from indexes.build.rebuild import Rebuild
+from indexes.build.builder import Rebuild
 from indexes.collection import Collection
 from indexes.errors import InvalidInput, NotFound
 from indexes.filters.grammar import Comparison, Filter

@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 import pytest
 
-from indexes.build.rebuild import Rebuild
+from indexes.build.builder import Rebuild
 from indexes.dense.cold import ColdSettings
 from indexes.dense.skipping import ColdWatch, Decision
 from indexes.filters.grammar import Comparison, Filter

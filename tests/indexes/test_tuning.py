@@ -15,12 +15,23 @@ import msgspec
 import numpy as np
 import pytest
 
+from indexes.build.builder import Rebuild
 from indexes.build.chosen import FILE, Chosen, read_chosen
-from indexes.build.measuring import FILTERED_SHARES, TIE, Truth
-from indexes.build.rebuild import Rebuild
-from indexes.build.trials import Trial, run_filtered, worth_it
-from indexes.build.tuner import Tuner, chosen_from
-from indexes.build.tuning import MISS_MAX, Pair, Share, Tuned, all_pairs, choose, cover_filters, curve
+from indexes.build.optimiser import (
+    FILTERED_SHARES,
+    MISS_MAX,
+    TIER_SLACK,
+    Optimum,
+    Pair,
+    Share,
+    Trial,
+    choose,
+    cover_filters,
+    filtered_recall,
+    paired,
+)
+from indexes.build.truth import TIE, Truth
+from indexes.build.tuner import Tuned, Tuner, curve
 from indexes.collection import Collection
 from indexes.dense.cold import ColdSettings
 from indexes.errors import Conflict, InvalidInput, NotReady
@@ -142,7 +153,7 @@ def test_the_outcome_says_what_its_settings_find(
 ) -> None:
     """Applied, they find in all queries together what was reported of the two halves."""
     for outcome in outcomes.values():
-        collection.set_search(chosen_from(outcome))
+        collection.set_search(outcome.chosen())
         halves = (outcome.tuning, outcome.validation)
         reported = sum(half.recall * half.queries for half in halves) / len(QUERIES)
         assert recall(collection, QUERIES) == pytest.approx(reported, abs=0.003)
@@ -161,7 +172,7 @@ def test_the_curve_leaves_out_what_is_beaten(generation: Generation) -> None:
     """Settings that take longer and find no more than others are not on it, nor those below its lower end."""
     found = ((5, 3, 3), (10, 4, 4), (20, 3, 5), (30, 4, 5), (40, 5, 5), (50, 5, 5))
     pairs = [pair_of(us, [hot] * 100, [cold] * 100) for us, hot, cold in found]
-    points = list(curve(pairs, truth_of(5, 5), generation))
+    points = curve(Optimum(pairs[-1], True, pairs), truth_of(5, 5), generation)
     assert [(point.us, point.recall) for point in points] == [(10, 0.8), (30, 0.9), (40, 1.0)]
 
 
@@ -218,31 +229,54 @@ def test_few_queries_seldom_flatter() -> None:
 
 
 def test_filters_are_covered_as_far_as_the_target_asks(generation: Generation) -> None:
-    """The smallest share that reaches it on the one half is taken, and measured on the other; or the last of all."""
-    halves = [QUERIES[at::2] for at in (0, 1)]
+    """The smallest share that reaches it is taken, or the last of all; recall is measured with it."""
+    measured = filtered_recall(generation, QUERIES)
     ladder = [ColdSettings(1, 1, share) for share in FILTERED_SHARES]
-    found = [
-        [int(trial.found.sum()) / wanted for trial, wanted in run_filtered(generation, ladder, half, quiet)]
-        for half in halves
-    ]
-    reachable = sorted(set(found[0]))
-    assert len(reachable) > 1
-    for target in [*reachable, 1.01]:
-        at = next((at for at, one in enumerate(found[0]) if one >= target), len(ladder) - 1)
-        reported = {"tuning": round(found[0][at], 4), "validation": round(found[1][at], 4)}
-        assert cover_filters(generation, POOR, halves, target, quiet) == (ladder[at], reported)
+    found = [measured(setting) for setting in ladder]
+    assert len(set(found)) > 1
+    for target in [*sorted(set(found)), 1.01]:
+        at = next((at for at, one in enumerate(found) if one >= target), len(ladder) - 1)
+        assert cover_filters(generation, POOR, QUERIES, target) == (ladder[at], found[at])
 
 
-def test_settings_that_are_beaten_are_not_shown() -> None:
-    """One that takes clearly longer and finds no more is left out; one that finds more is not."""
-    quick, slow, better = (
-        Trial(n, np.array([found]), us) for n, found, us in ((1, 8, 10), (2, 8, 20), (3, 9, 30))
-    )
-    assert [one.setting for one in worth_it([quick, slow, better])] == [1, 3]
-    assert [pair.us for pair in all_pairs([slow, quick], [Trial(ColdSettings(), np.array([0]), 1.0)])] == [
-        11,
-        21,
-    ]
+def test_pairs_are_of_every_combination() -> None:
+    """Both times add up, and the cheapest pair comes first."""
+    hot = [Trial(n, np.array([5]), us) for n, us in ((1, 30.0), (2, 10.0))]
+    cold = [Trial(ColdSettings(n), np.array([5]), us) for n, us in ((1, 1.0), (2, 5.0))]
+    assert [pair.us for pair in paired(hot, cold)] == [11, 15, 31, 35]
+
+
+class Opposite(World):
+    """The newest passages lie opposite to all others."""
+
+    def vector(self, *key: int) -> Floats:
+        vector = super().vector(*key) * 0.3
+        vector[0] = 1 if key[0] < 2000 else -1
+        unit: Floats = (vector / np.linalg.norm(vector)).astype(np.float32)
+        return unit
+
+
+def test_a_hot_tier_that_holds_the_whole_answer_gives_all_of_it(tmp_path: Path) -> None:
+    """Searches look less deep into a small hot tier than the answer is long, and again if that was not enough."""
+    world = Opposite()
+    with closing(make_collection(tmp_path / "c", tuning=TUNING, hot_capacity=500)) as made:
+        fill(made, world, range(2500))
+        rebuild(made)
+        generation = live(made)
+        assert generation.warm_depth(100) < 100
+        generation.tune(ef=512, cold=ColdSettings(generation.lists, 1000))
+        for query in world.queries(5):
+            rows, _ = generation.nearest(query, 100, None, 0)
+            assert len(rows) == 100
+            assert rows.max() < generation.manifest.hot
+
+
+def test_settings_of_both_tiers_reach_the_target_together(folder: Path) -> None:
+    """A build measures the recall of the whole answer; a single tier may lie a little below the target."""
+    manifest = Generation.load(Shelf(folder).path(1)).manifest
+    assert set(manifest.recall) == {"all", "hot", "cold", "cold_filtered"}
+    assert manifest.recall["all"] >= 0.99
+    assert min(manifest.recall["hot"], manifest.recall["cold"]) >= 0.99 - TIER_SLACK
 
 
 # --- that it lasts --------------------------------------------------------------------------------------------

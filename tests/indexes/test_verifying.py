@@ -15,7 +15,7 @@ import pytest
 from indexes.backup import verifying
 from indexes.backup.backup import back_up
 from indexes.backup.verifying import check_generation, verify_backup, verify_data
-from indexes.build.rebuild import Rebuild
+from indexes.build.builder import Rebuild
 from indexes.catalog import Catalog
 from indexes.collection import Collection
 from indexes.durable import sha256, with_checksum
@@ -130,7 +130,7 @@ def sql(statement: str) -> Callable[[Path], None]:
 
 
 def vector(values: np.ndarray) -> Callable[[Path], None]:
-    return sql(f"UPDATE passages SET vector = x'{values.astype(np.float32).tobytes().hex()}' WHERE id = 300")
+    return sql(f"UPDATE vectors SET vector = x'{values.astype(np.float32).tobytes().hex()}' WHERE id = 300")
 
 
 AXIS = np.eye(1, DIMENSIONS)[0]
@@ -139,6 +139,8 @@ LOG_DAMAGES = [
     (sql("UPDATE documents SET passages = 2 WHERE id = 'd200'"), ["documents", "texts"]),
     (sql("DELETE FROM passages WHERE id = 300"), ["documents"]),
     (sql("DELETE FROM documents WHERE id = 'd200'"), ["documents", "content"]),
+    (sql("DELETE FROM vectors WHERE id = 300"), ["vectors"]),
+    (sql("INSERT INTO vectors VALUES(99999, x'')"), ["documents"]),
     (sql("UPDATE passages SET document = 1 WHERE id = 300"), ["documents"]),
     (sql("UPDATE passages SET ordinal = 5 WHERE id = 2"), ["documents"]),
     (sql("UPDATE documents SET metadata = '{\"open\"' WHERE id = 'd200'"), ["documents"]),
@@ -148,8 +150,8 @@ LOG_DAMAGES = [
     (sql("UPDATE passages SET start = 20, end = 10 WHERE id = 300"), ["texts"]),
     (sql("UPDATE passages SET text = 'another' WHERE id = 2"), ["texts"]),
     (sql("UPDATE documents SET text = 'Prologue. A middle part. An end.' WHERE id = 'long'"), ["texts"]),
-    (sql("UPDATE passages SET vector = substr(vector, 1, 100) WHERE id = 300"), ["vectors"]),
-    (sql("UPDATE passages SET vector = 'text' WHERE id = 300"), ["vectors"]),
+    (sql("UPDATE vectors SET vector = substr(vector, 1, 100) WHERE id = 300"), ["vectors"]),
+    (sql("UPDATE vectors SET vector = 'text' WHERE id = 300"), ["vectors"]),
     (vector(AXIS * 1.01), ["vectors"]),
     (vector(AXIS * np.nan), ["vectors"]),
     (vector(AXIS * 0), ["vectors"]),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import shlex
@@ -12,16 +11,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from indexes.memory import memory_bytes
-from jobs.benchmark.service import COLLECTION as BENCH
 from jobs.cli import COMMANDS
-from jobs.commands import bench
 from jobs.server_process import ServerProcess
-from retrieval.client import Client
 from tests.support.http import Http
 
 ROOT = Path(__file__).parents[2]
@@ -271,59 +265,3 @@ def test_the_demo(model_folder: Path, tmp_path: Path) -> None:
     assert again.returncode == 0, again.stderr
     assert "The docstrings are indexed already." in again.stdout
     assert "difflib" in again.stdout
-
-
-def test_memory_with_mapped_files_is_no_less_than_without(
-    service: ServerProcess, http: Http, tmp_path: Path
-) -> None:
-    """Also where the process that the bench compares with happens to map more of its libraries."""
-    http.ok("POST", "/v1/collections", {"name": BENCH})
-    http.write(BENCH, {"id": "a", "text": "Apples grow on trees."})
-    now = memory_bytes(service.pid)
-    # Half, because a service in use may give memory back meanwhile.
-    own, mapped = now["own"] // 2, now["mapped"] + 10**7
-    more = {"own": own, "mapped": mapped, "resident": own + mapped}
-
-    async def measured() -> dict[str, Any]:
-        async with Client(service.url) as client:
-            return await bench.memory(client, service.pid, tmp_path, more)
-
-    memory = asyncio.run(measured())
-    assert memory["with_mapped_files_bytes_per_passage"] >= memory["own_bytes_per_passage"] > 0
-
-
-@pytest.mark.slow
-def test_the_benchmark_writes_a_report(model_folder: Path, tmp_path: Path, folder: Path) -> None:
-    """On a small corpus every figure is there, with the machine and the versions."""
-    corpus = tmp_path / "corpus.jsonl"
-    lines = [
-        json.dumps(
-            {
-                "id": str(n),
-                "text": f"Entry {n} tells of item {n * 7 % 1000} and colour {n % 13} in room {n % 31} today.",
-            }
-        )
-        for n in range(1500)
-    ]
-    corpus.write_text("\n".join(lines))
-    ended = nearline(
-        "bench", "--corpus", corpus, "--queries", "120", "--no-peers", "--out", tmp_path / "reports", "--json",
-        NEARLINE_MODELS_FOLDER=str(model_folder.parent),
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr
-    report = json.loads(ended.stdout)
-    assert {
-        "machine",
-        "versions",
-        "settings",
-        "uncached",
-        "cached",
-        "recall",
-        "memory",
-        "ingest",
-        "insert",
-    } <= set(report)
-    assert report["recall"]["overall"] > 0.9
-    memory = report["memory"]
-    assert memory["with_mapped_files_bytes_per_passage"] > memory["own_bytes_per_passage"]
-    assert len(list((tmp_path / "reports").glob("bench-*.json"))) == 1

@@ -61,8 +61,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, model_folder: Path, shared_d
     folder = shared_data / "squad-sent"
     if not folder.is_dir():
         pytest.skip(f"no {folder}")
-    # Every query searches cold, so that two runs do the same.
-    environ = {"NEARLINE_MODELS_FOLDER": str(model_folder.parent), "NEARLINE_SEARCH_COLD": "always"}
+    environ = {"NEARLINE_MODELS_FOLDER": str(model_folder.parent)}
     data = tmp_path_factory.mktemp("evaluate") / "data"
     with serving(data, environ) as server:
         asyncio.run(fill(server.url, folder / "corpus.jsonl.gz"))

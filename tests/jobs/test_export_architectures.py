@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,16 @@ import pytest
 
 from indexes.errors import InvalidInput
 from indexes.model import Floats
-from jobs.export import encoders, graphs, measuring, running, texts
-from jobs.export.building import OPSET
-from jobs.export.decoders import frequencies
-from jobs.export.exporting import Options, export_model
-from jobs.export.mpnet import buckets
-from jobs.export.shapes import Shape, shape
-from jobs.export.sources import Source
-from jobs.export.tokens import Texts
+from jobs.export import running, texts
+from jobs.export.architectures import buckets, build
+from jobs.export.decoder import frequencies
+from jobs.export.exporting import reference
+from jobs.export.graph import Graph
+from jobs.export.recipes import FP32, RECIPES, WEIGHTS4
+from jobs.export.shapes import shape
+from jobs.export.texts import Feed, Texts
+from jobs.export.trials import observe
+from jobs.export.weights import Weights
 from tests.support.encoders import (
     DIMENSIONS,
     HEADS,
@@ -32,9 +33,7 @@ from tests.support.encoders import (
     write_tokenizer,
 )
 
-ABSENT = [
-    name for name in ("torch", "sentence_transformers", "onnx", "sympy") if not importlib.util.find_spec(name)
-]
+ABSENT = [name for name in ("torch", "sentence_transformers", "onnx") if not importlib.util.find_spec(name)]
 pytestmark = pytest.mark.skipif(
     bool(ABSENT), reason=f"the export extra is not installed: no {', '.join(ABSENT)}"
 )
@@ -59,6 +58,8 @@ LINES = [*texts.hard_texts()[:24], *texts.PASSAGES[:8], "x", ""]
 CASES: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "bert, mean": ("BertConfig", "BertModel", BERT, "mean"),
     "bert, cls": ("BertConfig", "BertModel", BERT, "cls"),
+    "bert, another activation": ("BertConfig", "BertModel", BERT | {"hidden_act": "gelu_new"}, "mean"),
+    "camembert": ("CamembertConfig", "CamembertModel", BERT | {"type_vocab_size": 1}, "mean"),
     "roberta": ("RobertaConfig", "RobertaModel", BERT | {"type_vocab_size": 1}, "mean"),
     "xlm-roberta": ("XLMRobertaConfig", "XLMRobertaModel", BERT | {"type_vocab_size": 1}, "cls"),
     "mpnet": ("MPNetConfig", "MPNetModel", BERT, "mean"),
@@ -97,7 +98,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any], str]] = {
 }
 
 
-def write_source(folder: Path, config: str, model: str, settings: dict[str, Any], pooling: str) -> Source:
+def write_source(folder: Path, config: str, model: str, settings: dict[str, Any], pooling: str) -> Path:
     """A folder with an untrained encoder, whose weights are wide enough for every part to matter."""
     import torch
     import transformers
@@ -115,7 +116,7 @@ def write_source(folder: Path, config: str, model: str, settings: dict[str, Any]
     # Some architectures bring rules of their own for cutting text into words: both sides shall read the same file.
     transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)
     write_modules(folder, pooling)
-    return Source(folder, f"folder {folder.name}")
+    return folder
 
 
 def nearness(found: Floats, expected: Floats) -> float:
@@ -124,7 +125,7 @@ def nearness(found: Floats, expected: Floats) -> float:
     return float(running.cosines(found - common, expected - common).min())
 
 
-def padded_left(feed: running.Feed) -> running.Feed:
+def padded_left(feed: Feed) -> Feed:
     """The same texts with their padding in front."""
     moved = {name: np.zeros_like(values) for name, values in feed.items()}
     for row, length in enumerate(feed["attention_mask"].sum(axis=1)):
@@ -140,14 +141,14 @@ def test_same_vectors(case: str, tmp_path: Path) -> None:
 
     if "is_causal" in CASES[case][2] and int(transformers.__version__.split(".")[0]) < 5:
         pytest.skip("older ones take no notice of is_causal")
-    source = write_source(tmp_path / "source", *CASES[case])
-    found = shape(source.folder)
-    material = Texts(source.folder, found)
-    expected = graphs.reference(source, LINES, found)
+    folder = write_source(tmp_path / "source", *CASES[case])
+    found = shape(folder)
+    material = Texts(folder, found)
+    expected = reference(folder, LINES, found)
     assert expected is not None
-    session = running.session(
-        running.save(graphs.fused(source, found, tmp_path).model, tmp_path / "graph.onnx")
-    )
+    graph = tmp_path / "graph.onnx"
+    running.save(build(Graph(Weights(folder), FP32.precision), found), graph)
+    session = running.session(graph)
     (together,) = material.feeds(LINES, len(LINES))
     for feeds in ([together], material.feeds(LINES, 1), material.feeds(LINES, 5)):
         assert nearness(running.vectors(session, feeds), expected) >= 0.9999
@@ -156,99 +157,43 @@ def test_same_vectors(case: str, tmp_path: Path) -> None:
         assert nearness(left, expected) >= 0.9999
 
 
-@pytest.mark.parametrize(
-    ("case", "expected"),
-    [
-        (
-            "bert, mean",
-            {"Attention": 2, "BiasGelu": 2, "EmbedLayerNormalization": 1, "SkipLayerNormalization": 4},
-        ),
-        ("mpnet", {"Attention": 2, "BiasGelu": 2, "LayerNormalization": 1, "SkipLayerNormalization": 4}),
-        (
-            "qwen3",
-            {
-                "MultiHeadAttention": 2,
-                "QuickGelu": 2,
-                "RotaryEmbedding": 4,
-                "SimplifiedLayerNormalization": 5,
-                "SkipSimplifiedLayerNormalization": 4,
-            },
-        ),
-    ],
-)
-def test_what_is_fused(case: str, expected: dict[str, int], tmp_path: Path) -> None:
-    """Layers end as the runtime's fused operators, and the result says which."""
-    source = write_source(tmp_path / "source", *CASES[case])
-    assert graphs.fused(source, shape(source.folder), tmp_path).operators == expected
+@pytest.mark.parametrize("case", ["mpnet", "electra", "distilbert", "qwen3"])
+def test_every_precision_of_an_architecture(case: str, tmp_path: Path) -> None:
+    """Each recipe and its fallback can be built of every kind of encoder, and stays near the original."""
+    folder = write_source(tmp_path / "source", *CASES[case])
+    found, weights = shape(folder), Weights(folder)
+    expected = reference(folder, LINES, found)
+    assert expected is not None
+    material = Texts(folder, found)
+    extremes = observe(weights, found, material.calibration(), tmp_path)
+    for recipe in RECIPES.values():
+        for each in filter(None, (recipe, recipe.fallback)):
+            graph = tmp_path / f"{each.name}.onnx"
+            running.save(build(Graph(weights, each.precision, extremes), found), graph)
+            vectors = running.vectors(running.session(graph), material.feeds(LINES))
+            # Random weights suffer more than trained ones.
+            assert running.cosines(vectors, expected).min() >= (0.9 if each is WEIGHTS4 else 0.97), each.name
 
 
 @pytest.mark.parametrize(
     ("config", "model", "settings", "match"),
     [
-        ("GemmaConfig", "GemmaModel", DECODER | {"head_dim": 16}, "export gemma: .*0 of 2 attention"),
-        ("AlbertConfig", "AlbertModel", BERT | {"embedding_size": 32}, "export albert: .*of 2 attention"),
         (
             "LlamaConfig",
             "LlamaModel",
             DECODER | {"hidden_act": "relu"},
             "export llama with the activation relu",
         ),
+        ("BertConfig", "BertModel", BERT | {"hidden_act": "relu"}, "export bert with the activation relu"),
     ],
 )
-def test_unknown_architectures(
+def test_unknown_variations(
     config: str, model: str, settings: dict[str, Any], match: str, tmp_path: Path
 ) -> None:
-    """An architecture, or a variation of one, that the export does not know is refused by name."""
-    source = write_source(tmp_path / "source", config, model, settings, "mean")
+    """A variation of an architecture that the export does not know is refused by name."""
+    folder = write_source(tmp_path / "source", config, model, settings, "mean")
     with pytest.raises(InvalidInput, match=match):
-        graphs.fused(source, shape(source.folder), tmp_path)
-
-
-def test_untraceable(tmp_path: Path) -> None:
-    """What PyTorch itself cannot load is refused, naming the architecture and the reason."""
-    source = write_source(tmp_path / "source", *CASES["bert, mean"])
-    path = source.folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": "xyzzy"}))
-    with pytest.raises(InvalidInput, match="export xyzzy: PyTorch cannot load or trace it"):
-        graphs.fused(source, shape(source.folder), tmp_path)
-
-
-def test_unfused_graph_is_refused(tmp_path: Path) -> None:
-    """A graph in which the optimiser finds fewer layers than the configuration promises is refused."""
-    source = write_source(tmp_path / "source", *CASES["bert, mean"])
-    path = source.folder / "config.json"
-    promised = shape(source.folder)
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_hidden_layers": 2}))
-    more = Shape(**{**vars(promised), "layers": 3})
-    with pytest.raises(InvalidInput, match="export bert: the optimiser fused only 2 of 3 attention"):
-        graphs.fused(source, more, tmp_path)
-
-
-@pytest.mark.parametrize("opset", [11, 14])
-def test_ready_made_graph(opset: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A ready-made graph, also one of an operator set in which axes were attributes, gives the original's vectors."""
-    monkeypatch.setattr(encoders, "OPSET", opset)
-    source = write_source(tmp_path / "source", *CASES["bert, mean"])
-    found = shape(source.folder)
-    expected = graphs.reference(source, LINES, found)
-    assert expected is not None
-    (source.folder / "onnx").mkdir()
-    encoders.from_torch(source, found, source.folder / "onnx" / "model.onnx")
-    monkeypatch.undo()
-    model = graphs.fused(source, found, tmp_path).model
-    assert model.opset_import[0].version == OPSET
-    session = running.session(running.save(model, tmp_path / "graph.onnx"))
-    feeds = Texts(source.folder, found).feeds(LINES)
-    assert nearness(running.vectors(session, feeds), expected) >= 0.9999
-    monkeypatch.setitem(measuring.FLOORS, "cosine_mean", 0.9)  # random weights suffer more than trained ones
-    manifest = export_model(
-        str(source.folder),
-        tmp_path / "out",
-        name="m",
-        progress=lambda text: None,
-        options=Options(only="mixed"),
-    )
-    assert [variant.name for variant in manifest.variants] == ["mixed", "plain8"]
+        build(Graph(Weights(folder), FP32.precision), shape(folder))
 
 
 def test_positions_of_unknown_kinds() -> None:
@@ -273,4 +218,4 @@ def test_decoder_without_its_weights(tmp_path: Path) -> None:
     """A tensor that the architecture must have and the file has not is named."""
     folder = write_decoder(tmp_path / "source", num_hidden_layers=3)
     with pytest.raises(InvalidInput, match=r"no layers\.2\.input_layernorm\.weight"):
-        graphs.fused(Source(folder, "x"), shape(folder), tmp_path)
+        build(Graph(Weights(folder), FP32.precision), shape(folder))

@@ -45,7 +45,7 @@ class Service:
     def __init__(self, data: Path, far: MemoryStore) -> None:
         self.catalog = Catalog(data, TUNING)
         self.results = ResultCache(MemoryStore(1 << 24, lambda: 0.0), far, ttl_s=60, now=lambda: 0.0)
-        self.pipeline = Pipeline(self.catalog, EMBEDDERS, self.results, Config())
+        self.pipeline = Pipeline(EMBEDDERS, self.results, Config())
 
     @property
     def docs(self) -> Collection:
@@ -63,7 +63,7 @@ class Service:
         await asyncio.wrap_future(self.docs.write([Delete(f"d{number}")]))
 
     async def search(self, **request: Any) -> SearchAnswer:
-        return await self.pipeline.search("docs", SearchRequest(**request))
+        return await self.pipeline.search("docs", self.docs, SearchRequest(**request))
 
     def close(self) -> None:
         self.pipeline.close()

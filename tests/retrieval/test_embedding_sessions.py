@@ -221,7 +221,7 @@ def test_manifests_from_before_there_was_a_choice(folder: Path) -> None:
     """A manifest without variants, candidates or fallbacks loads, serves its one graph, and keeps its fingerprint."""
     (folder / FALLBACK).unlink()
     manifest = msgspec.to_builtins(read_manifest(folder))
-    for name in ("architecture", "fused", "variant", "fallbacks", "candidates"):
+    for name in ("architecture", "variant", "fallbacks", "candidates"):
         del manifest[name]
     del manifest["files"][FALLBACK]
     (folder / MANIFEST).write_bytes(msgspec.json.encode(manifest))

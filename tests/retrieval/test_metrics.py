@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from indexes.build.rebuild import Rebuild
+from indexes.build.builder import Rebuild
 from indexes.catalog import Catalog
 from indexes.dense.skipping import NOTES, ColdWatch
 from indexes.model import ColdPolicy, Ranking, Tuning

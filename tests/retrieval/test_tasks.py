@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -182,3 +183,18 @@ def test_what_a_rebuild_is_about_to_replace_is_not_sealed_first(tmp_path: Path) 
         reopened.close()
 
     asyncio.run(story())
+
+
+def test_a_job_leaves_the_shared_threads_alone(tmp_path: Path) -> None:
+    """However long a rebuild takes, what else needs a thread gets one meanwhile."""
+
+    async def story(tasks: Tasks, collection: Collection, finished: list[JobBody]) -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        await asyncio.to_thread(fill, collection, WORLD, range(200, 4000))
+        job = tasks.reindex("c", collection)
+        while job.progress.stage == "waiting":  # noqa: ASYNC110 - until the child has said its first word
+            await asyncio.sleep(0.005)
+        assert await asyncio.to_thread(int, "7") == 7
+        assert job.progress.stage != "adopt"  # the child is still at work
+
+    with_tasks(tmp_path, story)

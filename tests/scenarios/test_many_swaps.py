@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from indexes.build.rebuild import Rebuild
+from indexes.build.builder import Rebuild
 from indexes.collection import Collection
 from indexes.model import Tuning
 from indexes.query import Query

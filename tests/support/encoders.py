@@ -97,6 +97,52 @@ def write_decoder(folder: Path, **config: Any) -> Path:
     return folder
 
 
+def write_bert(folder: Path) -> Path:
+    """A BERT of two layers with mean pooling; no PyTorch is needed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_tokenizer(folder)
+    write_modules(folder, "mean")
+    sizes = {
+        "hidden_size": DIMENSIONS, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
+        "intermediate_size": WIDE, "max_position_embeddings": 256, "vocab_size": VOCABULARY, "pad_token_id": 1,
+    }  # fmt: skip
+    _write(folder / "config.json", {"model_type": "bert", "architectures": ["BertModel"], **sizes})
+    chance = np.random.default_rng(5)
+
+    def normal(*size: int, scale: float = 1.0) -> Floats:
+        return (chance.normal(size=size) * scale).astype(np.float32)
+
+    rows = {"word": VOCABULARY, "position": 256, "token_type": 2}
+    tensors = {
+        f"embeddings.{name}_embeddings.weight": normal(count, DIMENSIONS) for name, count in rows.items()
+    }
+    norms = ["embeddings.LayerNorm"]
+    for layer in range(LAYERS):
+        name = f"encoder.layer.{layer}"
+        squares = [
+            f"{name}.attention.{part}" for part in ("self.query", "self.key", "self.value", "output.dense")
+        ]
+        linear = dict.fromkeys(squares, (DIMENSIONS, DIMENSIONS))
+        linear |= {
+            f"{name}.intermediate.dense": (WIDE, DIMENSIONS),
+            f"{name}.output.dense": (DIMENSIONS, WIDE),
+        }
+        for part, size in linear.items():
+            tensors |= {
+                f"{part}.weight": normal(*size, scale=0.15),
+                f"{part}.bias": normal(size[0], scale=0.2),
+            }
+        norms += [f"{name}.attention.output.LayerNorm", f"{name}.output.LayerNorm"]
+    for norm in norms:
+        tensors |= {
+            f"{norm}.weight": 1 + normal(DIMENSIONS, scale=0.2),
+            f"{norm}.bias": normal(DIMENSIONS, scale=0.2),
+        }
+    tensors["encoder.layer.0.intermediate.dense.weight"][0, 0] = np.float32(3)  # an outlier
+    write_safetensors(folder / "model.safetensors", tensors)
+    return folder
+
+
 def decoder_tensors(seed: int = 5) -> dict[str, Floats]:
     """Random weights, large enough that attention and positions have a say in every vector."""
     chance = np.random.default_rng(seed)

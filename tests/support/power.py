@@ -6,7 +6,8 @@ remembers what would survive: a file's bytes as of its last sync, a folder's nam
 
 - of the writes to a database or its WAL since the last sync, any subset, in any order, the last one cut at a sector;
 - of a file that was never synced, nothing, a beginning, or all of it; of one synced before, the bytes synced;
-- of the names made or removed since a folder was synced, any.
+- of the names made or removed since a folder was synced, any; but a folder never has two names, or none, after it
+  was renamed: file systems journal that as one change.
 
 A sync can be made to fail. What it should have kept is then forgotten for good, as a kernel forgets pages it could
 not write: a second sync succeeds and keeps nothing of them.
@@ -189,11 +190,16 @@ class Platter:
         target.mkdir()
         safe = self._folders.get(number, {})
         here = {path.name: path for path in present.iterdir()} if present else {}
+        renamed: dict[int, bool] = {}  # whether the renaming of a folder is kept
         for name in sorted({*safe, *here}):
             path = here.get(name)
             now = path.stat().st_ino if path else None
             then = safe.get(name)
-            kept = now if now == then or chosen(rng, keeping) else then
+            keep = now == then or chosen(rng, keeping)
+            moved = now if now in safe.values() else then
+            if moved in self._folder_descriptors and now != then:
+                keep = renamed.setdefault(moved, keep)
+            kept = now if keep else then
             if kept is None:
                 continue
             path = path if kept == now else None

@@ -31,17 +31,16 @@ import msgspec
 from indexes import durable, failpoints
 from indexes.backup.backup import back_up
 from indexes.build import builder
-from indexes.build.builder import build
+from indexes.build.builder import Rebuild, build
 from indexes.build.chosen import Chosen
-from indexes.build.measuring import Measured, choose_settings
-from indexes.build.rebuild import Rebuild
+from indexes.build.optimiser import Measured, choose_settings
 from indexes.catalog import Catalog
 from indexes.collection import Collection
 from indexes.dense.cold import ColdSettings
 from indexes.durable import Disk
 from indexes.erasing import Erasure
 from indexes.errors import NearlineError, RecallTooLow
-from indexes.filters.grammar import Comparison, Compound
+from indexes.filters.grammar import Comparison, Compound, Filter
 from indexes.log import log, sqlite
 from indexes.model import Delete, Operation, Tuning, WriteResult
 from indexes.parts.generation import Generation, read_manifest
@@ -121,7 +120,10 @@ class Actor:
             "and", [Comparison("eq", "owner", owner), Comparison("eq", "topic", f"t{topic}")]
         )
         facts: dict[str, Value] = {f"doc:{MAIN}:{number}": None for number in of_both}
-        return self.attempt(facts, lambda: self.main.delete_matching(condition).result())
+        return self.attempt(facts, lambda: self._delete_matching(condition))
+
+    def _delete_matching(self, condition: Filter) -> WriteResult:
+        return self.main.delete_holding(self.main.snapshot.matching(condition)).result()
 
     def create(self, name: str, **changes: object) -> object:
         return self.attempt(
@@ -266,8 +268,8 @@ def first_life(actor: Actor, options: Options) -> None:
 
 @contextlib.contextmanager
 def measuring_badly() -> Iterator[None]:
-    def measure(generation: Generation, target: float) -> Measured:
-        measured = choose_settings(generation, target)
+    def measure(generation: Generation, target: float, floor: float) -> Measured:
+        measured = choose_settings(generation, target, floor)
         return replace(measured, recall=dict.fromkeys(measured.recall, 0.5))
 
     vars(builder)["choose_settings"] = measure

@@ -1,0 +1,82 @@
+"""Queries to measure a generation with, and what exact search finds for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indexes.dense.cold import RANKS
+from indexes.dense.probing import probes_of
+from indexes.dense.vectors import among, within
+from indexes.masks import Bits, pack_flags
+from indexes.model import Floats, Progress
+from indexes.parts.generation import Generation
+from indexes.parts.part import Found
+
+Counts = NDArray[np.int64]
+
+K = RANKS
+FILTER_SHARE = 0.05  # of the cold rows pass the made-up filter that filtered search is measured with
+TIE = 3e-4  # more than float16 storage moves a score, less than lies between two ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """Queries [n, dimensions], and for each the scores of its true neighbors in each tier, best first."""
+
+    queries: Floats
+    hot: list[Floats]
+    cold: list[Floats]
+
+    @property
+    def wanted(self) -> dict[str, Counts]:
+        """True neighbors of each query, by cohort: "all", "hot" and "cold"."""
+        hot, cold = (np.array([len(best) for best in tier], np.int64) for tier in (self.hot, self.cold))
+        return {"all": hot + cold, "hot": hot, "cold": cold}
+
+
+def true_neighbours(
+    generation: Generation,
+    queries: Floats,
+    allowed: Bits | None = None,
+    progress: Progress = lambda *_: None,
+) -> Truth:
+    """The K nearest of the allowed rows over both tiers, by exact search over the stored vectors."""
+    selector = within(range(generation.size)) if allowed is None else among(allowed)
+    first_cold = generation.manifest.hot
+    truth = Truth(queries, [], [])
+    for at, query in enumerate(queries):
+        progress("truth", at, len(queries))
+        rows, scores = generation.vectors.nearest(query, K, selector)
+        truth.hot.append(scores[rows < first_cold])
+        truth.cold.append(scores[rows >= first_cold])
+    return truth
+
+
+def found_of(result: Found, best: Floats) -> int:
+    """How many true neighbors, whose scores are `best`, a search returned. A row that ties with the last is as good."""
+    return int(np.count_nonzero(result[1][: len(best)] >= best[-1] - TIE)) if len(best) else 0
+
+
+def synthetic_queries(generation: Generation, count: int, *, seed: int) -> Floats:
+    """Mixtures of two stored vectors, up to `count`: half of them near hot rows, half near cold ones.
+
+    So the recall of a small hot tier rests on many queries too; and hot rows are hot because they are asked for.
+    """
+    rng = np.random.default_rng(seed)
+    tiers = [rows for rows in generation.tier_rows().values() if len(rows)]
+    picked = [
+        rows.start + rng.choice(len(rows), min(count // len(tiers), len(rows)), replace=False)
+        for rows in tiers
+    ]
+    return probes_of(generation.vectors.take(np.concatenate(picked)), seed=seed)
+
+
+def random_filter(generation: Generation, *, seed: int = 6) -> Bits:
+    """FILTER_SHARE of the cold rows, and no hot ones."""
+    flags = np.random.default_rng(seed).random(generation.size) < FILTER_SHARE
+    flags[: generation.manifest.hot] = False
+    flags[-1] = True  # at least one
+    return pack_flags(flags)

@@ -1,1 +1,0 @@
-"""Calibrated skipping of the cold tier under a skewed load that shifts: how much is skipped, and what that costs."""

@@ -1,0 +1,152 @@
+"""Embedding: the batcher and the service beside sentence-transformers and a plain fp32 graph, with the same weights.
+
+A query is one text, or a list of them for bulk; the answer is an array of vectors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from base64 import b64decode
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from indexes.model import Floats
+from jobs.benchmark.peers import SentenceTransformers, packaged_weights
+from jobs.benchmark.service import BareEmbedding, OverHttp
+from jobs.benchmark.texts import Material, model_folder
+from jobs.benchmark.turns import Engine, Row, Say, Tables, figures, rate, ratio, rotate, start, turns
+from jobs.server_process import serving
+from retrieval.config import load_config
+from retrieval.embedders import Embedders
+from retrieval.embedding.encoder import Encoder
+from retrieval.embedding.models import load_model
+from retrieval.embedding.observing import Silent
+
+BULK_TEXTS = 400  # of one turn, asked for at once
+BATCH_TEXTS = 32  # of one run of the plain graph; also what sentence-transformers takes
+TOKENS_MAX = 256
+WARM_UP = 40
+TORCH = "sentence-transformers"
+NOTE = f"Bulk: {BULK_TEXTS} texts at once. Ours is int8; the peers are fp32 and take all cores for a run."
+
+
+class Batcher(Engine):
+    """The service's encoder and batcher in this process, without HTTP."""
+
+    def open(self) -> None:
+        config = load_config(None, os.environ)
+        self._loop = asyncio.new_event_loop()
+        self._embedders = Embedders(config, lambda name: Silent())
+        self._embedder = self._loop.run_until_complete(self._embedders.get(config.models.default))
+
+    def ask(self, query: str | list[str]) -> Floats:
+        embed = self._embedder
+        vectors = embed.query(query) if isinstance(query, str) else embed.documents(query)
+        return self._loop.run_until_complete(vectors)
+
+    def close(self) -> None:
+        self._loop.run_until_complete(self._embedders.close())
+
+
+class Service(OverHttp):
+    """A running service; vectors travel as base64, as OpenAI's client asks for them."""
+
+    def ask(self, query: str | list[str]) -> Floats:
+        kind = "query" if isinstance(query, str) else "document"
+        wanted = {"input": query, "input_type": kind, "encoding_format": "base64"}
+        data = self.post("/v1/embeddings", {"model": model_folder().name, **wanted})["data"]
+        return np.stack([np.frombuffer(b64decode(one["embedding"]), "<f4") for one in data])
+
+
+class PlainFp32(Engine):
+    """The export that any tutorial makes: onnxruntime's defaults, texts sorted by length, mean pooling in numpy."""
+
+    def __init__(self, scratch: Path) -> None:
+        self._path = scratch / "plain.onnx"
+
+    def open(self) -> None:
+        import onnxruntime
+        from tokenizers import Tokenizer
+
+        weights = packaged_weights()
+        trace(weights, self._path)
+        self._tokenizer = Tokenizer.from_file(str(weights / "tokenizer.json"))
+        self._tokenizer.enable_truncation(TOKENS_MAX)
+        self._tokenizer.enable_padding()
+        self._session = onnxruntime.InferenceSession(str(self._path), providers=["CPUExecutionProvider"])
+
+    def ask(self, query: str | list[str]) -> Floats:
+        texts = [query] if isinstance(query, str) else query
+        order = np.argsort([len(text) for text in texts])
+        found = []
+        for at in range(0, len(order), BATCH_TEXTS):
+            encodings = self._tokenizer.encode_batch([texts[row] for row in order[at : at + BATCH_TEXTS]])
+            ids = np.array([one.ids for one in encodings], np.int64)
+            mask = np.array([one.attention_mask for one in encodings], np.int64)
+            hidden = self._session.run(None, {"input_ids": ids, "attention_mask": mask})[0]
+            found.append((hidden * mask[:, :, None]).sum(axis=1) / mask.sum(axis=1, keepdims=True))
+        vectors = np.concatenate(found)[np.argsort(order)].astype(np.float32)
+        unit: Floats = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+        return unit
+
+
+def trace(weights: Path, path: Path) -> None:
+    """The graph that PyTorch's exporter makes: nothing fused, the token vectors as output."""
+    import torch
+    from transformers import AutoModel
+
+    class Hidden(torch.nn.Module):  # type: ignore[misc,unused-ignore]  # PyTorch may be absent
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder: Any = AutoModel.from_pretrained(weights, attn_implementation="eager").float().eval()
+
+        def forward(self, ids: Any, mask: Any) -> Any:
+            return self.encoder(input_ids=ids, attention_mask=mask).last_hidden_state
+
+    inputs, output = ["input_ids", "attention_mask"], "last_hidden_state"
+    example = (torch.tensor([[5, 6, 7, 8]] * 2), torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]]))
+    axes = {name: {0: "batch", 1: "sequence"} for name in (*inputs, output)}
+    with torch.inference_mode():
+        torch.onnx.export(
+            Hidden(), example, str(path), dynamo=False, opset_version=17, dynamic_axes=axes,
+            input_names=inputs, output_names=[output],
+        )  # fmt: skip
+
+
+def run(material: Material, scratch: Path, say: Say, *, queries: int) -> Tables:
+    asked = turns(material.queries[:queries])
+    bulks = [material.texts[at : at + BULK_TEXTS] for at in range(0, len(material.texts), BULK_TEXTS)]
+    encoder = Encoder(load_model(model_folder()), threads=1)
+    tokens = sum(len(one.ids) for one in encoder.tokenise(material.texts, "document"))
+    with ExitStack() as stack:
+        server = stack.enter_context(serving(scratch / "data"))
+        makers: dict[str, Any] = {
+            "nearline, batcher": Batcher,
+            "nearline, over HTTP": partial(Service, server.url, server.pid),
+            "bare graph": BareEmbedding,
+            TORCH: SentenceTransformers,
+            "ONNX fp32": partial(PlainFp32, scratch),
+        }
+        workers, notes = start(makers, stack, say)
+        for worker in workers.values():
+            worker.run(material.queries[-WARM_UP:])
+        say(f"{len(asked)} turns of queries, {len(bulks)} of {BULK_TEXTS} texts ...")
+        single, bulk = rotate(workers, asked), rotate(workers, [[texts] for texts in bulks])
+        rows: list[Row] = []
+        for name, runs in single.items():
+            wall, cpu = (sum(getattr(run, which) for run in bulk[name]) for which in ("wall_s", "cpu_s"))
+            row: Row = {"engine": name, **figures(runs, single["nearline, batcher"])}
+            row |= {"bulk tokens/s": round(tokens / wall), "CPU us a token": round(cpu / tokens * 1e6, 1)}
+            row["x bulk"] = ratio(bulk[name], bulk["nearline, batcher"], rate)
+            if TORCH in bulk:
+                mine, theirs = (
+                    np.concatenate([run.answers[0] for run in bulk[one]]) for one in (name, TORCH)
+                )
+                row["cosine to fp32"] = round(float((mine * theirs).sum(axis=1).mean()), 4)
+            rows.append(row | workers[name].call("memory"))
+    return {"Embedding": rows}, [*notes, NOTE]

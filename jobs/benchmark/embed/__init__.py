@@ -1,1 +1,0 @@
-"""Embedding engines beside each other, on the same texts and the same weights in one run, each in its own process."""

@@ -1,0 +1,280 @@
+"""The index library beside others, on the same texts and vectors: dense search, BM25, and skipping the cold tier.
+
+Skipping is asked about topics, clusters of passages whose popularity is Zipf's. A query is a probe near a passage of
+its topic; what skipping loses is counted against the answers of always searching.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+
+from indexes.build.builder import Rebuild
+from indexes.collection import Collection
+from indexes.dense.probing import probes_of
+from indexes.model import ColdPolicy, Floats, NewPassage, Rows, Settings, Tuning, Upsert
+from indexes.query import Query
+from jobs.benchmark import peers as others
+from jobs.benchmark.texts import Material, best_scores, overlap, recall
+from jobs.benchmark.turns import Engine, Row, Say, Tables, Worker, figures, rate, ratio, rotate, start, turns
+from retrieval.embedding.encoder import available_threads
+
+BUILD_TIMEOUT_S = 7200
+BATCH = 1000
+TRIED = 100  # queries that settings are chosen by
+THREAD_ROUNDS = 5  # of all queries, on one thread and on two: single turns are too short for threads
+RANK_BM25_MAX = 20_000  # it scores every passage in Python
+VECTORS = {
+    "hnswlib": others.hnswlib,
+    "faiss": others.faiss,
+    "usearch": others.usearch,
+    "qdrant-edge": others.qdrant_edge,
+    "lancedb": others.lancedb,
+}
+PASSAGES_MIN = 8  # of a topic: a probe is drawn towards others of its topic
+K, DEPTH = 10, 100  # hits, and passages ranked for fusion: the service's defaults
+TOPICS, HITS = 300, 20_000  # clusters, and queries whose hits the rebuild goes by
+WORDS = {"tantivy": others.tantivy, "bm25s": others.bm25s, "rank-bm25": others.rank_bm25}
+
+
+class Nearline(Engine):
+    """A collection in a folder, searched through its snapshot. Passage ids begin at 1, rows at 0."""
+
+    def __init__(self, collection: Path, cold: ColdPolicy | None = None) -> None:
+        self._folder, self._cold = collection, cold or ColdPolicy("always")
+
+    def open(self) -> None:
+        self.collection = Collection(self._folder, Tuning(cold=self._cold))
+
+    def ask(self, query: Any) -> list[int]:
+        """Nearest to a vector, or best for a text."""
+        wanted, k = query
+        snapshot = self.collection.snapshot
+        found = snapshot.lexical(wanted, k) if isinstance(wanted, str) else snapshot.dense(wanted, k).ranking
+        rows: list[int] = (found.ids - 1).tolist()
+        return rows
+
+    def close(self) -> None:
+        self.collection.close()
+
+
+def write(folder: Path, texts: Sequence[str], vectors: Floats) -> None:
+    """A collection with one passage for each text, in order, and no generation."""
+    settings = Settings(dimensions=vectors.shape[1], fingerprint="bench", model="bench")
+    # One delta for everything: it is never searched, so it needs no segments.
+    tuning = Tuning(delta_passages_max=len(texts) + 1, segments_max=0)
+    with closing(Collection.create(folder, settings, tuning)) as collection:
+        for begin in range(0, len(texts), BATCH):
+            rows = range(begin, min(begin + BATCH, len(texts)))
+            passages = [NewPassage(0, len(texts[row]), 0, np.array(vectors[row])) for row in rows]
+            documents = [Upsert(str(row), texts[row], "", {}, (one,)) for row, one in zip(rows, passages)]
+            collection.write(documents).result()
+
+
+def rebuild(folder: Path, hot: int) -> None:
+    """Build a generation with so many passages hot and make it the live one."""
+    with closing(Collection(folder, Tuning(build_threads=available_threads()))) as collection:
+        build = Rebuild(collection.begin_build(hot), timeout_s=BUILD_TIMEOUT_S)
+        collection.adopt(build.run(lambda *_: None))
+
+
+def dense(
+    material: Material,
+    scratch: Path,
+    say: Say,
+    *,
+    depth: Sequence[int],
+    queries: int,
+    target: float,
+    peers: bool,
+) -> Tables:
+    """All cold, a tenth hot, all hot; and the peers, each with its cheapest setting that reaches the target recall."""
+    count = len(material.texts)
+    say(f"writing {count:,} passages ...")
+    write(scratch / "log", material.texts, material.vectors)
+    makers: dict[str, Any] = {}
+    for name, hot in (("all cold", 0), ("a tenth hot", count // 10), ("all hot", count)):
+        say(f"building {name} ...")
+        shutil.copytree(scratch / "log", scratch / name)
+        rebuild(scratch / name, hot)
+        makers[f"nearline, {name}"] = partial(Nearline, scratch / name)
+    if peers:
+        makers |= {name: partial(others.VectorIndex, material.folder, peer) for name, peer in VECTORS.items()}
+    tried, vectors = np.split(material.query_vectors[: TRIED + queries], [TRIED])
+    tables: dict[str, list[Row]] = {}
+    with ExitStack() as stack:
+        workers, notes = start(makers, stack, say)
+        for k in depth:
+            chosen = choose(workers, material, tried, k, target)
+            say(f"depth {k}: {len(vectors)} queries ...")
+            best = best_scores(material.vectors, vectors, k)
+            tables[f"{k} nearest of {count:,}"] = [
+                row
+                | {"ef": chosen.get(row["engine"]), "recall": recall(found, material.vectors, vectors, best)}
+                for row, found in compare(workers, [(vector, k) for vector in vectors])
+            ]
+    notes.append(f"ef of a peer: the smallest to reach recall {target}, or else {others.EFS[-1]}.")
+    return tables, [*notes, others.NOTE]
+
+
+def choose(
+    workers: dict[str, Worker], material: Material, vectors: Floats, k: int, target: float
+) -> dict[str, int]:
+    """Let each peer search depth `k` with its smallest `ef` that reaches the target."""
+    best = best_scores(material.vectors, vectors, k)
+    chosen = {}
+    for name in VECTORS.keys() & workers.keys():
+        for ef in others.EFS:
+            workers[name].call("choose", k, ef)
+            chosen[name] = ef
+            answers = workers[name].run([(vector, k) for vector in vectors]).answers
+            if recall(answers, material.vectors, vectors, best) >= target:
+                break
+    return chosen
+
+
+def compare(workers: dict[str, Worker], queries: Sequence[Any]) -> Iterator[tuple[Row, list[list[int]]]]:
+    """A row for each engine, against the first one, and its answers to all queries."""
+    once = rotate(workers, [queries])  # also warms up
+    runs = rotate(workers, turns(queries))
+    one, two = (rotate(workers, [queries] * THREAD_ROUNDS, clients=dict.fromkeys(workers, n)) for n in (1, 2))
+    for name, worker in workers.items():
+        row: Row = {"engine": name, **figures(runs[name], runs[next(iter(workers))])}
+        row |= {"2 threads": ratio(two[name], one[name], rate), **worker.call("memory")}
+        yield row, once[name][0].answers
+
+
+def bm25(
+    material: Material,
+    scratch: Path,
+    say: Say,
+    *,
+    sizes: Sequence[int],
+    depth: Sequence[int],
+    queries: int,
+    peers: bool,
+) -> Tables:
+    """Ours and the peers on the first passages of the material, every size in the same turns."""
+    makers: dict[str, Any] = {}
+    for size in sizes:
+        say(f"building {size:,} passages ...")
+        # Nothing here searches vectors: short ones are the quickest to build.
+        vectors = np.repeat(np.eye(8, dtype=np.float32), -(-size // 8), axis=0)[:size]
+        write(scratch / str(size), material.texts[:size], vectors)
+        rebuild(scratch / str(size), 0)
+        makers[f"nearline {size:,}"] = partial(Nearline, scratch / str(size))
+        for name, peer in WORDS.items() if peers else ():
+            if name != "rank-bm25" or size <= RANK_BM25_MAX:
+                makers[f"{name} {size:,}"] = partial(others.Bm25Index, material.folder, peer, size)
+    tables: dict[str, list[Row]] = {}
+    texts = material.queries[:queries]
+    with ExitStack() as stack:
+        workers, notes = start(makers, stack, say)
+        for k in depth:
+            say(f"depth {k}: {len(texts)} queries ...")
+            ours: dict[str, list[list[int]]] = {}  # answers by size
+            tables[f"{k} best by BM25"] = [
+                row | {"recall": overlap(found, ours.setdefault(row["engine"].split()[-1], found))}
+                for row, found in compare(workers, [(text, k) for text in texts])
+            ]
+    notes.append(
+        "recall: share of our rows; others of equal score count as misses. tantivy has its own k1 and b."
+    )
+    return tables, [*notes, others.NOTE]
+
+
+class Policy(Nearline):
+    """Dense search as the service asks for it, under a policy for the cold tier."""
+
+    skips = 0
+
+    def ask(self, query: Floats) -> list[int]:
+        found = self.collection.snapshot.prepare(Query(K, DEPTH, vector=query)).dense()
+        self.skips += found.cold_skipped is not None
+        ids: list[int] = found.ranking.ids[:K].tolist()
+        return ids
+
+    def skipped(self) -> int:
+        """How many queries left the cold tier out since this was last asked."""
+        skips, self.skips = self.skips, 0
+        return skips
+
+    def count_hits(self, queries: Floats) -> None:
+        for query in queries:
+            self.collection.hits.count(self.ask(query))
+        self.collection.hits.save()
+
+
+def cold(
+    material: Material, scratch: Path, say: Say, *, zipf: float, learn: int, queries: int, budget: float
+) -> Tables:
+    """`learn` queries are asked before those that are measured."""
+    hot = len(material.texts) // 10
+    topics = topics_of(np.array(material.vectors))
+    drawn = partial(draw, material.vectors, zipf=zipf, rng=np.random.default_rng(1))
+    say("building ...")
+    write(scratch / "always", material.texts, material.vectors)
+    rebuild(scratch / "always", hot)
+    makers: dict[str, Any] = {"always": partial(Policy, scratch / "always")}
+    with ExitStack() as stack:
+        workers, _ = start(makers, stack, say)
+        workers["always"].call("count_hits", drawn(topics, HITS))
+    say("rebuilding by hits ...")
+    rebuild(scratch / "always", hot)
+    shutil.copytree(scratch / "always", scratch / "calibrated")
+    policy = ColdPolicy("calibrated", budget=budget)
+    makers["calibrated"] = partial(Policy, scratch / "calibrated", policy)
+    tables: dict[str, list[Row]] = {}
+    with ExitStack() as stack:
+        workers, notes = start(makers, stack, say)
+        say("learning ...")
+        workers["calibrated"].run(list(drawn(topics, learn)))
+        half = len(topics) // 2
+        for title, load in ("Load", topics), ("Shifted load", topics[half:] + topics[:half]):
+            say(f"{title}: {queries} queries ...")
+            tables[title] = ask_both(workers, drawn(load, queries))
+    notes.append(f"loss: share of the {K} best of `always` that are missing, mean of all queries.")
+    return tables, notes
+
+
+def ask_both(workers: dict[str, Worker], queries: Floats) -> list[Row]:
+    for worker in workers.values():
+        worker.call("skipped")
+    runs = rotate(workers, turns(list(queries)))
+    answers = {name: [answer for run in own for answer in run.answers] for name, own in runs.items()}
+    rows: list[Row] = []
+    for name, own in runs.items():
+        skipped = workers[name].call("skipped") / len(answers[name])
+        loss = 1 - overlap(answers[name], answers["always"])
+        row: Row = {"cold tier": name, "skipped": round(skipped, 4), "loss": round(loss, 5)}
+        rows.append(row | figures(own, runs["always"]) | workers[name].call("memory"))
+    return rows
+
+
+def topics_of(vectors: Floats) -> list[Rows]:
+    """Rows of each cluster, the most popular first: their order is random."""
+    clusters = faiss.Kmeans(vectors.shape[1], TOPICS, niter=10, spherical=True, min_points_per_centroid=1)
+    clusters.train(vectors)
+    nearest = clusters.index.search(vectors, 1)[1][:, 0]
+    members = [np.flatnonzero(nearest == topic) for topic in range(TOPICS)]
+    order = np.random.default_rng(0).permutation(TOPICS)
+    return [members[topic] for topic in order if len(members[topic]) >= PASSAGES_MIN]
+
+
+def draw(vectors: Floats, topics: list[Rows], count: int, *, zipf: float, rng: np.random.Generator) -> Floats:
+    """Queries of topics by their popularity, in random order."""
+    shares = np.arange(1, len(topics) + 1) ** -zipf
+    drawn = rng.choice(len(topics), count, p=shares / shares.sum())
+    found = np.empty((count, vectors.shape[1]), np.float32)
+    for topic in np.unique(drawn):
+        at = np.flatnonzero(drawn == topic)
+        rows = rng.choice(topics[topic], max(len(at), PASSAGES_MIN))
+        found[at] = probes_of(vectors[rows], seed=int(rng.integers(2**31)))[: len(at)]
+    return found

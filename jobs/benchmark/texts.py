@@ -1,0 +1,167 @@
+"""What the engines search: real one-line texts, queries, and the vectors of both, made once and kept.
+
+FOLDER/texts.json   queries.json      where more texts are wanted than there are, the rest is made of halves of two
+FOLDER/vectors.npy  queries.npy       float32 [rows, dimensions], unit length; of a text of two halves, a mixture
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import sysconfig
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain, islice
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from indexes.durable import publish_folder
+from indexes.errors import InvalidInput
+from indexes.model import Floats
+from jobs.benchmark.turns import Say
+from jobs.docstrings import docstrings
+from jobs.judgements import read_queries
+from jobs.sources import SourceDocument, read_documents
+from retrieval.config import load_config
+from retrieval.embedding.encoder import Encoder, available_threads
+from retrieval.embedding.models import Kind, load_model
+
+WORDS_MIN, WORDS_MAX = 5, 60  # of a text
+QUERY_WORDS = 8
+QUERIES = 8000
+CHUNK = 4096  # texts embedded at once
+OTHER_HALF = 0.6  # weight of the second text in the vector of a mixture
+TIE = 3e-4  # scores that lie closer are equally good: float16 storage moves a score as far
+
+
+class Material:
+    """A folder of texts, and of vectors if it was made with them. Vectors are mapped."""
+
+    vectors: Floats
+    query_vectors: Floats
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        files = folder / "texts.json", folder / "queries.json"
+        self.texts, self.queries = (msgspec.json.decode(file.read_bytes(), type=list[str]) for file in files)
+        if (folder / "vectors.npy").is_file():
+            self.vectors, self.query_vectors = mapped(folder / "vectors.npy"), mapped(folder / "queries.npy")
+
+
+def mapped(file: Path) -> Floats:
+    # A plain view of the map: indexing a numpy.memmap costs several times as much.
+    return np.asarray(np.load(file, mmap_mode="r"))
+
+
+def gather(corpora: Sequence[Path], count: int, reports: Path, say: Say, *, vectors: bool) -> Material:
+    """`count` texts of these files of documents, by default of the docstrings of this Python and its packages.
+
+    Kept below `reports`, so that the next run finds them.
+    """
+    encoder = Encoder(load_model(model_folder()), threads=1) if vectors else None
+    libraries = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib")]
+    sources = [str(path.resolve()) for path in corpora or libraries]
+    facts = [*sources, str(count), encoder.fingerprint if encoder else "no vectors"]
+    folder = reports / "texts" / f"{count}-{hashlib.sha256(repr(facts).encode()).hexdigest()[:12]}"
+    if folder.is_dir():
+        return Material(folder)
+    say(f"gathering {count:,} texts ...")
+    documents = read_documents(corpora) if corpora else chain.from_iterable(map(docstrings, libraries))
+    real = list(islice(lines_of(documents), count))
+    if len(real) < 2:
+        raise InvalidInput("there are no texts in the corpus", param="corpus")
+    pairs = np.random.default_rng(0).integers(len(real), size=(count - len(real), 2))
+    say(f"{len(pairs):,} of them are made of halves of others")
+    texts = real + [half_and_half(real[first], real[second]) for first, second in pairs]
+    queries = queries_for(corpora, texts)
+    draft = folder.with_name(f".{folder.name}")
+    draft.mkdir(parents=True, exist_ok=True)
+    (draft / "texts.json").write_bytes(msgspec.json.encode(texts))
+    (draft / "queries.json").write_bytes(msgspec.json.encode(queries))
+    if encoder:
+        embedded = embed(real, encoder, "document", say)
+        mixed = embedded[pairs[:, 0]] + np.float32(OTHER_HALF) * embedded[pairs[:, 1]]
+        mixed /= np.linalg.norm(mixed, axis=1, keepdims=True)
+        np.save(draft / "vectors.npy", np.concatenate([embedded, mixed]))
+        np.save(draft / "queries.npy", embed(queries, encoder, "query", say))
+    publish_folder(draft, folder)
+    return Material(folder)
+
+
+def lines_of(documents: Iterable[SourceDocument]) -> Iterator[str]:
+    """The paragraphs of documents, each on one line, once."""
+    seen: set[str] = set()
+    for document in documents:
+        for paragraph in document.text.split("\n\n"):
+            words = paragraph.split()
+            line = " ".join(words)
+            if WORDS_MIN <= len(words) <= WORDS_MAX and line not in seen:
+                seen.add(line)
+                yield line
+
+
+def half_and_half(one: str, other: str) -> str:
+    first, second = one.split(), other.split()
+    return " ".join(first[: (len(first) + 1) // 2] + second[len(second) // 2 :])
+
+
+def queries_for(corpora: Sequence[Path], texts: Sequence[str]) -> list[str]:
+    """The queries that lie beside the corpora, and eight words out of the middle of texts; all different."""
+    rng = random.Random(0)
+    beside = (path.with_name(name) for path in corpora for name in ("queries.jsonl.gz", "queries.jsonl"))
+    asked = [query.text for path in beside if path.is_file() for query in read_queries(path)]
+    made = dict.fromkeys(rng.sample(asked, min(len(asked), QUERIES)))
+    for text in rng.sample(texts, len(texts)):
+        words = text.split()
+        start = rng.randrange(max(len(words) - QUERY_WORDS, 0) + 1)
+        if len(made) < QUERIES:
+            made.setdefault(" ".join(words[start : start + QUERY_WORDS]))
+    return rng.sample(list(made), len(made))
+
+
+def embed(texts: Sequence[str], encoder: Encoder, kind: Kind, say: Say) -> Floats:
+    """Vectors of all texts, with a thread for each core."""
+    parts = [texts[at : at + CHUNK] for at in range(0, len(texts), CHUNK)]
+    found = []
+    with ThreadPoolExecutor(available_threads()) as pool:
+        for part in pool.map(lambda part: encoder.encode(part, kind), parts):
+            found.append(part)
+            say(f"embedding, {kind}: {len(found)} of {len(parts)}")
+    return np.concatenate(found)
+
+
+def model_folder() -> Path:
+    models = load_config(None, os.environ).models
+    return (Path(models.folder) / models.default).resolve()
+
+
+def best_scores(vectors: Floats, queries: Floats, k: int, block: int = 16_384) -> Floats:
+    """Inner products of the true `k` nearest rows of each query, best first [queries, k], by comparing every row."""
+    best = np.empty((len(queries), 0), np.float32)
+    for start in range(0, len(vectors), block):
+        both = np.hstack([best, queries @ vectors[start : start + block].T])
+        kept = min(k, both.shape[1])
+        best = np.partition(both, both.shape[1] - kept, axis=1)[:, -kept:]
+    ordered: Floats = -np.sort(-best, axis=1)
+    return ordered
+
+
+def recall(found: Sequence[Sequence[int]], vectors: Floats, queries: Floats, best: Floats) -> float:
+    """Mean share of the true nearest rows that were found. Rows are scored here, whatever their index said of them.
+
+    A row that scores like the last true one is as good; one returned twice counts once.
+    """
+    shares = []
+    for rows, query, true in zip(found, queries, best, strict=True):
+        scores = vectors[np.unique(np.asarray(rows, np.int64))] @ query
+        shares.append(min(np.count_nonzero(scores >= true[-1] - TIE) / len(true), 1))
+    return round(float(np.mean(shares)), 4)
+
+
+def overlap(found: Sequence[Sequence[int]], true: Sequence[Sequence[int]]) -> float:
+    """Mean share of the true rows that were found; a query that has none counts as answered."""
+    shares = [len(set(mine) & set(best)) / len(best) if best else 1.0 for mine, best in zip(found, true)]
+    return round(float(np.mean(shares)), 5)

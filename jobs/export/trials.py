@@ -1,0 +1,190 @@
+"""Build candidates, measure how near each comes to fp32 and how fast it is here, and choose one.
+
+Accuracy: cosines between its vectors and fp32's, and between a text's vector alone and in a mixed batch.
+Speed: one short query, and a batch of passages, on one thread, with the session options of the service.
+
+The candidate within its floors that is fastest with a query is kept: a search waits for it, while passages are
+embedded in the background. Times closer than `NOISE` count as equal, and the more accurate candidate is taken, so that
+a repeated export chooses the same.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+
+from indexes.errors import InvalidInput
+from indexes.model import Floats
+from jobs.export import texts
+from jobs.export.architectures import build
+from jobs.export.graph import Graph, Range
+from jobs.export.recipes import FP32, Recipe
+from jobs.export.running import cosines, save, session, vectors
+from jobs.export.shapes import Shape
+from jobs.export.sources import Progress
+from jobs.export.texts import BATCH_TEXTS, Feed, Texts
+from jobs.export.weights import Weights
+from retrieval.embedding.models import Candidate
+from retrieval.embedding.sessions import OUTPUT, open_session
+
+NOISE = 0.05  # relative difference of two times that says nothing
+QUERY_TOKENS, BULK_TEXTS, BULK_TOKENS = 10, 8, 60
+ROUNDS, QUERIES_A_ROUND = 8, 25
+COSINES = ("cosine_min", "cosine_mean", "alone_vs_batch_min")
+
+
+@dataclass
+class Trial:
+    """A candidate's graph in the scratch folder, what it measured, and why it may not be chosen, if it may not.
+
+    `checks` are cosines, NaN where a vector is not finite; none where the graph cannot be run. Times are None until
+    `measure` has taken them.
+    """
+
+    recipe: Recipe
+    graph: Path
+    bytes: int
+    checks: dict[str, float] = field(default_factory=dict)
+    refused: str | None = None
+    query_ms: float | None = None
+    bulk_tokens_per_s: float | None = None
+
+    def described(self, outcome: str) -> Candidate:
+        # JSON has no NaN; a vector that is not finite is as far from fp32's as one can be.
+        cosines = {name: float(np.nan_to_num(round(self.checks.get(name, 0.0), 6))) for name in COSINES}
+        return Candidate(
+            name=self.recipe.name,
+            quantisation=self.recipe.quantisation,
+            outcome=f"refused: {self.refused}" if self.refused else outcome,
+            bytes=self.bytes,
+            query_ms=self.query_ms and round(self.query_ms, 3),
+            bulk_tokens_per_s=self.bulk_tokens_per_s and round(self.bulk_tokens_per_s),
+            **cosines,
+        )
+
+
+class Workshop:
+    """Builds candidates of one encoder in the folder `scratch`, and holds them against its fp32 graph `plain`."""
+
+    def __init__(
+        self, folder: Path, shape: Shape, material: Texts, scratch: Path, progress: Progress
+    ) -> None:
+        self._weights = Weights(folder)
+        self._shape, self._material, self._scratch, self._progress = shape, material, scratch, progress
+        self.plain = scratch / "plain.onnx"
+        save(build(Graph(self._weights, FP32.precision), shape), self.plain)
+        self._hard = material.feeds(sorted(texts.hard_texts(), key=len))
+        self._passages = material.feeds(sorted(material.passages, key=len))
+        mixed = [*texts.hard_texts(), *material.passages]
+        mixed = mixed[:: max(1, len(mixed) // BATCH_TEXTS)][:BATCH_TEXTS]
+        self._alone, self._together = material.feeds(mixed, 1), material.feeds(mixed, len(mixed))
+        running = session(self.plain)
+        self._plain_vectors = [vectors(running, feeds) for feeds in (self._hard, self._passages)]
+
+    def attempt(self, recipe: Recipe) -> Trial:
+        """The candidate, refused where it cannot be run or falls below one of its floors."""
+        self._progress(f"building and checking {recipe.name}")
+        ranges = self._ranges if recipe.calibrated else None
+        graph = self._scratch / f"{recipe.name}.onnx"
+        files = save(build(Graph(self._weights, recipe.precision, ranges), self._shape), graph)
+        trial = Trial(recipe, graph, sum(file.stat().st_size for file in files))
+        try:
+            trial.checks = self._checks(session(graph))
+        except Exception as error:  # noqa: BLE001 - the runtime's errors have no common base
+            # Older runtimes lack some kernels: that is one candidate fewer, not the end.
+            trial.refused = f"it cannot be run here: {str(error).splitlines()[0]}"
+        else:
+            trial.refused = below(trial.checks, recipe.floors)
+        return trial
+
+    def known_answers(self, trial: Trial) -> Floats:
+        return vectors(session(trial.graph), self._material.known())
+
+    def measure(self, trials: Sequence[Trial]) -> None:
+        """Take the shortest of many times of each graph that runs.
+
+        Times are the processor's, not the clock's, which other processes would lengthen. Graphs take turns, so that
+        what disturbs the machine disturbs all, and are opened again each time: where weights happen to lie in memory
+        makes a tenth of the time.
+        """
+        query, bulk = self._material.noise(1, QUERY_TOKENS), self._material.noise(BULK_TEXTS, BULK_TOKENS)
+        for _ in range(ROUNDS):
+            for trial in (each for each in trials if each.checks):
+                running = open_session(trial.graph, threads=1)
+                rate = BULK_TEXTS * BULK_TOKENS / _taken_s(running, bulk)
+                trial.bulk_tokens_per_s = max(trial.bulk_tokens_per_s or 0.0, rate)
+                query_ms = 1e3 * min(_taken_s(running, query) for _ in range(QUERIES_A_ROUND))
+                trial.query_ms = min(trial.query_ms or math.inf, query_ms)
+
+    def _checks(self, running: onnxruntime.InferenceSession) -> dict[str, float]:
+        hard, passages = (
+            cosines(vectors(running, feeds), plain)
+            for feeds, plain in zip((self._hard, self._passages), self._plain_vectors)
+        )
+        alone = cosines(vectors(running, self._alone), vectors(running, self._together))
+        return {
+            "cosine_min": float(np.min([hard.min(), passages.min()])),
+            "cosine_mean": float(passages.mean()),
+            "hard_cosine_mean": float(hard.mean()),
+            "alone_vs_batch_min": float(alone.min()),
+            "texts": float(len(hard) + len(passages)),
+        }
+
+    @cached_property
+    def _ranges(self) -> dict[str, Range]:
+        return observe(self._weights, self._shape, self._material.calibration(), self._scratch)
+
+
+def observe(weights: Weights, shape: Shape, feeds: Sequence[Feed], scratch: Path) -> dict[str, Range]:
+    """The range of each product's input over real tokens, by the product's name. Padding is not looked at."""
+    from onnx import TensorProto, helper
+
+    graph = Graph(weights, FP32.precision)
+    model = build(graph, shape)
+    inputs = list(dict.fromkeys(graph.product_inputs.values()))
+    model.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in inputs)
+    probe = scratch / "probe.onnx"
+    save(model, probe)
+    running = session(probe)
+    seen = dict.fromkeys(inputs, (0.0, 0.0))
+    for feed in feeds:
+        real = feed["attention_mask"].astype(bool)
+        for name, values in zip(inputs, running.run(inputs, feed)):
+            low, high = seen[name]
+            seen[name] = min(low, float(values[real].min())), max(high, float(values[real].max()))
+    return {product: seen[name] for product, name in graph.product_inputs.items()}
+
+
+def _taken_s(running: onnxruntime.InferenceSession, feed: Feed) -> float:
+    """Of this thread, which is the only one of a session with one thread."""
+    started = time.thread_time()
+    running.run([OUTPUT], feed)
+    return time.thread_time() - started
+
+
+def below(checks: Mapping[str, float], floors: Mapping[str, float]) -> str | None:
+    """The first figure below its floor, as a reason; None if there is none."""
+    for what, floor in floors.items():
+        if not checks[what] >= floor:  # written so that NaN fails too
+            return f"{what} is {checks[what]:.4f}, below {floor}"
+    return None
+
+
+def choose(trials: Sequence[Trial]) -> Trial:
+    """Of those that were not refused, the one with the fastest query; among those within `NOISE` of it, the one with
+    the highest mean cosine. Raises InvalidInput, with every reason, if none is left.
+    """
+    passed = [trial for trial in trials if trial.refused is None]
+    if not passed:
+        reasons = "; ".join(f"{trial.recipe.name}: {trial.refused}" for trial in trials)
+        raise InvalidInput(f"refused, nothing was written: {reasons}")
+    bound = min(trial.query_ms or 0.0 for trial in passed) * (1 + NOISE)
+    near = [trial for trial in passed if (trial.query_ms or 0.0) <= bound]
+    return max(near, key=lambda trial: trial.checks["cosine_mean"])

@@ -1,0 +1,57 @@
+"""Waiting for a sequence number."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from indexes.errors import DeadlineExceeded
+from retrieval import pipeline
+from retrieval.pipeline import reached
+from tests.support.vectors import World, fill, make_collection
+
+WORLD = World()
+
+
+def test_a_commit_wakes_those_who_wait_for_it(tmp_path: Path) -> None:
+    """Each of them once its operation can be searched, and nobody looks at the clock meanwhile."""
+    collection = make_collection(tmp_path / "c")
+
+    async def story() -> None:
+        first, second = (asyncio.create_task(reached(collection, seq)) for seq in (1, 5))
+        await asyncio.sleep(0)
+        loop = asyncio.get_running_loop()
+        timers = [one.when() for one in loop._scheduled]  # type: ignore[attr-defined]
+        assert min(timers) > loop.time() + 1  # only the end of each one's patience
+        await asyncio.to_thread(fill, collection, WORLD, range(3))
+        assert (await first).seq == 3
+        assert not second.done()
+        await asyncio.to_thread(fill, collection, WORLD, range(3, 5))
+        assert (await second).seq == 5
+        assert (await reached(collection, 5)).seq == 5
+
+    asyncio.run(story())
+    collection.close()
+
+
+def test_those_who_leave_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cancelled, or out of patience, which says where the log is."""
+    monkeypatch.setattr(pipeline, "MIN_SEQ_WAIT_S", 0.01)
+    collection = make_collection(tmp_path / "c")
+
+    async def story() -> None:
+        waiting = asyncio.create_task(reached(collection, 7))
+        await asyncio.sleep(0)
+        assert len(collection.arrivals._waiting) == 1
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        with pytest.raises(DeadlineExceeded, match="the log is at seq 0, before min_seq=8"):
+            await reached(collection, 8)
+
+    asyncio.run(story())
+    assert not collection.arrivals._waiting
+    fill(collection, WORLD, range(3))
+    collection.close()

@@ -1,0 +1,77 @@
+"""Writes of many documents at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from indexes.collection import Collection
+from indexes.errors import DiskFull
+from indexes.filters.grammar import Comparison
+from indexes.model import Operation, Tuning
+from retrieval.writing import delete_matching
+from tests.support.vectors import World, fill, make_collection
+
+WORLD = World()
+EVEN = Comparison("eq", "even", True)
+
+
+class Commits:
+    """The sizes of a collection's commits. The one numbered `fails` finds the disk full."""
+
+    def __init__(self, collection: Collection) -> None:
+        self.sizes: list[int] = []
+        self.fails = 0
+        self._commit = collection.log.commit
+
+    def __call__(self, writes: Sequence[Sequence[Operation]]) -> Any:
+        if len(self.sizes) + 1 == self.fails:
+            raise DiskFull("no space left")
+        self.sizes.append(sum(map(len, writes)))
+        return self._commit(writes)
+
+
+@pytest.fixture
+def collection(tmp_path: Path) -> Iterator[Collection]:
+    made = make_collection(tmp_path / "c", tuning=Tuning(commit_ops_max=16))
+    fill(made, WORLD, range(100))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def commits(collection: Collection, monkeypatch: pytest.MonkeyPatch) -> Commits:
+    commits = Commits(collection)
+    monkeypatch.setattr(collection.log, "commit", commits)
+    return commits
+
+
+def test_a_deletion_by_filter_is_many_commits(collection: Collection, commits: Commits) -> None:
+    """None is larger than a commit may be; the answer has the total, and the seq of the last one."""
+    result = asyncio.run(delete_matching(collection, EVEN))
+    assert commits.sizes == [16, 16, 16, 2]
+    assert (result.deleted, result.seq) == (50, 150)
+    assert collection.snapshot.seq == 150
+    assert not len(collection.snapshot.matching(EVEN))
+    assert collection.snapshot.live == 50
+
+
+def test_a_deletion_by_filter_that_fails_says_what_is_gone(collection: Collection, commits: Commits) -> None:
+    """What was committed before stays deleted, and the error is of the same kind, with the number in it."""
+    commits.fails = 3
+    with pytest.raises(DiskFull) as failed:
+        asyncio.run(delete_matching(collection, EVEN))
+    assert failed.value.message == "no space left; 32 documents were deleted before, up to seq 132"
+    assert collection.snapshot.live == 68
+    commits.fails = 0
+    assert asyncio.run(delete_matching(collection, EVEN)).deleted == 18
+
+
+def test_nothing_that_matches_is_no_error(collection: Collection, commits: Commits) -> None:
+    """The answer has the present seq, and nothing is committed."""
+    result = asyncio.run(delete_matching(collection, Comparison("eq", "number", 1000)))
+    assert (result.deleted, result.seq, commits.sizes) == (0, 100, [])
