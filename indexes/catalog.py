@@ -32,7 +32,7 @@ from indexes.errors import (
     NotReady,
     Quarantined,
 )
-from indexes.model import Settings, Tuning
+from indexes.model import IndexOptions, Settings
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class Catalog:
     files, can be deleted, and answers everything else with Quarantined. The others serve.
     """
 
-    def __init__(self, folder: Path, tuning: Tuning) -> None:
+    def __init__(self, folder: Path, options: IndexOptions) -> None:
         """Open the folder, making it if it does not exist or is empty.
 
         Raises NotADataDirectory for a folder that holds other things, NewerFormat if it, or the log of a collection,
@@ -65,7 +65,7 @@ class Catalog:
         DiskFull or StorageError if the storage itself fails.
         """
         self.folder = folder
-        self._tuning = tuning
+        self._options = options
         self._change = threading.Lock()
         self._collections: dict[str, Collection] = {}
         self._unopened: dict[str, str] = {}
@@ -85,7 +85,7 @@ class Catalog:
 
     def _open(self, path: Path) -> None:
         try:
-            self._collections[path.name] = Collection(path, self._tuning)
+            self._collections[path.name] = Collection(path, self._options)
         except (DiskFull, NewerFormat):
             raise
         except Exception as error:
@@ -142,7 +142,7 @@ class Catalog:
         with self._change:
             if name in self._collections or name in self._unopened or name in self._aliases:
                 raise Conflict(f"the name {name!r} is taken", param="name")
-            collection = Collection.create(self.folder / name, settings, self._tuning)
+            collection = Collection.create(self.folder / name, settings, self._options)
             failpoints.reach("create.opened")
             self._collections[name] = collection
             return collection
@@ -193,7 +193,7 @@ class Catalog:
                 collection.close()
                 failpoints.reach("rename.closed")
                 settle(self.folder)
-                renamed = Collection(self.folder / new_name, self._tuning)
+                renamed = Collection(self.folder / new_name, self._options)
                 others = {known: one for known, one in self._collections.items() if known != name}
                 self._collections = {**others, new_name: renamed}
             except BaseException:

@@ -22,9 +22,6 @@ from typing import TypeVar
 
 from indexes import failpoints
 from indexes.arrivals import Arrivals
-from indexes.build.builder import BuildRequest
-from indexes.build.chosen import Chosen, read_chosen, save_chosen
-from indexes.build.hits import Hits
 from indexes.checks import check_upsert
 from indexes.courtesy import GoOn, nobody_waits
 from indexes.dense.exact import nearest
@@ -41,11 +38,11 @@ from indexes.model import (
     Delete,
     Floats,
     Ids,
+    IndexOptions,
     Operation,
     Settings,
     StoredDocument,
     StoredPassage,
-    Tuning,
     Upsert,
     WriteResult,
 )
@@ -53,6 +50,9 @@ from indexes.parts.assembly import Assembly, outgrown
 from indexes.parts.generation import Generation, Shelf
 from indexes.parts.sealing import Sealing
 from indexes.parts.snapshot import Snapshot
+from indexes.rebuild.builder import BuildRequest
+from indexes.rebuild.chosen import TunedSettings, read_chosen, save_chosen
+from indexes.rebuild.hits import Hits
 
 logger = logging.getLogger(__name__)
 
@@ -61,13 +61,13 @@ T = TypeVar("T")
 
 
 class Collection:
-    """An open collection. `Collection.create` makes one, `Collection(folder, tuning)` opens one; `close` it."""
+    """An open collection. `Collection.create` makes one, `Collection(folder, options)` opens one; `close` it."""
 
-    def __init__(self, folder: Path, tuning: Tuning) -> None:
+    def __init__(self, folder: Path, options: IndexOptions) -> None:
         self.folder, self.name = folder, folder.name  # the name is its own, whatever aliases it has
-        self.tuning = tuning
+        self.options = options
         self.log = Log(folder / "log.db")
-        most, rest = tuning.commit_ops_max, self.log.rest
+        most, rest = options.commit_ops_max, self.log.rest
         self._writer = Writer(folder.name, self._commit, operations_max=most, on_idle=rest)
         try:
             self.settings = self.log.settings
@@ -78,7 +78,7 @@ class Collection:
             self._lost_generation: str | None = None  # why the live one, by its marker, could not be used
             self.hits = Hits(folder / "hits.msgpack", hot_capacity=self.settings.hot_capacity)
             self._documents = self.log.document_count()
-            self._assembly = Assembly(self.settings, tuning)
+            self._assembly = Assembly(self.settings, options)
             on_writer, publish = self._writer.call, self._publish
             self._sealing = Sealing(folder.name, self._assembly, on_writer=on_writer, publish=publish)
             self.shelf.sweep()
@@ -96,7 +96,7 @@ class Collection:
             self._sealing.seal_full()
 
     @staticmethod
-    def create(folder: Path, settings: Settings, tuning: Tuning) -> Collection:
+    def create(folder: Path, settings: Settings, options: IndexOptions) -> Collection:
         """Make an empty collection in a new folder. Raises Conflict if the folder exists."""
         if folder.exists():
             raise Conflict(f"{folder.name} exists already")
@@ -112,7 +112,7 @@ class Collection:
             failpoints.reach("create.published")
             try:
                 with disk_errors(folder):
-                    return Collection(folder, tuning)
+                    return Collection(folder, options)
             except BaseException:
                 folder.rename(draft)  # or the name would be taken by something that nobody can use
                 raise
@@ -245,8 +245,8 @@ class Collection:
     # -- generations
 
     def wants_rebuild(self) -> str | None:
-        """Why a rebuild is due by the tuning's own rules, or None. Cheap enough to ask after every write."""
-        return self._lost_generation or outgrown(self.snapshot, self.tuning)
+        """Why a rebuild is due by the rules of its options, or None. Cheap enough to ask after every write."""
+        return self._lost_generation or outgrown(self.snapshot, self.options)
 
     def begin_build(self, hot_capacity: int | None = None) -> BuildRequest:
         """Fix what the next generation holds: everything up to now. Later passages go to parts of their own."""
@@ -262,8 +262,8 @@ class Collection:
                 last_passage=position.last_passage,
                 hot_capacity=self.settings.hot_capacity if hot_capacity is None else hot_capacity,
                 recall_target=self.recall_target,
-                threads=self.tuning.build_threads,
-                recall_floor=self.tuning.floor,
+                threads=self.options.build_threads,
+                recall_floor=self.options.floor,
             )
 
         self.hits.save()  # the builder reads them
@@ -282,7 +282,7 @@ class Collection:
         RecallTooLow, and keeps the generation aside, if it measures below the floor.
         """
         with self._adopting:
-            self.shelf.require_recall(number, self.tuning.floor)
+            self.shelf.require_recall(number, self.options.floor)
             generation = self._usable(number)
             failpoints.reach("adopt.verified")
             live = self._assembly.generation
@@ -304,7 +304,7 @@ class Collection:
             self.on_writer(install)
             failpoints.reach("adopt.shown")
             for view in tail:
-                if view.size >= self.tuning.delta_passages_max:
+                if view.size >= self.options.delta_passages_max:
                     self._sealing.seal(view)
             self._prune(before=live.number if live else 0)
         if live is None:
@@ -313,7 +313,7 @@ class Collection:
 
     def rollback(self) -> Generation:
         """Go back to the newest generation before the live one. Writes made since stay: they are replayed."""
-        return self.adopt(self.shelf.before(self.snapshot.generation, self.tuning.floor))
+        return self.adopt(self.shelf.before(self.snapshot.generation, self.options.floor))
 
     def discard(self, number: int) -> None:
         """Delete a sealed generation that could not be adopted. The live one is never deleted."""
@@ -329,7 +329,7 @@ class Collection:
             if live:
                 self.on_writer(lambda: self.log.forget_operations(live.manifest.seq))
 
-    def set_search(self, chosen: Chosen) -> None:
+    def set_search(self, chosen: TunedSettings) -> None:
         """Search the live generation with these settings from now on, and build later ones to their recall target.
 
         Durable once this returns. Raises Conflict if they were chosen for a generation that is not live.
@@ -345,9 +345,9 @@ class Collection:
 
     @property
     def recall_target(self) -> float:
-        """Of rebuilds: what was wished for this collection, or else the tuning's; never below the floor."""
-        wish = self.chosen.recall_target if self.chosen else self.tuning.recall_target
-        return max(wish, self.tuning.floor)
+        """Of rebuilds: what was wished for this collection, or else its options'; never below the floor."""
+        wish = self.chosen.recall_target if self.chosen else self.options.recall_target
+        return max(wish, self.options.floor)
 
     def _usable(self, number: int) -> Generation:
         """A generation, verified and loaded, if this collection and this version can serve it."""
@@ -359,7 +359,7 @@ class Collection:
             raise Damaged(f"it has text analysis {manifest.analysis}; this version needs {analysis.VERSION}")
         if manifest.seq > (seq := self.log.position().seq):
             raise Damaged(f"it holds operations up to {manifest.seq}; the log ends at {seq}")
-        generation.watch_cold(self.tuning.cold)
+        generation.watch_cold(self.options.cold)
         if self.chosen:
             self.chosen.apply(generation)
         return generation
@@ -367,7 +367,7 @@ class Collection:
     def _prune(self, *, before: int) -> None:
         """Keep the live generation, the one before it, and the newest. Trouble is only logged: the swap is done."""
         live = self.snapshot.generation
-        kept = self.shelf.newest(self.tuning.generations_kept, first=(live, before))
+        kept = self.shelf.newest(self.options.generations_kept, first=(live, before))
         try:
             self.shelf.keep(kept, aside_from=live)
             self.on_writer(lambda: self.log.forget_operations(min(kept.values())))

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from indexes.build.chosen import Chosen
-from indexes.build.placement import Moves
-from indexes.dense.skipping import ColdState
+from indexes.dense.cold_skips import ColdState
 from indexes.log.owed import Owed
 from indexes.model import Tier
 from indexes.parts.assembly import segment_passages
-from indexes.parts.generation import Generation
+from indexes.parts.generation import Generation, Moves
 from indexes.parts.snapshot import Snapshot
 from indexes.parts.visible import sum_by_tier
+from indexes.rebuild.chosen import TunedSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,7 @@ def describe(
     documents: int,
     generations: list[int],
     recall_target: float,
-    chosen: Chosen | None,
+    chosen: TunedSettings | None,
     owed: Owed,
 ) -> CollectionInfo:
     """All of it, for what a snapshot shows. `chosen` counts if it is for the generation in it."""

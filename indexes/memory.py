@@ -51,14 +51,14 @@ def memory_bytes(pid: int | None = None) -> dict[str, int]:
     return {"resident": fields["VmRSS"], "own": fields["RssAnon"], "mapped": fields["RssFile"]}
 
 
-class Lookout:
+class Sampler:
     """Calls a function again and again, on a thread of its own, while a `with` block runs; an OSError is no matter."""
 
     def __init__(self, look: Callable[[], None], every_s: float = EVERY_S) -> None:
         self._look = look
         self._every_s = every_s
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="lookout", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -76,7 +76,7 @@ class Lookout:
                 self._look()
 
 
-class PeakMemory(Lookout):
+class PeakMemory(Sampler):
     """Notes the largest memory of this process's own in each stage of a piece of work."""
 
     def __init__(self) -> None:

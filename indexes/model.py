@@ -178,7 +178,7 @@ class ColdPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Tuning:
+class IndexOptions:
     """How a process runs its collections. Sizes in passages unless the name says otherwise; `resident` is what all of
     them together may copy of their files."""
 

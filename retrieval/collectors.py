@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from indexes.catalog import Catalog
-from indexes.dense.skipping import ColdState
+from indexes.dense.cold_skips import ColdState
 from retrieval.cache import EmbeddingCache, ResultCache, SharedVectors, Store
 from retrieval.ceiling import SHARES, Ceiling
 from retrieval.embedders import Embedders

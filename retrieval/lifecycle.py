@@ -17,7 +17,7 @@ from indexes import failures
 from indexes.catalog import Catalog
 from indexes.durable import publish
 from indexes.errors import NearlineError, StorageError
-from indexes.model import ColdPolicy, Tuning
+from indexes.model import ColdPolicy, IndexOptions
 from indexes.residency import Budget
 from retrieval.cache import MemoryStore, ResultCache, SharedVectors, Store
 from retrieval.config import Config
@@ -57,7 +57,7 @@ def catalog_ctx(data: Path) -> Context:
         forget = failures.listen(leave_on_failure(app, asyncio.get_running_loop()))
         try:
             app[CATALOG] = await asyncio.to_thread(
-                Catalog, data, tuning_of(app[CONFIG], app[CEILING].bytes_max)
+                Catalog, data, options_of(app[CONFIG], app[CEILING].bytes_max)
             )
             app[METRICS].watch(app[CATALOG])
             yield
@@ -224,11 +224,11 @@ def own_secret(data: Path) -> bytes:
     return path.read_bytes()
 
 
-def tuning_of(config: Config, memory_bytes_max: int = 0) -> Tuning:
+def options_of(config: Config, memory_bytes_max: int = 0) -> IndexOptions:
     """`memory_bytes_max` is what the process may hold; one that does not say so keeps no files resident."""
     index = config.index
     resident_bytes = min(index.resident_bytes or memory_bytes_max // RESIDENT_SHARE, memory_bytes_max)
-    return Tuning(
+    return IndexOptions(
         delta_passages_max=index.delta_passages_max,
         segments_max=index.segments_max,
         dead_fraction_max=index.dead_fraction_max,

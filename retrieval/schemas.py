@@ -11,11 +11,11 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType, field
 
-from indexes.build.placement import Moves
 from indexes.catalog import NAME
-from indexes.dense.skipping import ColdState
+from indexes.dense.cold_skips import ColdState
 from indexes.info import SearchSettings
 from indexes.model import Metadata, Tier
+from indexes.parts.generation import Moves
 from retrieval.raw_json import (
     FilterJson,
     IdsJson,

@@ -18,12 +18,12 @@ from typing import Literal, ParamSpec, Protocol, TypeVar
 
 import msgspec
 
-from indexes.build.builder import Rebuild
-from indexes.build.tuner import Tuner, check_target
 from indexes.collection import Collection
 from indexes.erasing import Erasure
 from indexes.errors import Conflict, NearlineError, NotFound, NotReady, RecallTooLow
 from indexes.model import Floats
+from indexes.rebuild.builder import Rebuild
+from indexes.tuner import TuneRun, check_target
 from retrieval.errors import without_folders
 from retrieval.job_schemas import JobBody, JobProgress
 from retrieval.schemas import RebuildDue
@@ -249,7 +249,7 @@ class Tasks:
         self._require_open()
         request = await self._waiting(collection.begin_build, hot_capacity)
         self._require_open()
-        rebuild = Rebuild(request, timeout_s=collection.tuning.build_timeout_s)
+        rebuild = Rebuild(request, timeout_s=collection.options.build_timeout_s)
         self._children[job.id] = rebuild
         number = await self._waiting(rebuild.run, progress)
         progress("adopt", 0, 1)
@@ -295,7 +295,7 @@ class Tasks:
         progress("embed", 0, 1)
         vectors = None if queries is None else await self._embedded(job, queries)
         self._require_open()
-        tuner = Tuner(collection, recall_target, vectors)
+        tuner = TuneRun(collection, recall_target, vectors)
         self._children[job.id] = tuner
         tuned = await self._waiting(tuner.run, progress)
         # What the cold policy does is its own to learn: reported, so that the times can be judged.

@@ -79,7 +79,7 @@ async def delete_matching(collection: Collection, condition: Filter) -> WriteRes
     They go in commits of at most `commit_ops_max` passages and their documents: others write between them, and memory
     does not grow with their number. An error in the middle says how many are gone.
     """
-    snapshot, most = collection.snapshot, collection.tuning.commit_ops_max
+    snapshot, most = collection.snapshot, collection.options.commit_ops_max
     passages = await asyncio.to_thread(snapshot.matching, condition)
     total = WriteResult(snapshot.seq, documents=0, passages=0, tokens=0, deleted=0)
     for at in range(0, len(passages), most):

@@ -32,7 +32,6 @@ from pathlib import Path
 
 import msgspec
 
-from indexes.build.chosen import FILE as CHOSEN
 from indexes.catalog import MARKER, NAME, prepare
 from indexes.durable import READ_BYTES, disk_errors, format_of, publish_folder, sha256, with_checksum
 from indexes.errors import (
@@ -49,6 +48,7 @@ from indexes.log.pinned import LogState, pin
 from indexes.model import Progress
 from indexes.parts.generation import MANIFEST as GENERATION_MANIFEST
 from indexes.parts.generation import Manifest, SealedFile, Shelf, read_manifest
+from indexes.rebuild.chosen import FILE as CHOSEN
 
 logger = logging.getLogger(__name__)
 

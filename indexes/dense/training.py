@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexes.dense.cold import RANKS, middle
-from indexes.dense.outlook import search_ns
-from indexes.dense.probing import probes_of
+from indexes.dense.forecast import search_ns
+from indexes.dense.mixtures import mixtures_of
 from indexes.model import Floats, Rows
 
 SAMPLE_MAX = 131_072
@@ -92,7 +92,7 @@ def candidates_for(size: int, sample: int) -> list[int]:
 
 def make_trial(sample: Floats, *, seed: int = 3) -> Trial:
     rows = np.random.default_rng(seed).choice(len(sample), min(QUERIES, len(sample)), replace=False)
-    queries = probes_of(sample[rows])
+    queries = mixtures_of(sample[rows])
     scores, nearest = faiss.knn(queries, sample, min(K, len(sample)), metric=faiss.METRIC_INNER_PRODUCT)
     return Trial(queries, nearest, scores)
 

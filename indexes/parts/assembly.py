@@ -18,7 +18,7 @@ from indexes.lexical.analysis import terms
 from indexes.log.applying import Applied
 from indexes.log.reader import Entry, searchable_text
 from indexes.masks import rows_in
-from indexes.model import Rows, Settings, Tuning
+from indexes.model import IndexOptions, Rows, Settings
 from indexes.parts.delta import Delta, DeltaView
 from indexes.parts.generation import Generation
 from indexes.parts.part import Part
@@ -45,9 +45,9 @@ class Assembly:
     `on_full` is called with each full delta, so that somebody may seal it and `put` the segment in its place.
     """
 
-    def __init__(self, settings: Settings, tuning: Tuning) -> None:
+    def __init__(self, settings: Settings, options: IndexOptions) -> None:
         self._settings = settings
-        self._tuning = tuning
+        self._options = options
         self.on_full: Callable[[DeltaView], None] = lambda view: None
         self._parts: list[Visible] = []
         self._delta = self._new_delta()
@@ -61,7 +61,7 @@ class Assembly:
             generation=self.generation.number if self.generation else 0,
             parts=tuple(self._parts),
             bm25=self._settings.bm25,
-            exact_scan_max=self._tuning.exact_scan_passages_max,
+            exact_scan_max=self._options.exact_scan_passages_max,
             watch=self.generation.watch if self.generation else None,
         )
 
@@ -123,7 +123,7 @@ class Assembly:
             self._parts[at] = visible.without(rows[rows >= 0], counts)
 
     def _new_delta(self) -> Delta:
-        return Delta(self._tuning.delta_passages_max, self._settings.dimensions)
+        return Delta(self._options.delta_passages_max, self._settings.dimensions)
 
     # -- exchange of parts
 
@@ -161,7 +161,7 @@ class Assembly:
             return True
         size = sum(one.live for one in (*group, visible))
         one_side = (last_id(group[-1].part) <= self.build_ends) == (last_id(visible.part) <= self.build_ends)
-        return one_side and size <= MERGED_DELTAS_MAX * self._tuning.delta_passages_max
+        return one_side and size <= MERGED_DELTAS_MAX * self._options.delta_passages_max
 
     def put_merged(self, sources: Sequence[Visible], segment: Segment) -> bool:
         """One segment in the place of several; False if a generation has taken that place meanwhile.
@@ -197,7 +197,7 @@ class Assembly:
 
     def new_files(self) -> Files:
         """For loading a generation that is to replace the present one."""
-        return Files(self._tuning.resident, self.generation.files if self.generation else None)
+        return Files(self._options.resident, self.generation.files if self.generation else None)
 
     def install(self, arrangement: Arrangement) -> None:
         self._parts = arrangement.parts
@@ -222,7 +222,7 @@ class Assembly:
         return [
             view
             for view in views
-            if view.size >= self._tuning.delta_passages_max and not self._delta.owns(view)
+            if view.size >= self._options.delta_passages_max and not self._delta.owns(view)
         ]
 
 
@@ -257,15 +257,15 @@ def holds_after(part: Part, last_passage: int) -> bool:
     return bool(first > last_passage)
 
 
-def outgrown(snapshot: Snapshot, tuning: Tuning) -> str | None:
-    """Why a rebuild is due by the tuning's rules, or None."""
+def outgrown(snapshot: Snapshot, options: IndexOptions) -> str | None:
+    """Why a rebuild is due by the rules of its options, or None."""
     _, in_segments = segment_passages(snapshot)
     # Past the first rebuild, wait for a quarter of the rest: rebuilding has to stay proportional to growth.
-    many = max(tuning.segments_max * tuning.delta_passages_max, (snapshot.live - in_segments) // 4)
-    if tuning.segments_max and in_segments >= many:
+    many = max(options.segments_max * options.delta_passages_max, (snapshot.live - in_segments) // 4)
+    if options.segments_max and in_segments >= many:
         return f"{in_segments} passages are in segments"
     total = snapshot.live + snapshot.dead
-    if snapshot.dead > max(tuning.delta_passages_max // 4, tuning.dead_fraction_max * total):
+    if snapshot.dead > max(options.delta_passages_max // 4, options.dead_fraction_max * total):
         return f"{snapshot.dead} of {total} indexed passages are dead"
     return None
 

@@ -27,19 +27,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexes import failpoints
-from indexes.build.placement import Moves
 from indexes.dense.cold import RANKS, ColdSettings, ColdShard
+from indexes.dense.cold_skips import ColdSkipper, ListBounds
 from indexes.dense.hot import HotGraph
-from indexes.dense.skipping import ColdWatch, ListBounds
 from indexes.dense.training import Training
-from indexes.dense.vectors import StoredVectors, among, both, within
+from indexes.dense.vectors import NOTHING, Found, StoredVectors, among, both, merge, within
 from indexes.durable import disk_errors, format_of, publish, publish_folder, sha256, verify, with_checksum
 from indexes.errors import Conflict, Damaged, NotFound, RecallTooLow
 from indexes.filters.columns import SealedFilters
 from indexes.lexical.postings import SealedLexical
 from indexes.masks import Bits, count_bits, first_bits
 from indexes.model import TIERS, ColdPolicy, Floats, Ids, Rows, Tier
-from indexes.parts.part import NOTHING, Found, merge, search_graph
+from indexes.parts.part import search_graph
 from indexes.residency import Files
 
 logger = logging.getLogger(__name__)
@@ -55,6 +54,15 @@ HOT, COLD = np.int8(TIERS.index("hot")), np.int8(TIERS.index("cold"))
 class SealedFile(msgspec.Struct, frozen=True):
     bytes: int
     sha256: str
+
+
+class Moves(msgspec.Struct, frozen=True):
+    """What a rebuild moved: hot passages by the reason they are hot, and how many changed their tier."""
+
+    hot_by_hits: int = 0
+    hot_by_age: int = 0
+    to_hot: int = 0
+    to_cold: int = 0
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,7 +118,7 @@ class Generation:
             if manifest.cold
             else None
         )
-        self.watch: ColdWatch | None = None
+        self.watch: ColdSkipper | None = None
         self.lexical = SealedLexical.load(folder / "lexical", files)
         self.filters = SealedFilters.load(folder / "filters", files)
 
@@ -209,10 +217,10 @@ class Generation:
         if self._cold is None or policy.mode == "always":
             self.watch = None
         elif policy.mode == "never":
-            self.watch = ColdWatch(policy, None)
+            self.watch = ColdSkipper(policy, None)
         else:
             lowest = np.asarray(self.files.array(self.folder / LOWEST), np.float32)
-            self.watch = ColdWatch(policy, ListBounds(self._cold.centres(), lowest))
+            self.watch = ColdSkipper(policy, ListBounds(self._cold.centres(), lowest))
 
     def tune(self, *, ef: int | None = None, cold: ColdSettings | None = None) -> None:
         """Search with other settings. A search under way may still use the old ones, or one tier of it each."""

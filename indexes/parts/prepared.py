@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexes.courtesy import searching
-from indexes.dense.skipping import ColdWatch
+from indexes.dense.cold_skips import ColdSkipper
 from indexes.filters.bitmaps import to_bits
 from indexes.filters.grammar import Filter
 from indexes.filters.satisfiable import require_satisfiable
@@ -76,7 +76,7 @@ class Prepared:
         query: Query,
         weighed: WeightedQuery | None,
         scan_max: int,
-        watch: ColdWatch | None = None,
+        watch: ColdSkipper | None = None,
     ) -> None:
         """The `watch` may leave the cold tier out."""
         self.query = query
@@ -118,7 +118,7 @@ class Prepared:
         ]
         return DenseResult(Ranking.merge(rankings, depth), tiers, self._why_no_cold(tiers))
 
-    def _sparing(self, vector: Floats, watch: ColdWatch, tiers: tuple[Tier, ...]) -> DenseResult:
+    def _sparing(self, vector: Floats, watch: ColdSkipper, tiers: tuple[Tier, ...]) -> DenseResult:
         """The cold tier last, and only if it is needed. An audited skip searches it and ignores what it finds."""
         depth, k = self.query.depth, self.query.k
         warm = Ranking.merge(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from indexes.dense.skipping import ColdWatch
+from indexes.dense.cold_skips import ColdSkipper
 from indexes.filters.grammar import Filter
 from indexes.lexical.bm25 import Statistics, weigh
 from indexes.model import Bm25, DenseResult, Floats, Ids, Ranking, Tier
@@ -33,7 +33,7 @@ class Snapshot:
     parts: tuple[Visible, ...]
     bm25: Bm25
     exact_scan_max: int
-    watch: ColdWatch | None = None
+    watch: ColdSkipper | None = None
 
     def prepare(self, query: Query) -> Prepared:
         """Ready to be answered. Its methods raise InvalidInput for a filter that nothing can satisfy."""

@@ -16,11 +16,11 @@ from typing import Any
 import faiss
 import numpy as np
 
-from indexes.build.builder import Rebuild
 from indexes.collection import Collection
-from indexes.dense.probing import probes_of
-from indexes.model import ColdPolicy, Floats, NewPassage, Rows, Settings, Tuning, Upsert
+from indexes.dense.mixtures import mixtures_of
+from indexes.model import ColdPolicy, Floats, IndexOptions, NewPassage, Rows, Settings, Upsert
 from indexes.query import Query
+from indexes.rebuild.builder import Rebuild
 from jobs.benchmark import peers as others
 from jobs.benchmark.texts import Material, best_scores, overlap, recall
 from jobs.benchmark.turns import Engine, Row, Say, Tables, Worker, figures, rate, ratio, rotate, start, turns
@@ -51,7 +51,7 @@ class Nearline(Engine):
         self._folder, self._cold = collection, cold or ColdPolicy("always")
 
     def open(self) -> None:
-        self.collection = Collection(self._folder, Tuning(cold=self._cold))
+        self.collection = Collection(self._folder, IndexOptions(cold=self._cold))
 
     def ask(self, query: Any) -> list[int]:
         """Nearest to a vector, or best for a text."""
@@ -69,8 +69,8 @@ def write(folder: Path, texts: Sequence[str], vectors: Floats) -> None:
     """A collection with one passage for each text, in order, and no generation."""
     settings = Settings(dimensions=vectors.shape[1], fingerprint="bench", model="bench")
     # One delta for everything: it is never searched, so it needs no segments.
-    tuning = Tuning(delta_passages_max=len(texts) + 1, segments_max=0)
-    with closing(Collection.create(folder, settings, tuning)) as collection:
+    options = IndexOptions(delta_passages_max=len(texts) + 1, segments_max=0)
+    with closing(Collection.create(folder, settings, options)) as collection:
         for begin in range(0, len(texts), BATCH):
             rows = range(begin, min(begin + BATCH, len(texts)))
             passages = [NewPassage(0, len(texts[row]), 0, np.array(vectors[row])) for row in rows]
@@ -80,7 +80,7 @@ def write(folder: Path, texts: Sequence[str], vectors: Floats) -> None:
 
 def rebuild(folder: Path, hot: int) -> None:
     """Build a generation with so many passages hot and make it the live one."""
-    with closing(Collection(folder, Tuning(build_threads=available_threads()))) as collection:
+    with closing(Collection(folder, IndexOptions(build_threads=available_threads()))) as collection:
         build = Rebuild(collection.begin_build(hot), timeout_s=BUILD_TIMEOUT_S)
         collection.adopt(build.run(lambda *_: None))
 
@@ -276,5 +276,5 @@ def draw(vectors: Floats, topics: list[Rows], count: int, *, zipf: float, rng: n
     for topic in np.unique(drawn):
         at = np.flatnonzero(drawn == topic)
         rows = rng.choice(topics[topic], max(len(at), PASSAGES_MIN))
-        found[at] = probes_of(vectors[rows], seed=int(rng.integers(2**31)))[: len(at)]
+        found[at] = mixtures_of(vectors[rows], seed=int(rng.integers(2**31)))[: len(at)]
     return found

@@ -128,22 +128,22 @@ def in_folder(
     """Tune without a service. Raises NotADataDirectory, Locked while a service uses the directory, NotFound."""
     # Only here: a command that talks to a service needs no indexes.
     from indexes.backup.backup import aliases_of
-    from indexes.build.tuner import Tuner
     from indexes.catalog import Catalog
+    from indexes.tuner import TuneRun
     from retrieval.config import load_config
     from retrieval.handlers.jobs import checked
-    from retrieval.lifecycle import tuning_of
+    from retrieval.lifecycle import options_of
 
     aliases_of(data)  # a typing error must not become a new data directory
     config = load_config(config_file, os.environ)
-    with contextlib.closing(Catalog(data, tuning_of(config))) as catalog:
+    with contextlib.closing(Catalog(data, options_of(config))) as catalog:
         collection = catalog.get(name)
         vectors = None
         if queries:
             progress("embed", 0, 1)
             texts = checked([query.text for query in queries], config.limits.query_chars_max)
             vectors = embed(Path(config.models.folder), collection.settings, texts)
-        tuned = Tuner(collection, recall_target, vectors).run(progress)
+        tuned = TuneRun(collection, recall_target, vectors).run(progress)
         applied = apply and tuned.met
         if applied:
             collection.set_search(tuned.chosen())

@@ -6,9 +6,9 @@ import asyncio
 
 from aiohttp import web
 
-from indexes.build.tuner import check_number
 from indexes.errors import Overloaded, TooLarge
 from indexes.model import Floats
+from indexes.tuner import check_number
 from retrieval.embedders import Embedder
 from retrieval.handlers.wire import answer, body, collection_of
 from retrieval.job_schemas import JobList, JobStarted, Nothing, Reindex, RolledBack, Tune

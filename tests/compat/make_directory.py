@@ -20,22 +20,22 @@ from pathlib import Path
 import msgspec
 
 from indexes import catalog
-from indexes.build import chosen
-from indexes.build.builder import Rebuild
-from indexes.build.chosen import Chosen
 from indexes.catalog import Catalog
 from indexes.collection import Collection
 from indexes.lexical import analysis
 from indexes.log import reader
-from indexes.model import Delete, Metadata, NewPassage, Tier, Tuning, Upsert
+from indexes.model import Delete, IndexOptions, Metadata, NewPassage, Tier, Upsert
 from indexes.parts import generation
+from indexes.rebuild import chosen
+from indexes.rebuild.builder import Rebuild
+from indexes.rebuild.chosen import TunedSettings
 from retrieval import query_log
 from tests.support.vectors import World, settings
 
 FOLDER = Path(__file__).parent
 WORLD = World(seed=11, dimensions=16)
 NUMBER = 180  # of documents, with twice as many passages: fewer make no cold lists
-TUNING = Tuning(delta_passages_max=256, segments_max=0)
+TUNING = IndexOptions(delta_passages_max=256, segments_max=0)
 METADATA: Metadata = {
     "date": "2026-03-01T09:30:00Z",
     "ratio": 0.25,
@@ -113,7 +113,7 @@ def make_tiers(docs: Collection) -> list[str]:
     rebuild(docs)
     live = generation.read_manifest(docs.shelf.path(2))
     docs.set_search(
-        Chosen(
+        TunedSettings(
             recall_target=0.95, generation=2, seal=live.sha256, ef=live.ef, search=live.search, recall=live.recall,
             chosen_ms=1_790_000_000_000,
         )

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from indexes.build.builder import Rebuild
 from indexes.collection import Collection
 from indexes.errors import NotReady, StorageError
 from indexes.failpoints import VARIABLE
+from indexes.rebuild.builder import Rebuild
 from tests.faults.test_failpoints import NAMES
 from tests.support.inspection import consistent
 from tests.support.vectors import make_collection
@@ -27,7 +27,7 @@ STAGES = [name for name in NAMES if name.startswith(("build.", "publish_folder."
 @pytest.fixture(scope="module")
 def collection(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Collection]:
     """Served from generation 1; the next builds would have a cold tier and a hot one too."""
-    collection = make_collection(tmp_path_factory.mktemp("served") / "c", tuning=TUNING, hot_capacity=100)
+    collection = make_collection(tmp_path_factory.mktemp("served") / "c", options=TUNING, hot_capacity=100)
     for start in range(1, 250, 50):
         collection.write([document(number, 1) for number in range(start, start + 50)]).result()
     collection.adopt(Rebuild(collection.begin_build(), timeout_s=60).run(lambda *_: None))

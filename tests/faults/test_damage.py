@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from indexes.build.builder import build
 from indexes.child import child_environment
 from indexes.collection import Collection
 from indexes.model import Delete
+from indexes.rebuild.builder import build
 from tests.support.inspection import consistent
 from tests.support.opener import TUNING
 from tests.support.vectors import make_collection
@@ -41,7 +41,7 @@ def rebuild(collection: Collection) -> None:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A collection with two generations, the live one with all its files, and writes and deletions after each."""
     folder = tmp_path_factory.mktemp("whole") / "c"
-    collection = make_collection(folder, tuning=TUNING, hot_capacity=100)
+    collection = make_collection(folder, options=TUNING, hot_capacity=100)
     for start in range(0, DOCUMENTS, 50):
         collection.write([document(number, 1) for number in range(start, start + 50)]).result()
     rebuild(collection)

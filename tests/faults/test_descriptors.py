@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from indexes.build.builder import build
 from indexes.catalog import Catalog
 from indexes.log import log, sqlite
-from indexes.model import Tuning
+from indexes.model import IndexOptions
+from indexes.rebuild.builder import build
 from jobs.server_process import log_of, serving
 from tests.support.http import Http
 from tests.support.vectors import World, fill, make_collection, settings
@@ -35,7 +35,7 @@ def test_idle_collections_share_descriptors(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(log, "OPEN_KEPT", KEPT)
     monkeypatch.setattr(sqlite, "READERS_KEPT", KEPT)
     before, threads = descriptors(), writers()
-    catalog = Catalog(tmp_path / "data", Tuning())
+    catalog = Catalog(tmp_path / "data", IndexOptions())
     names = [f"c{number}" for number in range(30)]
     for name in names:
         catalog.create(name, settings()).write([WORLD.document(1)]).result()
@@ -48,7 +48,7 @@ def test_idle_collections_share_descriptors(tmp_path: Path, monkeypatch: pytest.
         catalog.get(name).write([WORLD.document(2)]).result()
     catalog.close()
     assert descriptors() <= before + 1
-    again = Catalog(tmp_path / "data", Tuning())
+    again = Catalog(tmp_path / "data", IndexOptions())
     assert {again.get(name).snapshot.live for name in names} == {2}
     assert descriptors() <= before + MOST
     again.close()

@@ -16,10 +16,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from indexes.build.builder import BuildRequest
 from indexes.collection import Collection
 from indexes.errors import DiskFull
 from indexes.parts.generation import Generation
+from indexes.rebuild.builder import BuildRequest
 from jobs.server_process import ServerProcess, serving
 from tests.support.http import Http
 from tests.support.inspection import consistent
@@ -124,7 +124,7 @@ def write_until_refused(http: Http, name: str, status: int) -> int:
 
 BUILDER_WITH_A_LIMIT = """
 import resource, sys
-from indexes.build.builder import BuildRequest, build
+from indexes.rebuild.builder import BuildRequest, build
 from indexes.child import answer
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv.pop(1)), resource.RLIM_INFINITY))
 sys.exit(answer(BuildRequest, build))

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from indexes.build.builder import build
 from indexes.catalog import Catalog
 from indexes.failpoints import VARIABLE
+from indexes.rebuild.builder import build
 from tests.support.inspection import scrolled
 from tests.support.oracle import Child, Oracle
 from tests.support.vectors import settings

@@ -15,7 +15,7 @@ from indexes.durable import FolderLock, publish
 from indexes.errors import InvalidInput, StorageError
 from indexes.failpoints import VARIABLE, Failpoint
 from indexes.log.wal import wal_of
-from indexes.model import Tuning
+from indexes.model import IndexOptions
 from tests.support.vectors import World, fill, make_collection
 
 WORLD = World()
@@ -66,7 +66,7 @@ def test_a_collection_without_a_directory_learns_of_a_failure(tmp_path: Path) ->
     collection.close()
     assert wal_of(tmp_path / "c" / "log.db").stat().st_size
     failures.require_none()
-    again = Collection(tmp_path / "c", Tuning())
+    again = Collection(tmp_path / "c", IndexOptions())
     fill(again, WORLD, range(3, 6))
     assert again.snapshot.live == 6
     again.close()

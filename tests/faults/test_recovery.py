@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from indexes.build.builder import Rebuild
 from indexes.collection import Collection
-from indexes.model import Tuning
+from indexes.model import IndexOptions
+from indexes.rebuild.builder import Rebuild
 from tests.support.vectors import World, fill, make_collection
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ WORLD = World(dimensions=DIMENSIONS)
 def opened(folder: Path, generation: int) -> float:
     """Seconds until everything is searchable."""
     started = time.monotonic()
-    collection = Collection(folder, Tuning())
+    collection = Collection(folder, IndexOptions())
     seconds = time.monotonic() - started
     assert collection.snapshot.generation == generation
     assert collection.snapshot.live == PASSAGES + WRITTEN_SINCE
@@ -44,7 +44,7 @@ def test_recovery(tmp_path: Path, record_property: Callable[[str, object], None]
     """With a generation and 5,000 passages after it, and without any generation, every passage is there."""
     folder = tmp_path / "c"
     collection = make_collection(
-        folder, tuning=Tuning(segments_max=0), dimensions=DIMENSIONS, hot_capacity=PASSAGES // 2
+        folder, options=IndexOptions(segments_max=0), dimensions=DIMENSIONS, hot_capacity=PASSAGES // 2
     )
     fill(collection, WORLD, range(PASSAGES), batch=1000)
     collection.adopt(Rebuild(collection.begin_build(), timeout_s=1200).run(lambda *_: None))

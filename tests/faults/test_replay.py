@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from indexes.build.builder import build
 from indexes.collection import Collection
 from indexes.model import Delete, Operation
+from indexes.rebuild.builder import build
 from tests.support.inspection import consistent, state_hash
 from tests.support.vectors import make_collection
 from tests.support.versions import WORLD, document
@@ -18,7 +18,7 @@ from tests.support.workload import TUNING
 
 def eventful(folder: Path) -> None:
     """A collection with a generation of two tiers, segments and a delta, and removed documents in all of them."""
-    collection = make_collection(folder, tuning=TUNING, hot_capacity=100)
+    collection = make_collection(folder, options=TUNING, hot_capacity=100)
     for start in range(1, 400, 50):
         collection.write([document(number, 1) for number in range(start, start + 50)]).result()
     request = collection.begin_build()
@@ -64,7 +64,7 @@ def test_the_hash_tells_states_apart(tmp_path: Path) -> None:
 
 def test_a_write_sent_twice_has_one_effect(tmp_path: Path) -> None:
     """Sent again, as by a client that got no answer, a write leaves the documents as they were and each once."""
-    collection = make_collection(tmp_path / "c", tuning=TUNING)
+    collection = make_collection(tmp_path / "c", options=TUNING)
     write: list[Operation] = [document(1, 1), document(2, 1), Delete("d3")]
     for _ in range(2):
         collection.write([document(3, 1)]).result()

@@ -24,13 +24,13 @@ from hypothesis.stateful import (
 )
 from rank_bm25 import BM25Okapi
 
-from indexes.build.builder import BuildRequest, build
 from indexes.collection import Collection
 from indexes.errors import Conflict
 from indexes.filters.grammar import Comparison
 from indexes.lexical.analysis import terms
 from indexes.log.reader import searchable_text
-from indexes.model import Bm25, Delete, Floats, Tuning
+from indexes.model import Bm25, Delete, Floats, IndexOptions
+from indexes.rebuild.builder import BuildRequest, build
 from tests.support.inspection import consistent
 from tests.support.vectors import make_collection
 from tests.support.versions import WORLD, document
@@ -38,7 +38,7 @@ from tests.support.versions import WORLD, document
 STEPS = 50
 NUMBERS = 250
 # Small parts, so that a short history has them all; few passages are scanned, so that graphs and lists are searched.
-TUNING = Tuning(delta_passages_max=48, segments_max=0, exact_scan_passages_max=10, recall_target=0.95)
+TUNING = IndexOptions(delta_passages_max=48, segments_max=0, exact_scan_passages_max=10, recall_target=0.95)
 HOT_CAPACITY = 60
 TIE = 2e-3  # float16 storage may move a score by this
 RECALL_MIN = 0.6  # of one query; the mean over a build is held elsewhere
@@ -62,7 +62,7 @@ class Histories(RuleBasedStateMachine):
     @initialize(filled=st.booleans())
     def create(self, filled: bool) -> None:
         """Empty, or with enough documents for a cold tier: short histories seldom come to that by themselves."""
-        self.collection = make_collection(self.folder / "c", tuning=TUNING, hot_capacity=HOT_CAPACITY)
+        self.collection = make_collection(self.folder / "c", options=TUNING, hot_capacity=HOT_CAPACITY)
         if filled:
             self.upsert(range(NUMBERS))
 

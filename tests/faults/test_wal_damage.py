@@ -15,7 +15,7 @@ from indexes.backup.verifying import verify_data
 from indexes.catalog import Catalog
 from indexes.errors import Quarantined
 from indexes.log.wal import HEADER, lost_commits
-from indexes.model import Tuning
+from indexes.model import IndexOptions
 from jobs.server_process import ServerProcess, serving
 from tests.support.http import Http
 from tests.support.vectors import World, settings
@@ -29,7 +29,7 @@ FRAME = 24 + 4096
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data directory as a kill leaves it: the commits are in the WAL, and behind them frames from before a reset."""
     folder = tmp_path_factory.mktemp("killed")
-    catalog = Catalog(folder / "data", Tuning())
+    catalog = Catalog(folder / "data", IndexOptions())
     docs = catalog.create("docs", settings())
     docs.write([WORLD.document(1000 + number) for number in range(8000)]).result()
     docs.log._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
@@ -100,7 +100,7 @@ def test_such_a_collection_is_quarantined_as_it_is(killed: Path, tmp_path: Path)
     shutil.copytree(killed, data := tmp_path / "data")
     wal = wal_of(data)
     wal.write_bytes(damaged := flipped(wal.read_bytes(), live_frames(wal.read_bytes())[1] + 100))
-    catalog = Catalog(data, Tuning())
+    catalog = Catalog(data, IndexOptions())
     with pytest.raises(Quarantined, match=r"docs/log\.db-wal is damaged: at least \d+ acknowledged commits"):
         catalog.get("docs")
     catalog.close()

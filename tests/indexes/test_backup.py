@@ -16,8 +16,6 @@ import pytest
 
 from indexes.backup.backup import MANIFEST, Backup, back_up, read_backup
 from indexes.backup.restoring import Restored, restore
-from indexes.build.builder import Rebuild
-from indexes.build.chosen import Chosen
 from indexes.catalog import Catalog
 from indexes.collection import Collection
 from indexes.dense.cold import ColdSettings
@@ -32,12 +30,14 @@ from indexes.errors import (
     NotFound,
 )
 from indexes.log import pinned as pinned_log
-from indexes.model import Tuning
+from indexes.model import IndexOptions
 from indexes.parts.generation import read_manifest
+from indexes.rebuild.builder import Rebuild
+from indexes.rebuild.chosen import TunedSettings
 from tests.support.vectors import World, delete, fill, found_ids, settings
 
 WORLD = World()
-TUNING = Tuning(delta_passages_max=256, segments_max=0)
+TUNING = IndexOptions(delta_passages_max=256, segments_max=0)
 ROOT = Path(__file__).parents[2]
 
 
@@ -543,7 +543,7 @@ def test_a_tuned_collection_stays_tuned(tmp_path: Path) -> None:
     fill(docs, WORLD, range(500))
     rebuild(docs)
     manifest = read_manifest(docs.shelf.path(docs.snapshot.generation))
-    chosen = Chosen(
+    chosen = TunedSettings(
         recall_target=0.93,
         generation=manifest.number,
         seal=manifest.sha256,

@@ -23,7 +23,7 @@ from indexes.errors import (
     NotReady,
     Quarantined,
 )
-from indexes.model import Tuning
+from indexes.model import IndexOptions
 from tests.support.vectors import World, settings
 
 WORLD = World()
@@ -31,7 +31,7 @@ WORLD = World()
 
 @pytest.fixture
 def catalog(tmp_path: Path) -> Catalog:
-    return Catalog(tmp_path / "data", Tuning())
+    return Catalog(tmp_path / "data", IndexOptions())
 
 
 def test_collections_come_back_after_opening_again(catalog: Catalog) -> None:
@@ -39,7 +39,7 @@ def test_collections_come_back_after_opening_again(catalog: Catalog) -> None:
     catalog.create("docs", settings()).write([WORLD.document(1)]).result()
     catalog.set_alias("live", "docs")
     catalog.close()
-    again = Catalog(catalog.folder, Tuning())
+    again = Catalog(catalog.folder, IndexOptions())
     assert again.get("live").document("d1").text == WORLD.text(1, 0)
     again.close()
 
@@ -98,7 +98,7 @@ def test_renaming(catalog: Catalog) -> None:
     catalog.get("live").write([WORLD.document(2)]).result()
     catalog.create("docs", settings())
     catalog.close()
-    again = Catalog(catalog.folder, Tuning())
+    again = Catalog(catalog.folder, IndexOptions())
     assert (sorted(again.collections), again.aliases) == (["docs", "handbook", "other"], {"live": "handbook"})
     assert [again.get("live").document(f"d{number}").id for number in (1, 2)] == ["d1", "d2"]
     again.close()
@@ -117,8 +117,8 @@ def test_names_never_leave_the_directory(catalog: Catalog, name: str) -> None:
 def test_a_second_process_is_refused(catalog: Catalog) -> None:
     """While one process holds the directory another gets Locked, with the holder's pid."""
     code = "import sys; from pathlib import Path; from indexes.catalog import Catalog\n"
-    code += "from indexes.model import Tuning; from indexes.errors import Locked\n"
-    code += "try: Catalog(Path(sys.argv[1]), Tuning())\nexcept Locked as error: print(error)"
+    code += "from indexes.model import IndexOptions; from indexes.errors import Locked\n"
+    code += "try: Catalog(Path(sys.argv[1]), IndexOptions())\nexcept Locked as error: print(error)"
     command = [sys.executable, "-c", code, str(catalog.folder)]
     output = subprocess.run(
         command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
@@ -127,9 +127,9 @@ def test_a_second_process_is_refused(catalog: Catalog) -> None:
 
     assert str(os.getpid()) in output
     with pytest.raises(Locked):
-        Catalog(catalog.folder, Tuning())
+        Catalog(catalog.folder, IndexOptions())
     catalog.close()
-    Catalog(catalog.folder, Tuning()).close()
+    Catalog(catalog.folder, IndexOptions()).close()
 
 
 def test_a_lock_left_with_a_child_is_waited_for(tmp_path: Path) -> None:
@@ -149,10 +149,10 @@ def test_a_foreign_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").write_bytes(b"meow")
     with pytest.raises(NotADataDirectory):
-        Catalog(tmp_path / "photos", Tuning())
+        Catalog(tmp_path / "photos", IndexOptions())
     assert [path.name for path in (tmp_path / "photos").iterdir()] == ["cat.jpg"]
     with pytest.raises(NotADataDirectory):
-        Catalog(tmp_path / "photos" / "cat.jpg", Tuning())
+        Catalog(tmp_path / "photos" / "cat.jpg", IndexOptions())
 
 
 def test_a_damaged_or_foreign_marker_is_refused(tmp_path: Path) -> None:
@@ -161,13 +161,13 @@ def test_a_damaged_or_foreign_marker_is_refused(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "nearline.json").write_text("{")
     with pytest.raises(Damaged):
-        Catalog(folder, Tuning())
+        Catalog(folder, IndexOptions())
     (folder / "nearline.json").write_text('{"format_version": 99, "aliases": {}}')
     with pytest.raises(NewerFormat, match="format 99, this version reads 1"):
-        Catalog(folder, Tuning())
+        Catalog(folder, IndexOptions())
     (folder / "nearline.json").write_text('{"format_version": 99, "aliases": []}')
     with pytest.raises(NewerFormat):
-        Catalog(folder, Tuning())
+        Catalog(folder, IndexOptions())
 
 
 def test_a_creation_cut_short_does_no_harm(catalog: Catalog) -> None:
@@ -175,7 +175,7 @@ def test_a_creation_cut_short_does_no_harm(catalog: Catalog) -> None:
     catalog.close()
     (catalog.folder / ".creating-docs").mkdir()
     (catalog.folder / ".creating-docs" / "log.db").write_bytes(b"")
-    again = Catalog(catalog.folder, Tuning())
+    again = Catalog(catalog.folder, IndexOptions())
     again.create("docs", settings())
     assert sorted(again.collections) == ["docs"]
     again.close()
@@ -186,7 +186,7 @@ def test_a_first_start_cut_short_can_be_repeated(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
     (folder / ".nearline.json.draft").write_text("{")
-    Catalog(folder, Tuning()).close()
+    Catalog(folder, IndexOptions()).close()
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_a_damaged_log_is_quarantined(catalog: Catalog, content: Callable[[bytes
     catalog.close()
     log = catalog.folder / "ill" / "log.db"
     log.write_bytes(damaged := content(log.read_bytes()))
-    again = Catalog(catalog.folder, Tuning())
+    again = Catalog(catalog.folder, IndexOptions())
     assert list(again.collections) == ["good"]
     assert list(again.quarantined) == ["ill"]
     failures.require_none()
@@ -244,4 +244,4 @@ def test_closing_goes_on_after_a_failure(catalog: Catalog, monkeypatch: pytest.M
             one.write([WORLD.document(1)])
         with pytest.raises(NotFound):
             one.log.position()
-    Catalog(catalog.folder, Tuning()).close()
+    Catalog(catalog.folder, IndexOptions()).close()

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indexes.dense.cold import RANKS, ColdSettings, ColdShard
-from indexes.dense.outlook import Outlook
-from indexes.dense.probing import probes_of
+from indexes.dense.forecast import Forecast
+from indexes.dense.mixtures import mixtures_of
 from indexes.dense.training import train
 from indexes.dense.vectors import GATHERED_ROWS, StoredVectors
 from indexes.masks import pack_flags
@@ -70,11 +70,11 @@ def test_further_reach_finds_more(shard: ColdShard, queries: Floats) -> None:
 def test_the_foretold_scan_is_the_one_that_happens(
     shard: ColdShard, queries: Floats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What `Outlook` says of the codes scanned is what searches scan, or up to a fifth less.
+    """What `Forecast` says of the codes scanned is what searches scan, or up to a fifth less.
 
     It knows each answer before: a search decides by what its first lists held.
     """
-    outlook = Outlook(shard, queries)
+    forecast = Forecast(shard, queries)
     wanted = ColdSettings(2, 100, reach=0.4)
     sizes, scanned = shard.list_sizes(), []
     scan = shard._scan_lists
@@ -86,7 +86,7 @@ def test_the_foretold_scan_is_the_one_that_happens(
     monkeypatch.setattr(shard, "_scan_lists", counting)
     for query in queries:
         nearest(shard, query, wanted)
-    assert 0.8 <= outlook.codes(wanted) * len(queries) / sum(scanned) <= 1
+    assert 0.8 <= forecast.codes(wanted) * len(queries) / sum(scanned) <= 1
     assert len(scanned) > len(queries)  # some searches scanned a second time
 
 
@@ -97,19 +97,19 @@ def test_predicted_recall_is_nearly_what_searches_find(
     """A little less where few lists are scanned, because there fewer passages compete for being scored again."""
     wanted = ColdSettings(1, 300, reach=reach)
     found = recall(shard, queries, wanted)
-    assert found - 0.1 <= Outlook(shard, queries).recall(wanted) <= found + 0.02
+    assert found - 0.1 <= Forecast(shard, queries).recall(wanted) <= found + 0.02
 
 
 def test_more_lists_cost_more(shard: ColdShard, queries: Floats) -> None:
     """The cost foreseen rises with each of the settings."""
-    outlook = Outlook(shard, queries)
-    least = outlook.cost_ns(ColdSettings(1, 50, reach=-1.0))
+    forecast = Forecast(shard, queries)
+    least = forecast.cost_ns(ColdSettings(1, 50, reach=-1.0))
     for more in (
         ColdSettings(8, 50, reach=-1.0),
         ColdSettings(1, 50, reach=0.5),
         ColdSettings(1, 70, reach=-1.0),
     ):
-        assert outlook.cost_ns(more) > least
+        assert forecast.cost_ns(more) > least
 
 
 def test_too_few_found_means_all_lists(shard: ColdShard, queries: Floats) -> None:
@@ -179,4 +179,4 @@ def test_probes_are_unit_vectors_whatever_they_are_made_of() -> None:
     """Passages that are all alike, one alone, and ordinary ones."""
     same = np.tile(scattered(1, seed=3), (5, 1))
     for vectors in (same, same[:1], scattered(50, seed=3)):
-        assert np.allclose(np.linalg.norm(probes_of(vectors), axis=1), 1, atol=1e-5)
+        assert np.allclose(np.linalg.norm(mixtures_of(vectors), axis=1), 1, atol=1e-5)

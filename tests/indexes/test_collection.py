@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from indexes.build.builder import Rebuild
 from indexes.collection import Collection
 from indexes.errors import Conflict, DiskFull, InvalidInput, NotFound
 from indexes.filters.grammar import Comparison, Compound, Filter
-from indexes.model import Delete, NewPassage, Tuning, Upsert
+from indexes.model import Delete, IndexOptions, NewPassage, Upsert
+from indexes.rebuild.builder import Rebuild
 from tests.support.vectors import DIMENSIONS, World, delete, fill, found_ids, make_collection
 
 WORLD = World()
-TUNING = Tuning(delta_passages_max=256, segments_max=0)
+TUNING = IndexOptions(delta_passages_max=256, segments_max=0)
 
 
 def rebuild(collection: Collection, hot_capacity: int | None = None) -> None:
@@ -184,8 +184,8 @@ def matches(condition: Filter, number: int) -> bool:
 
 def test_masked_search_keeps_its_recall(tmp_path: Path) -> None:
     """With exact scans ruled out, filters of half and of a seventh still find nearly all neighbours."""
-    tuning = Tuning(delta_passages_max=256, segments_max=0, exact_scan_passages_max=0)
-    collection = make_collection(tmp_path / "c", tuning=tuning)
+    options = IndexOptions(delta_passages_max=256, segments_max=0, exact_scan_passages_max=0)
+    collection = make_collection(tmp_path / "c", options=options)
     fill(collection, WORLD, range(2000))
     rebuild(collection)
     for name in ("half", "a seventh", "a range"):
@@ -396,8 +396,8 @@ def test_nothing_to_find(tmp_path: Path, hot_capacity: int) -> None:
 
 def test_rebuilds_are_wanted_by_rule(tmp_path: Path) -> None:
     """Many segments or many dead passages ask for a rebuild; a fresh generation does not."""
-    tuning = Tuning(delta_passages_max=128, segments_max=2, dead_fraction_max=0.2)
-    collection = make_collection(tmp_path / "c", tuning=tuning)
+    options = IndexOptions(delta_passages_max=128, segments_max=2, dead_fraction_max=0.2)
+    collection = make_collection(tmp_path / "c", options=options)
     fill(collection, WORLD, range(100))
     assert collection.wants_rebuild() is None
     fill(collection, WORLD, range(100, 600))

@@ -25,12 +25,12 @@ from indexes.log.log import Log
 from indexes.log.pinned import pin
 from indexes.log.reader import LogReader
 from indexes.log.schema import add_content
-from indexes.model import Delete, Operation, Tuning, Upsert
+from indexes.model import Delete, IndexOptions, Operation, Upsert
 from tests.support.vectors import World, found_ids, settings
 
 WORLD = World(dimensions=4)
 OLD_LOG = Path(__file__).parents[1] / "compat" / "log-1.sql"
-TUNING = Tuning(delta_passages_max=256, segments_max=0)
+TUNING = IndexOptions(delta_passages_max=256, segments_max=0)
 
 
 def quiet(stage: str, done: int, total: int) -> None:

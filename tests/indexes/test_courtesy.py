@@ -15,7 +15,7 @@ from indexes import courtesy
 from indexes.collection import Collection
 from indexes.courtesy import give_way, searching
 from indexes.log import log
-from indexes.model import Ranking, Tuning
+from indexes.model import IndexOptions, Ranking
 from indexes.parts import assembly, sealing
 from tests.support.vectors import World, settings
 
@@ -125,7 +125,7 @@ def test_writing_and_sealing_give_way(tmp_path: Path, monkeypatch: pytest.Monkey
     waits: Counter[str] = Counter()
     for module in (log, assembly, sealing):
         monkeypatch.setattr(module, "give_way", lambda name=module.__name__: waits.update([name]))
-    collection = filled(tmp_path, documents=8, tuning=Tuning(delta_passages_max=4))
+    collection = filled(tmp_path, documents=8, options=IndexOptions(delta_passages_max=4))
     collection._sealing.wait()
     passages = sum(collection.info().passages.values())
     assert waits[log.__name__] == 8
@@ -135,8 +135,8 @@ def test_writing_and_sealing_give_way(tmp_path: Path, monkeypatch: pytest.Monkey
     collection.close()
 
 
-def filled(folder: Path, documents: int = 3, tuning: Tuning | None = None) -> Collection:
-    collection = Collection.create(folder / "c", settings(), tuning or Tuning())
+def filled(folder: Path, documents: int = 3, options: IndexOptions | None = None) -> Collection:
+    collection = Collection.create(folder / "c", settings(), options or IndexOptions())
     collection.write([WORLD.document(number) for number in range(documents)]).result()
     return collection
 

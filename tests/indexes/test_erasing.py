@@ -11,16 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from indexes import erasing
-from indexes.build.builder import Rebuild
+from indexes import erasing, scrolling
 from indexes.collection import Collection
 from indexes.erasing import Erased, Erasure, disk_bytes
 from indexes.errors import Unavailable
-from indexes.log import scrolling
 from indexes.log.checks import check_log
 from indexes.log.owed import Owed
 from indexes.log.pinned import pin
 from indexes.model import Delete, NewPassage, Upsert
+from indexes.rebuild.builder import Rebuild
 from tests.support.vectors import World, delete, fill, make_collection
 
 WORLD = World()
@@ -142,9 +141,9 @@ def test_everything_goes_on_beside_it(collection: Collection) -> None:
     for one in working:
         one.result()
     sound(collection)
-    folder, tuning = collection.folder, collection.tuning
+    folder, options = collection.folder, collection.options
     collection.close()
-    again = Collection(folder, tuning)
+    again = Collection(folder, options)
     assert {one.document.id for one in scrolling.page(again, 0, 10_000).documents} == {
         f"d{one}" for one in live
     }

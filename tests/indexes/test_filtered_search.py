@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from indexes.build.builder import Rebuild
 from indexes.collection import Collection
 from indexes.filters.grammar import Comparison, Filter
 from indexes.memory import serving_bytes
-from indexes.model import Metadata, NewPassage, Settings, Tuning, Upsert
+from indexes.model import IndexOptions, Metadata, NewPassage, Settings, Upsert
+from indexes.rebuild.builder import Rebuild
 from tests.support.vectors import World, delete
 
 WORLD = World(seed=8, dimensions=64)
@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A rebuilt collection with a tenth of its passages hot. `bucket` is random, `side` depends on the vector."""
     folder = tmp_path_factory.mktemp("filtered") / "c"
     settings = Settings(dimensions=64, fingerprint="f", model="m", hot_capacity=SIZE // 10)
-    collection = Collection.create(folder, settings, Tuning(segments_max=0))
+    collection = Collection.create(folder, settings, IndexOptions(segments_max=0))
     for start in range(0, SIZE, 500):
         batch = []
         for number in range(start, start + 500):
@@ -44,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(params=list(SCANNED))
 def collection(folder: Path, request: pytest.FixtureRequest) -> Iterator[Collection]:
     """With exact scans of few matches, as served, and without, so that the indexes must find them."""
-    opened = Collection(folder, Tuning(segments_max=0, exact_scan_passages_max=SCANNED[request.param]))
+    opened = Collection(folder, IndexOptions(segments_max=0, exact_scan_passages_max=SCANNED[request.param]))
     yield opened
     opened.close()
 
@@ -112,7 +112,7 @@ def test_memory_is_as_foretold(collection: Collection) -> None:
 def test_tombstones_do_not_starve_a_search(folder: Path, tmp_path: Path) -> None:
     """With nine passages of ten deleted, every search still returns its k live hits, nearly all of the right ones."""
     shutil.copytree(folder, tmp_path / "c")
-    collection = Collection(tmp_path / "c", Tuning(segments_max=0, exact_scan_passages_max=0))
+    collection = Collection(tmp_path / "c", IndexOptions(segments_max=0, exact_scan_passages_max=0))
     for start in range(0, SIZE, 1000):
         for rest in range(1, 10):
             delete(collection, range(start + rest * 100, start + rest * 100 + 100))

@@ -13,16 +13,16 @@ import pytest
 
 from indexes.backup.backup import back_up
 from indexes.backup.verifying import verify_data
-from indexes.build.builder import Rebuild
 from indexes.catalog import Catalog
 from indexes.collection import Collection
 from indexes.errors import Conflict, InvalidInput, RecallTooLow
-from indexes.model import Floats, Tuning
+from indexes.model import Floats, IndexOptions
 from indexes.parts.generation import read_manifest
+from indexes.rebuild.builder import Rebuild
 from jobs.server_process import serving
 from retrieval.config import load_config
 from retrieval.job_schemas import JobBody
-from retrieval.lifecycle import tuning_of
+from retrieval.lifecycle import options_of
 from retrieval.tasks import Tasks
 from tests.support.http import Http
 from tests.support.vectors import World, fill, make_collection, settings
@@ -41,15 +41,15 @@ class Flat(World):
 
 
 WORLD = Flat()
-TUNING = Tuning(delta_passages_max=256, segments_max=0)
+TUNING = IndexOptions(delta_passages_max=256, segments_max=0)
 
 # Python runs this at the start of every process that finds it: builder and tuning then know the poorest settings only.
 POOR_BUILDER = """
 import sys
 from pathlib import Path
 
-if {{"indexes.build.builder", "indexes.build.tuner"}} & {{*sys.orig_argv}} and Path({marker!r}).exists():
-    from indexes.build import optimiser
+if {{"indexes.rebuild.builder", "indexes.tuner"}} & {{*sys.orig_argv}} and Path({marker!r}).exists():
+    from indexes.rebuild import optimiser
 
     optimiser.EFS, optimiser.PROBED_64THS, optimiser.RESCORED = (10,), (0,), (1,)
     optimiser.REACHES, optimiser.FILTERED_SHARES = (0.0,), (0.0,)
@@ -159,8 +159,8 @@ def test_what_is_aside_is_nobody_s_generation(catalog: Catalog, builders: Builde
 
 def test_without_a_floor_everything_is_adopted(tmp_path: Path, builders: Builders) -> None:
     """`recall_floor` 0 turns the gate off; with a floor again, rollback passes over what lies below it and says so."""
-    loose = Tuning(delta_passages_max=256, segments_max=0, recall_floor=0)
-    collection = make_collection(tmp_path / "c", tuning=loose, hot_capacity=300)
+    loose = IndexOptions(delta_passages_max=256, segments_max=0, recall_floor=0)
+    collection = make_collection(tmp_path / "c", options=loose, hot_capacity=300)
     fill(collection, WORLD, range(PASSAGES))
     builders.poor()
     collection.adopt(build(collection))
@@ -180,8 +180,8 @@ def test_without_a_floor_everything_is_adopted(tmp_path: Path, builders: Builder
 
 def test_the_floor_is_never_above_what_builds_aim_for() -> None:
     """A library user who wants little recall is not refused what was asked for."""
-    assert Tuning(recall_target=0.8).floor == 0.8
-    assert Tuning(recall_target=0.99, recall_floor=0.95).floor == 0.95
+    assert IndexOptions(recall_target=0.8).floor == 0.8
+    assert IndexOptions(recall_target=0.99, recall_floor=0.95).floor == 0.95
 
 
 def test_a_floor_above_the_target_is_refused() -> None:
@@ -192,13 +192,13 @@ def test_a_floor_above_the_target_is_refused() -> None:
         load_config(None, {"NEARLINE_INDEX_RECALL_TARGET": "0.85"})
     assert caught.value.param == "index.recall_floor"
     config = load_config(None, {"NEARLINE_INDEX_RECALL_TARGET": "0.85", "NEARLINE_INDEX_RECALL_FLOOR": "0.8"})
-    assert tuning_of(config).floor == 0.8
+    assert options_of(config).floor == 0.8
 
 
 def test_a_refused_job_says_so_and_the_next_rebuild_waits(tmp_path: Path, builders: Builders) -> None:
     """Status "refused" with the reason; automatic rebuilds pause as after a failure; one by hand is taken."""
-    tuning = Tuning(delta_passages_max=64, segments_max=1)
-    collection = make_collection(tmp_path / "c", tuning=tuning, hot_capacity=300)
+    options = IndexOptions(delta_passages_max=64, segments_max=1)
+    collection = make_collection(tmp_path / "c", options=options, hot_capacity=300)
     fill(collection, WORLD, range(PASSAGES))
     collection.settle()
 
@@ -230,8 +230,8 @@ def test_a_refused_job_says_so_and_the_next_rebuild_waits(tmp_path: Path, builde
 
 def test_a_target_that_no_settings_reach_changes_nothing(tmp_path: Path, builders: Builders) -> None:
     """A tuning ends refused, says how far it came and keeps what it measured; the settings are as before."""
-    loose = Tuning(delta_passages_max=256, segments_max=0, recall_floor=0)
-    collection = make_collection(tmp_path / "c", tuning=loose, hot_capacity=300)
+    loose = IndexOptions(delta_passages_max=256, segments_max=0, recall_floor=0)
+    collection = make_collection(tmp_path / "c", options=loose, hot_capacity=300)
     fill(collection, WORLD, range(PASSAGES))
     builders.poor()
     collection.adopt(build(collection))

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rank_bm25 import BM25Okapi
 
-from indexes.build.builder import Rebuild
 from indexes.collection import Collection
 from indexes.lexical.analysis import terms
 from indexes.lexical.bm25 import Statistics, best_of, weigh
 from indexes.lexical.postings import GrowingLexical, SealedLexical
 from indexes.model import Bm25, Delete, Upsert
 from indexes.query import Query
+from indexes.rebuild.builder import Rebuild
 from tests.support.vectors import World, delete, fill, make_collection
 
 WORLD = World()
@@ -66,7 +66,7 @@ def test_scores_are_those_of_rank_bm25(tmp_path: Path) -> None:
     for query in QUERIES:
         assert_like_rank_bm25(collection, texts, query)
     collection.close()
-    again = Collection(tmp_path / "c", collection.tuning)
+    again = Collection(tmp_path / "c", collection.options)
     for query in QUERIES:
         assert_like_rank_bm25(again, texts, query)
     again.close()
@@ -107,7 +107,7 @@ def test_any_history_of_writes_scores_like_a_fresh_index(
                 texts.pop(name, None)
             else:
                 collection.close()
-                collection = Collection(Path(folder) / "c", collection.tuning)
+                collection = Collection(Path(folder) / "c", collection.options)
         assert_like_rank_bm25(collection, texts, query)
         collection.close()
 

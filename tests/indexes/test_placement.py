@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from indexes.build.builder import Rebuild
-from indexes.build.hits import ENTRIES_MIN, Hits
-from indexes.build.placement import place
 from indexes.collection import Collection
 from indexes.model import TIERS
+from indexes.rebuild.builder import Rebuild
+from indexes.rebuild.hits import ENTRIES_MIN, Hits
+from indexes.rebuild.placement import place
 from tests.support.vectors import World, delete, fill, make_collection
 
 WORLD = World(seed=4)
@@ -89,14 +89,14 @@ def test_hits_survive_a_restart(tmp_path: Path) -> None:
     fill(collection, WORLD, range(20))
     collection.hits.count([3, 3, 5])
     collection.close()
-    again = Collection(tmp_path / "c", collection.tuning)
+    again = Collection(tmp_path / "c", collection.options)
     ids, counts = again.hits.most()
     assert ids.tolist() == [3, 5]
     assert counts.tolist() == [2, 1]
     delete(again, range(3))
     again.close()
     (tmp_path / "c" / "hits.msgpack").write_bytes(b"\x93garbage")
-    last = Collection(tmp_path / "c", collection.tuning)
+    last = Collection(tmp_path / "c", collection.options)
     assert len(last.hits) == 0
     last.close()
 

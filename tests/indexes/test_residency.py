@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from indexes.build.builder import build
 from indexes.collection import Collection
-from indexes.model import Tuning
+from indexes.model import IndexOptions
 from indexes.parts.generation import Generation
+from indexes.rebuild.builder import build
 from indexes.residency import SMALL_BYTES, Budget, Files
-from retrieval.lifecycle import tuning_of
+from retrieval.lifecycle import options_of
 from retrieval.settings import Config, Index
 from tests.support.vectors import World, fill, found_ids, make_collection
 
@@ -40,8 +40,8 @@ def rebuild(collection: Collection) -> Generation:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A collection whose vectors take 512 KB and no other file of it more than SMALL_BYTES."""
-    tuning = Tuning(delta_passages_max=PASSAGES, segments_max=0)
-    collection = make_collection(tmp_path_factory.mktemp("c") / "c", tuning=tuning, dimensions=128)
+    options = IndexOptions(delta_passages_max=PASSAGES, segments_max=0)
+    collection = make_collection(tmp_path_factory.mktemp("c") / "c", options=options, dimensions=128)
     fill(collection, WORLD, range(PASSAGES))
     rebuild(collection)
     collection.close()
@@ -82,7 +82,7 @@ def test_what_is_dropped_gives_its_bytes_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("resident", [0, LARGE])
 def test_searches_find_the_same(folder: Path, resident: int) -> None:
     """Copied or mapped, a generation answers alike, and the collection says which it is."""
-    collection = Collection(folder, Tuning(segments_max=0, resident=Budget(resident)))
+    collection = Collection(folder, IndexOptions(segments_max=0, resident=Budget(resident)))
     vectors = collection.snapshot.parts[0].part.vectors.halves
     assert is_mapped(vectors) == (resident == 0)
     info = collection.info()
@@ -97,7 +97,7 @@ def test_a_new_generation_takes_the_place_of_the_old_one(folder: Path) -> None:
     """Where the budget is enough for one, the new one is resident too, and the old one's bytes come back."""
     size = (folder / "generations" / "000001" / "vectors.f16").stat().st_size
     budget = Budget(size + size // 2)
-    collection = Collection(folder, Tuning(segments_max=0, resident=budget))
+    collection = Collection(folder, IndexOptions(segments_max=0, resident=budget))
     for _ in range(2):
         generation = rebuild(collection)
         assert not is_mapped(generation.vectors.halves)
@@ -113,7 +113,7 @@ def test_a_new_generation_takes_the_place_of_the_old_one(folder: Path) -> None:
 def test_collections_share_one_budget(folder: Path) -> None:
     """What the first one holds, the second one does not get."""
     budget = Budget(1 << 20)
-    first = Collection(folder, Tuning(segments_max=0, resident=budget))
+    first = Collection(folder, IndexOptions(segments_max=0, resident=budget))
     taken = first.info().resident_bytes
     assert taken > 0
     assert not budget.take(budget.bytes_max - taken + 1, 0)
@@ -124,4 +124,4 @@ def test_collections_share_one_budget(folder: Path) -> None:
 def test_the_default_is_a_quarter_of_the_ceiling(setting: int, expected: int) -> None:
     """A service that may hold 1,000 bytes; what is set counts up to all of them."""
     config = Config(index=Index(resident_bytes=setting))
-    assert tuning_of(config, memory_bytes_max=1000).resident.bytes_max == expected
+    assert options_of(config, memory_bytes_max=1000).resident.bytes_max == expected

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from indexes.build.builder import Rebuild
 from indexes.collection import Collection
 from indexes.courtesy import GoOn
 from indexes.dense.codes import Codes, rescored_for
@@ -19,15 +18,16 @@ from indexes.dense.vectors import StoredVectors
 from indexes.errors import NotReady
 from indexes.masks import pack_flags
 from indexes.memory import serving_bytes
-from indexes.model import Floats, Tuning
+from indexes.model import Floats, IndexOptions
 from indexes.parts.part import scan
 from indexes.parts.segment import Segment
 from indexes.parts.visible import Visible
+from indexes.rebuild.builder import Rebuild
 from tests.support.vectors import World, delete, fill, found_ids, make_collection
 
 WORLD = World(seed=3)
-TUNING = Tuning(delta_passages_max=64, segments_max=0)
-CODED = Tuning(delta_passages_max=4096, segments_max=0)
+TUNING = IndexOptions(delta_passages_max=64, segments_max=0)
+CODED = IndexOptions(delta_passages_max=4096, segments_max=0)
 
 
 def sizes(collection: Collection) -> list[int]:
@@ -45,7 +45,7 @@ def exact_share(collection: Collection, queries: Floats, k: int = 10) -> float:
 
 def test_what_is_new_joins_the_segment_before_it(tmp_path: Path) -> None:
     """Two at a time, until that one holds sixteen deltas; then another begins. Passages keep the order of their ids."""
-    collection = make_collection(tmp_path / "c", tuning=TUNING)
+    collection = make_collection(tmp_path / "c", options=TUNING)
     fill(collection, WORLD, range(1))
     seen = []
     for sealed in range(19):
@@ -62,7 +62,7 @@ def test_what_is_new_joins_the_segment_before_it(tmp_path: Path) -> None:
 
 def test_merged_segments_leave_the_dead_behind(tmp_path: Path) -> None:
     """What was deleted before a merge is in no index any more; scores, filters and texts of the rest are as before."""
-    collection = make_collection(tmp_path / "c", tuning=TUNING)
+    collection = make_collection(tmp_path / "c", options=TUNING)
     fill(collection, WORLD, range(2 * 64 + 1))
     collection.settle()
     assert sizes(collection) == [64, 64]
@@ -83,7 +83,7 @@ def test_merged_segments_leave_the_dead_behind(tmp_path: Path) -> None:
 
 def test_deletions_during_a_merge_hold(tmp_path: Path) -> None:
     """A passage deleted after a merge began is hidden in its result, and counted out of BM25."""
-    collection = make_collection(tmp_path / "c", tuning=TUNING)
+    collection = make_collection(tmp_path / "c", options=TUNING)
     fill(collection, WORLD, range(4 * 64))
     collection.settle()
     # The merge by itself is over; repeat one by hand, with deletions between its beginning and its end.
@@ -107,7 +107,7 @@ def test_deletions_during_a_merge_hold(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def coded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Collection]:
     """5,000 passages: one large enough for codes, some of them dead, and the rest in the delta."""
-    collection = make_collection(tmp_path_factory.mktemp("coded") / "c", tuning=CODED)
+    collection = make_collection(tmp_path_factory.mktemp("coded") / "c", options=CODED)
     fill(collection, WORLD, range(5000), batch=1000)
     collection.settle()
     delete(collection, range(0, 4000, 9))
@@ -192,14 +192,14 @@ def segment_of(collection: Collection) -> Segment:
 
 def reopened(collection: Collection) -> Collection:
     collection.close()
-    again = Collection(collection.folder, collection.tuning)
+    again = Collection(collection.folder, collection.options)
     again.settle()
     return again
 
 
 def test_no_merge_crosses_a_build(tmp_path: Path) -> None:
     """Segments before and after the beginning of a build stay apart, so that the generation can take their place."""
-    collection = make_collection(tmp_path / "c", tuning=TUNING)
+    collection = make_collection(tmp_path / "c", options=TUNING)
     fill(collection, WORLD, range(2 * 64))
     collection.settle()
     request = collection.begin_build(hot_capacity=1000)
@@ -218,7 +218,7 @@ def test_no_merge_crosses_a_build(tmp_path: Path) -> None:
 
 def test_all_of_a_merge_dead(tmp_path: Path) -> None:
     """Segments with nothing alive merge into none."""
-    collection = make_collection(tmp_path / "c", tuning=TUNING)
+    collection = make_collection(tmp_path / "c", options=TUNING)
     fill(collection, WORLD, range(3 * 64))
     delete(collection, range(3 * 64))
     fill(collection, WORLD, range(1000, 1001))  # ends the third delta, and with it begins the merge
@@ -233,7 +233,7 @@ def test_closing_ends_a_merge(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A merge under way stops at its next block of rows, so that closing does not wait for minutes."""
-    collection = make_collection(tmp_path / "c", tuning=TUNING)
+    collection = make_collection(tmp_path / "c", options=TUNING)
     merged = Segment.merged
     begun, ended, given_up = threading.Event(), threading.Event(), threading.Event()
 
@@ -266,7 +266,7 @@ def test_a_seal_that_fails_costs_nothing_but_speed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is logged, its delta is searched exactly as before, and later deltas are sealed."""
-    collection = make_collection(tmp_path / "c", tuning=TUNING)
+    collection = make_collection(tmp_path / "c", options=TUNING)
     seal, failures = Segment.seal, iter([MemoryError("no room")])
 
     def fails_once(*args: object, **options: object) -> Segment:
@@ -286,7 +286,7 @@ def test_a_seal_that_fails_costs_nothing_but_speed(
 
 def test_the_search_does_not_change_when_segments_merge(tmp_path: Path) -> None:
     """A snapshot taken before a merge answers as before, after it."""
-    collection = make_collection(tmp_path / "c", tuning=TUNING)
+    collection = make_collection(tmp_path / "c", options=TUNING)
     fill(collection, WORLD, range(4 * 64 - 1))
     old = collection.snapshot
     query = WORLD.queries(1)[0]

@@ -9,15 +9,15 @@ from typing import cast
 import numpy as np
 import pytest
 
-from indexes.build.builder import Rebuild
 from indexes.dense.cold import ColdSettings
-from indexes.dense.skipping import ColdWatch, Decision
+from indexes.dense.cold_skips import ColdSkipper, Decision
 from indexes.filters.grammar import Comparison, Filter
 from indexes.model import TIERS, ColdPolicy, DenseResult, Floats, Ids, Ranking
 from indexes.parts.generation import Generation
 from indexes.parts.prepared import NO_COLD_MATCH
 from indexes.parts.snapshot import Snapshot
 from indexes.query import Query
+from indexes.rebuild.builder import Rebuild
 from tests.support.vectors import World, fill, make_collection
 
 WORLD = World(seed=12)
@@ -48,7 +48,7 @@ def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Snapshot]:
 
 
 class Script:
-    """In the place of a ColdWatch: decides as it was told to, and keeps what it was asked and taught."""
+    """In the place of a ColdSkipper: decides as it was told to, and keeps what it was asked and taught."""
 
     def __init__(self, decision: Decision) -> None:
         self.policy = ColdPolicy("calibrated")
@@ -75,8 +75,8 @@ def search(
     return snapshot.prepare(query).dense()
 
 
-def watched(snapshot: Snapshot, by: Script | ColdWatch) -> Snapshot:
-    return replace(snapshot, watch=cast(ColdWatch, by))
+def watched(snapshot: Snapshot, by: Script | ColdSkipper) -> Snapshot:
+    return replace(snapshot, watch=cast(ColdSkipper, by))
 
 
 def best(snapshot: Snapshot, query: Floats, condition: Filter = ALL, *, cold: bool) -> list[int]:
@@ -202,7 +202,7 @@ def test_never_holds_for_filters_too(
 ) -> None:
     """A policy never to search the cold tier leaves it out with a filter and without."""
     forbid_cold(monkeypatch)
-    never = watched(snapshot, ColdWatch(ColdPolicy("never"), None))
+    never = watched(snapshot, ColdSkipper(ColdPolicy("never"), None))
     for query in QUERIES:
         expected = best(snapshot, query, condition or ALL, cold=False)
         found = told(search(never, query, condition))
@@ -211,6 +211,6 @@ def test_never_holds_for_filters_too(
 
 def test_where_nothing_cold_matches_there_is_nothing_to_skip(snapshot: Snapshot) -> None:
     """The reason given is the filter, not the policy."""
-    never = watched(snapshot, ColdWatch(ColdPolicy("never"), None))
+    never = watched(snapshot, ColdSkipper(ColdPolicy("never"), None))
     found = told(search(never, QUERIES[0], NEWEST))
     assert found == (best(snapshot, QUERIES[0], NEWEST, cold=True), ("delta", "hot"), NO_COLD_MATCH)

@@ -15,9 +15,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from indexes.build.builder import Rebuild
-from indexes.build.chosen import FILE, Chosen, read_chosen
-from indexes.build.optimiser import (
+from indexes.collection import Collection
+from indexes.dense.cold import ColdSettings
+from indexes.errors import Conflict, InvalidInput, NotReady
+from indexes.model import Floats, IndexOptions
+from indexes.parts.generation import Generation, Shelf
+from indexes.rebuild.builder import Rebuild
+from indexes.rebuild.chosen import FILE, TunedSettings, read_chosen
+from indexes.rebuild.optimiser import (
     FILTERED_SHARES,
     MISS_MAX,
     TIER_SLACK,
@@ -30,18 +35,13 @@ from indexes.build.optimiser import (
     filtered_recall,
     paired,
 )
-from indexes.build.truth import TIE, Truth
-from indexes.build.tuner import Tuned, Tuner, curve
-from indexes.collection import Collection
-from indexes.dense.cold import ColdSettings
-from indexes.errors import Conflict, InvalidInput, NotReady
-from indexes.model import Floats, Tuning
-from indexes.parts.generation import Generation, Shelf
+from indexes.rebuild.truth import TIE, Truth
+from indexes.tuner import TuneOutcome, TuneRun, curve
 from retrieval.tasks import Tasks
 from tests.support.vectors import World, fill, make_collection
 
 WORLD = World(seed=4)
-TUNING = Tuning(delta_passages_max=256, segments_max=0)
+TUNING = IndexOptions(delta_passages_max=256, segments_max=0)
 POOR = ColdSettings(probes=1, rescored=1, filtered_share=0.5)
 
 
@@ -58,7 +58,7 @@ QUERIES = strays(200)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A collection of both tiers, rebuilt once and closed. Nobody changes it."""
-    made = make_collection(tmp_path_factory.mktemp("tuning") / "c", tuning=TUNING, hot_capacity=500)
+    made = make_collection(tmp_path_factory.mktemp("tuning") / "c", options=TUNING, hot_capacity=500)
     fill(made, WORLD, range(2500))
     rebuild(made)
     made.close()
@@ -89,10 +89,10 @@ def generation(folder: Path) -> Generation:
 
 
 @pytest.fixture(scope="module")
-def outcomes(folder: Path) -> dict[float, Tuned]:
+def outcomes(folder: Path) -> dict[float, TuneOutcome]:
     """Of tuning for two targets."""
     with closing(Collection(folder, TUNING)) as untouched:
-        return {target: Tuner(untouched, target, QUERIES).run(quiet) for target in (0.95, 0.99)}
+        return {target: TuneRun(untouched, target, QUERIES).run(quiet) for target in (0.95, 0.99)}
 
 
 def opened(folder: Path, at: Path) -> Collection:
@@ -113,9 +113,11 @@ def live(collection: Collection) -> Generation:
     return found
 
 
-def wish(generation: Generation, target: float = 0.95, ef: int = 77, cold: ColdSettings = POOR) -> Chosen:
+def wish(
+    generation: Generation, target: float = 0.95, ef: int = 77, cold: ColdSettings = POOR
+) -> TunedSettings:
     """Settings as a tuning might have chosen them, which no build chooses."""
-    return Chosen(
+    return TunedSettings(
         recall_target=target,
         generation=generation.number,
         seal=generation.manifest.sha256,
@@ -137,7 +139,7 @@ def recall(collection: Collection, queries: Floats, k: int = 10) -> float:
 # --- what is chosen -------------------------------------------------------------------------------------------
 
 
-def test_the_target_is_reached(outcomes: dict[float, Tuned]) -> None:
+def test_the_target_is_reached(outcomes: dict[float, TuneOutcome]) -> None:
     """On the tuning half outright; the other half is measured too, and so is what was in use until now."""
     for target, outcome in outcomes.items():
         assert outcome.met
@@ -149,7 +151,7 @@ def test_the_target_is_reached(outcomes: dict[float, Tuned]) -> None:
 
 
 def test_the_outcome_says_what_its_settings_find(
-    outcomes: dict[float, Tuned], collection: Collection
+    outcomes: dict[float, TuneOutcome], collection: Collection
 ) -> None:
     """Applied, they find in all queries together what was reported of the two halves."""
     for outcome in outcomes.values():
@@ -159,7 +161,7 @@ def test_the_outcome_says_what_its_settings_find(
         assert recall(collection, QUERIES) == pytest.approx(reported, abs=0.003)
 
 
-def test_the_curve_rises(outcomes: dict[float, Tuned]) -> None:
+def test_the_curve_rises(outcomes: dict[float, TuneOutcome]) -> None:
     """Each point of it costs more than the one before and finds more."""
     for outcome in outcomes.values():
         assert outcome.curve
@@ -259,7 +261,7 @@ class Opposite(World):
 def test_a_hot_tier_that_holds_the_whole_answer_gives_all_of_it(tmp_path: Path) -> None:
     """Searches look less deep into a small hot tier than the answer is long, and again if that was not enough."""
     world = Opposite()
-    with closing(make_collection(tmp_path / "c", tuning=TUNING, hot_capacity=500)) as made:
+    with closing(make_collection(tmp_path / "c", options=TUNING, hot_capacity=500)) as made:
         fill(made, world, range(2500))
         rebuild(made)
         generation = live(made)
@@ -322,7 +324,7 @@ def test_measuring_changes_nothing(collection: Collection) -> None:
     first = wish(live(collection))
     collection.set_search(first)
     kept = (collection.folder / FILE).read_bytes()
-    outcome = Tuner(collection, 0.99, None).run(quiet)
+    outcome = TuneRun(collection, 0.99, None).run(quiet)
     assert outcome.held_out
     assert (outcome.before_ef, outcome.before_search) == (first.ef, first.search)
     assert live(collection).search_settings == (first.ef, first.search)
@@ -395,14 +397,14 @@ def test_searches_go_on_while_settings_change(collection: Collection) -> None:
 def test_what_cannot_be_tuned_is_refused(collection: Collection, tmp_path: Path) -> None:
     """No generation, a target below the floor, a handful of queries: each by name, before anything is measured."""
     with pytest.raises(InvalidInput, match=r"at least the recall floor, 0\.9") as caught:
-        Tuner(collection, 0.5, None)
+        TuneRun(collection, 0.5, None)
     assert caught.value.param == "recall_target"
     with pytest.raises(InvalidInput, match="5 different queries are too few") as caught:
-        Tuner(collection, 0.95, QUERIES[:5])
+        TuneRun(collection, 0.95, QUERIES[:5])
     assert caught.value.param == "queries"
-    empty = make_collection(tmp_path / "empty", tuning=TUNING)
+    empty = make_collection(tmp_path / "empty", options=TUNING)
     with pytest.raises(Conflict, match="no generation to tune"):
-        Tuner(empty, 0.95, None)
+        TuneRun(empty, 0.95, None)
     empty.close()
 
 
@@ -426,7 +428,7 @@ def test_closing_does_not_wait_for_queries(collection: Collection) -> None:
 
 def test_a_tuning_can_be_cancelled(collection: Collection) -> None:
     """The child is ended; whoever waits is told; nothing has changed."""
-    tuner = Tuner(collection, 0.95, None)
+    tuner = TuneRun(collection, 0.95, None)
     with pytest.raises(NotReady, match="cancelled"):
         tuner.run(lambda stage, done, total: tuner.cancel())
     assert read_chosen(collection.folder) is None

@@ -15,18 +15,18 @@ import pytest
 from indexes.backup import verifying
 from indexes.backup.backup import back_up
 from indexes.backup.verifying import check_generation, verify_backup, verify_data
-from indexes.build.builder import Rebuild
 from indexes.catalog import Catalog
 from indexes.collection import Collection
 from indexes.durable import sha256, with_checksum
 from indexes.errors import NotADataDirectory, NotFound
 from indexes.log.checks import Check
-from indexes.model import NewPassage, Tuning, Upsert
+from indexes.model import IndexOptions, NewPassage, Upsert
 from indexes.parts.generation import SealedFile, read_manifest
+from indexes.rebuild.builder import Rebuild
 from tests.support.vectors import DIMENSIONS, World, delete, fill, settings
 
 WORLD = World()
-TUNING = Tuning(delta_passages_max=256, segments_max=0)
+TUNING = IndexOptions(delta_passages_max=256, segments_max=0)
 
 
 def quiet(stage: str, done: int, total: int) -> None:

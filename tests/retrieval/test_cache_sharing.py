@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from indexes.catalog import Catalog
 from indexes.collection import Collection
 from indexes.log.applying import Applied
-from indexes.model import Delete, Tuning
+from indexes.model import Delete, IndexOptions
 from retrieval.cache import MemoryStore, ResultCache
 from retrieval.embedders import Embedders
 from retrieval.pipeline import Pipeline
@@ -29,7 +29,7 @@ from retrieval.writing import write_documents
 from tests.support.vectors import WORDS, World, settings
 
 WORLD = World(dimensions=8)
-TUNING = Tuning(delta_passages_max=256, segments_max=0)
+TUNING = IndexOptions(delta_passages_max=256, segments_max=0)
 EMBEDDERS = cast(Embedders, None)  # every document and query brings its vector
 QUERY = " ".join(WORDS[:40])
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from indexes.build.builder import Rebuild
 from indexes.catalog import Catalog
-from indexes.dense.skipping import NOTES, ColdWatch
-from indexes.model import ColdPolicy, Ranking, Tuning
+from indexes.dense.cold_skips import NOTES, ColdSkipper
+from indexes.model import ColdPolicy, IndexOptions, Ranking
+from indexes.rebuild.builder import Rebuild
 from retrieval.metrics import Metrics
 from tests.support.http import Http
 from tests.support.vectors import World, fill, settings
@@ -23,7 +23,7 @@ K = 10
 def catalog(tmp_path: Path) -> Iterator[Catalog]:
     """A hundred hot passages and three hundred cold ones."""
     policy = ColdPolicy("calibrated", budget=0.005, audit=0.05)
-    made = Catalog(tmp_path / "data", Tuning(delta_passages_max=256, segments_max=0, cold=policy))
+    made = Catalog(tmp_path / "data", IndexOptions(delta_passages_max=256, segments_max=0, cold=policy))
     docs = made.create("docs", settings(hot_capacity=100))
     fill(docs, World(), range(400))
     docs.adopt(Rebuild(docs.begin_build(), timeout_s=120).run(lambda *_: None))
@@ -31,7 +31,7 @@ def catalog(tmp_path: Path) -> Iterator[Catalog]:
     made.close()
 
 
-def ask(watch: ColdWatch, loss: float, until: Callable[[], bool]) -> int:
+def ask(watch: ColdSkipper, loss: float, until: Callable[[], bool]) -> int:
     """Queries that would all lose so much without the cold tier; how many it took."""
     rng = np.random.default_rng(3)
     queries = 0

@@ -67,7 +67,7 @@ def collection(tmp_path: Path, world: World) -> Iterator[CountingCollection]:
     made = make_collection(tmp_path / "c")
     fill(made, world, range(500))
     made.close()
-    opened = CountingCollection(made.folder, made.tuning)
+    opened = CountingCollection(made.folder, made.options)
     CountingCollection.scans = CountingCollection.ended = 0
     CountingCollection.at_once.clear()
     CountingCollection.gate.set()

@@ -12,7 +12,7 @@ import pytest
 
 from indexes.collection import Collection
 from indexes.errors import Conflict, NotFound
-from indexes.model import Tuning
+from indexes.model import IndexOptions
 from retrieval.job_schemas import JobBody
 from retrieval.tasks import Tasks
 from tests.support.manifests import change_manifests
@@ -23,8 +23,8 @@ WORLD = World()
 
 def with_tasks(folder: Path, story: Callable[[Tasks, Collection, list[JobBody]], Awaitable[None]]) -> None:
     """Run a story with a small collection that wants a rebuild."""
-    tuning = Tuning(delta_passages_max=64, segments_max=1)
-    collection = make_collection(folder / "c", tuning=tuning)
+    options = IndexOptions(delta_passages_max=64, segments_max=1)
+    collection = make_collection(folder / "c", options=options)
     fill(collection, WORLD, range(200))
     collection.settle()
 
@@ -150,8 +150,8 @@ def test_a_build_that_dies_is_a_failed_job(tmp_path: Path) -> None:
 
 def test_what_a_rebuild_is_about_to_replace_is_not_sealed_first(tmp_path: Path) -> None:
     """The passages of a generation that is of no use become segments only if the rebuild fails."""
-    tuning = Tuning(delta_passages_max=64, segments_max=0)
-    collection = make_collection(tmp_path / "c", tuning=tuning)
+    options = IndexOptions(delta_passages_max=64, segments_max=0)
+    collection = make_collection(tmp_path / "c", options=options)
     fill(collection, WORLD, range(200))
 
     async def story() -> None:
@@ -159,7 +159,7 @@ def test_what_a_rebuild_is_about_to_replace_is_not_sealed_first(tmp_path: Path) 
         assert (await ended(tasks, tasks.reindex("c", collection))).status == "succeeded"
         collection.close()
         change_manifests(collection.folder, analysis="another")
-        reopened = Collection(collection.folder, tuning)
+        reopened = Collection(collection.folder, options)
         reopened.settle()
         assert reopened.info().segments == 0
         query = WORLD.queries(1)[0]

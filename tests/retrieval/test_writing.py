@@ -12,7 +12,7 @@ import pytest
 from indexes.collection import Collection
 from indexes.errors import DiskFull
 from indexes.filters.grammar import Comparison
-from indexes.model import Operation, Tuning
+from indexes.model import IndexOptions, Operation
 from retrieval.writing import delete_matching
 from tests.support.vectors import World, fill, make_collection
 
@@ -37,7 +37,7 @@ class Commits:
 
 @pytest.fixture
 def collection(tmp_path: Path) -> Iterator[Collection]:
-    made = make_collection(tmp_path / "c", tuning=Tuning(commit_ops_max=16))
+    made = make_collection(tmp_path / "c", options=IndexOptions(commit_ops_max=16))
     fill(made, WORLD, range(100))
     yield made
     made.close()

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from indexes.build.builder import Rebuild
 from indexes.collection import Collection
-from indexes.model import Tuning
+from indexes.model import IndexOptions
 from indexes.query import Query
+from indexes.rebuild.builder import Rebuild
 from tests.support.vectors import World, fill, make_collection
 
 SWAPS = 100
@@ -19,8 +19,8 @@ SWAPS = 100
 def test_a_hundred_swaps_under_load(tmp_path: Path) -> None:
     """No search fails, each finds its k passages in one generation, and no write is lost on the way."""
     world = World()
-    tuning = Tuning(delta_passages_max=256, segments_max=0, generations_kept=2)
-    collection = make_collection(tmp_path / "c", tuning=tuning)
+    options = IndexOptions(delta_passages_max=256, segments_max=0, generations_kept=2)
+    collection = make_collection(tmp_path / "c", options=options)
     fill(collection, world, range(900))
     collection.adopt(Rebuild(collection.begin_build(), timeout_s=120).run(lambda *_: None))
     fill(collection, world, range(900, 1300))
@@ -69,7 +69,7 @@ def test_a_hundred_swaps_under_load(tmp_path: Path) -> None:
     assert_whole(collection, world, written[0])
     collection.settle()
     collection.close()
-    again = Collection(tmp_path / "c", tuning)
+    again = Collection(tmp_path / "c", options)
     assert again.snapshot.generation == newer
     assert_whole(again, world, written[0])
     again.close()

@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 from indexes.collection import Collection
-from indexes.model import Tuning
+from indexes.model import IndexOptions
 from tests.support.inspection import consistent
 
-TUNING = Tuning(
+TUNING = IndexOptions(
     delta_passages_max=1024, segments_max=0
 )  # large: nothing is sealed while one folder after the other is opened
 

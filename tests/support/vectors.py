@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from indexes.collection import Collection
-from indexes.model import Delete, Floats, Metadata, NewPassage, Settings, Tuning, Upsert
+from indexes.model import Delete, Floats, IndexOptions, Metadata, NewPassage, Settings, Upsert
 
 DIMENSIONS = 32
 WORDS = [f"word{number}" for number in range(400)]
@@ -60,9 +60,9 @@ def settings(**changes: object) -> Settings:
     return Settings(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def make_collection(folder: Path, *, tuning: Tuning | None = None, **changes: object) -> Collection:
+def make_collection(folder: Path, *, options: IndexOptions | None = None, **changes: object) -> Collection:
     return Collection.create(
-        folder, settings(**changes), tuning or Tuning(delta_passages_max=256, segments_max=0)
+        folder, settings(**changes), options or IndexOptions(delta_passages_max=256, segments_max=0)
     )
 
 

@@ -30,10 +30,6 @@ import msgspec
 
 from indexes import durable, failpoints
 from indexes.backup.backup import back_up
-from indexes.build import builder
-from indexes.build.builder import Rebuild, build
-from indexes.build.chosen import Chosen
-from indexes.build.optimiser import Measured, choose_settings
 from indexes.catalog import Catalog
 from indexes.collection import Collection
 from indexes.dense.cold import ColdSettings
@@ -42,8 +38,12 @@ from indexes.erasing import Erasure
 from indexes.errors import NearlineError, RecallTooLow
 from indexes.filters.grammar import Comparison, Compound, Filter
 from indexes.log import log, sqlite
-from indexes.model import Delete, Operation, Tuning, WriteResult
+from indexes.model import Delete, IndexOptions, Operation, WriteResult
 from indexes.parts.generation import Generation, read_manifest
+from indexes.rebuild import builder
+from indexes.rebuild.builder import Rebuild, build
+from indexes.rebuild.chosen import TunedSettings
+from indexes.rebuild.optimiser import Measured, choose_settings
 from tests.support.inspection import Value
 from tests.support.power import Platter
 from tests.support.vectors import settings
@@ -52,7 +52,7 @@ from tests.support.versions import OWNERS, document
 MAIN = "main"
 LOST = "lost"
 BACKUPS = "backups"
-TUNING = Tuning(delta_passages_max=32, segments_max=0, recall_target=0.9)
+TUNING = IndexOptions(delta_passages_max=32, segments_max=0, recall_target=0.9)
 CHECKPOINT_PAGES = 30  # so that a short story has checkpoints too
 STORM_NUMBERS = 400
 
@@ -191,7 +191,7 @@ class Actor:
         def work() -> None:
             live = read_manifest(self.main.shelf.path(self.main.snapshot.generation))
             self.main.set_search(
-                Chosen(
+                TunedSettings(
                     recall_target=0.95,
                     generation=live.number,
                     seal=live.sha256,

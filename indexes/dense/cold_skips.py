@@ -92,7 +92,7 @@ class ListBounds:
         return math.cos(max(float(angles.min()), 0.0))
 
 
-class ColdWatch:
+class ColdSkipper:
     """Decides for the queries of one generation, and learns from them. Safe from any thread.
 
     `bounds` may be absent where the policy is never to search the cold tier.

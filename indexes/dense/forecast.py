@@ -18,7 +18,7 @@ def search_ns(lists: int, probes: float, codes: float, rescored: float = 0.0) ->
     return RANK_A_LIST_NS * lists + PROBE_A_LIST_NS * probes + SCAN_A_CODE_NS * codes + RESCORE_NS * rescored
 
 
-class Outlook:
+class Forecast:
     """How some queries lie among the lists: predicts what any settings would scan and find for them."""
 
     def __init__(self, shard: ColdShard, queries: Floats) -> None:

@@ -22,7 +22,7 @@ FORMAT_VERSION = 1
 FILE = "search.json"
 
 
-class Chosen(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TunedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`recall` at 10 on queries the settings were not chosen by, by tier; `seal`: SHA-256 in the manifest."""
 
     format_version: int = FORMAT_VERSION
@@ -44,17 +44,17 @@ class Chosen(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             generation.tune(ef=self.ef, cold=self.search)
 
 
-def save_chosen(collection: Path, chosen: Chosen) -> None:
+def save_chosen(collection: Path, chosen: TunedSettings) -> None:
     """Durable once this returns."""
     publish(collection / FILE, with_checksum(chosen))
 
 
-def read_chosen(collection: Path) -> Chosen | None:
+def read_chosen(collection: Path) -> TunedSettings | None:
     """None where nothing was chosen, or where the file cannot be believed."""
     path = collection / FILE
     try:
         content = path.read_bytes()
-        chosen = msgspec.json.decode(content, type=Chosen)
+        chosen = msgspec.json.decode(content, type=TunedSettings)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:

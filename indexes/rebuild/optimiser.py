@@ -18,7 +18,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from indexes.build.truth import (
+from indexes.dense.cold import ColdSettings
+from indexes.dense.forecast import Forecast
+from indexes.dense.vectors import Found, search_with_one_thread
+from indexes.model import Floats, Progress, Tier
+from indexes.parts.generation import Generation
+from indexes.rebuild.truth import (
     Counts,
     K,
     Truth,
@@ -27,12 +32,6 @@ from indexes.build.truth import (
     synthetic_queries,
     true_neighbours,
 )
-from indexes.dense.cold import ColdSettings
-from indexes.dense.outlook import Outlook
-from indexes.dense.vectors import search_with_one_thread
-from indexes.model import Floats, Progress, Tier
-from indexes.parts.generation import Generation
-from indexes.parts.part import Found
 
 DEPTH = 100  # `search.candidates` of the configuration, unless somebody changed it
 QUERIES = 300  # of a build
@@ -143,13 +142,13 @@ def cold_ladder(generation: Generation, queries: Floats, least: float) -> list[C
     """Settings predicted to find `least` or more, cheapest first, each to find clearly more than the one before."""
     if generation.cold is None:
         return [generation.manifest.search]
-    outlook = Outlook(generation.cold, queries)
-    probes = sorted({max(1, share * outlook.lists // 64) for share in PROBED_64THS})
+    forecast = Forecast(generation.cold, queries)
+    probes = sorted({max(1, share * forecast.lists // 64) for share in PROBED_64THS})
     grid = [ColdSettings(*one[:2], reach=one[2]) for one in product(probes, RESCORED, REACHES)]
     ladder: list[ColdSettings] = []
     found = least - STEP
-    for setting in sorted(grid, key=outlook.cost_ns):
-        if (predicted := outlook.recall(setting)) >= found + STEP:
+    for setting in sorted(grid, key=forecast.cost_ns):
+        if (predicted := forecast.recall(setting)) >= found + STEP:
             ladder.append(setting)
             found = predicted
     dearest = grid[-1]

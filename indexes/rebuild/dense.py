@@ -18,7 +18,6 @@ import faiss
 import numpy as np
 
 from indexes.arrays import find_sorted
-from indexes.build.placement import Placement
 from indexes.dense.cold import list_starts
 from indexes.dense.hot import HotGraph
 from indexes.dense.training import Training, train, training_size
@@ -26,6 +25,7 @@ from indexes.dense.vectors import Halves, StoredVectors
 from indexes.log.reader import LogReader
 from indexes.model import Floats, Ids, Progress, Rows
 from indexes.parts.generation import LOWEST
+from indexes.rebuild.placement import Placement
 
 FIRST_EF = 128
 COPIED_ROWS = 8192

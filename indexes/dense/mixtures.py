@@ -15,7 +15,7 @@ LENGTH_MIN = 1e-3
 OTHER = 0.6  # weight of the second passage
 
 
-def probes_of(vectors: Floats, *, seed: int = 5) -> Floats:
+def mixtures_of(vectors: Floats, *, seed: int = 5) -> Floats:
     """One unit vector near each of these, float32 of the same shape."""
     centred = vectors - vectors.mean(axis=0)
     other = np.random.default_rng(seed).permutation(len(vectors))

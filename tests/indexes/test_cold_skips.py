@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from indexes.dense import skipping
-from indexes.dense.skipping import NOTES, SHARE_QUERIES, ColdWatch, Decision, ListBounds, Rule, upper_mean
+from indexes.dense import cold_skips
+from indexes.dense.cold_skips import NOTES, SHARE_QUERIES, ColdSkipper, Decision, ListBounds, Rule, upper_mean
 from indexes.model import TIERS, ColdPolicy, Ranking
 
 K = 10
@@ -63,7 +63,7 @@ def bounds() -> ListBounds:
     return ListBounds(np.array([unit(rng) for _ in range(LISTS)]), np.full(LISTS, -1, np.float32))
 
 
-def play(watch: ColdWatch, load: Load, queries: int) -> tuple[float, float]:
+def play(watch: ColdSkipper, load: Load, queries: int) -> tuple[float, float]:
     """Mean loss over these queries, and the share of them that skipped the cold tier."""
     lost, skipped = 0.0, 0
     for _ in range(queries):
@@ -79,7 +79,7 @@ def play(watch: ColdWatch, load: Load, queries: int) -> tuple[float, float]:
 
 def test_always_searches_while_it_learns() -> None:
     """Nothing is skipped before enough queries were noted."""
-    watch = ColdWatch(POLICY, bounds())
+    watch = ColdSkipper(POLICY, bounds())
     assert play(watch, Load(easy=0.9), NOTES - 1) == (0.0, 0.0)
     assert watch.state().state == "learning"
 
@@ -87,7 +87,7 @@ def test_always_searches_while_it_learns() -> None:
 @pytest.mark.parametrize("easy", [0.6, 0.9])
 def test_skips_within_the_budget(easy: float) -> None:
     """Once calibrated, most easy queries skip, and the recall lost on average stays within the budget."""
-    watch = ColdWatch(POLICY, bounds())
+    watch = ColdSkipper(POLICY, bounds())
     load = Load(easy)
     play(watch, load, NOTES)
     loss, skipped = play(watch, load, 10_000)
@@ -99,7 +99,7 @@ def test_skips_within_the_budget(easy: float) -> None:
 def test_hidden_losses_are_counted() -> None:
     """Where some queries look easy and are not, fewer skip, and the loss stays within the budget."""
     for seed in range(5):
-        watch = ColdWatch(POLICY, bounds(), seed=seed)
+        watch = ColdSkipper(POLICY, bounds(), seed=seed)
         load = Load(easy=0.9, hard_loss=0.2, hidden=0.1, seed=seed)
         play(watch, load, NOTES)
         loss, _ = play(watch, load, 8000)
@@ -108,7 +108,7 @@ def test_hidden_losses_are_counted() -> None:
 
 def test_a_load_without_hot_queries_skips_next_to_nothing() -> None:
     """Where the hot tier never suffices, hardly any query skips the cold one, at a loss within the budget."""
-    watch = ColdWatch(POLICY, bounds())
+    watch = ColdSkipper(POLICY, bounds())
     loss, skipped = play(watch, Load(easy=0.0), 2 * NOTES)
     assert loss <= POLICY.budget
     assert skipped <= 0.01
@@ -118,7 +118,7 @@ def test_the_audit_stops_skipping() -> None:
     """When queries that look easy begin to lose, skipping soon stops and learning starts over."""
     stopped = []
     for seed in range(5):
-        watch = ColdWatch(POLICY, bounds(), seed=seed)
+        watch = ColdSkipper(POLICY, bounds(), seed=seed)
         play(watch, Load(easy=0.9, seed=seed), NOTES + 1000)
         assert watch.state().state == "skipping"
         shifted = Load(easy=0.9, hidden=0.3, seed=seed + 100)
@@ -134,7 +134,7 @@ def test_the_audit_stops_skipping() -> None:
 def test_skipping_more_counts_as_losing_more() -> None:
     """A load that comes to skip three times as many queries, each losing what few enough could afford, is stopped."""
     for seed in range(3):
-        watch = ColdWatch(POLICY, bounds(), seed=seed)
+        watch = ColdSkipper(POLICY, bounds(), seed=seed)
         # A skip may lose .016 where three queries in ten skip, and .005 where nearly all do.
         play(watch, Load(easy=0.3, hidden=0.01, seed=seed), NOTES + 1000)
         assert watch.state().state == "skipping"
@@ -145,7 +145,7 @@ def test_skipping_more_counts_as_losing_more() -> None:
 
 def test_a_threshold_that_no_longer_fits_is_replaced() -> None:
     """A load of which nothing is skipped loses nothing, and soon gets a threshold of its own."""
-    watch = ColdWatch(POLICY, bounds())
+    watch = ColdSkipper(POLICY, bounds())
     play(watch, Load(easy=0.8), NOTES + 100)
     assert watch.state().state == "skipping"
     rng = np.random.default_rng(4)
@@ -170,7 +170,7 @@ def test_a_threshold_that_no_longer_fits_is_replaced() -> None:
 
 def test_the_audit_does_not_cry_wolf() -> None:
     """Skipping goes on for as long as the load stays the same."""
-    watch = ColdWatch(POLICY, bounds(), seed=3)
+    watch = ColdSkipper(POLICY, bounds(), seed=3)
     load = Load(easy=0.8, hard_loss=0.3, hidden=0.005, seed=4)
     play(watch, load, NOTES)
     play(watch, load, 30_000)
@@ -181,7 +181,7 @@ def test_the_audit_does_not_cry_wolf() -> None:
 def test_never() -> None:
     """A policy never to search says so of each query, and notes nothing."""
     query, scores, _ = Load(1.0).draw()
-    watch = ColdWatch(ColdPolicy("never"), None)
+    watch = ColdSkipper(ColdPolicy("never"), None)
     never = watch.decide(query, ranked(scores), K)
     assert (never.search, never.note, never.reason) == (False, False, "cold policy is never")
     assert watch.state().state == "never"
@@ -189,7 +189,7 @@ def test_never() -> None:
 
 def test_what_only_measures_teaches_nothing() -> None:
     """A query that does not count is decided like the others, but never counted, noted or audited."""
-    watch = ColdWatch(ColdPolicy("calibrated", budget=0.005, audit=1.0), bounds())
+    watch = ColdSkipper(ColdPolicy("calibrated", budget=0.005, audit=1.0), bounds())
     load = Load(1.0)
     query, scores, _ = load.draw()
     for _ in range(100):
@@ -208,7 +208,7 @@ def test_what_only_measures_teaches_nothing() -> None:
 
 def test_too_few_hits_are_never_enough() -> None:
     """A query for which the other tiers hold fewer than k passages always needs the cold one."""
-    watch = ColdWatch(POLICY, bounds())
+    watch = ColdSkipper(POLICY, bounds())
     play(watch, Load(1.0), NOTES)
     query, scores, _ = Load(1.0).draw()
     assert watch.decide(query, ranked(scores[: K - 1]), K).search
@@ -222,7 +222,7 @@ def test_proof_needs_no_learning() -> None:
     members = [each / np.linalg.norm(each, axis=1, keepdims=True) for each in members]
     lowest = np.array([(each @ centre).min() for each, centre in zip(members, centres, strict=True)])
     known = ListBounds(centres, lowest.astype(np.float32))
-    watch = ColdWatch(POLICY, known)
+    watch = ColdSkipper(POLICY, known)
     best = 0.0
     for _ in range(200):
         query = unit(rng)
@@ -241,8 +241,8 @@ def test_proof_needs_no_learning() -> None:
 
 def test_threads_may_share_a_watch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counts stay exact when several threads decide and learn, wherever one interrupts another."""
-    monkeypatch.setattr(skipping, "NOTES", 500)
-    watch = ColdWatch(ColdPolicy("calibrated", budget=0.05, audit=0.5), bounds())
+    monkeypatch.setattr(cold_skips, "NOTES", 500)
+    watch = ColdSkipper(ColdPolicy("calibrated", budget=0.05, audit=0.5), bounds())
 
     def ask(seed: int) -> list[Decision]:
         load, decisions = Load(easy=1.0, seed=seed), []
@@ -270,7 +270,7 @@ def interrupted(rng: random.Random) -> Callable[[FrameType, str, object], Any]:
     """
 
     def trace(frame: FrameType, event: str, arg: object) -> Any:
-        if frame.f_code.co_filename != skipping.__file__:
+        if frame.f_code.co_filename != cold_skips.__file__:
             return None
         frame.f_trace_opcodes = True
         if rng.random() < 0.1:

@@ -1,4 +1,4 @@
-"""Chooses search settings for a live generation by queries, in a process of its own: `python -m indexes.build.tuner`.
+"""Chooses search settings for a live generation by queries, in a process of its own: `python -m indexes.tuner`.
 
     queries -> two halves -> optimise on the one (`optimiser`) -> measure the choice, and what was in use, on the other
 
@@ -17,8 +17,15 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from indexes.build.chosen import Chosen, read_chosen
-from indexes.build.optimiser import (
+from indexes.child import Child, answer
+from indexes.collection import Collection
+from indexes.dense.cold import ColdSettings
+from indexes.dense.forecast import Forecast
+from indexes.errors import Conflict, InvalidInput
+from indexes.model import Floats, Progress
+from indexes.parts.generation import Generation, Shelf
+from indexes.rebuild.chosen import TunedSettings, read_chosen
+from indexes.rebuild.optimiser import (
     Optimum,
     Pair,
     cover_filters,
@@ -27,14 +34,7 @@ from indexes.build.optimiser import (
     shares,
     try_tier,
 )
-from indexes.build.truth import Truth, synthetic_queries, true_neighbours
-from indexes.child import Child, answer
-from indexes.collection import Collection
-from indexes.dense.cold import ColdSettings
-from indexes.dense.outlook import Outlook
-from indexes.errors import Conflict, InvalidInput
-from indexes.model import Floats, Progress
-from indexes.parts.generation import Generation, Shelf
+from indexes.rebuild.truth import Truth, synthetic_queries, true_neighbours
 
 QUERIES_MIN = 20
 QUERIES = 1000  # made of stored vectors, where none are given
@@ -72,7 +72,7 @@ class Point(msgspec.Struct, frozen=True):
     codes: int
 
 
-class Tuned(msgspec.Struct, frozen=True, kw_only=True):
+class TuneOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome. `met`: whether settings reach the target on the tuning half; if not, these find the most.
 
     `margin` is what recall had to be above the target for the sake of few queries. `before` is of the settings in use
@@ -104,10 +104,10 @@ class Tuned(msgspec.Struct, frozen=True, kw_only=True):
             f"the best found {self.tuning.recall:.4f}; nothing was changed"
         )
 
-    def chosen(self) -> Chosen:
+    def chosen(self) -> TunedSettings:
         """The outcome as settings for `Collection.set_search`."""
         filtered = {"cold_filtered": self.filtered["validation"]} if self.filtered else {}
-        return Chosen(
+        return TunedSettings(
             recall_target=self.recall_target,
             generation=self.generation,
             seal=self.seal,
@@ -129,7 +129,7 @@ class TuneRequest:
     recall_floor: float
 
 
-class Tuner:
+class TuneRun:
     """One tuning under way. `run` waits for it; `cancel`, from any thread, ends the child."""
 
     def __init__(self, collection: Collection, recall_target: float, queries: Floats | None) -> None:
@@ -144,11 +144,11 @@ class Tuner:
         self._target = recall_target
         self._queries = queries
         what = f"tuning of generation {collection.snapshot.generation}"
-        timeout_s = collection.tuning.build_timeout_s
-        self._child = Child("indexes.build.tuner", Tuned, what=what, timeout_s=timeout_s)
+        timeout_s = collection.options.build_timeout_s
+        self._child = Child("indexes.tuner", TuneOutcome, what=what, timeout_s=timeout_s)
         self.cancel = self._child.cancel
 
-    def run(self, progress: Progress) -> Tuned:
+    def run(self, progress: Progress) -> TuneOutcome:
         """Raises as `Child.run` does. The live generation is searched as before."""
         with tempfile.TemporaryDirectory(prefix="nearline-tune-") as folder:
             path = Path(folder) / "queries.npy"
@@ -159,7 +159,7 @@ class Tuner:
                 number=self._collection.snapshot.generation,
                 queries=str(path) if self._queries is not None else "",
                 recall_target=self._target,
-                recall_floor=self._collection.tuning.floor,
+                recall_floor=self._collection.options.floor,
             )
             return self._child.run(request, progress)
 
@@ -168,7 +168,7 @@ def check_target(collection: Collection, recall_target: float) -> None:
     """Raises Conflict if there is no generation to tune, InvalidInput for a target below the recall floor."""
     if not collection.snapshot.generation:
         raise Conflict("there is no generation to tune; nearline reindex builds one", param="collection")
-    floor = collection.tuning.floor
+    floor = collection.options.floor
     if recall_target < floor:
         raise InvalidInput(
             f"recall_target must be at least the recall floor, {floor:g}, found {recall_target:g}",
@@ -176,7 +176,7 @@ def check_target(collection: Collection, recall_target: float) -> None:
         )
 
 
-def tune(request: TuneRequest, progress: Progress) -> Tuned:
+def tune(request: TuneRequest, progress: Progress) -> TuneOutcome:
     """Raises NotFound or Damaged for the generation, InvalidInput for too few queries."""
     begun = time.monotonic()
     progress("load", 0, 1)
@@ -207,7 +207,7 @@ def tune(request: TuneRequest, progress: Progress) -> Tuned:
         Pair(try_tier(generation, "hot", [one], other)[0], try_tier(generation, "cold", [two], other)[0])
         for one, two in ((ef, search), (before_ef, before_search))
     )
-    return Tuned(
+    return TuneOutcome(
         generation=generation.number,
         seal=generation.manifest.sha256,
         recall_target=target,
@@ -243,7 +243,7 @@ def curve(optimum: Optimum, truth: Truth, generation: Generation) -> list[Point]
         if recall >= max(CURVE_FROM, front[-1][1] + 1e-9 if front else 0):
             front.append((pair, recall))
     shown = np.unique(np.linspace(0, len(front) - 1, CURVE_POINTS).round().astype(int))
-    outlook = Outlook(generation.cold, truth.queries) if generation.cold else None
+    forecast = Forecast(generation.cold, truth.queries) if generation.cold else None
     return [
         Point(
             ef=pair.hot.setting if generation.manifest.hot else 0,
@@ -252,10 +252,10 @@ def curve(optimum: Optimum, truth: Truth, generation: Generation) -> list[Point]
             rescored=cold.rescored,
             recall=round(recall, 4),
             us=round(pair.us, 1),
-            codes=round(outlook.codes(cold)) if outlook else 0,
+            codes=round(forecast.codes(cold)) if forecast else 0,
         )
         for pair, recall in (front[at] for at in shown if front)
-        for cold in (pair.cold.setting if outlook else ColdSettings(),)
+        for cold in (pair.cold.setting if forecast else ColdSettings(),)
     ]
 
 

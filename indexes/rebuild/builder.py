@@ -1,4 +1,4 @@
-"""Builds a generation from the log, in a process of its own: `python -m indexes.build.builder REQUEST`.
+"""Builds a generation from the log, in a process of its own: `python -m indexes.rebuild.builder REQUEST`.
 
     the ids of live passages -> place them hot or cold -> dense indexes -> lexical index and filters
     -> load it all back, measure, choose settings -> checksums -> rename
@@ -28,10 +28,6 @@ import numpy as np
 
 from indexes import failpoints
 from indexes.arrays import find_sorted
-from indexes.build.dense import FIRST_EF, DenseRows, write_dense
-from indexes.build.hits import Hits
-from indexes.build.optimiser import Measured, choose_settings
-from indexes.build.placement import Moves, Placement, place
 from indexes.child import Child, answer
 from indexes.dense.cold import ColdSettings
 from indexes.durable import publish_folder, with_checksum
@@ -42,7 +38,19 @@ from indexes.lexical.building import LexicalBuilder
 from indexes.log.reader import LogReader, decode_metadata
 from indexes.memory import PeakMemory
 from indexes.model import Ids, Progress
-from indexes.parts.generation import MANIFEST, Generation, Manifest, Shelf, read_manifest, seal_files
+from indexes.parts.generation import (
+    MANIFEST,
+    Generation,
+    Manifest,
+    Moves,
+    Shelf,
+    read_manifest,
+    seal_files,
+)
+from indexes.rebuild.dense import FIRST_EF, DenseRows, write_dense
+from indexes.rebuild.hits import Hits
+from indexes.rebuild.optimiser import Measured, choose_settings
+from indexes.rebuild.placement import Placement, place
 from indexes.residency import Files
 
 
@@ -66,7 +74,7 @@ class Rebuild:
     def __init__(self, request: BuildRequest, *, timeout_s: float) -> None:
         self.request = request
         what = f"build of generation {request.number}"
-        self.child = Child("indexes.build.builder", int, what=what, timeout_s=timeout_s)
+        self.child = Child("indexes.rebuild.builder", int, what=what, timeout_s=timeout_s)
         self.cancel = self.child.cancel
 
     def run(self, progress: Progress) -> int:

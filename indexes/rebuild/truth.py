@@ -8,12 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexes.dense.cold import RANKS
-from indexes.dense.probing import probes_of
-from indexes.dense.vectors import among, within
+from indexes.dense.mixtures import mixtures_of
+from indexes.dense.vectors import Found, among, within
 from indexes.masks import Bits, pack_flags
 from indexes.model import Floats, Progress
 from indexes.parts.generation import Generation
-from indexes.parts.part import Found
 
 Counts = NDArray[np.int64]
 
@@ -71,7 +70,7 @@ def synthetic_queries(generation: Generation, count: int, *, seed: int) -> Float
         rows.start + rng.choice(len(rows), min(count // len(tiers), len(rows)), replace=False)
         for rows in tiers
     ]
-    return probes_of(generation.vectors.take(np.concatenate(picked)), seed=seed)
+    return mixtures_of(generation.vectors.take(np.concatenate(picked)), seed=seed)
 
 
 def random_filter(generation: Generation, *, seed: int = 6) -> Bits:
