@@ -159,7 +159,7 @@ class LogReader:
         return [range(first, first + count) for first, count in self._rows(sql, (seq,))]
 
     def passage_ids(self, upto: int) -> Ids:
-        """Ids of all live passages up to this one, ascending. Reads only documents, whose passage ids are consecutive."""
+        """Ids of all live passages up to this one, ascending. Reads only documents, each with consecutive passages."""
         sql = "SELECT pk, first_passage, passages FROM documents WHERE pk > ? AND first_passage <= ? ORDER BY pk"
         blocks = [np.array(rows, np.int64) for rows in self._scan(sql, 0, upto)]
         if not blocks:
