@@ -1,1 +1,1 @@
-"""The index library: log, tiers, snapshots, generations. Synchronous; knows nothing of HTTP, Redis or models."""
+"""The index library: log, tiers, snapshots, generations. Synchronous; independent of HTTP, Redis and models."""
