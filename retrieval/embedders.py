@@ -19,8 +19,7 @@ from retrieval.embedding.costs import CostModel
 from retrieval.embedding.counting import TokenCounter
 from retrieval.embedding.encoder import Encoder, available_threads
 from retrieval.embedding.models import MANIFEST, Kind, Manifest, find_models, load_model, read_manifest
-from retrieval.embedding.observing import Observer
-from retrieval.embedding.results import Embedded, Long
+from retrieval.embedding.results import Embedded, Long, Observer
 from retrieval.settings import Config
 
 WARM_UP_QUERIES = 3

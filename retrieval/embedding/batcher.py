@@ -32,8 +32,7 @@ from retrieval.embedding.encoder import by_length
 from retrieval.embedding.lanes import Batch, Job, Lanes, guessed, in_parts
 from retrieval.embedding.large import LargeRequests
 from retrieval.embedding.models import Kind
-from retrieval.embedding.observing import Observer, Silent
-from retrieval.embedding.results import Embedded, Lane, Long, refuse_truncated
+from retrieval.embedding.results import Embedded, Lane, Long, Observer, refuse_truncated
 from retrieval.embedding.running import Outcome, Runner, outcome_of
 from retrieval.embedding.tokens import Tokens
 
@@ -77,7 +76,7 @@ class Batcher:
         self._bounds = Bounds(queue_tokens_max, query_wait_s_max)
         self._large = LargeRequests(self._seconds_of, large_wait_s_max)
         self._part_tokens_max = min(PART_TOKENS_MAX, max(1, queue_tokens_max // 4))
-        self._observe: Observer = observe or Silent()
+        self._observe: Observer = observe or Observer()
         self.costs = costs or CostModel()
         self._lone = lone or LoneQueries(self.costs)
         self._lanes = Lanes(
