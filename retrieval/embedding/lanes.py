@@ -77,13 +77,15 @@ class Job:
         return len(self.texts) if self._left < 0 else self._left
 
     def put(self, piece: int, vector: Floats, now: float) -> None:
-        """A piece has its vector; the last one ends the job."""
+        """A piece has its vector; the last one ends the job. Without effect once nobody waits."""
+        if self.future.done():
+            return
         if self._vectors is None:
             self._vectors = np.empty((len(self.pieces), len(vector)), dtype=np.float32)
             self._left = len(self.pieces)
         self._vectors[piece] = vector
         self._left -= 1
-        if self._left == 0 and not self.future.done():
+        if self._left == 0:
             self.ended = now
             self.future.set_result(None)
 
@@ -110,10 +112,6 @@ class Job:
             "queue_s": max(0.0, self.started - self.arrived - self.tokenise_s),
             "run_s": max(0.0, self.ended - self.started),
         }
-
-    def answered(self) -> None:
-        """The caller holds all vectors already."""
-        self._left = 0
 
     def fail(self, error: BaseException) -> None:
         self.dead = True
@@ -224,9 +222,14 @@ class Lanes:
             if batch.members or batch.failed:
                 return batch
 
-    def see_query(self) -> None:
-        """A query is run elsewhere. As if it were added: bulk work that comes next leaves a worker free."""
+    def batch_of(self, job: Job) -> Batch:
+        """A query for the caller to run at once; it counts as seen, so a worker stays free of bulk work."""
         self._query_seen = self._clock()
+        batch = Batch("query")
+        begun = time.monotonic()
+        batch.members.extend((ready, 0) for ready in self._tokenised([job], batch))
+        batch.tokenise_s = time.monotonic() - begun
+        return batch
 
     # --- whose turn it is; under the lock -------------------------------------------------------------------
 
