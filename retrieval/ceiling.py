@@ -22,10 +22,12 @@ from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import Self
 
+import msgspec
 import numpy as np
 
-from indexes.errors import Overloaded
+from indexes.errors import Overloaded, TooLarge
 from indexes.memory import give_back, memory_bytes
+from indexes.model import StoredPassage
 from retrieval.admission import Load
 from retrieval.cgroups import cgroup_bytes
 
@@ -39,6 +41,7 @@ ANSWER_FACTOR = 4  # of the bytes in an answer's hits: as read, as objects, as J
 PAGE_BYTES_MIN = SMALL_BYTES = 1 << 20
 READ_EVERY_S = 0.02
 TOKEN_ID_BYTES = 120  # of one id of an input, while it is made text again and read as tokens
+HIT_BYTES = 256  # of a hit's numbers and names
 OBJECT_BYTES, ITEM_BYTES = 250, 64  # of one object, and of one list or one of the values in it, decoded
 
 
@@ -160,6 +163,39 @@ class Held:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ceiling.give(self._bytes)
+
+
+class AnswerBudget:
+    """Bytes for the hits of one answer: those of a search, or of all searches of a batch. Use from any thread."""
+
+    def __init__(
+        self, bytes_max: int, *, param: str = "k", hold: Callable[[int], None] = lambda size: None
+    ) -> None:
+        """`hold` is told what is taken, and may refuse it for want of memory."""
+        self._bytes_max = bytes_max
+        self._param = param
+        self._hold = hold
+        self._lock = threading.Lock()
+        self.taken = 0
+
+    def take(self, size: int) -> None:
+        """Raises TooLarge, naming what to ask less of, or what `hold` raises, and takes nothing then."""
+        with self._lock:
+            if self.taken + size <= self._bytes_max:
+                self._hold(size)
+                self.taken += size
+                return
+        raise TooLarge(
+            f"the hits would hold more than {self._bytes_max} bytes together; ask for fewer with a smaller k"
+            + (", or in several requests" if self._param != "k" else ""),
+            param=self._param,
+        )
+
+
+def size_of(passage: StoredPassage) -> int:
+    """About how many bytes a hit of this passage takes as JSON."""
+    metadata = len(msgspec.json.encode(passage.metadata)) if passage.metadata else 0
+    return HIT_BYTES + len(passage.text) + len(passage.title) + len(passage.heading) + metadata
 
 
 def decoded_bytes(body: bytes) -> int:

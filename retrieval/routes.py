@@ -11,7 +11,7 @@ from retrieval.admission import Load
 from retrieval.dialects import ollama, openai, tei
 from retrieval.dialects.errors import OllamaErrorBody, OpenAIErrorBody, TeiErrorBody
 from retrieval.examples import make_examples
-from retrieval.handlers import collections, documents, jobs, scrolling, search, system
+from retrieval.handlers import collections, documents, jobs, search, system
 from retrieval.keys import API, CONFIG, LOADS
 from retrieval.openapi import Route, describe
 
@@ -33,9 +33,9 @@ ROUTES = (
           schemas.WriteDocuments, schemas.Written, gives={"id": "$request.body#/documents/0/id"}),
     Route("GET", f"{C}/documents", documents.listed, "List documents in the order they were written", DOCUMENTS,
           None, schemas.DocumentPage, parameters=("cursor", "limit", "vectors"), load="heavy"),
-    Route("POST", f"{C}/documents/scroll", scrolling.scroll, "Follow all documents, or those that match", DOCUMENTS,
+    Route("POST", f"{C}/documents/scroll", documents.scroll, "Follow all documents, or those that match", DOCUMENTS,
           schemas.ScrollDocuments, schemas.ScrollPage, load="heavy"),
-    Route("POST", f"{C}/documents/count", scrolling.count, "Count all documents, or those that match", DOCUMENTS,
+    Route("POST", f"{C}/documents/count", documents.count, "Count all documents, or those that match", DOCUMENTS,
           schemas.CountDocuments, schemas.CountBody, load="search"),
     Route("POST", f"{C}/documents/delete", documents.delete_many, "Delete documents by id or by filter", DOCUMENTS,
           schemas.DeleteDocuments, schemas.Deleted),

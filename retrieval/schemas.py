@@ -16,7 +16,7 @@ from indexes.dense.cold_skips import ColdState
 from indexes.info import SearchSettings
 from indexes.model import Metadata, Tier
 from indexes.rebuild.placement import Moves
-from retrieval.raw_json import (
+from retrieval.decoding import (
     FilterJson,
     IdsJson,
     MetadataJson,

@@ -32,7 +32,9 @@ QUERIES_LATELY_S = 1.0  # so long after a query one worker still waits for the n
 BULK_WAITS_S = 0.1
 CHARS_PER_TOKEN = 3  # a guess for texts not tokenised yet; exact counts take its place
 
-Room = Callable[[int, int], bool]  # whether a run of so many texts, padded to so many tokens, is short enough
+RunFits = Callable[
+    [int, int], bool
+]  # whether a run of so many texts, padded to so many tokens, is short enough
 
 
 class Job:
@@ -148,8 +150,8 @@ class Lanes:
         *,
         workers: int,
         texts_max: int,
-        query_room: Room,
-        bulk_room: Room,
+        query_room: RunFits,
+        bulk_room: RunFits,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._tokeniser = tokeniser
@@ -327,7 +329,7 @@ class Lanes:
         return batch
 
 
-def fits(lengths: Sequence[int], room: Room) -> bool:
+def fits(lengths: Sequence[int], room: RunFits) -> bool:
     """Whether texts of these lengths should share a run: short enough, and not mostly padding."""
     if len(lengths) == 1:
         return True
