@@ -18,9 +18,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from types import TracebackType
-from typing import Self
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import msgspec
 import numpy as np
@@ -72,9 +70,14 @@ class Ceiling:
             self._read, self._held = now, self.own
         return self._held
 
-    def hold(self, load: Load) -> Held:
-        """For one request, to be used in a `with` block."""
-        return Held(self, load)
+    @contextlib.contextmanager
+    def hold(self, load: Load) -> Iterator[Held]:
+        """For one request: what it is foretold to take, until the block ends. By then it is there, and measured."""
+        held = Held(self, load)
+        try:
+            yield held
+        finally:
+            self.give(held.bytes)
 
     def refusing(self) -> list[Load]:
         """The classes that have no room left."""
@@ -115,12 +118,12 @@ class Ceiling:
 
 
 class Held:
-    """What one request is foretold to take, until the block ends: by then it is there, and measured."""
+    """What one request is foretold to take."""
 
     def __init__(self, ceiling: Ceiling, load: Load) -> None:
         self._ceiling = ceiling
         self._load = load
-        self._bytes = 0
+        self.bytes = 0
 
     def body(self, size: int) -> None:
         """Raises Overloaded for a body that has no room."""
@@ -154,15 +157,7 @@ class Held:
 
     def _take(self, size: int) -> None:
         self._ceiling.take(self._load, size)
-        self._bytes += size
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._ceiling.give(self._bytes)
+        self.bytes += size
 
 
 class AnswerBudget:

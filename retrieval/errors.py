@@ -125,7 +125,7 @@ def without_folders(message: str, folders: Iterable[Path]) -> str:
 
 def type_name(kind: type[NearlineError]) -> str:
     """`DiskFull` is `disk_full` on the wire."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower()
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
 
 
 def response(error: NearlineError, *, status: int | None = None) -> web.Response:

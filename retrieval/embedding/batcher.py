@@ -201,16 +201,8 @@ class Batcher:
         ):
             self._observe.left(lane, len(texts), "refused")
             raise refusal
-        job = Job(
-            texts,
-            kind,
-            lane,
-            long,
-            self._loop.create_future(),
-            guesses=guesses,
-            normalise=self._encoder.normalises,
-            first=first,
-        )
+        future, normalise = self._loop.create_future(), self._encoder.normalises
+        job = Job(texts, kind, lane, long, future, guesses, normalise, first)
         self._jobs.add(job)
         for length in guesses:
             queued.add(length)
