@@ -12,9 +12,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import Metric
 
 from indexes.model import WriteResult
+from retrieval.collection_schemas import JobBody
 from retrieval.collectors import OnScrape
 from retrieval.embedding.results import Lane, Observer, WhyLeft
-from retrieval.job_schemas import JobBody
 from retrieval.schemas import SearchAnswer
 
 SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
