@@ -153,7 +153,7 @@ async def tasks_ctx(app: web.Application) -> AsyncIterator[None]:
 
 
 async def loop_lag_ctx(app: web.Application) -> AsyncIterator[None]:
-    """Look at the event loop again and again: how late does it come to what is due?"""
+    """Measure, again and again, how late the event loop comes to what is due."""
 
     async def watch() -> None:
         while True:
@@ -167,7 +167,7 @@ async def loop_lag_ctx(app: web.Application) -> AsyncIterator[None]:
 
 
 async def memory_ctx(app: web.Application) -> AsyncIterator[None]:
-    """Make room while the process holds nearly as much memory as it may."""
+    """Free memory while the process holds nearly as much as it may."""
     ceiling = app[CEILING]
 
     async def watch() -> None:

@@ -1,7 +1,7 @@
 """One log line a request: method, path, status, milliseconds, bytes, client. Never what was asked or answered.
 
 The path is logged as it came, percent-encoded and without its query string. `REQUEST_ID` is the X-Request-Id of the
-request that the present task or thread works for, "" where there is none: whoever formats log lines adds it to them.
+request that the present task or thread works for, "" where there is none: formatters of log lines add it.
 """
 
 from __future__ import annotations

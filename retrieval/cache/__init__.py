@@ -1,4 +1,4 @@
-"""What has been computed already, kept for the next one who asks.
+"""Results and query vectors computed before.
 
     results.py      answers of searches, by everything that an answer depends on
     embeddings.py   vectors of query texts

@@ -8,9 +8,9 @@
 - A short query with nobody beside it runs on the event loop's own thread and blocks it for that run (`alone`).
 - An idle encoder starts at once; there is no window to wait for. What arrives during a run shares the next one.
 - Every run is kept short by what the cost model foretells, because a query may have to wait for it to end.
-- A caller that is cancelled, or whose deadline passes, leaves the queue: nothing is computed for the dead.
+- A caller that is cancelled, or whose deadline passes, leaves the queue: nothing is computed for it.
 - A run that fails is repeated text by text, so that only the text at fault fails.
-- Queues are bounded in tokens, that of queries also in foretold time. Who is refused is told when it will be empty.
+- Queues are bounded in tokens, that of queries also in foretold time. A refused caller is told when they will be empty.
 """
 
 from __future__ import annotations

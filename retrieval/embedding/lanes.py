@@ -259,7 +259,7 @@ class Lanes:
             return batch
         with self._changed:
             if not self._closed:
-                # Who was cancelled meanwhile could not be removed from a queue that did not hold it.
+                # A job that was cancelled while it was in neither queue could not be removed from one.
                 self._queries.extendleft(job for job in reversed(rest) if not job.dead)
                 if self._queries:
                     self._changed.notify()
