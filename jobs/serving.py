@@ -1,6 +1,6 @@
 """Runs the service in this process until SIGTERM or SIGINT: stop being ready, finish what was accepted, close.
 
-What is not finished within `server.shutdown_grace_s` is answered with 503 (`retrieval/stopping.py`).
+What is not finished within `server.shutdown_grace_s` is answered with 503 (`retrieval/cancellation.py`).
 
 A storage that fails ends it the same way, but with exit code 1: only a new process can tell what the disk holds.
 """
