@@ -19,12 +19,11 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import msgspec
-from pyroaring import BitMap
 
 from indexes.errors import InvalidInput
 from indexes.filters import hints
@@ -189,59 +188,6 @@ def conditions(condition: Filter, where: str = "filter") -> Iterator[tuple[str, 
             yield from conditions(condition.filter, f"{where}.filter")
         case _:
             yield where, condition
-
-
-class Answers(Protocol):
-    """What `evaluate` asks of an index over rows 0 to size-1. It may change the bitmaps it gets."""
-
-    @property
-    def size(self) -> int: ...
-    def present(self, key: str) -> BitMap:
-        """Rows that have any value."""
-        ...
-
-    def equal(self, key: str, values: Sequence[Scalar]) -> BitMap:
-        """Rows that have any of these values."""
-        ...
-
-    def ordered(self, key: str, ordering: str, bound: Scalar) -> BitMap:
-        """Rows that have a value of the bound's kind that is gt, gte, lt or lte the bound, or has it as its prefix."""
-        ...
-
-    def dated(self, key: str, ordering: str, instant: int) -> BitMap:
-        """Rows that have a string that is a date gt, gte, lt or lte the instant."""
-        ...
-
-
-def evaluate(condition: Filter, index: Answers) -> BitMap:
-    """Rows of the index that satisfy the filter. The caller may change the bitmap."""
-    match condition:
-        case Compound():
-            result = evaluate(condition.filters[0], index)
-            for part in condition.filters[1:]:
-                if condition.type == "and":
-                    result &= evaluate(part, index)
-                else:
-                    result |= evaluate(part, index)
-            return result
-        case Not():
-            return evaluate(condition.filter, index).flip(0, index.size)
-        case Exists():
-            found = index.present(condition.key)
-            return found if condition.value else found.flip(0, index.size)
-        case _:
-            return compare(condition, index)
-
-
-def compare(comparison: Comparison, index: Answers) -> BitMap:
-    key, value = comparison.key, comparison.value
-    if (instant := comparison.instant) is not None:
-        return index.dated(key, comparison.type, instant)
-    if comparison.type == "prefix" or comparison.type in ORDERINGS:
-        assert not isinstance(value, list)
-        return index.ordered(key, comparison.type, value)
-    found = index.equal(key, comparison.values)
-    return found.flip(0, index.size) if comparison.type in ("ne", "nin") else found
 
 
 def kind_of(value: Scalar) -> Kind:
