@@ -36,7 +36,7 @@ from indexes.arrays import changes, ends_of, ranges
 from indexes.filters.bitmaps import bitmap_of
 from indexes.filters.filter_part import KINDS, Column, FilterPart, Name
 from indexes.filters.grammar import Kind
-from indexes.filters.values import Instants, Numbers, Positions, Texts, Values, joined, narrow, ranked
+from indexes.filters.values import Instants, Numbers, Positions, Texts, Values, narrow, ranked
 from indexes.model import Scalar
 from indexes.residency import Files
 
@@ -116,8 +116,8 @@ class SealedFilters(FilterPart):
     def of(size: int, columns: Iterable[ColumnData]) -> SealedFilters:
         """Lay out columns, each with at least one row, beside one another."""
         ordered = sorted(columns, key=lambda column: (KINDS.index(column.kind), column.key))
-        texts = Texts.joined([one.values for one in ordered if isinstance(one.values, Texts)])
-        numbers = Numbers.joined([one.values for one in ordered if isinstance(one.values, Numbers)])
+        texts = Texts.joined(one.values for one in ordered)
+        numbers = Numbers.joined(one.values for one in ordered)
         firsts = ends_of(np.array([len(one.values) for one in ordered], np.int64))
         wide = [one.wide + first for one, first in zip(ordered, firsts)]
         bitmaps = [raw for one in ordered for raw in one.bitmaps]
@@ -188,12 +188,13 @@ class SealedFilters(FilterPart):
                 for part, offsets, targets in parts
                 if (column := part._columns.get(name))
             ]
-            values = joined([column.values for column, _, _ in held])
+            of_kind = Texts if name[0] == "string" else Numbers
+            values = of_kind.joined(column.values for column, _, _ in held)
             firsts, rank_of = ranked(values)
             ranks, rows, at = [], [], 0
             for column, offsets, targets in held:
                 positions, old = column.pairs()
-                copies = np.diff(offsets)[old]
+                copies = offsets[old + 1] - offsets[old]
                 ranks.append(np.repeat(rank_of[at + positions], copies))
                 rows.append(targets[ranges(offsets[old], copies)])
                 at += len(column.values)
@@ -239,8 +240,8 @@ class _SealedColumn(Column):
 
     def chosen(self, flags: NDArray[np.bool_]) -> BitMap:
         # Dates written alike sort as their instants do, and then this is a single slice.
-        borders = np.flatnonzero(np.diff(flags, prepend=False, append=False))
-        return self._rows_of(borders.reshape(-1, 2))
+        inside = np.concatenate([[False], flags, [False]])
+        return self._rows_of(np.flatnonzero(inside[1:] != inside[:-1]).reshape(-1, 2))
 
     def _rows_of(self, slices: Sequence[tuple[int, int]] | Positions) -> BitMap:
         """Rows of all values in these slices."""

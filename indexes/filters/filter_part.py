@@ -93,7 +93,9 @@ class FilterPart(ABC):
             case Not(inner):
                 return self.match(inner).flip(0, self.size)
             case Exists(key, wanted):
-                found = BitMap.union(BitMap(), *(column.present() for column in self.columns(key).values()))
+                found = BitMap()
+                for column in self.columns(key).values():
+                    found |= column.present()
                 return found if wanted else found.flip(0, self.size)
             case _:
                 return self._compare(condition)
@@ -104,19 +106,14 @@ class FilterPart(ABC):
             column = self.column(kind_of(asked.value), asked.key)
             if column is None:
                 return BitMap()
-            instant = asked.instant
-            return (
-                column.ordered(asked.type, asked.value)
-                if instant is None
-                else column.dated(asked.type, instant)
-            )
+            if (instant := asked.instant) is not None:
+                return column.dated(asked.type, instant)
+            return column.ordered(asked.type, asked.value)
         wanted: dict[Kind, list[Scalar]] = {}
         for value in asked.values:
             wanted.setdefault(kind_of(value), []).append(value)
-        found = [
-            column.equal(values)
-            for kind, values in wanted.items()
-            if (column := self.column(kind, asked.key))
-        ]
-        rows = found[0] if len(found) == 1 else BitMap.union(BitMap(), *found)
+        rows = BitMap()
+        for kind, values in wanted.items():
+            if column := self.column(kind, asked.key):
+                rows |= column.equal(values)
         return rows.flip(0, self.size) if asked.type in ("ne", "nin") else rows

@@ -6,13 +6,12 @@ gt, gte, lt, lte, in, nin, and compounds `{"type": "and", "filters": [...]}` wit
 for the opposite, and `{"type": "not", "filter": {...}}`.
 
 Meaning: a value compares with values of its own kind (string, number, boolean). 1 and 1.0 are the same number, True
-is none; integers and floats compare exactly, also beyond 2**53. Strings sort by code points, but gt, gte, lt and lte
-with an ISO date compare instants, and only strings that are dates match them (`dates`). A list matches a comparison
-if one of its values does; an empty list is no value. `ne` and `nin` are the complement of `eq` and `in`: documents
-without the key match them. What no value can satisfy is an error (`satisfiable`).
+is not a number; integers and floats compare exactly, also beyond 2**53. Strings sort by code points, but gt, gte, lt
+and lte with an ISO date compare instants, and only strings that are dates match them (`dates`). A list matches a
+comparison if one of its values does; an empty list is no value. `ne` and `nin` are the complement of `eq` and `in`:
+documents without the key match them. What no value can satisfy is an error (`satisfiable`).
 
-A filter index (`index`, `columns`) only says which rows have which values; `evaluate` does the rest. Which rows live
-is decided elsewhere, so deletions need no work here.
+`filter_part` finds the rows that satisfy a filter.
 """
 
 from __future__ import annotations
@@ -96,8 +95,7 @@ FIELDS = {
 
 def parse_filter(value: object, *, conditions_max: int, depth_max: int = 16) -> Filter:
     """Decode and check a filter. Raises InvalidInput naming the place in it."""
-    left = [conditions_max]
-    return _parse(value, "filter", left, depth_max)
+    return _parse(value, "filter", [conditions_max], depth_max)
 
 
 def _parse(value: object, where: str, left: list[int], depth: int) -> Filter:
@@ -117,7 +115,13 @@ def _parse(value: object, where: str, left: list[int], depth: int) -> Filter:
             raise InvalidInput("filter is nested too deep", param="filter")
         if kind == "not":
             return Not(_parse(value.get("filter"), f"{where}.filter", left, depth - 1))
-        return _parse_compound(value, where, left, depth)
+        inner = value.get("filters")
+        if not isinstance(inner, list) or not inner:
+            raise InvalidInput(
+                f"{where}.filters must be a list of at least one filter", param=f"{where}.filters"
+            )
+        parts = [_parse(part, f"{where}.filters[{at}]", left, depth - 1) for at, part in enumerate(inner)]
+        return Compound("and" if kind == "and" else "or", parts)
     left[0] -= 1
     if left[0] < 0:
         raise InvalidInput("filter has too many conditions", param="filter")
@@ -130,14 +134,6 @@ def is_filter(value: object) -> bool:
     except InvalidInput:
         return False
     return True
-
-
-def _parse_compound(value: dict[str, Any], where: str, left: list[int], depth: int) -> Compound:
-    inner = value.get("filters")
-    if not isinstance(inner, list) or not inner:
-        raise InvalidInput(f"{where}.filters must be a list of at least one filter", param=f"{where}.filters")
-    parsed = [_parse(part, f"{where}.filters[{at}]", left, depth - 1) for at, part in enumerate(inner)]
-    return Compound(value["type"], parsed)
 
 
 def _parse_condition(value: dict[str, Any], where: str) -> Comparison | Exists:
@@ -159,18 +155,20 @@ def _parse_condition(value: dict[str, Any], where: str) -> Comparison | Exists:
 
 
 def _check_value(comparison: Comparison, where: str) -> None:
-    is_list = isinstance(comparison.value, list)
-    if (comparison.type in ("in", "nin")) != is_list:
-        expected = "a list" if not is_list else "one value"
-        raise InvalidInput(f"{where}.value must be {expected} for {comparison.type}", param=f"{where}.value")
-    if any(one != one for one in comparison.values):  # noqa: PLR0124 - only NaN differs from itself
-        raise InvalidInput(f"{where}.value is not a number", param=f"{where}.value")
-    if not all(fits(one) for one in comparison.values):
-        raise InvalidInput(f"{where}.value does not fit into 64 bits", param=f"{where}.value")
-    if comparison.type in ORDERINGS and isinstance(comparison.value, bool):
-        raise InvalidInput(f"{where}.value: booleans have no order, use eq or ne", param=f"{where}.value")
-    if comparison.type == "prefix" and not isinstance(comparison.value, str):
-        raise InvalidInput(f"{where}.value must be a string for prefix", param=f"{where}.value")
+    kind, value = comparison.type, comparison.value
+    if (kind in ("in", "nin")) != isinstance(value, list):
+        fault = f"must be {'one value' if isinstance(value, list) else 'a list'} for {kind}"
+    elif any(one != one for one in comparison.values):  # noqa: PLR0124 - only NaN differs from itself
+        fault = "is not a number"
+    elif not all(map(fits, comparison.values)):
+        fault = "does not fit into 64 bits"
+    elif kind in ORDERINGS and isinstance(value, bool):
+        fault = "is a boolean: booleans have no order, use eq or ne"
+    elif kind == "prefix" and not isinstance(value, str):
+        fault = "must be a string for prefix"
+    else:
+        return
+    raise InvalidInput(f"{where}.value {fault}", param=f"{where}.value")
 
 
 def fits(value: Scalar) -> bool:

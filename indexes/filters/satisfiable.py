@@ -41,22 +41,21 @@ def _require_kind(
 ) -> None:
     """`held`: a column of each kind of values there is under the key."""
     kinds = [kind_of(value) for value in asked.values]
-    in_time = asked.instant is not None
     if kinds and not held.keys() & set(kinds):
         missing: str = kinds[0]
-    elif asked.type in ORDERINGS and (in_time or looks_like_a_date(asked.value)):
-        dated = any(part.has_dates(asked.key) for part in parts)
-        if dated and not in_time:
+    elif asked.type not in ORDERINGS or not looks_like_a_date(asked.value):
+        return
+    else:
+        is_date, dates = asked.instant is not None, any(part.has_dates(asked.key) for part in parts)
+        if is_date == dates:
+            return
+        if dates:
             raise InvalidInput(
                 f"{where}: {asked.key!r} holds dates, and {asked.value!r} is not one; write 2026-01-05 or "
                 "2026-01-05T10:00:00Z",
                 param=where,
             )
-        if dated or not in_time:
-            return
         missing = "date (2026-01-05, 2026-01-05T10:00:00Z)"
-    else:
-        return
     there = " and ".join(f"{kind}s (such as {_shown(kind, column)})" for kind, column in sorted(held.items()))
     raise InvalidInput(f"{where}: {asked.key!r} holds {there}, no {missing} is among them", param=where)
 

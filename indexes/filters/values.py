@@ -7,7 +7,7 @@ means. Building and merging take values unsorted and repeated.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,10 +84,8 @@ class Texts:
     def order(self) -> tuple[Positions, NDArray[np.bool_]]:
         """Positions by ascending text; and for each in this order, whether its text is not the one before.
 
-        Sorts by seven bytes at a time, and then only texts that were equal so far, all in numpy.
-
-        A chunk carries in its lowest byte how many bytes it has, so that a text sorts before its continuations, zeros
-        included.
+        Sorts by seven bytes at a time, and then only texts that were equal so far, all in numpy. A chunk
+        carries in its lowest byte how many bytes it has, so that a text sorts before its continuations, zeros included.
         """
         count = len(self)
         starts, lengths = self.offsets[:-1].astype(np.int64), self.lengths()
@@ -112,8 +110,9 @@ class Texts:
         return order, heads == np.arange(count)
 
     @staticmethod
-    def joined(parts: Sequence[Texts]) -> Texts:
-        """All texts of the parts, concatenated."""
+    def joined(columns: Iterable[Values]) -> Texts:
+        """The texts of all columns of texts, concatenated."""
+        parts = [column for column in columns if isinstance(column, Texts)]
         blocks = [part.block[int(part.offsets[0]) : int(part.offsets[-1])] for part in parts]
         lengths = [part.lengths() for part in parts]
         return Texts(
@@ -149,10 +148,13 @@ class Numbers:
     @staticmethod
     def of(values: Iterable[Scalar]) -> Numbers:
         pairs = list(map(Numbers.comparable, values))
-        residues = np.array([residue for _, residue in pairs], np.int16)
-        return Numbers(
-            np.array([key for key, _ in pairs], np.float64), residues if residues.any() else residues[:0]
-        )
+        keys = np.array([key for key, _ in pairs], np.float64)
+        return Numbers.trimmed(keys, np.array([residue for _, residue in pairs], np.int16))
+
+    @staticmethod
+    def trimmed(keys: NDArray[np.float64], residues: NDArray[np.int16]) -> Numbers:
+        """Without the residues if all are zero."""
+        return Numbers(keys, residues if residues.any() else residues[:0])
 
     @staticmethod
     def comparable(value: Scalar) -> tuple[float, int]:
@@ -180,7 +182,7 @@ class Numbers:
     def take(self, positions: Positions) -> Numbers:
         """The numbers at these positions, in this order."""
         residues = self.residues[positions] if len(self.residues) else self.residues
-        return Numbers(self.keys[positions], residues if residues.any() else residues[:0])
+        return Numbers.trimmed(self.keys[positions], residues)
 
     def order(self) -> tuple[Positions, NDArray[np.bool_]]:
         """Positions by ascending number; and for each in this order, whether its number is not the one before."""
@@ -191,12 +193,11 @@ class Numbers:
         return order, changes(self.keys[order]) | changes(self.residues[order])
 
     @staticmethod
-    def joined(parts: Sequence[Numbers]) -> Numbers:
-        """All numbers of the parts, concatenated."""
+    def joined(columns: Iterable[Values]) -> Numbers:
+        """The numbers of all columns of numbers, concatenated."""
+        parts = [column for column in columns if isinstance(column, Numbers)]
         residues = [part.residues if len(part.residues) else np.zeros(len(part), np.int16) for part in parts]
-        if not any(len(part.residues) for part in parts):
-            residues = []
-        return Numbers(
+        return Numbers.trimmed(
             np.concatenate([np.empty(0, np.float64), *(part.keys for part in parts)]),
             np.concatenate([np.empty(0, np.int16), *residues]),
         )
@@ -213,18 +214,10 @@ def ranked(values: Values) -> tuple[Positions, Positions]:
     return order[distinct], ranks
 
 
-def joined(parts: Sequence[Values]) -> Values:
-    """All values of one or more parts of one class, concatenated."""
-    if isinstance(parts[0], Texts):
-        return Texts.joined([part for part in parts if isinstance(part, Texts)])
-    return Numbers.joined([part for part in parts if isinstance(part, Numbers)])
-
-
 def _slice(comparison: str, low: int, high: int, size: int) -> tuple[int, int]:
     """Of `size` sorted values, those that are eq, gt, gte, lt or lte one, where low to high are equal to it."""
-    return {"eq": (low, high), "lt": (0, low), "lte": (0, high), "gt": (high, size), "gte": (low, size)}[
-        comparison
-    ]
+    begin = {"lt": 0, "lte": 0, "gt": high}.get(comparison, low)
+    return begin, {"lt": low, "gt": size, "gte": size}.get(comparison, high)
 
 
 def narrow(offsets: Positions) -> NDArray[np.unsignedinteger]:
