@@ -101,15 +101,16 @@ def parse_filter(value: object, *, conditions_max: int, depth_max: int = 16) -> 
 def _parse(value: object, where: str, left: list[int], depth: int) -> Filter:
     """`left` counts down the comparisons still allowed, over the whole filter."""
     if not isinstance(value, dict):
-        raise InvalidInput(f"{where} must be an object such as {hints.EXAMPLE}", param=where)
+        raise _fault(where, f"must be an object such as {hints.EXAMPLE}")
     kind = value.get("type")
     if not isinstance(kind, str) or kind not in FIELDS:
         message, field = hints.about(value, is_filter)
-        raise InvalidInput(f"{where}{field}: {message}", param=f"{where}{field}")
+        raise _fault(f"{where}{field}", message)
     for name in value:
         if name not in FIELDS[kind]:
-            hint = suggestion(name, FIELDS[kind], hints.FIELDS_ALIKE)
-            raise InvalidInput(f"{where}: unknown field {name!r}; {hint}", param=f"{where}.{name}")
+            raise _fault(
+                f"{where}.{name}", f"unknown field; {suggestion(name, FIELDS[kind], hints.FIELDS_ALIKE)}"
+            )
     if kind in ("and", "or", "not"):
         if depth == 0:
             raise InvalidInput("filter is nested too deep", param="filter")
@@ -117,9 +118,7 @@ def _parse(value: object, where: str, left: list[int], depth: int) -> Filter:
             return Not(_parse(value.get("filter"), f"{where}.filter", left, depth - 1))
         inner = value.get("filters")
         if not isinstance(inner, list) or not inner:
-            raise InvalidInput(
-                f"{where}.filters must be a list of at least one filter", param=f"{where}.filters"
-            )
+            raise _fault(f"{where}.filters", "must be a list of at least one filter")
         parts = [_parse(part, f"{where}.filters[{at}]", left, depth - 1) for at, part in enumerate(inner)]
         return Compound("and" if kind == "and" else "or", parts)
     left[0] -= 1
@@ -139,16 +138,13 @@ def is_filter(value: object) -> bool:
 def _parse_condition(value: dict[str, Any], where: str) -> Comparison | Exists:
     if "value" in value and value["value"] is None:
         absent = '{"type":"exists","key":...,"value":false}'
-        raise InvalidInput(
-            f"{where}.value is null; a key without a value is {absent}", param=f"{where}.value"
-        )
+        raise _fault(f"{where}.value", f"is null; a key without a value is {absent}")
     wanted: type[Comparison | Exists] = Exists if value["type"] == "exists" else Comparison
     try:
         condition = msgspec.convert(value, wanted)
     except msgspec.ValidationError as error:
         message, _, place = str(error).partition(" - at `$")
-        place = place.rstrip("`")
-        raise InvalidInput(f"{where}{place}: {message}", param=f"{where}{place}") from None
+        raise _fault(f"{where}{place.rstrip('`')}", message) from None
     if isinstance(condition, Comparison):
         _check_value(condition, where)
     return condition
@@ -168,7 +164,11 @@ def _check_value(comparison: Comparison, where: str) -> None:
         fault = "must be a string for prefix"
     else:
         return
-    raise InvalidInput(f"{where}.value {fault}", param=f"{where}.value")
+    raise _fault(f"{where}.value", fault)
+
+
+def _fault(place: str, message: str) -> InvalidInput:
+    return InvalidInput(f"{place}: {message}", param=place)
 
 
 def fits(value: Scalar) -> bool:

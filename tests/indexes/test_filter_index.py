@@ -320,14 +320,18 @@ def test_large_matches_are_exact(tmp_path: Path) -> None:
 def test_values_the_builder_forgot_are_joined_again() -> None:
     """A builder that meets more values than it remembers still gives each value all its rows."""
     values = REMEMBERED_MAX + 5_000
-    builder = FiltersBuilder(2 * values)
+    builder = FiltersBuilder(4 * values)
     for row in range(2 * values):
-        builder.add(np.array([row]), {"text": f"v{row % values}", "number": row % values})
+        builder.add(np.array([row + 2 * values, row]), {"text": f"v{row % values}", "number": row % values})
     index = builder.finish()
     for value in (0, 4_999, 5_000, values - 1):
-        assert list(index.match(Comparison("eq", "text", f"v{value}"))) == [value, value + values]
-        assert list(index.match(Comparison("eq", "number", value))) == [value, value + values]
-    assert len(index.match(Comparison("lt", "number", 100))) == 200
+        assert list(index.match(Comparison("eq", "text", f"v{value}"))) == [
+            value + lap * values for lap in range(4)
+        ]
+        assert list(index.match(Comparison("eq", "number", value))) == [
+            value + lap * values for lap in range(4)
+        ]
+    assert len(index.match(Comparison("lt", "number", 100))) == 400
 
 
 def test_a_builder_refuses_rows_it_has_no_place_for() -> None:
