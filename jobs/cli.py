@@ -27,10 +27,17 @@ COMMANDS = {
     "verify": "Check that a data directory or a backup is whole.",
     "bench": "Measure latency, recall, memory and ingest rate on this machine.",
 }
+TOGETHER = {
+    **dict.fromkeys(["backup", "restore", "verify"], "backups"),
+    **dict.fromkeys(["reindex", "erase", "reembed"], "rebuilds"),
+}
 
 
 class LazyGroup(click.Group):
-    """Knows the names at once and loads a command's module when it is needed: `--help` stays instant."""
+    """Knows all names, but imports a command's module only to run it, so `--help` stays instant.
+
+    A command is `command` in the module of its name, or has its own name in a module of several (TOGETHER).
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -38,8 +45,11 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"jobs.commands.{cmd_name.replace('-', '_')}")
-        command: click.Command = module.command
+        module = TOGETHER.get(cmd_name) or cmd_name.replace("-", "_")
+        command: click.Command = getattr(
+            importlib.import_module(f"jobs.commands.{module}"),
+            cmd_name if cmd_name in TOGETHER else "command",
+        )
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -60,24 +70,19 @@ def main() -> None:
     """
     try:
         cli.main(standalone_mode=False)
-    except click.exceptions.Abort:
+    except (click.exceptions.Abort, KeyboardInterrupt):
         sys.exit(130)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
     except click.exceptions.Exit as leaving:
         sys.exit(leaving.exit_code)
-    except (NearlineError, ServiceError) as error:
-        click.echo(f"nearline: {error.message}", err=True)
-        sys.exit(1)
-    except OSError as error:
+    except (NearlineError, ServiceError, OSError) as error:
         click.echo(f"nearline: {error}", err=True)
         sys.exit(1)
     except UnicodeEncodeError as error:
         click.echo(f"nearline: a text that is not UTF-8: {ascii(error.object)[:80]}", err=True)
         sys.exit(1)
-    except KeyboardInterrupt:
-        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ def _source_files(folder: Path) -> Iterator[Path]:
 def _file_docstrings(path: Path, relative: Path) -> Iterator[SourceDocument]:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about the library's own escapes, which are not ours to mend
+            warnings.simplefilter("ignore")  # about escape sequences in the library
             tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):
         return
@@ -69,7 +69,7 @@ def _file_docstrings(path: Path, relative: Path) -> Iterator[SourceDocument]:
 
 
 def _documented(node: ast.AST, name: str) -> Iterator[tuple[str, Documented]]:
-    """`node` and the public things defined in it, with qualified names. A function's insides are not."""
+    """`node` and the public things defined in it, but not within functions, with qualified names."""
     if isinstance(node, Documented):
         yield name, node
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -87,24 +87,15 @@ def _is_public(name: str) -> bool:
 
 
 def _document(name: str, node: Documented, text: str, module: str, relative: Path) -> SourceDocument:
-    line = 1 if isinstance(node, ast.Module) else node.lineno
+    line, kind, signature = getattr(node, "lineno", 1), "module", ""  # a module has no line
+    if isinstance(node, ast.ClassDef):
+        kind = "class"
+    elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        kind, signature = "function", f"({ast.unparse(node.args)})"
     return SourceDocument(
         id=name,
         text=text,
-        title=name + _signature(node),
-        metadata={"module": module, "kind": _kind(node), "line": line},
+        title=name + (signature if len(signature) <= SIGNATURE_CHARS_MAX else "(...)"),
+        metadata={"module": module, "kind": kind, "line": line},
         source=f"{relative.as_posix()}:{line}",
     )
-
-
-def _kind(node: Documented) -> str:
-    if isinstance(node, ast.Module):
-        return "module"
-    return "class" if isinstance(node, ast.ClassDef) else "function"
-
-
-def _signature(node: Documented) -> str:
-    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-        return ""
-    signature = f"({ast.unparse(node.args)})"
-    return signature if len(signature) <= SIGNATURE_CHARS_MAX else "(...)"

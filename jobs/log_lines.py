@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 def set_up_logging(settings: Log) -> None:
-    """Everything that this process says on stderr from now on: also warnings, and errors nobody caught."""
+    """Format everything that this process writes on stderr from now on, warnings and uncaught errors included."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if settings.format == "json" else TextFormatter())
     logging.basicConfig(level=settings.level.upper(), handlers=[handler], force=True)
@@ -31,7 +31,7 @@ def set_up_logging(settings: Log) -> None:
 
 def no_fault_of_ours(record: logging.LogRecord) -> bool:
     """False for a malformed request, which aiohttp logs as an error with a traceback: its line in the request log is
-    enough, except to whoever wants to know what was wrong with it."""
+    enough, unless the level is debug."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, HttpProcessingError) or logger.isEnabledFor(logging.DEBUG)
 
@@ -42,8 +42,8 @@ def log_uncaught(kind: type[BaseException], error: BaseException | None, trace: 
 
 
 class TextFormatter(logging.Formatter):
-    """Time, level, name, the request's id if there is one, message. Only a traceback adds lines, all of them indented:
-    what it quotes cannot look like a line of the log either."""
+    """Time, level, name, message and the request's id if there is one. Only a traceback adds lines, all indented, so
+    nothing that it quotes can look like a line of the log."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -65,7 +65,7 @@ def indented(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Without line breaks of any kind, and without what a terminal would obey."""
+    """Without line breaks and terminal control characters."""
     return text if text.isprintable() else text.encode("unicode_escape").decode()
 
 
@@ -85,5 +85,5 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             entry["trace"] = self.formatException(record.exc_info)
         line = json.dumps(entry, ensure_ascii=False)
-        # JSON leaves line breaks beyond ASCII as they are, and programs that read lines may take them for such.
+        # JSON does not escape line breaks beyond ASCII, and programs that read lines may split at them.
         return line if line.isprintable() else json.dumps(entry)

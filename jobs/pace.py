@@ -1,4 +1,4 @@
-"""A bound on how much a job asks of a service, so that the service's own users hardly notice."""
+"""A rate limit for jobs, which leaves the service to its users."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ from collections.abc import Awaitable, Callable
 
 
 class Pace:
-    """`await pace(n)` before sending n queries or documents; with 0 a second nothing ever waits.
-
-    What was not used while nobody asked is not made up for later.
-    """
+    """`await pace(n)` before sending n queries or documents: no burst credit. With 0 a second it never waits."""
 
     def __init__(
         self,

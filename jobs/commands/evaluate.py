@@ -15,12 +15,19 @@ from typing import Any
 import click
 import msgspec
 from click.core import ParameterSource
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from indexes.durable import replace_unsynced
 from indexes.errors import NearlineError
 from indexes.model import Progress as OnProgress
-from jobs.commands.options import COLLECTION, JSON, URL, console, errors, print_json, require_matplotlib
+from jobs.commands.options import (
+    COLLECTION,
+    JSON,
+    URL,
+    console,
+    print_json,
+    require_matplotlib,
+    stages,
+)
 from jobs.evaluation import history, textfile
 from jobs.evaluation.floors import became_worse, below_floors, parse_floors
 from jobs.evaluation.private import private_config, private_service
@@ -133,13 +140,7 @@ def command(
         filters=not no_filters,
         offline=data is not None,
     )
-    columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn()
-    with Progress(*columns, console=errors, disable=as_json, transient=True) as bar:
-        task = bar.add_task("", total=1)
-
-        def on_progress(stage: str, done: int, total: int) -> None:
-            bar.update(task, description=stage, completed=done, total=max(total, 1))
-
+    with stages(hidden=as_json) as on_progress:
         report = asyncio.run(measured(url, data, config, options, on_progress))
     earlier = history.load(history_folder, report) if history_folder else []
     judge(report, wanted, earlier, regression)

@@ -13,12 +13,10 @@ from typing import Any
 
 import click
 import msgspec
-from rich.progress import BarColumn, TaskProgressColumn, TextColumn
-from rich.progress import Progress as Bar
 from rich.table import Table
 
 from indexes.model import Progress
-from jobs.commands.options import COLLECTION, JSON, URL, console, errors, print_json, require_matplotlib
+from jobs.commands.options import COLLECTION, JSON, URL, console, print_json, require_matplotlib, stages
 from jobs.evaluation.sources import from_log
 from jobs.fusion_weights import suggest_weights
 from jobs.judgements import Judgement, Query, read_judgements, read_queries
@@ -72,13 +70,7 @@ def command(
             raise click.UsageError(f"--plot: there is no folder {picture.absolute().parent}")
     asked = read_queries(queries) if queries else logged(query_log)
     judgements = read_judgements(qrels) if qrels else []
-    columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn()
-    with Bar(*columns, console=errors, disable=as_json, transient=True) as bar:
-        task = bar.add_task("waiting", total=1)
-
-        def progress(stage: str, done: int, total: int) -> None:
-            bar.update(task, description=stage, completed=done, total=max(total, 1))
-
+    with stages(hidden=as_json) as progress:
         if data is None:
             report = asyncio.run(
                 in_service(url, collection, recall_target, asked, judgements, not dry_run, progress)
@@ -137,7 +129,7 @@ def in_folder(
     # Only here: a command that talks to a service needs no indexes.
     from indexes.backup.backup import aliases_of
     from indexes.catalog import Catalog
-    from indexes.rebuild.tuner import TuneRun
+    from indexes.tuner import TuneRun
     from retrieval.config import load_config
     from retrieval.handlers.jobs import checked
     from retrieval.lifecycle import options_of

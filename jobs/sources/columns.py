@@ -22,7 +22,7 @@ _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?", re.ASCII)
 _BOOLEANS = {"true": True, "false": False}
 _DECLARED_BOOLEANS = {**_BOOLEANS, "yes": True, "no": False, "1": True, "0": False}
 DIGITS_MAX = (
-    15  # every integer of so many digits is exact as a float; longer ones are mostly names: cards, accounts
+    15  # all integers of 15 digits are exact as floats; longer ones are mostly card or account numbers
 )
 
 
@@ -40,7 +40,7 @@ class ColumnType:
             return cell
         cell = cell.strip()
         if self.kind == "number":
-            return _inferred_number(cell) if self.inferred else _declared_number(cell)
+            return _number(cell) if not self.inferred or _reads_back(cell) else None
         if self.kind == "boolean":
             return (_BOOLEANS if self.inferred else _DECLARED_BOOLEANS).get(cell.lower())
         if self.date_format is not None:
@@ -84,20 +84,20 @@ def _check_format(date_format: str) -> None:
         raise InvalidInput(f"types: the date format {date_format!r}: {error}", param="types") from error
 
 
-def _inferred_number(cell: str) -> int | float | None:
-    if not _NUMBER.fullmatch(cell) or sum(character.isdigit() for character in cell) > DIGITS_MAX:
+def _reads_back(cell: str) -> bool:
+    return bool(_NUMBER.fullmatch(cell)) and sum(map(str.isdigit, cell)) <= DIGITS_MAX
+
+
+def _number(cell: str) -> int | float | None:
+    try:
+        return int(cell)
+    except ValueError:
+        pass
+    try:
+        number = float(cell)
+    except ValueError:
         return None
-    return float(cell) if "." in cell else int(cell)
-
-
-def _declared_number(cell: str) -> int | float | None:
-    for kind in (int, float):
-        try:
-            number = kind(cell)
-        except ValueError:
-            continue
-        return number if math.isfinite(number) else None
-    return None
+    return number if math.isfinite(number) else None
 
 
 def _date(cell: str, date_format: str) -> str | None:

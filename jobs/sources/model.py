@@ -1,16 +1,13 @@
-"""What reading yields, how it may be steered, and what it reports beside the documents."""
+"""The documents that reading yields, its options, and its report."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 from indexes.errors import InvalidInput
 from jobs.sources.columns import ColumnType
-
-Format = Literal["jsonl", "csv", "tsv", "markdown", "text"]
 
 NOTES_KEPT_MAX = 20
 FAILURES_KEPT_MAX = 100_000  # a few hundred bytes each
@@ -38,29 +35,23 @@ class SourceDocument:
 class SourceOptions:
     """How files are found and read."""
 
-    format: Format | None = None
-    """Of every file that is named itself; None goes by the file name. Folders always go by file names."""
     exclude: tuple[str, ...] = ()
     """Globs; what they match in a folder, by its name or by its path below the folder, is not read or entered."""
     id_field: str | None = None
     """None takes `id`, else `_id`; rows with neither get the id `<file>#<line>`."""
     prefix_ids: bool = False
-    """Put the file's name before the ids of rows: ids that are only unique in their file then are so in all."""
+    """Put the file's name before the ids of rows, which makes ids that are unique in their file unique in all."""
     text_fields: tuple[str, ...] = ("text",)
-    """Several are joined, each a paragraph of its own."""
+    """Several are joined, each as a paragraph."""
     title_field: str = "title"
-    other_fields: bool = True
-    """Take the remaining fields of a row as metadata."""
     types: Mapping[str, ColumnType] = field(default_factory=dict)
     """Of columns of tables, by name; those of other columns are inferred."""
-    quoted: bool = True
-    """Whether quotes in CSV and TSV enclose fields. False for the plain kind of TSV that has none."""
     document_bytes_max: int = 16 * 1024 * 1024
     """Of one line, row or text file; a larger one is refused before it is held in memory."""
 
 
 class SourceError(InvalidInput):
-    """Something that cannot be read or written. `place` names the file, and the line and column where there is one."""
+    """Something that cannot be read or written. `place` is the file, with line and column where they are known."""
 
     def __init__(self, place: str, reason: str) -> None:
         super().__init__(f"{place}: {reason}")
@@ -78,7 +69,7 @@ class Failure:
 
 @dataclass(slots=True, kw_only=True)
 class SourceReport:
-    """What a run met, filled while the documents are consumed.
+    """What a run found, filled while the documents are consumed.
 
     `notes` and `failed` hold the first ones, at most NOTES_KEPT_MAX and FAILURES_KEPT_MAX; the counts are complete.
     """
@@ -110,13 +101,13 @@ class SourceReport:
             self.notes.append(line)
 
     def fail(self, error: SourceError) -> None:
-        """Take down what failed; the rest goes on."""
+        """Record what failed; the rest goes on."""
         self.failures += 1
         if len(self.failed) < FAILURES_KEPT_MAX:
             self.failed.append(Failure(error.place, error.reason))
 
     def typed(self, columns: Mapping[str, ColumnType]) -> None:
-        """Take down the types of one file's columns."""
+        """Record the types of one file's columns."""
         for column, column_type in columns.items():
             kinds = self.types.setdefault(column, [])
             if column_type.kind not in kinds:
@@ -133,16 +124,15 @@ class SourceReport:
             (self.excluded, "excluded"),
         ]
         remarks = "; ".join(f"{count:,} {what}" for count, what in left_out if count)
-        read = f"{self.documents:,} documents from {self.files:,} files"
-        lines = [f"read {read}" + (f" ({remarks})" if remarks else "")]
+        read = f"read {self.documents:,} documents from {self.files:,} files"
+        lines = [f"{read} ({remarks})" if remarks else read]
         if self.types:
-            lines.append("types: " + ", ".join(self._column(name) for name in sorted(self.types)))
+            lines.append("types: " + ", ".join(map(self._column, sorted(self.types))))
         return lines
 
     def _other_kinds(self) -> str:
-        kinds = self.other_files.most_common(KINDS_SHOWN)
-        more = ["..."] if len(self.other_files) > KINDS_SHOWN else []
-        return ", ".join([f"{count:,} {kind}" for kind, count in kinds] + more)
+        kinds = [f"{count:,} {kind}" for kind, count in self.other_files.most_common(KINDS_SHOWN)]
+        return ", ".join([*kinds, "..."] if len(self.other_files) > KINDS_SHOWN else kinds)
 
     def _column(self, name: str) -> str:
         misfits = f" ({self.misfits[name]:,} cells are not, and stay strings)" if self.misfits[name] else ""
@@ -150,7 +140,7 @@ class SourceReport:
 
 
 class FirstFailure(SourceReport):
-    """Raises the first failure instead of taking it down."""
+    """Raises the first failure instead of recording it."""
 
     def fail(self, error: SourceError) -> None:
         raise error

@@ -9,8 +9,8 @@ from dataclasses import replace
 import msgspec
 from aiohttp import web
 
+from indexes import scrolling
 from indexes.errors import InvalidInput, NotFound, TooLarge
-from indexes.log import scrolling
 from indexes.model import Delete, WriteResult
 from retrieval.decoding import decode_part
 from retrieval.handlers.scrolling import document_body, encoded, query_flag

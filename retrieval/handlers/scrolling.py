@@ -10,9 +10,9 @@ from hashlib import blake2b
 import msgspec
 from aiohttp import web
 
+from indexes import scrolling
 from indexes.errors import InvalidInput
-from indexes.log import scrolling
-from indexes.log.scrolling import Page, ScrolledDocument, VectorPassage
+from indexes.scrolling import Page, ScrolledDocument, VectorPassage
 from retrieval.handlers.wire import answer, answer_from, body, collection_of
 from retrieval.keys import CONFIG, HELD
 from retrieval.plan import filter_of
