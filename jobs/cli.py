@@ -1,4 +1,4 @@
-"""The command `nearline`. Each subcommand lives in `jobs/commands` and is imported only when it is called."""
+"""The `nearline` command. Subcommands live in `jobs/commands` and are imported only when called."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ TOGETHER = {
 
 
 class LazyGroup(click.Group):
-    """Knows all names, but imports a command's module only to run it, so `--help` stays instant.
+    """Lists every command without importing its module, so `--help` stays instant.
 
-    A command is `command` in the module of its name, or has its own name in a module of several (TOGETHER).
+    A command is `command` in the module named after it; modules with several commands (TOGETHER) use their names.
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -64,9 +64,9 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Exit code 0 when the command did what was asked, 1 with one clear line when not, 2 for a wrong call.
+    """Exit code 0 on success, 1 with a one-line error on failure, 2 for a usage error.
 
-    `evaluate` keeps 1 for numbers that are too low: there everything else that goes wrong is 2.
+    `evaluate` reserves 1 for numbers that are too low; any other failure there is 2.
     """
     try:
         cli.main(standalone_mode=False)

@@ -110,7 +110,7 @@ def cold(passages: int, **options: Any) -> None:
 
 
 def measure(name: str, run: Any, texts: int, options: dict[str, Any], *, vectors: bool = True) -> None:
-    """Run a bench on so many texts in a temporary folder; write its report and print it."""
+    """Run a bench on `texts` texts in a temporary folder; write its report and print it."""
     from jobs.benchmark.report import report
     from jobs.benchmark.texts import gather
 

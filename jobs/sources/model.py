@@ -1,4 +1,4 @@
-"""The documents that reading yields, its options, and its report."""
+"""Documents read from files, the options for reading them, and the report."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ KINDS_SHOWN = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceDocument:
-    """One document as it goes to the service, and where it came from.
+    """One document as sent to the service, and where it came from.
 
-    `source` names the place for people: `faq.jsonl:12`, or the file alone where the file is the document.
-    `bytes_read` counts the bytes of all files read so far (compressed ones as they lie on disk), never falls
-    from one document to the next, and never passes `total_bytes` of the same paths unless a file grows.
+    `source` is its location for people: `faq.jsonl:12`, or just the file if the file is the document. `bytes_read`
+    counts the on-disk bytes of all files read so far; it never decreases and stays within `total_bytes` of the same
+    paths unless a file grows.
     """
 
     id: str
@@ -51,7 +51,7 @@ class SourceOptions:
 
 
 class SourceError(InvalidInput):
-    """Something that cannot be read or written. `place` is the file, with line and column where they are known."""
+    """Something that cannot be read or written. `place` is the file, with line and column if known."""
 
     def __init__(self, place: str, reason: str) -> None:
         super().__init__(f"{place}: {reason}")
@@ -61,7 +61,7 @@ class SourceError(InvalidInput):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What a SourceError says, without its traceback."""
+    """A SourceError without its traceback."""
 
     source: str
     reason: str
@@ -69,9 +69,9 @@ class Failure:
 
 @dataclass(slots=True, kw_only=True)
 class SourceReport:
-    """What a run found, filled while the documents are consumed.
+    """What a run found, filled while its documents are consumed.
 
-    `notes` and `failed` hold the first ones, at most NOTES_KEPT_MAX and FAILURES_KEPT_MAX; the counts are complete.
+    `notes` and `failed` keep the first NOTES_KEPT_MAX and FAILURES_KEPT_MAX entries; the counts are complete.
     """
 
     files: int = 0
@@ -101,7 +101,7 @@ class SourceReport:
             self.notes.append(line)
 
     def fail(self, error: SourceError) -> None:
-        """Record what failed; the rest goes on."""
+        """Record a failure; reading continues."""
         self.failures += 1
         if len(self.failed) < FAILURES_KEPT_MAX:
             self.failed.append(Failure(error.place, error.reason))
@@ -114,7 +114,7 @@ class SourceReport:
                 kinds.append(column_type.kind)
 
     def summary(self) -> list[str]:
-        """Lines: what was read, what was left out and why, and the types of columns."""
+        """Lines saying what was read, what was skipped and why, and the column types."""
         left_out = [
             (self.failures, "failed"),
             (self.empty, "empty"),
