@@ -36,18 +36,18 @@ class SourceOptions:
     """How files are found and read."""
 
     exclude: tuple[str, ...] = ()
-    """Globs; what they match in a folder, by its name or by its path below the folder, is not read or entered."""
+    """Globs matched against names and against paths below the folder; matches are not read or entered."""
     id_field: str | None = None
-    """None takes `id`, else `_id`; rows with neither get the id `<file>#<line>`."""
+    """None means `id`, else `_id`; rows with neither get the id `<file>#<line>`."""
     prefix_ids: bool = False
-    """Put the file's name before the ids of rows, which makes ids that are unique in their file unique in all."""
+    """Prefix row ids with the file's name, so that ids unique within their file are unique overall."""
     text_fields: tuple[str, ...] = ("text",)
-    """Several are joined, each as a paragraph."""
+    """Several are joined as paragraphs."""
     title_field: str = "title"
     types: Mapping[str, ColumnType] = field(default_factory=dict)
-    """Of columns of tables, by name; those of other columns are inferred."""
+    """Types of table columns by name; the others are inferred."""
     document_bytes_max: int = 16 * 1024 * 1024
-    """Of one line, row or text file; a larger one is refused before it is held in memory."""
+    """Maximum size of a line, row or text file; larger ones are refused before they are held in memory."""
 
 
 class SourceError(InvalidInput):
@@ -80,19 +80,19 @@ class SourceReport:
     """Folders, files, lines and rows that could not be read, and documents that the service refused."""
     failures: int = 0
     empty: int = 0
-    """Rows and files without any text: skipped."""
+    """Rows and files without text: skipped."""
     duplicates: int = 0
-    """Documents whose id came before in this run: yielded all the same, and the service keeps the last."""
+    """Documents with an id seen before in this run: still yielded, and the service keeps the last."""
     other_files: Counter[str] = field(default_factory=Counter)
-    """Files in folders that are not of a known kind, by the ending of their names: skipped."""
+    """Files of unknown kinds in folders, by extension: skipped."""
     links: int = 0
     """Links in folders to other folders, or to files outside the folder: not followed."""
     excluded: int = 0
-    """Files and folders that an `exclude` matched."""
+    """Files and folders matched by an `exclude` pattern."""
     types: dict[str, list[str]] = field(default_factory=dict)
-    """Of the columns of tables: more than one where files differ."""
+    """Types of table columns; several if files differ."""
     misfits: Counter[str] = field(default_factory=Counter)
-    """Cells that are not of their column's type, by column: kept as strings."""
+    """Cells that do not fit their column's type, by column: kept as strings."""
     notes: list[str] = field(default_factory=list)
 
     def note(self, line: str) -> None:
