@@ -50,7 +50,7 @@ def common(command: Any) -> Any:
 @common
 @click.pass_context
 def command(context: click.Context, /, passages: int, hot: int | None, **options: Any) -> None:
-    """Measure text to ten passages over HTTP, beside what people build instead. Run nothing else meanwhile."""
+    """Measure text to ten passages over HTTP, beside what people build instead. Keep the machine idle otherwise."""
     if context.invoked_subcommand is None:
         from jobs.benchmark.service import run
 

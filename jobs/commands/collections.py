@@ -117,7 +117,7 @@ def delete(name: str, yes: bool, url: str, as_json: bool) -> None:
 @URL
 @JSON
 def rename(name: str, new_name: str, url: str, as_json: bool) -> None:
-    """Give a collection another name. Aliases follow; it answers again once it is opened anew."""
+    """Give a collection another name. Aliases follow; it is reopened under the new name."""
 
     async def renamed(client: Client) -> dict[str, Any]:
         await own(client, name)

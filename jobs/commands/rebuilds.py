@@ -97,7 +97,7 @@ def erase(collections: tuple[str, ...], everything: bool, url: str, as_json: boo
 def reembed(
     url: str, source: str, target: str, model: str, alias: str | None, per_second: float, as_json: bool
 ) -> None:
-    """Embed a collection anew with another model, into another collection, while both serve.
+    """Copy a collection into one with another model, while both serve.
 
     Only differences are written, and documents missing from the source are deleted: run it again to resume after an
     interruption, or to pick up later changes.
