@@ -1,53 +1,35 @@
-"""How sure a measured share is: 95 percent intervals from the sample of queries.
-
-Neighbours of one query are lost together, so the query is what is drawn again: percentiles of 1,000 bootstrap
-resamples (Efron 1979), with a fixed seed. Where no query lost anything, resampling would claim certainty; there
-Wilson's interval (1927) of the share of such queries is given: of n queries that are all perfect, the truth is above
-n / (n + 3.84) with the same confidence.
-"""
+"""95 percent confidence intervals of measured shares, over a sample of queries."""
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-RESAMPLES = 1000
+from jobs.evaluation.report import Score
+
 Z = 1.959964  # of the normal distribution, for 95 percent
-BLOCK = 4_000_000  # counts held at once
-METHOD = "95 percent: bootstrap by query, 1000 resamples; Wilson by query where all queries scored 0 or 1"
+METHOD = "95 percent: Wilson's, for as many trials as the queries' spread is worth"
 
 
-def share_interval(found: ArrayLike, total: ArrayLike, seed: int = 0) -> tuple[float, float, float]:
-    """(share, low, high) of sum(found) / sum(total), given both for each query [n], n and all totals above 0."""
+def share_score(found: ArrayLike, total: ArrayLike) -> Score:
+    """sum(found) / sum(total), given both for each query [n], n and all totals above 0.
+
+    The neighbors of one query are lost together, so the variance is that of a ratio of sums over queries (Cochran
+    1977, 6.4). Wilson's interval is computed for the number of independent trials that would have that variance (Kish's
+    effective sample size). Where the queries do not differ, as when all are perfect, each query is one trial.
+    """
     found_, total_ = np.asarray(found, np.float64), np.asarray(total, np.float64)
-    share = float(found_.sum() / total_.sum())
-    if (found_ == total_).all() or not found_.any():
-        return (share, *wilson(share, len(found_)))
-    sums = resampled(np.stack([found_, total_], axis=1), seed)
-    low, high = np.percentile(sums[:, 0] / sums[:, 1], [2.5, 97.5])
-    return share, float(low), float(high)
+    n, share = len(found_), float(found_.sum() / total_.sum())
+    spread = float(np.sum((found_ - share * total_) ** 2)) * n / max(n - 1, 1) / float(total_.sum()) ** 2
+    trials = share * (1 - share) / spread if spread > 0 and 0 < share < 1 else n
+    center = (share + Z * Z / (2 * trials)) / (1 + Z * Z / trials)
+    half = Z / (1 + Z * Z / trials) * math.sqrt(share * (1 - share) / trials + (Z / (2 * trials)) ** 2)
+    # At the ends the formula gives the end itself, apart from rounding.
+    return Score(share, 0.0 if share == 0 else center - half, 1.0 if share == 1 else center + half)
 
 
-def mean_interval(values: ArrayLike, seed: int = 0) -> tuple[float, float, float]:
-    """(mean, low, high) of one value between 0 and 1 a query [n]."""
-    values_ = np.asarray(values, np.float64)
-    return share_interval(values_, np.ones(len(values_)), seed)
-
-
-def resampled(values: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
-    """Sums over queries [RESAMPLES, columns] of values [n, columns]: n queries drawn with replacement each time."""
-    rng = np.random.default_rng(seed)
-    n = len(values)
-    rows = max(1, BLOCK // n)
-    even = np.full(n, 1 / n)
-    blocks = [
-        rng.multinomial(n, even, size=min(rows, RESAMPLES - at)) @ values for at in range(0, RESAMPLES, rows)
-    ]
-    return np.concatenate(blocks)
-
-
-def wilson(share: float, n: int) -> tuple[float, float]:
-    centre = (share + Z * Z / (2 * n)) / (1 + Z * Z / n)
-    spread = Z / (1 + Z * Z / n) * float(np.sqrt(share * (1 - share) / n + Z * Z / (4 * n * n)))
-    # At the ends the formula gives the end itself, but for rounding.
-    return (0.0 if share == 0 else centre - spread), (1.0 if share == 1 else centre + spread)
+def mean_score(values: ArrayLike) -> Score:
+    """The mean of one value between 0 and 1 for each query [n]."""
+    return share_score(values, np.ones_like(values, np.float64))

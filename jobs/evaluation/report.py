@@ -1,4 +1,4 @@
-"""The shape of a report: what `--json` prints, what a history keeps, what every way of showing it reads."""
+"""The shape of a report: what `--json` prints, what a history keeps, what tables, page and gauges show."""
 
 from __future__ import annotations
 
@@ -6,17 +6,24 @@ from typing import Literal
 
 import msgspec
 
-VERSION = 1
+VERSION = 2
 
 CohortKind = Literal["overall", "tier", "age", "filter", "tenant"]
 Source = Literal["query log", "file", "sampled passages"]
-Percentiles = dict[str, float]
+
+
+class Score(msgspec.Struct, frozen=True):
+    """A mean over queries with its 95 percent confidence interval."""
+
+    value: float
+    low: float
+    high: float
 
 
 class Cohort(msgspec.Struct, frozen=True, kw_only=True):
-    """Recall of some of the true neighbours, or under some filter, with its 95 percent interval.
+    """Recall of some of the true neighbors, or under some filter, with its 95 percent confidence interval.
 
-    `share` is how much of the collection a filter lets through.
+    `share` is the share of the passages that satisfy the filter.
     """
 
     name: str
@@ -30,33 +37,10 @@ class Cohort(msgspec.Struct, frozen=True, kw_only=True):
     share: float | None = None
 
 
-class NotMeasured(msgspec.Struct, frozen=True):
-    cohort: str
-    reason: str
-
-
-class RankingScore(msgspec.Struct, frozen=True):
-    value: float
-    low: float
-    high: float
-
-
-class ContextScore(msgspec.Struct, frozen=True, kw_only=True):
-    """Contexts of one token budget: share of the queries whose context shows a relevant document, with its 95 percent
-    interval; on average so many documents in so many tokens."""
-
-    budget: int
-    coverage: float
-    low: float
-    high: float
-    documents: float
-    tokens: float
-
-
 class Judged(msgspec.Struct, frozen=True):
-    """Documents with judgements; `missing` ones are not in the collection, so no search can return them.
+    """Documents with judgments; the `missing` ones are not in the collection, so no search can return them.
 
-    `queries_without` are judged queries of which no relevant document is there: they count, with 0.
+    `queries_without` counts the judged queries with no relevant document there: they score 0.
     """
 
     documents: int
@@ -65,51 +49,23 @@ class Judged(msgspec.Struct, frozen=True):
     queries_without: int
 
 
-class Cold(msgspec.Struct, frozen=True):
-    """How often the unfiltered dense searches left the cold tier out, and why, in the receipts' words."""
-
-    searches: int
-    skipped: int
-    share: float
-    reasons: dict[str, int]
-
-
-class CacheRate(msgspec.Struct, frozen=True):
-    """Share of lookups that hit: since the service started, and while this ran. None where there were none."""
-
-    since_start: float | None
-    meanwhile: float | None
-
-
-class Floors(msgspec.Struct, frozen=True):
-    recall: float
-    ndcg: float = msgspec.field(name="ndcg@10")
-    cohorts: dict[str, float] = {}
-
-
-class Worse(msgspec.Struct, frozen=True):
-    """A cohort, or a ranking's score, that is lower than in the report before, beyond what chance explains."""
-
-    what: str
-    before: float
-    now: float
-
-
 class Report(msgspec.Struct, kw_only=True):
-    """One evaluation. Times in milliseconds, `time` in UTC; `regressions` is compared with `compared_with`.
+    """One evaluation. `time` is in UTC; `regressions` is relative to the report of `compared_with`.
 
-    `asked` tells files of queries apart; of queries that are drawn anew each time it is empty. `offline`: over a
-    data directory that nobody served, where nothing has learned yet when to leave the cold tier out.
+    `asked` is a digest that tells files of queries apart, empty for queries drawn anew each time. `offline`: over a
+    data directory without a service, where nothing has learned yet when to skip the cold tier. `not_measured` maps
+    cohorts to reasons, `contexts` token budgets to the share of queries whose context shows a relevant document.
+    `latency_ms` is by kind of search, stage and percentile.
     """
 
     version: int = VERSION
     time: str
-    took_s: float
+    took_s: float = 0.0
     collection: str
     model: str
     generation: int
     seq: int
-    changed_meanwhile: bool
+    changed_meanwhile: bool = False
     documents: int
     passages: dict[str, int]
     source: Source
@@ -118,19 +74,45 @@ class Report(msgspec.Struct, kw_only=True):
     queries: int
     k: int
     seed: int
-    interval: str
-    cohorts: list[Cohort]
-    not_measured: list[NotMeasured]
-    rankings: dict[str, dict[str, RankingScore]]
-    contexts: list[ContextScore] = []
-    judged: Judged | None
-    latency_ms: dict[str, dict[str, Percentiles]]
-    cold: Cold
-    caches: dict[str, CacheRate]
-    floors: Floors | None = None
+    cohorts: list[Cohort] = []
+    not_measured: dict[str, str] = {}
+    rankings: dict[str, dict[str, Score]] = {}
+    contexts: dict[str, Score] = {}
+    judged: Judged | None = None
+    latency_ms: dict[str, dict[str, dict[str, float]]] = {}
+    cold_skipped: int = 0
+    floors: dict[str, float] = {}
     below: list[str] = []
     compared_with: str | None = None
-    regressions: list[Worse] = []
+    regressions: list[str] = []
 
     def cohort(self, name: str) -> Cohort | None:
         return next((one for one in self.cohorts if one.name == name), None)
+
+    def scores(self) -> dict[str, Score]:
+        """Every recall and ranking score by its full name, such as `recall@10 cold`."""
+        recalls = {
+            f"recall@{self.k} {one.name}": Score(one.recall, one.low, one.high) for one in self.cohorts
+        }
+        ranked = {
+            f"{label} {search}": score
+            for search, scores in self.rankings.items()
+            for label, score in scores.items()
+        }
+        return recalls | ranked
+
+    def headline(self) -> str:
+        overall = self.cohort("overall")
+        return "nothing was measured" if overall is None else f"recall@{self.k} {overall.recall:.4f}"
+
+    def facts(self) -> str:
+        return (
+            f"{self.time[:16].replace('T', ' ')} UTC, generation {self.generation}, seq {self.seq}, {self.model}, "
+            f"{self.documents} documents, {sum(self.passages.values())} passages, "
+            f"{self.queries} queries ({self.source}), {self.took_s:g} s"
+        )
+
+    def trouble(self) -> list[str]:
+        """Everything a reader should be warned of, in words."""
+        changed = ["the collection changed while it was measured"] if self.changed_meanwhile else []
+        return changed + self.regressions + self.below
