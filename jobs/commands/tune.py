@@ -80,7 +80,7 @@ def command(
             job = await client.ended(job_id, on_progress=progress, timeout_s=math.inf)
             if not job["result"]:
                 raise failure_of(job)
-            asker = Asker(client, collection, progress)
+            asker = Asker(client, collection, progress=progress)
             fusion = await suggest_weights(asker, asked, judgements) if judgements else None
         return {"result": job["result"], "fusion": fusion, "error": job["error"]}
 
@@ -147,7 +147,7 @@ def notes(tuned: dict[str, Any], fusion: dict[str, Any] | None) -> Iterator[str]
         yield (
             f"suggested fusion weights: dense {fusion['weight_dense']:g}, lexical {fusion['weight_lexical']:g}, nDCG@10"
             f" {found:.4f} on {fusion['queries']['validation']} queries it was not chosen by; as configured: weighted "
-            f"{now['weighted']['validation']:.4f}, rrf {now['rrf']['validation']:.4f}"
+            f"{now['weighted']:.4f}, rrf {now['rrf']:.4f}"
         )
         yield "fusion weights are not written: set search.weight_dense and search.weight_lexical"
 

@@ -4,8 +4,8 @@ measure      one evaluation from start to end: its options in, its report out
 asking       sends queries at a bounded rate and records their latencies
 queries      where the queries come from             survey       one scan of all documents; filters made from it
 recall       exact neighbors against those found     rankings     nDCG, MRR and recall by judgments; fusion weights
-intervals    confidence intervals                    verdict      floors, regressions, and the history
-report       the shape of the result                 sections     its tables, for terminal and page
+report       the shape of the result, with intervals sections     its tables, for terminal and page
+verdict      floors, regressions, and the history
 page         the report as HTML with plots           textfile     the report for Prometheus
 private      a service for a folder that nobody serves
 """

@@ -17,18 +17,16 @@ from jobs.pace import Pace
 from retrieval.client import JSON, Client
 
 
-def silent(_stage: str, _done: int, _total: int) -> None:
-    """No progress is shown."""
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Asker:
-    """A client of one collection."""
+    """A client of one collection; `k` is the number of neighbors counted for recall."""
 
     client: Client
     collection: str
-    progress: Progress = silent
+    k: int = 10
+    progress: Progress = lambda *_: None
     pace: Pace = field(default_factory=lambda: Pace(0))
+    cold_skipped: int = 0  # dense searches without a filter that skipped the cold tier
     _times: dict[str, dict[str, list[float]]] = field(
         default_factory=lambda: defaultdict(lambda: defaultdict(list))
     )
@@ -43,6 +41,7 @@ class Asker:
             answer = await self.client.search(self.collection, query=query.text, cache=False, **search)
             for name, ms in answer["timings_ms"].items() if kind else ():
                 self._times[kind][name].append(ms)
+            self.cold_skipped += kind == "dense" and answer["receipt"]["cold_skipped"] is not None
             yield query, answer
 
     async def share(self, condition: JSON, passages: int) -> float:

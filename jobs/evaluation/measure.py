@@ -12,8 +12,8 @@ from pathlib import Path
 from indexes.model import TIERS, Progress
 from jobs.evaluation import queries as sources
 from jobs.evaluation.asking import Asker
-from jobs.evaluation.rankings import judged_of, judged_queries, measure_contexts, measure_rankings
-from jobs.evaluation.recall import Outcome, RecallProbe, add_cohort
+from jobs.evaluation.rankings import judged_queries, measure_contexts, measure_rankings
+from jobs.evaluation.recall import Outcome, add_cohort, outcomes
 from jobs.evaluation.report import Report
 from jobs.evaluation.survey import Survey, make_filters, survey
 from jobs.judgements import Query, read_judgements
@@ -46,7 +46,7 @@ class Options:
 async def evaluate(client: Client, options: Options, progress: Progress) -> Report:
     """The report, without floors and history. Raises ServiceError, and InvalidInput for a file that cannot be used."""
     started, begun = datetime.now(UTC), time.monotonic()
-    asker = Asker(client, options.collection, progress, Pace(options.rate))
+    asker = Asker(client, options.collection, options.k, progress, Pace(options.rate))
     judgements = read_judgements(options.qrels) if options.qrels else []
     queries = given_queries(options)
     before = await client.collection(options.collection)
@@ -71,20 +71,22 @@ async def evaluate(client: Client, options: Options, progress: Progress) -> Repo
         seed=options.seed,
     )
     judged = judged_queries(queries.chosen, judgements)
-    probe = RecallProbe(asker, options.k)
-    add_neighbors(report, await probe.outcomes("recall", queries.chosen), documents)
+    add_neighbors(report, await outcomes(asker, "recall", queries.chosen), documents)
     if not options.no_filters:
-        await add_made_filters(report, probe, queries.chosen, documents)
-        await add_logged_filters(report, probe, queries)
+        await add_made_filters(report, asker, queries.chosen, documents)
+        await add_logged_filters(report, asker, queries)
     if options.tenant_key is not None:
-        await add_tenants(report, probe, queries.chosen, documents, options.tenant_key)
+        await add_tenants(report, asker, queries.chosen, documents, options.tenant_key)
     if judged:
         report.rankings = await measure_rankings(asker, judged, judgements)
         report.contexts = await measure_contexts(asker, judged, judgements)
-        report.judged = judged_of(judged, judgements, documents.present)
+        asked = {query.id for query in judged}
+        about = {one.document for one in judgements if one.query in asked}
+        report.judged, report.judged_missing = len(about), len(about - documents.present)
     after = await client.collection(options.collection)
     report.changed_meanwhile = any(before[key] != after[key] for key in ("seq", "generation"))
-    report.cold_skipped, report.latency_ms = probe.cold_skipped, asker.latency_ms()
+    report.cold_skipped = asker.cold_skipped if report.passages["cold"] else 0
+    report.latency_ms = asker.latency_ms()
     report.took_s = round(time.monotonic() - begun, 1)
     return report
 
@@ -97,49 +99,47 @@ def given_queries(options: Options) -> sources.Queries | None:
     return None
 
 
-def add_neighbors(report: Report, outcomes: Sequence[Outcome], documents: Survey) -> None:
+def add_neighbors(report: Report, found: Sequence[Outcome], documents: Survey) -> None:
     """By the tier of a true neighbor and by its age: this takes no further searches."""
-    add_cohort(report, "overall", "overall", outcomes, "there are no queries or no passages")
+    add_cohort(report, "overall", "overall", found, "there are no queries or no passages")
     for tier in TIERS:
-        some = [[one for one in outcome if one.tier == tier] for outcome in outcomes]
+        some = [[one for one in outcome if one.tier == tier] for outcome in found]
         add_cohort(report, tier, "tier", some, f"no true neighbor is in the {tier} tier")
     for name, newest, words in (
         ("newest", True, "the newest tenth of the passages"),
         ("older", False, "all but the newest tenth"),
     ):
-        some = [[one for one in each if (one.document in documents.newest) is newest] for each in outcomes]
+        some = [[one for one in each if (one.document in documents.newest) is newest] for each in found]
         add_cohort(report, name, "age", some, f"no true neighbor is among {words}", detail=words)
 
 
-async def add_made_filters(
-    report: Report, probe: RecallProbe, queries: Sequence[Query], documents: Survey
-) -> None:
+async def add_made_filters(report: Report, asker: Asker, queries: Sequence[Query], documents: Survey) -> None:
     """Under filters of three selectivities, made from the collection's metadata."""
     for name, wanted in SELECTIVITIES.items():
         if documents.passages * wanted < 1:
             report.not_measured[name] = "the collection is too small"
             continue
-        made = await make_filters(probe.asker, documents, wanted, report.seed)
-        outcomes: list[Outcome] = []
-        for at, one in enumerate(made):
+        made = await make_filters(asker, documents, wanted, report.seed)
+        found: list[Outcome] = []
+        for at, (_, condition, _) in enumerate(made):
             some = queries[at :: len(made)][: FILTERED_QUERIES // len(made)]
-            outcomes += await probe.outcomes(name, some, one.condition)
+            found += await outcomes(asker, name, some, condition)
         add_cohort(
-            report, name, "filter", outcomes,
+            report, name, "filter", found,
             f"no metadata has values that about {wanted * 100:g} percent of the passages share",
-            detail="; ".join(f"{one.text} ({one.share:.2%})" for one in made),
-            share=sum(one.share for one in made) / max(len(made), 1),
+            detail="; ".join(f"{text} ({share:.2%})" for text, _, share in made),
+            share=sum(share for _, _, share in made) / max(len(made), 1),
         )  # fmt: skip
 
 
-async def add_logged_filters(report: Report, probe: RecallProbe, queries: sources.Queries) -> None:
+async def add_logged_filters(report: Report, asker: Asker, queries: sources.Queries) -> None:
     """Under the filters that users sent most. One that is refused by now is named, and the others are measured."""
-    outcomes: list[Outcome] = []
+    found: list[Outcome] = []
     filters = queries.filtered[:LOGGED_FILTERS]
     nothing = "no logged filter matches anything"
     for condition, some in filters:
         try:
-            outcomes += await probe.outcomes("filter-logged", some, condition)
+            found += await outcomes(asker, "filter-logged", some, condition)
         except ServiceError as error:
             if error.kind != "invalid_input":
                 raise
@@ -147,11 +147,11 @@ async def add_logged_filters(report: Report, probe: RecallProbe, queries: source
             report.not_measured["filter-logged"] = nothing
     if filters:
         words = f"the {len(filters)} filters that users sent most"
-        add_cohort(report, "filter-logged", "filter", outcomes, nothing, detail=words)
+        add_cohort(report, "filter-logged", "filter", found, nothing, detail=words)
 
 
 async def add_tenants(
-    report: Report, probe: RecallProbe, queries: Sequence[Query], documents: Survey, key: str
+    report: Report, asker: Asker, queries: Sequence[Query], documents: Survey, key: str
 ) -> None:
     """Each tenant searches its own passages alone: one row for each of the most frequent values."""
     tenants = documents.values().get(key)
@@ -160,6 +160,6 @@ async def add_tenants(
         return
     for value, _ in tenants.most_common(TENANTS):
         condition: JSON = {"type": "eq", "key": key, "value": value}
-        outcomes = await probe.outcomes(f"{key} = {value}", queries[:TENANT_QUERIES], condition)
-        share = await probe.asker.share(condition, documents.passages)
-        add_cohort(report, f"tenant={value}", "tenant", outcomes, "no passage matches", share=share)
+        found = await outcomes(asker, f"{key} = {value}", queries[:TENANT_QUERIES], condition)
+        share = await asker.share(condition, documents.passages)
+        add_cohort(report, f"tenant={value}", "tenant", found, "no passage matches", share=share)

@@ -17,13 +17,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from indexes.model import TIERS
-from jobs.evaluation.intervals import METHOD
-from jobs.evaluation.report import Report
+from jobs.evaluation.report import METHOD, Report
 from jobs.evaluation.sections import PERCENTILES, Section, sections
 from jobs.evaluation.verdict import floor_of
 
 TEMPLATE = Path(__file__).with_name("page.html")
 STYLE = {
+    "svg.fonttype": "none", "font.family": "sans-serif",
     "font.size": 10.5, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.4,
     "text.parse_math": False,  # names are users' own, dollars and all
 }  # fmt: skip
@@ -76,14 +76,14 @@ def plot_recall(axes: Axes, reports: Sequence[Report]) -> float:
     """A dot with its interval for each cohort, red below its floor."""
     report, cohorts = reports[-1], reports[-1].cohorts[::-1]
     for at, one in enumerate(cohorts):
-        color = BAD if one.recall < floor_of(one, report.floors) else GOOD
+        color = BAD if one.value < floor_of(one, report.floors) else GOOD
         axes.plot([one.low, one.high], [at, at], color=color, linewidth=2.4)
-        axes.plot([one.recall], [at], "o", color=color, markersize=5)
+        axes.plot([one.value], [at], "o", color=color, markersize=5)
     names = [one.name for one in cohorts]
     axes.set_yticks(
         range(len(names)), [one if len(one) <= LABEL_CHARS else one[: LABEL_CHARS - 1] + "…" for one in names]
     )
-    axes.set(xlabel=f"recall@{report.k}, with 95 percent interval")
+    axes.set(xlabel=f"recall@{report.k}, 95 percent")
     axes.set_xlim(right=1.002)
     return len(cohorts)
 
@@ -121,7 +121,7 @@ def plot_history(axes: Axes, reports: Sequence[Report]) -> float:
         known = {at: found for at, one in enumerate(reports) if (found := one.cohort(name))}
         if known:
             (line,) = axes.plot(
-                list(known), [one.recall for one in known.values()], "o-", markersize=4, label=name
+                list(known), [one.value for one in known.values()], "o-", markersize=4, label=name
             )
             bounds = ([one.low for one in known.values()], [one.high for one in known.values()])
             axes.fill_between(list(known), *bounds, color=line.get_color(), alpha=0.14)

@@ -17,7 +17,7 @@ from aiohttp import web
 from indexes.catalog import MARKER
 from indexes.errors import Locked, NotADataDirectory
 from retrieval.app import create_app
-from retrieval.config import Config, load_config
+from retrieval.config import load_config
 
 
 @contextlib.asynccontextmanager
@@ -31,7 +31,14 @@ async def served(url: str, data: Path | None, config_file: Path | None) -> Async
         return
     if not (data / MARKER).is_file():
         raise NotADataDirectory(f"{data} is not a nearline data directory")
-    app = create_app(private_config(config_file), data)
+    config, replace = load_config(config_file, os.environ), msgspec.structs.replace
+    config = replace(
+        config,
+        index=replace(config.index, segments_max=0, dead_fraction_max=1.0),
+        query_log=replace(config.query_log, enabled=False),
+        redis=replace(config.redis, url=""),
+    )
+    app = create_app(config, data)
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
     try:
         await runner.setup()
@@ -43,15 +50,3 @@ async def served(url: str, data: Path | None, config_file: Path | None) -> Async
         raise Locked(f"{error.message}; use that service with --url, or stop it") from error
     finally:
         await runner.cleanup()
-
-
-def private_config(file: Path | None) -> Config:
-    """The settings of a service here, except for what changes the directory or is shared with others."""
-    config = load_config(file, os.environ)
-    replace = msgspec.structs.replace
-    return replace(
-        config,
-        index=replace(config.index, segments_max=0, dead_fraction_max=1.0),
-        query_log=replace(config.query_log, enabled=False),
-        redis=replace(config.redis, url=""),
-    )

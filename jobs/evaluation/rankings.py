@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import ir_measures
@@ -17,8 +17,7 @@ from ir_measures import RR, R, nDCG
 
 from indexes.errors import InvalidInput
 from jobs.evaluation.asking import Asker
-from jobs.evaluation.intervals import mean_score
-from jobs.evaluation.report import Judged, Score
+from jobs.evaluation.report import Score
 from jobs.judgements import Judgement, Query
 from retrieval.client import JSON
 
@@ -40,14 +39,10 @@ async def measure_rankings(
     """Each score of each kind of search, over the queries that have judgments."""
     rankings: dict[str, dict[str, Score]] = {}
     for name, search in SEARCHES.items():
-        kind = f"by document, {name}"
-        shallow = await scored(
-            asker, kind, queries, judgements, NDCG | {"mrr@10": RR @ 10}, k=10, kind=kind, **search
-        )
-        deep = await scored(
-            asker, f"{kind}, deep", queries, judgements, {"recall@100": R @ 100}, k=100, **search
-        )
-        rankings[name] = {label: mean_score(values) for label, values in (shallow | deep).items()}
+        kind, shallow, deep = f"by document, {name}", NDCG | {"mrr@10": RR @ 10}, {"recall@100": R @ 100}
+        values = await scored(asker, kind, queries, judgements, shallow, k=10, kind=kind, **search)
+        values |= await scored(asker, f"{kind}, deep", queries, judgements, deep, k=100, **search)
+        rankings[name] = {label: Score.mean(some) for label, some in values.items()}
     return rankings
 
 
@@ -90,7 +85,7 @@ async def measure_contexts(
                 asker.collection, query=query.text, token_budget=budget, cache=False
             )
             shown.append(any((query.id, one["document_id"]) in relevant for one in built["citations"]))
-        contexts[str(budget)] = mean_score(shown)
+        contexts[str(budget)] = Score.mean(shown)
     return contexts
 
 
@@ -101,15 +96,6 @@ def judged_queries(queries: Sequence[Query], judgements: Sequence[Judgement]) ->
     if judged and not asked:
         raise InvalidInput("none of the queries has a judgment", param="qrels")
     return asked
-
-
-def judged_of(queries: Sequence[Query], judgements: Sequence[Judgement], present: Collection[str]) -> Judged:
-    """What the judgments of these queries speak of, and how much of it is in the collection."""
-    asked = {query.id for query in queries}
-    some = [one for one in judgements if one.query in asked]
-    documents = {one.document for one in some}
-    answerable = {one.query for one in some if one.grade > 0 and one.document in present}
-    return Judged(len(documents), len(documents.difference(present)), len(asked), len(asked - answerable))
 
 
 async def suggest_weights(
@@ -128,9 +114,8 @@ async def suggest_weights(
     halves = {"tuning": asked[::2], "validation": asked[1::2]}
 
     async def ndcg(fusion: JSON, half: str) -> float:
-        values = await scored(
-            asker, f"fusion {fusion}", halves[half], judgements, NDCG, k=10, mode="hybrid", fusion=fusion
-        )
+        search = {"k": 10, "mode": "hybrid", "fusion": fusion}
+        values = await scored(asker, "fusion weights", halves[half], judgements, NDCG, **search)
         return round(float(np.mean(values["ndcg@10"])), 4)
 
     fusions: dict[float, JSON] = {
@@ -145,8 +130,7 @@ async def suggest_weights(
         "queries": {name: len(half) for name, half in halves.items()},
         "ndcg@10": {"tuning": grid[best], "validation": await ndcg(fusions[best], "validation")},
         "configured": {
-            method: {half: await ndcg({"method": method}, half) for half in halves}
-            for method in ("weighted", "rrf")
+            method: await ndcg({"method": method}, "validation") for method in ("weighted", "rrf")
         },
         "grid": [{"weight_dense": dense, "ndcg@10": value} for dense, value in grid.items()],
     }

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jobs.evaluation.asking import Asker
-from jobs.evaluation.intervals import share_score
-from jobs.evaluation.report import Cohort, CohortKind, Report
+from jobs.evaluation.report import Cohort, CohortKind, Report, share_interval
 from jobs.judgements import Query
 from retrieval.client import JSON
 
@@ -31,37 +30,24 @@ class Neighbor:
 Outcome = list[Neighbor]  # of one query; empty where nothing matches
 
 
-@dataclass(slots=True)
-class RecallProbe:
-    """Compares dense search with exact search, and counts the searches that skipped the cold tier."""
-
-    asker: Asker
-    k: int
-    cold_skipped: int = 0  # of those without a filter
-
-    async def outcomes(
-        self, stage: str, queries: Sequence[Query], condition: JSON | None = None
-    ) -> list[Outcome]:
-        """Ask each query as users do, then the truth in batches of one scan each."""
-        search = {"k": self.k, "mode": "dense"} | ({"filter": condition} if condition else {})
-        kind = "dense, filtered" if condition else "dense"
-        outcomes: list[Outcome] = []
-        answers: list[JSON] = []
-        async for _, answer in self.asker.answers(stage, queries, kind=kind, **search):
-            answers.append(answer)
-            if len(answers) % BATCH and len(answers) < len(queries):
-                continue
-            batch = queries[len(outcomes) : len(answers)]
-            await self.asker.pace(len(batch))
+async def outcomes(
+    asker: Asker, stage: str, queries: Sequence[Query], condition: JSON | None = None
+) -> list[Outcome]:
+    """Ask each query as users do, then the truth in batches of one scan each."""
+    kind = "dense, filtered" if condition else "dense"
+    search = {"k": asker.k, "mode": "dense"} | ({"filter": condition} if condition else {})
+    found: list[Outcome] = []
+    answers: list[JSON] = []
+    async for _, answer in asker.answers(stage, queries, kind=kind, **search):
+        answers.append(answer)
+        if len(answers) == BATCH or len(found) + len(answers) == len(queries):
+            await asker.pace(len(answers))
+            batch = queries[len(found) : len(found) + len(answers)]
             exact = [{"query": one.text, "cache": False, "exact": True, **search} for one in batch]
-            truths = await self.asker.client.search_batch(self.asker.collection, exact)
-            outcomes += [
-                compare(truth["hits"], answer["hits"])
-                for truth, answer in zip(truths, answers[len(outcomes) :], strict=True)
-            ]
-        if condition is None:
-            self.cold_skipped += sum(bool(one["receipt"]["cold_skipped"]) for one in answers)
-        return outcomes
+            truths = await asker.client.search_batch(asker.collection, exact)
+            found += [compare(truth["hits"], one["hits"]) for truth, one in zip(truths, answers, strict=True)]
+            answers.clear()
+    return found
 
 
 def compare(truth: list[JSON], answer: list[JSON]) -> Outcome:
@@ -97,16 +83,17 @@ def add_cohort(
     if not chosen:
         report.not_measured[name] = nothing
         return
-    recall = share_score([sum(some) for some in chosen], [len(some) for some in chosen])
+    total = [len(some) for some in chosen]
+    recall, low, high = share_interval([sum(some) for some in chosen], total)
     report.cohorts.append(
         Cohort(
             name=name,
             kind=kind,
-            recall=recall.value,
-            low=recall.low,
-            high=recall.high,
+            value=recall,
+            low=low,
+            high=high,
             queries=len(chosen),
-            neighbours=sum(map(len, chosen)),
+            neighbours=sum(total),
             detail=detail,
             share=share,
         )

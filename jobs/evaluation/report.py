@@ -2,51 +2,48 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import msgspec
+import numpy as np
+from numpy.typing import ArrayLike
 
 VERSION = 2
+Z = 1.959964  # of the normal distribution, for 95 percent
+METHOD = "95 percent: Wilson's, for as many trials as the queries' spread is worth"
 
 CohortKind = Literal["overall", "tier", "age", "filter", "tenant"]
 Source = Literal["query log", "file", "sampled passages"]
 
 
-class Score(msgspec.Struct, frozen=True):
+class Score(msgspec.Struct, frozen=True, kw_only=True):
     """A mean over queries with its 95 percent confidence interval."""
 
     value: float
     low: float
     high: float
 
+    @classmethod
+    def mean(cls, values: ArrayLike) -> Score:
+        """Of one value between 0 and 1 for each query [n]."""
+        value, low, high = share_interval(values, np.ones_like(values, np.float64))
+        return cls(value=value, low=low, high=high)
 
-class Cohort(msgspec.Struct, frozen=True, kw_only=True):
-    """Recall of some of the true neighbors, or under some filter, with its 95 percent confidence interval.
+    def __str__(self) -> str:
+        return f"{self.value:.4f} ({self.low:.3f}-{self.high:.3f})"
 
-    `share` is the share of the passages that satisfy the filter.
-    """
 
+class Cohort(Score, frozen=True, kw_only=True):
+    """Recall of some of the true neighbors, or under a filter that `share` of the passages satisfy."""
+
+    value: float = msgspec.field(name="recall")
     name: str
     kind: CohortKind
-    recall: float
-    low: float
-    high: float
     queries: int
     neighbours: int
     detail: str = ""
     share: float | None = None
-
-
-class Judged(msgspec.Struct, frozen=True):
-    """Documents with judgments; the `missing` ones are not in the collection, so no search can return them.
-
-    `queries_without` counts the judged queries with no relevant document there: they score 0.
-    """
-
-    documents: int
-    missing: int
-    queries: int
-    queries_without: int
 
 
 class Report(msgspec.Struct, kw_only=True):
@@ -55,7 +52,8 @@ class Report(msgspec.Struct, kw_only=True):
     `asked` is a digest that tells files of queries apart, empty for queries drawn anew each time. `offline`: over a
     data directory without a service, where nothing has learned yet when to skip the cold tier. `not_measured` maps
     cohorts to reasons, `contexts` token budgets to the share of queries whose context shows a relevant document.
-    `latency_ms` is by kind of search, stage and percentile.
+    `latency_ms` is by kind of search, stage and percentile. Of `judged` documents, `judged_missing` are not in the
+    collection, so no search can return them.
     """
 
     version: int = VERSION
@@ -78,7 +76,8 @@ class Report(msgspec.Struct, kw_only=True):
     not_measured: dict[str, str] = {}
     rankings: dict[str, dict[str, Score]] = {}
     contexts: dict[str, Score] = {}
-    judged: Judged | None = None
+    judged: int = 0
+    judged_missing: int = 0
     latency_ms: dict[str, dict[str, dict[str, float]]] = {}
     cold_skipped: int = 0
     floors: dict[str, float] = {}
@@ -91,9 +90,7 @@ class Report(msgspec.Struct, kw_only=True):
 
     def scores(self) -> dict[str, Score]:
         """Every recall and ranking score by its full name, such as `recall@10 cold`."""
-        recalls = {
-            f"recall@{self.k} {one.name}": Score(one.recall, one.low, one.high) for one in self.cohorts
-        }
+        recalls: dict[str, Score] = {f"recall@{self.k} {one.name}": one for one in self.cohorts}
         ranked = {
             f"{label} {search}": score
             for search, scores in self.rankings.items()
@@ -103,7 +100,7 @@ class Report(msgspec.Struct, kw_only=True):
 
     def headline(self) -> str:
         overall = self.cohort("overall")
-        return "nothing was measured" if overall is None else f"recall@{self.k} {overall.recall:.4f}"
+        return "nothing was measured" if overall is None else f"recall@{self.k} {overall.value:.4f}"
 
     def facts(self) -> str:
         return (
@@ -116,3 +113,20 @@ class Report(msgspec.Struct, kw_only=True):
         """Everything a reader should be warned of, in words."""
         changed = ["the collection changed while it was measured"] if self.changed_meanwhile else []
         return changed + self.regressions + self.below
+
+
+def share_interval(found: ArrayLike, total: ArrayLike) -> tuple[float, float, float]:
+    """sum(found) / sum(total) with its interval, given both for each query [n], n and all totals above 0.
+
+    The neighbors of one query are lost together, so the variance is that of a ratio of sums over queries (Cochran
+    1977, 6.4). Wilson's interval is computed for the number of independent trials that would have that variance (Kish's
+    effective sample size). Where the queries do not differ, as when all are perfect, each query is one trial.
+    """
+    found_, total_ = np.asarray(found, np.float64), np.asarray(total, np.float64)
+    n, share = len(found_), float(found_.sum() / total_.sum())
+    spread = float(np.sum((found_ - share * total_) ** 2)) * n / max(n - 1, 1) / float(total_.sum()) ** 2
+    trials = share * (1 - share) / spread if spread > 0 and 0 < share < 1 else n
+    center = (share + Z * Z / (2 * trials)) / (1 + Z * Z / trials)
+    half = Z / (1 + Z * Z / trials) * math.sqrt(share * (1 - share) / trials + (Z / (2 * trials)) ** 2)
+    # At the ends the formula gives the end itself, apart from rounding.
+    return share, (0.0 if share == 0 else center - half), (1.0 if share == 1 else center + half)

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from indexes.model import TIERS
-from jobs.evaluation.report import Report, Score
+from jobs.evaluation.report import Report
 
 PERCENTILES = ("p50", "p95", "p99")
 
@@ -60,12 +60,12 @@ def recall(report: Report, before: Report | None) -> Section:
         rows.append(
             (
                 one.name,
-                f"{one.recall:.4f}",
+                f"{one.value:.4f}",
                 f"{one.low:.3f}-{one.high:.3f}",
                 "" if one.share is None else f"{one.share:.2%}",
                 str(one.neighbours),
                 str(one.queries),
-                "" if old is None else f"{one.recall - old.recall:+.4f}",
+                "" if old is None else f"{one.value - old.value:+.4f}",
             )
         )
     notes = [f"{one.name}: {one.detail}" for one in report.cohorts if one.detail]
@@ -80,20 +80,14 @@ def recall(report: Report, before: Report | None) -> Section:
 
 
 def ranking(report: Report) -> Section:
-    def cell(score: Score) -> str:
-        return f"{score.value:.4f} ({score.low:.3f}-{score.high:.3f})"
-
     labels = list(next(iter(report.rankings.values())))
-    rows = [(name, *(cell(scores[label]) for label in labels)) for name, scores in report.rankings.items()]
+    rows = [(name, *(str(scores[label]) for label in labels)) for name, scores in report.rankings.items()]
     notes = [
-        f"contexts of {budget} tokens with a relevant document: {cell(score)}"
+        f"contexts of {budget} tokens with a relevant document: {score}"
         for budget, score in report.contexts.items()
     ]
-    if (judged := report.judged) and judged.missing:
-        notes.append(
-            f"{judged.missing} of {judged.documents} judged documents are not in the collection; "
-            f"{judged.queries_without} of {judged.queries} queries have no relevant one there"
-        )
+    if report.judged_missing:
+        notes.append(f"{report.judged_missing} of {report.judged} judged documents are not in the collection")
     words = "How well each kind of search ranks documents, by relevance judgments."
     return Section("Ranking", words, ("search", *labels), rows, notes)
 
@@ -127,7 +121,7 @@ def history(reports: Sequence[Report]) -> Section:
             (
                 report.time[:16].replace("T", " "),
                 str(report.queries),
-                *("" if one is None else f"{one.recall:.4f}" for one in found),
+                *("" if one is None else f"{one.value:.4f}" for one in found),
                 "" if hybrid is None else f"{hybrid.value:.4f}",
                 "" if total is None else f"{total['p95']:.1f}",
             )

@@ -6,9 +6,8 @@ From the metadata of the sample come filters that let about a wanted share of th
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from jobs.evaluation.asking import Asker
@@ -51,13 +50,12 @@ class Survey:
             self.sample[at] = document
 
     def values(self) -> dict[str, Counter[Value]]:
-        """Of each metadata key, the share of the sampled passages that have a value."""
-        passages: dict[str, Counter[Value]] = {}
+        """How many of the sampled passages have each value of each metadata key."""
+        passages: dict[str, Counter[Value]] = defaultdict(Counter)
         for document in self.sample:
             for key, found in document["metadata"].items():
-                counter = passages.setdefault(key, Counter())
                 for value in found if isinstance(found, list) else [found]:
-                    counter[value] += document["passages"]
+                    passages[key][value] += document["passages"]
         return passages
 
 
@@ -73,24 +71,17 @@ async def survey(asker: Asker, judged: Collection[str], size: int, seed: int) ->
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class MadeFilter:
-    """`share` of the passages satisfy it; `text` says it in words."""
-
-    condition: JSON
-    share: float
-    text: str
-
-
-async def make_filters(asker: Asker, survey: Survey, wanted: float, seed: int) -> list[MadeFilter]:
-    """Up to FILTERS; none where no metadata has values of such a frequency. The service counts what each matches."""
-    made: list[MadeFilter] = []
+async def make_filters(
+    asker: Asker, survey: Survey, wanted: float, seed: int
+) -> list[tuple[str, JSON, float]]:
+    """Up to FILTERS in words, as JSON, and with the share that the service says they match; perhaps none."""
+    made: list[tuple[str, JSON, float]] = []
     for tried, (text, condition) in enumerate(proposals(survey, wanted, random.Random(seed))):
         if tried == COUNTS_MAX or len(made) == FILTERS:
             break
         share = await asker.share(condition, survey.passages)
         if is_near(share, wanted):
-            made.append(MadeFilter(condition, share, text))
+            made.append((text, condition, share))
     return made
 
 

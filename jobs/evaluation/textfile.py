@@ -10,7 +10,7 @@ from datetime import datetime
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
-from jobs.evaluation.report import Cohort, Report, Score
+from jobs.evaluation.report import Report, Score
 
 PREFIX = "nearline_evaluate_"
 Samples = list[tuple[dict[str, str], float]]
@@ -34,19 +34,22 @@ def rendered(report: Report) -> bytes:
     gauge("regressions", "Numbers that fell beyond chance", [({}, len(report.regressions))])
     skipped = report.cold_skipped / max(report.queries, 1)
     gauge("cold_skipped", "Share of dense searches that skipped the cold tier", [({}, skipped)])
-    recalls: Samples = []
-    for cohort in report.cohorts:
-        labels = {"kind": cohort.kind, "cohort": cohort.name, "k": str(report.k)}
-        recalls += bounds(labels, cohort.recall, cohort)
+    recalls = [
+        sample
+        for one in report.cohorts
+        for sample in bounds({"kind": one.kind, "cohort": one.name, "k": str(report.k)}, one)
+    ]
     gauge("recall", "Share of the true neighbors found, at k", recalls)
-    rankings: Samples = []
-    for search, scores in report.rankings.items():
-        for measure, score in scores.items():
-            rankings += bounds({"search": search, "measure": measure}, score.value, score)
+    rankings = [
+        sample
+        for search, scores in report.rankings.items()
+        for measure, score in scores.items()
+        for sample in bounds({"search": search, "measure": measure}, score)
+    ]
     gauge("ranking", "Ranking quality by judgments", rankings)
-    if report.judged is not None:
+    if report.judged:
         words = "Judged documents that are not in the collection"
-        gauge("judged_documents_missing", words, [({}, report.judged.missing)])
+        gauge("judged_documents_missing", words, [({}, report.judged_missing)])
     latencies = [
         ({"search": search, "stage": stage, "quantile": f"0.{quantile[1:]}"}, ms / 1000)
         for search, stages in report.latency_ms.items()
@@ -57,6 +60,6 @@ def rendered(report: Report) -> bytes:
     return generate_latest(registry)
 
 
-def bounds(labels: dict[str, str], value: float, interval: Cohort | Score) -> Samples:
-    values = {"value": value, "low": interval.low, "high": interval.high}
+def bounds(labels: dict[str, str], score: Score) -> Samples:
+    values = {"value": score.value, "low": score.low, "high": score.high}
     return [({**labels, "bound": bound}, one) for bound, one in values.items()]

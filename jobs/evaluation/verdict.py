@@ -59,9 +59,9 @@ def below_floors(report: Report) -> list[str]:
     if report.cohort("overall") is None:
         return ["nothing was measured: the collection has no passages or there were no queries"]
     below = [
-        f"recall@{report.k} {one.name} is {one.recall:.4f}, below {floor_of(one, report.floors)}"
+        f"recall@{report.k} {one.name} is {one.value:.4f}, below {floor_of(one, report.floors)}"
         for one in report.cohorts
-        if one.recall < floor_of(one, report.floors)
+        if one.value < floor_of(one, report.floors)
     ]
     below += [
         f"{NDCG} {name} is {scores[NDCG].value:.4f}, below {report.floors[NDCG]}"

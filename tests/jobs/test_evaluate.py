@@ -21,10 +21,9 @@ from rich.console import Console
 from indexes.errors import InvalidInput
 from jobs.commands.evaluate import command
 from jobs.evaluation import textfile
-from jobs.evaluation.intervals import mean_score, share_score
 from jobs.evaluation.queries import from_file, from_log
 from jobs.evaluation.recall import Neighbor, add_cohort, compare
-from jobs.evaluation.report import Cohort, CohortKind, Judged, Report, Score
+from jobs.evaluation.report import Cohort, CohortKind, Report, Score, share_interval
 from jobs.evaluation.sections import show
 from jobs.evaluation.survey import Survey
 from jobs.evaluation.verdict import below_floors, fallen, keep, load_history, parse_floors
@@ -57,9 +56,9 @@ def test_a_cohort_counts_its_own_neighbors() -> None:
     report = make_report()
     add_cohort(report, "cold", "tier", [[], [hit, miss], [miss]], "")
     (one,) = report.cohorts
-    assert one.recall == pytest.approx(1 / 3)
+    assert one.value == pytest.approx(1 / 3)
     assert (one.queries, one.neighbours) == (2, 3)
-    assert one.low <= one.recall <= one.high
+    assert one.low <= one.value <= one.high
     add_cohort(report, "hot", "tier", [[], []], "nothing there")
     assert (len(report.cohorts), report.not_measured["hot"]) == (1, "nothing there")
 
@@ -72,22 +71,22 @@ def test_intervals_hold_the_truth_as_often_as_they_say(spread: float) -> None:
     for _ in range(1000):
         # One of twenty neighbors is lost, on average; the smaller the spread, the more of them by the same queries.
         lost = rng.binomial(10, rng.beta(0.05 * spread * 10, 0.95 * spread * 10, 400))
-        score = share_score(10 - lost, np.full(400, 10))
-        inside += score.low <= 0.95 <= score.high
+        _, low, high = share_interval(10 - lost, np.full(400, 10))
+        inside += low <= 0.95 <= high
     assert 0.92 <= inside / 1000 <= 0.98
 
 
 def test_a_sample_without_losses_is_not_certainty() -> None:
     """50 perfect queries leave room for losses, 5,000 for fewer; the same the other way round at 0."""
-    perfect = share_score([10] * 50, [10] * 50)
-    assert (perfect.value, perfect.high) == (1, 1)
-    assert perfect.low == pytest.approx(50 / (50 + 1.959964**2))
-    assert 0.99 < share_score([10] * 5000, [10] * 5000).low < 1
-    nothing = mean_score([0.0] * 50)
+    share, low, high = share_interval([10] * 50, [10] * 50)
+    assert (share, high) == (1, 1)
+    assert low == pytest.approx(50 / (50 + 1.959964**2))
+    assert 0.99 < share_interval([10] * 5000, [10] * 5000)[1] < 1
+    nothing = Score.mean([0.0] * 50)
     assert (nothing.value, nothing.low) == (0, 0)
     assert nothing.high == pytest.approx(1.959964**2 / (50 + 1.959964**2))
-    single = share_score([3], [10])
-    assert 0 < single.low < single.value < single.high < 1
+    share, low, high = share_interval([3], [10])
+    assert 0 < low < share < high < 1
 
 
 def test_the_newest_are_the_last_tenth_of_passages() -> None:
@@ -185,7 +184,7 @@ def test_files_of_queries_are_told_apart(tmp_path: Path) -> None:
 
 def make_cohort(name: str, recall: float, kind: CohortKind = "tier", width: float = 0.01) -> Cohort:
     return Cohort(
-        name=name, kind=kind, recall=recall, low=recall - width, high=min(1.0, recall + width),
+        name=name, kind=kind, value=recall, low=recall - width, high=min(1.0, recall + width),
         queries=100, neighbours=1000,
     )  # fmt: skip
 
@@ -193,7 +192,7 @@ def make_cohort(name: str, recall: float, kind: CohortKind = "tier", width: floa
 def make_report(*cohorts: Cohort, time: str = "2026-03-01T03:15:00.123+00:00", **changes: Any) -> Report:
     times = {"p50": 1.0, "p95": 2.0, "p99": 3.0}
     rankings = {
-        name: {label: Score(0.7, 0.65, 0.75) for label in ("ndcg@10", "mrr@10", "recall@100")}
+        name: {label: Score(value=0.7, low=0.65, high=0.75) for label in ("ndcg@10", "mrr@10", "recall@100")}
         for name in ("dense", "hybrid rrf")
     }
     values: dict[str, Any] = {
@@ -201,7 +200,7 @@ def make_report(*cohorts: Cohort, time: str = "2026-03-01T03:15:00.123+00:00", *
         "documents": 900, "passages": {"delta": 0, "hot": 100, "cold": 800},
         "source": "query log", "asked": "", "offline": False, "queries": 100, "k": 10, "seed": 0,
         "cohorts": list(cohorts), "not_measured": {"delta": "no true <b>neighbor</b> is in the delta tier"},
-        "rankings": rankings, "judged": Judged(50, 2, 40, 1), "cold_skipped": 25,
+        "rankings": rankings, "judged": 50, "judged_missing": 2, "cold_skipped": 25,
         "latency_ms": {kind: {"embed": times, "total": times} for kind in ("dense", "dense, filtered")},
         **changes,
     }  # fmt: skip
@@ -268,7 +267,7 @@ def test_worse_is_beyond_the_bound_and_beyond_chance() -> None:
     ]
     assert worse(make_cohort("hot", 0.985, width=0.001)) == []  # certain, but small
     assert worse(make_cohort("cold", 0.965)) == []  # larger, but perhaps chance
-    scores = {"dense": {"ndcg@10": Score(0.5, 0.45, 0.55)}}
+    scores = {"dense": {"ndcg@10": Score(value=0.5, low=0.45, high=0.55)}}
     assert worse(rankings=scores) == ["ndcg@10 dense fell from 0.7000 to 0.5000"]
 
 
@@ -392,7 +391,7 @@ def test_a_page_about_nothing() -> None:
     pytest.importorskip("matplotlib")
     from jobs.evaluation import page
 
-    text = page.rendered(make_report(rankings={}, latency_ms={}, judged=None), [])
+    text = page.rendered(make_report(rankings={}, latency_ms={}), [])
     assert "nothing was measured" in text
     assert len(check_page(text).sections) == 1
 

@@ -220,9 +220,9 @@ def test_judgements_history_and_every_output(place: Place, server: ServerProcess
     ]  # fmt: skip
     first = evaluated(*arguments)
     # The corpus has 13,447 sentences, of which a ninth is here: most of what was judged is missing.
-    assert first["judged"]["missing"] == first["judged"]["queries_without"] > 20
-    assert first["judged"]["documents"] == first["judged"]["queries"] == 40
-    found = 40 - first["judged"]["missing"]
+    assert first["judged"] == 40
+    assert first["judged_missing"] > 20
+    found = 40 - first["judged_missing"]
     assert found > 5
     for scores in first["rankings"].values():
         ndcg, mrr, recall = (scores[name]["value"] for name in ("ndcg@10", "mrr@10", "recall@100"))
@@ -336,7 +336,9 @@ def test_an_empty_collection_and_missing_metadata(server: ServerProcess, tmp_pat
     arguments = ["--url", server.url, *FAST, "--tenant-key", "owner", "--html", tmp_path / "r.html"]
     ended = evaluate("-c", empty, *arguments)
     assert ended.exit_code == 0, ended.output
-    reasons = json.loads(ended.stdout)["not_measured"]
+    report = json.loads(ended.stdout)
+    assert report["cold_skipped"] == 0
+    reasons = report["not_measured"]
     assert "about 10 percent" in reasons["filter-10"]
     assert reasons["filter-0.1"] == "the collection is too small"
     assert "'owner'" in reasons["tenant"]
