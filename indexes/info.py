@@ -8,7 +8,8 @@ from indexes.dense.cold_skips import ColdState
 from indexes.log.owed import Owed
 from indexes.model import Tier
 from indexes.parts.assembly import segment_passages
-from indexes.parts.generation import Generation, Moves
+from indexes.parts.generation import Generation
+from indexes.parts.manifest import Moves
 from indexes.parts.snapshot import Snapshot
 from indexes.parts.visible import sum_by_tier
 from indexes.rebuild.chosen import TunedSettings

@@ -23,7 +23,8 @@ from indexes.dense.cold import ColdSettings
 from indexes.dense.forecast import Forecast
 from indexes.errors import Conflict, InvalidInput
 from indexes.model import Floats, Progress
-from indexes.parts.generation import Generation, Shelf
+from indexes.parts.generation import Generation
+from indexes.parts.shelf import Shelf
 from indexes.rebuild.chosen import TunedSettings, read_chosen
 from indexes.rebuild.optimiser import (
     Optimum,

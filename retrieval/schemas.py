@@ -15,7 +15,7 @@ from indexes.catalog import NAME
 from indexes.dense.cold_skips import ColdState
 from indexes.info import SearchSettings
 from indexes.model import Metadata, Tier
-from indexes.parts.generation import Moves
+from indexes.parts.manifest import Moves
 from retrieval.raw_json import (
     FilterJson,
     IdsJson,

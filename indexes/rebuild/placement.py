@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from indexes.dense.cold import COLD_PASSAGES_MIN
 from indexes.model import Ids
-from indexes.parts.generation import Moves
+from indexes.parts.manifest import Moves
 
 HITS_SHARE_MAX = 0.5
 HITS_MIN = 2.0

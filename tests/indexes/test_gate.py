@@ -17,7 +17,7 @@ from indexes.catalog import Catalog
 from indexes.collection import Collection
 from indexes.errors import Conflict, InvalidInput, RecallTooLow
 from indexes.model import Floats, IndexOptions
-from indexes.parts.generation import read_manifest
+from indexes.parts.manifest import read_manifest
 from indexes.rebuild.builder import Rebuild
 from jobs.server_process import serving
 from retrieval.config import load_config

@@ -22,7 +22,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from indexes.dense.cold import ColdSettings
 from indexes.durable import with_checksum
 from indexes.log.reader import LogReader
-from indexes.parts.generation import Shelf, read_manifest
+from indexes.parts.manifest import read_manifest
+from indexes.parts.shelf import Shelf
 from jobs.commands.evaluate import command
 from jobs.evaluation.asking import Asker
 from jobs.evaluation.recall import TIE
