@@ -17,6 +17,7 @@ import threading
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -29,7 +30,6 @@ from indexes.durable import disk_errors, publish_folder
 from indexes.errors import Conflict, Damaged, NearlineError, NotFound, StorageError
 from indexes.filters.grammar import Filter
 from indexes.info import CollectionInfo, describe
-from indexes.lexical import analysis
 from indexes.log.applying import Applied
 from indexes.log.log import Log
 from indexes.log.writer import Writer
@@ -47,8 +47,9 @@ from indexes.model import (
     WriteResult,
 )
 from indexes.parts.assembly import Assembly, outgrown
-from indexes.parts.generation import Generation, Shelf
+from indexes.parts.generation import Generation
 from indexes.parts.sealing import Sealing
+from indexes.parts.shelf import Shelf
 from indexes.parts.snapshot import Snapshot
 from indexes.rebuild.builder import BuildRequest
 from indexes.rebuild.chosen import TunedSettings, read_chosen, save_chosen
@@ -122,10 +123,16 @@ class Collection:
     def close(self) -> None:
         """Finish queued writes, stop the threads, close the log. Searches under way may still finish."""
         with contextlib.ExitStack() as steps:  # in reverse order; where one fails, the others are still taken
+            steps.callback(self._release)
             steps.callback(self.log.close)
             steps.callback(self._sealing.close)
             steps.callback(self.hits.save)
             steps.callback(self._writer.close)
+
+    def _release(self) -> None:
+        """Let the indexes go now: the garbage collector leaves alone what was there when serving began, as this was."""
+        self._assembly.clear()
+        self._snapshot = replace(self._snapshot, parts=(), watch=None)
 
     # -- reading
 
@@ -352,13 +359,7 @@ class Collection:
     def _usable(self, number: int) -> Generation:
         """A generation, verified and loaded, if this collection and this version can serve it."""
         generation = Generation.load(self.shelf.path(number), self._assembly.new_files())
-        manifest = generation.manifest
-        if manifest.fingerprint != self.settings.fingerprint:
-            raise Damaged("it was built with another model")
-        if manifest.analysis != analysis.VERSION:
-            raise Damaged(f"it has text analysis {manifest.analysis}; this version needs {analysis.VERSION}")
-        if manifest.seq > (seq := self.log.position().seq):
-            raise Damaged(f"it holds operations up to {manifest.seq}; the log ends at {seq}")
+        generation.manifest.require_fit(self.settings.fingerprint, self.log.position().seq)
         generation.watch_cold(self.options.cold)
         if self.chosen:
             self.chosen.apply(generation)

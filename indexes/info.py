@@ -9,10 +9,10 @@ from indexes.log.owed import Owed
 from indexes.model import Tier
 from indexes.parts.assembly import segment_passages
 from indexes.parts.generation import Generation
+from indexes.parts.manifest import Moves
 from indexes.parts.snapshot import Snapshot
 from indexes.parts.visible import sum_by_tier
 from indexes.rebuild.chosen import TunedSettings
-from indexes.rebuild.placement import Moves
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The command `nearline`. Each subcommand lives in `jobs/commands` and is imported only when it is called."""
+"""The `nearline` command. Subcommands live in `jobs/commands` and are imported only when called."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ COMMANDS = {
     "search": "Ask a running service.",
     "collections": "List, show, rename, roll back and delete collections.",
     "reindex": "Rebuild the indexes of a collection and swap them in.",
-    "erase": "Erase what was deleted or overwritten from every file.",
+    "erase": "Erase deleted and overwritten content from every file.",
     "tune": "Find the cheapest search settings of a recall, and use them.",
-    "reembed": "Embed a collection anew with another model, beside serving.",
+    "reembed": "Copy a collection into one with another model while serving.",
     "evaluate": "Measure recall, and ranking quality where there are judgements.",
     "export-model": "Make a quantised ONNX model for serving.",
     "backup": "Copy collections to a folder, also while they are served.",
@@ -27,10 +27,17 @@ COMMANDS = {
     "verify": "Check that a data directory or a backup is whole.",
     "bench": "Measure latency, recall, memory and ingest rate on this machine.",
 }
+TOGETHER = {
+    **dict.fromkeys(["backup", "restore", "verify"], "backups"),
+    **dict.fromkeys(["reindex", "erase", "reembed"], "rebuilds"),
+}
 
 
 class LazyGroup(click.Group):
-    """Knows the names at once and loads a command's module when it is needed: `--help` stays instant."""
+    """Lists every command without importing its module, so `--help` stays instant.
+
+    A command is `command` in the module named after it; modules with several commands (TOGETHER) use their names.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -38,8 +45,11 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"jobs.commands.{cmd_name.replace('-', '_')}")
-        command: click.Command = module.command
+        module = TOGETHER.get(cmd_name) or cmd_name.replace("-", "_")
+        command: click.Command = getattr(
+            importlib.import_module(f"jobs.commands.{module}"),
+            cmd_name if cmd_name in TOGETHER else "command",
+        )
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -54,30 +64,25 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Exit code 0 when the command did what was asked, 1 with one clear line when not, 2 for a wrong call.
+    """Exit code 0 on success, 1 with a one-line error on failure, 2 for a usage error.
 
-    `evaluate` keeps 1 for numbers that are too low: there everything else that goes wrong is 2.
+    `evaluate` reserves 1 for numbers that are too low; any other failure there is 2.
     """
     try:
         cli.main(standalone_mode=False)
-    except click.exceptions.Abort:
+    except (click.exceptions.Abort, KeyboardInterrupt):
         sys.exit(130)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
     except click.exceptions.Exit as leaving:
         sys.exit(leaving.exit_code)
-    except (NearlineError, ServiceError) as error:
-        click.echo(f"nearline: {error.message}", err=True)
-        sys.exit(1)
-    except OSError as error:
+    except (NearlineError, ServiceError, OSError) as error:
         click.echo(f"nearline: {error}", err=True)
         sys.exit(1)
     except UnicodeEncodeError as error:
         click.echo(f"nearline: a text that is not UTF-8: {ascii(error.object)[:80]}", err=True)
         sys.exit(1)
-    except KeyboardInterrupt:
-        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
-"""Bounds what a client can hold by being slow or silent: connections, and the time to send a head and read an answer.
+"""Limits what slow or silent clients can hold: connections, and the time to send headers and to read a response.
 
-    what the client does                        it is disconnected after
-    opens and sends nothing, or half a head     server.header_timeout_s
-    sends half a body                           server.body_timeout_s (a middleware, which answers 408)
-    does not read its answer                    server.write_timeout_s without any of it being read; one second
-                                                where unread answers hold more than a quarter of the memory ceiling
-    stays idle between requests                 server.keepalive_timeout_s (aiohttp)
+    what the client does                            disconnected after
+    connects and sends nothing, or partial headers  server.header_timeout_s
+    sends a partial body                            server.body_timeout_s (a middleware, which answers 408)
+    does not read its response                      server.write_timeout_s without reading a byte; one second while
+                                                    unread responses exceed a quarter of the memory ceiling
+    stays idle between requests                     server.keepalive_timeout_s (aiohttp)
 
-Where there are as many connections as may be, a new one takes the place of the one whose client has kept us waiting
-longest. Only where every client waits for us is the new one refused, with 503.
+When all connections are taken, a new one replaces the one whose client has been silent longest. It is refused with
+503 only if every open connection is waiting for the server.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import asyncio
 import errno
 import logging
 import resource
-from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Final, cast
 
@@ -31,7 +30,7 @@ from retrieval.settings import Server
 logger = logging.getLogger(__name__)
 
 SWEEP_S = 0.5
-STALLED_S = 1.0  # without reading anything, where there is no room for unread answers
+STALLED_S = 1.0  # without reading a byte, once unread responses are over their limit
 UNSENT_BYTES_MAX = 1 << 28
 ACCEPT_LOG_S = 60.0
 OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -42,18 +41,17 @@ REFUSAL: Final = (
 
 
 class Connections:
-    """All that are open. Used on the event loop only."""
+    """All open connections. Used on the event loop only."""
 
     def __init__(self, settings: Server, door: Door, unsent_bytes_max: int = UNSENT_BYTES_MAX) -> None:
-        """`unsent_bytes_max` is for the answers that all clients together have not read."""
+        """`unsent_bytes_max` limits unread responses over all clients."""
         self.settings = settings
         self.door = door
         self._unsent_bytes_max = unsent_bytes_max
-        # The other half is for the collections' files. Without any left nobody could be told anything.
+        # The other half of the descriptors is for the collections' files.
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._max = max(1, min(settings.connections_max, descriptors // 2))
         self._open: set[Connection] = set()
-        self._by_address: Counter[str] = Counter()
 
     def accept(self, server: web.Server) -> Connection:
         """The protocol of a new connection."""
@@ -62,20 +60,18 @@ class Connections:
             self,
             loop=asyncio.get_running_loop(),
             access_log_class=RequestLog,
-            auto_decompress=False,  # compressed bodies are refused; nothing may unpack them before
+            auto_decompress=False,  # compressed bodies are refused, so they must not be unpacked first
             keepalive_timeout=self.settings.keepalive_timeout_s,
         )
 
     def admit(self, new: Connection) -> bool:
-        """Count it, disconnecting another where there are too many. False: it has to go."""
-        if self._by_address[new.address] >= self.settings.connections_per_address_max and not self._make_room(
-            one for one in self._open if one.address == new.address
-        ):
+        """Register a connection, disconnecting another if there are too many. False if there is no room."""
+        same = [one for one in self._open if one.address == new.address]
+        if len(same) >= self.settings.connections_per_address_max and not self._make_room(same):
             return False
         if len(self._open) >= self._max and not self._make_room(self._open):
             return False
         self._open.add(new)
-        self._by_address[new.address] += 1
         return True
 
     def _make_room(self, among: Iterable[Connection]) -> bool:
@@ -88,54 +84,40 @@ class Connections:
         return True
 
     def forget(self, gone: Connection) -> None:
-        if gone in self._open:
-            self._open.remove(gone)
-            self._by_address[gone.address] -= 1
-            if not self._by_address[gone.address]:
-                del self._by_address[gone.address]
+        self._open.discard(gone)
 
     async def watch(self) -> None:
-        """Disconnect clients that are late, until cancelled."""
+        """Disconnect clients that missed a deadline and, while unread responses are over their limit, those that have
+        read nothing for longest. Runs until cancelled."""
         while True:
             await asyncio.sleep(SWEEP_S)
             now = asyncio.get_running_loop().time()
             for one in [one for one in self._open if one.is_late(now)]:
                 one.disconnect()
-            for one in self._stalled(now):
-                one.disconnect()
-
-    def _stalled(self, now: float) -> list[Connection]:
-        """Those who have read nothing for longest, where answers that nobody reads are too many bytes."""
-        beyond = sum(one.unsent for one in self._open) - self._unsent_bytes_max
-        if beyond <= 0:
-            return []
-        stalled = []
-        for one in sorted(self._open, key=lambda one: one.unread_since):
-            if beyond <= 0 or now - one.unread_since < STALLED_S:
-                break
-            stalled.append(one)
-            beyond -= one.unsent
-        return stalled
+            beyond = sum(one.unsent for one in self._open) - self._unsent_bytes_max
+            for one in sorted(self._open, key=lambda one: one.unread_since):
+                if beyond > 0 and now - one.unread_since >= STALLED_S:
+                    beyond -= one.unsent
+                    one.disconnect()
 
 
 class Connection(web.RequestHandler):
-    """aiohttp's connection, with what it has waited for since when."""
+    """aiohttp's connection, which also tracks what it waits for and since when."""
 
     def __init__(self, server: web.Server, connections: Connections, **options: Any) -> None:
         super().__init__(server, **options)
         self._connections = connections
-        self._door: asyncio.Transport | None = None  # aiohttp lets go of its own before all is sent
+        # Set when connected: aiohttp drops its own reference before everything is sent.
+        self._wire: asyncio.Transport
         self.address = ""
-        self._head_since: float | None = (
-            None  # a head is awaited since then; None: it came, or none has begun
-        )
-        self._head_begun = False  # the parser holds a part of one
-        self._unread = 0  # bytes of answers that the client has not taken
+        self._head_since: float | None = None  # waiting for headers since; None if not waiting
+        self._head_begun = False  # the parser holds partial headers
+        self._unread = 0  # response bytes
         self.unread_since = 0.0
 
     @property
     def waits_for_client(self) -> bool:
-        """It awaits a request, the rest of one, or that the client reads."""
+        """Whether it waits for a request, the rest of one, or for its response to be read."""
         request = self._current_request
         return bool(request is None or not request.content.is_eof() or self.unsent)
 
@@ -145,25 +127,25 @@ class Connection(web.RequestHandler):
 
     @property
     def quiet_since(self) -> float:
-        """When it was opened or its last request was answered, on a clock of its own."""
+        """When it was opened or last finished a request; only comparable among connections."""
         return self._next_keepalive_close_time
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._door = cast(asyncio.Transport, transport)
+        self._wire = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
         self.address = str(peer[0]) if peer else ""
         if not self._connections.admit(self):
-            self._door.write(REFUSAL)
-            self._door.close()
+            self._wire.write(REFUSAL)
+            self._wire.close()
             return
         super().connection_made(transport)
         self._head_since = self._loop.time()
 
     def data_received(self, data: bytes) -> None:
-        if self._awaits_head and not self._head_begun and self._door is not None:
+        if self._awaits_head and not self._head_begun:
             refusal = self._connections.door.refusal(self, data)
             if refusal is not None:
-                self._door.write(refusal)
+                self._wire.write(refusal)
                 self._head_since = None
                 self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
                 return
@@ -180,7 +162,7 @@ class Connection(web.RequestHandler):
         super().connection_lost(exc)
 
     def handle_error(self, *args: Any, **options: Any) -> web.StreamResponse:
-        """What aiohttp answers to bytes that are no HTTP, without its name and version."""
+        """aiohttp's response to bytes that are not HTTP, minus its name and version."""
         answer = super().handle_error(*args, **options)
         protect(answer)
         return answer
@@ -195,19 +177,18 @@ class Connection(web.RequestHandler):
         return self._head_since is not None and now - self._head_since >= settings.header_timeout_s
 
     def disconnect(self) -> None:
-        """At once: what the client has not read is lost."""
-        if self._door is not None:
-            self._door.abort()
+        """Abort the connection; what the client has not read is lost."""
+        self._wire.abort()
 
     @property
     def unsent(self) -> int:
-        """Bytes of answers that wait for the client to read."""
-        return self._door.get_write_buffer_size() if self._door is not None else 0
+        """Response bytes the client has yet to read."""
+        return self._wire.get_write_buffer_size()
 
 
 class AcceptErrors:
-    """An exception handler for the loop. asyncio tells of each connection that it cannot accept for want of descriptors
-    with a traceback, hundreds a second: the log gets one line a minute with their number."""
+    """An exception handler for the loop. When descriptors run out, asyncio logs a traceback per failed accept, hundreds
+    a second; this logs one line a minute with their number."""
 
     def __init__(self) -> None:
         self._count = 0

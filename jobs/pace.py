@@ -1,4 +1,4 @@
-"""A bound on how much a job asks of a service, so that the service's own users hardly notice."""
+"""A rate limiter for jobs, so that they leave capacity for users."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ from collections.abc import Awaitable, Callable
 
 
 class Pace:
-    """`await pace(n)` before sending n queries or documents; with 0 a second nothing ever waits.
-
-    What was not used while nobody asked is not made up for later.
-    """
+    """`await pace(n)` before sending n queries or documents. No burst credit; a rate of 0 means no limit."""
 
     def __init__(
         self,

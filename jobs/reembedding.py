@@ -1,34 +1,36 @@
-"""Copies a collection into another one with a different model, beside serving, and moves an alias to it.
+"""Copies a live collection into another one with a different model and moves an alias to it.
 
-    what the target has already  ->  write what is missing or differs, again until a pass finds little  ->  delete what
-    the source no longer has  ->  move the alias  ->  once more, for what was written or deleted meanwhile
+    digest the target's documents  ->  write what is missing or differs, in passes until one finds little
+    ->  delete what the source no longer has  ->  move the alias  ->  catch up with writes and deletions since
 
-A document is left alone where its text, title and metadata are the same in both, so a copy that was killed goes on
-where it stopped, and a later one takes over only what changed. Vectors that clients sent themselves are not copied:
-they belong to the old model.
+Documents with equal text, title and metadata in both are skipped, so a killed copy resumes where it stopped and a
+later run copies only changes. Vectors supplied by clients are not copied: they belong to the old model.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from indexes.model import Progress
 from jobs.ingesting import CHARS_PER_REQUEST, DOCUMENTS_PER_REQUEST, PatientWriter
 from jobs.pace import Pace
 from retrieval.client import JSON, Client, ServiceError
+
+if TYPE_CHECKING:  # it imports numpy, which would slow down command startup
+    from indexes.model import Progress
 
 PAGE = 200
 
 
 @dataclass(slots=True)
 class Copied:
-    """What was done. `unchanged` were in the target already."""
+    """Counts of what was done. `unchanged` documents were already in the target."""
 
     written: int = 0
     unchanged: int = 0
@@ -47,160 +49,151 @@ async def reembed(
     pace: Pace,
     progress: Progress,
 ) -> Copied:
-    """Make `target` hold what `source` does, embedded with `model`; then let `alias` name it.
+    """Make `target` hold what `source` does, embedded with `model`; then point `alias` at it.
 
-    `pace` is asked before documents are written. Raises ServiceError: NotFound for a missing source or model, a
-    conflict where the target exists with another model, holds other documents or is the source itself, where the alias
-    is a collection, and where the source changes faster than it can be copied.
+    `pace` limits the rate of writes. Raises ServiceError: not found for a missing source or model; conflict if the
+    target has another model, holds other documents or is the source itself, if the alias is a collection's name, or if
+    the source changes faster than it is copied.
     """
-    begun, copied = time.monotonic(), Copied()
+    begun = time.monotonic()
     source = (await client.collection(source))["name"]
-    if alias is not None and (await named(client, alias) or target) == alias:
-        raise ServiceError(
-            f"{alias!r} is the name of a collection, so it cannot be an alias", status=409, kind="conflict"
-        )
+    if alias is not None:
+        named = await found(client.collection(alias))
+        if alias == (named["name"] if named else target):
+            raise conflict(f"{alias!r} is the name of a collection, so it cannot be an alias")
     made = await client.ensure_collection(target, model=model)
     if made["name"] == source:
-        raise ServiceError("source and target are the same collection", status=409, kind="conflict")
+        raise conflict("source and target are the same collection")
     if made["model"] != model:
-        raise ServiceError(
-            f"{target} exists with the model {made['model']}, not {model}", status=409, kind="conflict"
-        )
-    target = made["name"]
-    known = {one["id"]: digest(one) async for one in client.scroll(target, limit=PAGE)}
-    if known and not await shares_any(client, source, known.keys()):
-        raise ServiceError(
-            f"{target} holds {len(known)} documents, none of them of {source}: all would be deleted; "
-            "name a new collection",
-            status=409,
-            kind="conflict",
-        )
+        raise conflict(f"{target} exists with the model {made['model']}, not {model}")
+    copy = Copy(client, source, made["name"], pace)
+    await copy.look()
     before = math.inf
-    while True:
-        seen: set[str] = set()
-        fresh = await one_pass(client, source, target, known, seen, copied, pace, progress)
-        if fresh <= DOCUMENTS_PER_REQUEST:
-            break
+    while (fresh := await copy.one_pass(progress)) > DOCUMENTS_PER_REQUEST:
         if fresh >= before:
-            raise ServiceError(
-                f"{source} changes faster than it is copied: {fresh} documents in the last pass",
-                status=409,
-                kind="conflict",
-            )
+            raise conflict(f"{source} changes faster than it is copied: {fresh} documents in the last pass")
         before = fresh
-    for document in sorted(known.keys() - seen):
-        await client.delete(target, document)
-        del known[document]
-        copied.deleted += 1
+    await copy.delete_unseen()
     if alias is not None:
-        await client.set_alias(alias, target)
-    await catch_up(client, source, target, known, copied, pace)
-    copied.seconds = time.monotonic() - begun
-    return copied
+        await client.set_alias(alias, copy.target)
+    await copy.catch_up()
+    copy.copied.seconds = time.monotonic() - begun
+    return copy.copied
 
 
-async def shares_any(client: Client, source: str, ids: Collection[str]) -> bool:
-    async for document in client.scroll(source, limit=PAGE):
-        if document["id"] in ids:
-            return True
-    return False
+class Copy:
+    """A copy in progress. `known` maps ids to digests of documents found in or written to the target."""
+
+    def __init__(self, client: Client, source: str, target: str, pace: Pace) -> None:
+        self.target = target
+        self.copied = Copied()
+        self.known: dict[str, bytes] = {}
+        self._client = client
+        self._source = source
+        self._pace = pace
+        self._writer = PatientWriter(client, target)
+        self._seen: set[str] = set()
+
+    async def look(self) -> None:
+        """Digest the target's documents. Raises ServiceError if it has some but none of the source's."""
+        self.known = {one["id"]: digest(one) async for one in self._client.scroll(self.target, limit=PAGE)}
+        if not self.known:
+            return
+        async for document in self._documents():
+            if document["id"] in self.known:
+                return
+        raise conflict(
+            f"{self.target} holds {len(self.known)} documents, none of them of {self._source}: "
+            "all would be deleted; name a new collection"
+        )
+
+    async def one_pass(self, progress: Progress) -> int:
+        """Write the source's documents that are missing or different in the target; returns how many."""
+        total = (await self._client.count(self._source))["documents"]
+        self.copied.passes += 1
+        written = unchanged = 0
+        stage = "copying" if self.copied.passes == 1 else f"copying what changed, pass {self.copied.passes}"
+        async for batch, skipped in self._changed():
+            if batch:
+                await self._write(batch)
+            written += len(batch)
+            unchanged += skipped
+            progress(stage, written + unchanged, total)
+        if self.copied.passes == 1:
+            self.copied.unchanged = unchanged
+        return written
+
+    async def _changed(self) -> AsyncIterator[tuple[list[JSON], int]]:
+        """Batches of documents to write, each with the number skipped since the last."""
+        batch: list[JSON] = []
+        chars = skipped = 0
+        async for document in self._documents():
+            if self.known.get(document["id"]) == digest(document):
+                skipped += 1
+            else:
+                batch.append(document)
+                chars += len(document["text"])
+            if len(batch) >= DOCUMENTS_PER_REQUEST or chars >= CHARS_PER_REQUEST or skipped >= PAGE:
+                yield batch, skipped
+                batch, chars, skipped = [], 0, 0
+        yield batch, skipped
+
+    async def delete_unseen(self) -> None:
+        """Delete from the target what the last pass did not find in the source."""
+        for document_id in sorted(self.known.keys() - self._seen):
+            await self._delete(document_id)
+            del self.known[document_id]
+
+    async def catch_up(self) -> None:
+        """Apply the source's writes and deletions since the last pass, except to documents that clients have changed in
+        the target."""
+        async for document in self._documents():
+            if self.known.get(document["id"]) != digest(document) and await self._is_untouched(
+                document["id"]
+            ):
+                await self._write([document])
+        for document_id in sorted(self.known.keys() - self._seen):
+            if await self._is_untouched(document_id):
+                await self._delete(document_id)
+
+    async def _is_untouched(self, document_id: str) -> bool:
+        present = await found(self._client.document(self.target, document_id))
+        return (digest(present) if present else None) == self.known.get(document_id)
+
+    async def _documents(self) -> AsyncIterator[JSON]:
+        """Every document of the source; `_seen` collects the ids."""
+        self._seen = set()
+        async for document in self._client.scroll(self._source, limit=PAGE):
+            self._seen.add(document["id"])
+            yield document
+
+    async def _write(self, batch: list[JSON]) -> None:
+        await self._pace(len(batch))
+        wanted = ("id", "text", "title", "metadata")
+        await self._writer.write([{name: one[name] for name in wanted} for one in batch])
+        self.known.update((one["id"], digest(one)) for one in batch)
+        self.copied.written += len(batch)
+
+    async def _delete(self, document_id: str) -> None:
+        await self._client.delete(self.target, document_id)
+        self.copied.deleted += 1
 
 
-async def named(client: Client, name: str) -> str | None:
-    """The collection that a name or an alias stands for, if any."""
+async def found(answer: Awaitable[JSON]) -> JSON | None:
+    """The answer, or None for 404."""
     try:
-        return str((await client.collection(name))["name"])
+        return await answer
     except ServiceError as error:
         if error.status != 404:
             raise
         return None
 
 
-async def one_pass(
-    client: Client,
-    source: str,
-    target: str,
-    known: dict[str, bytes],
-    seen: set[str],
-    copied: Copied,
-    pace: Pace,
-    progress: Progress,
-) -> int:
-    """Write every document of the source that the target does not hold as it is; returns how many."""
-    total = (await client.count(source))["documents"]
-    writer = PatientWriter(client, target)
-    copied.passes += 1
-    written = unchanged = 0
-    stage = "copying" if copied.passes == 1 else f"copying what changed, pass {copied.passes}"
-    async for batch, passed in changed(client, source, known, seen):
-        if batch:
-            await pace(len(batch))
-            await writer.write([contents(one) for one in batch])
-            known.update((one["id"], digest(one)) for one in batch)
-        written += len(batch)
-        unchanged += passed
-        progress(stage, written + unchanged, total)
-    copied.written += written
-    if copied.passes == 1:
-        copied.unchanged = unchanged
-    return written
-
-
-async def changed(
-    client: Client, source: str, known: dict[str, bytes], seen: set[str]
-) -> AsyncIterator[tuple[list[JSON], int]]:
-    """Batches of documents to write, each with how many were passed over beside it."""
-    batch: list[JSON] = []
-    chars = passed = 0
-    async for document in client.scroll(source, limit=PAGE):
-        seen.add(document["id"])
-        if known.get(document["id"]) == digest(document):
-            passed += 1
-        else:
-            batch.append(document)
-            chars += len(document["text"])
-        if len(batch) >= DOCUMENTS_PER_REQUEST or chars >= CHARS_PER_REQUEST or passed >= PAGE:
-            yield batch, passed
-            batch, chars, passed = [], 0, 0
-    yield batch, passed
-
-
-async def catch_up(
-    client: Client, source: str, target: str, known: dict[str, bytes], copied: Copied, pace: Pace
-) -> None:
-    """What was written to the source or deleted there since; never over what clients did to the target meanwhile."""
-
-    writer = PatientWriter(client, target)
-
-    async def untouched(document_id: str) -> bool:
-        try:
-            present = digest(await client.document(target, document_id))
-        except ServiceError as error:
-            if error.status != 404:
-                raise
-            present = None
-        return present == known.get(document_id)
-
-    seen: set[str] = set()
-    async for document in client.scroll(source, limit=PAGE):
-        seen.add(document["id"])
-        if known.get(document["id"]) == digest(document):
-            continue
-        await pace()
-        if await untouched(document["id"]):
-            await writer.write([contents(document)])
-            copied.written += 1
-    for document_id in sorted(known.keys() - seen):
-        if await untouched(document_id):
-            await client.delete(target, document_id)
-            copied.deleted += 1
-
-
-def contents(document: JSON) -> JSON:
-    return {name: document[name] for name in ("id", "text", "title", "metadata")}
+def conflict(message: str) -> ServiceError:
+    return ServiceError(message, status=409, kind="conflict")
 
 
 def digest(document: JSON) -> bytes:
-    """The same for two documents that would be embedded, found and shown the same."""
+    """Equal for documents that are embedded, found and shown alike."""
     values = [document["text"], document["title"], sorted(document["metadata"].items())]
     return blake2b(msgspec.json.encode(values), digest_size=16).digest()

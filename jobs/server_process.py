@@ -1,15 +1,13 @@
-"""A real service in a process of its own, on a free loopback port: for the demo, the benchmark and the tests."""
+"""A real service in a child process on a free loopback port, for the demo, benchmarks and tests."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -21,14 +19,14 @@ STOP_S = 40.0
 
 
 class ServerProcess:
-    """`nearline serve` as a child. Ready when the constructor returns; `stop` or `kill` it."""
+    """`nearline serve` as a child process, ready when the constructor returns. Callers `stop` or `kill` it."""
 
     def __init__(
         self, data: Path, environ: Mapping[str, str] | None = None, checkout: Path | None = None
     ) -> None:
-        """With a `checkout`, the code of another working tree runs, in the same Python.
+        """`checkout` runs the code of another working tree with this Python.
 
-        Raises NearlineError with the child's last line if it ends before it is ready.
+        Raises NearlineError with the child's last line if it exits before it is ready.
         """
         elsewhere = {} if checkout is None else {"PYTHONPATH": str(checkout.resolve())}
         command = [sys.executable, "-m", "jobs.cli", "serve", "--data", str(data.resolve()), "--port", "0"]
@@ -44,7 +42,7 @@ class ServerProcess:
         )
         try:
             self.url = self._wait_for_url()
-        except BaseException:  # an interrupt too: in a session of its own the child hears of none
+        except BaseException:  # including Ctrl-C, which does not reach a child in its own session
             self.kill()
             raise
 
@@ -53,7 +51,7 @@ class ServerProcess:
         return self._child.pid
 
     def stop(self) -> int:
-        """SIGTERM and wait: the exit status."""
+        """SIGTERM and wait; returns the exit status."""
         if self._child.poll() is None:
             self._child.send_signal(signal.SIGTERM)
         try:
@@ -62,41 +60,30 @@ class ServerProcess:
             self.kill()
             raise NearlineError("the service did not stop in time") from None
         finally:
-            self._close()
+            self._log.close()
 
     def kill(self) -> None:
         """SIGKILL, as a crash would."""
         self._child.kill()
         self._child.wait()
-        self._close()
+        self._log.close()
 
     def _wait_for_url(self) -> str:
-        lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-
-        def read() -> None:
+        late = threading.Timer(START_S, self._child.kill)
+        late.start()
+        try:
             for line in self._child.stdout or ():
-                lines.put(line)
-            lines.put("")
-
-        threading.Thread(target=read, daemon=True).start()
-        deadline = time.monotonic() + START_S
-        while time.monotonic() < deadline:
-            with contextlib.suppress(queue.Empty):
-                line = lines.get(timeout=0.5)
                 if line.startswith(READY_LINE):
                     return line.removeprefix(READY_LINE).strip()
-                if not line:
-                    break
+        finally:
+            late.cancel()
         self.kill()
         tail = Path(self._log.name).read_text(errors="replace").strip().splitlines()[-1:]
         raise NearlineError(f"the service did not start: {tail[0] if tail else 'no message'}")
 
-    def _close(self) -> None:
-        self._log.close()
-
 
 def log_of(data: Path) -> Path:
-    """Where the services that are started here for a data directory write what they log."""
+    """Where services started here for a data directory log to."""
     return data.with_name(f"{data.name}.server.log")
 
 
@@ -104,7 +91,7 @@ def log_of(data: Path) -> Path:
 def serving(
     data: Path, environ: Mapping[str, str] | None = None, checkout: Path | None = None
 ) -> Iterator[ServerProcess]:
-    """A service for the length of a with-block."""
+    """A service that runs for the duration of a with-block."""
     server = ServerProcess(data, environ, checkout)
     try:
         yield server

@@ -1,8 +1,7 @@
-"""Runs the service in this process until SIGTERM or SIGINT: stop being ready, finish what was accepted, close.
+"""Runs the service in this process until SIGTERM or SIGINT, then shuts down gracefully: fail readiness, drain, close.
 
-What is not finished within `server.shutdown_grace_s` is answered with 503 (`retrieval/cancellation.py`).
-
-A storage that fails ends it the same way, but with exit code 1: only a new process can tell what the disk holds.
+Requests not finished within `server.shutdown_grace_s` get a 503 (`retrieval/cancellation.py`). A storage failure shuts
+down the same way with exit code 1: only a new process can tell what is on disk.
 """
 
 from __future__ import annotations
@@ -36,18 +35,17 @@ from retrieval.settings import Server
 logger = logging.getLogger(__name__)
 
 READY_LINE = "nearline listens on "
+BACKLOG = 128  # connections queued by the kernel
 HEAPS_MAX = 2
 M_ARENA_MAX = -8  # of glibc's mallopt
-DRAIN_S = 0.2  # between failing readiness and closing the socket, for a load balancer to notice
-LAST_ANSWERS_S = 1.0  # after the grace, for those it was too short for
-CLOSING_S = 4.5  # after the grace, until the process ends whatever it is doing
+DRAIN_S = 0.2  # from failing readiness to closing the socket, for load balancers to notice
+LAST_ANSWERS_S = 1.0  # after the grace period, to send the 503s
+CLOSING_S = 4.5  # after the grace period, until a forced exit
 
 
 def run(config: Config, data: Path) -> None:
-    """Blocks until the service has ended. Raises what opening the data directory raises, and SystemExit as above.
-
-    Raises InvalidInput for an address that other machines reach, unless the settings allow it.
-    """
+    """Blocks until the service has shut down. Raises InvalidInput for an address reachable from other machines unless
+    the settings allow it, whatever opening the data directory raises, and SystemExit as above."""
     require_private(config.server)
     keep_private()
     share_heaps()
@@ -57,7 +55,7 @@ def run(config: Config, data: Path) -> None:
 
 
 def require_private(server: Server) -> None:
-    """There are no keys: who reaches the service may do everything."""
+    """Raises InvalidInput for an address reachable from other machines: there is no authentication."""
     host = server.host
     private = ipaddress.ip_address(host).is_loopback if is_address(host) else host == "localhost"
     if not private and not server.insecure:
@@ -69,25 +67,25 @@ def require_private(server: Server) -> None:
 
 
 def share_heaps() -> None:
-    """Let threads take memory from a few heaps. Call it before there are threads; it does nothing without glibc.
+    """Limit glibc to a few malloc arenas. Call before starting threads; a no-op without glibc.
 
-    glibc gives every thread a heap of its own, and what a run of the model has freed in one, no other thread takes.
+    By default threads get arenas of their own, and memory that a model run freed in one is not reused by the others.
     """
     if "MALLOC_ARENA_MAX" in os.environ:
-        return  # somebody has decided
+        return  # the operator has decided
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, HEAPS_MAX)
 
 
 def allow_all_descriptors() -> None:
-    """Raise the soft limit to the hard one. It is low only for the sake of programs that use select, as we do not."""
+    """Raise the soft limit to the hard one. It is low only for the sake of select(), which we do not use."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):  # some systems allow less than they say
+    with contextlib.suppress(OSError, ValueError):  # some systems allow less than they report
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 async def serve(config: Config, data: Path) -> bool:
-    """Whether the service ended because it was asked to, not because its storage failed."""
+    """Serve until told to stop. Returns False if storage failed instead."""
     app = create_app(config, data)
     grace_s = config.server.shutdown_grace_s
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=grace_s + LAST_ANSWERS_S)
@@ -95,27 +93,22 @@ async def serve(config: Config, data: Path) -> bool:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(AcceptErrors())
     stop = asyncio.Event()
-
-    def begin_to_stop() -> None:
-        if not stop.is_set():  # a second signal does not prolong it
-            leave_within(grace_s + CLOSING_S)
-        stop.set()
-
     for one in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(one, begin_to_stop)
+        loop.add_signal_handler(one, stop.set)
     await runner.setup()
     try:
-        await Site(runner, connections).start()
+        listening = await listen(runner, connections)
         watch = loop.create_task(connections.watch())
         keep_turns_short()
-        print(f"{READY_LINE}{url_of(runner)}", flush=True)  # noqa: T201 - other programs wait for this line
-        await first_of(stop, app[FAILED])
+        print(f"{READY_LINE}{url_of(listening)}", flush=True)  # noqa: T201 - parent processes wait for this line
+        ends = [loop.create_task(event.wait()) for event in (stop, app[FAILED])]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        leave_within(grace_s + CLOSING_S)
         app[READY]["ready"] = False
         logger.info("stopping: requests under way have %g s to finish", grace_s)
-        if not stop.is_set():
-            leave_within(grace_s + CLOSING_S)
         loop.call_later(grace_s, app[STOPPING].end_grace)
         await asyncio.sleep(DRAIN_S)
+        listening.close()
     finally:
         await runner.cleanup()
     watch.cancel()
@@ -123,47 +116,29 @@ async def serve(config: Config, data: Path) -> bool:
 
 
 def leave_within(seconds: float) -> None:
-    """End the process by then, with every thread's stack in the log, if it has not ended by itself.
+    """Force the process to exit after `seconds`, logging every thread's stack.
 
-    Threads in compiled code cannot be stopped, and Python waits for them. What was acknowledged is on disk already.
+    Python waits for threads at exit, and those in native code cannot be stopped. Acknowledged writes are already on
+    disk.
     """
     faulthandler.dump_traceback_later(seconds, exit=True)
 
 
-class Site(web.BaseSite):
-    """Where the service listens. aiohttp's own has no say in how a connection is made."""
-
-    def __init__(self, runner: web.AppRunner, connections: Connections) -> None:
-        super().__init__(runner)
-        self._connections = connections
-
-    @property
-    def name(self) -> str:
-        return f"http://{self._connections.settings.host}:{self._connections.settings.port}"
-
-    async def start(self) -> None:
-        await super().start()
-        server, settings = self._runner.server, self._connections.settings
-        assert server is not None, "the runner is set up"
-        try:
-            self._server = await asyncio.get_running_loop().create_server(
-                lambda: self._connections.accept(server), settings.host, settings.port, backlog=self._backlog
-            )
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise
-            where = f"{settings.host}:{settings.port}"
-            raise Conflict(f"{where} is in use by another program; --port takes another port") from error
+async def listen(runner: web.AppRunner, connections: Connections) -> asyncio.Server:
+    """Accept connections; aiohttp's sites cannot use our protocol class. Raises Conflict for a port in use."""
+    server, settings = runner.server, connections.settings
+    assert server is not None, "the runner is set up"
+    try:
+        return await asyncio.get_running_loop().create_server(
+            lambda: connections.accept(server), settings.host, settings.port, backlog=BACKLOG
+        )
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        where = f"{settings.host}:{settings.port}"
+        raise Conflict(f"{where} is in use by another program; --port takes another port") from error
 
 
-async def first_of(*events: asyncio.Event) -> None:
-    """Wait until one of them is set."""
-    waiting = [asyncio.create_task(event.wait()) for event in events]
-    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-    for task in waiting:
-        task.cancel()
-
-
-def url_of(runner: web.AppRunner) -> str:
-    host, port = runner.addresses[0][:2]
+def url_of(listening: asyncio.Server) -> str:
+    host, port = listening.sockets[0].getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

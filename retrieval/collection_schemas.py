@@ -11,7 +11,7 @@ from indexes.catalog import NAME
 from indexes.dense.cold_skips import ColdState
 from indexes.info import SearchSettings
 from indexes.model import Tier
-from indexes.rebuild.placement import Moves
+from indexes.parts.manifest import Moves
 from retrieval.schemas import Doc, Request, Seq
 
 Capacity = Annotated[int, Meta(ge=0, le=1_000_000_000)]

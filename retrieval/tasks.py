@@ -23,7 +23,7 @@ from indexes.erasing import Erasure
 from indexes.errors import Conflict, NearlineError, NotFound, NotReady, RecallTooLow
 from indexes.model import Floats
 from indexes.rebuild.builder import Rebuild
-from indexes.rebuild.tuner import TuneRun, check_target
+from indexes.tuner import TuneRun, check_target
 from retrieval.collection_schemas import JobBody, JobProgress, RebuildDue
 from retrieval.errors import without_folders
 

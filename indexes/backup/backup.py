@@ -46,8 +46,9 @@ from indexes.errors import (
 )
 from indexes.log.pinned import LogState, pin
 from indexes.model import Progress
-from indexes.parts.generation import MANIFEST as GENERATION_MANIFEST
-from indexes.parts.generation import Manifest, SealedFile, Shelf, read_manifest
+from indexes.parts.manifest import MANIFEST as GENERATION_MANIFEST
+from indexes.parts.manifest import Manifest, SealedFile, read_manifest
+from indexes.parts.shelf import Shelf
 from indexes.rebuild.chosen import FILE as CHOSEN
 
 logger = logging.getLogger(__name__)

@@ -28,7 +28,9 @@ from indexes.lexical import analysis
 from indexes.log.checks import Check, check_log
 from indexes.log.pinned import pin
 from indexes.model import Progress
-from indexes.parts.generation import Generation, Shelf, read_manifest
+from indexes.parts.generation import Generation
+from indexes.parts.manifest import read_manifest
+from indexes.parts.shelf import Shelf
 
 LOAD_S_MAX = 1800
 GOING_S = 2.0  # to wait for a damaged generation that is not live: perhaps it is only being deleted

@@ -17,11 +17,10 @@ import msgspec
 import numpy as np
 
 from indexes.arrays import ends_of
-from indexes.dense.vectors import StoredVectors, among
+from indexes.dense.vectors import NOTHING, Found, StoredVectors, among, merge
 from indexes.errors import Damaged
 from indexes.masks import Bits, count_bits, first_bits, flags_of
 from indexes.model import Floats, Rows
-from indexes.parts.part import NOTHING, Found, merge
 
 COLD_PASSAGES_MIN = 256  # fewer cannot train a quantiser and are not worth one
 OVERSAMPLING = 4  # candidates scored again for each place in the ranking, where the settings ask for fewer

@@ -28,6 +28,9 @@ from indexes.model import Floats, Rows
 from indexes.residency import Files
 
 Halves = NDArray[np.float16]
+Found = tuple[Rows, Floats]  # rows with their scores, best first
+
+NOTHING: Found = (np.empty(0, np.int64), np.empty(0, np.float32))
 
 ROWS_AT = 128
 SIZE_BYTES = 8
@@ -168,3 +171,12 @@ def among(allowed: Bits) -> Any:
 def both(first: Any, second: Any) -> Any:
     """A selector of the rows that two others let through."""
     return faiss.IDSelectorAnd(first, second)
+
+
+def merge(first: Found, second: Found, depth: int) -> Found:
+    """The best `depth` of two results, equal scores in row order."""
+    if not len(first[0]) or not len(second[0]):
+        rows, scores = second if not len(first[0]) else first
+        return rows[:depth], scores[:depth]
+    rows, scores = np.concatenate([first[0], second[0]]), np.concatenate([first[1], second[1]])
+    return top(rows, scores, depth)

@@ -203,6 +203,11 @@ class Assembly:
         self._parts = arrangement.parts
         self.generation = arrangement.generation
 
+    def clear(self) -> None:
+        """Hold nothing any more."""
+        self._parts, self.generation = [], None
+        self._delta = Delta(0, self._settings.dimensions)
+
     def read_back(self, entries: Iterable[Entry]) -> list[DeltaView]:
         """Parts of these passages, ascending, as if they had just been written. Any thread may call this."""
         views: list[DeltaView] = []

@@ -6,12 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexes.arrays import find_sorted
-from indexes.dense.vectors import StoredVectors
+from indexes.dense.vectors import NOTHING, Found, StoredVectors
 from indexes.filters.index import GrowingFilters
 from indexes.lexical.postings import GrowingLexical
 from indexes.masks import Bits
 from indexes.model import TIERS, Floats, Ids, Metadata, Rows, Tier
-from indexes.parts.part import NOTHING, Found, scan
+from indexes.parts.part import scan
 
 
 class Delta:

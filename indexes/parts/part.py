@@ -11,18 +11,14 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from indexes.arrays import top
 from indexes.dense.hot import HotGraph
-from indexes.dense.vectors import StoredVectors, among, within
-from indexes.filters.index import FilterPart
+from indexes.dense.vectors import NOTHING, Found, StoredVectors, among, within
+from indexes.filters.filter_part import FilterPart
 from indexes.lexical.bm25 import LexicalPart
 from indexes.masks import Bits, bits_at, count_bits
 from indexes.model import Floats, Ids, Ranking, Rows, Tier
 
 WIDENING_MAX = 4096  # looking further than this beyond a filter costs more than scanning the allowed rows
-
-Found = tuple[Rows, Floats]
-NOTHING: Found = (np.empty(0, np.int64), np.empty(0, np.float32))
 
 
 class Part(Protocol):
@@ -104,15 +100,6 @@ def search_graph(graph: HotGraph, query: Floats, depth: int, allowed: Bits | Non
 def widened(wanted: int, count: int, size: int) -> int:
     """How far to look for `wanted` allowed rows, where `count` of `size` are allowed."""
     return wanted if count == size else int(1.25 * wanted * size / count) + 8
-
-
-def merge(first: Found, second: Found, depth: int) -> Found:
-    """The best `depth` of two results, equal scores in row order."""
-    if not len(first[0]) or not len(second[0]):
-        rows, scores = second if not len(first[0]) else first
-        return rows[:depth], scores[:depth]
-    rows, scores = np.concatenate([first[0], second[0]]), np.concatenate([first[1], second[1]])
-    return top(rows, scores, depth)
 
 
 def as_ranking(part: Part, found: Found) -> Ranking:

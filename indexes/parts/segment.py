@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from indexes.arrays import find_sorted
 from indexes.courtesy import GoOn, nobody_waits
 from indexes.dense.codes import Codes, rescored_for
-from indexes.dense.vectors import StoredVectors
+from indexes.dense.vectors import NOTHING, Found, StoredVectors
 from indexes.filters.columns import SealedFilters
 from indexes.lexical.building import merge_sealed
 from indexes.lexical.postings import SealedLexical
 from indexes.masks import Bits, bits_at, count_bits
 from indexes.model import TIERS, Floats, Ids, Rows, Tier
 from indexes.parts.delta import DeltaView
-from indexes.parts.part import NOTHING, WIDENING_MAX, Found, scan, widened
+from indexes.parts.part import WIDENING_MAX, scan, widened
 from indexes.parts.visible import Visible
 
 CODED_ROWS_MIN = 1024  # fewer are scanned exactly, as the delta is

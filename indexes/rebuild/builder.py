@@ -38,11 +38,13 @@ from indexes.lexical.building import LexicalBuilder
 from indexes.log.reader import LogReader, decode_metadata
 from indexes.memory import PeakMemory
 from indexes.model import Ids, Progress
-from indexes.parts.generation import MANIFEST, Generation, Manifest, Shelf, read_manifest, seal_files
+from indexes.parts.generation import Generation
+from indexes.parts.manifest import MANIFEST, Manifest, Moves, read_manifest, seal_files
+from indexes.parts.shelf import Shelf
 from indexes.rebuild.dense import FIRST_EF, DenseRows, write_dense
 from indexes.rebuild.hits import Hits
 from indexes.rebuild.optimiser import Measured, choose_settings
-from indexes.rebuild.placement import Moves, Placement, place
+from indexes.rebuild.placement import Placement, place
 from indexes.residency import Files
 
 

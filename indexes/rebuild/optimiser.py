@@ -20,10 +20,9 @@ import numpy as np
 
 from indexes.dense.cold import ColdSettings
 from indexes.dense.forecast import Forecast
-from indexes.dense.vectors import search_with_one_thread
+from indexes.dense.vectors import Found, search_with_one_thread
 from indexes.model import Floats, Progress, Tier
 from indexes.parts.generation import Generation
-from indexes.parts.part import Found
 from indexes.rebuild.truth import (
     Counts,
     K,
@@ -96,6 +95,8 @@ class Measured:
 
 def choose_settings(generation: Generation, target: float, floor: float) -> Measured:
     """For a new generation, by synthetic queries. If none reach the target, the settings that find the most."""
+    if not generation.size:
+        return Measured(*generation.search_settings, {})
     truth = true_neighbours(generation, synthetic_queries(generation, QUERIES, seed=5))
     best = optimise(generation, truth, target, floor).best
     recall = {name: share.recall for name, share in shares(best, truth).items()}

@@ -8,24 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from indexes.dense.cold import COLD_PASSAGES_MIN
 from indexes.model import Ids
+from indexes.parts.manifest import Moves
 
 HITS_SHARE_MAX = 0.5
 HITS_MIN = 2.0
-
-
-class Moves(msgspec.Struct, frozen=True):
-    """What a rebuild moved: hot passages by the reason they are hot, and how many changed their tier."""
-
-    hot_by_hits: int = 0
-    hot_by_age: int = 0
-    to_hot: int = 0
-    to_cold: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,10 @@ from numpy.typing import NDArray
 
 from indexes.dense.cold import RANKS
 from indexes.dense.mixtures import mixtures_of
-from indexes.dense.vectors import among, within
+from indexes.dense.vectors import Found, among, within
 from indexes.masks import Bits, pack_flags
 from indexes.model import Floats, Progress
 from indexes.parts.generation import Generation
-from indexes.parts.part import Found
 
 Counts = NDArray[np.int64]
 

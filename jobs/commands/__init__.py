@@ -1,1 +1,1 @@
-"""One module for each command of the command line. They parse and print; the work is in `jobs` beside them."""
+"""The subcommands. They parse arguments and print; the work is done in `jobs`."""

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Awaitable, Callable
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 from rich.markup import escape
 from rich.table import Table
 
-from jobs.commands.options import JSON, URL, console, counted, errors, print_json
+from jobs.commands.options import (
+    JSON,
+    URL,
+    ask,
+    console,
+    counted,
+    errors,
+    megabytes,
+    print_json,
+    print_result,
+)
 from retrieval.client import Client
 
-T = TypeVar("T")
 NAME = click.argument("name")
 
 
@@ -92,13 +99,16 @@ def delete(name: str, yes: bool, url: str, as_json: bool) -> None:
     """Delete a collection with all its documents. It goes by its own name, not an alias."""
     documents = ask(url, lambda client: documents_of(client, name))
     content = "all that is left of it" if documents is None else counted(documents, "document")
-    if not yes:
-        confirm(f"Delete {name} with {content}?")
+    try:
+        agreed = yes or click.confirm(f"Delete {name} with {content}?", err=True)
+    except click.Abort:  # not interactive
+        click.echo(err=True)
+        agreed = False
+    if not agreed:
+        raise click.ClickException("nothing is deleted; --yes does it without asking")
     ask(url, lambda client: client.delete_collection(name))
-    if as_json:
-        print_json({"deleted": name, "documents": documents})
-    else:
-        click.echo(f"{name} is deleted, with {content}")
+    value = {"deleted": name, "documents": documents}
+    print_result(value, f"{name} is deleted, with {content}", as_json=as_json)
 
 
 @command.command(epilog="Example: nearline collections rename docs handbook")
@@ -107,17 +117,14 @@ def delete(name: str, yes: bool, url: str, as_json: bool) -> None:
 @URL
 @JSON
 def rename(name: str, new_name: str, url: str, as_json: bool) -> None:
-    """Give a collection another name. Aliases follow; it answers again once it is opened anew."""
+    """Give a collection another name. Aliases follow; it is reopened under the new name."""
 
     async def renamed(client: Client) -> dict[str, Any]:
         await own(client, name)
         return await client.rename_collection(name, new_name)
 
     found = ask(url, renamed)
-    if as_json:
-        print_json(found)
-    else:
-        click.echo(f"{name} is now {found['name']}")
+    print_result(found, f"{name} is now {found['name']}", as_json=as_json)
 
 
 @command.command(epilog="Example: nearline collections rollback docs")
@@ -127,22 +134,11 @@ def rename(name: str, new_name: str, url: str, as_json: bool) -> None:
 def rollback(name: str, url: str, as_json: bool) -> None:
     """Serve the generation before the present one again. Documents written since stay."""
     generation = ask(url, lambda client: client.rollback(name))
-    if as_json:
-        print_json({"generation": generation})
-    else:
-        click.echo(f"generation {generation} of {name} is live")
-
-
-def ask(url: str, work: Callable[[Client], Awaitable[T]]) -> T:
-    async def asked() -> T:
-        async with Client(url) as client:
-            return await work(client)
-
-    return asyncio.run(asked())
+    print_result({"generation": generation}, f"generation {generation} of {name} is live", as_json=as_json)
 
 
 async def own(client: Client, name: str) -> dict[str, Any]:
-    """The collection that has this name itself: what an alias names today must not be changed by accident."""
+    """The collection with this name. Raises ClickException for an alias, which may point elsewhere tomorrow."""
     found = await client.collection(name)
     if found["name"] != name:
         raise click.ClickException(f"{name!r} is an alias; the collection's own name is {found['name']!r}")
@@ -150,22 +146,11 @@ async def own(client: Client, name: str) -> dict[str, Any]:
 
 
 async def documents_of(client: Client, name: str) -> int | None:
-    """Their number, None in a quarantined collection, where they cannot be counted."""
+    """Number of documents; None for a quarantined collection, which cannot count them."""
     if name in [one["name"] for one in await client.quarantined()]:
         return None
     documents: int = (await own(client, name))["documents"]
     return documents
-
-
-def confirm(question: str) -> None:
-    """Raises ClickException unless the answer is yes; where nobody can answer, too."""
-    try:
-        agreed = click.confirm(question, err=True)
-    except click.Abort:
-        click.echo(err=True)
-        agreed = False
-    if not agreed:
-        raise click.ClickException("nothing is deleted; --yes does it without asking")
 
 
 def since(time_ms: int | None) -> str:
@@ -182,7 +167,3 @@ def rebuild_of(due: dict[str, Any] | None) -> str:
         return needed
     next_time = time.strftime("%H:%M:%S", time.localtime(due["next_ms"] / 1000))
     return f"{needed}. Failed attempts: {due['failed_attempts']}, the next from {next_time}; last: {due['error']}"
-
-
-def megabytes(size: int) -> str:
-    return f"{size / 1e6:.1f} MB" if abs(size) >= 100_000 or not size else f"{size / 1e3:.1f} kB"

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import click
 
-from jobs.commands.ending import ended_by_sigterm
 from jobs.commands.ingest import progress_bar
-from jobs.commands.options import console
-from jobs.commands.reindex import rebuild
+from jobs.commands.options import PATH, console, ended_by_sigterm
+from jobs.commands.rebuilds import finished
 from jobs.commands.search import show
 from jobs.docstrings import docstrings
 from jobs.ingesting import ingest
@@ -37,7 +36,7 @@ QUERIES = (
 @click.command(epilog="Example: nearline demo")
 @click.option(
     "--data",
-    type=click.Path(path_type=Path),
+    type=PATH,
     default=Path("demo/data"),
     show_default=True,
     help="Where the data stay. Another run finds them there.",
@@ -45,7 +44,7 @@ QUERIES = (
 def command(data: Path) -> None:
     """Index the docstrings of this Python, serve them, and search them over HTTP.
 
-    The data stay, and the last lines say how to go on with them. A first run that is interrupted leaves nothing.
+    The data is kept, and the last lines say how to continue with it. An interrupted first run leaves nothing behind.
     """
     missing = [folder for folder in (data, *data.parents) if not folder.exists()]
     with ended_by_sigterm():
@@ -64,48 +63,41 @@ def play(data: Path) -> None:
     documents = list(docstrings())
     with serving(data) as server:
         console.print(f"Serving {data} at {server.url}")
-        if asyncio.run(is_filled(server.url, len(documents))):
-            console.print("The docstrings are indexed already.")
-        else:
-            console.print(f"Embedding {len(documents)} docstrings on this CPU ...")
-            asyncio.run(fill(server.url, documents))
-            console.print(
-                f"Rebuilding: the newest {HOT_CAPACITY} passages stay hot, the others move to the cold tier ..."
-            )
-            asyncio.run(rebuild(server.url, COLLECTION, None))
-        asyncio.run(ask_all(server.url))
+        asyncio.run(tour(server.url, documents))
     console.print("\nTo go on with these data, serve them:")
     say_command("serve", "--data", str(data))
     console.print("and open http://127.0.0.1:8080/docs, or search from another terminal:")
     say_command("search", "-c", COLLECTION, "compare two folders")
 
 
-def say_command(*arguments: str) -> None:
-    """A call of this program as it was called itself, on a line of its own."""
-    program = [sys.argv[0]] if os.access(sys.argv[0], os.X_OK) else [sys.executable, "-m", "jobs.cli"]
-    click.echo("  " + shlex.join([*program, *arguments]))
-
-
-async def is_filled(url: str, documents: int) -> bool:
-    """Whether an earlier run came to its end here."""
+async def tour(url: str, documents: list[SourceDocument]) -> None:
     async with Client(url) as client:
         info = await client.ensure_collection(COLLECTION, hot_capacity=HOT_CAPACITY)
-        return bool(info["documents"] == documents and info["generation"])
-
-
-async def fill(url: str, documents: list[SourceDocument]) -> None:
-    async with Client(url) as client:
-        with progress_bar(len(documents), of="documents", label="docstrings") as on_progress:
-            done = await ingest(client, COLLECTION, documents, on_progress)
-        console.print(f"{done.documents} documents, {done.passages} passages, durable and searchable.")
-
-
-async def ask_all(url: str) -> None:
-    async with Client(url) as client:
-        for number in range(WARM_UP):  # so that the timings below are those of a service in use
+        if info["documents"] == len(documents) and info["generation"]:  # an earlier run finished
+            console.print("The docstrings are indexed already.")
+        else:
+            await fill(client, documents)
+        for number in range(WARM_UP):  # so the timings below are those of a warm service
             await client.search(COLLECTION, query=f"warm up {number}", cache=False)
         for query in QUERIES:
             console.print(f"\n[bold yellow]{query}[/]")
             show(await client.search(COLLECTION, query=query, k=3, group_by_document=True))
         console.print("\n[bold yellow]The first query again: the answer comes from the cache[/]")
         show(await client.search(COLLECTION, query=QUERIES[0], k=3, group_by_document=True))
+
+
+async def fill(client: Client, documents: list[SourceDocument]) -> None:
+    console.print(f"Embedding {len(documents)} docstrings on this CPU ...")
+    with progress_bar(len(documents), of="documents", label="docstrings") as on_progress:
+        done = await ingest(client, COLLECTION, documents, on_progress)
+    console.print(f"{done.documents} documents, {done.passages} passages, durable and searchable.")
+    console.print(
+        f"Rebuilding: the newest {HOT_CAPACITY} passages stay hot, the others move to the cold tier ..."
+    )
+    await finished(client, await client.reindex(COLLECTION))
+
+
+def say_command(*arguments: str) -> None:
+    """Print a command line to paste, invoking this program the way it was invoked."""
+    program = [sys.argv[0]] if os.access(sys.argv[0], os.X_OK) else [sys.executable, "-m", "jobs.cli"]
+    click.echo("  " + shlex.join([*program, *arguments]))

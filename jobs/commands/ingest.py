@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import click
+import msgspec
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from jobs.commands.options import COLLECTION, JSON, URL, counted, errors, print_json
+from jobs.commands.options import COLLECTION, JSON, URL, ask, counted, errors, print_result
 from jobs.ingesting import REQUEST_S_MAX, Ingested, ingest
 from jobs.ingesting import Progress as OnProgress
-from jobs.sources import (
-    ColumnType,
-    SourceDocument,
-    SourceOptions,
-    SourceReport,
-    parse_types,
-    read_documents,
-    total_bytes,
-)
+from jobs.sources import SourceOptions, SourceReport, parse_types, read_documents, total_bytes
 from retrieval.client import Client, ServiceError
 
 FAILURES_SHOWN = 20
@@ -76,42 +66,31 @@ def command(
     url: str,
     collection: str,
     create: bool,
-    id_field: str | None,
-    prefix_ids: bool,
     text_field: str,
-    title_field: str,
     types: tuple[str, ...],
-    exclude: tuple[str, ...],
     lenient: bool,
     as_json: bool,
+    **others: Any,
 ) -> None:
     """Send JSONL, CSV, text and Markdown files, or folders of them, to a running service.
 
-    What cannot be read, or is refused by the service, is named at the end and makes the exit code 1; everything else is
-    written. Run it again after it was stopped: a document is there once, whatever happened.
+    Whatever cannot be read or is refused by the service is listed at the end and makes the exit code 1; everything else
+    is written. It is safe to run again after an interruption: no document is stored twice.
     """
-    declared: dict[str, ColumnType] = {}
-    for one in types:
-        declared |= parse_types(one)
-    options = SourceOptions(
-        exclude=exclude,
-        id_field=id_field,
-        prefix_ids=prefix_ids,
-        text_fields=tuple(field.strip() for field in text_field.split(",")),
-        title_field=title_field,
-        types=declared,
-    )
+    declared = {column: kind for one in types for column, kind in parse_types(one).items()}
+    text_fields = tuple(field.strip() for field in text_field.split(","))
+    options = SourceOptions(text_fields=text_fields, types=declared, **others)
     report, done = SourceReport(), Ingested()
     documents = read_documents(paths, options=options, report=report)
 
-    def note(now: Ingested) -> None:
-        nonlocal done
-        done = now
-        on_progress(now)
+    async def send(client: Client) -> None:
+        if create:
+            await client.ensure_collection(collection)
+        await ingest(client, collection, documents, on_progress, report, done)
 
     try:
         with progress_bar(total_bytes(paths, options=options), hidden=as_json) as on_progress:
-            done = asyncio.run(send(url, collection, create, documents, note, report))
+            ask(url, send, timeout_s=REQUEST_S_MAX)
     except KeyboardInterrupt:
         click.echo(stopped(done, collection), err=True)
         sys.exit(130)
@@ -122,36 +101,12 @@ def command(
         raise
     for column in declared.keys() - report.types.keys():
         report.note(f"types: no table has a column '{column}' of metadata")
-    tell(done, report, collection, as_json=as_json)
-    if report.failures and not lenient:
-        sys.exit(1)
-
-
-def tell(done: Ingested, report: SourceReport, collection: str, *, as_json: bool) -> None:
-    """What came of it: notes and failures on stderr, the rest on stdout."""
     for line in report.notes:
         click.echo(line, err=True)
     show_failures(report)
-    if as_json:
-        print_json(as_value(done, report))
-    else:
-        click.echo(ending(done, collection))
-        for line in report.summary():
-            click.echo(line)
-
-
-async def send(
-    url: str,
-    collection: str,
-    create: bool,
-    documents: Iterator[SourceDocument],
-    on_progress: OnProgress,
-    report: SourceReport,
-) -> Ingested:
-    async with Client(url, timeout_s=REQUEST_S_MAX) as client:
-        if create:
-            await client.ensure_collection(collection)
-        return await ingest(client, collection, documents, on_progress, report)
+    print_result(as_value(done, report), ending(done, collection), *report.summary(), as_json=as_json)
+    if report.failures and not lenient:
+        sys.exit(1)
 
 
 def ending(done: Ingested, collection: str) -> str:
@@ -174,26 +129,16 @@ def stopped(done: Ingested, collection: str) -> str:
     )
 
 
-def as_value(done: Ingested, report: SourceReport) -> dict[str, object]:
-    """What `--json` prints."""
+def as_value(done: Ingested, report: SourceReport) -> dict[str, Any]:
+    """The value printed by `--json`."""
     return {
+        **msgspec.to_builtins(done),
+        **msgspec.to_builtins(report),
         "documents": done.documents,
-        "unchanged": done.unchanged,
-        "passages": done.passages,
-        "tokens": done.tokens,
         "tokens_per_s": round(done.tokens_per_s(), 1),
         "seconds": round(done.seconds, 3),
-        "seq": done.seq,
-        "files": report.files,
-        "empty": report.empty,
-        "duplicates": report.duplicates,
         "other_files": report.other_files.total(),
-        "links": report.links,
-        "excluded": report.excluded,
         "types": {column: " or ".join(kinds) for column, kinds in report.types.items()},
-        "misfits": dict(report.misfits),
-        "failures": report.failures,
-        "failed": [asdict(one) for one in report.failed],
     }
 
 
@@ -214,12 +159,11 @@ def progress_bar(
     of: Literal["bytes_read", "documents"] = "bytes_read",
     hidden: bool = False,
     label: str = "documents",
-    every_s: float = LINE_EVERY_S,
 ) -> Iterator[OnProgress]:
-    """A bar of what is acknowledged, `total` bytes of source or documents long; without a terminal, lines on stderr."""
+    """A progress bar of acknowledged work out of `total` source bytes or documents; without a terminal, lines on
+    stderr."""
     if not hidden and not errors.is_terminal:
-        with progress_lines(total, of, label, every_s) as on_progress:
-            yield on_progress
+        yield progress_lines(total, of, label)
         return
     columns = (
         TextColumn("{task.fields[documents]} " + label),
@@ -228,7 +172,7 @@ def progress_bar(
         TextColumn("{task.fields[rate]:,.0f} tokens/s"),
         TimeRemainingColumn(),
     )
-    # Speed over minutes: large documents are acknowledged seldom.
+    # A long period, because acknowledgements of large documents are far apart.
     with Progress(*columns, console=errors, disable=hidden, transient=True, speed_estimate_period=300) as bar:
         task = bar.add_task("", total=max(total, 1), documents=0, rate=0.0)
         yield lambda done: bar.update(
@@ -239,28 +183,18 @@ def progress_bar(
         )
 
 
-@contextlib.contextmanager
-def progress_lines(total: int, of: str, label: str, every_s: float) -> Iterator[OnProgress]:
-    """The same as a line now and then."""
-    latest, begun, ended = Ingested(), time.monotonic(), threading.Event()
-
-    def show() -> None:
-        while not ended.wait(every_s):
-            share = min(getattr(latest, of) / max(total, 1), 1.0)
-            left = f", {(time.monotonic() - begun) * (1 / share - 1):,.0f} s left" if share else ""
-            click.echo(
-                f"{latest.documents + latest.unchanged:,} {label}, {share:.0%}{rate(latest)}{left}",
-                err=True,
-            )
+def progress_lines(total: int, of: str, label: str, every_s: float = LINE_EVERY_S) -> OnProgress:
+    """The same as lines on stderr: one after an acknowledgement, at most one every `every_s`."""
+    begun = shown = time.monotonic()
 
     def note(done: Ingested) -> None:
-        nonlocal latest
-        latest = done
+        nonlocal shown
+        now = time.monotonic()
+        if now - shown < every_s:
+            return
+        shown = now
+        share = min(getattr(done, of) / max(total, 1), 1.0)
+        left = f", {(now - begun) * (1 / share - 1):,.0f} s left" if share else ""
+        click.echo(f"{done.documents + done.unchanged:,} {label}, {share:.0%}{rate(done)}{left}", err=True)
 
-    thread = threading.Thread(target=show, daemon=True)
-    thread.start()
-    try:
-        yield note
-    finally:
-        ended.set()
-        thread.join()
+    return note

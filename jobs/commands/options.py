@@ -1,15 +1,26 @@
-"""Options that several commands share, and how they print."""
+"""What commands share: options, printing, progress, a connection to the service, clean termination."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
+import signal
 import sys
+from collections.abc import Awaitable, Callable, Iterator
 from importlib.util import find_spec
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 import msgspec
 from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, TaskProgressColumn, TextColumn
+
+from retrieval.client import TIMEOUT_S, Client
+
+T = TypeVar("T")
+OnProgress = Callable[[str, int, int], None]
 
 URL = click.option(
     "--url",
@@ -21,8 +32,9 @@ URL = click.option(
 )
 COLLECTION = click.option("--collection", "-c", required=True, help="Name or alias of the collection.")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON value instead of text.")
+PATH = click.Path(path_type=Path)
 
-LINE_MAX = 10_000  # characters, where a program reads what we print: it wants one line for one thing
+LINE_MAX = 10_000  # characters; programs that read our output want one line per item
 
 console = Console(width=None if sys.stdout.isatty() or os.environ.get("COLUMNS") else LINE_MAX)
 errors = Console(stderr=True)
@@ -33,12 +45,56 @@ def counted(number: int, thing: str) -> str:
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
+def megabytes(size: int) -> str:
+    return f"{size / 1e6:.1f} MB" if abs(size) >= 100_000 or not size else f"{size / 1e3:.1f} kB"
+
+
 def print_json(value: Any) -> None:
     click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
 
 
+def print_result(value: Any, *lines: str, as_json: bool) -> None:
+    """Print `value` as JSON, or the lines that say it in words."""
+    if as_json:
+        print_json(value)
+    else:
+        for line in lines:
+            click.echo(line)
+
+
+def ask(url: str, work: Callable[[Client], Awaitable[T]], *, timeout_s: float = TIMEOUT_S) -> T:
+    """Run `work` with a client of the service and return its result."""
+
+    async def asked() -> T:
+        async with Client(url, timeout_s=timeout_s) as client:
+            return await work(client)
+
+    return asyncio.run(asked())
+
+
+@contextlib.contextmanager
+def stages(*columns: ProgressColumn, hidden: bool) -> Iterator[OnProgress]:
+    """A progress bar on stderr, if that is a terminal. Yields a callback taking stage, done and total."""
+    shown = TextColumn("{task.description}"), BarColumn(), *(columns or [TaskProgressColumn()])
+    with Progress(*shown, console=errors, disable=hidden or not errors.is_terminal, transient=True) as bar:
+        task = bar.add_task("waiting", total=1)
+        yield lambda stage, done, total: bar.update(
+            task, description=stage, completed=done, total=max(total, done, 1)
+        )
+
+
+@contextlib.contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """Within the block SIGTERM raises SystemExit, as Ctrl-C raises KeyboardInterrupt, so cleanup of drafts runs."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def require_matplotlib() -> None:
-    """Raises ClickException saying how to get it, before minutes of measuring are spent."""
+    """Raises ClickException with install instructions, before minutes are spent on measuring."""
     if find_spec("matplotlib") is None:
         raise click.ClickException(
             'a plot needs matplotlib: pip install "nearline[report]"; the table needs nothing'

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import click
 import msgspec
 from rich.markup import escape
 
-from jobs.commands.options import COLLECTION, JSON, URL, console, print_json
-from retrieval.client import Client
+from jobs.commands.options import COLLECTION, JSON, URL, ask, console, print_json
 
 SHOWN_CHARS = 240
 
@@ -37,20 +35,15 @@ def command(
             search["filter"] = msgspec.json.decode(condition)
         except msgspec.DecodeError as error:
             raise click.BadParameter(f"not JSON: {error}", param_hint="--filter") from None
-    answer = asyncio.run(ask(url, collection, search))
+    answer = ask(url, lambda client: client.search(collection, **search))
     if as_json:
         print_json(answer)
     else:
         show(answer)
 
 
-async def ask(url: str, collection: str, search: dict[str, Any]) -> dict[str, Any]:
-    async with Client(url) as client:
-        return await client.search(collection, **search)
-
-
 def show(answer: dict[str, Any]) -> None:
-    """Hits with their scores and tiers, then what the receipt says."""
+    """Print the hits with scores and tiers, then timings and receipt."""
     for number, hit in enumerate(answer["hits"], 1):
         scores = ", ".join(
             f"{name} {value:.3f}" for name, value in hit["scores"].items() if value is not None

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from indexes.errors import NearlineError
+from jobs.commands.options import PATH
 from jobs.log_lines import set_up_logging
 from jobs.serving import run
 from retrieval.config import ignored_variables, load_config
@@ -19,9 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 @click.command(epilog="Example: nearline serve --data data --port 8080")
-@click.option(
-    "--data", type=click.Path(path_type=Path), required=True, help="The data directory; made if absent."
-)
+@click.option("--data", type=PATH, required=True, help="The data directory; made if absent.")
 @click.option("--host", help="Address to listen on. [default: 127.0.0.1]")
 @click.option(
     "--port", type=click.IntRange(0, 65535), help="Port; 0 takes a free one and says which. [default: 8080]"
@@ -31,17 +30,14 @@ logger = logging.getLogger(__name__)
     is_flag=True,
     help="Allow an address that other machines reach: whoever does may read, write and delete.",
 )
-@click.option("--config", type=click.Path(path_type=Path), help="A TOML file like configs/default.toml.")
+@click.option("--config", type=PATH, help="A TOML file like configs/default.toml.")
 def command(data: Path, host: str | None, port: int | None, insecure: bool, config: Path | None) -> None:
     """Serve a data directory over HTTP until a signal ends it."""
-    environ = dict(os.environ)
-    if host is not None:
-        environ["NEARLINE_SERVER_HOST"] = host
-    if port is not None:
-        environ["NEARLINE_SERVER_PORT"] = str(port)
-    if insecure:
-        environ["NEARLINE_SERVER_INSECURE"] = "true"
-    # Before the settings are read, for what is wrong with them.
+    given = {"HOST": host, "PORT": port, "INSECURE": "true" if insecure else None}
+    environ = dict(os.environ) | {
+        f"NEARLINE_SERVER_{name}": str(value) for name, value in given.items() if value is not None
+    }
+    # Errors in the settings must be logged before the settings are loaded.
     log = Log(format="json") if environ.get("NEARLINE_LOG_FORMAT") == "json" else Log()
     set_up_logging(log)
     try:

@@ -1,8 +1,11 @@
-"""From a row of named fields, whether out of JSONL or CSV, to a document."""
+"""Turns rows of named fields, from JSON Lines or a table, into documents."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
+
+import msgspec
 
 from jobs.sources.files import SourceFile
 from jobs.sources.model import SourceDocument, SourceError, SourceOptions, SourceReport
@@ -10,11 +13,49 @@ from jobs.sources.model import SourceDocument, SourceError, SourceOptions, Sourc
 Row = tuple[int, "Mapping[str, object] | SourceError"]
 """The line a row starts on, and its fields or why they cannot be read."""
 
+KINDS = {
+    dict: "an object",
+    list: "a list",
+    bool: "a boolean",
+    int: "a number",
+    float: "a number",
+    str: "a string",
+}
+_decoder = msgspec.json.Decoder()  # rejects NaN, unlike the standard library
+
+
+def read_jsonl(file: SourceFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:
+    """The documents of a JSONL file. Blank lines are skipped."""
+    rows = (
+        (number, content if isinstance(content, SourceError) else _object(file, number, content))
+        for number, content in file.lines(options.document_bytes_max)
+        if isinstance(content, SourceError) or content.strip()
+    )
+    return documents_of(file, rows, options, report)
+
+
+def _object(file: SourceFile, number: int, content: bytes) -> Mapping[str, object] | SourceError:
+    try:
+        line = file.decode(content, number).strip()
+    except SourceError as error:
+        return error
+    try:
+        value = _decoder.decode(line)
+    except RecursionError:
+        return file.error("not JSON: nested too deeply", number, len(line) + 1)
+    except msgspec.DecodeError as error:
+        # The decoder reports the byte where it stopped, unless the line is truncated.
+        stopped = re.search(r" \(byte (\d+)\)", str(error))
+        before = line.encode()[: int(stopped[1])].decode("utf-8", "ignore") if stopped else line
+        reason = re.sub(r" \(byte \d+\)", "", str(error)).removeprefix("JSON is malformed: ")
+        return file.error(f"not JSON: {reason}", number, len(before) + 1)
+    return value if isinstance(value, dict) else file.error("expected a JSON object", number)
+
 
 def documents_of(
     file: SourceFile, rows: Iterator[Row], options: SourceOptions, report: SourceReport
 ) -> Iterator[SourceDocument]:
-    """The documents of `rows`. Those without text are skipped and counted; bad ones fail, each by itself."""
+    """The documents of `rows`. Rows without text are skipped and counted; each bad row fails on its own."""
     numbered = vectors = False
     for line, fields in rows:
         try:
@@ -43,29 +84,27 @@ def documents_of(
 def _document(
     file: SourceFile, line: int, fields: Mapping[str, object], options: SourceOptions
 ) -> SourceDocument | None:
+    def text_of(field: str) -> str:
+        value = fields.get(field)
+        if value is not None and not isinstance(value, str):
+            raise file.error(f"field '{field}': expected a string, found {KINDS[type(value)]}", line)
+        return value or ""
+
     if not any(field in fields for field in options.text_fields):
         missing = ", ".join(f"'{field}'" for field in options.text_fields)
         found = ", ".join(fields) or "none"
         raise file.error(f"no field {missing}; found: {found}; --text-field says which holds the text", line)
-    texts = (_text(file, line, field, fields) for field in options.text_fields)
-    text = "\n\n".join(text for text in texts if text is not None and text.strip())
+    text = "\n\n".join(text for text in map(text_of, options.text_fields) if text.strip())
     if not text:
         return None
     return SourceDocument(
         id=_id(file, line, fields, options),
         text=text,
-        title=_text(file, line, options.title_field, fields) or None,
+        title=text_of(options.title_field) or None,
         metadata=_metadata(fields, options),
         source=file.place(line),
         bytes_read=file.bytes_read,
     )
-
-
-def _text(file: SourceFile, line: int, field: str, fields: Mapping[str, object]) -> str | None:
-    value = fields.get(field)
-    if value is None or isinstance(value, str):
-        return value
-    raise file.error(f"field '{field}': expected a string, found {_kind(value)}", line)
 
 
 def _id(file: SourceFile, line: int, fields: Mapping[str, object], options: SourceOptions) -> str:
@@ -73,41 +112,28 @@ def _id(file: SourceFile, line: int, fields: Mapping[str, object], options: Sour
     if field is None:
         return f"{file.found.name}#{line}"
     value = fields.get(field)
-    prefix = f"{file.found.name}/" if options.prefix_ids else ""
-    if isinstance(value, str) and value:
-        return prefix + value
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{prefix}{value}"
-    if value is not None and value != "":
-        raise file.error(f"field '{field}': expected a string or an integer, found {_kind(value)}", line)
-    raise file.error(f"no id: field '{field}' is {'empty' if field in fields else 'missing'}", line)
+    if value is None or value == "":
+        raise file.error(f"no id: field '{field}' is {'empty' if field in fields else 'missing'}", line)
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise file.error(
+            f"field '{field}': expected a string or an integer, found {KINDS[type(value)]}", line
+        )
+    return f"{file.found.name}/{value}" if options.prefix_ids else str(value)
 
 
 def id_field_in(fields: Collection[str], options: SourceOptions) -> str | None:
-    """Which of the fields holds the id; None if rows are to be numbered."""
-    # "_id" is what the BEIR collections call it, and what document stores export.
+    """The field that holds the id; None if rows are to be numbered."""
+    # BEIR collections and document stores call it "_id".
     return options.id_field or next((field for field in ("id", "_id") if field in fields), None)
 
 
 def _metadata(fields: Mapping[str, object], options: SourceOptions) -> dict[str, object]:
-    """The object `metadata` over the other fields if wanted. What may be in there is for the service to say."""
-    given = fields.get("metadata")
-    nested = given if isinstance(given, dict) else {}
-    # A vector belongs to the model that made it; ingest embeds the text.
+    """The other fields, updated with those of an object field `metadata`. The service validates the values."""
+    # A vector is tied to the model that made it; ingest embeds the text.
     taken = {id_field_in(fields, options), *options.text_fields, options.title_field, "vector"}
-    if given is nested:
-        taken.add("metadata")
-    others = {key: value for key, value in fields.items() if options.other_fields and key not in taken}
-    return others | nested
-
-
-def _kind(value: object) -> str:
-    names = {
-        dict: "an object",
-        list: "a list",
-        bool: "a boolean",
-        int: "a number",
-        float: "a number",
-        str: "a string",
-    }
-    return names.get(type(value), "null")
+    others = {key: value for key, value in fields.items() if key not in taken}
+    nested = others.get("metadata")
+    if isinstance(nested, dict):
+        del others["metadata"]
+        return others | nested
+    return others

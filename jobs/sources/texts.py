@@ -1,21 +1,22 @@
-"""Files that are one document each: plain text, and Markdown with its front matter."""
+"""Files that are one document each: plain text, and Markdown with front matter."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
+from jobs.sources.columns import infer
 from jobs.sources.files import SourceFile
 from jobs.sources.model import SourceDocument, SourceOptions, SourceReport
 
 
 def read_text(file: SourceFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:
-    """The file as one document, titled by its path; none if it holds only white space."""
+    """The file as one document titled by its path; none if it is blank."""
     yield from _document(file, file.text(options.document_bytes_max), {}, None, report)
 
 
 def read_markdown(file: SourceFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:
-    """The file as one document: front matter becomes metadata, all else stays text, headings included.
+    """The file as one document: front matter becomes metadata, the rest is text, headings included.
 
     The title is the first of: `title` in the front matter, the first heading, the file's path.
     """
@@ -48,8 +49,8 @@ _SIMPLE_LINE = re.compile(r"([A-Za-z_][\w.-]*):[ \t]+(\S.*?)[ \t]*")
 def split_front_matter(text: str) -> tuple[dict[str, object], str]:
     """The simple `key: value` lines of a leading `---` block, and the text after it.
 
-    This reads the flat part of YAML that filters can use, not YAML: nested values and lists over several
-    lines are left out. A block that is never closed, or holds no key, is text (a rule, most likely).
+    This parses the flat subset of YAML that filters can use: nested values and multi-line lists are dropped. A block
+    that is unclosed or does not begin with a key is text (most likely a horizontal rule).
     """
     block = _FRONT_MATTER.match(text)
     if block is None:
@@ -59,8 +60,7 @@ def split_front_matter(text: str) -> tuple[dict[str, object], str]:
         return {}, text
     metadata: dict[str, object] = {}
     for line in lines:
-        simple = _SIMPLE_LINE.fullmatch(line)
-        if simple and (value := _value(simple[2])) is not None:
+        if (simple := _SIMPLE_LINE.fullmatch(line)) and (value := _value(simple[2])) is not None:
             metadata[simple[1]] = value
     return metadata, text[block.end() :]
 
@@ -68,40 +68,25 @@ def split_front_matter(text: str) -> tuple[dict[str, object], str]:
 def _value(written: str) -> object | None:
     if written[0] in "\"'" and written[-1] == written[0] and len(written) > 1:
         return written[1:-1]
-    if written in {"|", ">", "|-", ">-", "null", "~", "{}", "[]"} or written[0] in "{&*!":
+    if written in {"|", ">", "|-", ">-", "null", "~"} or written[0] in "{&*!":
         return None
     if written[0] == "[":
-        return _list(written)
+        items = [item.strip().strip("\"'") for item in written[1:-1].split(",")]
+        return [item for item in items if item] or None if written[-1] == "]" else None
     written = re.sub(r"\s+#.*$", "", written)
-    if written in {"true", "false"}:
-        return written == "true"
-    if re.fullmatch(r"-?(0|[1-9]\d{0,17})", written):
-        return int(written)
-    if re.fullmatch(r"-?(0|[1-9]\d*)\.\d+", written):
-        return float(written)
-    return written
+    return infer([written]).value(written)
 
 
-def _list(written: str) -> list[str] | None:
-    if not written.endswith("]"):
-        return None
-    items = [item.strip().strip("\"'") for item in written[1:-1].split(",")]
-    return [item for item in items if item]
+_FENCED_CODE = re.compile(r"^ {0,3}(```+|~~~+).*?(?:^ {0,3}\1|\Z)", re.DOTALL | re.MULTILINE)
+_HEADING = re.compile(
+    r"^ {0,3}#{1,6}[ \t]+(?P<marked>.+?)[ \t]*#*[ \t]*$"
+    # Only running text can be underlined (setext), not a list, quote, table or code.
+    r"|^ {0,3}(?P<underlined>[^\s\-*+>|#=`~].*)\n {0,3}(?:=+|-{2,})[ \t]*$",
+    re.MULTILINE,
+)
 
 
 def first_heading(text: str) -> str | None:
     """The first Markdown heading, `# like this` or underlined; headings inside fenced code do not count."""
-    fence = ""
-    before = ""
-    for line in text.split("\n"):
-        mark = re.match(r" {0,3}(```+|~~~+)", line)
-        if mark and (not fence or mark[1].startswith(fence)):
-            fence = "" if fence else mark[1]
-        elif not fence:
-            if heading := re.match(r" {0,3}#{1,6}[ \t]+(.+?)[ \t]*#*[ \t]*$", line):
-                return heading[1].strip()
-            if before and re.fullmatch(r" {0,3}(=+|-{2,})[ \t]*", line):
-                return before
-        # What can be underlined: running text, not a list, quote, table or code.
-        before = line.strip() if re.match(r" {0,3}[^\s\-*+>|#=`~]", line) and not fence else ""
-    return None
+    found = _HEADING.search(_FENCED_CODE.sub("", text))
+    return (found["marked"] or found["underlined"]).strip() if found else None

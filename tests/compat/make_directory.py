@@ -25,7 +25,7 @@ from indexes.collection import Collection
 from indexes.lexical import analysis
 from indexes.log import reader
 from indexes.model import Delete, IndexOptions, Metadata, NewPassage, Tier, Upsert
-from indexes.parts import generation
+from indexes.parts import manifest
 from indexes.rebuild import chosen
 from indexes.rebuild.builder import Rebuild
 from indexes.rebuild.chosen import TunedSettings
@@ -81,7 +81,7 @@ def present_formats() -> dict[str, int | str]:
     return {
         "directory": catalog.FORMAT_VERSION,
         "log": reader.FORMAT_VERSION,
-        "generation": generation.FORMAT_VERSION,
+        "generation": manifest.FORMAT_VERSION,
         "text analysis": analysis.VERSION,
         "search settings": chosen.FORMAT_VERSION,
         "query log": query_log.VERSION,
@@ -111,7 +111,7 @@ def make_tiers(docs: Collection) -> list[str]:
     docs.write([document(number, 1) for number in range(0, NUMBER, 25)]).result()
     docs.hits.count([2, 3, 5])
     rebuild(docs)
-    live = generation.read_manifest(docs.shelf.path(2))
+    live = manifest.read_manifest(docs.shelf.path(2))
     docs.set_search(
         TunedSettings(
             recall_target=0.95, generation=2, seal=live.sha256, ef=live.ef, search=live.search, recall=live.recall,

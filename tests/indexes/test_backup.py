@@ -31,7 +31,7 @@ from indexes.errors import (
 )
 from indexes.log import pinned as pinned_log
 from indexes.model import IndexOptions
-from indexes.parts.generation import read_manifest
+from indexes.parts.manifest import read_manifest
 from indexes.rebuild.builder import Rebuild
 from indexes.rebuild.chosen import TunedSettings
 from tests.support.vectors import World, delete, fill, found_ids, settings

@@ -11,11 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from indexes import erasing
+from indexes import erasing, scrolling
 from indexes.collection import Collection
 from indexes.erasing import Erased, Erasure, disk_bytes
 from indexes.errors import Unavailable
-from indexes.log import scrolling
 from indexes.log.checks import check_log
 from indexes.log.owed import Owed
 from indexes.log.pinned import pin

@@ -17,7 +17,7 @@ from indexes.catalog import Catalog
 from indexes.collection import Collection
 from indexes.errors import Conflict, InvalidInput, RecallTooLow
 from indexes.model import Floats, IndexOptions
-from indexes.parts.generation import read_manifest
+from indexes.parts.manifest import read_manifest
 from indexes.rebuild.builder import Rebuild
 from jobs.server_process import serving
 from retrieval.collection_schemas import JobBody
@@ -48,7 +48,7 @@ POOR_BUILDER = """
 import sys
 from pathlib import Path
 
-if {{"indexes.rebuild.builder", "indexes.rebuild.tuner"}} & {{*sys.orig_argv}} and Path({marker!r}).exists():
+if {{"indexes.rebuild.builder", "indexes.tuner"}} & {{*sys.orig_argv}} and Path({marker!r}).exists():
     from indexes.rebuild import optimiser
 
     optimiser.EFS, optimiser.PROBED_64THS, optimiser.RESCORED = (10,), (0,), (1,)

@@ -19,7 +19,8 @@ from indexes.collection import Collection
 from indexes.dense.cold import ColdSettings
 from indexes.errors import Conflict, InvalidInput, NotReady
 from indexes.model import Floats, IndexOptions
-from indexes.parts.generation import Generation, Shelf
+from indexes.parts.generation import Generation
+from indexes.parts.shelf import Shelf
 from indexes.rebuild.builder import Rebuild
 from indexes.rebuild.chosen import FILE, TunedSettings, read_chosen
 from indexes.rebuild.optimiser import (
@@ -36,7 +37,7 @@ from indexes.rebuild.optimiser import (
     paired,
 )
 from indexes.rebuild.truth import TIE, Truth
-from indexes.rebuild.tuner import TuneOutcome, TuneRun, curve
+from indexes.tuner import TuneOutcome, TuneRun, curve
 from retrieval.tasks import Tasks
 from tests.support.vectors import World, fill, make_collection
 

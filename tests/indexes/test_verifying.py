@@ -21,7 +21,7 @@ from indexes.durable import sha256, with_checksum
 from indexes.errors import NotADataDirectory, NotFound
 from indexes.log.checks import Check
 from indexes.model import IndexOptions, NewPassage, Upsert
-from indexes.parts.generation import SealedFile, read_manifest
+from indexes.parts.manifest import SealedFile, read_manifest
 from indexes.rebuild.builder import Rebuild
 from tests.support.vectors import DIMENSIONS, World, delete, fill, settings
 

@@ -132,7 +132,7 @@ def test_evaluate_reads_judgements(service: ServerProcess, http: Http, tmp_path:
     assert "qrels.tsv, line 2" in ended.stderr
     (tmp_path / "qrels.tsv").write_text("8\ta\t1\n")
     ended = nearline(*arguments)
-    assert (ended.returncode, "none of the queries has a judgement" in ended.stderr) == (2, True)
+    assert (ended.returncode, "none of the queries has a judgment" in ended.stderr) == (2, True)
 
 
 def test_what_a_search_does_not_find(service: ServerProcess, http: Http) -> None:
@@ -180,9 +180,10 @@ def test_a_stopped_ingest_says_what_is_written(service: ServerProcess, http: Htt
         out, err = ingest.communicate(timeout=60)
     assert ingest.returncode == 130
     assert out == ""
-    assert err.startswith("stopped: ")
-    assert 0 < int(err.split()[1]) <= http.ok("GET", f"/v1/collections/{name}")["documents"]
-    assert len(err.splitlines()) == 1
+    *progress, stopped = err.splitlines()
+    assert stopped.startswith("stopped: ")
+    assert 0 < int(stopped.split()[1]) <= http.ok("GET", f"/v1/collections/{name}")["documents"]
+    assert all(line.endswith(" s left") for line in progress)  # where the machine is slow
 
 
 def test_a_demo_that_is_ended_leaves_nothing(model_folder: Path, tmp_path: Path) -> None:
@@ -215,18 +216,12 @@ def test_no_service_is_one_clear_line(arguments: list[str], status: int) -> None
     assert len(ended.stderr.strip().splitlines()) == 1
 
 
-def test_errors_of_the_service_reach_the_user(service: ServerProcess, folder: Path) -> None:
-    """An unknown collection, and a malformed file, are told in one line each; --create makes the collection."""
-    ended = nearline("ingest", folder / "lines.jsonl", "--url", service.url, "-c", "not-there")
-    assert (ended.returncode, "no collection 'not-there'" in ended.stderr) == (1, True)
-    (folder / "broken.jsonl").write_text('{"id": "x", "text": "fine"}\n{"id": oops}\n')
-    ended = nearline(
-        "ingest", folder / "broken.jsonl", "--url", service.url, "-c", "made-by-create", "--create"
-    )
-    assert ended.returncode == 1
-    assert "broken.jsonl" in ended.stderr
-    assert "2" in ended.stderr
-    assert "Traceback" not in ended.stderr
+def test_an_unknown_collection_is_one_clear_line(service: ServerProcess, folder: Path) -> None:
+    """--create makes it instead."""
+    arguments = ["ingest", folder / "lines.jsonl", "--url", service.url, "-c", "made-by-create"]
+    ended = nearline(*arguments)
+    assert (ended.returncode, ended.stderr) == (1, "nearline: no collection 'made-by-create'\n")
+    assert nearline(*arguments, "--create").returncode == 0
 
 
 def test_a_wrong_call_is_exit_code_2() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from jobs.ingesting import DOCUMENTS_PER_REQUEST
 from jobs.pace import Pace
-from jobs.reembedding import Copied, catch_up, digest, reembed
+from jobs.reembedding import Copied, Copy, digest, reembed
 from jobs.server_process import ServerProcess, serving
 from retrieval.client import Client, ServiceError
 from tests.support.http import Http
@@ -174,13 +174,15 @@ def test_the_last_changes_follow_but_not_over_newer_ones(http: Http, service: Se
     http.write(target, *(document(number, version=9) for number in (3, 4, 11)))
     for name, gone in ((source, ["n2", "n4", "n7"]), (target, ["n5", "n6", "n7"])):
         http.ok("POST", f"/v1/collections/{name}/documents/delete", {"ids": gone})
-    copied = Copied()
 
-    async def run() -> None:
+    async def run() -> Copied:
         async with Client(service.url) as client:
-            await catch_up(client, source, target, known, copied, Pace(0))
+            under_way = Copy(client, source, target, Pace(0))
+            under_way.known = known
+            await under_way.catch_up()
+            return under_way.copied
 
-    asyncio.run(run())
+    copied = asyncio.run(run())
     versions = {0: 0, 1: 1, 3: 9, 4: 9, 10: 1, 11: 9}
     assert contents(http, target) == {
         f"n{number}": digest(document(number, version)) for number, version in versions.items()

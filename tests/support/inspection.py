@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from indexes import scrolling
 from indexes.catalog import Catalog
 from indexes.collection import Collection
 from indexes.filters.grammar import Comparison
-from indexes.log import scrolling
 from indexes.model import StoredDocument
 from tests.support.vectors import World
 from tests.support.versions import OWNERS, recognise, term, vectors_of

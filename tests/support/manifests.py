@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from indexes.durable import with_checksum
-from indexes.parts.generation import MANIFEST, Manifest
+from indexes.parts.manifest import MANIFEST, Manifest
 
 
 def change_manifests(collection: Path, **changes: Any) -> None:

@@ -39,7 +39,8 @@ from indexes.errors import NearlineError, RecallTooLow
 from indexes.filters.grammar import Comparison, Compound, Filter
 from indexes.log import log, sqlite
 from indexes.model import Delete, IndexOptions, Operation, WriteResult
-from indexes.parts.generation import Generation, read_manifest
+from indexes.parts.generation import Generation
+from indexes.parts.manifest import read_manifest
 from indexes.rebuild import builder
 from indexes.rebuild.builder import Rebuild, build
 from indexes.rebuild.chosen import TunedSettings

@@ -1,4 +1,4 @@
-"""Chooses search settings for a live generation by queries, in a process of its own: `python -m indexes.rebuild.tuner`.
+"""Chooses search settings for a live generation by queries, in a process of its own: `python -m indexes.tuner`.
 
     queries -> two halves -> optimise on the one (`optimiser`) -> measure the choice, and what was in use, on the other
 
@@ -23,7 +23,8 @@ from indexes.dense.cold import ColdSettings
 from indexes.dense.forecast import Forecast
 from indexes.errors import Conflict, InvalidInput
 from indexes.model import Floats, Progress
-from indexes.parts.generation import Generation, Shelf
+from indexes.parts.generation import Generation
+from indexes.parts.shelf import Shelf
 from indexes.rebuild.chosen import TunedSettings, read_chosen
 from indexes.rebuild.optimiser import (
     Optimum,
@@ -145,7 +146,7 @@ class TuneRun:
         self._queries = queries
         what = f"tuning of generation {collection.snapshot.generation}"
         timeout_s = collection.options.build_timeout_s
-        self._child = Child("indexes.rebuild.tuner", TuneOutcome, what=what, timeout_s=timeout_s)
+        self._child = Child("indexes.tuner", TuneOutcome, what=what, timeout_s=timeout_s)
         self.cancel = self._child.cancel
 
     def run(self, progress: Progress) -> TuneOutcome:

@@ -1,0 +1,95 @@
+"""What a generation says of itself, in a checksummed file beside its others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from indexes.dense.cold import ColdSettings
+from indexes.dense.training import Training
+from indexes.durable import format_of, sha256, with_checksum
+from indexes.errors import Damaged, NotFound
+from indexes.lexical import analysis
+
+FORMAT_VERSION = 2
+MANIFEST = "manifest.json"
+
+
+class SealedFile(msgspec.Struct, frozen=True):
+    bytes: int
+    sha256: str
+
+
+class Moves(msgspec.Struct, frozen=True):
+    """What a rebuild moved: hot passages by the reason they are hot, and how many changed their tier."""
+
+    hot_by_hits: int = 0
+    hot_by_age: int = 0
+    to_hot: int = 0
+    to_cold: int = 0
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a generation says of itself.
+
+    Recalls are at 10, measured by the builder on the loaded index; `peak_bytes` is the builder's own memory by stage.
+    """
+
+    format_version: int = FORMAT_VERSION
+    number: int
+    seq: int
+    last_passage: int
+    fingerprint: str
+    dimensions: int
+    analysis: str
+    hot: int
+    cold: int
+    moves: Moves
+    ef: int
+    training: Training
+    search: ColdSettings
+    recall: dict[str, float]
+    built_ms: int
+    build_s: float
+    peak_bytes: dict[str, int]
+    versions: dict[str, str]
+    files: dict[str, SealedFile]
+    sha256: str = ""
+
+    def require_fit(self, fingerprint: str, seq: int) -> None:
+        """Raise Damaged unless it belongs to this model, to a log that ends at `seq`, and to this version."""
+        if self.fingerprint != fingerprint:
+            raise Damaged("it was built with another model")
+        if self.analysis != analysis.VERSION:
+            raise Damaged(f"it has text analysis {self.analysis}; this version needs {analysis.VERSION}")
+        if self.seq > seq:
+            raise Damaged(f"it holds operations up to {self.seq}; the log ends at {seq}")
+
+    def below(self, floor: float) -> str | None:
+        """Every cohort that measured under this recall, in words; None if there is none."""
+        low = [f"recall@10 {name} {value:.4f}" for name, value in self.recall.items() if value < floor]
+        return f"{', '.join(low)}, below the floor of {floor:g}" if low else None
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Raises NotFound if there is no such generation, Damaged if its manifest cannot be read."""
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise NotFound(f"no generation in {folder}")
+    try:
+        content = path.read_bytes()
+        if (found := format_of(content)) != FORMAT_VERSION:
+            raise Damaged(f"{path}: format {found}; this version reads {FORMAT_VERSION}")
+        manifest = msgspec.json.decode(content, type=Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Damaged(f"{path}: {error}") from error
+    if content != with_checksum(manifest):
+        raise Damaged(f"{path} is damaged: its checksum differs")
+    return manifest
+
+
+def seal_files(folder: Path) -> dict[str, SealedFile]:
+    """Size and SHA-256 of every file in the folder."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): SealedFile(path.stat().st_size, sha256(path)) for path in paths}

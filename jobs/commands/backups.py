@@ -1,0 +1,131 @@
+"""nearline backup, restore and verify: they work on folders and need no service."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from textwrap import shorten
+
+import click
+import msgspec
+from rich.markup import escape
+from rich.progress import DownloadColumn, TimeRemainingColumn
+from rich.table import Table
+
+from indexes.backup import restoring
+from indexes.backup.backup import back_up
+from indexes.backup.verifying import verify_backup, verify_data
+from indexes.child import step_back
+from indexes.durable import keep_private
+from indexes.log.checks import Check
+from jobs.commands.options import (
+    JSON,
+    PATH,
+    console,
+    ended_by_sigterm,
+    megabytes,
+    print_json,
+    print_result,
+    stages,
+)
+
+DETAIL_CHARS_MAX = 200  # SQLite may list a hundred faults; --json has all of them
+NAMES = click.option(
+    "--collection", "-c", "names", multiple=True, help="Only this one; may be given several times."
+)
+
+
+@click.command(epilog="Example: nearline backup --data data --to backups/2026-03-01")
+@click.option("--data", type=PATH, required=True, help="The data directory.")
+@click.option("--to", "target", type=PATH, required=True, help="The new folder; must not exist yet.")
+@NAMES
+@click.option(
+    "--no-indexes", is_flag=True, help="Leave the indexes out: smaller, but a restore must rebuild."
+)
+@JSON
+def backup(data: Path, target: Path, names: tuple[str, ...], no_indexes: bool, as_json: bool) -> None:
+    """Copy collections to a folder, also while they are served."""
+    step_back()
+    keep_private()
+    with ended_by_sigterm(), stages(DownloadColumn(), TimeRemainingColumn(), hidden=as_json) as progress:
+        made = back_up(data, target, names, indexes=not no_indexes, progress=progress)
+    value = {
+        "folder": str(target),
+        "created": made.created,
+        "aliases": made.aliases,
+        "collections": [
+            {**msgspec.structs.asdict(one), "files": len(one.files), "bytes": one.bytes}
+            for one in made.collections
+        ],
+    }
+    lines = []
+    for one in made.collections:
+        indexes = f"generation {one.generation}" if one.generation else "no indexes"
+        lines.append(
+            f"{one.name}: {one.documents} documents, {one.passages} passages at seq {one.seq}, "
+            f"{indexes}, {megabytes(one.bytes)}"
+        )
+    print_result(value, *lines, f"the backup is in {target}", as_json=as_json)
+
+
+@click.command(
+    epilog="Example: nearline restore --from backups/2026-03-01 --data data --collection docs --as docs-old"
+)
+@click.option("--from", "folder", type=PATH, required=True, help="The folder of the backup.")
+@click.option("--data", type=PATH, required=True, help="The data directory; made if absent.")
+@NAMES
+@click.option("--as", "new_name", help="Another name for the one collection.")
+@JSON
+def restore(folder: Path, data: Path, names: tuple[str, ...], new_name: str | None, as_json: bool) -> None:
+    """Put collections of a backup into a data directory that no service uses, beside those that are there.
+
+    Every file is verified before anything is written. Shared caches treat a restored collection as a new one.
+    """
+    keep_private()
+    with ended_by_sigterm(), stages(DownloadColumn(), TimeRemainingColumn(), hidden=as_json) as progress:
+        restored = restoring.restore(folder, data, names, new_name=new_name, progress=progress)
+    lines = []
+    for one in restored:
+        live = f"generation {one.generation} is live" if one.generation else "without indexes until a reindex"
+        named = f", named {', '.join(one.aliases)} too" if one.aliases else ""
+        lines.append(f"{one.name}: {one.documents} documents at seq {one.seq}, {live}{named}")
+    print_result(
+        {"data": str(data), "collections": [asdict(one) for one in restored]}, *lines, as_json=as_json
+    )
+
+
+@click.command(epilog="Example: nearline verify --data data")
+@click.option("--data", type=PATH, help="A data directory, served or not.")
+@click.option("--backup", "folder", type=PATH, help="A backup instead.")
+@NAMES
+@JSON
+def verify(data: Path | None, folder: Path | None, names: tuple[str, ...], as_json: bool) -> None:
+    """Check that a data directory or a backup is whole. Only reads. Exit code 1 if anything is wrong."""
+    step_back()
+    with stages(hidden=as_json) as progress:
+        if data is not None and folder is None:
+            found = list(verify_data(data, names, progress))
+        elif folder is not None and data is None:
+            found = list(verify_backup(folder, names, progress))
+        else:
+            raise click.UsageError("give either --data or --backup, not both")
+    sound = all(check.ok for check in found)
+    if as_json:
+        print_json({"ok": sound, "checks": [asdict(check) for check in found]})
+    else:
+        show(found)
+    sys.exit(0 if sound else 1)
+
+
+def show(found: list[Check]) -> None:
+    """One row per check; failed checks are repeated below the table with advice."""
+    table = Table("collection", "check", "", "found")
+    for check in found:
+        state = "[green]ok[/]" if check.ok else "[red]wrong[/]"
+        table.add_row(check.collection, check.name, state, escape(shorten(check.detail, DETAIL_CHARS_MAX)))
+    console.print(table)
+    for check in found:
+        if not check.ok:
+            where = " of ".join(filter(None, [check.name, check.collection]))
+            console.print(f"[red]{escape(where)}[/]: {escape(check.advice)}")

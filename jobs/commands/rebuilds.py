@@ -1,0 +1,116 @@
+"""nearline reindex, erase and reembed: rewrite a collection while it serves."""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import asdict
+from typing import Any
+
+import click
+from rich.markup import escape
+from rich.progress import MofNCompleteColumn, TimeRemainingColumn
+
+from jobs.commands.options import COLLECTION, JSON, URL, ask, errors, megabytes, print_result, stages
+from jobs.pace import Pace
+from jobs.reembedding import Copied
+from jobs.reembedding import reembed as copy
+from retrieval.client import Client
+
+
+@click.command(epilog="Example: nearline reindex --url http://127.0.0.1:8080 --collection docs")
+@URL
+@COLLECTION
+@click.option("--hot-capacity", type=click.IntRange(0), help="Passages to keep hot, for this rebuild only.")
+@JSON
+def reindex(url: str, collection: str, hot_capacity: int | None, as_json: bool) -> None:
+    """Rebuild the indexes of a collection and swap them in, while it serves."""
+    options = {} if hot_capacity is None else {"hot_capacity": hot_capacity}
+
+    async def rebuilt(client: Client) -> dict[str, Any]:
+        return await finished(client, await client.reindex(collection, **options), hidden=as_json)
+
+    job = ask(url, rebuilt)
+    result = job["result"]
+    recall = ", ".join(f"{tier} {value:.3f}" for tier, value in result["recall"].items())
+    line = (
+        f"generation {result['generation']} is live: {result['hot']} passages hot, {result['cold']} cold, "
+        f"recall@10 measured {recall or 'nothing'}, built in {result['build_s']:.1f} s"
+    )
+    print_result(job, line, as_json=as_json)
+
+
+async def finished(client: Client, job_id: str, *, hidden: bool = False) -> dict[str, Any]:
+    """Wait for a job with a progress bar and return it. Raises ServiceError if it fails."""
+    with stages(hidden=hidden) as progress:
+        return await client.finished(job_id, on_progress=progress, timeout_s=math.inf)
+
+
+@click.command(epilog="Example: nearline erase --collection docs")
+@click.option("--collection", "-c", "collections", multiple=True, help="Name or alias; may be repeated.")
+@click.option("--all", "everything", is_flag=True, help="All collections.")
+@URL
+@JSON
+def erase(collections: tuple[str, ...], everything: bool, url: str, as_json: bool) -> None:
+    """Erase at once what was deleted or overwritten, from every file of a collection.
+
+    That covers the log, the indexes, generations kept for rollback, cached answers and sampled queries of the
+    collection. Existing backups still hold it.
+    """
+    if everything == bool(collections):
+        raise click.UsageError("name a collection with --collection, or say --all")
+
+    async def erased_from(client: Client) -> dict[str, Any]:
+        names = collections or [one["name"] for one in await client.collections()]
+        jobs = {name: await finished(client, await client.erase(name), hidden=as_json) for name in names}
+        return {name: job["result"] for name, job in jobs.items()}
+
+    erased = ask(url, erased_from)
+    lines = [
+        f"{name}: {megabytes(result['erased_bytes'])} erased, {megabytes(result['freed_bytes'])} came back, "
+        f"{megabytes(result['disk_bytes'])} are on disk"
+        for name, result in erased.items()
+    ]
+    print_result(erased, *lines, as_json=as_json)
+    quarantined = ask(url, Client.quarantined) if everything else []
+    for one in quarantined:
+        errors.print(f"[red]{escape(one['name'])} is quarantined, nothing of it was erased[/]")
+    if quarantined:
+        sys.exit(1)
+
+
+@click.command(
+    epilog="Example: nearline reembed --from docs-1 --into docs-2 --model e5-small-v2 --alias docs --per-second 50"
+)
+@URL
+@click.option("--from", "source", required=True, help="The collection, or an alias of it, to copy.")
+@click.option("--into", "target", required=True, help="The collection to fill; made if it does not exist.")
+@click.option("--model", required=True, help="The model of the new collection.")
+@click.option("--alias", help="Let this name the new collection once it holds everything.")
+@click.option(
+    "--per-second",
+    type=click.FloatRange(0),
+    default=0.0,
+    help="Documents written a second, to leave room for searches. [default: as fast as they are embedded]",
+)
+@JSON
+def reembed(
+    url: str, source: str, target: str, model: str, alias: str | None, per_second: float, as_json: bool
+) -> None:
+    """Copy a collection into one with another model, while both serve.
+
+    Only differences are written, and documents missing from the source are deleted: run it again to resume after an
+    interruption, or to pick up later changes.
+    """
+
+    async def copied_by(client: Client) -> Copied:
+        with stages(MofNCompleteColumn(), TimeRemainingColumn(), hidden=as_json) as progress:
+            pace = Pace(per_second)
+            return await copy(client, source, target, model=model, alias=alias, pace=pace, progress=progress)
+
+    copied = ask(url, copied_by)
+    line = (
+        f"{target}: {copied.written} documents written, {copied.unchanged} were there already, "
+        f"{copied.deleted} deleted, in {copied.seconds:.1f} s" + (f"; {alias} names it now" if alias else "")
+    )
+    print_result(asdict(copied), line, as_json=as_json)
