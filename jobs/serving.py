@@ -1,6 +1,6 @@
 """Runs the service in this process until SIGTERM or SIGINT, then shuts down gracefully: fail readiness, drain, close.
 
-Requests not finished within `server.shutdown_grace_s` get a 503 (`retrieval/stopping.py`). A storage failure shuts
+Requests not finished within `server.shutdown_grace_s` get a 503 (`retrieval/cancellation.py`). A storage failure shuts
 down the same way with exit code 1: only a new process can tell what is on disk.
 """
 

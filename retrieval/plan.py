@@ -14,8 +14,7 @@ from indexes.filters.grammar import Filter, parse_filter
 from indexes.lexical import analysis
 from indexes.model import Floats
 from indexes.query import Query
-from retrieval.decoding import decode_part
-from retrieval.raw_json import is_absent
+from retrieval.decoding import decode_part, is_absent
 from retrieval.schemas import Fusion, Mode, SearchRequest, Weights
 from retrieval.settings import Config
 

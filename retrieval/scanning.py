@@ -18,7 +18,7 @@ import numpy as np
 from indexes.collection import Collection
 from indexes.filters.grammar import Filter
 from indexes.model import Floats, Ranking
-from retrieval.abandoning import Abandoned
+from retrieval.cancellation import Abandoned
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,8 @@ from indexes.errors import Conflict, NearlineError, NotFound, NotReady, RecallTo
 from indexes.model import Floats
 from indexes.rebuild.builder import Rebuild
 from indexes.tuner import TuneRun, check_target
+from retrieval.collection_schemas import JobBody, JobProgress, RebuildDue
 from retrieval.errors import without_folders
-from retrieval.job_schemas import JobBody, JobProgress
-from retrieval.schemas import RebuildDue
 
 logger = logging.getLogger(__name__)
 

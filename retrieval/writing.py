@@ -26,7 +26,7 @@ from indexes.filters.grammar import Filter
 from indexes.log.content import DIGEST_BYTES
 from indexes.log.reader import searchable_text
 from indexes.model import Floats, NewPassage, Upsert, WriteResult
-from retrieval.abandoning import abandonable
+from retrieval.cancellation import abandonable
 from retrieval.chunking import CHUNKING_VERSION, Span, split
 from retrieval.embedders import Embedder, Embedders
 from retrieval.metadata import Patch, check_limits, flattened, metadata_of

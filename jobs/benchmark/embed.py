@@ -25,7 +25,7 @@ from retrieval.config import load_config
 from retrieval.embedders import Embedders
 from retrieval.embedding.encoder import Encoder
 from retrieval.embedding.models import load_model
-from retrieval.embedding.observing import Silent
+from retrieval.embedding.results import Observer
 
 BULK_TEXTS = 400  # per turn, in one request
 BATCH_TEXTS = 32  # per run of the plain graph; sentence-transformers' default too
@@ -41,7 +41,7 @@ class Batcher(Engine):
     def open(self) -> None:
         config = load_config(None, os.environ)
         self._loop = asyncio.new_event_loop()
-        self._embedders = Embedders(config, lambda name: Silent())
+        self._embedders = Embedders(config, lambda name: Observer())
         self._embedder = self._loop.run_until_complete(self._embedders.get(config.models.default))
 
     def ask(self, query: str | list[str]) -> Floats:
