@@ -11,7 +11,7 @@ import numpy as np
 
 from indexes.errors import InvalidInput, TooLarge
 from indexes.filters.grammar import Filter, parse_filter
-from indexes.lexical import analysis
+from indexes.lexical.analysis import ANALYSIS_VERSION
 from indexes.model import Floats
 from indexes.query import Query
 from retrieval.decoding import decode_part, is_absent
@@ -76,7 +76,7 @@ def planned(request: SearchRequest, dimensions: int, config: Config) -> Plan:
         counted=request.cache and not request.exact,
     )
     # The configuration too: a cache in Redis outlives a restart with other settings.
-    identity = msgspec.json.encode((ANSWER_VERSION, analysis.VERSION, config.search, asked))
+    identity = msgspec.json.encode((ANSWER_VERSION, ANALYSIS_VERSION, config.search, asked))
     return Plan(
         request=msgspec.structs.replace(request, query=text),
         query=query,

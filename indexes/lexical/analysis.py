@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 
 import Stemmer
 
-VERSION = "snowball-english-1"  # part of every sealed index: other rules make other terms
+ANALYSIS_VERSION = "snowball-english-1"  # part of every sealed index: other rules make other terms
 
 # Function words that carry no topic. Questions are the usual query, so their question words are among them.
 STOPWORDS = frozenset(
