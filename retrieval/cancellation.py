@@ -10,8 +10,11 @@ from concurrent.futures import Executor
 from contextvars import copy_context
 from typing import TypeVar
 
-from indexes.courtesy import GoOn
-from indexes.errors import DeadlineExceeded, NotReady
+from indexes import (
+    DeadlineExceeded,
+    GoOn,
+    NotReady,
+)
 
 T = TypeVar("T")
 

@@ -23,9 +23,13 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import msgspec
 import numpy as np
 
-from indexes.errors import Overloaded, TooLarge
-from indexes.memory import give_back, memory_bytes
-from indexes.model import StoredPassage
+from indexes import (
+    Overloaded,
+    StoredPassage,
+    TooLarge,
+    give_back,
+    memory_bytes,
+)
 from retrieval.admission import Load
 from retrieval.cgroups import cgroup_bytes
 

@@ -20,7 +20,7 @@ import aiohttp
 import msgspec
 
 if TYPE_CHECKING:  # numpy comes with it, which doubles the start of a command
-    from indexes.model import Progress
+    from indexes import Progress
 
 JSON = dict[str, Any]
 TIMEOUT_S = 300.0

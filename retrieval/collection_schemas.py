@@ -7,11 +7,13 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, field
 
-from indexes.catalog import NAME
-from indexes.dense.cold_skips import ColdState
-from indexes.info import SearchSettings
-from indexes.model import Tier
-from indexes.parts.manifest import Moves
+from indexes import (
+    NAME,
+    ColdState,
+    Moves,
+    SearchSettings,
+    Tier,
+)
 from retrieval.schemas import Doc, Request, Seq
 
 Capacity = Annotated[int, Meta(ge=0, le=1_000_000_000)]

@@ -8,8 +8,10 @@ from dataclasses import asdict
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from indexes.catalog import Catalog
-from indexes.dense.cold_skips import ColdState
+from indexes import (
+    Catalog,
+    ColdState,
+)
 from retrieval.cache import EmbeddingCache, ResultCache, SharedVectors, Store
 from retrieval.ceiling import SHARES, Ceiling
 from retrieval.embedders import Embedders

@@ -12,8 +12,10 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta, inspect
 
-from indexes.errors import InvalidInput
-from indexes.suggestions import suggestion
+from indexes import (
+    InvalidInput,
+    suggestion,
+)
 from retrieval.errors import MalformedRequest
 
 T = TypeVar("T")

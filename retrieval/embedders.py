@@ -11,9 +11,12 @@ from contextvars import Context
 from dataclasses import dataclass
 from pathlib import Path
 
-from indexes.collection import Collection
-from indexes.errors import ModelMismatch, NotFound
-from indexes.model import Floats
+from indexes import (
+    Collection,
+    Floats,
+    ModelMismatch,
+    NotFound,
+)
 from retrieval.cache import EmbeddingCache, SharedVectors
 from retrieval.embedding.batcher import Batcher
 from retrieval.embedding.costs import CostModel

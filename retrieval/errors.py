@@ -17,7 +17,7 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta
 
-from indexes.errors import (
+from indexes import (
     Conflict,
     Damaged,
     DeadlineExceeded,

@@ -14,12 +14,16 @@ from pathlib import Path
 from aiohttp import web
 from threadpoolctl import threadpool_limits
 
-from indexes import failures
-from indexes.catalog import Catalog
-from indexes.durable import publish
-from indexes.errors import NearlineError, StorageError
-from indexes.model import ColdPolicy, IndexOptions
-from indexes.residency import Budget
+from indexes import (
+    Budget,
+    Catalog,
+    ColdPolicy,
+    IndexOptions,
+    NearlineError,
+    StorageError,
+    failures,
+    publish,
+)
 from retrieval import collectors
 from retrieval.cache import MemoryStore, ResultCache, SharedVectors, Store
 from retrieval.config import Config

@@ -11,7 +11,9 @@ from functools import cache, partial
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import Metric
 
-from indexes.model import WriteResult
+from indexes import (
+    WriteResult,
+)
 from retrieval.collection_schemas import JobBody
 from retrieval.collectors import OnScrape
 from retrieval.embedding.results import Lane, Observer, WhyLeft

@@ -20,12 +20,17 @@ from typing import TypeVar
 
 import msgspec
 
-from indexes.collection import Collection
-from indexes.dense.vectors import search_with_one_thread
-from indexes.errors import DeadlineExceeded
-from indexes.model import DenseResult, Floats, Ranking, Tier
-from indexes.parts.snapshot import Snapshot
-from indexes.query import Candidates
+from indexes import (
+    Candidates,
+    Collection,
+    DeadlineExceeded,
+    DenseResult,
+    Floats,
+    Ranking,
+    Snapshot,
+    Tier,
+    search_with_one_thread,
+)
 from retrieval.cache import ResultCache, ResultKey
 from retrieval.ceiling import AnswerBudget
 from retrieval.embedders import Embedders

@@ -9,11 +9,15 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from indexes.errors import InvalidInput, TooLarge
-from indexes.filters.grammar import Filter, parse_filter
-from indexes.lexical.analysis import ANALYSIS_VERSION
-from indexes.model import Floats
-from indexes.query import Query
+from indexes import (
+    ANALYSIS_VERSION,
+    Filter,
+    Floats,
+    InvalidInput,
+    Query,
+    TooLarge,
+    parse_filter,
+)
 from retrieval.decoding import decode_part, is_absent
 from retrieval.schemas import Fusion, Mode, SearchRequest, Weights
 from retrieval.settings import Config

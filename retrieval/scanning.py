@@ -15,9 +15,12 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from indexes.collection import Collection
-from indexes.filters.grammar import Filter
-from indexes.model import Floats, Ranking
+from indexes import (
+    Collection,
+    Filter,
+    Floats,
+    Ranking,
+)
 from retrieval.cancellation import Abandoned
 
 

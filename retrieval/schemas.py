@@ -11,7 +11,10 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType, field
 
-from indexes.model import Metadata, Tier
+from indexes import (
+    Metadata,
+    Tier,
+)
 from retrieval.decoding import (
     FilterJson,
     IdsJson,

@@ -25,8 +25,12 @@ from typing import Protocol
 
 import numpy as np
 
-from indexes.errors import DeadlineExceeded, NotReady, TooLarge
-from indexes.model import Floats
+from indexes import (
+    DeadlineExceeded,
+    Floats,
+    NotReady,
+    TooLarge,
+)
 from retrieval.embedding.alone import LoneQueries
 from retrieval.embedding.bounds import TOO_LATE, Bounds, LargeRequests
 from retrieval.embedding.costs import CostModel, Load

@@ -6,7 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from indexes.errors import DeadlineExceeded, Overloaded
+from indexes import (
+    DeadlineExceeded,
+    Overloaded,
+)
 from retrieval.embedding.costs import Load
 from retrieval.embedding.results import Embedded, Lane
 

@@ -9,8 +9,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from indexes.errors import InvalidInput
-from indexes.model import Floats
+from indexes import (
+    Floats,
+    InvalidInput,
+)
 from retrieval.embedding.tokens import Tokens
 
 Long = Literal["cut", "windows", "refuse"]

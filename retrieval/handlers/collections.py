@@ -6,7 +6,9 @@ import asyncio
 
 from aiohttp import web
 
-from indexes.model import Settings
+from indexes import (
+    Settings,
+)
 from retrieval.collection_schemas import (
     AliasBody,
     CollectionList,

@@ -12,10 +12,17 @@ from hashlib import blake2b
 import msgspec
 from aiohttp import web
 
-from indexes import scrolling
-from indexes.errors import InvalidInput, NotFound, TooLarge
-from indexes.model import Delete, WriteResult
-from indexes.scrolling import Page, ScrolledDocument, VectorPassage
+from indexes import (
+    Delete,
+    InvalidInput,
+    NotFound,
+    Page,
+    ScrolledDocument,
+    TooLarge,
+    VectorPassage,
+    WriteResult,
+    scrolling,
+)
 from retrieval.decoding import decode_part, is_absent
 from retrieval.handlers.wire import answer, answer_from, body, collection_of, query_int
 from retrieval.keys import CONFIG, EMBEDDERS, HELD, METRICS, TASKS
