@@ -15,6 +15,12 @@ def ends_of(sizes: NDArray[np.integer] | NDArray[np.bool_]) -> NDArray[np.int64]
     return ends
 
 
+def ranges(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Consecutive numbers from each start, as many as its size says, concatenated."""
+    ends = ends_of(sizes)
+    return np.repeat(starts - ends[:-1], sizes) + np.arange(ends[-1])
+
+
 def changes(values: NDArray[np.generic]) -> NDArray[np.bool_]:
     """Whether each value differs from the previous one; True for the first."""
     differs = np.ones(len(values), bool)

@@ -15,20 +15,14 @@ Alike = Sequence[frozenset[str]]
 
 def suggestion(name: str, known: Collection[str], alike: Alike = ()) -> str:
     """`did you mean 'k'?` where that is likely, else the known names. `alike`: names people use for the same thing."""
-    meant = likely(name, known, alike)
+    long = [one for one in known if len(one) > 2]  # any four letters are "close" to some two
+    shown = name[:NAME_CHARS_SHOWN]
+    similar = heapq.nsmallest(COMPARED_MAX, long, key=lambda one: abs(len(one) - len(shown)))
+    meant = synonym(name, known, alike) or next(iter(difflib.get_close_matches(shown, similar, 1)), None)
     if meant is not None:
         return f"did you mean {meant!r}?"
     listed = ", ".join(sorted(known)[:LISTED_MAX]) or "none"
     return f"known are: {listed}" + (", ..." if len(known) > LISTED_MAX else "")
-
-
-def likely(name: str, known: Collection[str], alike: Alike = ()) -> str | None:
-    """One that means the same, else one that is spelled nearly so."""
-    long = [one for one in known if len(one) > 2]  # any four letters are "close" to some two
-    shown = name[:NAME_CHARS_SHOWN]
-    similar = heapq.nsmallest(COMPARED_MAX, long, key=lambda one: abs(len(one) - len(shown)))
-    near = difflib.get_close_matches(shown, similar, 1)
-    return synonym(name, known, alike) or (near[0] if near else None)
 
 
 def synonym(name: str, known: Collection[str], alike: Alike) -> str | None:

@@ -1,1 +1,1 @@
-"""The commands that run beside the service: export, ingest, reindex, evaluate, bench, demo; and the command line."""
+"""The command line and the jobs behind it: export, ingest, reindex, evaluate, bench, demo."""

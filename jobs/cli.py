@@ -1,4 +1,4 @@
-"""The command `nearline`. Each subcommand lives in `jobs/commands` and is imported only when it is called."""
+"""The `nearline` command. Subcommands live in `jobs/commands` and are imported only when called."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ COMMANDS = {
     "search": "Ask a running service.",
     "collections": "List, show, rename, roll back and delete collections.",
     "reindex": "Rebuild the indexes of a collection and swap them in.",
-    "erase": "Erase what was deleted or overwritten from every file.",
+    "erase": "Erase deleted and overwritten content from every file.",
     "tune": "Find the cheapest search settings of a recall, and use them.",
-    "reembed": "Embed a collection anew with another model, beside serving.",
+    "reembed": "Copy a collection into one with another model while serving.",
     "evaluate": "Measure recall, and ranking quality where there are judgements.",
     "export-model": "Make a quantised ONNX model for serving.",
     "backup": "Copy collections to a folder, also while they are served.",
@@ -34,9 +34,9 @@ TOGETHER = {
 
 
 class LazyGroup(click.Group):
-    """Knows all names, but imports a command's module only to run it, so `--help` stays instant.
+    """Lists every command without importing its module, so `--help` stays instant.
 
-    A command is `command` in the module of its name, or has its own name in a module of several (TOGETHER).
+    A command is `command` in the module named after it; modules with several commands (TOGETHER) use their names.
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -64,9 +64,9 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Exit code 0 when the command did what was asked, 1 with one clear line when not, 2 for a wrong call.
+    """Exit code 0 on success, 1 with a one-line error on failure, 2 for a usage error.
 
-    `evaluate` keeps 1 for numbers that are too low: there everything else that goes wrong is 2.
+    `evaluate` reserves 1 for numbers that are too low; any other failure there is 2.
     """
     try:
         cli.main(standalone_mode=False)

@@ -1,14 +1,14 @@
-"""Bounds what a client can hold by being slow or silent: connections, and the time to send a head and read an answer.
+"""Limits what slow or silent clients can hold: connections, and the time to send headers and to read a response.
 
-    what the client does                        it is disconnected after
-    opens and sends nothing, or half a head     server.header_timeout_s
-    sends half a body                           server.body_timeout_s (a middleware, which answers 408)
-    does not read its answer                    server.write_timeout_s without any of it being read; one second
-                                                where unread answers hold more than a quarter of the memory ceiling
-    stays idle between requests                 server.keepalive_timeout_s (aiohttp)
+    what the client does                            disconnected after
+    connects and sends nothing, or partial headers  server.header_timeout_s
+    sends a partial body                            server.body_timeout_s (a middleware, which answers 408)
+    does not read its response                      server.write_timeout_s without reading a byte; one second while
+                                                    unread responses exceed a quarter of the memory ceiling
+    stays idle between requests                     server.keepalive_timeout_s (aiohttp)
 
-When all connections are taken, a new one replaces the one whose client has been silent for longest. Only when every
-client waits for us is the new one refused, with 503.
+When all connections are taken, a new one replaces the one whose client has been silent longest. It is refused with
+503 only if every open connection is waiting for the server.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from retrieval.settings import Server
 logger = logging.getLogger(__name__)
 
 SWEEP_S = 0.5
-STALLED_S = 1.0  # without reading anything, where there is no room for unread answers
+STALLED_S = 1.0  # without reading a byte, once unread responses are over their limit
 UNSENT_BYTES_MAX = 1 << 28
 ACCEPT_LOG_S = 60.0
 OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -41,14 +41,14 @@ REFUSAL: Final = (
 
 
 class Connections:
-    """All that are open. Used on the event loop only."""
+    """All open connections. Used on the event loop only."""
 
     def __init__(self, settings: Server, door: Door, unsent_bytes_max: int = UNSENT_BYTES_MAX) -> None:
-        """`unsent_bytes_max` is for the answers that all clients together have not read."""
+        """`unsent_bytes_max` limits unread responses over all clients."""
         self.settings = settings
         self.door = door
         self._unsent_bytes_max = unsent_bytes_max
-        # The other half is for the collections' files.
+        # The other half of the descriptors is for the collections' files.
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._max = max(1, min(settings.connections_max, descriptors // 2))
         self._open: set[Connection] = set()
@@ -60,12 +60,12 @@ class Connections:
             self,
             loop=asyncio.get_running_loop(),
             access_log_class=RequestLog,
-            auto_decompress=False,  # compressed bodies are refused; nothing may unpack them before
+            auto_decompress=False,  # compressed bodies are refused, so they must not be unpacked first
             keepalive_timeout=self.settings.keepalive_timeout_s,
         )
 
     def admit(self, new: Connection) -> bool:
-        """Count it, disconnecting another where there are too many. False: there is no room for it."""
+        """Register a connection, disconnecting another if there are too many. False if there is no room."""
         same = [one for one in self._open if one.address == new.address]
         if len(same) >= self.settings.connections_per_address_max and not self._make_room(same):
             return False
@@ -87,8 +87,8 @@ class Connections:
         self._open.discard(gone)
 
     async def watch(self) -> None:
-        """Disconnect clients that are late, and where unread answers are too many bytes, those that have read nothing
-        for longest. Runs until cancelled."""
+        """Disconnect clients that missed a deadline and, while unread responses are over their limit, those that have
+        read nothing for longest. Runs until cancelled."""
         while True:
             await asyncio.sleep(SWEEP_S)
             now = asyncio.get_running_loop().time()
@@ -102,23 +102,22 @@ class Connections:
 
 
 class Connection(web.RequestHandler):
-    """aiohttp's connection, which also knows what it waits for and since when."""
+    """aiohttp's connection, which also tracks what it waits for and since when."""
 
     def __init__(self, server: web.Server, connections: Connections, **options: Any) -> None:
         super().__init__(server, **options)
         self._connections = connections
-        self._wire: (
-            asyncio.Transport
-        )  # set when connected; aiohttp drops its own reference before all is sent
+        # Set when connected: aiohttp drops its own reference before everything is sent.
+        self._wire: asyncio.Transport
         self.address = ""
-        self._head_since: float | None = None  # since when a head is awaited; None if it is not
-        self._head_begun = False  # the parser holds a part of one
-        self._unread = 0  # bytes of answers
+        self._head_since: float | None = None  # waiting for headers since; None if not waiting
+        self._head_begun = False  # the parser holds partial headers
+        self._unread = 0  # response bytes
         self.unread_since = 0.0
 
     @property
     def waits_for_client(self) -> bool:
-        """For a request, the rest of one, or until it reads an answer."""
+        """Whether it waits for a request, the rest of one, or for its response to be read."""
         request = self._current_request
         return bool(request is None or not request.content.is_eof() or self.unsent)
 
@@ -128,7 +127,7 @@ class Connection(web.RequestHandler):
 
     @property
     def quiet_since(self) -> float:
-        """When it was opened or its last request was answered; only comparable among connections."""
+        """When it was opened or last finished a request; only comparable among connections."""
         return self._next_keepalive_close_time
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -163,7 +162,7 @@ class Connection(web.RequestHandler):
         super().connection_lost(exc)
 
     def handle_error(self, *args: Any, **options: Any) -> web.StreamResponse:
-        """aiohttp's answer to bytes that are not HTTP, without its name and version."""
+        """aiohttp's response to bytes that are not HTTP, minus its name and version."""
         answer = super().handle_error(*args, **options)
         protect(answer)
         return answer
@@ -178,18 +177,18 @@ class Connection(web.RequestHandler):
         return self._head_since is not None and now - self._head_since >= settings.header_timeout_s
 
     def disconnect(self) -> None:
-        """At once: what the client has not read is lost."""
+        """Abort the connection; what the client has not read is lost."""
         self._wire.abort()
 
     @property
     def unsent(self) -> int:
-        """Bytes of answers that wait for the client to read."""
+        """Response bytes the client has yet to read."""
         return self._wire.get_write_buffer_size()
 
 
 class AcceptErrors:
-    """An exception handler for the loop. Out of descriptors, asyncio reports each failed accept with a traceback,
-    hundreds a second: this logs one line a minute with their number."""
+    """An exception handler for the loop. When descriptors run out, asyncio logs a traceback per failed accept, hundreds
+    a second; this logs one line a minute with their number."""
 
     def __init__(self) -> None:
         self._count = 0

@@ -1,8 +1,7 @@
-"""The demo's corpus: the docstrings of the Python that is running, five to six thousand of them.
+"""The demo's corpus: the five to six thousand docstrings of the running Python's standard library.
 
-Real text, in English, about something every reader knows, and already on every machine. The standard
-library's files are parsed, never imported: importing some of them opens windows or browsers. Compiled modules
-have no docstrings in files and are left out.
+It is real English text about something every reader knows, and it is on every machine. Files are parsed, never
+imported: importing some of them opens windows or browsers. Compiled modules have no source and are left out.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from jobs.sources import SourceDocument
 
 CHARS_MIN = 20
 SIGNATURE_CHARS_MAX = 160
-# Tests, fixtures, and what installed packages or the build left beside the library.
+# Tests, fixtures, and folders of installed packages or of the build.
 FOLDERS_LEFT_OUT = frozenset({
     "__phello__", "__pycache__", "dist-packages", "idle_test", "idlelib", "lib-dynload", "lib2to3",
     "pydoc_data", "site-packages", "test", "tests", "turtledemo",
@@ -27,14 +26,13 @@ Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def docstrings(library: Path | None = None) -> Iterator[SourceDocument]:
-    """The docstrings below `library`, the running Python's standard library by default, in a fixed order.
+    """The docstrings below `library`, by default the running Python's standard library, by path and line.
 
-    One document per documented module, class, function and method, in the order of the files by path and of
-    the lines in them. Definitions with a leading underscore are left out, files with one are not: half of
-    `datetime`, `decimal` and `concurrent.futures` is written in such files. The id is
-    the qualified name (`asyncio.queues.Queue.get`) and unique: of alternative definitions of one name the
-    first that has a docstring counts. Texts shorter than `CHARS_MIN` characters and files that cannot be
-    parsed are left out. `metadata` holds `module`, `kind` (module, class or function) and `line`.
+    Yields one document per documented module, class, function and method. Definitions with a leading underscore are
+    left out, but not files: half of `datetime`, `decimal` and `concurrent.futures` is in such files. The id is the
+    qualified name (`asyncio.queues.Queue.get`) and is unique: of several definitions of a name, the first with a
+    docstring wins. Texts under `CHARS_MIN` characters and files that cannot be parsed are left out. `metadata` holds
+    `module`, `kind` (module, class or function) and `line`.
     """
     root = library if library is not None else Path(sysconfig.get_path("stdlib"))
     seen: set[str] = set()
@@ -57,7 +55,7 @@ def _source_files(folder: Path) -> Iterator[Path]:
 def _file_docstrings(path: Path, relative: Path) -> Iterator[SourceDocument]:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about escape sequences in the library
+            warnings.simplefilter("ignore")  # invalid escape sequences in the library
             tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):
         return
@@ -69,7 +67,7 @@ def _file_docstrings(path: Path, relative: Path) -> Iterator[SourceDocument]:
 
 
 def _documented(node: ast.AST, name: str) -> Iterator[tuple[str, Documented]]:
-    """`node` and the public things defined in it, but not within functions, with qualified names."""
+    """`node` and its public definitions with qualified names, except those inside functions."""
     if isinstance(node, Documented):
         yield name, node
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

@@ -1,10 +1,9 @@
-"""Sends documents to a running service, in requests of bounded size, a few at a time.
+"""Sends documents to a running service in requests of bounded size, two at a time.
 
-    documents -> batches by the service's limits -> two requests at once -> acknowledged: durable and searchable
-                                                      |
-                       busy: wait as long as it asks; away: try for a minute; a document refused: the others go on
+    documents -> batches within the service's limits -> two requests in flight -> acknowledged: durable and searchable
 
-A request that is sent twice does no harm: the id says which document is written.
+If the service is busy, wait for its Retry-After; if it is unreachable, retry for a minute; if it refuses a document,
+send the others. Retries are idempotent: writes are keyed by document id.
 """
 
 from __future__ import annotations
@@ -23,24 +22,22 @@ from jobs.sources import FirstFailure, SourceDocument, SourceError, SourceReport
 from retrieval.client import JSON, Client, ServiceError
 
 DOCUMENTS_PER_REQUEST = 200
-CHARS_PER_REQUEST = (
-    200_000  # seconds of embedding: progress can be seen, and little is sent again after a failure
-)
-REQUESTS_AT_ONCE = 2  # one is embedded while the next is read and chunked; more would only wait
-REQUEST_S_MAX = 3600.0  # one document of megabytes may be embedded for many minutes
+CHARS_PER_REQUEST = 200_000  # seconds of embedding: progress is visible, and a retry resends little
+REQUESTS_AT_ONCE = 2  # one is embedded while the next is read and chunked; more would only queue
+REQUEST_S_MAX = 3600.0  # embedding a document of several megabytes can take many minutes
 PATIENCE_S = 600.0
 RECONNECT_S = 60.0
-WAIT_S, WAIT_S_MIN = 1.0, 0.05  # where the service does not say how long, and where it says not at all
+WAIT_S, WAIT_S_MIN = 1.0, 0.05  # without Retry-After, and the minimum with one (it may be 0)
 ENVELOPE_BYTES = len(b'{"documents":[]}')
 
 BUSY = {429, 503}
-AWAY = {0, 408, 502, 504}  # 0: not reached, or the connection broke; the others come from proxies before it
-REFUSED = {400, 413, 422}  # for what is in the request; any other error would meet the next request too
+AWAY = {0, 408, 502, 504}  # 0: unreachable or disconnected; the others come from proxies in front of it
+REFUSED = {400, 413, 422}  # the request's content is at fault; other errors would hit the next request too
 
 
 @dataclass(slots=True)
 class Ingested:
-    """What the service acknowledged. `seq` is the last operation's, `bytes_read` those of the source up to there."""
+    """What the service acknowledged: `seq` of the last operation, `bytes_read` of the source up to it."""
 
     documents: int = 0
     unchanged: int = 0
@@ -58,7 +55,7 @@ Progress = Callable[[Ingested], None]
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """What the service takes in one request. The defaults are for one that does not say."""
+    """The service's limits for one request. The defaults are for services that report none."""
 
     documents_per_request: int = 1000
     document_bytes: int = 1_048_576
@@ -67,7 +64,7 @@ class Limits(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A document as it is sent, and what errors and progress say of it."""
+    """A document as sent, with what errors and progress report about it."""
 
     id: str
     source: str
@@ -84,12 +81,12 @@ async def ingest(
     report: SourceReport | None = None,
     total: Ingested | None = None,
 ) -> Ingested:
-    """Every document; of those with the same id the last one. `progress` is called after each acknowledgement, with
-    `total`, which is filled.
+    """Write every document; among equal ids the last one wins. Updates `total` and passes it to `progress` after each
+    acknowledgement.
 
-    Documents that the service refuses are recorded in `report`, and the others are written; without a report the first
-    of them raises SourceError. Raises ServiceError when the service fails, stays away or makes no progress, and what
-    reading the documents raises; what was acknowledged before stays.
+    Documents that the service refuses are recorded in `report` and the others are written; without a report the first
+    refusal raises SourceError. Raises ServiceError when the service fails, stays unreachable or makes no progress, and
+    whatever reading the documents raises; acknowledged documents remain written.
     """
     report = report if report is not None else FirstFailure()
     limits = msgspec.convert((await client.collection(collection)).get("limits", {}), Limits)
@@ -117,7 +114,7 @@ async def ingest(
     try:
         for batch in batches(documents, limits, report):
             ids = {one.id for one in batch}
-            # The last document of an id counts, so it is sent after the others are written.
+            # Among equal ids the last document wins, so it must not overtake an earlier one.
             while len(under_way) >= REQUESTS_AT_ONCE or any(
                 one.id in ids for _, sent in under_way for one in sent
             ):
@@ -137,7 +134,7 @@ async def ingest(
 def batches(
     documents: Iterable[SourceDocument], limits: Limits, report: SourceReport
 ) -> Iterator[list[Encoded]]:
-    """Bounded by number, characters and bytes; no id comes twice in one. A document that no request can hold fails."""
+    """Batches bounded by documents, characters and bytes, with unique ids. Oversized documents go to `report`."""
     batch: list[Encoded] = []
     for document in documents:
         try:
@@ -159,11 +156,11 @@ def batches(
 
 
 def request_bytes(batch: Sequence[Encoded]) -> int:
-    return ENVELOPE_BYTES + sum(len(one.body) + 1 for one in batch)  # each with a comma
+    return ENVELOPE_BYTES + sum(len(one.body) + 1 for one in batch)  # plus a comma each
 
 
 def encoded(document: SourceDocument, limits: Limits) -> Encoded:
-    """Raises SourceError if no request may hold it."""
+    """Raises SourceError for a document that is not UTF-8 or exceeds a limit by itself."""
     source = document.source or document.id
     fields = {
         "id": document.id,
@@ -189,7 +186,7 @@ def encoded(document: SourceDocument, limits: Limits) -> Encoded:
 async def write_acceptable(
     writer: PatientWriter, batch: Sequence[Encoded], report: SourceReport
 ) -> AsyncIterator[JSON]:
-    """Answers to writing all of `batch` that the service accepts; what it refuses is recorded in `report`."""
+    """Write what the service accepts of `batch`, yielding its answers; refusals are recorded in `report`."""
     parts = [batch]
     while parts:
         part = parts.pop()
@@ -199,7 +196,7 @@ async def write_acceptable(
             if error.status not in REFUSED:
                 raise
             at = refused_place(error, part)
-            if at is None:  # some document that it does not name, or the size of all together
+            if at is None:  # an unnamed document, or the total size: bisect
                 half = len(part) // 2
                 parts += [part[half:], part[:half]]
                 continue
@@ -210,7 +207,7 @@ async def write_acceptable(
 
 
 def refused_place(error: ServiceError, part: Sequence[Encoded]) -> int | None:
-    """Which document the service means."""
+    """Index of the document that the error is about; None if unknown."""
     named = re.search(r"documents\[(\d+)\]", error.param or error.message)
     if named and int(named[1]) < len(part):
         return int(named[1])
@@ -218,10 +215,10 @@ def refused_place(error: ServiceError, part: Sequence[Encoded]) -> int | None:
 
 
 class PatientWriter:
-    """Writes to one collection, waiting while the service is busy and trying again while it is away.
+    """Writes to one collection, retrying while the service is busy or unreachable.
 
-    It gives up, with the service's last ServiceError, where nothing was acknowledged for `patience_s` though nothing
-    else is under way, or where the service was away for `reconnect_s`.
+    Gives up with the last ServiceError if nothing was acknowledged for `patience_s` with no other request in flight,
+    or if the service was unreachable for `reconnect_s`.
     """
 
     def __init__(
@@ -240,7 +237,7 @@ class PatientWriter:
         self._acknowledged_at = time.monotonic()
 
     async def write(self, documents: Sequence[JSON | msgspec.Raw]) -> JSON:
-        """The service's answer. Raises ServiceError for a refusal, and when it gives up."""
+        """The service's answer. Raises ServiceError for a refusal and when giving up."""
         busy_since = time.monotonic()
         away_since: float | None = None
         while True:
@@ -256,11 +253,11 @@ class PatientWriter:
             now = time.monotonic()
             busy = failure.status in BUSY
             if failure.kind == "quarantined" or not (busy or failure.status in AWAY):
-                raise failure  # waiting does not help
+                raise failure  # retrying cannot help
             away_since = None if busy else away_since or now
             stuck = now - max(busy_since, self._acknowledged_at) > self._patience_s and not self._under_way
             if (busy and stuck) or (away_since and now - away_since > self._reconnect_s):
                 raise failure
             wait_s = WAIT_S if failure.retry_after_s is None else max(failure.retry_after_s, WAIT_S_MIN)
-            # Jitter, or clients that were refused together would come back together.
+            # Jitter, or clients that were refused together would retry together.
             await asyncio.sleep(wait_s * random.uniform(1.0, 1.25))

@@ -1,7 +1,7 @@
-"""Queries and relevance judgements from files: what the ranking is measured against.
+"""Reads queries and relevance judgments from files.
 
 queries   JSON lines {"id", "text"}, plain or .gz
-qrels     lines of query id, document id, grade, separated by tabs or blanks (TREC's extra second column allowed)
+qrels     lines of query id, document id, grade, separated by tabs or spaces (TREC's extra second column allowed)
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def read_judgements(path: Path) -> list[Judgement]:
 
 
 def lines_of(path: Path) -> Iterator[tuple[str, str]]:
-    """Where each line is, in words, and the line; blank ones are skipped."""
+    """Each nonblank line with its location for error messages."""
     if not path.is_file():
         raise InvalidInput(f"{path} is not a file")
     opened = gzip.open if path.suffix == ".gz" else open

@@ -1,4 +1,4 @@
-"""How log lines look on stderr, for people or as JSON: one line for each record, whatever it holds."""
+"""Log formats on stderr, text or JSON: one line per record, whatever its content."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 def set_up_logging(settings: Log) -> None:
-    """Format everything that this process writes on stderr from now on, warnings and uncaught errors included."""
+    """Install the log format for this process, including warnings and uncaught exceptions."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if settings.format == "json" else TextFormatter())
     logging.basicConfig(level=settings.level.upper(), handlers=[handler], force=True)
@@ -30,8 +30,8 @@ def set_up_logging(settings: Log) -> None:
 
 
 def no_fault_of_ours(record: logging.LogRecord) -> bool:
-    """False for a malformed request, which aiohttp logs as an error with a traceback: its line in the request log is
-    enough, unless the level is debug."""
+    """A log filter that drops aiohttp's tracebacks of malformed requests, unless the level is debug: their line in the
+    request log is enough."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, HttpProcessingError) or logger.isEnabledFor(logging.DEBUG)
 
@@ -42,8 +42,8 @@ def log_uncaught(kind: type[BaseException], error: BaseException | None, trace: 
 
 
 class TextFormatter(logging.Formatter):
-    """Time, level, name, message and the request's id if there is one. Only a traceback adds lines, all indented, so
-    nothing that it quotes can look like a line of the log."""
+    """Time, level, name, message and the request's id, if any. Only tracebacks add lines, which are indented so that
+    quoted text cannot pass for a log line."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -65,12 +65,12 @@ def indented(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Without line breaks and terminal control characters."""
+    """`text` with line breaks and terminal control characters escaped."""
     return text if text.isprintable() else text.encode("unicode_escape").decode()
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line. What a record carries as `fields` are members of their own."""
+    """One JSON object per line. A record's `fields` become top-level members."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, Any] = {
@@ -85,5 +85,5 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             entry["trace"] = self.formatException(record.exc_info)
         line = json.dumps(entry, ensure_ascii=False)
-        # JSON does not escape line breaks beyond ASCII, and programs that read lines may split at them.
+        # json.dumps leaves non-ASCII line breaks unescaped, and line readers may split at them.
         return line if line.isprintable() else json.dumps(entry)

@@ -1,4 +1,4 @@
-"""A rate limit for jobs, which leaves the service to its users."""
+"""A rate limiter for jobs, so that they leave capacity for users."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 
 class Pace:
-    """`await pace(n)` before sending n queries or documents: no burst credit. With 0 a second it never waits."""
+    """`await pace(n)` before sending n queries or documents. No burst credit; a rate of 0 means no limit."""
 
     def __init__(
         self,

@@ -1,11 +1,10 @@
-"""Copies a collection into another one with a different model, beside serving, and moves an alias to it.
+"""Copies a live collection into another one with a different model and moves an alias to it.
 
-    what the target has already  ->  write what is missing or differs, again until a pass finds little  ->  delete what
-    the source no longer has  ->  move the alias  ->  once more, for what was written or deleted since
+    digest the target's documents  ->  write what is missing or differs, in passes until one finds little
+    ->  delete what the source no longer has  ->  move the alias  ->  catch up with writes and deletions since
 
-A document is left alone where its text, title and metadata are the same in both, so a copy that was killed resumes
-where it stopped, and a later one takes over only what changed. Vectors that clients sent themselves are not copied:
-they belong to the old model.
+Documents with equal text, title and metadata in both are skipped, so a killed copy resumes where it stopped and a
+later run copies only changes. Vectors supplied by clients are not copied: they belong to the old model.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from jobs.ingesting import CHARS_PER_REQUEST, DOCUMENTS_PER_REQUEST, PatientWrit
 from jobs.pace import Pace
 from retrieval.client import JSON, Client, ServiceError
 
-if TYPE_CHECKING:  # numpy comes with it, which would slow down the start of a command
+if TYPE_CHECKING:  # it imports numpy, which would slow down command startup
     from indexes.model import Progress
 
 PAGE = 200
@@ -31,7 +30,7 @@ PAGE = 200
 
 @dataclass(slots=True)
 class Copied:
-    """What was done. `unchanged` were in the target already."""
+    """Counts of what was done. `unchanged` documents were already in the target."""
 
     written: int = 0
     unchanged: int = 0
@@ -50,11 +49,11 @@ async def reembed(
     pace: Pace,
     progress: Progress,
 ) -> Copied:
-    """Make `target` hold what `source` does, embedded with `model`; then let `alias` name it.
+    """Make `target` hold what `source` does, embedded with `model`; then point `alias` at it.
 
-    `pace` is asked before documents are written. Raises ServiceError: NotFound for a missing source or model, a
-    conflict where the target exists with another model, holds other documents or is the source itself, where the alias
-    is a collection, and where the source changes faster than it can be copied.
+    `pace` limits the rate of writes. Raises ServiceError: not found for a missing source or model; conflict if the
+    target has another model, holds other documents or is the source itself, if the alias is a collection's name, or if
+    the source changes faster than it is copied.
     """
     begun = time.monotonic()
     source = (await client.collection(source))["name"]
@@ -83,7 +82,7 @@ async def reembed(
 
 
 class Copy:
-    """A copy under way. `known` has the digests of what it wrote or found in the target, by id."""
+    """A copy in progress. `known` maps ids to digests of documents found in or written to the target."""
 
     def __init__(self, client: Client, source: str, target: str, pace: Pace) -> None:
         self.target = target
@@ -96,7 +95,7 @@ class Copy:
         self._seen: set[str] = set()
 
     async def look(self) -> None:
-        """Learn what the target holds. Raises ServiceError if that is documents, but none of the source."""
+        """Digest the target's documents. Raises ServiceError if it has some but none of the source's."""
         self.known = {one["id"]: digest(one) async for one in self._client.scroll(self.target, limit=PAGE)}
         if not self.known:
             return
@@ -109,7 +108,7 @@ class Copy:
         )
 
     async def one_pass(self, progress: Progress) -> int:
-        """Write every document of the source that the target does not hold as it is; returns how many."""
+        """Write the source's documents that are missing or different in the target; returns how many."""
         total = (await self._client.count(self._source))["documents"]
         self.copied.passes += 1
         written = unchanged = 0
@@ -125,7 +124,7 @@ class Copy:
         return written
 
     async def _changed(self) -> AsyncIterator[tuple[list[JSON], int]]:
-        """Batches of documents to write, each with how many were skipped beside it."""
+        """Batches of documents to write, each with the number skipped since the last."""
         batch: list[JSON] = []
         chars = skipped = 0
         async for document in self._documents():
@@ -140,14 +139,14 @@ class Copy:
         yield batch, skipped
 
     async def delete_unseen(self) -> None:
-        """Delete from the target what the last pass did not see in the source."""
+        """Delete from the target what the last pass did not find in the source."""
         for document_id in sorted(self.known.keys() - self._seen):
             await self._delete(document_id)
             del self.known[document_id]
 
     async def catch_up(self) -> None:
-        """Take over what was written to the source or deleted there since, except where clients have changed the
-        target."""
+        """Apply the source's writes and deletions since the last pass, except to documents that clients have changed in
+        the target."""
         async for document in self._documents():
             if self.known.get(document["id"]) != digest(document) and await self._is_untouched(
                 document["id"]
@@ -162,7 +161,7 @@ class Copy:
         return (digest(present) if present else None) == self.known.get(document_id)
 
     async def _documents(self) -> AsyncIterator[JSON]:
-        """Every document of the source; `_seen` has the ids so far."""
+        """Every document of the source; `_seen` collects the ids."""
         self._seen = set()
         async for document in self._client.scroll(self._source, limit=PAGE):
             self._seen.add(document["id"])
@@ -195,6 +194,6 @@ def conflict(message: str) -> ServiceError:
 
 
 def digest(document: JSON) -> bytes:
-    """The same for two documents that would be embedded, found and shown the same."""
+    """Equal for documents that are embedded, found and shown alike."""
     values = [document["text"], document["title"], sorted(document["metadata"].items())]
     return blake2b(msgspec.json.encode(values), digest_size=16).digest()

@@ -1,4 +1,4 @@
-"""A real service as a child process, on a free loopback port: for the demo, the benchmark and the tests."""
+"""A real service in a child process on a free loopback port, for the demo, benchmarks and tests."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ STOP_S = 40.0
 
 
 class ServerProcess:
-    """`nearline serve` as a child. Ready when the constructor returns; `stop` or `kill` it."""
+    """`nearline serve` as a child process, ready when the constructor returns. Callers `stop` or `kill` it."""
 
     def __init__(
         self, data: Path, environ: Mapping[str, str] | None = None, checkout: Path | None = None
     ) -> None:
-        """With a `checkout`, the code of another working tree runs, in the same Python.
+        """`checkout` runs the code of another working tree with this Python.
 
-        Raises NearlineError with the child's last line if it ends before it is ready.
+        Raises NearlineError with the child's last line if it exits before it is ready.
         """
         elsewhere = {} if checkout is None else {"PYTHONPATH": str(checkout.resolve())}
         command = [sys.executable, "-m", "jobs.cli", "serve", "--data", str(data.resolve()), "--port", "0"]
@@ -42,7 +42,7 @@ class ServerProcess:
         )
         try:
             self.url = self._wait_for_url()
-        except BaseException:  # Ctrl-C too, which does not reach a child in its own session
+        except BaseException:  # including Ctrl-C, which does not reach a child in its own session
             self.kill()
             raise
 
@@ -51,7 +51,7 @@ class ServerProcess:
         return self._child.pid
 
     def stop(self) -> int:
-        """SIGTERM and wait: the exit status."""
+        """SIGTERM and wait; returns the exit status."""
         if self._child.poll() is None:
             self._child.send_signal(signal.SIGTERM)
         try:
@@ -83,7 +83,7 @@ class ServerProcess:
 
 
 def log_of(data: Path) -> Path:
-    """The log file of the services that are started here for a data directory."""
+    """Where services started here for a data directory log to."""
     return data.with_name(f"{data.name}.server.log")
 
 
@@ -91,7 +91,7 @@ def log_of(data: Path) -> Path:
 def serving(
     data: Path, environ: Mapping[str, str] | None = None, checkout: Path | None = None
 ) -> Iterator[ServerProcess]:
-    """A service for the length of a with-block."""
+    """A service that runs for the duration of a with-block."""
     server = ServerProcess(data, environ, checkout)
     try:
         yield server

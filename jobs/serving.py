@@ -1,7 +1,7 @@
-"""Runs the service in this process until SIGTERM or SIGINT: stop being ready, finish what was accepted, close.
+"""Runs the service in this process until SIGTERM or SIGINT, then shuts down gracefully: fail readiness, drain, close.
 
-What is not finished within `server.shutdown_grace_s` is answered with 503 (`retrieval/stopping.py`). A storage failure
-ends it the same way, but with exit code 1: only a new process can tell what the disk holds.
+Requests not finished within `server.shutdown_grace_s` get a 503 (`retrieval/cancellation.py`). A storage failure shuts
+down the same way with exit code 1: only a new process can tell what is on disk.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from retrieval.settings import Server
 logger = logging.getLogger(__name__)
 
 READY_LINE = "nearline listens on "
-BACKLOG = 128  # connections that the system accepts before we do
+BACKLOG = 128  # connections queued by the kernel
 HEAPS_MAX = 2
 M_ARENA_MAX = -8  # of glibc's mallopt
-DRAIN_S = 0.2  # between failing readiness and closing the socket, for a load balancer to notice
-LAST_ANSWERS_S = 1.0  # after the grace, for the 503s
-CLOSING_S = 4.5  # after the grace, until the process ends whatever it is doing
+DRAIN_S = 0.2  # from failing readiness to closing the socket, for load balancers to notice
+LAST_ANSWERS_S = 1.0  # after the grace period, to send the 503s
+CLOSING_S = 4.5  # after the grace period, until a forced exit
 
 
 def run(config: Config, data: Path) -> None:
-    """Blocks until the service has ended. Raises InvalidInput for an address that other machines reach, unless the
-    settings allow it, what opening the data directory raises, and SystemExit as above."""
+    """Blocks until the service has shut down. Raises InvalidInput for an address reachable from other machines unless
+    the settings allow it, whatever opening the data directory raises, and SystemExit as above."""
     require_private(config.server)
     keep_private()
     share_heaps()
@@ -55,7 +55,7 @@ def run(config: Config, data: Path) -> None:
 
 
 def require_private(server: Server) -> None:
-    """Raises InvalidInput for an address that other machines reach: without keys every client may do everything."""
+    """Raises InvalidInput for an address reachable from other machines: there is no authentication."""
     host = server.host
     private = ipaddress.ip_address(host).is_loopback if is_address(host) else host == "localhost"
     if not private and not server.insecure:
@@ -67,9 +67,9 @@ def require_private(server: Server) -> None:
 
 
 def share_heaps() -> None:
-    """Let threads take memory from a few heaps. Call it before there are threads; it does nothing without glibc.
+    """Limit glibc to a few malloc arenas. Call before starting threads; a no-op without glibc.
 
-    glibc gives every thread a heap of its own, and memory that a model run freed in one is not reused by the others.
+    By default threads get arenas of their own, and memory that a model run freed in one is not reused by the others.
     """
     if "MALLOC_ARENA_MAX" in os.environ:
         return  # the operator has decided
@@ -78,14 +78,14 @@ def share_heaps() -> None:
 
 
 def allow_all_descriptors() -> None:
-    """Raise the soft limit to the hard one. It is low only for programs that use select, which we do not."""
+    """Raise the soft limit to the hard one. It is low only for the sake of select(), which we do not use."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):  # some systems allow less than they say
+    with contextlib.suppress(OSError, ValueError):  # some systems allow less than they report
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 async def serve(config: Config, data: Path) -> bool:
-    """Whether the service ended because it was asked to, not because its storage failed."""
+    """Serve until told to stop. Returns False if storage failed instead."""
     app = create_app(config, data)
     grace_s = config.server.shutdown_grace_s
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=grace_s + LAST_ANSWERS_S)
@@ -100,7 +100,7 @@ async def serve(config: Config, data: Path) -> bool:
         listening = await listen(runner, connections)
         watch = loop.create_task(connections.watch())
         keep_turns_short()
-        print(f"{READY_LINE}{url_of(listening)}", flush=True)  # noqa: T201 - other programs wait for this line
+        print(f"{READY_LINE}{url_of(listening)}", flush=True)  # noqa: T201 - parent processes wait for this line
         ends = [loop.create_task(event.wait()) for event in (stop, app[FAILED])]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         leave_within(grace_s + CLOSING_S)
@@ -116,15 +116,16 @@ async def serve(config: Config, data: Path) -> bool:
 
 
 def leave_within(seconds: float) -> None:
-    """End the process by then, with every thread's stack in the log, if it has not ended by itself.
+    """Force the process to exit after `seconds`, logging every thread's stack.
 
-    Threads in compiled code cannot be stopped, and Python waits for them. What was acknowledged is on disk already.
+    Python waits for threads at exit, and those in native code cannot be stopped. Acknowledged writes are already on
+    disk.
     """
     faulthandler.dump_traceback_later(seconds, exit=True)
 
 
 async def listen(runner: web.AppRunner, connections: Connections) -> asyncio.Server:
-    """Accept connections. aiohttp's own sites do not let us choose their protocol. Raises Conflict for a taken port."""
+    """Accept connections; aiohttp's sites cannot use our protocol class. Raises Conflict for a port in use."""
     server, settings = runner.server, connections.settings
     assert server is not None, "the runner is set up"
     try:

@@ -9,6 +9,7 @@ from aiohttp import web
 from retrieval import lifecycle
 from retrieval.admission import Gates
 from retrieval.browsers import protective_headers
+from retrieval.cancellation import Stopping
 from retrieval.ceiling import Ceiling
 from retrieval.config import Config
 from retrieval.door import DOOR, Door
@@ -24,7 +25,6 @@ from retrieval.middlewares import (
     within_grace,
 )
 from retrieval.routes import ROUTES, add_routes
-from retrieval.stopping import Stopping
 
 
 def create_app(config: Config, data: Path) -> web.Application:

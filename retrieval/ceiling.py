@@ -18,14 +18,18 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from types import TracebackType
-from typing import Self
+from collections.abc import AsyncIterator, Callable, Iterator
 
+import msgspec
 import numpy as np
 
-from indexes.errors import Overloaded
-from indexes.memory import give_back, memory_bytes
+from indexes import (
+    Overloaded,
+    StoredPassage,
+    TooLarge,
+    give_back,
+    memory_bytes,
+)
 from retrieval.admission import Load
 from retrieval.cgroups import cgroup_bytes
 
@@ -39,6 +43,7 @@ ANSWER_FACTOR = 4  # of the bytes in an answer's hits: as read, as objects, as J
 PAGE_BYTES_MIN = SMALL_BYTES = 1 << 20
 READ_EVERY_S = 0.02
 TOKEN_ID_BYTES = 120  # of one id of an input, while it is made text again and read as tokens
+HIT_BYTES = 256  # of a hit's numbers and names
 OBJECT_BYTES, ITEM_BYTES = 250, 64  # of one object, and of one list or one of the values in it, decoded
 
 
@@ -69,9 +74,14 @@ class Ceiling:
             self._read, self._held = now, self.own
         return self._held
 
-    def hold(self, load: Load) -> Held:
-        """For one request, to be used in a `with` block."""
-        return Held(self, load)
+    @contextlib.contextmanager
+    def hold(self, load: Load) -> Iterator[Held]:
+        """For one request: what it is foretold to take, until the block ends. By then it is there, and measured."""
+        held = Held(self, load)
+        try:
+            yield held
+        finally:
+            self.give(held.bytes)
 
     def refusing(self) -> list[Load]:
         """The classes that have no room left."""
@@ -112,12 +122,12 @@ class Ceiling:
 
 
 class Held:
-    """What one request is foretold to take, until the block ends: by then it is there, and measured."""
+    """What one request is foretold to take."""
 
     def __init__(self, ceiling: Ceiling, load: Load) -> None:
         self._ceiling = ceiling
         self._load = load
-        self._bytes = 0
+        self.bytes = 0
 
     def body(self, size: int) -> None:
         """Raises Overloaded for a body that has no room."""
@@ -151,15 +161,40 @@ class Held:
 
     def _take(self, size: int) -> None:
         self._ceiling.take(self._load, size)
-        self._bytes += size
+        self.bytes += size
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+class AnswerBudget:
+    """Bytes for the hits of one answer: those of a search, or of all searches of a batch. Use from any thread."""
+
+    def __init__(
+        self, bytes_max: int, *, param: str = "k", hold: Callable[[int], None] = lambda size: None
     ) -> None:
-        self._ceiling.give(self._bytes)
+        """`hold` is told what is taken, and may refuse it for want of memory."""
+        self._bytes_max = bytes_max
+        self._param = param
+        self._hold = hold
+        self._lock = threading.Lock()
+        self.taken = 0
+
+    def take(self, size: int) -> None:
+        """Raises TooLarge, naming what to ask less of, or what `hold` raises, and takes nothing then."""
+        with self._lock:
+            if self.taken + size <= self._bytes_max:
+                self._hold(size)
+                self.taken += size
+                return
+        raise TooLarge(
+            f"the hits would hold more than {self._bytes_max} bytes together; ask for fewer with a smaller k"
+            + (", or in several requests" if self._param != "k" else ""),
+            param=self._param,
+        )
+
+
+def size_of(passage: StoredPassage) -> int:
+    """About how many bytes a hit of this passage takes as JSON."""
+    metadata = len(msgspec.json.encode(passage.metadata)) if passage.metadata else 0
+    return HIT_BYTES + len(passage.text) + len(passage.title) + len(passage.heading) + metadata
 
 
 def decoded_bytes(body: bytes) -> int:

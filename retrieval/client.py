@@ -20,7 +20,7 @@ import aiohttp
 import msgspec
 
 if TYPE_CHECKING:  # numpy comes with it, which doubles the start of a command
-    from indexes.model import Progress
+    from indexes import Progress
 
 JSON = dict[str, Any]
 TIMEOUT_S = 300.0
@@ -100,15 +100,17 @@ class Client:
         except aiohttp.ClientError as error:
             raise ServiceError(f"{self.url} cannot be reached: {error}") from None
 
+    async def _json(self, method: str, path: str, body: object = None) -> JSON:
+        found: JSON = await self.request(method, path, body)
+        return found
+
     # -- collections
 
     async def collection(self, name: str) -> JSON:
-        found: JSON = await self.request("GET", f"/v1/collections/{quote(name, safe='')}")
-        return found
+        return await self._json("GET", path_of(name))
 
     async def create_collection(self, name: str, **settings: object) -> JSON:
-        made: JSON = await self.request("POST", "/v1/collections", {"name": name, **settings})
-        return made
+        return await self._json("POST", "/v1/collections", {"name": name, **settings})
 
     async def ensure_collection(self, name: str, **settings: object) -> JSON:
         """The collection, made if it does not exist."""
@@ -130,56 +132,44 @@ class Client:
 
     async def delete_collection(self, name: str) -> None:
         """With all its documents. By its own name, not an alias."""
-        await self.request("DELETE", f"/v1/collections/{quote(name, safe='')}")
+        await self.request("DELETE", path_of(name))
 
     async def rename_collection(self, name: str, new_name: str) -> JSON:
-        renamed: JSON = await self.request(
-            "POST", f"/v1/collections/{quote(name, safe='')}/rename", {"name": new_name}
-        )
-        return renamed
+        return await self._json("POST", path_of(name, "rename"), {"name": new_name})
 
     async def rollback(self, collection: str) -> int:
         """Serve the generation before the present one again; returns its number."""
-        path = f"/v1/collections/{quote(collection, safe='')}/rollback"
-        return int((await self.request("POST", path))["generation"])
+        return int((await self.request("POST", path_of(collection, "rollback")))["generation"])
 
     async def set_alias(self, alias: str, collection: str) -> JSON:
-        path = f"/v1/aliases/{quote(alias, safe='')}"
-        made: JSON = await self.request("PUT", path, {"collection": collection})
-        return made
+        return await self._json("PUT", f"/v1/aliases/{quote(alias, safe='')}", {"collection": collection})
 
     # -- documents
 
     async def write(self, collection: str, documents: Sequence[JSON | msgspec.Raw]) -> JSON:
-        """Write documents, or what they are encoded as."""
-        path = f"/v1/collections/{quote(collection, safe='')}/documents"
-        written: JSON = await self.request("POST", path, {"documents": documents})
-        return written
+        """Write documents, which may be JSON already."""
+        return await self._json("POST", path_of(collection, "documents"), {"documents": documents})
 
     async def patch(self, collection: str, document_id: str, metadata: JSON) -> JSON:
         """Merge into the document's metadata: a null (None) removes a key, keys that are not named stay."""
-        path = f"/v1/collections/{quote(collection, safe='')}/documents/{quote(document_id, safe='')}"
-        written: JSON = await self.request("PATCH", path, {"metadata": metadata})
-        return written
+        return await self._json(
+            "PATCH", path_of(collection, "documents", document_id), {"metadata": metadata}
+        )
 
     async def delete(self, collection: str, document_id: str) -> JSON:
-        path = f"/v1/collections/{quote(collection, safe='')}/documents/{quote(document_id, safe='')}"
-        deleted: JSON = await self.request("DELETE", path)
-        return deleted
+        return await self._json("DELETE", path_of(collection, "documents", document_id))
 
     async def document(self, collection: str, document_id: str, *, vectors: bool = False) -> JSON:
-        path = f"/v1/collections/{quote(collection, safe='')}/documents/{quote(document_id, safe='')}"
-        found: JSON = await self.request("GET", f"{path}?vectors=true" if vectors else path)
-        return found
+        path = path_of(collection, "documents", document_id)
+        return await self._json("GET", f"{path}?vectors=true" if vectors else path)
 
     async def scroll(self, collection: str, **options: object) -> AsyncIterator[JSON]:
         """Every document in the order of writing, a page of `limit` at a time.
 
         Options are those of the endpoint: `filter`, `limit`, `vectors`, `text`, and a `cursor` to begin at.
         """
-        path = f"/v1/collections/{quote(collection, safe='')}/documents/scroll"
         while True:
-            page: JSON = await self.request("POST", path, options)
+            page = await self._json("POST", path_of(collection, "documents", "scroll"), options)
             for document in page["documents"]:
                 yield document
             if page["cursor"] is None:
@@ -188,59 +178,42 @@ class Client:
 
     async def count(self, collection: str, **options: object) -> JSON:
         """`documents`, `passages` and the `seq` at which they were counted; `filter` narrows it."""
-        path = f"/v1/collections/{quote(collection, safe='')}/documents/count"
-        counted: JSON = await self.request("POST", path, options)
-        return counted
+        return await self._json("POST", path_of(collection, "documents", "count"), options)
 
     # -- search
 
     async def search(self, collection: str, **search: object) -> JSON:
-        found: JSON = await self.request(
-            "POST", f"/v1/collections/{quote(collection, safe='')}/search", search
-        )
-        return found
+        return await self._json("POST", path_of(collection, "search"), search)
 
     async def context(self, collection: str, **wanted: object) -> JSON:
         """Passages for a prompt: `query`, `token_budget`, and the other options of the endpoint."""
-        path = f"/v1/collections/{quote(collection, safe='')}/context"
-        built: JSON = await self.request("POST", path, wanted)
-        return built
+        return await self._json("POST", path_of(collection, "context"), wanted)
 
     async def search_batch(self, collection: str, searches: list[JSON]) -> list[JSON]:
         """Answers in order. Raises ServiceError with the first error among them."""
-        path = f"/v1/collections/{quote(collection, safe='')}/search/batch"
-        results: list[JSON] = (await self.request("POST", path, {"searches": searches}))["results"]
+        answer = await self._json("POST", path_of(collection, "search", "batch"), {"searches": searches})
+        results: list[JSON] = answer["results"]
         for result in results:
             if "error" in result:
-                detail = result["error"]
-                raise ServiceError(
-                    detail["message"], status=422, kind=detail["type"], param=detail.get("param")
-                )
+                raise refusal(result["error"], status=422)
         return results
 
-    # -- jobs
+    # -- jobs: each of these starts one and returns its id
 
     async def reindex(self, collection: str, **options: object) -> str:
-        """Start a rebuild; returns the job's id."""
-        path = f"/v1/collections/{quote(collection, safe='')}/reindex"
-        started: JSON = await self.request("POST", path, options)
-        return str(started["job"])
+        return await self._started(path_of(collection, "reindex"), options)
 
     async def tune(self, collection: str, **options: object) -> str:
-        """Start a choice of search settings; returns the job's id."""
-        path = f"/v1/collections/{quote(collection, safe='')}/tune"
-        started: JSON = await self.request("POST", path, options)
-        return str(started["job"])
+        return await self._started(path_of(collection, "tune"), options)
 
     async def erase(self, collection: str) -> str:
-        """Start erasing what was deleted or overwritten; returns the job's id."""
-        path = f"/v1/collections/{quote(collection, safe='')}/erase"
-        started: JSON = await self.request("POST", path)
-        return str(started["job"])
+        return await self._started(path_of(collection, "erase"))
+
+    async def _started(self, path: str, body: object = None) -> str:
+        return str((await self._json("POST", path, body))["job"])
 
     async def job(self, job_id: str) -> JSON:
-        found: JSON = await self.request("GET", f"/v1/jobs/{job_id}")
-        return found
+        return await self._json("GET", f"/v1/jobs/{job_id}")
 
     async def finished(
         self, job_id: str, *, on_progress: Progress = lambda *_: None, timeout_s: float = 7200
@@ -272,6 +245,21 @@ class Client:
         return True
 
 
+def path_of(collection: str, *below: str) -> str:
+    return "/v1/collections/" + "/".join(quote(part, safe="") for part in (collection, *below))
+
+
+def refusal(detail: JSON, *, status: int, retry_after_s: float | None = None) -> ServiceError:
+    """From the service's own description of an error."""
+    return ServiceError(
+        detail["message"],
+        status=status,
+        kind=detail["type"],
+        param=detail.get("param"),
+        retry_after_s=retry_after_s,
+    )
+
+
 def failure_of(job: JSON) -> ServiceError:
     message = f"{job['kind']} of {job['collection']} {job['status']}: {job['error']}"
     return ServiceError(message, status=500, kind=job["status"])
@@ -280,14 +268,7 @@ def failure_of(job: JSON) -> ServiceError:
 def error_from(status: int, content: bytes, headers: Mapping[str, str]) -> ServiceError:
     wait_s = retry_after_s(headers)
     try:
-        detail = msgspec.json.decode(content)["error"]
-        return ServiceError(
-            detail["message"],
-            status=status,
-            kind=detail["type"],
-            param=detail.get("param"),
-            retry_after_s=wait_s,
-        )
+        return refusal(msgspec.json.decode(content)["error"], status=status, retry_after_s=wait_s)
     except (msgspec.DecodeError, KeyError, TypeError):
         message = f"status {status}: {content[:200]!r}"
         return ServiceError(message, status=status, kind="unknown", retry_after_s=wait_s)

@@ -20,8 +20,10 @@ from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
-from indexes import failpoints
-from indexes.errors import InvalidInput
+from indexes import (
+    InvalidInput,
+    failpoints,
+)
 from retrieval.settings import Config
 
 __all__ = ["Config", "ignored_variables", "load_config"]
@@ -175,29 +177,23 @@ def _did_you_mean(word: str, known: Iterable[str]) -> str:
 
 def _check_together(config: Config) -> None:
     """Refuse values that are fine alone and make no sense together."""
-    _at_most(
-        "passages.overlap_tokens",
-        config.passages.overlap_tokens,
-        "half of passages.tokens_max",
-        config.passages.tokens_max // 2,
-    )
-    _at_most("search.k", config.search.k, "limits.k_max", config.limits.k_max)
-    _at_most(
-        "limits.document_bytes_max",
-        config.limits.document_bytes_max,
-        "server.body_bytes_max",
-        config.server.body_bytes_max,
-    )
-    _at_most(
-        "index.recall_floor", config.index.recall_floor, "index.recall_target", config.index.recall_target
-    )
+    limits, index = config.limits, config.index
+    half = config.passages.tokens_max // 2
+    for key, value, bound_name, bound in (
+        ("passages.overlap_tokens", config.passages.overlap_tokens, "half of passages.tokens_max", half),
+        ("search.k", config.search.k, "limits.k_max", limits.k_max),
+        (
+            "limits.document_bytes_max",
+            limits.document_bytes_max,
+            "server.body_bytes_max",
+            config.server.body_bytes_max,
+        ),
+        ("index.recall_floor", index.recall_floor, "index.recall_target", index.recall_target),
+    ):
+        if value > bound:
+            raise InvalidInput(f"{key}: expected at most {bound_name} ({bound}), found {value}", param=key)
     if config.search.weight_dense + config.search.weight_lexical <= 0:
         raise InvalidInput(
             "[search] weight_dense and weight_lexical: expected at least one above 0, found 0 and 0",
             param="search.weight_dense",
         )
-
-
-def _at_most(key: str, value: float, bound_name: str, bound: float) -> None:
-    if value > bound:
-        raise InvalidInput(f"{key}: expected at most {bound_name} ({bound}), found {value}", param=key)

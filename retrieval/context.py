@@ -28,11 +28,22 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from indexes.courtesy import GoOn, nobody_waits
-from indexes.lexical.analysis import terms
+from indexes import (
+    GoOn,
+    nobody_waits,
+    terms,
+)
 from retrieval.chunking import SENTENCE
 from retrieval.outline import PATH_SEPARATOR
-from retrieval.schemas import Citation, ContextAnswer, ContextRequest, Hit, SearchAnswer, SearchRequest
+from retrieval.schemas import (
+    Citation,
+    ContextAnswer,
+    ContextRequest,
+    Hit,
+    SearchAnswer,
+    SearchOptions,
+    SearchRequest,
+)
 from retrieval.settings import Config
 
 StartsOf = Callable[[str], Sequence[int]]  # where each token of a text begins
@@ -48,18 +59,9 @@ WORDS = re.compile(r"\w+")
 
 def search_request(wanted: ContextRequest, config: Config) -> SearchRequest:
     """The search behind a context: more passages than will fit, since some repeat others."""
-    return SearchRequest(
-        query=wanted.query,
-        k=min(DEFAULT_K, config.limits.k_max) if wanted.k is None else wanted.k,
-        mode=wanted.mode,
-        filter=wanted.filter,
-        fusion=wanted.fusion,
-        group_by_document=wanted.group_by_document,
-        min_score=wanted.min_score,
-        min_seq=wanted.min_seq,
-        deadline_ms=wanted.deadline_ms,
-        cache=wanted.cache,
-    )
+    options = {name: getattr(wanted, name) for name in SearchOptions.__struct_fields__}
+    k = min(DEFAULT_K, config.limits.k_max) if wanted.k is None else wanted.k
+    return SearchRequest(query=wanted.query, **{**options, "k": k})
 
 
 def build_context(

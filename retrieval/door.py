@@ -16,7 +16,9 @@ from email.utils import formatdate
 
 from aiohttp import web
 
-from indexes.errors import Overloaded
+from indexes import (
+    Overloaded,
+)
 from retrieval.admission import Entry, Gates, Load
 from retrieval.browsers import protect
 from retrieval.dialects.errors import response

@@ -8,19 +8,22 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
+from dataclasses import dataclass
 from pathlib import Path
 
-from indexes.collection import Collection
-from indexes.errors import ModelMismatch, NotFound
-from indexes.model import Floats
+from indexes import (
+    Collection,
+    Floats,
+    ModelMismatch,
+    NotFound,
+)
 from retrieval.cache import EmbeddingCache, SharedVectors
 from retrieval.embedding.batcher import Batcher
 from retrieval.embedding.costs import CostModel
 from retrieval.embedding.counting import TokenCounter
 from retrieval.embedding.encoder import Encoder, available_threads
 from retrieval.embedding.models import MANIFEST, Kind, Manifest, find_models, load_model, read_manifest
-from retrieval.embedding.observing import Observer
-from retrieval.embedding.results import Embedded, Long
+from retrieval.embedding.results import Embedded, Long, Observer
 from retrieval.settings import Config
 
 WARM_UP_QUERIES = 3
@@ -28,27 +31,17 @@ CUTTING_THREADS = 2  # one runs at a time; the second is for a small document be
 WARM_UP = ((1, 4), (1, 14), (1, 62), (4, 30), (2, 126), (8, 14))  # texts and tokens of each
 
 
+@dataclass(frozen=True, slots=True)
 class Embedder:
     """One model, ready to embed. Vectors of searches' queries are cached."""
 
-    def __init__(
-        self,
-        encoder: Encoder,
-        manifest: Manifest,
-        batcher: Batcher,
-        counter: TokenCounter,
-        cache: EmbeddingCache,
-        shared: SharedVectors | None,
-        *,
-        matryoshka: bool,
-    ) -> None:
-        self.encoder = encoder
-        self.manifest = manifest
-        self.matryoshka = matryoshka  # the first dimensions of its vectors mean something by themselves
-        self.counter = counter
-        self._batcher = batcher
-        self._cache = cache
-        self._shared = shared
+    encoder: Encoder
+    manifest: Manifest
+    batcher: Batcher
+    counter: TokenCounter
+    cache: EmbeddingCache
+    shared: SharedVectors | None
+    matryoshka: bool  # the first dimensions of its vectors mean something by themselves
 
     @property
     def fingerprint(self) -> str:
@@ -57,33 +50,25 @@ class Embedder:
     async def query(self, text: str, deadline: float | None = None, *, cached: bool = True) -> Floats:
         """Vector of a search's query, float32 [dimensions]. `deadline` in the loop's time; without `cached` no cache
         is read or filled."""
-        if cached and (known := self._cache.get(self.fingerprint, text)) is not None:
+        if cached and (known := self.cache.get(self.fingerprint, text)) is not None:
             return known
-        vector = await self._from_others(text) if cached else None
+        key = (self.fingerprint, self.encoder.variant, text)
+        vector = None
+        if cached and self.shared is not None:
+            vector = await self.shared.get(*key, dimensions=self.encoder.dimensions)
         if vector is None:
-            vector = (await self._batcher.embed([text], "query", lane="query", deadline=deadline)).vectors[0]
-            if cached and self._shared is not None:
-                await self._shared.put(self.fingerprint, self.encoder.variant, text, vector)
-        return self._cache.put(self.fingerprint, text, vector) if cached else vector
-
-    async def _from_others(self, text: str) -> Floats | None:
-        """The vector, if a service that shares its cache has embedded the query before."""
-        if self._shared is None:
-            return None
-        return await self._shared.get(
-            self.fingerprint, self.encoder.variant, text, dimensions=self.encoder.dimensions
-        )
+            vector = (await self.batcher.embed([text], "query", lane="query", deadline=deadline)).vectors[0]
+            if cached and self.shared is not None:
+                await self.shared.put(*key, vector)
+        return self.cache.put(self.fingerprint, text, vector) if cached else vector
 
     async def documents(self, texts: list[str]) -> Floats:
         """Vectors of passages, float32 [texts, dimensions]."""
-        return (await self._batcher.embed(texts, "document", lane="bulk")).vectors
+        return (await self.batcher.embed(texts, "document", lane="bulk")).vectors
 
     async def embed(self, texts: list[str], kind: Kind = "document", *, long: Long = "cut") -> Embedded:
-        """Vectors for whoever asks for vectors; a single short text overtakes the bulk. See `Batcher.embed`."""
-        return await self._batcher.embed(texts, kind, long=long)
-
-    async def close(self) -> None:
-        await self._batcher.close()
+        """Vectors for clients that want vectors; a single short text overtakes the bulk. See `Batcher.embed`."""
+        return await self.batcher.embed(texts, kind, long=long)
 
 
 class Embedders:
@@ -183,9 +168,7 @@ class Embedders:
         for _ in range(WARM_UP_QUERIES):  # the way through lanes and threads has its own first time
             await batcher.embed(["warm up"], "query", lane="query")
         matryoshka = name in self._config.models.matryoshka
-        return Embedder(
-            encoder, model.manifest, batcher, counter, self.cache, self.shared, matryoshka=matryoshka
-        )
+        return Embedder(encoder, model.manifest, batcher, counter, self.cache, self.shared, matryoshka)
 
     async def close(self) -> None:
         self.cutting.shutdown(wait=False, cancel_futures=True)
@@ -193,7 +176,7 @@ class Embedders:
         await asyncio.gather(*self._opening.values(), return_exceptions=True)
         async with contextlib.AsyncExitStack() as steps:
             for embedder in self._open.values():
-                steps.push_async_callback(embedder.close)
+                steps.push_async_callback(embedder.batcher.close)
 
 
 def runs_of(config: Config) -> tuple[int, int]:

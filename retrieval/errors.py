@@ -11,11 +11,13 @@ import math
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 from aiohttp import web
+from msgspec import Meta
 
-from indexes.errors import (
+from indexes import (
     Conflict,
     Damaged,
     DeadlineExceeded,
@@ -97,13 +99,13 @@ STATUS: dict[type[NearlineError], int] = {
 
 
 class ErrorDetail(msgspec.Struct, omit_defaults=True):
-    type: str
-    message: str
-    param: str | None = None
+    type: Annotated[str, Meta(description="The kind of error, for programs")]
+    message: Annotated[str, Meta(description="What is wrong, for people")]
+    param: Annotated[str | None, Meta(description="The field at fault")] = None
 
 
 class ErrorBody(msgspec.Struct):
-    error: ErrorDetail
+    error: Annotated[ErrorDetail, Meta(description="What went wrong")]
 
 
 def status_of(error: NearlineError) -> int:
@@ -125,7 +127,7 @@ def without_folders(message: str, folders: Iterable[Path]) -> str:
 
 def type_name(kind: type[NearlineError]) -> str:
     """`DiskFull` is `disk_full` on the wire."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower()
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
 
 
 def response(error: NearlineError, *, status: int | None = None) -> web.Response:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from retrieval import job_schemas, schemas
+from retrieval import collection_schemas, schemas
 from retrieval.dialects import ollama, openai, tei
 from retrieval.openapi import Examples
 
@@ -26,12 +26,12 @@ def make_examples(model: str) -> Examples:
     """`model` is the one that collections have by default."""
     path = {"collection": "docs", "id": "refunds", "alias": "help", "model": model}
     bodies: dict[type[Any], dict[str, JSON]] = {
-        schemas.CreateCollection: {
+        collection_schemas.CreateCollection: {
             "a collection": {"name": "docs"},
             "with a small hot tier": {"name": "tickets", "hot_capacity": 2_000},
         },
-        schemas.RenameCollection: {"another name": {"name": "handbook"}},
-        schemas.SetAlias: {"an alias": {"collection": "docs"}},
+        collection_schemas.RenameCollection: {"another name": {"name": "handbook"}},
+        collection_schemas.SetAlias: {"an alias": {"collection": "docs"}},
         schemas.WriteDocuments: {"two documents": {"documents": DOCUMENTS}},
         schemas.PatchDocument: {"a new year, no language": {"metadata": {"year": 2027, "lang": None}}},
         schemas.SearchRequest: {
@@ -62,8 +62,11 @@ def make_examples(model: str) -> Examples:
             "by id": {"ids": ["shipping"]},
             "by filter": {"filter": {"type": "lt", "key": "year", "value": 2020}},
         },
-        job_schemas.Reindex: {"as configured": {}, "with a hot tier of this size": {"hot_capacity": 10_000}},
-        job_schemas.Tune: {"only measure": {"recall_target": 0.95, "apply": False}},
+        collection_schemas.Reindex: {
+            "as configured": {},
+            "with a hot tier of this size": {"hot_capacity": 10_000},
+        },
+        collection_schemas.Tune: {"only measure": {"recall_target": 0.95, "apply": False}},
         openai.OpenAIEmbeddingRequest: {"two texts": {"model": model, "input": TEXTS}},
         ollama.OllamaEmbed: {"two texts": {"model": model, "input": TEXTS}},
         ollama.OllamaEmbeddings: {"a text": {"model": model, "prompt": TEXTS[0]}},

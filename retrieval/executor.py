@@ -9,11 +9,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from indexes.collection import Collection
-from indexes.model import Floats, Ids, StoredPassage
-from indexes.parts.prepared import Prepared
-from indexes.parts.snapshot import Snapshot
-from indexes.query import Candidates, Query
+from indexes import (
+    Candidates,
+    Collection,
+    Floats,
+    Ids,
+    Prepared,
+    Query,
+    Snapshot,
+    StoredPassage,
+)
 from retrieval.stopwatch import Stopwatch
 
 

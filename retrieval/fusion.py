@@ -12,7 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from indexes.model import Floats, Ids
+from indexes import (
+    Floats,
+    Ids,
+)
 
 Scores = NDArray[np.float64]
 

@@ -9,16 +9,18 @@ from typing import Any
 
 from aiohttp import web
 
-from indexes.catalog import Catalog
+from indexes import (
+    Catalog,
+)
 from retrieval.admission import Gates, Load
 from retrieval.cache import Store
+from retrieval.cancellation import Stopping
 from retrieval.ceiling import Ceiling, Held
 from retrieval.config import Config
 from retrieval.embedders import Embedders
 from retrieval.metrics import Metrics
 from retrieval.pipeline import Pipeline
 from retrieval.query_log import QueryLog
-from retrieval.stopping import Stopping
 from retrieval.tasks import Tasks
 
 CONFIG = web.AppKey("CONFIG", Config)

@@ -7,18 +7,24 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 
 from aiohttp import web
 from threadpoolctl import threadpool_limits
 
-from indexes import failures
-from indexes.catalog import Catalog
-from indexes.durable import publish
-from indexes.errors import NearlineError, StorageError
-from indexes.model import ColdPolicy, IndexOptions
-from indexes.residency import Budget
+from indexes import (
+    Budget,
+    Catalog,
+    ColdPolicy,
+    IndexOptions,
+    NearlineError,
+    StorageError,
+    failures,
+    publish,
+)
+from retrieval import collectors
 from retrieval.cache import MemoryStore, ResultCache, SharedVectors, Store
 from retrieval.config import Config
 from retrieval.embedders import Embedders
@@ -59,7 +65,7 @@ def catalog_ctx(data: Path) -> Context:
             app[CATALOG] = await asyncio.to_thread(
                 Catalog, data, options_of(app[CONFIG], app[CEILING].bytes_max)
             )
-            app[METRICS].watch(app[CATALOG])
+            app[METRICS].watch(partial(collectors.collections, app[CATALOG]))
             yield
             await asyncio.to_thread(app[CATALOG].close)
         finally:
@@ -96,7 +102,8 @@ async def embedders_ctx(app: web.Application) -> AsyncIterator[None]:
     store = app[SHARED]
     shared = None if store is None else SharedVectors(store, ttl_s=ttl_s(app[CONFIG]))
     app[EMBEDDERS] = embedders = Embedders(app[CONFIG], app[METRICS].embedding_observer, shared)
-    app[METRICS].watch_embeddings(embedders)
+    app[METRICS].watch(partial(collectors.query_vectors, embedders.cache))
+    app[METRICS].watch(partial(collectors.models, embedders))
     app[CEILING].relief.append(embedders.cache.clear)
     try:
         await embedders.get(app[CONFIG].models.default)
@@ -130,7 +137,7 @@ async def pipeline_ctx(app: web.Application) -> AsyncIterator[None]:
     config = app[CONFIG]
     near, far = MemoryStore(config.cache.results_bytes_max, time.monotonic), app[SHARED]
     results = ResultCache(near, far, ttl_s=ttl_s(config), now=time.time)
-    app[METRICS].watch_caches(results, app[EMBEDDERS].shared, near, far)
+    app[METRICS].watch(partial(collectors.caches, results, app[EMBEDDERS].shared, near, far))
     app[CEILING].relief.append(near.clear)
     app[PIPELINE] = Pipeline(app[EMBEDDERS], results, config)
     # Every product of a search is small; BLAS would spread it over all cores and wait for each of them.
@@ -150,7 +157,7 @@ async def tasks_ctx(app: web.Application) -> AsyncIterator[None]:
 
 
 async def loop_lag_ctx(app: web.Application) -> AsyncIterator[None]:
-    """Look at the event loop again and again: how late does it come to what is due?"""
+    """Measure, again and again, how late the event loop comes to what is due."""
 
     async def watch() -> None:
         while True:
@@ -164,7 +171,7 @@ async def loop_lag_ctx(app: web.Application) -> AsyncIterator[None]:
 
 
 async def memory_ctx(app: web.Application) -> AsyncIterator[None]:
-    """Make room while the process holds nearly as much memory as it may."""
+    """Free memory while the process holds nearly as much as it may."""
     ceiling = app[CEILING]
 
     async def watch() -> None:
@@ -175,7 +182,7 @@ async def memory_ctx(app: web.Application) -> AsyncIterator[None]:
                     relieve()
                 await asyncio.to_thread(ceiling.relieve)
 
-    app[METRICS].watch_memory(ceiling)
+    app[METRICS].watch(partial(collectors.memory, ceiling))
     task = asyncio.create_task(watch())
     yield
     task.cancel()

@@ -13,9 +13,13 @@ from typing import Any
 
 import msgspec
 
-from indexes.errors import InvalidInput, TooLarge
-from indexes.filters.grammar import fits
-from indexes.model import Metadata, Scalar
+from indexes import (
+    InvalidInput,
+    Metadata,
+    Scalar,
+    TooLarge,
+    fits,
+)
 from retrieval.decoding import decode_part
 from retrieval.settings import Config
 

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from indexes.errors import (
+from indexes import (
     Conflict,
     InvalidInput,
     NearlineError,

@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from retrieval import errors
 from retrieval.admission import Load
-from retrieval.descriptions import add_descriptions, error_table
 from retrieval.errors import ErrorBody
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -74,7 +74,6 @@ def describe(routes: Sequence[Route], examples: Examples) -> dict[str, Any]:
     ordered = sorted(kinds, key=lambda kind: kind.__name__)
     references, components = msgspec.json.schema_components(ordered, ref_template=REFERENCE)
     schemas = dict(zip(ordered, references, strict=True))
-    add_descriptions(components)
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         described = operation(route, schemas, examples)
@@ -152,3 +151,12 @@ def query_parameter(name: str) -> dict[str, Any]:
 def operation_id(method: str, path: str) -> str:
     words = [word for word in re.split(r"[^a-z]+", path.removeprefix("/v1").lower()) if word]
     return "_".join([method.lower(), *words])
+
+
+def error_table() -> str:
+    """All types of errors with their status, in Markdown."""
+    rows = (
+        f"| {status} | `{errors.type_name(kind)}` | {(kind.__doc__ or '').partition(chr(10))[0]} |"
+        for kind, status in errors.STATUS.items()
+    )
+    return "\n".join(["| status | type | meaning |", "|---|---|---|", *rows])

@@ -20,17 +20,22 @@ from typing import TypeVar
 
 import msgspec
 
-from indexes.collection import Collection
-from indexes.dense.vectors import search_with_one_thread
-from indexes.errors import DeadlineExceeded
-from indexes.model import DenseResult, Floats, Ranking, Tier
-from indexes.parts.snapshot import Snapshot
-from indexes.query import Candidates
+from indexes import (
+    Candidates,
+    Collection,
+    DeadlineExceeded,
+    DenseResult,
+    Floats,
+    Ranking,
+    Snapshot,
+    Tier,
+    search_with_one_thread,
+)
 from retrieval.cache import ResultCache, ResultKey
+from retrieval.ceiling import AnswerBudget
 from retrieval.embedders import Embedders
 from retrieval.executor import Executor, LocalExecutor
 from retrieval.plan import Plan, planned
-from retrieval.room import Room
 from retrieval.scanning import JointScan, Place, Scanner
 from retrieval.schemas import Hit, Receipt, SearchAnswer, SearchRequest
 from retrieval.settings import Config
@@ -79,45 +84,51 @@ class Pipeline:
         collection: Collection,
         request: SearchRequest,
         place: Place | None = None,
-        room: Room | None = None,
+        budget: AnswerBudget | None = None,
     ) -> SearchAnswer:
         """`name` is what the client calls the collection. Raises InvalidInput, Unavailable and their kin; never returns
         a partial answer.
 
-        Hits that have no `room`, by default that of one answer, are TooLarge.
+        Hits that have no `budget`, by default that of one answer, are TooLarge.
         """
-        room = room or Room(self._config.limits.answer_bytes_max)
+        budget = budget or AnswerBudget(self._config.limits.answer_bytes_max)
         watch = Stopwatch()
         plan = planned(request, collection.settings.dimensions, self._config)
         if plan.deadline_ms is not None:
             watch.deadline = asyncio.get_running_loop().time() + plan.deadline_ms / 1000
         try:
             async with asyncio.timeout_at(watch.deadline):
-                return await self._answer(name, collection, plan, watch, place, room)
+                return await self._answer(name, collection, plan, watch, place, budget)
         except TimeoutError:
             raise DeadlineExceeded(
                 f"no answer within deadline_ms={plan.deadline_ms}", param="deadline_ms"
             ) from None
 
     async def _answer(
-        self, name: str, collection: Collection, plan: Plan, watch: Stopwatch, place: Place | None, room: Room
+        self,
+        name: str,
+        collection: Collection,
+        plan: Plan,
+        watch: Stopwatch,
+        place: Place | None,
+        budget: AnswerBudget,
     ) -> SearchAnswer:
         caching = plan.request.cache
         snapshot = await reached(collection, plan.request.min_seq or 0)
         key = self._key(collection, snapshot, plan)
-        cached = await watch.awaited("cache", self._cached(key, room)) if caching else None
+        cached = await watch.awaited("cache", self._cached(key, budget)) if caching else None
         answer = cached
         if answer is None:
             # An exact search waits for the others that share its scan: all of them have to get there.
             async with nullcontext() if plan.request.exact else self._active:
                 if plan.text is not None:
                     plan = plan.with_vector(await self._embedded(collection, plan, watch))
-                answer, vanished = await self._search(collection, snapshot, plan, watch, place, room)
+                answer, vanished = await self._search(collection, snapshot, plan, watch, place, budget)
                 if vanished and collection.snapshot.seq > snapshot.seq:
                     # Hits were replaced or deleted meanwhile; their new versions are in the newer snapshot.
                     snapshot = collection.snapshot
                     key = self._key(collection, snapshot, plan)
-                    answer, _ = await self._search(collection, snapshot, plan, watch, place, room)
+                    answer, _ = await self._search(collection, snapshot, plan, watch, place, budget)
         # One that met a later commit (a hit gone from the log, an exact scan) would be wrong when this content is back.
         if caching and cached is None and not collection.moved_since(snapshot):
             await watch.awaited("cache", self._results.put(key, msgspec.msgpack.encode(answer)))
@@ -147,11 +158,11 @@ class Pipeline:
         """Drop the answers kept in this process."""
         self._results.clear()
 
-    async def _cached(self, key: ResultKey, room: Room) -> CachedAnswer | None:
+    async def _cached(self, key: ResultKey, budget: AnswerBudget) -> CachedAnswer | None:
         stored = await self._results.get(key)
         if stored is None:
             return None
-        room.take(len(stored))
+        budget.take(len(stored))
         try:
             return msgspec.msgpack.decode(stored, type=CachedAnswer)
         except msgspec.DecodeError:
@@ -170,7 +181,7 @@ class Pipeline:
         plan: Plan,
         watch: Stopwatch,
         place: Place | None,
-        room: Room,
+        budget: AnswerBudget,
     ) -> tuple[CachedAnswer, bool]:
         """The answer, and whether candidates were gone from the log."""
         exact: Candidates | None = None
@@ -179,7 +190,7 @@ class Pipeline:
             ranked = scan.rank(collection, plan.query.vector, plan.query.depth, plan.query.condition)
             exact = scanned(snapshot, await watch.awaited("dense", ranked))
         executor = LocalExecutor(collection, snapshot)
-        return await self._run(lambda: answered(plan, executor, watch, room, exact))
+        return await self._run(lambda: answered(plan, executor, watch, budget, exact))
 
     async def _run(self, work: Callable[[], T]) -> T:
         context = copy_context()  # for what is logged there
@@ -206,13 +217,17 @@ def scanned(snapshot: Snapshot, ranking: Ranking) -> Candidates:
 
 
 def answered(
-    plan: Plan, executor: Executor, watch: Stopwatch, room: Room, candidates: Candidates | None = None
+    plan: Plan,
+    executor: Executor,
+    watch: Stopwatch,
+    budget: AnswerBudget,
+    candidates: Candidates | None = None,
 ) -> tuple[CachedAnswer, bool]:
     """One search on a search thread: its stages in order, from the `candidates` if they are there already."""
     execution = executor.prepare(plan.query, watch)
     found = candidates or execution.search()
     fused = watch.timed("fuse", lambda: fuse(plan, found, execution))
-    hits, vanished = watch.timed("hydrate", lambda: hydrate(plan, fused, execution, room))
+    hits, vanished = watch.timed("hydrate", lambda: hydrate(plan, fused, execution, budget))
     return CachedAnswer(hits, list(found.searched), found.cold_skipped), vanished
 
 

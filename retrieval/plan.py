@@ -9,13 +9,16 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from indexes.errors import InvalidInput, TooLarge
-from indexes.filters.grammar import Filter, parse_filter
-from indexes.lexical import analysis
-from indexes.model import Floats
-from indexes.query import Query
-from retrieval.decoding import decode_part
-from retrieval.raw_json import is_absent
+from indexes import (
+    ANALYSIS_VERSION,
+    Filter,
+    Floats,
+    InvalidInput,
+    Query,
+    TooLarge,
+    parse_filter,
+)
+from retrieval.decoding import decode_part, is_absent
 from retrieval.schemas import Fusion, Mode, SearchRequest, Weights
 from retrieval.settings import Config
 
@@ -77,7 +80,7 @@ def planned(request: SearchRequest, dimensions: int, config: Config) -> Plan:
         counted=request.cache and not request.exact,
     )
     # The configuration too: a cache in Redis outlives a restart with other settings.
-    identity = msgspec.json.encode((ANSWER_VERSION, analysis.VERSION, config.search, asked))
+    identity = msgspec.json.encode((ANSWER_VERSION, ANALYSIS_VERSION, config.search, asked))
     return Plan(
         request=msgspec.structs.replace(request, query=text),
         query=query,

@@ -30,9 +30,11 @@ from typing import Any
 
 import msgspec
 
-from indexes.collection import Collection
-from indexes.durable import replace_unsynced
-from indexes.errors import StorageError
+from indexes import (
+    Collection,
+    StorageError,
+    replace_unsynced,
+)
 from retrieval.schemas import Mode, SearchRequest
 from retrieval.settings import QueryLog as Settings
 

@@ -1,7 +1,7 @@
 """One log line a request: method, path, status, milliseconds, bytes, client. Never what was asked or answered.
 
 The path is logged as it came, percent-encoded and without its query string. `REQUEST_ID` is the X-Request-Id of the
-request that the present task or thread works for, "" where there is none: whoever formats log lines adds it to them.
+request that the present task or thread works for, "" where there is none: formatters of log lines add it.
 """
 
 from __future__ import annotations
@@ -36,23 +36,17 @@ class RequestLog(AbstractAccessLogger):
 
 
 def log_request(request: web.BaseRequest, status: int, seconds: float, sent_bytes: int = 0) -> None:
-    log_answer(
-        request.method, request.rel_url.raw_path, status, seconds, sent_bytes, client=request.remote or "-"
-    )
-
-
-def log_answer(method: str, path: str, status: int, seconds: float, sent_bytes: int, *, client: str) -> None:
-    """`path` as it came, percent-encoded."""
+    path = request.rel_url.raw_path  # as it came, percent-encoded
     level = logging.DEBUG if path in PROBES else logging.INFO
     if not logger.isEnabledFor(level):
         return
     fields = {
-        "method": method,
+        "method": request.method,
         "path": path[:PATH_CHARS_MAX],
         "status": status,
         "ms": round(seconds * 1000, 3),
         "bytes": sent_bytes,
-        "client": client,
+        "client": request.remote or "-",
     }
     logger.log(
         level, "%(method)s %(path)s %(status)d %(ms).1f ms %(bytes)d bytes to %(client)s", fields,

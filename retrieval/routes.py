@@ -6,12 +6,12 @@ from typing import Any
 
 from aiohttp import web
 
-from retrieval import job_schemas, schemas
+from retrieval import collection_schemas, schemas
 from retrieval.admission import Load
 from retrieval.dialects import ollama, openai, tei
 from retrieval.dialects.errors import OllamaErrorBody, OpenAIErrorBody, TeiErrorBody
 from retrieval.examples import make_examples
-from retrieval.handlers import collections, documents, jobs, scrolling, search, system
+from retrieval.handlers import collections, documents, jobs, search, system
 from retrieval.keys import API, CONFIG, LOADS
 from retrieval.openapi import Route, describe
 
@@ -33,9 +33,9 @@ ROUTES = (
           schemas.WriteDocuments, schemas.Written, gives={"id": "$request.body#/documents/0/id"}),
     Route("GET", f"{C}/documents", documents.listed, "List documents in the order they were written", DOCUMENTS,
           None, schemas.DocumentPage, parameters=("cursor", "limit", "vectors"), load="heavy"),
-    Route("POST", f"{C}/documents/scroll", scrolling.scroll, "Follow all documents, or those that match", DOCUMENTS,
+    Route("POST", f"{C}/documents/scroll", documents.scroll, "Follow all documents, or those that match", DOCUMENTS,
           schemas.ScrollDocuments, schemas.ScrollPage, load="heavy"),
-    Route("POST", f"{C}/documents/count", scrolling.count, "Count all documents, or those that match", DOCUMENTS,
+    Route("POST", f"{C}/documents/count", documents.count, "Count all documents, or those that match", DOCUMENTS,
           schemas.CountDocuments, schemas.CountBody, load="search"),
     Route("POST", f"{C}/documents/delete", documents.delete_many, "Delete documents by id or by filter", DOCUMENTS,
           schemas.DeleteDocuments, schemas.Deleted),
@@ -46,28 +46,31 @@ ROUTES = (
     Route("DELETE", f"{C}/documents/{{id:.+}}", documents.deleted, "Delete one document", DOCUMENTS,
           None, schemas.Deleted),
     Route("POST", "/v1/collections", collections.create, "Create a collection", COLLECTIONS,
-          schemas.CreateCollection, schemas.CollectionBody, 201, gives={"collection": "$response.body#/name"}),
+          collection_schemas.CreateCollection, collection_schemas.CollectionBody, 201,
+          gives={"collection": "$response.body#/name"}),
     Route("GET", "/v1/collections", collections.listed, "All collections", COLLECTIONS,
-          None, schemas.CollectionList),
+          None, collection_schemas.CollectionList),
     Route("GET", C, collections.shown, "One collection: counts, memory, generation, recall", COLLECTIONS,
-          None, schemas.CollectionBody),
+          None, collection_schemas.CollectionBody),
     Route("DELETE", C, collections.deleted, "Delete a collection with all its documents", COLLECTIONS, status=204),
     Route("POST", f"{C}/rename", collections.renamed, "Give a collection another name; its aliases follow", COLLECTIONS,
-          schemas.RenameCollection, schemas.CollectionBody, gives={"collection": "$response.body#/name"}),
+          collection_schemas.RenameCollection, collection_schemas.CollectionBody,
+          gives={"collection": "$response.body#/name"}),
     Route("PUT", "/v1/aliases/{alias}", collections.set_alias, "Let an alias name a collection", COLLECTIONS,
-          schemas.SetAlias, schemas.AliasBody,
+          collection_schemas.SetAlias, collection_schemas.AliasBody,
           gives={"alias": "$response.body#/alias", "collection": "$response.body#/alias"}),
     Route("DELETE", "/v1/aliases/{alias}", collections.remove_alias, "Remove an alias", COLLECTIONS, status=204),
     Route("POST", f"{C}/reindex", jobs.reindex, "Rebuild all indexes and swap them in", JOBS,
-          job_schemas.Reindex, job_schemas.JobStarted, 202, gives={"job": "$response.body#/job"}),
+          collection_schemas.Reindex, collection_schemas.JobStarted, 202, gives={"job": "$response.body#/job"}),
     Route("POST", f"{C}/tune", jobs.tune, "Find the cheapest search settings of a recall, and use them", JOBS,
-          job_schemas.Tune, job_schemas.JobStarted, 202, gives={"job": "$response.body#/job"}),
+          collection_schemas.Tune, collection_schemas.JobStarted, 202, gives={"job": "$response.body#/job"}),
     Route("POST", f"{C}/erase", jobs.erase, "Erase what was deleted or overwritten from every file", JOBS,
-          None, job_schemas.JobStarted, 202, gives={"job": "$response.body#/job"}),
+          None, collection_schemas.JobStarted, 202, gives={"job": "$response.body#/job"}),
     Route("POST", f"{C}/rollback", jobs.rollback, "Serve the generation before the present one again", JOBS,
-          None, job_schemas.RolledBack),
-    Route("GET", "/v1/jobs", jobs.listed, "Jobs since the start, newest first", JOBS, None, job_schemas.JobList),
-    Route("GET", "/v1/jobs/{job}", jobs.shown, "One job: status, progress, outcome", JOBS, None, job_schemas.JobBody),
+          None, collection_schemas.RolledBack),
+    Route("GET", "/v1/jobs", jobs.listed, "Jobs since the start, newest first", JOBS, None, collection_schemas.JobList),
+    Route("GET", "/v1/jobs/{job}", jobs.shown, "One job: status, progress, outcome", JOBS,
+          None, collection_schemas.JobBody),
     Route("POST", "/v1/embeddings", openai.embeddings, "Embed texts, as OpenAI does", OPENAI,
           openai.OpenAIEmbeddingRequest, openai.OpenAIEmbeddingList, error=OpenAIErrorBody, load="embed"),
     Route("GET", "/v1/models", openai.models, "Models and their aliases, as OpenAI lists them", OPENAI,

@@ -15,10 +15,13 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from indexes.collection import Collection
-from indexes.filters.grammar import Filter
-from indexes.model import Floats, Ranking
-from retrieval.abandoning import Abandoned
+from indexes import (
+    Collection,
+    Filter,
+    Floats,
+    Ranking,
+)
+from retrieval.cancellation import Abandoned
 
 
 @dataclass(frozen=True, slots=True)

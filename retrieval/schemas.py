@@ -11,12 +11,11 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType, field
 
-from indexes.catalog import NAME
-from indexes.dense.cold_skips import ColdState
-from indexes.info import SearchSettings
-from indexes.model import Metadata, Tier
-from indexes.parts.manifest import Moves
-from retrieval.raw_json import (
+from indexes import (
+    Metadata,
+    Tier,
+)
+from retrieval.decoding import (
     FilterJson,
     IdsJson,
     MetadataJson,
@@ -26,102 +25,35 @@ from retrieval.raw_json import (
     absent,
     no_metadata,
 )
-from retrieval.settings import Weight
+from retrieval.settings import Count, Positive, Weight
 
 Mode = Literal["hybrid", "dense", "lexical"]
-Capacity = Annotated[int, Meta(ge=0, le=1_000_000_000)]
 NonEmpty = Annotated[str, Meta(min_length=1)]
 DocumentId = NonEmpty | Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-# Only described here: the catalog refuses other names, and says what one is made of.
-CollectionName = Annotated[str, Meta(extra_json_schema={"pattern": f"^{NAME.pattern}$"})]
+
+
+def Doc(text: str) -> Meta:  # noqa: N802 - reads as a type's annotation
+    """What a field means, for the API description. A test holds that each field has it."""
+    return Meta(description=text)
+
+
+Condition = Annotated[
+    FilterJson,
+    Doc("Only documents whose metadata match: `{type, key, value}`, or `{type, filters}` to combine"),
+]
+Seq = Annotated[
+    int, Doc("Position of the last operation in the log: pass it as `min_seq` to read what was written")
+]
+OwnVector = Annotated[VectorJson, Doc("A vector of your own; it is normalized")]
+RankConstant = Annotated[int, Meta(ge=1, le=10_000)]
+DeadlineMs = Annotated[int, Meta(ge=1, le=600_000)]
+Similarity = Annotated[float, Meta(ge=-1, le=1)]
+Start = Annotated[int, Doc("Start in the document's text, in characters")]
+End = Annotated[int, Doc("End in the document's text, in characters, exclusive")]
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of all request bodies."""
-
-
-# --- collections ----------------------------------------------------------------------------------------------
-
-
-class CreateCollection(Request, frozen=True, kw_only=True):
-    name: CollectionName
-    model: str | None = None
-    hot_capacity: Capacity | None = None
-
-
-class RenameCollection(Request, frozen=True, kw_only=True):
-    name: CollectionName
-
-
-class SetAlias(Request, frozen=True, kw_only=True):
-    collection: str
-
-
-class RequestLimits(msgspec.Struct):
-    """What one request to write documents may hold: their number, the UTF-8 bytes of one text, of the whole body."""
-
-    documents_per_request: int
-    document_bytes: int
-    request_bytes: int
-
-
-class RebuildDue(msgspec.Struct):
-    """A rebuild that the service starts by itself. After failed attempts the next one begins at `next_ms`."""
-
-    reason: str
-    failed_attempts: int = 0
-    error: str | None = None
-    next_ms: int | None = None
-
-
-class CollectionBody(msgspec.Struct, kw_only=True):
-    """One collection. Recall is what the last rebuild measured at 10, with its settings; memory is of the indexes,
-    less the files that they read in place: copies of those are `resident_bytes`, the others `mapped_bytes`."""
-
-    name: str
-    aliases: list[str]
-    model: str
-    fingerprint: str
-    dimensions: int
-    hot_capacity: int
-    documents: int
-    passages: dict[Tier, int]
-    dead_passages: int
-    segments: int
-    seq: int
-    generation: int
-    generations: list[int]
-    recall: dict[str, float]
-    recall_target: float
-    search: SearchSettings | None
-    memory_bytes: int
-    tier_bytes: dict[Tier, int]
-    resident_bytes: int
-    mapped_bytes: int
-    moves: Moves | None
-    cold: ColdState | None
-    owed_bytes: int
-    owed_since_ms: int | None
-    rebuild_due: RebuildDue | None
-    limits: RequestLimits
-
-
-class QuarantinedBody(msgspec.Struct):
-    """A collection that cannot serve, and why. It can be deleted; everything else answers 503 `quarantined`."""
-
-    name: str
-    aliases: list[str]
-    reason: str
-
-
-class CollectionList(msgspec.Struct):
-    collections: list[CollectionBody]
-    quarantined: list[QuarantinedBody]
-
-
-class AliasBody(msgspec.Struct):
-    alias: str
-    collection: str
 
 
 # --- documents ------------------------------------------------------------------------------------------------
@@ -130,28 +62,28 @@ class AliasBody(msgspec.Struct):
 class SentDocument(Request, frozen=True, kw_only=True):
     """A document as people send it. A number as `id` is the string of its digits."""
 
-    id: DocumentId
-    text: str
-    title: str = ""
+    id: Annotated[DocumentId, Doc("Unique in its collection; a number is the string of its digits")]
+    text: Annotated[str, Doc("The text")]
+    title: Annotated[str, Doc("Title of the document")] = ""
     metadata: MetadataJson = field(default_factory=no_metadata)
-    vector: VectorJson = field(default_factory=absent)
+    vector: OwnVector = field(default_factory=absent)
 
 
 class NewDocument(msgspec.Struct, frozen=True, kw_only=True):
     """The same as it will be stored, its metadata flat."""
 
-    id: str
-    text: str
-    title: str = ""
-    metadata: Metadata = {}
-    vector: list[float] | None = None
+    id: Annotated[str, Doc("Unique in its collection; a number is the string of its digits")]
+    text: Annotated[str, Doc("The text")]
+    title: Annotated[str, Doc("Title of the document")] = ""
+    metadata: Annotated[Metadata, Doc("Strings, numbers, booleans and lists of them")] = {}
+    vector: Annotated[list[float] | None, Doc("A vector of your own; it is normalized")] = None
 
 
 class WriteDocuments(Request, frozen=True, kw_only=True):
     """`wait` is accepted for clients that send it; an answer always means synced and searchable."""
 
-    documents: list[SentDocument]
-    wait: bool = True
+    documents: Annotated[list[SentDocument], Doc("Documents to write; those of a known id are replaced")]
+    wait: Annotated[bool, Doc("Accepted and ignored: an answer always means synced and searchable")] = True
 
 
 class PatchDocument(Request, frozen=True, kw_only=True):
@@ -161,193 +93,202 @@ class PatchDocument(Request, frozen=True, kw_only=True):
 
 
 class DeleteDocuments(Request, frozen=True, kw_only=True):
-    ids: IdsJson = field(default_factory=absent)
-    filter: FilterJson = field(default_factory=absent)
+    ids: Annotated[IdsJson, Doc("Ids of documents")] = field(default_factory=absent)
+    filter: Condition = field(default_factory=absent)
 
 
 class ScrollDocuments(Request, frozen=True, kw_only=True):
     """One page in the order of writing. `cursor` is that of the page before; the filter stays the same throughout."""
 
-    filter: FilterJson = field(default_factory=absent)
-    cursor: str | None = None
-    limit: int = 100
-    vectors: bool = False
-    text: bool = True
+    filter: Condition = field(default_factory=absent)
+    cursor: Annotated[str | None, Doc("Where the page begins: `cursor` of the page before")] = None
+    limit: Annotated[int, Doc("Documents on one page")] = 100
+    vectors: Annotated[bool, Doc("Whether to list the passages with their vectors")] = False
+    text: Annotated[bool, Doc("Whether to return texts")] = True
 
 
 class CountDocuments(Request, frozen=True, kw_only=True):
-    filter: FilterJson = field(default_factory=absent)
+    filter: Condition = field(default_factory=absent)
 
 
 class Written(msgspec.Struct, kw_only=True):
     """`documents` were written, with so many passages of so many tokens to embed; `unchanged` were there already."""
 
-    seq: int
-    documents: int
-    unchanged: int
-    passages: int
-    tokens: int
-    took_ms: float
+    seq: Seq
+    documents: Annotated[int, Doc("Number of documents")]
+    unchanged: Annotated[int, Doc("Documents that were there already, unchanged")]
+    passages: Annotated[int, Doc("Number of passages")]
+    tokens: Annotated[int, Doc("Number of tokens")]
+    took_ms: Annotated[float, Doc("Milliseconds until it was synced and searchable")]
 
 
 class Deleted(msgspec.Struct):
-    seq: int
-    deleted: int
+    seq: Seq
+    deleted: Annotated[int, Doc("Documents deleted")]
 
 
 class PassageBody(msgspec.Struct):
     """`text[start:end]` of its document, and the unit vector it is searched by."""
 
-    passage: int
-    start: int
-    end: int
-    tokens: int
-    vector: list[float]
+    passage: Annotated[int, Doc("Position of the passage in its document, from 0")]
+    start: Start
+    end: End
+    tokens: Annotated[int, Doc("Number of tokens")]
+    vector: Annotated[list[float], Doc("The unit vector the passage is searched by")]
 
 
 class DocumentBody(msgspec.Struct, kw_only=True):
     """`passages` is their number, or with `vectors` the passages themselves; `text` may be left out of a scroll."""
 
-    id: str
-    seq: int
-    text: str | UnsetType = UNSET
-    title: str
-    metadata: Metadata
-    passages: int | list[PassageBody]
+    id: Annotated[str, Doc("Unique in its collection; a number is the string of its digits")]
+    seq: Seq
+    text: Annotated[str | UnsetType, Doc("The text")] = UNSET
+    title: Annotated[str, Doc("Title of the document")]
+    metadata: Annotated[Metadata, Doc("Strings, numbers, booleans and lists of them")]
+    passages: Annotated[int | list[PassageBody], Doc("Number of passages")]
 
 
 class DocumentPage(msgspec.Struct):
     """`next_cursor` is null on the last page. A page of long documents may hold fewer than `limit`."""
 
-    documents: list[DocumentBody]
-    next_cursor: str | None
+    documents: Annotated[list[DocumentBody], Doc("In the order they were written")]
+    next_cursor: Annotated[str | None, Doc("`cursor` of the next page; null on the last one")]
 
 
 class ScrollPage(msgspec.Struct):
     """`cursor` is null on the last page. A page of long documents may hold fewer than `limit`."""
 
-    documents: list[DocumentBody]
-    cursor: str | None
+    documents: Annotated[list[DocumentBody], Doc("In the order they were written")]
+    cursor: Annotated[str | None, Doc("Where the next page begins; null on the last one")]
 
 
 class CountBody(msgspec.Struct):
     """What matches, or everything, as it was after operation `seq`."""
 
-    documents: int
-    passages: int
-    seq: int
+    documents: Annotated[int, Doc("Number of documents")]
+    passages: Annotated[int, Doc("Number of passages")]
+    seq: Seq
 
 
 # --- search ---------------------------------------------------------------------------------------------------
 
 
 class Weights(Request, frozen=True, kw_only=True):
-    dense: Weight = 0.7
-    lexical: Weight = 0.3
+    dense: Annotated[Weight, Doc("Of the ranking by meaning")] = 0.7
+    lexical: Annotated[Weight, Doc("Of the ranking by words")] = 0.3
 
 
 class Fusion(Request, frozen=True, kw_only=True):
     """How hybrid search joins its two rankings; what is absent comes from the configuration."""
 
-    method: Literal["rrf", "weighted"] | None = None
-    k: Annotated[int, Meta(ge=1, le=10_000)] | None = None
-    weights: Weights | None = None
+    method: Annotated[Literal["rrf", "weighted"] | None, Doc("`rrf` joins by rank, `weighted` by score")] = (
+        None
+    )
+    k: Annotated[RankConstant | None, Doc("For `rrf`: larger flattens the lead of the first ranks")] = None
+    weights: Annotated[Weights | None, Doc("For `weighted`")] = None
 
 
-class SearchRequest(Request, frozen=True, kw_only=True):
+class SearchOptions(Request, frozen=True, kw_only=True):
+    """What a search and a context have in common."""
+
+    k: Annotated[int | None, Doc("Number of hits")] = None
+    mode: Annotated[Mode | None, Doc("By meaning (dense), by words (lexical) or both (hybrid)")] = None
+    filter: Condition = field(default_factory=absent)
+    fusion: Annotated[Fusion | None, Doc("How hybrid search joins both rankings")] = None
+    group_by_document: Annotated[bool, Doc("Only the best passage of each document")] = False
+    min_score: Annotated[float | None, Doc("Drop hits that score less")] = None
+    min_seq: Annotated[Count | None, Doc("Wait up to 5 s until this write is visible")] = None
+    deadline_ms: Annotated[DeadlineMs | None, Doc("Give up after this time, with status 503")] = None
+    cache: Annotated[bool, Doc("False bypasses the result cache and the query vector cache")] = True
+
+
+class SearchRequest(SearchOptions, frozen=True, kw_only=True):
     """A search. `exact` scans all stored vectors instead of the indexes: the ground truth, at its price."""
 
-    query: str | None = None
-    vector: VectorJson = field(default_factory=absent)
-    k: int | None = None
-    mode: Mode | None = None
-    filter: FilterJson = field(default_factory=absent)
-    fusion: Fusion | None = None
-    group_by_document: bool = False
-    min_score: float | None = None
-    min_seq: Annotated[int, Meta(ge=0)] | None = None
-    deadline_ms: Annotated[int, Meta(ge=1, le=600_000)] | None = None
-    cache: bool = True
-    explain: bool = False
-    exact: bool = False
+    query: Annotated[str | None, Doc("The text to search for")] = None
+    vector: OwnVector = field(default_factory=absent)
+    explain: Annotated[bool, Doc("Add each hit's rank in both rankings")] = False
+    exact: Annotated[bool, Doc("With mode dense: score every stored vector, the ground truth. Slow")] = False
 
 
 class SearchBatch(Request, frozen=True, kw_only=True):
-    searches: list[SearchJson]
+    searches: Annotated[list[SearchJson], Doc("Each as a search of its own")]
 
 
 class Scores(msgspec.Struct):
     """Cosine similarity and BM25; null where the search did not ask for that kind."""
 
-    dense: float | None = None
-    lexical: float | None = None
+    dense: Annotated[float | None, Doc("Cosine similarity")] = None
+    lexical: Annotated[float | None, Doc("BM25")] = None
 
 
 class Ranks(msgspec.Struct):
     """Place in each ranking before fusion, from 1; null where it was not among the candidates."""
 
-    dense: int | None = None
-    lexical: int | None = None
+    dense: Annotated[int | None, Doc("In the ranking by meaning")] = None
+    lexical: Annotated[int | None, Doc("In the ranking by words")] = None
 
 
 class Hit(msgspec.Struct, omit_defaults=True):
     """One passage: which part of which document, its text (`text[start:end]` of the document), the headings it stands
     under, outermost first, and why it is here."""
 
-    document_id: str
-    passage: int
-    start: int
-    end: int
-    text: str
-    title: str
-    metadata: Metadata
-    score: float
-    scores: Scores
-    tier: Tier
-    ranks: Ranks | None = None
-    heading: str = ""
-    tokens: int = 0
+    document_id: Annotated[str, Doc("Id of its document")]
+    passage: Annotated[int, Doc("Position of the passage in its document, from 0")]
+    start: Start
+    end: End
+    text: Annotated[str, Doc("The text")]
+    title: Annotated[str, Doc("Title of the document")]
+    metadata: Annotated[Metadata, Doc("Strings, numbers, booleans and lists of them")]
+    score: Annotated[float, Doc("What the hits are ordered by")]
+    scores: Annotated[Scores, Doc("Score in each ranking")]
+    tier: Annotated[Tier, Doc("Where the passage was found")]
+    ranks: Annotated[Ranks | None, Doc("With `explain`: rank in each ranking")] = None
+    heading: Annotated[str, Doc("Headings above the passage, outermost first")] = ""
+    tokens: Annotated[int, Doc("Number of tokens")] = 0
 
 
 class Receipt(msgspec.Struct):
     """What an answer says about itself."""
 
-    collection: str
-    generation: int
-    seq: int
-    tiers: list[Tier]
-    cold_skipped: str | None
-    cache: Literal["hit", "miss", "bypass"]
-    model: str
+    collection: Annotated[str, Doc("Name or alias of a collection")]
+    generation: Annotated[int, Doc("Number of the live build of the indexes; 0 before the first rebuild")]
+    seq: Seq
+    tiers: Annotated[list[Tier], Doc("Tiers that were searched")]
+    cold_skipped: Annotated[str | None, Doc("Why the cold tier was not searched; null if it was")]
+    cache: Annotated[Literal["hit", "miss", "bypass"], Doc("Whether the answer came from the result cache")]
+    model: Annotated[str, Doc("Name of the embedding model")]
 
 
 class Timings(msgspec.Struct):
     """Milliseconds in each stage. `wait` is the time in which no stage ran: mostly in line for a search thread, or for
     `min_seq`. All of them add up to `total`, less what `lexical` overlaps with `embed`."""
 
-    cache: float = 0.0
-    embed: float = 0.0
-    dense: float = 0.0
-    lexical: float = 0.0
-    fuse: float = 0.0
-    hydrate: float = 0.0
-    wait: float = 0.0
-    total: float = 0.0
+    cache: Annotated[float, Doc("Looking into the result cache")] = 0.0
+    embed: Annotated[float, Doc("Embedding the query")] = 0.0
+    dense: Annotated[float, Doc("Searching by meaning")] = 0.0
+    lexical: Annotated[float, Doc("Searching by words, beside embedding")] = 0.0
+    fuse: Annotated[float, Doc("Joining both rankings")] = 0.0
+    hydrate: Annotated[float, Doc("Reading the hits from the log")] = 0.0
+    wait: Annotated[
+        float, Doc("Time in which no stage ran: mostly waiting for a search thread or for `min_seq`")
+    ] = 0.0
+    total: Annotated[float, Doc("All of it")] = 0.0
 
 
 class SearchAnswer(msgspec.Struct):
-    hits: list[Hit]
-    receipt: Receipt
-    timings_ms: Timings
+    hits: Annotated[list[Hit], Doc("Best first")]
+    receipt: Annotated[Receipt, Doc("How the answer was found")]
+    timings_ms: Annotated[Timings, Doc("Milliseconds of each stage")]
 
 
 class SearchBatchAnswer(msgspec.Struct):
     """In the order of the searches: what was found, or why that search failed."""
 
-    results: list[SearchOutcome]
+    results: Annotated[list[SearchOutcome], Doc("In the order of the searches: an answer or an error")]
 
 
-class ContextRequest(Request, frozen=True, kw_only=True):
+class ContextRequest(SearchOptions, frozen=True, kw_only=True):
     """Passages for a prompt: at most `token_budget` tokens of this collection's tokenizer, all markup included.
 
     `per_document` bounds the passages of one document; without it, what is left after every document had its turn goes
@@ -355,45 +296,39 @@ class ContextRequest(Request, frozen=True, kw_only=True):
     Passages less similar to the query (cosine) than `min_similarity` are left out.
     """
 
-    query: NonEmpty
-    token_budget: Annotated[int, Meta(ge=1)]
-    k: int | None = None
-    mode: Mode | None = None
-    filter: FilterJson = field(default_factory=absent)
-    fusion: Fusion | None = None
-    group_by_document: bool = False
-    per_document: Annotated[int, Meta(ge=1)] | None = None
-    excerpt_tokens: Annotated[int, Meta(ge=0)] | None = None
-    min_similarity: Annotated[float, Meta(ge=-1, le=1)] | None = None
-    min_score: float | None = None
-    min_seq: Annotated[int, Meta(ge=0)] | None = None
-    deadline_ms: Annotated[int, Meta(ge=1, le=600_000)] | None = None
-    cache: bool = True
+    query: Annotated[NonEmpty, Doc("The text to search for")]
+    token_budget: Annotated[Positive, Doc("Most tokens of the context, markup included")]
+    per_document: Annotated[Positive | None, Doc("Most passages from one document")] = None
+    excerpt_tokens: Annotated[Count | None, Doc("Size of an excerpt; 0 shows whole passages only")] = None
+    min_similarity: Annotated[
+        Similarity | None,
+        Doc("Drop passages less similar to the query (cosine) that do not contain its words"),
+    ] = None
 
 
 class Citation(msgspec.Struct):
     """Where one numbered frame of the context comes from: `text[start:end]` of a document, these of its passages."""
 
-    number: int
-    document_id: str
-    passages: list[int]
-    start: int
-    end: int
-    title: str
-    heading: str
-    metadata: Metadata
-    score: float
-    excerpt: bool
-    tokens: int
+    number: Annotated[int, Doc("Number of the frame in the context")]
+    document_id: Annotated[str, Doc("Id of its document")]
+    passages: Annotated[list[int], Doc("Their positions in the document, from 0")]
+    start: Start
+    end: End
+    title: Annotated[str, Doc("Title of the document")]
+    heading: Annotated[str, Doc("Headings above the passage, outermost first")]
+    metadata: Annotated[Metadata, Doc("Strings, numbers, booleans and lists of them")]
+    score: Annotated[float, Doc("What the hits are ordered by")]
+    excerpt: Annotated[bool, Doc("Whether only part of the passage is shown")]
+    tokens: Annotated[int, Doc("Number of tokens")]
 
 
 class ContextAnswer(msgspec.Struct):
     """`omitted` passages were found and did not fit, `irrelevant` ones are below the floor of similarity."""
 
-    context: str
-    citations: list[Citation]
-    tokens: int
-    omitted: int
-    irrelevant: int
-    receipt: Receipt
-    timings_ms: Timings
+    context: Annotated[str, Doc("The text for the prompt")]
+    citations: Annotated[list[Citation], Doc("One for each numbered frame of the context")]
+    tokens: Annotated[int, Doc("Number of tokens")]
+    omitted: Annotated[int, Doc("Passages found that did not fit")]
+    irrelevant: Annotated[int, Doc("Passages found but below `min_similarity`")]
+    receipt: Annotated[Receipt, Doc("How the answer was found")]
+    timings_ms: Annotated[Timings, Doc("Milliseconds of each stage")]

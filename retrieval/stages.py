@@ -8,12 +8,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from indexes.model import TIERS, Floats, StoredPassage
-from indexes.query import Candidates
+from indexes import (
+    TIERS,
+    Candidates,
+    Floats,
+    StoredPassage,
+)
+from retrieval.ceiling import AnswerBudget, size_of
 from retrieval.executor import Execution
 from retrieval.fusion import best_first, reciprocal_rank, weighted
 from retrieval.plan import SPARE_HITS, Plan
-from retrieval.room import Room, size_of
 from retrieval.schemas import Hit, Ranks, Scores
 
 DECIMALS = 6
@@ -51,7 +55,7 @@ def scores_at(candidates: Candidates, at: Positions, execution: Execution) -> tu
     return dense, lexical
 
 
-def hydrate(plan: Plan, fused: Fused, execution: Execution, room: Room) -> tuple[list[Hit], bool]:
+def hydrate(plan: Plan, fused: Fused, execution: Execution, budget: AnswerBudget) -> tuple[list[Hit], bool]:
     """The first k candidates that still live, one a document if asked; and whether some did not.
 
     Raises TooLarge as soon as they have no room.
@@ -76,7 +80,7 @@ def hydrate(plan: Plan, fused: Fused, execution: Execution, room: Room) -> tuple
                 continue
             seen.add(passage.document_id)
             chosen.append((position, passage))
-        room.take(sum(size_of(passage) for _, passage in chosen[already:wanted]))
+        budget.take(sum(size_of(passage) for _, passage in chosen[already:wanted]))
         at += step
     chosen = chosen[:wanted]
     if plan.query.counted:

@@ -18,15 +18,21 @@ from typing import Literal, ParamSpec, Protocol, TypeVar
 
 import msgspec
 
-from indexes.collection import Collection
-from indexes.erasing import Erasure
-from indexes.errors import Conflict, NearlineError, NotFound, NotReady, RecallTooLow
-from indexes.model import Floats
-from indexes.rebuild.builder import Rebuild
-from indexes.tuner import TuneRun, check_target
+from indexes import (
+    Collection,
+    Conflict,
+    Erasure,
+    Floats,
+    NearlineError,
+    NotFound,
+    NotReady,
+    Rebuild,
+    RecallTooLow,
+    TuneRun,
+    check_target,
+)
+from retrieval.collection_schemas import JobBody, JobProgress, RebuildDue
 from retrieval.errors import without_folders
-from retrieval.job_schemas import JobBody, JobProgress
-from retrieval.schemas import RebuildDue
 
 logger = logging.getLogger(__name__)
 

@@ -19,14 +19,23 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
-from indexes.collection import Collection
-from indexes.courtesy import GoOn, give_way, nobody_waits
-from indexes.errors import InvalidInput, NearlineError, TooLarge
-from indexes.filters.grammar import Filter
-from indexes.log.content import DIGEST_BYTES
-from indexes.log.reader import searchable_text
-from indexes.model import Floats, NewPassage, Upsert, WriteResult
-from retrieval.abandoning import abandonable
+from indexes import (
+    DIGEST_BYTES,
+    Collection,
+    Filter,
+    Floats,
+    GoOn,
+    InvalidInput,
+    NearlineError,
+    NewPassage,
+    TooLarge,
+    Upsert,
+    WriteResult,
+    give_way,
+    nobody_waits,
+    searchable_text,
+)
+from retrieval.cancellation import abandonable
 from retrieval.chunking import CHUNKING_VERSION, Span, split
 from retrieval.embedders import Embedder, Embedders
 from retrieval.metadata import Patch, check_limits, flattened, metadata_of

@@ -178,7 +178,7 @@ def load_and_compare(request: LoadRequest, progress: Progress) -> str:
     settings = state.settings
     if (manifest.fingerprint, manifest.dimensions) != (settings.fingerprint, settings.dimensions):
         raise Damaged("it was built for another model")
-    if manifest.analysis != analysis.VERSION:
+    if manifest.analysis != analysis.ANALYSIS_VERSION:
         raise Damaged("it was built with another analysis of text than this version's")
     if not state.covers(manifest.seq):
         raise Damaged(

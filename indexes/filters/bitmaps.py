@@ -1,17 +1,17 @@
 """Between roaring bitmaps and numpy, with no Python object for a row.
 
-pyroaring is made for single numbers: an `array` of them, sorted, is the fastest it takes. Where many rows are set, it
-is several times faster to go through its serialised form, a public one (github.com/RoaringBitmap/RoaringFormatSpec):
+The fastest input pyroaring takes is a sorted `array`, number by number. Where many rows are set, it is several times
+faster to go through the serialised form, which is public (github.com/RoaringBitmap/RoaringFormatSpec):
 
-    cookie     uint32  12346, or 12347 with the number of containers less one in the upper half: some hold runs
+    cookie     uint32  12346, or 12347 with the number of containers less one in the upper half, where some hold runs
     containers uint32  (12346 only)
-    runs       bit for each container (12347 only): it holds runs
+    runs       a bit for each container (12347 only), set where it holds runs
     headers    uint16 key, uint16 rows - 1, for each container: rows key * 65536 up to the next
     offsets    uint32 for each container (12347: only of four containers or more)
     bodies     up to 4096 rows: uint16 each, ascending; more: 8192 bytes of bits, little-endian;
-               runs: uint16 their number, then for each uint16 first row, uint16 rows - 1
+               runs: their number (uint16), then for each uint16 first row, uint16 rows - 1
 
-A body of bits is what `to_bits` wants and what flags become when packed, so both ways copy 8 kB at a time. Measured
+A body of bits is part of a packed mask as it is, so both directions copy 8 kB at a time. Measured
 on 150,000 of 300,000 rows, in microseconds: `bitmap_of` 190 (sorted, through `array` 820; numpy's own 6,500),
 `to_bits` 7 (through rows and flags 170).
 """
@@ -26,6 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
+from indexes.arrays import ends_of
+from indexes.masks import Bits, Flags, pack_flags, rows_in
 from indexes.model import Rows
 
 COOKIE = 12346
@@ -38,55 +40,50 @@ DENSE = CONTAINER_ROWS // LISTED_MAX  # more than one row in so many: most bodie
 
 
 def bitmap_of(rows: NDArray[np.uint32], size: int) -> BitMap:
-    """The bitmap of these rows, all below `size`, in any order and however often each."""
+    """The bitmap of these rows, all below `size`, in any order, repeated or not."""
     if len(rows) > max(LISTED_MAX, size // DENSE):
-        flags = np.zeros(size, bool)
-        flags[rows.astype(np.intp)] = True  # numpy would convert the index too, but slower
-        return from_bits(np.packbits(flags, bitorder="little"))
+        return from_bits(pack_flags(_flags(rows, size)))
     ascending = array("I")
     ascending.frombytes(np.sort(rows).tobytes())
     return BitMap(ascending)
 
 
-def from_bits(bits: NDArray[np.uint8]) -> BitMap:
+def _flags(rows: NDArray[np.integer], size: int) -> Flags:
+    flags = np.zeros(size, bool)
+    flags[rows.astype(np.intp, copy=False)] = True  # numpy would convert the index too, but slower
+    return flags
+
+
+def from_bits(bits: Bits) -> BitMap:
     """The rows whose bits are set in a packed bitmap (little-endian bits)."""
     containers = -(-len(bits) // CONTAINER_BYTES)
     padded = np.zeros((containers, CONTAINER_BYTES), np.uint8)
     padded.reshape(-1)[: len(bits)] = bits
     counts = np.bitwise_count(padded.view(np.uint64)).sum(axis=1, dtype=np.int64)
     keys = np.flatnonzero(counts)
-    bodies = [_body(padded[key], int(counts[key])) for key in keys]
+    bodies = [
+        (
+            padded[key] if counts[key] > LISTED_MAX else rows_in(padded[key], CONTAINER_ROWS).astype("<u2")
+        ).tobytes()
+        for key in keys
+    ]
     headers = np.stack([keys, counts[keys] - 1], axis=1).astype("<u2")
-    ends = np.cumsum([len(body) for body in bodies])
-    offsets = 8 + headers.nbytes + 4 * len(keys) + np.concatenate([[0], ends[:-1]])
+    offsets = 8 + headers.nbytes + 4 * len(keys) + ends_of(np.array(list(map(len, bodies)), np.int64))[:-1]
     start = struct.pack("<II", COOKIE, len(keys))
-    return BitMap.deserialize(
-        b"".join((start, headers.tobytes(), offsets.astype("<u4")[: len(keys)].tobytes(), *bodies))
-    )
+    return BitMap.deserialize(b"".join((start, headers.tobytes(), offsets.astype("<u4").tobytes(), *bodies)))
 
 
-def _body(bits: NDArray[np.uint8], count: int) -> bytes:
-    if count > LISTED_MAX:
-        return bits.tobytes()
-    flags = np.unpackbits(bits, bitorder="little").view(
-        bool
-    )  # of booleans numpy finds the set ones much faster
-    return np.flatnonzero(flags).astype("<u2").tobytes()
-
-
-def to_bits(bitmap: BitMap, size: int) -> NDArray[np.uint8]:
-    """A packed bitmap over `size` rows (uint8, little-endian bits, those past `size` zero). All rows are below it."""
+def to_bits(bitmap: BitMap, size: int) -> Bits:
+    """A packed bitmap over `size` rows (see `masks`). All rows of the bitmap are below `size`."""
     if len(bitmap) * DENSE < size:
-        flags = np.zeros(size, bool)
-        flags[rows_of(bitmap)] = True
-        return np.packbits(flags, bitorder="little")
+        return pack_flags(_flags(rows_of(bitmap), size))
     packed = np.zeros(-(-size // CONTAINER_ROWS) * CONTAINER_BYTES, np.uint8)
     for key, bits in _containers(bitmap.serialize()):
         packed[key * CONTAINER_BYTES : (key + 1) * CONTAINER_BYTES] = bits
     return packed[: (size + 7) // 8]
 
 
-def _containers(raw: bytes) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+def _containers(raw: bytes) -> Iterator[tuple[int, Bits]]:
     """Key and bits (8192 bytes) of each container of a serialised bitmap."""
     (cookie,) = struct.unpack_from("<I", raw)
     with_runs = cookie & 0xFFFF == COOKIE_WITH_RUNS
@@ -100,20 +97,18 @@ def _containers(raw: bytes) -> Iterator[tuple[int, NDArray[np.uint8]]]:
             yield key, _bits_of_runs(np.frombuffer(raw, "<u2", 2 * runs, at + 2).reshape(-1, 2))
             at += 2 + 4 * runs
         elif less_one < LISTED_MAX:
-            flags = np.zeros(CONTAINER_ROWS, bool)
-            flags[np.frombuffer(raw, "<u2", less_one + 1, at)] = True
-            yield key, np.packbits(flags, bitorder="little")
+            yield key, pack_flags(_flags(np.frombuffer(raw, "<u2", less_one + 1, at), CONTAINER_ROWS))
             at += 2 * (less_one + 1)
         else:
             yield key, np.frombuffer(raw, np.uint8, CONTAINER_BYTES, at)
             at += CONTAINER_BYTES
 
 
-def _bits_of_runs(runs: NDArray[np.uint16]) -> NDArray[np.uint8]:
+def _bits_of_runs(runs: NDArray[np.uint16]) -> Bits:
     flags = np.zeros(CONTAINER_ROWS, bool)
     for first, less_one in runs.tolist():
         flags[first : first + less_one + 1] = True
-    return np.packbits(flags, bitorder="little")
+    return pack_flags(flags)
 
 
 def rows_of(bitmap: BitMap) -> Rows:

@@ -6,25 +6,23 @@ gt, gte, lt, lte, in, nin, and compounds `{"type": "and", "filters": [...]}` wit
 for the opposite, and `{"type": "not", "filter": {...}}`.
 
 Meaning: a value compares with values of its own kind (string, number, boolean). 1 and 1.0 are the same number, True
-is none; integers and floats compare exactly, also beyond 2**53. Strings sort by code points, but gt, gte, lt and lte
-with an ISO date compare instants, and only strings that are dates match them (`dates`). A list matches a comparison
-if one of its values does; an empty list is no value. `ne` and `nin` are the complement of `eq` and `in`: documents
-without the key match them. What no value can satisfy is an error (`satisfiable`).
+is not a number; integers and floats compare exactly, also beyond 2**53. Strings sort by code points, but gt, gte, lt
+and lte with an ISO date compare instants, and only strings that are dates match them (`dates`). A list matches a
+comparison if one of its values does; an empty list is no value. `ne` and `nin` are the complement of `eq` and `in`:
+documents without the key match them. What no value can satisfy is an error (`satisfiable`).
 
-A filter index (`index`, `columns`) only says which rows have which values; `evaluate` does the rest. Which rows live
-is decided elsewhere, so deletions need no work here.
+`filter_part` finds the rows that satisfy a filter.
 """
 
 from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import msgspec
-from pyroaring import BitMap
 
 from indexes.errors import InvalidInput
 from indexes.filters import hints
@@ -97,28 +95,32 @@ FIELDS = {
 
 def parse_filter(value: object, *, conditions_max: int, depth_max: int = 16) -> Filter:
     """Decode and check a filter. Raises InvalidInput naming the place in it."""
-    left = [conditions_max]
-    return _parse(value, "filter", left, depth_max)
+    return _parse(value, "filter", [conditions_max], depth_max)
 
 
 def _parse(value: object, where: str, left: list[int], depth: int) -> Filter:
     """`left` counts down the comparisons still allowed, over the whole filter."""
     if not isinstance(value, dict):
-        raise InvalidInput(f"{where} must be an object such as {hints.EXAMPLE}", param=where)
+        raise _fault(where, f"must be an object such as {hints.EXAMPLE}")
     kind = value.get("type")
     if not isinstance(kind, str) or kind not in FIELDS:
         message, field = hints.about(value, is_filter)
-        raise InvalidInput(f"{where}{field}: {message}", param=f"{where}{field}")
+        raise _fault(f"{where}{field}", message)
     for name in value:
         if name not in FIELDS[kind]:
-            hint = suggestion(name, FIELDS[kind], hints.FIELDS_ALIKE)
-            raise InvalidInput(f"{where}: unknown field {name!r}; {hint}", param=f"{where}.{name}")
+            raise _fault(
+                f"{where}.{name}", f"unknown field; {suggestion(name, FIELDS[kind], hints.FIELDS_ALIKE)}"
+            )
     if kind in ("and", "or", "not"):
         if depth == 0:
             raise InvalidInput("filter is nested too deep", param="filter")
         if kind == "not":
             return Not(_parse(value.get("filter"), f"{where}.filter", left, depth - 1))
-        return _parse_compound(value, where, left, depth)
+        inner = value.get("filters")
+        if not isinstance(inner, list) or not inner:
+            raise _fault(f"{where}.filters", "must be a list of at least one filter")
+        parts = [_parse(part, f"{where}.filters[{at}]", left, depth - 1) for at, part in enumerate(inner)]
+        return Compound("and" if kind == "and" else "or", parts)
     left[0] -= 1
     if left[0] < 0:
         raise InvalidInput("filter has too many conditions", param="filter")
@@ -133,45 +135,40 @@ def is_filter(value: object) -> bool:
     return True
 
 
-def _parse_compound(value: dict[str, Any], where: str, left: list[int], depth: int) -> Compound:
-    inner = value.get("filters")
-    if not isinstance(inner, list) or not inner:
-        raise InvalidInput(f"{where}.filters must be a list of at least one filter", param=f"{where}.filters")
-    parsed = [_parse(part, f"{where}.filters[{at}]", left, depth - 1) for at, part in enumerate(inner)]
-    return Compound(value["type"], parsed)
-
-
 def _parse_condition(value: dict[str, Any], where: str) -> Comparison | Exists:
     if "value" in value and value["value"] is None:
         absent = '{"type":"exists","key":...,"value":false}'
-        raise InvalidInput(
-            f"{where}.value is null; a key without a value is {absent}", param=f"{where}.value"
-        )
+        raise _fault(f"{where}.value", f"is null; a key without a value is {absent}")
     wanted: type[Comparison | Exists] = Exists if value["type"] == "exists" else Comparison
     try:
         condition = msgspec.convert(value, wanted)
     except msgspec.ValidationError as error:
         message, _, place = str(error).partition(" - at `$")
-        place = place.rstrip("`")
-        raise InvalidInput(f"{where}{place}: {message}", param=f"{where}{place}") from None
+        raise _fault(f"{where}{place.rstrip('`')}", message) from None
     if isinstance(condition, Comparison):
         _check_value(condition, where)
     return condition
 
 
 def _check_value(comparison: Comparison, where: str) -> None:
-    is_list = isinstance(comparison.value, list)
-    if (comparison.type in ("in", "nin")) != is_list:
-        expected = "a list" if not is_list else "one value"
-        raise InvalidInput(f"{where}.value must be {expected} for {comparison.type}", param=f"{where}.value")
-    if any(one != one for one in comparison.values):  # noqa: PLR0124 - only NaN differs from itself
-        raise InvalidInput(f"{where}.value is not a number", param=f"{where}.value")
-    if not all(fits(one) for one in comparison.values):
-        raise InvalidInput(f"{where}.value does not fit into 64 bits", param=f"{where}.value")
-    if comparison.type in ORDERINGS and isinstance(comparison.value, bool):
-        raise InvalidInput(f"{where}.value: booleans have no order, use eq or ne", param=f"{where}.value")
-    if comparison.type == "prefix" and not isinstance(comparison.value, str):
-        raise InvalidInput(f"{where}.value must be a string for prefix", param=f"{where}.value")
+    kind, value = comparison.type, comparison.value
+    if (kind in ("in", "nin")) != isinstance(value, list):
+        fault = f"must be {'one value' if isinstance(value, list) else 'a list'} for {kind}"
+    elif any(one != one for one in comparison.values):  # noqa: PLR0124 - only NaN differs from itself
+        fault = "is not a number"
+    elif not all(map(fits, comparison.values)):
+        fault = "does not fit into 64 bits"
+    elif kind in ORDERINGS and isinstance(value, bool):
+        fault = "is a boolean: booleans have no order, use eq or ne"
+    elif kind == "prefix" and not isinstance(value, str):
+        fault = "must be a string for prefix"
+    else:
+        return
+    raise _fault(f"{where}.value", fault)
+
+
+def _fault(place: str, message: str) -> InvalidInput:
+    return InvalidInput(f"{place}: {message}", param=place)
 
 
 def fits(value: Scalar) -> bool:
@@ -189,59 +186,6 @@ def conditions(condition: Filter, where: str = "filter") -> Iterator[tuple[str, 
             yield from conditions(condition.filter, f"{where}.filter")
         case _:
             yield where, condition
-
-
-class Answers(Protocol):
-    """What `evaluate` asks of an index over rows 0 to size-1. It may change the bitmaps it gets."""
-
-    @property
-    def size(self) -> int: ...
-    def present(self, key: str) -> BitMap:
-        """Rows that have any value."""
-        ...
-
-    def equal(self, key: str, values: Sequence[Scalar]) -> BitMap:
-        """Rows that have any of these values."""
-        ...
-
-    def ordered(self, key: str, ordering: str, bound: Scalar) -> BitMap:
-        """Rows that have a value of the bound's kind that is gt, gte, lt or lte the bound, or has it as its prefix."""
-        ...
-
-    def dated(self, key: str, ordering: str, instant: int) -> BitMap:
-        """Rows that have a string that is a date gt, gte, lt or lte the instant."""
-        ...
-
-
-def evaluate(condition: Filter, index: Answers) -> BitMap:
-    """Rows of the index that satisfy the filter. The caller may change the bitmap."""
-    match condition:
-        case Compound():
-            result = evaluate(condition.filters[0], index)
-            for part in condition.filters[1:]:
-                if condition.type == "and":
-                    result &= evaluate(part, index)
-                else:
-                    result |= evaluate(part, index)
-            return result
-        case Not():
-            return evaluate(condition.filter, index).flip(0, index.size)
-        case Exists():
-            found = index.present(condition.key)
-            return found if condition.value else found.flip(0, index.size)
-        case _:
-            return compare(condition, index)
-
-
-def compare(comparison: Comparison, index: Answers) -> BitMap:
-    key, value = comparison.key, comparison.value
-    if (instant := comparison.instant) is not None:
-        return index.dated(key, comparison.type, instant)
-    if comparison.type == "prefix" or comparison.type in ORDERINGS:
-        assert not isinstance(value, list)
-        return index.ordered(key, comparison.type, value)
-    found = index.equal(key, comparison.values)
-    return found.flip(0, index.size) if comparison.type in ("ne", "nin") else found
 
 
 def kind_of(value: Scalar) -> Kind:

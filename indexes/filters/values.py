@@ -1,25 +1,24 @@
 """Values of metadata as arrays: texts and numbers, compared exactly and without a Python object for each.
 
-A column of the sealed filter index holds its distinct values sorted. `lower` and `upper` then find by bisection the
-slice that a comparison means. The other methods serve building and merging, where values come unsorted and repeated.
+A column of the sealed filter index holds its distinct values sorted, and bisection finds the slice that a comparison
+means. Building and merging take values unsorted and repeated.
 """
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from indexes.arrays import changes, ends_of
+from indexes.arrays import changes, ends_of, ranges
 from indexes.filters.dates import NO_DATE, instant_of
 from indexes.model import Scalar
 
 Positions = NDArray[np.int64]
 Instants = NDArray[np.int64]
 
-COMPARE = {"gt": np.greater, "gte": np.greater_equal, "lt": np.less, "lte": np.less_equal}
 CHUNK = 7  # bytes of a text that are compared at once; the eighth counts them
 CHUNK_MASKS = np.array([((1 << 8 * n) - 1) << (64 - 8 * n) for n in range(CHUNK + 1)], np.uint64)
 COPY_BYTES = 1 << 20  # of texts copied at a time; the index of each byte takes eight
@@ -37,6 +36,19 @@ class Texts:
         # Bisection reads one text after another, which memory views do about twice as fast as arrays.
         self._bytes, self._bounds = memoryview(block.data), memoryview(offsets.data)
 
+    @staticmethod
+    def of(values: Iterable[Scalar]) -> Texts:
+        texts = list(map(Texts.comparable, values))
+        return Texts(
+            np.frombuffer(b"".join(texts), np.uint8),
+            narrow(ends_of(np.array(list(map(len, texts)), np.int64))),
+        )
+
+    @staticmethod
+    def comparable(value: Scalar) -> bytes:
+        """UTF-8. Half a surrogate pair is kept as it is: it matches itself and fails no search."""
+        return str(value).encode("utf-8", "surrogatepass")
+
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
@@ -46,45 +58,34 @@ class Texts:
     def value_at(self, at: int) -> str:
         return self[at].decode("utf-8", "surrogatepass")
 
-    def lower(self, value: Scalar) -> int:
-        """In sorted texts: the position of the first that is not below the value."""
-        return bisect.bisect_left(self, encoded(value))
-
-    def upper(self, value: Scalar) -> int:
-        """In sorted texts: the position of the first above the value."""
-        return bisect.bisect_right(self, encoded(value))
-
-    def prefixed(self, prefix: Scalar) -> tuple[int, int]:
-        """In sorted texts: the slice of those that begin with the prefix."""
-        start = encoded(prefix)
-        return self.lower(prefix), bisect.bisect_right(self, start, key=lambda text: text[: len(start)])
-
-    def equal(self, value: Scalar) -> tuple[int, int]:
-        """In sorted, distinct texts: the slice of those equal to the value, of one or none."""
-        at = self.lower(value)
-        return at, at + (at < len(self) and self[at] == encoded(value))
-
     def lengths(self) -> Positions:
         offsets = self.offsets.astype(np.int64)
         return offsets[1:] - offsets[:-1]
 
+    def slice_of(self, comparison: str, value: Scalar) -> tuple[int, int]:
+        """In sorted, distinct texts: those that are eq, gt, gte, lt or lte the value, or (prefix) start with it."""
+        wanted = self.comparable(value)
+        low = bisect.bisect_left(self, wanted)
+        if comparison == "prefix":
+            return low, bisect.bisect_right(self, wanted, low, key=lambda text: text[: len(wanted)])
+        return _slice(comparison, low, low + (low < len(self) and self[low] == wanted), len(self))
+
     def take(self, positions: Positions) -> Texts:
         """The texts at these positions, in this order."""
         starts = self.offsets[:-1][positions].astype(np.int64)
-        offsets = ends_of(self.lengths()[positions])
+        lengths = self.lengths()[positions]
+        offsets = ends_of(lengths)
         block = np.empty(int(offsets[-1]), np.uint8)
         cuts = np.searchsorted(offsets, np.arange(0, max(len(block), 1), COPY_BYTES))
         for begin, end in zip(cuts, [*cuts[1:], len(positions)], strict=True):
-            low, high = int(offsets[begin]), int(offsets[end])
-            shift = np.repeat(starts[begin:end] - offsets[begin:end], np.diff(offsets[begin : end + 1]))
-            block[low:high] = self.block[shift + np.arange(low, high)]
+            block[offsets[begin] : offsets[end]] = self.block[ranges(starts[begin:end], lengths[begin:end])]
         return Texts(block, narrow(offsets))
 
-    def ranked(self) -> tuple[Positions, Positions]:
-        """Where each distinct text is first found, the texts ascending; and each text's place among the distinct.
+    def order(self) -> tuple[Positions, NDArray[np.bool_]]:
+        """Positions by ascending text; and for each in this order, whether its text is not the one before.
 
-        Sorts by seven bytes at a time, and then only texts that were equal so far, all in numpy. A chunk carries
-        in its lowest byte how many bytes it has, so that a text sorts before its continuations, zeros included.
+        Sorts by seven bytes at a time, and then only texts that were equal so far, all in numpy. A chunk
+        carries in its lowest byte how many bytes it has, so that a text sorts before its continuations, zeros included.
         """
         count = len(self)
         starts, lengths = self.offsets[:-1].astype(np.int64), self.lengths()
@@ -106,20 +107,28 @@ class Texts:
             alone = fresh & np.append(fresh[1:], True)
             active = active[~alone & (chunks & np.uint64(0xFF) == CHUNK)]
             depth += CHUNK
-        distinct = heads == np.arange(count)
-        ranks = np.empty(count, np.int64)
-        ranks[order] = np.cumsum(distinct) - 1
-        return order[distinct], ranks
+        return order, heads == np.arange(count)
 
     @staticmethod
-    def joined(parts: Sequence[Texts]) -> Texts:
-        """All texts of the parts, end to end."""
+    def joined(columns: Iterable[Values]) -> Texts:
+        """The texts of all columns of texts, concatenated."""
+        parts = [column for column in columns if isinstance(column, Texts)]
         blocks = [part.block[int(part.offsets[0]) : int(part.offsets[-1])] for part in parts]
         lengths = [part.lengths() for part in parts]
         return Texts(
             np.concatenate([np.empty(0, np.uint8), *blocks]),
             narrow(ends_of(np.concatenate([np.empty(0, np.int64), *lengths]))),
         )
+
+    def instants(self) -> Instants:
+        """The instant of each text, or NO_DATE. Only those with hyphens in the right places cost Python's time."""
+        found = np.full(len(self), NO_DATE)
+        long = np.flatnonzero(self.lengths() >= len("2026-01-05"))
+        starts = self.offsets[long].astype(np.int64)
+        dated = (self.block[starts + 4] == ord("-")) & (self.block[starts + 7] == ord("-"))
+        for at in long[dated].tolist():
+            found[at] = instant_of(self.value_at(at))
+        return found
 
 
 class Numbers:
@@ -134,6 +143,24 @@ class Numbers:
     def __init__(self, keys: NDArray[np.float64], residues: NDArray[np.int16]) -> None:
         self.keys = keys
         self.residues = residues
+        self._keys = memoryview(keys.data)  # see Texts
+
+    @staticmethod
+    def of(values: Iterable[Scalar]) -> Numbers:
+        pairs = list(map(Numbers.comparable, values))
+        keys = np.array([key for key, _ in pairs], np.float64)
+        return Numbers.trimmed(keys, np.array([residue for _, residue in pairs], np.int16))
+
+    @staticmethod
+    def trimmed(keys: NDArray[np.float64], residues: NDArray[np.int16]) -> Numbers:
+        """Without the residues if all are zero."""
+        return Numbers(keys, residues if residues.any() else residues[:0])
+
+    @staticmethod
+    def comparable(value: Scalar) -> tuple[float, int]:
+        """Key and residue."""
+        key = float(value) + 0.0  # there is one zero
+        return key, value - int(key) if isinstance(value, int) else 0
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -143,56 +170,34 @@ class Numbers:
         residue = int(self.residues[at]) if len(self.residues) else 0
         return int(key) + residue if key.is_integer() else key
 
-    def lower(self, value: Scalar) -> int:
-        """In sorted numbers: the position of the first that is not below the value."""
-        key, residue = split(value)
-        first, tied = self._tied(key)
-        return first + bisect.bisect_left(tied, residue)
-
-    def upper(self, value: Scalar) -> int:
-        """In sorted numbers: the position of the first above the value."""
-        key, residue = split(value)
-        first, tied = self._tied(key)
-        return first + bisect.bisect_right(tied, residue)
-
-    def equal(self, value: Scalar) -> tuple[int, int]:
-        """In sorted, distinct numbers: the slice of those equal to the value, of one or none."""
-        key, residue = split(value)
-        first, tied = self._tied(key)
-        return first + bisect.bisect_left(tied, residue), first + bisect.bisect_right(tied, residue)
-
-    def _tied(self, key: float) -> tuple[int, list[int]]:
-        """The first position with this key or a larger one, and the residues of all with this key."""
-        first, end = int(np.searchsorted(self.keys, key)), int(np.searchsorted(self.keys, key, side="right"))
-        return first, self.residues[first:end].tolist() if len(self.residues) else [0] * (end - first)
+    def slice_of(self, comparison: str, value: Scalar) -> tuple[int, int]:
+        """In sorted, distinct numbers: those that are eq, gt, gte, lt or lte the value."""
+        key, residue = self.comparable(value)
+        low = bisect.bisect_left(self._keys, key)
+        high = bisect.bisect_right(self._keys, key, low)
+        tied = self.residues[low:high] if len(self.residues) else [0] * (high - low)
+        below, upto = bisect.bisect_left(tied, residue), bisect.bisect_right(tied, residue)
+        return _slice(comparison, low + below, low + upto, len(self))
 
     def take(self, positions: Positions) -> Numbers:
         """The numbers at these positions, in this order."""
         residues = self.residues[positions] if len(self.residues) else self.residues
-        return Numbers(self.keys[positions], residues if residues.any() else residues[:0])
+        return Numbers.trimmed(self.keys[positions], residues)
 
-    def ranked(self) -> tuple[Positions, Positions]:
-        """Where each distinct number is found, the numbers ascending; and each one's place among the distinct."""
-        if len(self.residues):
-            order = np.lexsort((self.residues, self.keys))
-            distinct = changes(self.keys[order]) | changes(self.residues[order])
-        else:
+    def order(self) -> tuple[Positions, NDArray[np.bool_]]:
+        """Positions by ascending number; and for each in this order, whether its number is not the one before."""
+        if not len(self.residues):
             order = np.argsort(self.keys, kind="stable")
-            distinct = changes(self.keys[order])
-        ranks = np.empty(len(self), np.int64)
-        ranks[order] = np.cumsum(distinct) - 1
-        return order[distinct], ranks
-
-    def full_residues(self) -> NDArray[np.int16]:
-        """The residues, also where all are zero."""
-        return self.residues if len(self.residues) else np.zeros(len(self), np.int16)
+            return order, changes(self.keys[order])
+        order = np.lexsort((self.residues, self.keys))
+        return order, changes(self.keys[order]) | changes(self.residues[order])
 
     @staticmethod
-    def joined(parts: Sequence[Numbers]) -> Numbers:
-        """All numbers of the parts, end to end."""
-        exact = any(len(part.residues) for part in parts)
-        residues = [part.full_residues() for part in parts] if exact else []
-        return Numbers(
+    def joined(columns: Iterable[Values]) -> Numbers:
+        """The numbers of all columns of numbers, concatenated."""
+        parts = [column for column in columns if isinstance(column, Numbers)]
+        residues = [part.residues if len(part.residues) else np.zeros(len(part), np.int16) for part in parts]
+        return Numbers.trimmed(
             np.concatenate([np.empty(0, np.float64), *(part.keys for part in parts)]),
             np.concatenate([np.empty(0, np.int16), *residues]),
         )
@@ -201,41 +206,20 @@ class Numbers:
 Values = Texts | Numbers
 
 
-def joined(parts: Sequence[Values]) -> Values:
-    """All values of one or more parts of one class, end to end."""
-    if isinstance(parts[0], Texts):
-        return Texts.joined([part for part in parts if isinstance(part, Texts)])
-    return Numbers.joined([part for part in parts if isinstance(part, Numbers)])
+def ranked(values: Values) -> tuple[Positions, Positions]:
+    """Where each distinct value is found, the values ascending; and each value's place among the distinct."""
+    order, distinct = values.order()
+    ranks = np.empty(len(values), np.int64)
+    ranks[order] = np.cumsum(distinct) - 1
+    return order[distinct], ranks
 
 
-def encoded(value: Scalar) -> bytes:
-    """UTF-8. Half a surrogate pair is kept as it is: it matches itself and stops nobody's search."""
-    return str(value).encode("utf-8", "surrogatepass")
-
-
-def split(value: Scalar) -> tuple[float, int]:
-    """Key and residue of a number (see Numbers)."""
-    key = float(value) + 0.0  # there is one zero
-    return key, value - int(key) if isinstance(value, int) else 0
+def _slice(comparison: str, low: int, high: int, size: int) -> tuple[int, int]:
+    """Of `size` sorted values, those that are eq, gt, gte, lt or lte one, where low to high are equal to it."""
+    begin = {"lt": 0, "lte": 0, "gt": high}.get(comparison, low)
+    return begin, {"lt": low, "gt": size, "gte": size}.get(comparison, high)
 
 
 def narrow(offsets: Positions) -> NDArray[np.unsignedinteger]:
     """In four bytes each, if the last and largest fits."""
     return offsets.astype(np.uint32 if offsets[-1] < 2**32 else np.uint64)
-
-
-def instants_of(texts: Texts) -> Instants:
-    """The instant of each text. Only those with hyphens in the right places cost Python's time."""
-    found = np.full(len(texts), NO_DATE)
-    long = np.flatnonzero(texts.lengths() >= len("2026-01-05"))
-    starts = texts.offsets[long].astype(np.int64)
-    dated = (texts.block[starts + 4] == ord("-")) & (texts.block[starts + 7] == ord("-"))
-    for at in long[dated].tolist():
-        found[at] = instant_of(texts.value_at(at))
-    return found
-
-
-def satisfying(instants: Instants, ordering: str, bound: int) -> NDArray[np.bool_]:
-    """Which of the instants are gt, gte, lt or lte the bound. NO_DATE never is."""
-    found: NDArray[np.bool_] = (instants != NO_DATE) & COMPARE[ordering](instants, bound)
-    return found

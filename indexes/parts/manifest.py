@@ -61,8 +61,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         """Raise Damaged unless it fits this model, a log that ends at `seq`, and this version."""
         if self.fingerprint != fingerprint:
             raise Damaged("it was built with another model")
-        if self.analysis != analysis.VERSION:
-            raise Damaged(f"it has text analysis {self.analysis}; this version needs {analysis.VERSION}")
+        if self.analysis != analysis.ANALYSIS_VERSION:
+            raise Damaged(
+                f"it has text analysis {self.analysis}; this version needs {analysis.ANALYSIS_VERSION}"
+            )
         if self.seq > seq:
             raise Damaged(f"it holds operations up to {self.seq}; the log ends at {seq}")
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from indexes.dense.hot import HotGraph
 from indexes.dense.vectors import NOTHING, Found, StoredVectors, among, within
-from indexes.filters.index import FilterPart
+from indexes.filters.filter_part import FilterPart
 from indexes.lexical.bm25 import LexicalPart
 from indexes.masks import Bits, bits_at, count_bits
 from indexes.model import Floats, Ids, Ranking, Rows, Tier

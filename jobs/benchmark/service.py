@@ -1,6 +1,6 @@
-"""Text to ten passages over HTTP, beside what people build in one process, and perhaps beside another checkout of ours.
+"""Text to ten passages over HTTP, against in-process stacks of other libraries and optionally another checkout.
 
-Every query is fresh: no engine meets one twice, so no cache has its answer or its vector.
+Every query is fresh: no engine sees one twice, so no cache holds its answer or its vector.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from retrieval.embedding.models import load_model
 COLLECTION = "bench"
 K = 10
 MODES = ("hybrid", "dense", "lexical")
-BATCH = 200  # documents of one request
+BATCH = 200  # documents per request
 CLIENTS = 16
 LOAD_ROUNDS = 3
-LOAD_TURN = 400  # queries of each service; peers, which are slower, get a quarter
+LOAD_TURN = 400  # queries per service; peers, which are slower, get a quarter
 OURS, BARE, PEER = "nearline hybrid", "bare embedding", "sentence-transformers"
 
 
 class OverHttp(Engine):
-    """A running service. Each client keeps a connection for one turn: the service closes those that idle for longer."""
+    """A running service. Clients keep a connection for one turn only: the service closes idle ones between turns."""
 
     def __init__(self, url: str, pid: int) -> None:
         self._address, self._pid = url.removeprefix("http://"), pid
@@ -54,7 +54,7 @@ class OverHttp(Engine):
         return self._pid
 
     def post(self, path: str, body: object) -> Any:
-        """The decoded answer."""
+        """The decoded response. Raises NearlineError for any status but 200."""
         if not hasattr(self._local, "connection"):
             self._local.connection = http.client.HTTPConnection(self._address, timeout=600)
         connection: http.client.HTTPConnection = self._local.connection
@@ -67,7 +67,7 @@ class OverHttp(Engine):
 
 
 class Search(OverHttp):
-    """A query is a text, or fields of a search."""
+    """A query is a text, or the fields of a search request."""
 
     def __init__(self, url: str, pid: int, mode: str) -> None:
         super().__init__(url, pid)
@@ -121,7 +121,7 @@ def one_client(
     material: Material, queries: int, workers: dict[str, Worker], fresh: Iterator[str], say: Say
 ) -> list[Row]:
     rounds = max(queries // TURN, 1)
-    # Hybrid and dense searches of the same text would share its vector: each mode has queries of its own.
+    # Each mode has its own queries: hybrid and dense searches of one text would share its cached vector.
     asked = {mode: [take(fresh, TURN) for _ in range(rounds + 1)] for mode in MODES}
     mode_of = {name: name.split()[-1] if name.endswith(MODES) else "hybrid" for name in workers}
     for name, worker in workers.items():  # warms up
@@ -140,7 +140,7 @@ def one_client(
 
 
 def many_clients(workers: dict[str, Worker], fresh: Iterator[str], say: Say) -> list[Row]:
-    """Services by so many clients at once; peers by two threads, each of which embeds with one."""
+    """Services under CLIENTS concurrent clients; peers on two threads that embed single-threaded."""
     say(f"{CLIENTS} clients ...")
     services = {name: CLIENTS for name in workers if name.endswith("hybrid")}
     clients = services | {name: 2 for name in workers if name.startswith(PEER)}
@@ -156,7 +156,8 @@ def many_clients(workers: dict[str, Worker], fresh: Iterator[str], say: Say) -> 
 
 
 def judge(name: str, worker: Worker, material: Material, queries: Sequence[str]) -> float | None:
-    """Recall@10 of a peer's dense answers, by its own query vectors, and of a service's. None for what is exact."""
+    """Recall@10: a peer's dense answers against its own query vectors, a service's against its exact rankings. None
+    for other engines."""
     if name.startswith(PEER) and not name.endswith("bm25s"):
         vectors = worker.call("embed", queries)
         best = best_scores(material.vectors, vectors, K)
@@ -183,10 +184,10 @@ def take(fresh: Iterator[str], wanted: int) -> list[str]:
 def filled(
     material: Material, hot: int, data: Path, checkout: Path | None, say: Say
 ) -> AbstractContextManager[ServerProcess]:
-    """A fresh process of the service on all texts, after another one wrote and rebuilt them."""
+    """A fresh server process over all texts, which an earlier process wrote and rebuilt."""
     folder = model_folder()
     models = {"NEARLINE_MODELS_FOLDER": str(folder.parent), "NEARLINE_MODELS_DEFAULT": folder.name}
-    # One delta for everything: no segments and no rebuilds before the one that counts.
+    # Everything in one delta: no segments, and no rebuilds before the explicit one.
     most = str(len(material.texts) + 1)
     whole = {"NEARLINE_INDEX_DELTA_PASSAGES_MAX": most, "NEARLINE_INDEX_SEGMENTS_MAX": "0"}
     with serving(data, models | whole, checkout) as server:
@@ -196,7 +197,7 @@ def filled(
 
 
 async def fill(url: str, material: Material, hot: int) -> None:
-    """Write every text with its vector, and rebuild."""
+    """Write every text with its vector, then rebuild."""
     async with Client(url) as client:
         await client.create_collection(COLLECTION, hot_capacity=hot)
         texts, vectors = material.texts, material.vectors

@@ -1,7 +1,7 @@
-"""What the engines search: real one-line texts, queries, and the vectors of both, made once and kept.
+"""The engines' data: real one-line texts, queries, and the vectors of both, made once and kept.
 
-FOLDER/texts.json   queries.json      where more texts are wanted than there are, the rest is made of halves of two
-FOLDER/vectors.npy  queries.npy       float32 [rows, dimensions], unit length; of a text of two halves, a mixture
+FOLDER/texts.json   queries.json      if there are too few real texts, the rest are halves of two texts joined
+FOLDER/vectors.npy  queries.npy       float32 [rows, dimensions], unit length; a joined text gets a mixture of vectors
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from retrieval.config import load_config
 from retrieval.embedding.encoder import Encoder, available_threads
 from retrieval.embedding.models import Kind, load_model
 
-WORDS_MIN, WORDS_MAX = 5, 60  # of a text
+WORDS_MIN, WORDS_MAX = 5, 60  # per text
 QUERY_WORDS = 8
 QUERIES = 8000
-CHUNK = 4096  # texts embedded at once
+CHUNK = 4096  # texts per embedding call
 OTHER_HALF = 0.6  # weight of the second text in the vector of a mixture
-TIE = 3e-4  # scores that lie closer are equally good: float16 storage moves a score as far
+TIE = 3e-4  # scores this close are ties: float16 storage moves a score by as much
 
 
 class Material:
-    """A folder of texts, and of vectors if it was made with them. Vectors are mapped."""
+    """A folder of texts, with vectors if it was made with them. Vectors are memory-mapped."""
 
     vectors: Floats
     query_vectors: Floats
@@ -57,9 +57,9 @@ def mapped(file: Path) -> Floats:
 
 
 def gather(corpora: Sequence[Path], count: int, reports: Path, say: Say, *, vectors: bool) -> Material:
-    """`count` texts of these files of documents, by default of the docstrings of this Python and its packages.
+    """`count` texts from `corpora`, by default the docstrings of this Python and its packages.
 
-    Kept below `reports`, so that the next run finds them.
+    Cached below `reports` for the next run.
     """
     encoder = Encoder(load_model(model_folder()), threads=1) if vectors else None
     libraries = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib")]
@@ -92,7 +92,7 @@ def gather(corpora: Sequence[Path], count: int, reports: Path, say: Say, *, vect
 
 
 def lines_of(documents: Iterable[SourceDocument]) -> Iterator[str]:
-    """The paragraphs of documents, each on one line, once."""
+    """The distinct paragraphs of `documents`, each on one line."""
     seen: set[str] = set()
     for document in documents:
         for paragraph in document.text.split("\n\n"):
@@ -109,7 +109,7 @@ def half_and_half(one: str, other: str) -> str:
 
 
 def queries_for(corpora: Sequence[Path], texts: Sequence[str]) -> list[str]:
-    """The queries that lie beside the corpora, and eight words out of the middle of texts; all different."""
+    """Distinct queries: those stored next to the corpora, then eight consecutive words of random texts."""
     rng = random.Random(0)
     beside = (path.with_name(name) for path in corpora for name in ("queries.jsonl.gz", "queries.jsonl"))
     asked = [query.text for path in beside if path.is_file() for query in read_queries(path)]
@@ -123,7 +123,7 @@ def queries_for(corpora: Sequence[Path], texts: Sequence[str]) -> list[str]:
 
 
 def embed(texts: Sequence[str], encoder: Encoder, kind: Kind, say: Say) -> Floats:
-    """Vectors of all texts, with a thread for each core."""
+    """Vectors of all texts, computed with a thread per core."""
     parts = [texts[at : at + CHUNK] for at in range(0, len(texts), CHUNK)]
     found = []
     with ThreadPoolExecutor(available_threads()) as pool:
@@ -139,7 +139,7 @@ def model_folder() -> Path:
 
 
 def best_scores(vectors: Floats, queries: Floats, k: int, block: int = 16_384) -> Floats:
-    """Inner products of the true `k` nearest rows of each query, best first [queries, k], by comparing every row."""
+    """Brute-force inner products of each query's true `k` nearest rows, best first [queries, k]."""
     best = np.empty((len(queries), 0), np.float32)
     for start in range(0, len(vectors), block):
         both = np.hstack([best, queries @ vectors[start : start + block].T])
@@ -150,9 +150,9 @@ def best_scores(vectors: Floats, queries: Floats, k: int, block: int = 16_384) -
 
 
 def recall(found: Sequence[Sequence[int]], vectors: Floats, queries: Floats, best: Floats) -> float:
-    """Mean share of the true nearest rows that were found. Rows are scored here, whatever their index said of them.
+    """Mean share of the true nearest rows that were found. Rows are rescored here; the index's scores are ignored.
 
-    A row that scores like the last true one is as good; one returned twice counts once.
+    A row that ties with the last true one counts; duplicates count once.
     """
     shares = []
     for rows, query, true in zip(found, queries, best, strict=True):
@@ -162,6 +162,6 @@ def recall(found: Sequence[Sequence[int]], vectors: Floats, queries: Floats, bes
 
 
 def overlap(found: Sequence[Sequence[int]], true: Sequence[Sequence[int]]) -> float:
-    """Mean share of the true rows that were found; a query that has none counts as answered."""
+    """Mean share of the true rows that were found; a query without any counts as 1."""
     shares = [len(set(mine) & set(best)) / len(best) if best else 1.0 for mine, best in zip(found, true)]
     return round(float(np.mean(shares)), 5)

@@ -1,7 +1,7 @@
-"""Runs engines in turns: each in a process of its own, which answers "run these queries" over a pipe.
+"""Runs engines in turns, each in its own process that takes "run these queries" over a pipe.
 
 A machine's speed drifts by half within minutes, so engines take turns of 40 queries in rotation and are compared within
-each round. CPU time is taken beside wall time: it hardly depends on what else the machine does.
+each round. CPU time is recorded along with wall time, because it hardly depends on other load.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from indexes.memory import give_back, memory_bytes
 
 TURN = 40
 STOP_S = 60.0
-# Of engines: one thread for each caller. PyTorch takes more by itself; while its threads spin, it is up to ten times as
-# slow on a machine that does anything else.
+# For engines: one thread per caller. PyTorch would use more, and while its threads busy-wait, it is up to ten times
+# slower on a machine with any other load.
 ENVIRON = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 
 Say = Callable[[str], None]
 Row = dict[str, Any]
-Tables = tuple[dict[str, list[Row]], list[str]]  # what a bench found: tables by title, and notes
+Tables = tuple[dict[str, list[Row]], list[str]]  # a bench's result: tables by title, and notes
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One turn: milliseconds and answer of each query, and what all of them took together."""
+    """One turn: milliseconds and answer of each query, and the totals of the turn."""
 
     milliseconds: list[float]
     answers: list[Any]
@@ -49,28 +49,28 @@ class Run:
 
 
 class Engine(ABC):
-    """One way to answer queries. Made in one process; opened, used and closed in another."""
+    """A way to answer queries. Must pickle until opened; opened, used and closed in a worker process."""
 
     @abstractmethod
     def open(self) -> None:
-        """Get ready to answer. ImportError: the library is not installed, and the engine is left out."""
+        """Get ready to answer. An engine that raises, such as ImportError for a missing library, is left out."""
 
     @abstractmethod
     def ask(self, query: Any) -> Any:
-        """Answer one query. Called from several threads when several clients ask."""
+        """Answer one query. Called from several threads if there are several clients."""
 
     def pid(self) -> int:
-        """The process that does the work, where that is not the one that asks."""
+        """The process that does the work; override if it is not this one."""
         return os.getpid()
 
-    def expect(self, clients: int) -> None:  # noqa: B027 - most engines need not know
-        """So many clients ask from now on."""
+    def expect(self, clients: int) -> None:  # noqa: B027 - most engines ignore it
+        """Prepare for this number of concurrent clients."""
 
     def close(self) -> None:  # noqa: B027 - most engines have nothing to close
         """Release files and processes."""
 
     def run(self, queries: Sequence[Any], clients: int = 1) -> Run:
-        """Each client asks its share of the queries, one after the other."""
+        """Run the queries, split among the clients; each client runs its share sequentially."""
         self.expect(clients)
         pids = family(self.pid())
         before, begun = usage(pids), time.perf_counter()
@@ -80,7 +80,7 @@ class Engine(ABC):
             with ThreadPoolExecutor(clients) as pool:
                 timed = list(pool.map(self._client, [queries[at::clients] for at in range(clients)]))
         wall, (cpu, faults) = time.perf_counter() - begun, usage(pids) - before
-        # Back in the order of the queries: client 0 had the first, client 1 the second.
+        # Restore query order: query i went to client i % clients.
         each = [timed[at % clients][at // clients] for at in range(len(queries))]
         return Run([took for took, _ in each], [answer for _, answer in each], wall, float(cpu), int(faults))
 
@@ -93,7 +93,7 @@ class Engine(ABC):
         return timed
 
     def memory(self) -> Row:
-        """MiB of its own, and of pages of mapped files; freed memory is given back first."""
+        """Private and file-mapped memory in MiB, after returning freed memory to the system."""
         gc.collect()
         give_back()
         parts = [memory_bytes(pid) for pid in family(self.pid())]
@@ -101,7 +101,7 @@ class Engine(ABC):
 
 
 class Worker:
-    """An engine in a process of its own. Raises NearlineError where it cannot be opened or fails."""
+    """An engine in its own process. Raises NearlineError if the engine cannot be opened or fails."""
 
     def __init__(self, make: Callable[[], Engine]) -> None:
         """`make` must survive pickling."""
@@ -121,7 +121,7 @@ class Worker:
         return run
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the engine. One that fails is the last."""
+        """Call a method of the engine. The process ends at the first failure."""
         try:
             self._pipe.send((method, arguments))
             result = self._pipe.recv()
@@ -147,14 +147,14 @@ def _serve(make: Callable[[], Engine], pipe: Connection) -> None:
             pipe.send(getattr(engine, method)(*arguments))
     except EOFError:
         pass
-    except Exception as error:  # noqa: BLE001 - whatever a library raises is told to the one who asked
+    except Exception as error:  # noqa: BLE001 - any library error is reported to the caller
         pipe.send(NearlineError(f"{type(error).__name__}: {error}"))
 
 
 def start(
     makers: Mapping[str, Callable[[], Engine]], stack: ExitStack, say: Say
 ) -> tuple[dict[str, Worker], list[str]]:
-    """A worker for each engine that can be opened, and why the others cannot."""
+    """A worker for each engine that opens, and notes on why the others do not."""
     workers, notes = {}, []
     for name, make in makers.items():
         say(f"starting {name} ...")
@@ -174,7 +174,7 @@ def rotate(
     queries: Callable[[str, Any], Sequence[Any]] = lambda _, part: part,
     clients: Mapping[str, int] | None = None,
 ) -> dict[str, list[Run]]:
-    """Let each worker answer its `queries(name, part)` in every round; another one begins each time."""
+    """Run every worker's `queries(name, part)` in each round, rotating which one goes first."""
     runs: dict[str, list[Run]] = {name: [] for name in workers}
     names = list(workers)
     for number, part in enumerate(rounds):
@@ -185,15 +185,15 @@ def rotate(
 
 
 def turns(queries: Sequence[Any]) -> list[Sequence[Any]]:
-    """Whole turns of the queries; one of them all where they are fewer."""
+    """The queries in full turns of TURN, dropping the remainder; fewer than TURN make a single turn."""
     return [queries[at : at + TURN] for at in range(0, len(queries) - TURN + 1, TURN)] or [queries]
 
 
 def figures(runs: Sequence[Run], base: Sequence[Run]) -> Row:
-    """Percentiles over all queries of all turns, and what a query took of wall and CPU time.
+    """Percentiles over all queries of all turns, throughput, and CPU time per query.
 
-    "x p50" is how many times as long as `base` a query takes, "x rate" how many times as many are answered: medians
-    over the rounds of the ratio within a round.
+    "x p50" and "x rate" are latency and throughput relative to `base`: the median over rounds of the ratio within a
+    round.
     """
     taken = [one for run in runs for one in run.milliseconds]
     row: Row = {f"p{q} ms": round(float(np.percentile(taken, q)), 3) for q in (50, 95, 99)}
@@ -221,8 +221,8 @@ def family(pid: int) -> list[int]:
 
 
 def usage(pids: Sequence[int]) -> NDArray[np.float64]:
-    """Processor seconds of running processes, all threads included, and pages that had to be read from disk."""
+    """CPU seconds of running processes, all threads included, and major page faults."""
     seconds = sum(time.clock_gettime((~pid << 3) | 2) for pid in pids)  # clock_getcpuclockid(3)
-    # Fields after the command, which stands in brackets and may hold blanks.
+    # Fields after the command, which is parenthesized and may contain spaces.
     stats = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
     return np.array([seconds, sum(int(fields[9]) for fields in stats)])

@@ -1,1 +1,1 @@
-"""The commands of the command line. They parse and print; the work is in `jobs` beside them."""
+"""The subcommands. They parse arguments and print; the work is done in `jobs`."""

@@ -1,4 +1,4 @@
-"""nearline backup, restore and verify: they work on folders, without a service."""
+"""nearline backup, restore and verify: they work on folders and need no service."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def backup(data: Path, target: Path, names: tuple[str, ...], no_indexes: bool, a
 def restore(folder: Path, data: Path, names: tuple[str, ...], new_name: str | None, as_json: bool) -> None:
     """Put collections of a backup into a data directory that no service uses, beside those that are there.
 
-    Every file is verified before anything is placed. A restored collection is a new one to shared caches.
+    Every file is verified before anything is written. Shared caches treat a restored collection as a new one.
     """
     keep_private()
     with ended_by_sigterm(), stages(DownloadColumn(), TimeRemainingColumn(), hidden=as_json) as progress:
@@ -119,7 +119,7 @@ def verify(data: Path | None, folder: Path | None, names: tuple[str, ...], as_js
 
 
 def show(found: list[Check]) -> None:
-    """One line a check; what is wrong is said again below, with what to do."""
+    """One row per check; failed checks are repeated below the table with advice."""
     table = Table("collection", "check", "", "found")
     for check in found:
         state = "[green]ok[/]" if check.ok else "[red]wrong[/]"

@@ -50,7 +50,7 @@ def common(command: Any) -> Any:
 @common
 @click.pass_context
 def command(context: click.Context, /, passages: int, hot: int | None, **options: Any) -> None:
-    """Measure text to ten passages over HTTP, beside what people build instead. Run nothing else meanwhile."""
+    """Measure text to ten passages over HTTP, beside what people build instead. Keep the machine idle otherwise."""
     if context.invoked_subcommand is None:
         from jobs.benchmark.service import run
 
@@ -110,7 +110,7 @@ def cold(passages: int, **options: Any) -> None:
 
 
 def measure(name: str, run: Any, texts: int, options: dict[str, Any], *, vectors: bool = True) -> None:
-    """Run a bench on so many texts in a temporary folder; write its report and print it."""
+    """Run a bench on `texts` texts in a temporary folder; write its report and print it."""
     from jobs.benchmark.report import report
     from jobs.benchmark.texts import gather
 

@@ -101,7 +101,7 @@ def delete(name: str, yes: bool, url: str, as_json: bool) -> None:
     content = "all that is left of it" if documents is None else counted(documents, "document")
     try:
         agreed = yes or click.confirm(f"Delete {name} with {content}?", err=True)
-    except click.Abort:  # there is no one to answer
+    except click.Abort:  # not interactive
         click.echo(err=True)
         agreed = False
     if not agreed:
@@ -117,7 +117,7 @@ def delete(name: str, yes: bool, url: str, as_json: bool) -> None:
 @URL
 @JSON
 def rename(name: str, new_name: str, url: str, as_json: bool) -> None:
-    """Give a collection another name. Aliases follow; it answers again once it is opened anew."""
+    """Give a collection another name. Aliases follow; it is reopened under the new name."""
 
     async def renamed(client: Client) -> dict[str, Any]:
         await own(client, name)
@@ -138,7 +138,7 @@ def rollback(name: str, url: str, as_json: bool) -> None:
 
 
 async def own(client: Client, name: str) -> dict[str, Any]:
-    """The collection of this very name. An alias may name another one tomorrow, so it raises ClickException."""
+    """The collection with this name. Raises ClickException for an alias, which may point elsewhere tomorrow."""
     found = await client.collection(name)
     if found["name"] != name:
         raise click.ClickException(f"{name!r} is an alias; the collection's own name is {found['name']!r}")
@@ -146,7 +146,7 @@ async def own(client: Client, name: str) -> dict[str, Any]:
 
 
 async def documents_of(client: Client, name: str) -> int | None:
-    """How many there are; None in a quarantined collection, which cannot count them."""
+    """Number of documents; None for a quarantined collection, which cannot count them."""
     if name in [one["name"] for one in await client.quarantined()]:
         return None
     documents: int = (await own(client, name))["documents"]

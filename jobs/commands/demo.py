@@ -44,7 +44,7 @@ QUERIES = (
 def command(data: Path) -> None:
     """Index the docstrings of this Python, serve them, and search them over HTTP.
 
-    The data stay, and the last lines say how to go on with them. A first run that is interrupted leaves nothing.
+    The data is kept, and the last lines say how to continue with it. An interrupted first run leaves nothing behind.
     """
     missing = [folder for folder in (data, *data.parents) if not folder.exists()]
     with ended_by_sigterm():
@@ -73,11 +73,11 @@ def play(data: Path) -> None:
 async def tour(url: str, documents: list[SourceDocument]) -> None:
     async with Client(url) as client:
         info = await client.ensure_collection(COLLECTION, hot_capacity=HOT_CAPACITY)
-        if info["documents"] == len(documents) and info["generation"]:  # an earlier run came to its end
+        if info["documents"] == len(documents) and info["generation"]:  # an earlier run finished
             console.print("The docstrings are indexed already.")
         else:
             await fill(client, documents)
-        for number in range(WARM_UP):  # so that the timings below are those of a service in use
+        for number in range(WARM_UP):  # so the timings below are those of a warm service
             await client.search(COLLECTION, query=f"warm up {number}", cache=False)
         for query in QUERIES:
             console.print(f"\n[bold yellow]{query}[/]")
@@ -98,6 +98,6 @@ async def fill(client: Client, documents: list[SourceDocument]) -> None:
 
 
 def say_command(*arguments: str) -> None:
-    """A line to paste: a command of this program, called the way it was called itself."""
+    """Print a command line to paste, invoking this program the way it was invoked."""
     program = [sys.argv[0]] if os.access(sys.argv[0], os.X_OK) else [sys.executable, "-m", "jobs.cli"]
     click.echo("  " + shlex.join([*program, *arguments]))

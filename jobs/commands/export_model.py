@@ -91,7 +91,7 @@ def command(
 
 
 def _table(manifest: Manifest) -> Table:
-    """Each candidate: times on one thread; cosines to fp32, and of texts alone to the same in a batch."""
+    """One row per candidate: single-threaded times, cosines to fp32, and of a text alone to itself in a batch."""
     table = Table(box=None, pad_edge=False)
     table.add_column("candidate", no_wrap=True)
     for header in ("query ms", "tokens/s", "MB", "min", "mean", "alone"):

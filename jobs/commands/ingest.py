@@ -74,8 +74,8 @@ def command(
 ) -> None:
     """Send JSONL, CSV, text and Markdown files, or folders of them, to a running service.
 
-    What cannot be read, or is refused by the service, is named at the end and makes the exit code 1; everything else is
-    written. Run it again after it was stopped: a document is there once, whatever happened.
+    Whatever cannot be read or is refused by the service is listed at the end and makes the exit code 1; everything else
+    is written. It is safe to run again after an interruption: no document is stored twice.
     """
     declared = {column: kind for one in types for column, kind in parse_types(one).items()}
     text_fields = tuple(field.strip() for field in text_field.split(","))
@@ -130,7 +130,7 @@ def stopped(done: Ingested, collection: str) -> str:
 
 
 def as_value(done: Ingested, report: SourceReport) -> dict[str, Any]:
-    """What `--json` prints."""
+    """The value printed by `--json`."""
     return {
         **msgspec.to_builtins(done),
         **msgspec.to_builtins(report),
@@ -160,7 +160,8 @@ def progress_bar(
     hidden: bool = False,
     label: str = "documents",
 ) -> Iterator[OnProgress]:
-    """A bar of what is acknowledged, `total` bytes of source or documents long; without a terminal, lines on stderr."""
+    """A progress bar of acknowledged work out of `total` source bytes or documents; without a terminal, lines on
+    stderr."""
     if not hidden and not errors.is_terminal:
         yield progress_lines(total, of, label)
         return
@@ -171,7 +172,7 @@ def progress_bar(
         TextColumn("{task.fields[rate]:,.0f} tokens/s"),
         TimeRemainingColumn(),
     )
-    # The period is long because large documents are acknowledged seldom.
+    # A long period, because acknowledgements of large documents are far apart.
     with Progress(*columns, console=errors, disable=hidden, transient=True, speed_estimate_period=300) as bar:
         task = bar.add_task("", total=max(total, 1), documents=0, rate=0.0)
         yield lambda done: bar.update(
@@ -183,7 +184,7 @@ def progress_bar(
 
 
 def progress_lines(total: int, of: str, label: str, every_s: float = LINE_EVERY_S) -> OnProgress:
-    """The same as a line on stderr after an acknowledgement, at most one in `every_s`."""
+    """The same as lines on stderr: one after an acknowledgement, at most one every `every_s`."""
     begun = shown = time.monotonic()
 
     def note(done: Ingested) -> None:

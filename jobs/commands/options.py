@@ -1,4 +1,4 @@
-"""What commands share: options, printing, progress, a connection to the service, an orderly end."""
+"""What commands share: options, printing, progress, a connection to the service, clean termination."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ COLLECTION = click.option("--collection", "-c", required=True, help="Name or ali
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON value instead of text.")
 PATH = click.Path(path_type=Path)
 
-LINE_MAX = 10_000  # characters; a program that reads our output wants one line per item
+LINE_MAX = 10_000  # characters; programs that read our output want one line per item
 
 console = Console(width=None if sys.stdout.isatty() or os.environ.get("COLUMNS") else LINE_MAX)
 errors = Console(stderr=True)
@@ -54,7 +54,7 @@ def print_json(value: Any) -> None:
 
 
 def print_result(value: Any, *lines: str, as_json: bool) -> None:
-    """`value` as JSON, or else the lines that say it in words."""
+    """Print `value` as JSON, or the lines that say it in words."""
     if as_json:
         print_json(value)
     else:
@@ -63,7 +63,7 @@ def print_result(value: Any, *lines: str, as_json: bool) -> None:
 
 
 def ask(url: str, work: Callable[[Client], Awaitable[T]], *, timeout_s: float = TIMEOUT_S) -> T:
-    """The result of `work` with a client of the service."""
+    """Run `work` with a client of the service and return its result."""
 
     async def asked() -> T:
         async with Client(url, timeout_s=timeout_s) as client:
@@ -74,7 +74,7 @@ def ask(url: str, work: Callable[[Client], Awaitable[T]], *, timeout_s: float = 
 
 @contextlib.contextmanager
 def stages(*columns: ProgressColumn, hidden: bool) -> Iterator[OnProgress]:
-    """A bar on stderr, if it is a terminal; call what is yielded with stage, done and total."""
+    """A progress bar on stderr, if that is a terminal. Yields a callback taking stage, done and total."""
     shown = TextColumn("{task.description}"), BarColumn(), *(columns or [TaskProgressColumn()])
     with Progress(*shown, console=errors, disable=hidden or not errors.is_terminal, transient=True) as bar:
         task = bar.add_task("waiting", total=1)
@@ -85,7 +85,7 @@ def stages(*columns: ProgressColumn, hidden: bool) -> Iterator[OnProgress]:
 
 @contextlib.contextmanager
 def ended_by_sigterm() -> Iterator[None]:
-    """Within the block SIGTERM raises SystemExit, as Ctrl-C raises KeyboardInterrupt, so that drafts are removed."""
+    """Within the block SIGTERM raises SystemExit, as Ctrl-C raises KeyboardInterrupt, so cleanup of drafts runs."""
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         yield
@@ -94,7 +94,7 @@ def ended_by_sigterm() -> Iterator[None]:
 
 
 def require_matplotlib() -> None:
-    """Raises ClickException saying how to get it, before minutes of measuring are spent."""
+    """Raises ClickException with install instructions, before minutes are spent on measuring."""
     if find_spec("matplotlib") is None:
         raise click.ClickException(
             'a plot needs matplotlib: pip install "nearline[report]"; the table needs nothing'

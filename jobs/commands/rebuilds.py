@@ -1,4 +1,4 @@
-"""nearline reindex, erase and reembed: they rewrite a collection while it serves."""
+"""nearline reindex, erase and reembed: rewrite a collection while it serves."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def reindex(url: str, collection: str, hot_capacity: int | None, as_json: bool) 
 
 
 async def finished(client: Client, job_id: str, *, hidden: bool = False) -> dict[str, Any]:
-    """A job once it has succeeded, with a progress bar. Raises ServiceError if it did not succeed."""
+    """Wait for a job with a progress bar and return it. Raises ServiceError if it fails."""
     with stages(hidden=hidden) as progress:
         return await client.finished(job_id, on_progress=progress, timeout_s=math.inf)
 
@@ -54,8 +54,8 @@ async def finished(client: Client, job_id: str, *, hidden: bool = False) -> dict
 def erase(collections: tuple[str, ...], everything: bool, url: str, as_json: bool) -> None:
     """Erase at once what was deleted or overwritten, from every file of a collection.
 
-    The log, the indexes, generations kept to roll back to, cached answers and the sampled queries of the collection.
-    Backups that were made before still hold it.
+    That covers the log, the indexes, generations kept for rollback, cached answers and sampled queries of the
+    collection. Existing backups still hold it.
     """
     if everything == bool(collections):
         raise click.UsageError("name a collection with --collection, or say --all")
@@ -97,10 +97,10 @@ def erase(collections: tuple[str, ...], everything: bool, url: str, as_json: boo
 def reembed(
     url: str, source: str, target: str, model: str, alias: str | None, per_second: float, as_json: bool
 ) -> None:
-    """Embed a collection anew with another model, into another collection, while both serve.
+    """Copy a collection into one with another model, while both serve.
 
-    Only what differs is written, and what the source does not have is deleted: run it again after it was stopped, or to
-    take over what changed since.
+    Only differences are written, and documents missing from the source are deleted: run it again to resume after an
+    interruption, or to pick up later changes.
     """
 
     async def copied_by(client: Client) -> Copied:

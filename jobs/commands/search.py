@@ -43,7 +43,7 @@ def command(
 
 
 def show(answer: dict[str, Any]) -> None:
-    """The hits with their scores and tiers, then the timings and the receipt."""
+    """Print the hits with scores and tiers, then timings and receipt."""
     for number, hit in enumerate(answer["hits"], 1):
         scores = ", ".join(
             f"{name} {value:.3f}" for name, value in hit["scores"].items() if value is not None

@@ -37,7 +37,7 @@ def command(data: Path, host: str | None, port: int | None, insecure: bool, conf
     environ = dict(os.environ) | {
         f"NEARLINE_SERVER_{name}": str(value) for name, value in given.items() if value is not None
     }
-    # Errors in the settings have to be logged before the settings are known.
+    # Errors in the settings must be logged before the settings are loaded.
     log = Log(format="json") if environ.get("NEARLINE_LOG_FORMAT") == "json" else Log()
     set_up_logging(log)
     try:

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
-import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 from rich.table import Table
 
 from indexes.model import Progress
-from jobs.commands.options import COLLECTION, JSON, URL, console, print_json, require_matplotlib, stages
-from jobs.evaluation.sources import from_log
-from jobs.fusion_weights import suggest_weights
-from jobs.judgements import Judgement, Query, read_judgements, read_queries
+from jobs.commands.options import COLLECTION, JSON, PATH, URL, console, print_json, require_matplotlib, stages
+from jobs.evaluation.asking import Asker
+from jobs.evaluation.private import served
+from jobs.evaluation.queries import from_log
+from jobs.evaluation.rankings import suggest_weights
+from jobs.judgements import read_judgements, read_queries
 from retrieval.client import Client, failure_of
-
-PATH = click.Path(path_type=Path)
 
 
 @click.command(epilog="Example: nearline tune -c docs --recall-target 0.98 --queries queries.jsonl")
@@ -38,7 +35,7 @@ PATH = click.Path(path_type=Path)
 @click.option(
     "--query-log", type=PATH, help="Instead: a collection's queries.jsonl, the sample of its users' queries."
 )
-@click.option("--qrels", type=PATH, help="Judgements (query, document, grade): suggests fusion weights.")
+@click.option("--qrels", type=PATH, help="Judgments (query, document, grade): suggests fusion weights.")
 @click.option("--data", type=PATH, help="Tune in a data directory that no service uses, without one.")
 @click.option("--config", type=PATH, help="With --data: the TOML file that `nearline serve` is given.")
 @click.option("--plot", "picture", type=PATH, help="Write the curve as SVG.")
@@ -58,25 +55,37 @@ def command(
     as_json: bool,
 ) -> None:
     """Find the cheapest search settings that reach a recall, on this machine, and use them from now on."""
-    if qrels is not None and (queries is None or data is not None):
-        raise click.UsageError("--qrels needs --queries, and a running service instead of --data")
-    if config is not None and data is None:
-        raise click.UsageError("--config needs --data")
-    if queries is not None and query_log is not None:
-        raise click.UsageError("--queries and --query-log exclude each other")
-    if picture is not None:
+    for wrong, words in (
+        (qrels and not queries, "--qrels needs --queries"),
+        (config and not data, "--config needs --data"),
+        (queries and query_log, "--queries and --query-log exclude each other"),
+        (picture and not picture.absolute().parent.is_dir(), f"--plot: {picture} is in no folder"),
+    ):
+        if wrong:
+            raise click.UsageError(words)
+    if picture:
         require_matplotlib()
-        if not picture.absolute().parent.is_dir():
-            raise click.UsageError(f"--plot: there is no folder {picture.absolute().parent}")
-    asked = read_queries(queries) if queries else logged(query_log)
+    asked = read_queries(queries) if queries else []
+    if query_log is not None:
+        asked = from_log(query_log, sys.maxsize, 0).chosen
     judgements = read_judgements(qrels) if qrels else []
-    with stages(hidden=as_json) as progress:
-        if data is None:
-            report = asyncio.run(
-                in_service(url, collection, recall_target, asked, judgements, not dry_run, progress)
-            )
-        else:
-            report = in_folder(data, config, collection, recall_target, asked, not dry_run, progress)
+    wanted: dict[str, Any] = {"recall_target": recall_target, "apply": not dry_run}
+    if asked:
+        wanted["queries"] = [query.text for query in asked]
+
+    async def tuned(progress: Progress) -> dict[str, Any]:
+        """Raises ServiceError unless there is an outcome to show."""
+        async with served(url, data, config) as address, Client(address) as client:
+            job_id = await client.tune(collection, **wanted)
+            job = await client.ended(job_id, on_progress=progress, timeout_s=math.inf)
+            if not job["result"]:
+                raise failure_of(job)
+            asker = Asker(client, collection, progress=progress)
+            fusion = await suggest_weights(asker, asked, judgements) if judgements else None
+        return {"result": job["result"], "fusion": fusion, "error": job["error"]}
+
+    with stages(hidden=as_json) as on_progress:
+        report = asyncio.run(tuned(on_progress))
     if as_json:
         print_json(report)
     else:
@@ -85,87 +94,6 @@ def command(
         plot(report["result"], picture)
     if report["error"]:
         raise click.ClickException(report["error"])
-
-
-def logged(path: Path | None) -> Sequence[Query]:
-    """All queries of a log. Raises InvalidInput if it is none, or empty."""
-    return from_log(path, sys.maxsize, 0).chosen if path else []
-
-
-async def in_service(
-    url: str,
-    collection: str,
-    recall_target: float,
-    queries: Sequence[Query],
-    judgements: Sequence[Judgement],
-    apply: bool,
-    progress: Progress,
-) -> dict[str, Any]:
-    """Let a service tune. Raises ServiceError unless there is an outcome to show."""
-    wanted: dict[str, Any] = {"recall_target": recall_target, "apply": apply}
-    if queries:
-        wanted["queries"] = [query.text for query in queries]
-    async with Client(url) as client:
-        job_id = await client.tune(collection, **wanted)
-        job = await client.ended(job_id, on_progress=progress, timeout_s=math.inf)
-        if not job["result"]:
-            raise failure_of(job)
-        fusion = (
-            await suggest_weights(client, collection, queries, judgements, progress) if judgements else None
-        )
-    return {"result": job["result"], "fusion": fusion, "error": job["error"]}
-
-
-def in_folder(
-    data: Path,
-    config_file: Path | None,
-    name: str,
-    recall_target: float,
-    queries: Sequence[Query],
-    apply: bool,
-    progress: Progress,
-) -> dict[str, Any]:
-    """Tune without a service. Raises NotADataDirectory, Locked while a service uses the directory, NotFound."""
-    # Only here: a command that talks to a service needs no indexes.
-    from indexes.backup.backup import aliases_of
-    from indexes.catalog import Catalog
-    from indexes.tuner import TuneRun
-    from retrieval.config import load_config
-    from retrieval.handlers.jobs import checked
-    from retrieval.lifecycle import options_of
-
-    aliases_of(data)  # a typing error must not become a new data directory
-    config = load_config(config_file, os.environ)
-    with contextlib.closing(Catalog(data, options_of(config))) as catalog:
-        collection = catalog.get(name)
-        vectors = None
-        if queries:
-            progress("embed", 0, 1)
-            texts = checked([query.text for query in queries], config.limits.query_chars_max)
-            vectors = embed(Path(config.models.folder), collection.settings, texts)
-        tuned = TuneRun(collection, recall_target, vectors).run(progress)
-        applied = apply and tuned.met
-        if applied:
-            collection.set_search(tuned.chosen())
-    error = None if tuned.met else tuned.why_unmet
-    result = {**msgspec.to_builtins(tuned), "cold_policy": None, "applied": applied}
-    return {"result": result, "fusion": None, "error": error}
-
-
-def embed(models: Path, settings: Any, texts: list[str]) -> Any:
-    """Vectors of queries by the collection's own model. Raises NotFound or ModelMismatch if it is not in `models`."""
-    from indexes.errors import ModelMismatch
-    from retrieval.embedders import missing
-    from retrieval.embedding.encoder import Encoder, available_threads
-    from retrieval.embedding.models import find_models, load_model
-
-    folder = find_models(models).get(settings.model)
-    if folder is None:
-        raise missing(settings.model, models)
-    encoder = Encoder(load_model(folder), threads=available_threads())
-    if encoder.fingerprint != settings.fingerprint:
-        raise ModelMismatch(f"the collection was not written with the model in {folder}", param="model")
-    return encoder.encode(texts, "query")
 
 
 def show(tuned: dict[str, Any], fusion: dict[str, Any] | None) -> None:
@@ -177,14 +105,9 @@ def show(tuned: dict[str, Any], fusion: dict[str, Any] | None) -> None:
     for point in tuned["curve"]:
         # 0 stands for a tier that does not exist.
         is_chosen = all(point[name] in (0, value) for name, value in chosen.items())
-        shown = [str(point[name] or "-") for name in ("ef", "probes", "reach", "rescored")]
-        table.add_row(
-            *shown,
-            f"{point['recall']:.4f}",
-            f"{point['us']:.0f}",
-            str(point["codes"] or "-"),
-            style="bold" if is_chosen else None,
-        )
+        shown = [str(point[name] or "-") for name in (*chosen, "codes")]
+        shown[-1:-1] = f"{point['recall']:.4f}", f"{point['us']:.0f}"
+        table.add_row(*shown, style="bold" if is_chosen else None)
     console.print(table)
     table = Table("", "queries", "recall@10", "95 %", "by tier", "microseconds")
     for name, label in (
@@ -224,7 +147,7 @@ def notes(tuned: dict[str, Any], fusion: dict[str, Any] | None) -> Iterator[str]
         yield (
             f"suggested fusion weights: dense {fusion['weight_dense']:g}, lexical {fusion['weight_lexical']:g}, nDCG@10"
             f" {found:.4f} on {fusion['queries']['validation']} queries it was not chosen by; as configured: weighted "
-            f"{now['weighted']['validation']:.4f}, rrf {now['rrf']['validation']:.4f}"
+            f"{now['weighted']:.4f}, rrf {now['rrf']:.4f}"
         )
         yield "fusion weights are not written: set search.weight_dense and search.weight_lexical"
 

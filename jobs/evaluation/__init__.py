@@ -1,11 +1,11 @@
-"""Measures a running service: how many of the true neighbours it finds, for whom, how well it ranks, how fast it is.
+"""Measures a running service: the share of true neighbors it finds, by cohort; how well it ranks; how long it takes.
 
-run          one evaluation from beginning to end
-sources      where the queries come from             survey       one reading of all documents, without texts
-recall       exact neighbours and found ones         made_filters filters of a wanted selectivity
-rankings     nDCG, MRR, recall by judgements         observing    latencies, skipped tiers, caches
-intervals    how sure a number is                    floors       what is too low, what became worse
-report       the shape of the result                 history      the nights before
-table, page, plots, textfile                         how it is shown: terminal, HTML, SVG, Prometheus
-private                                              a service for a folder that nobody serves
+measure      one evaluation from start to end: its options in, its report out
+asking       sends queries at a bounded rate and records their latencies
+queries      where the queries come from             survey       one scan of all documents; filters made from it
+recall       exact neighbors against those found     rankings     nDCG, MRR and recall by judgments; fusion weights
+report       the shape of the result, with intervals sections     its tables, for terminal and page
+verdict      floors, regressions, and the history
+page         the report as HTML with plots           textfile     the report for Prometheus
+private      a service for a folder that nobody serves
 """

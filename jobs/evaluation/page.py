@@ -1,147 +1,141 @@
 """A report as one HTML file that needs nothing else: no server, no script, no other file.
 
-A section each for recall, ranking, latency, and tiers and caches, and for the history where there is one: what it
-says in a sentence, a plot, and the numbers.
+A section each for recall, ranking, latency and history: what it says in a sentence, a plot, and the numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import io
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from pathlib import Path
 from string import Template
 
-from indexes.durable import replace_unsynced
-from jobs.evaluation import plots
-from jobs.evaluation.report import Report
-from jobs.evaluation.table import change, context_lines, history_rows
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from indexes.model import TIERS
+from jobs.evaluation.report import METHOD, Report
+from jobs.evaluation.sections import PERCENTILES, Section, sections
+from jobs.evaluation.verdict import floor_of
 
 TEMPLATE = Path(__file__).with_name("page.html")
-
-
-def write(path: Path, report: Report, earlier: Sequence[Report]) -> None:
-    """Raises DiskFull or StorageError."""
-    replace_unsynced(path, rendered(report, earlier).encode())
+STYLE = {
+    "svg.fonttype": "none", "font.family": "sans-serif",
+    "font.size": 10.5, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.4,
+    "text.parse_math": False,  # names are users' own, dollars and all
+}  # fmt: skip
+GOOD, BAD = "tab:blue", "#b3261e"
+LABEL_CHARS = 24
 
 
 def rendered(report: Report, earlier: Sequence[Report]) -> str:
-    sections = [recall(report, earlier)]
-    if report.rankings:
-        sections.append(ranking(report))
-    if report.latency_ms.get("dense"):
-        sections.append(latency(report))
-    sections.append(shares(report))
-    if earlier:
-        sections.append(history([*earlier, report]))
-    trouble = [*report.below, *(f"{one.what} fell to {one.now:.4f}" for one in report.regressions)]
-    if report.changed_meanwhile:
-        trouble.append("the collection changed while it was measured")
-    overall = report.cohort("overall")
+    shown = []
+    for one in sections(report, earlier):
+        plot = b64encode(svg(PLOTS[one.title], [*earlier, report])).decode()
+        shown.append(
+            f'<section><h2>{one.title}</h2><p>{escape(one.words)}</p><div class="pair"><figure>'
+            f'<img alt="Plot: {one.title}" src="data:image/svg+xml;base64,{plot}"></figure>'
+            f'<div class="numbers">{table(one)}<ul>{items(one.notes)}</ul></div></div></section>'
+        )
     return Template(TEMPLATE.read_text()).substitute(
         collection=escape(report.collection),
         verdict="bad" if report.below or report.regressions else "good",
-        headline="nothing was measured" if overall is None else f"recall@{report.k} {overall.recall:.4f}",
-        facts=escape(
-            f"{report.time[:16].replace('T', ' ')} UTC, generation {report.generation}, seq {report.seq}, "
-            f"{report.model}, {report.documents} documents, {sum(report.passages.values())} passages, "
-            f"{report.queries} queries ({report.source}), {report.took_s:g} s"
-        ),
-        trouble="".join(f"<li>{escape(line)}</li>" for line in trouble),
-        sections="\n".join(sections),
-        interval=escape(report.interval),
+        headline=report.headline(),
+        facts=escape(report.facts()),
+        trouble=items(report.trouble()),
+        sections="\n".join(shown),
+        interval=escape(METHOD),
     )
 
 
-def recall(report: Report, earlier: Sequence[Report]) -> str:
-    before = earlier[-1] if earlier else None
-    rows = [
-        (
-            one.name, f"{one.recall:.4f}", f"{one.low:.4f} – {one.high:.4f}",
-            "" if one.share is None else f"{one.share:.2%}", str(one.neighbours), change(one, before),
-        )
-        for one in report.cohorts
-    ]  # fmt: skip
-    header = ("cohort", f"recall@{report.k}", "95 %", "passes", "neighbours", "change")
-    details = [f"{one.name}: {one.detail}" for one in report.cohorts if one.detail]
-    details += [f"not measured: {one.cohort}: {one.reason}" for one in report.not_measured]
-    words = "How many of the true nearest passages dense search returns, by where they live and who asks."
-    notes = "".join(f"<li>{escape(one)}</li>" for one in details)
-    return section("Recall", words, plots.recall_plot(report), table(header, rows) + f"<ul>{notes}</ul>")
+def items(lines: Iterable[str]) -> str:
+    return "".join(f"<li>{escape(line)}</li>" for line in lines)
 
 
-def ranking(report: Report) -> str:
-    labels = list(next(iter(report.rankings.values())))
-    rows = [
-        (name, *(f"{scores[label].value:.4f}" for label in labels))
-        for name, scores in report.rankings.items()
-    ]
-    words = "How well each kind of search ranks documents, by relevance judgements."
-    if report.judged is not None:
-        words += (
-            f" {report.judged.missing} of {report.judged.documents} judged documents are not in the collection;"
-            f" {report.judged.queries_without} of {report.judged.queries} queries have no relevant one there."
-        )
-    contexts = "".join(f"<li>{escape(line)}</li>" for line in context_lines(report))
-    numbers = table(("search", *labels), rows) + f"<ul>{contexts}</ul>"
-    return section("Ranking", words, plots.ranking_plot(report), numbers)
+def table(section: Section) -> str:
+    head = "".join(f"<th>{escape(one)}</th>" for one in section.header)
+    body = "".join(f"<tr>{''.join(f'<td>{escape(one)}</td>' for one in row)}</tr>" for row in section.rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def latency(report: Report) -> str:
-    header = ("search", "stage", "p50", "p95", "p99")
-    rows = {
-        kind: [
-            (kind, stage, *(f"{times[name]:.2f}" for name in header[2:])) for stage, times in stages.items()
-        ]
-        for kind, stages in report.latency_ms.items()
-    }
-    numbers = table(header, rows.pop("dense"))
-    if rows:
-        others = table(header, [row for kind in rows.values() for row in kind])
-        numbers += f"<details><summary>Other kinds of search</summary>{others}</details>"
-    words = (
-        'Milliseconds of unfiltered dense search, by the service\'s own clock. "wait" is time in no stage, mostly in '
-        "line for a search thread. The stages of one search add up to its total; their percentiles do so roughly."
+def svg(plot: Callable[[Axes, Sequence[Report]], float], reports: Sequence[Report]) -> bytes:
+    """An image as wide as a phone; a plot returns how many rows of text it is high."""
+    with mpl.rc_context(STYLE):
+        figure = Figure(layout="constrained")
+        rows = plot(figure.add_subplot(), reports)
+        figure.set_size_inches(4.6, 1 + 0.27 * rows)
+        out = io.BytesIO()
+        figure.savefig(out, format="svg", transparent=True)
+    return out.getvalue()
+
+
+def plot_recall(axes: Axes, reports: Sequence[Report]) -> float:
+    """A dot with its interval for each cohort, red below its floor."""
+    report, cohorts = reports[-1], reports[-1].cohorts[::-1]
+    for at, one in enumerate(cohorts):
+        color = BAD if one.value < floor_of(one, report.floors) else GOOD
+        axes.plot([one.low, one.high], [at, at], color=color, linewidth=2.4)
+        axes.plot([one.value], [at], "o", color=color, markersize=5)
+    names = [one.name for one in cohorts]
+    axes.set_yticks(
+        range(len(names)), [one if len(one) <= LABEL_CHARS else one[: LABEL_CHARS - 1] + "…" for one in names]
     )
-    return section("Latency", words, plots.latency_plot(report), numbers)
+    axes.set(xlabel=f"recall@{report.k}, 95 percent")
+    axes.set_xlim(right=1.002)
+    return len(cohorts)
 
 
-def shares(report: Report) -> str:
-    cold = report.cold
-    rows = [("cold tier left out", f"{cold.share:.1%}", f"{cold.skipped} of {cold.searches} dense searches")]
-    rows += [(f"because {reason}", "", str(count)) for reason, count in cold.reasons.items()]
-    for name, rate in report.caches.items():
-        since, meanwhile = (
-            "no lookups" if one is None else f"{one:.1%}" for one in (rate.since_start, rate.meanwhile)
-        )
-        rows.append((f"{name}: cache hits", since, f"{meanwhile} during the evaluation"))
-    words = "What searches could leave out. Cache hits are everybody's, since the service started."
-    return section(
-        "Tiers and caches", words, plots.shares_plot(report), table(("", "share", ""), rows, wrapped=True)
-    )
+def plot_ranking(axes: Axes, reports: Sequence[Report]) -> float:
+    """A dot with its interval for each measure and kind of search."""
+    rankings = reports[-1].rankings
+    labels = list(next(iter(rankings.values())))
+    for number, (name, scores) in enumerate(rankings.items()):
+        places = [-at - 0.15 * number for at in range(len(labels))]
+        values = [scores[label].value for label in labels]
+        (dots,) = axes.plot(values, places, "o", markersize=5, label=name)
+        bounds = ([scores[label].low for label in labels], [scores[label].high for label in labels])
+        axes.hlines(places, *bounds, color=dots.get_color())
+    axes.set_yticks([-at - 0.2 for at in range(len(labels))], labels)
+    axes.set(xlim=(0, 1), xlabel="score, with 95 percent interval")
+    legend(axes, 2)
+    return 3 * len(labels)
 
 
-def history(reports: Sequence[Report]) -> str:
-    header, *rows = history_rows(reports)
-    last = reports[-1]
-    words = f"The last {len(reports)} reports, this one included."
-    if last.compared_with:
-        fell = len(last.regressions)
-        words += (
-            f" Against the one before, {fell or 'no'} number{'' if fell == 1 else 's'} fell beyond chance."
-        )
-    return section("History", words, plots.history_plot(reports), table(header, rows[::-1]))
+def plot_latency(axes: Axes, reports: Sequence[Report]) -> float:
+    """Percentiles of each stage of an unfiltered dense search."""
+    stages = dict(reversed(reports[-1].latency_ms["dense"].items()))
+    for name in PERCENTILES:
+        axes.plot([times[name] for times in stages.values()], list(stages), "o", markersize=5, label=name)
+    axes.set(xlabel="milliseconds")
+    axes.set_xlim(left=0)
+    legend(axes, 3)
+    return len(stages) + 2
 
 
-def section(title: str, words: str, plot: str, numbers: str) -> str:
-    return (
-        f'<section><h2>{title}</h2><p>{escape(words)}</p><div class="pair"><figure>{plot}</figure>'
-        f'<div class="numbers">{numbers}</div></div></section>'
-    )
+def plot_history(axes: Axes, reports: Sequence[Report]) -> float:
+    """Recall overall and by tier, a point for each report."""
+    for name in ("overall", *TIERS):
+        known = {at: found for at, one in enumerate(reports) if (found := one.cohort(name))}
+        if known:
+            (line,) = axes.plot(
+                list(known), [one.value for one in known.values()], "o-", markersize=4, label=name
+            )
+            bounds = ([one.low for one in known.values()], [one.high for one in known.values()])
+            axes.fill_between(list(known), *bounds, color=line.get_color(), alpha=0.14)
+    axes.set_xticks(range(len(reports)), [one.time[5:10] for one in reports], rotation=45, ha="right")
+    axes.set(ylabel=f"recall@{reports[-1].k}")
+    axes.set_ylim(top=1.002)
+    legend(axes, 4)
+    return 8
 
 
-def table(header: Iterable[str], rows: Iterable[Sequence[str]], *, wrapped: bool = False) -> str:
-    """Numbers stay on one line; `wrapped` is for cells with sentences."""
-    head = "".join(f"<th>{escape(one)}</th>" for one in header)
-    body = "".join("<tr>" + "".join(f"<td>{escape(one)}</td>" for one in row) + "</tr>" for row in rows)
-    opening = '<table class="wrapped">' if wrapped else "<table>"
-    return f"{opening}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+def legend(axes: Axes, columns: int) -> None:
+    """Below the plot."""
+    assert axes.figure is not None
+    axes.figure.legend(loc="outside lower center", ncols=columns, frameon=False, fontsize=9.5)
+
+
+PLOTS = {"Recall": plot_recall, "Ranking": plot_ranking, "Latency": plot_latency, "History": plot_history}

@@ -1,4 +1,4 @@
-"""A service for one evaluation: over a data directory that nobody serves, on a free port of this machine alone.
+"""A service for one job over a data directory that nobody serves, on a free loopback port.
 
 It takes the directory's lock, as every service does, so it is refused beside a running one. It starts no rebuild,
 keeps no log of queries, and uses no shared cache. Opening recovers what a crash may have left, like any start.
@@ -7,7 +7,8 @@ keeps no log of queries, and uses no shared cache. Opening recovers what a crash
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+import os
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
@@ -16,15 +17,29 @@ from aiohttp import web
 from indexes.catalog import MARKER
 from indexes.errors import Locked, NotADataDirectory
 from retrieval.app import create_app
-from retrieval.config import Config, load_config
+from retrieval.config import load_config
 
 
 @contextlib.asynccontextmanager
-async def private_service(data: Path, config: Config) -> AsyncIterator[str]:
-    """Its address. Raises NotADataDirectory, Locked with what to do, or Damaged."""
+async def served(url: str, data: Path | None, config_file: Path | None) -> AsyncIterator[str]:
+    """The address to ask: `url`, or that of a private service over `data`.
+
+    Raises NotADataDirectory, Locked with what to do, or Damaged.
+    """
+    if data is None:
+        yield url
+        return
     if not (data / MARKER).is_file():
         raise NotADataDirectory(f"{data} is not a nearline data directory")
-    runner = web.AppRunner(create_app(config, data), access_log=None, handler_cancellation=True)
+    config, replace = load_config(config_file, os.environ), msgspec.structs.replace
+    config = replace(
+        config,
+        index=replace(config.index, segments_max=0, dead_fraction_max=1.0),
+        query_log=replace(config.query_log, enabled=False),
+        redis=replace(config.redis, url=""),
+    )
+    app = create_app(config, data)
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
     try:
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -32,18 +47,6 @@ async def private_service(data: Path, config: Config) -> AsyncIterator[str]:
         host, port = runner.addresses[0][:2]
         yield f"http://{host}:{port}"
     except Locked as error:
-        raise Locked(f"{error.message}; evaluate that service with --url, or stop it") from error
+        raise Locked(f"{error.message}; use that service with --url, or stop it") from error
     finally:
         await runner.cleanup()
-
-
-def private_config(file: Path | None, environ: Mapping[str, str]) -> Config:
-    """The settings a service here would have, but for what changes the directory or is shared with others."""
-    config = load_config(file, environ)
-    replace = msgspec.structs.replace
-    return replace(
-        config,
-        index=replace(config.index, segments_max=0, dead_fraction_max=1.0),
-        query_log=replace(config.query_log, enabled=False),
-        redis=replace(config.redis, url=""),
-    )

@@ -1,158 +1,136 @@
-"""Ranking quality by relevance judgements: nDCG@10, reciprocal rank and recall@100 of each kind of search, by document;
-and how often a context for a prompt shows a relevant document.
+"""Ranking quality by relevance judgments, with the measures of `ir_measures`, by document.
 
-The measures are those of `ir_measures`. The first two are taken from searches for 10, as users send them; only recall
-at 100 asks for 100, because how deep one asks may decide which tiers are searched.
+nDCG@10 and reciprocal rank are taken from searches for 10, as users send them; only recall at 100 asks for 100, because
+how deep one asks may decide which tiers are searched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import random
+from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import ir_measures
+import numpy as np
 from ir_measures import RR, R, nDCG
 
 from indexes.errors import InvalidInput
-from indexes.model import Progress
-from jobs.evaluation.intervals import mean_interval
-from jobs.evaluation.observing import Observations
-from jobs.evaluation.report import ContextScore, Judged, RankingScore
+from jobs.evaluation.asking import Asker
+from jobs.evaluation.report import Score
 from jobs.judgements import Judgement, Query
-from jobs.pace import Pace
-from retrieval.client import JSON, Client
+from retrieval.client import JSON
 
-DEPTH, DEEP = 10, 100
 CONTEXT_BUDGETS = (1000, 2000)  # tokens
-
-SEARCHES: dict[str, dict[str, Any]] = {
+SEARCHES: dict[str, JSON] = {
     "dense": {"mode": "dense"},
     "lexical": {"mode": "lexical"},
     "hybrid rrf": {"mode": "hybrid", "fusion": {"method": "rrf"}},
     "hybrid weighted": {"mode": "hybrid", "fusion": {"method": "weighted"}},
 }
-MEASURES = {
-    "ndcg@10": (nDCG @ DEPTH, DEPTH),
-    "mrr@10": (RR @ DEPTH, DEPTH),
-    "recall@100": (R @ DEEP, DEEP),
-}
-
-Rankings = dict[str, dict[str, RankingScore]]
+NDCG = {"ndcg@10": nDCG @ 10}
+WEIGHTS = tuple(at / 10 for at in range(11))  # of the dense ranking; the lexical one has the rest
+JUDGED_MIN = 20
 
 
 async def measure_rankings(
-    client: Client,
-    collection: str,
+    asker: Asker, queries: Sequence[Query], judgements: Sequence[Judgement]
+) -> dict[str, dict[str, Score]]:
+    """Each score of each kind of search, over the queries that have judgments."""
+    rankings: dict[str, dict[str, Score]] = {}
+    for name, search in SEARCHES.items():
+        kind, shallow, deep = f"by document, {name}", NDCG | {"mrr@10": RR @ 10}, {"recall@100": R @ 100}
+        values = await scored(asker, kind, queries, judgements, shallow, k=10, kind=kind, **search)
+        values |= await scored(asker, f"{kind}, deep", queries, judgements, deep, k=100, **search)
+        rankings[name] = {label: Score.mean(some) for label, some in values.items()}
+    return rankings
+
+
+async def scored(
+    asker: Asker,
+    stage: str,
     queries: Sequence[Query],
     judgements: Sequence[Judgement],
-    progress: Progress,
-    *,
-    pace: Pace | None = None,
-    observed: Observations | None = None,
-    seed: int = 0,
-) -> Rankings:
-    """Each score of each kind of search, over the queries that have judgements."""
-    asked = judged_queries(queries, judgements)
-    if judgements and not asked:
-        raise InvalidInput("none of the queries has a judgement", param="qrels")
-    qrels = qrels_of(asked, judgements)
-    pace, observed = pace or Pace(0), observed or Observations()
-    results: Rankings = {}
-    for name, search in SEARCHES.items() if asked else ():
-        scores: dict[str, RankingScore] = {}
-        for depth in (DEPTH, DEEP):
-            run = []
-            for at, query in enumerate(asked):
-                progress(f"{name}, {depth} deep", at, len(asked))
-                await pace()
-                full = {"query": query.text, "k": depth, "group_by_document": True, "cache": False, **search}
-                answer = await client.search(collection, **full)
-                if depth == DEPTH:
-                    observed.add(f"by document, {name}", answer)
-                run += run_of(query, answer)
-            for label, (measure, deep) in MEASURES.items():
-                if deep == depth:
-                    by_query = {
-                        one.query_id: one.value for one in ir_measures.iter_calc([measure], qrels, run)
-                    }
-                    # A search that found nothing has no lines in the run, and scores 0.
-                    values = [by_query.get(query.id, 0.0) for query in asked]
-                    scores[label] = RankingScore(*mean_interval(values, seed))
-        results[name] = scores
-    return results
+    measures: dict[str, Any],
+    **search: Any,
+) -> dict[str, list[float]]:
+    """The values of each measure, query by query. A search that finds nothing scores 0."""
+    run = []
+    async for query, answer in asker.answers(stage, queries, group_by_document=True, **search):
+        # The order of the hits is the ranking: scores may tie.
+        for place, hit in enumerate(answer["hits"]):
+            run.append(ir_measures.ScoredDoc(query.id, hit["document_id"], -float(place)))
+    ids = {query.id for query in queries}
+    qrels = [ir_measures.Qrel(one.query, one.document, one.grade) for one in judgements if one.query in ids]
+    found: dict[Any, dict[str, float]] = defaultdict(dict)
+    for one in ir_measures.iter_calc(measures.values(), qrels, run):
+        found[one.measure][one.query_id] = one.value
+    return {
+        label: [found[measure].get(query.id, 0.0) for query in queries] for label, measure in measures.items()
+    }
 
 
 async def measure_contexts(
-    client: Client,
-    collection: str,
-    queries: Sequence[Query],
-    judgements: Sequence[Judgement],
-    progress: Progress,
-    *,
-    pace: Pace,
-    seed: int,
-) -> list[ContextScore]:
-    """Coverage of each budget, with the service's own settings, over the queries that have judgements."""
-    asked = judged_queries(queries, judgements)
-    relevant: dict[str, set[str]] = {}
-    for one in judgements:
-        if one.grade > 0:
-            relevant.setdefault(one.query, set()).add(one.document)
-    scores = []
-    for budget in CONTEXT_BUDGETS if asked else ():
-        found, documents, tokens = [], 0, 0
-        for at, query in enumerate(asked):
-            progress(f"contexts of {budget} tokens", at, len(asked))
-            await pace()
-            built = await client.context(collection, query=query.text, token_budget=budget, cache=False)
-            shown = {citation["document_id"] for citation in built["citations"]}
-            found.append(not shown.isdisjoint(relevant.get(query.id, ())))
-            documents, tokens = documents + len(shown), tokens + built["tokens"]
-        coverage, low, high = mean_interval(found, seed)
-        scores.append(
-            ContextScore(
-                budget=budget,
-                coverage=coverage,
-                low=low,
-                high=high,
-                documents=documents / len(asked),
-                tokens=tokens / len(asked),
+    asker: Asker, queries: Sequence[Query], judgements: Sequence[Judgement]
+) -> dict[str, Score]:
+    """By token budget, the share of the queries whose context shows a relevant document."""
+    relevant = {(one.query, one.document) for one in judgements if one.grade > 0}
+    contexts = {}
+    for budget in CONTEXT_BUDGETS:
+        shown = []
+        for at, query in enumerate(queries):
+            asker.progress(f"contexts of {budget} tokens", at, len(queries))
+            await asker.pace()
+            built = await asker.client.context(
+                asker.collection, query=query.text, token_budget=budget, cache=False
             )
-        )
-    return scores
+            shown.append(any((query.id, one["document_id"]) in relevant for one in built["citations"]))
+        contexts[str(budget)] = Score.mean(shown)
+    return contexts
 
 
 def judged_queries(queries: Sequence[Query], judgements: Sequence[Judgement]) -> list[Query]:
-    """Those that have judgements."""
+    """Those that have judgments. Raises InvalidInput where there are judgments, but of none of these queries."""
     judged = {one.query for one in judgements}
-    return [query for query in queries if query.id in judged]
+    asked = [query for query in queries if query.id in judged]
+    if judged and not asked:
+        raise InvalidInput("none of the queries has a judgment", param="qrels")
+    return asked
 
 
-def qrels_of(queries: Sequence[Query], judgements: Sequence[Judgement]) -> list[Any]:
-    """The judgements of these queries, as ir-measures takes them."""
-    ids = {query.id for query in queries}
-    return [ir_measures.Qrel(one.query, one.document, one.grade) for one in judgements if one.query in ids]
+async def suggest_weights(
+    asker: Asker, queries: Sequence[Query], judgements: Sequence[Judgement], *, seed: int = 0
+) -> dict[str, Any]:
+    """nDCG@10 of weighted fusion for each of WEIGHTS on one half of the judged queries; of the best on the other too.
 
+    Nothing is written: weights are the operator's to configure. Raises InvalidInput where fewer than JUDGED_MIN of the
+    queries have judgments.
+    """
+    asked = judged_queries(queries, judgements)
+    if len(asked) < JUDGED_MIN:
+        words = f"{len(asked)} of the queries have judgments; at least {JUDGED_MIN} are needed"
+        raise InvalidInput(words, param="qrels")
+    random.Random(seed).shuffle(asked)
+    halves = {"tuning": asked[::2], "validation": asked[1::2]}
 
-def run_of(query: Query, answer: JSON) -> list[Any]:
-    """What a search found, as ir-measures takes it: the order of the hits is the ranking, as scores may tie."""
-    return [
-        ir_measures.ScoredDoc(query.id, hit["document_id"], -float(place))
-        for place, hit in enumerate(answer["hits"])
-    ]
+    async def ndcg(fusion: JSON, half: str) -> float:
+        search = {"k": 10, "mode": "hybrid", "fusion": fusion}
+        values = await scored(asker, "fusion weights", halves[half], judgements, NDCG, **search)
+        return round(float(np.mean(values["ndcg@10"])), 4)
 
-
-def judged_of(
-    queries: Sequence[Query], judgements: Sequence[Judgement], holds: Callable[[str], bool]
-) -> Judged:
-    """What the judgements of these queries speak of, and how much of it is in the collection."""
-    asked = {query.id for query in queries}
-    documents: dict[str, bool] = {}
-    relevant: dict[str, bool] = {}
-    for one in judgements:
-        if one.query not in asked:
-            continue
-        there = documents.setdefault(one.document, holds(one.document))
-        relevant[one.query] = relevant.get(one.query, False) or (there and one.grade > 0)
-    missing = sum(not there for there in documents.values())
-    return Judged(len(documents), missing, len(relevant), sum(not any_ for any_ in relevant.values()))
+    fusions: dict[float, JSON] = {
+        dense: {"method": "weighted", "weights": {"dense": dense, "lexical": round(1 - dense, 1)}}
+        for dense in WEIGHTS
+    }
+    grid = {dense: await ndcg(fusion, "tuning") for dense, fusion in fusions.items()}
+    best = max(grid, key=lambda dense: grid[dense])
+    return {
+        "weight_dense": best,
+        "weight_lexical": round(1 - best, 1),
+        "queries": {name: len(half) for name, half in halves.items()},
+        "ndcg@10": {"tuning": grid[best], "validation": await ndcg(fusions[best], "validation")},
+        "configured": {
+            method: await ndcg({"method": method}, "validation") for method in ("weighted", "rrf")
+        },
+        "grid": [{"weight_dense": dense, "ndcg@10": value} for dense, value in grid.items()],
+    }

@@ -1,126 +1,100 @@
-"""Recall: which of the true neighbours a search returns, query by query, and for cohorts of them.
+"""Recall: which of the true neighbors a search returns, query by query, and for cohorts of them.
 
 The truth is exact search over the vectors in the log, which the service offers as `"exact": true`: a batch of it is
-one scan. Neighbours that score the same as the k-th best are interchangeable: any of them will do.
+one scan. Neighbors with the same score as the k-th best are interchangeable.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from indexes.model import Progress
-from jobs.evaluation.intervals import share_interval
-from jobs.evaluation.observing import Observations
-from jobs.evaluation.report import Cohort, CohortKind
+from jobs.evaluation.asking import Asker
+from jobs.evaluation.report import Cohort, CohortKind, Report, share_interval
 from jobs.judgements import Query
-from jobs.pace import Pace
-from retrieval.client import JSON, Client
+from retrieval.client import JSON
 
 BATCH = 50
-TIE = 3e-5  # cold vectors are kept in float16, which moves a score by about a third of this
+TIE = 3e-5  # cold vectors are stored as float16, which moves a score by about a third of this
 
 
 @dataclass(frozen=True, slots=True)
-class Neighbour:
-    """A true neighbour: its document, the tier it lives in, and whether the search returned it or its equal."""
+class Neighbor:
+    """A true neighbor: its document, its tier, and whether the search returned it or its equal."""
 
     document: str
     tier: str
     found: bool
 
 
-Outcome = list[Neighbour]  # of one query; empty where nothing matches
+Outcome = list[Neighbor]  # of one query; empty where nothing matches
 
 
-@dataclass(frozen=True, slots=True)
-class Asker:
-    """Everything that measuring one collection takes."""
-
-    client: Client
-    collection: str
-    k: int
-    pace: Pace
-    observed: Observations
-    progress: Progress
-
-    async def outcomes(
-        self, stage: str, queries: Sequence[Query], condition: JSON | None = None
-    ) -> list[Outcome]:
-        """Ask each query as users do, then the truth in batches of one scan each."""
-        outcomes: list[Outcome] = []
-        for at in range(0, len(queries), BATCH):
-            answers: list[JSON] = []
-            for query in queries[at : at + BATCH]:
-                self.progress(stage, at + len(answers), len(queries))
-                await self.pace()
-                answer = await self.client.search(self.collection, **self._search(query, condition))
-                self.observed.add("dense" if condition is None else "dense, filtered", answer)
-                answers.append(answer)
-            await self.pace(len(answers))
-            exact = [self._search(query, condition, exact=True) for query in queries[at : at + BATCH]]
-            truths = await self.client.search_batch(self.collection, exact)
-            outcomes += [
-                compare(truth["hits"], answer["hits"]) for truth, answer in zip(truths, answers, strict=True)
-            ]
-        return outcomes
-
-    def _search(self, query: Query, condition: JSON | None, *, exact: bool = False) -> JSON:
-        search: dict[str, Any] = {"query": query.text, "k": self.k, "mode": "dense", "cache": False}
-        if condition is not None:
-            search["filter"] = condition
-        return {**search, "exact": True} if exact else search
+async def outcomes(
+    asker: Asker, stage: str, queries: Sequence[Query], condition: JSON | None = None
+) -> list[Outcome]:
+    """Ask each query as users do, then the truth in batches of one scan each."""
+    kind = "dense, filtered" if condition else "dense"
+    search = {"k": asker.k, "mode": "dense"} | ({"filter": condition} if condition else {})
+    found: list[Outcome] = []
+    answers: list[JSON] = []
+    async for _, answer in asker.answers(stage, queries, kind=kind, **search):
+        answers.append(answer)
+        if len(answers) == BATCH or len(found) + len(answers) == len(queries):
+            await asker.pace(len(answers))
+            batch = queries[len(found) : len(found) + len(answers)]
+            exact = [{"query": one.text, "cache": False, "exact": True, **search} for one in batch]
+            truths = await asker.client.search_batch(asker.collection, exact)
+            found += [compare(truth["hits"], one["hits"]) for truth, one in zip(truths, answers, strict=True)]
+            answers.clear()
+    return found
 
 
 def compare(truth: list[JSON], answer: list[JSON]) -> Outcome:
-    """The true neighbours of one query, each with whether the answer has it."""
-    if not truth:
-        return []
-    returned = {key_of(hit) for hit in answer}
-    worst = truth[-1]["scores"]["dense"]
+    """The true neighbors of one query, each with whether the answer has it."""
+    returned, listed = ({(hit["document_id"], hit["passage"]) for hit in hits} for hits in (answer, truth))
+    worst = truth[-1]["scores"]["dense"] if truth else 0.0
     # Returned passages that tie with the last place, beyond those the exact search happened to list.
-    listed = {key_of(hit) for hit in truth}
-    spare = sum(key_of(hit) not in listed and hit["scores"]["dense"] >= worst - TIE for hit in answer)
+    spare = sum(
+        (hit["document_id"], hit["passage"]) not in listed and hit["scores"]["dense"] >= worst - TIE
+        for hit in answer
+    )
     outcome = []
     for hit in truth:
-        found = key_of(hit) in returned
+        found = (hit["document_id"], hit["passage"]) in returned
         if not found and spare and hit["scores"]["dense"] <= worst + TIE:
-            found = True
-            spare -= 1
-        outcome.append(Neighbour(hit["document_id"], hit["tier"], found))
+            found, spare = True, spare - 1
+        outcome.append(Neighbor(hit["document_id"], hit["tier"], found))
     return outcome
 
 
-def key_of(hit: JSON) -> tuple[str, int]:
-    return hit["document_id"], hit["passage"]
-
-
-def cohort(
+def add_cohort(
+    report: Report,
     name: str,
     kind: CohortKind,
     outcomes: Sequence[Outcome],
+    nothing: str,
     *,
-    seed: int,
-    among: Callable[[Neighbour], bool] = lambda _: True,
     detail: str = "",
     share: float | None = None,
-) -> Cohort | None:
-    """Recall of the neighbours in `among`; a query that has none of them says nothing. None if no query has any."""
-    chosen = [[one for one in outcome if among(one)] for outcome in outcomes]
-    found = [sum(one.found for one in some) for some in chosen if some]
-    total = [len(some) for some in chosen if some]
-    if not total:
-        return None
-    recall, low, high = share_interval(found, total, seed)
-    return Cohort(
-        name=name,
-        kind=kind,
-        recall=recall,
-        low=low,
-        high=high,
-        queries=len(total),
-        neighbours=sum(total),
-        detail=detail,
-        share=share,
+) -> None:
+    """Recall over the queries that have a neighbor in this cohort; `nothing` is the reason if none has."""
+    chosen = [[one.found for one in outcome] for outcome in outcomes if outcome]
+    if not chosen:
+        report.not_measured[name] = nothing
+        return
+    total = [len(some) for some in chosen]
+    recall, low, high = share_interval([sum(some) for some in chosen], total)
+    report.cohorts.append(
+        Cohort(
+            name=name,
+            kind=kind,
+            value=recall,
+            low=low,
+            high=high,
+            queries=len(chosen),
+            neighbours=sum(total),
+            detail=detail,
+            share=share,
+        )
     )

@@ -1,115 +1,69 @@
-"""The shape of a report: what `--json` prints, what a history keeps, what every way of showing it reads."""
+"""The shape of a report: what `--json` prints, what a history keeps, what tables, page and gauges show."""
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import msgspec
+import numpy as np
+from numpy.typing import ArrayLike
 
-VERSION = 1
+VERSION = 2
+Z = 1.959964  # of the normal distribution, for 95 percent
+METHOD = "95 percent: Wilson's, for as many trials as the queries' spread is worth"
 
 CohortKind = Literal["overall", "tier", "age", "filter", "tenant"]
 Source = Literal["query log", "file", "sampled passages"]
-Percentiles = dict[str, float]
 
 
-class Cohort(msgspec.Struct, frozen=True, kw_only=True):
-    """Recall of some of the true neighbours, or under some filter, with its 95 percent interval.
+class Score(msgspec.Struct, frozen=True, kw_only=True):
+    """A mean over queries with its 95 percent confidence interval."""
 
-    `share` is how much of the collection a filter lets through.
-    """
-
-    name: str
-    kind: CohortKind
-    recall: float
+    value: float
     low: float
     high: float
+
+    @classmethod
+    def mean(cls, values: ArrayLike) -> Score:
+        """Of one value between 0 and 1 for each query [n]."""
+        value, low, high = share_interval(values, np.ones_like(values, np.float64))
+        return cls(value=value, low=low, high=high)
+
+    def __str__(self) -> str:
+        return f"{self.value:.4f} ({self.low:.3f}-{self.high:.3f})"
+
+
+class Cohort(Score, frozen=True, kw_only=True):
+    """Recall of some of the true neighbors, or under a filter that `share` of the passages satisfy."""
+
+    value: float = msgspec.field(name="recall")
+    name: str
+    kind: CohortKind
     queries: int
     neighbours: int
     detail: str = ""
     share: float | None = None
 
 
-class NotMeasured(msgspec.Struct, frozen=True):
-    cohort: str
-    reason: str
-
-
-class RankingScore(msgspec.Struct, frozen=True):
-    value: float
-    low: float
-    high: float
-
-
-class ContextScore(msgspec.Struct, frozen=True, kw_only=True):
-    """Contexts of one token budget: share of the queries whose context shows a relevant document, with its 95 percent
-    interval; on average so many documents in so many tokens."""
-
-    budget: int
-    coverage: float
-    low: float
-    high: float
-    documents: float
-    tokens: float
-
-
-class Judged(msgspec.Struct, frozen=True):
-    """Documents with judgements; `missing` ones are not in the collection, so no search can return them.
-
-    `queries_without` are judged queries of which no relevant document is there: they count, with 0.
-    """
-
-    documents: int
-    missing: int
-    queries: int
-    queries_without: int
-
-
-class Cold(msgspec.Struct, frozen=True):
-    """How often the unfiltered dense searches left the cold tier out, and why, in the receipts' words."""
-
-    searches: int
-    skipped: int
-    share: float
-    reasons: dict[str, int]
-
-
-class CacheRate(msgspec.Struct, frozen=True):
-    """Share of lookups that hit: since the service started, and while this ran. None where there were none."""
-
-    since_start: float | None
-    meanwhile: float | None
-
-
-class Floors(msgspec.Struct, frozen=True):
-    recall: float
-    ndcg: float = msgspec.field(name="ndcg@10")
-    cohorts: dict[str, float] = {}
-
-
-class Worse(msgspec.Struct, frozen=True):
-    """A cohort, or a ranking's score, that is lower than in the report before, beyond what chance explains."""
-
-    what: str
-    before: float
-    now: float
-
-
 class Report(msgspec.Struct, kw_only=True):
-    """One evaluation. Times in milliseconds, `time` in UTC; `regressions` is compared with `compared_with`.
+    """One evaluation. `time` is in UTC; `regressions` is relative to the report of `compared_with`.
 
-    `asked` tells files of queries apart; of queries that are drawn anew each time it is empty. `offline`: over a
-    data directory that nobody served, where nothing has learned yet when to leave the cold tier out.
+    `asked` is a digest that tells files of queries apart, empty for queries drawn anew each time. `offline`: over a
+    data directory without a service, where nothing has learned yet when to skip the cold tier. `not_measured` maps
+    cohorts to reasons, `contexts` token budgets to the share of queries whose context shows a relevant document.
+    `latency_ms` is by kind of search, stage and percentile. Of `judged` documents, `judged_missing` are not in the
+    collection, so no search can return them.
     """
 
     version: int = VERSION
     time: str
-    took_s: float
+    took_s: float = 0.0
     collection: str
     model: str
     generation: int
     seq: int
-    changed_meanwhile: bool
+    changed_meanwhile: bool = False
     documents: int
     passages: dict[str, int]
     source: Source
@@ -118,19 +72,61 @@ class Report(msgspec.Struct, kw_only=True):
     queries: int
     k: int
     seed: int
-    interval: str
-    cohorts: list[Cohort]
-    not_measured: list[NotMeasured]
-    rankings: dict[str, dict[str, RankingScore]]
-    contexts: list[ContextScore] = []
-    judged: Judged | None
-    latency_ms: dict[str, dict[str, Percentiles]]
-    cold: Cold
-    caches: dict[str, CacheRate]
-    floors: Floors | None = None
+    cohorts: list[Cohort] = []
+    not_measured: dict[str, str] = {}
+    rankings: dict[str, dict[str, Score]] = {}
+    contexts: dict[str, Score] = {}
+    judged: int = 0
+    judged_missing: int = 0
+    latency_ms: dict[str, dict[str, dict[str, float]]] = {}
+    cold_skipped: int = 0
+    floors: dict[str, float] = {}
     below: list[str] = []
     compared_with: str | None = None
-    regressions: list[Worse] = []
+    regressions: list[str] = []
 
     def cohort(self, name: str) -> Cohort | None:
         return next((one for one in self.cohorts if one.name == name), None)
+
+    def scores(self) -> dict[str, Score]:
+        """Every recall and ranking score by its full name, such as `recall@10 cold`."""
+        recalls: dict[str, Score] = {f"recall@{self.k} {one.name}": one for one in self.cohorts}
+        ranked = {
+            f"{label} {search}": score
+            for search, scores in self.rankings.items()
+            for label, score in scores.items()
+        }
+        return recalls | ranked
+
+    def headline(self) -> str:
+        overall = self.cohort("overall")
+        return "nothing was measured" if overall is None else f"recall@{self.k} {overall.value:.4f}"
+
+    def facts(self) -> str:
+        return (
+            f"{self.time[:16].replace('T', ' ')} UTC, generation {self.generation}, seq {self.seq}, {self.model}, "
+            f"{self.documents} documents, {sum(self.passages.values())} passages, "
+            f"{self.queries} queries ({self.source}), {self.took_s:g} s"
+        )
+
+    def trouble(self) -> list[str]:
+        """Everything a reader should be warned of, in words."""
+        changed = ["the collection changed while it was measured"] if self.changed_meanwhile else []
+        return changed + self.regressions + self.below
+
+
+def share_interval(found: ArrayLike, total: ArrayLike) -> tuple[float, float, float]:
+    """sum(found) / sum(total) with its interval, given both for each query [n], n and all totals above 0.
+
+    The neighbors of one query are lost together, so the variance is that of a ratio of sums over queries (Cochran
+    1977, 6.4). Wilson's interval is computed for the number of independent trials that would have that variance (Kish's
+    effective sample size). Where the queries do not differ, as when all are perfect, each query is one trial.
+    """
+    found_, total_ = np.asarray(found, np.float64), np.asarray(total, np.float64)
+    n, share = len(found_), float(found_.sum() / total_.sum())
+    spread = float(np.sum((found_ - share * total_) ** 2)) * n / max(n - 1, 1) / float(total_.sum()) ** 2
+    trials = share * (1 - share) / spread if spread > 0 and 0 < share < 1 else n
+    center = (share + Z * Z / (2 * trials)) / (1 + Z * Z / trials)
+    half = Z / (1 + Z * Z / trials) * math.sqrt(share * (1 - share) / trials + (Z / (2 * trials)) ** 2)
+    # At the ends the formula gives the end itself, apart from rounding.
+    return share, (0.0 if share == 0 else center - half), (1.0 if share == 1 else center + half)

@@ -1,113 +1,125 @@
-"""One reading of all documents, without their texts: which exist, which are the newest, what their metadata holds.
+"""One scan of all documents, without their texts: which are the newest, which judged ones exist, and a sample of them.
 
-Memory stays small: some forty bytes a document at most, and of each metadata key a bounded number of values.
+From the metadata of the sample come filters that let about a wanted share of the collection through.
 """
 
 from __future__ import annotations
 
 import random
-from array import array
-from collections import Counter
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator
+from typing import Any
 
-import numpy as np
-
-from indexes.arrays import find_sorted
-from indexes.model import Ids, Progress
-from jobs.pace import Pace
-from retrieval.client import JSON, Client
+from jobs.evaluation.asking import Asker
+from retrieval.client import JSON
 
 PAGE = 1000
-VALUES_MAX = 10_000  # different ones counted of one key; later ones are passed over
-KEYS_MAX = 200
-NUMBERS_MAX = 5000  # of one key, sampled, for ranges
+SAMPLE = 10_000  # documents: a filter of .1 percent still matches about ten of them
 NEWEST_SHARE = 0.1
+FILTERS = 3  # of one selectivity: a single one may be a fluke
+OFF_BY = 2.0  # times more or fewer matches than wanted are near enough
+VALUES_MAX = 50  # in one list of values
+COUNTS_MAX = 12  # filters counted by the service, for one selectivity
 
 Value = str | int | float | bool
 
 
-@dataclass(slots=True)
-class Key:
-    """Passages by value of one metadata key; of numbers also a sample [<= NUMBERS_MAX]."""
-
-    passages: Counter[Value] = field(default_factory=Counter)
-    numbers: list[float] = field(default_factory=list)
-    numbers_seen: int = 0
-
-
 class Survey:
-    """What the documents of a collection are, as they were when it was read. Ids are kept as hashes of 64 bits.
+    """What one scan has seen. `add` documents in the order of writing; `expected` is the number of passages."""
 
-    `add` each document in the order of writing, then `finish`; only then `is_newest` and `holds` may be asked.
-    """
-
-    def __init__(self, wanted: int, seed: int) -> None:
+    def __init__(
+        self, expected: int, judged: Collection[str] = (), size: int = SAMPLE, seed: int = 0
+    ) -> None:
         self._rng = random.Random(seed)
-        self._wanted = wanted
-        self._hashes = array("q")
-        self._counts = array("i")
-        self._all = self._newest = np.empty(0, np.int64)
+        self._expected, self._judged, self._size = expected, judged, size
         self.documents = self.passages = 0
-        self.keys: dict[str, Key] = {}
-        self.sample: list[str] = []  # ids of documents, at most `wanted`
+        self.newest: set[str] = set()  # the documents that hold the last tenth of the passages
+        self.present: set[str] = set()  # of the judged documents
+        self.sample: list[JSON] = []  # uniform, at most `size`
 
     def add(self, document: JSON) -> None:
-        self._hashes.append(hash(document["id"]))
-        self._counts.append(document["passages"])
+        if self.passages >= (1 - NEWEST_SHARE) * self._expected:
+            self.newest.add(document["id"])
+        if document["id"] in self._judged:
+            self.present.add(document["id"])
         self.documents += 1
         self.passages += document["passages"]
-        self._sample(document["id"])
-        for name, values in document["metadata"].items():
-            if name in self.keys or len(self.keys) < KEYS_MAX:
-                key = self.keys.setdefault(name, Key())
-                for value in values if isinstance(values, list) else [values]:
-                    self._count(key, value, document["passages"])
+        if len(self.sample) < self._size:
+            self.sample.append(document)
+        elif (at := self._rng.randrange(self.documents)) < self._size:
+            self.sample[at] = document
 
-    def _sample(self, document_id: str) -> None:
-        if len(self.sample) < self._wanted:
-            self.sample.append(document_id)
-        elif (at := self._rng.randrange(self.documents)) < self._wanted:
-            self.sample[at] = document_id
-
-    def _count(self, key: Key, value: Value, passages: int) -> None:
-        if value in key.passages or len(key.passages) < VALUES_MAX:
-            key.passages[value] += passages
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            key.numbers_seen += 1
-            if len(key.numbers) < NUMBERS_MAX:
-                key.numbers.append(value)
-            elif (at := self._rng.randrange(key.numbers_seen)) < NUMBERS_MAX:
-                key.numbers[at] = value
-
-    def finish(self) -> Survey:
-        """The newest are those that hold the last tenth of the passages."""
-        sums = np.cumsum(np.array(self._counts))
-        first = int(np.searchsorted(sums, (1 - NEWEST_SHARE) * self.passages)) + 1
-        hashes = np.array(self._hashes)
-        self._newest, self._all = np.sort(hashes[first:]), np.sort(hashes)
-        del self._hashes, self._counts
-        return self
-
-    def is_newest(self, document_id: str) -> bool:
-        return contains(self._newest, document_id)
-
-    def holds(self, document_id: str) -> bool:
-        return contains(self._all, document_id)
+    def values(self) -> dict[str, Counter[Value]]:
+        """How many of the sampled passages have each value of each metadata key."""
+        passages: dict[str, Counter[Value]] = defaultdict(Counter)
+        for document in self.sample:
+            for key, found in document["metadata"].items():
+                for value in found if isinstance(found, list) else [found]:
+                    passages[key][value] += document["passages"]
+        return passages
 
 
-def contains(hashes: Ids, document_id: str) -> bool:
-    return bool(find_sorted(hashes, np.array([hash(document_id)]))[0] >= 0)
-
-
-async def survey(
-    client: Client, collection: str, wanted: int, seed: int, pace: Pace, progress: Progress
-) -> Survey:
+async def survey(asker: Asker, judged: Collection[str], size: int, seed: int) -> Survey:
     """Read page by page; each page counts as a query for the pace."""
-    found = Survey(wanted, seed)
-    total = (await client.count(collection))["documents"]
-    async for document in client.scroll(collection, limit=PAGE, text=False):
+    total = await asker.client.count(asker.collection)
+    found = Survey(total["passages"], judged, max(size, SAMPLE), seed)
+    async for document in asker.client.scroll(asker.collection, limit=PAGE, text=False):
         if found.documents % PAGE == 0:
-            progress("reading documents", found.documents, total)
-            await pace()
+            asker.progress("reading documents", found.documents, total["documents"])
+            await asker.pace()
         found.add(document)
-    return found.finish()
+    return found
+
+
+async def make_filters(
+    asker: Asker, survey: Survey, wanted: float, seed: int
+) -> list[tuple[str, JSON, float]]:
+    """Up to FILTERS in words, as JSON, and with the share that the service says they match; perhaps none."""
+    made: list[tuple[str, JSON, float]] = []
+    for tried, (text, condition) in enumerate(proposals(survey, wanted, random.Random(seed))):
+        if tried == COUNTS_MAX or len(made) == FILTERS:
+            break
+        share = await asker.share(condition, survey.passages)
+        if is_near(share, wanted):
+            made.append((text, condition, share))
+    return made
+
+
+def proposals(survey: Survey, wanted: float, rng: random.Random) -> Iterator[tuple[str, JSON]]:
+    """Filters in words and as JSON, the simplest first: single values, ranges of numbers, lists of rare values."""
+    passages = sum(one["passages"] for one in survey.sample)
+    values = survey.values()
+    single = [
+        (key, value)
+        for key, counts in values.items()
+        for value, count in counts.items()
+        if is_near(count / passages, wanted)
+    ]
+    rng.shuffle(single)
+    for key, value in single:
+        yield f"{key} = {value}", comparison("eq", key, value)
+    for key, counts in values.items():
+        numbers = sorted(one for one in counts.elements() if type(one) in (int, float))
+        width = round(wanted * passages)
+        for _ in range(FILTERS if 0 < width < len(numbers) else 0):
+            at = rng.randrange(len(numbers) - width)
+            low, high = numbers[at], numbers[at + width]
+            if low < high:
+                both = [comparison("gte", key, low), comparison("lt", key, high)]
+                yield f"{low:g} <= {key} < {high:g}", {"type": "and", "filters": both}
+        rare = [value for value, count in counts.items() if count / passages < wanted / 2]
+        some = rng.sample(rare, min(VALUES_MAX, len(rare)))
+        reached = 0.0
+        for number, value in enumerate(some, 1):
+            reached += counts[value] / passages
+            if reached >= wanted:
+                yield f"{key} is one of {number} values", comparison("in", key, some[:number])
+                break
+
+
+def is_near(share: float, wanted: float) -> bool:
+    return wanted / OFF_BY <= share <= wanted * OFF_BY
+
+
+def comparison(kind: str, key: str, value: Any) -> JSON:
+    return {"type": kind, "key": key, "value": value}

@@ -6,81 +6,60 @@ says when, so that an alert can tell an old report from a good one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from datetime import datetime
-from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
-from indexes.durable import replace_unsynced
-from jobs.evaluation.report import Report
+from jobs.evaluation.report import Report, Score
 
 PREFIX = "nearline_evaluate_"
-
-
-def write(path: Path, report: Report) -> None:
-    """By rename: the collector never reads half a file. Raises DiskFull or StorageError."""
-    replace_unsynced(path, rendered(report))
-
-
-class Gauges:
-    """Gauges that all carry the collection's name."""
-
-    def __init__(self, collection: str) -> None:
-        self.registry = CollectorRegistry()
-        self._collection = collection
-
-    def one(self, name: str, words: str, value: float) -> None:
-        self.many(name, words, [({}, value)])
-
-    def many(self, name: str, words: str, samples: Iterable[tuple[dict[str, str], float]]) -> None:
-        """All samples of one gauge, each with the same labels. Without samples there is no gauge."""
-        known = list(samples)
-        if not known:
-            return
-        gauge = Gauge(PREFIX + name, words, ["collection", *known[0][0]], registry=self.registry)
-        for labels, value in known:
-            gauge.labels(collection=self._collection, **labels).set(value)
+Samples = list[tuple[dict[str, str], float]]
 
 
 def rendered(report: Report) -> bytes:
-    gauges = Gauges(report.collection)
+    registry = CollectorRegistry()
+
+    def gauge(name: str, words: str, samples: Samples) -> None:
+        """Without samples there is no gauge."""
+        if samples:
+            labels = ["collection", *samples[0][0]]
+            one = Gauge(PREFIX + name, words, labels, registry=registry)
+            for values, value in samples:
+                one.labels(collection=report.collection, **values).set(value)
+
     began = datetime.fromisoformat(report.time).timestamp()
-    gauges.one("time_seconds", "When the evaluation began", began)
-    gauges.one("queries", "Queries asked without a filter", report.queries)
-    gauges.one("below_floors", "Floors that were missed", len(report.below))
-    gauges.one(
-        "regressions", "Numbers that fell since the report before, beyond chance", len(report.regressions)
-    )
-    gauges.one("cold_skipped", "Share of dense searches that left the cold tier out", report.cold.share)
-    gauges.many("recall", "Share of the true neighbours found, at k", recalls(report))
-    gauges.many("ranking", "Ranking quality by judgements", rankings(report))
-    if report.judged is not None:
+    gauge("time_seconds", "When the evaluation began", [({}, began)])
+    gauge("queries", "Queries asked without a filter", [({}, report.queries)])
+    gauge("below_floors", "Floors that were missed", [({}, len(report.below))])
+    gauge("regressions", "Numbers that fell beyond chance", [({}, len(report.regressions))])
+    skipped = report.cold_skipped / max(report.queries, 1)
+    gauge("cold_skipped", "Share of dense searches that skipped the cold tier", [({}, skipped)])
+    recalls = [
+        sample
+        for one in report.cohorts
+        for sample in bounds({"kind": one.kind, "cohort": one.name, "k": str(report.k)}, one)
+    ]
+    gauge("recall", "Share of the true neighbors found, at k", recalls)
+    rankings = [
+        sample
+        for search, scores in report.rankings.items()
+        for measure, score in scores.items()
+        for sample in bounds({"search": search, "measure": measure}, score)
+    ]
+    gauge("ranking", "Ranking quality by judgments", rankings)
+    if report.judged:
         words = "Judged documents that are not in the collection"
-        gauges.one("judged_documents_missing", words, report.judged.missing)
-    gauges.many("latency_seconds", "Time of a search", latencies(report))
-    rates = [({"cache": name}, rate.since_start) for name, rate in report.caches.items()]
-    known = [(labels, rate) for labels, rate in rates if rate is not None]
-    gauges.many("cache_hits", "Share of lookups that hit since the service started", known)
-    return generate_latest(gauges.registry)
+        gauge("judged_documents_missing", words, [({}, report.judged_missing)])
+    latencies = [
+        ({"search": search, "stage": stage, "quantile": f"0.{quantile[1:]}"}, ms / 1000)
+        for search, stages in report.latency_ms.items()
+        for stage, times in stages.items()
+        for quantile, ms in times.items()
+    ]
+    gauge("latency_seconds", "Time of a search", latencies)
+    return generate_latest(registry)
 
 
-def recalls(report: Report) -> Iterator[tuple[dict[str, str], float]]:
-    for one in report.cohorts:
-        labels = {"kind": one.kind, "cohort": one.name, "k": str(report.k)}
-        for bound, value in (("value", one.recall), ("low", one.low), ("high", one.high)):
-            yield {**labels, "bound": bound}, value
-
-
-def rankings(report: Report) -> Iterator[tuple[dict[str, str], float]]:
-    for search, scores in report.rankings.items():
-        for measure, one in scores.items():
-            for bound, value in (("value", one.value), ("low", one.low), ("high", one.high)):
-                yield {"search": search, "measure": measure, "bound": bound}, value
-
-
-def latencies(report: Report) -> Iterator[tuple[dict[str, str], float]]:
-    for search, stages in report.latency_ms.items():
-        for stage, times in stages.items():
-            for quantile, ms in times.items():
-                yield {"search": search, "stage": stage, "quantile": f"0.{quantile[1:]}"}, ms / 1000
+def bounds(labels: dict[str, str], score: Score) -> Samples:
+    values = {"value": score.value, "low": score.low, "high": score.high}
+    return [({**labels, "bound": bound}, one) for bound, one in values.items()]

@@ -1,1 +1,1 @@
-"""Making models: from whatever holds an encoder to a folder that can be served. `exporting` tells the story."""
+"""Exports an encoder from any source to a folder that can be served. Start reading at `exporting`."""

@@ -1,10 +1,10 @@
-"""Build the graph of an encoder from its weights: token ids in, one pooled (and normalized) vector per text out.
+"""Builds the graph of an encoder from its weights: token ids in, one pooled (and normalized) vector per text out.
 
     words + positions -> LayerNorm -> [ queries, keys, values -> attention -> add -> LayerNorm
                                         up -> GELU -> down -> add -> LayerNorm ] x layers -> token vectors -> pooling
 
-is BERT and its relatives, here; `decoder` has Llama's. Writing the graph instead of tracing it needs no PyTorch, and
-puts ONNX Runtime's fused operators where its optimizer would have to find them.
+is BERT and its relatives; Llama and its relatives are in `decoder`. Writing the graph instead of tracing it needs no
+PyTorch, and uses ONNX Runtime's fused operators directly instead of relying on its optimizer to find them.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from retrieval.embedding.sessions import OUTPUT
 if TYPE_CHECKING:
     import onnx
 
-MPNET_DISTANCE_MAX = 128  # beyond it all distances share a bias
+MPNET_DISTANCE_MAX = 128  # longer distances share one bias
 GELUS = {"gelu": "BiasGelu", "gelu_new": "FastGelu", "gelu_pytorch_tanh": "FastGelu", "gelu_fast": "FastGelu"}
 
 
 def build(graph: Graph, shape: Shape) -> onnx.ModelProto:
     """Inputs `input_ids` and `attention_mask`, int64 [n, s]; output `embeddings`, float32 [n, dimensions].
 
-    `graph` is empty, and knows weights and precision. Raises InvalidInput for a variation that is not known here, and
-    for weights that lack a tensor.
+    `graph` is empty but has its weights and precision. Raises InvalidInput for unsupported variations and missing
+    tensors.
     """
     hidden = (decoder if shape.architecture in DECODERS else _bert)(graph, shape)
     pooled = {"mean": _mean, "cls": _first, "last": _last}[shape.pooling](graph, hidden)
@@ -56,12 +56,12 @@ def _bert(graph: Graph, shape: Shape) -> str:
         gain, shift = graph.weight(f"{name}.weight"), graph.weight(f"{name}.bias")
         return graph.add("LayerNormalization", value, gain, shift, axis=-1, epsilon=epsilon)
 
-    # Adding and normalizing in plain operators: SkipLayerNormalization's kernel is slower.
+    # Separate Add and LayerNormalization: the kernel of the fused SkipLayerNormalization is slower.
     mask = graph.add("Cast", "attention_mask", to=6)
     lengths = graph.add("ReduceSum", mask, graph.integers(1), keepdims=0)
     distances = _distance_biases(graph, shape) if shape.architecture == "mpnet" else ""
     stream = normalized(_embedded(graph, shape), "embeddings.LayerNorm")
-    if "embeddings_project.weight" in graph.weights:  # ELECTRA's words may be narrower than its layers
+    if "embeddings_project.weight" in graph.weights:  # ELECTRA's embeddings may be narrower than its layers
         stream = graph.linear(stream, "embeddings_project")
     for number in range(shape.layers):
         name = f"encoder.layer.{number}"
@@ -77,7 +77,7 @@ def _bert(graph: Graph, shape: Shape) -> str:
 
 
 def _embedded(graph: Graph, shape: Shape) -> str:
-    """Words plus positions. Every text is one segment, so its token type is added to the positions here."""
+    """Words plus positions. Every text is a single segment, so its token type embedding is folded into positions."""
     words = graph.words("embeddings.word_embeddings.weight", "input_ids")
     table = graph.weights["embeddings.position_embeddings.weight"]
     if "embeddings.token_type_embeddings.weight" in graph.weights:
@@ -88,7 +88,7 @@ def _embedded(graph: Graph, shape: Shape) -> str:
         return graph.add(
             "Add", words, graph.add("Slice", positions, graph.integers(0), length, graph.integers(0))
         )
-    # Positions count what is not padding, and begin after padding's id.
+    # Positions count non-padding tokens, starting after padding's id.
     padding = int(shape.config.get("pad_token_id", 1))
     real = graph.add("Not", graph.add("Equal", "input_ids", graph.integers(padding)))
     real = graph.add("Cast", real, to=7)
@@ -98,7 +98,7 @@ def _embedded(graph: Graph, shape: Shape) -> str:
 
 
 def _distance_biases(graph: Graph, shape: Shape) -> str:
-    """MPNet's [1, heads, s, s]: for each pair of places, the bias of how far the second lies from the first."""
+    """MPNet's relative position biases [1, heads, s, s]."""
     table = graph.weights["encoder.relative_attention_bias.weight"]
     farthest = shape.tokens_max - 1
     by_distance = table[buckets(np.arange(-farthest, farthest + 1), len(table))]
@@ -114,10 +114,10 @@ def _distance_biases(graph: Graph, shape: Shape) -> str:
 
 
 def buckets(distances: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
-    """Which of `count` biases MPNet gives each distance (second place minus first).
+    """The bucket of MPNet's `count` position biases for each distance (key position minus query position).
 
-    Half of them are for places before, half for places after. A quarter are for one small distance each; the others
-    cover ranges that grow by a constant factor up to `MPNET_DISTANCE_MAX`.
+    Half the buckets are for positive distances, half for the others. Half of each cover one small distance apiece; the
+    rest cover logarithmic ranges up to `MPNET_DISTANCE_MAX`.
     """
     half = count // 2
     single = half // 2
@@ -132,7 +132,7 @@ def buckets(distances: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int6
 
 
 def _mean(graph: Graph, hidden: str) -> str:
-    """Over real tokens."""
+    """The mean over real tokens."""
     axis = graph.integers(1)
     mask = graph.add("Cast", "attention_mask", to=1)
     sums = graph.add("Squeeze", graph.add("MatMul", graph.add("Unsqueeze", mask, axis), hidden), axis)
@@ -144,6 +144,6 @@ def _first(graph: Graph, hidden: str) -> str:
 
 
 def _last(graph: Graph, hidden: str) -> str:
-    """The last token whose mask is 1, on whichever side the padding is."""
+    """The last token whose mask is 1, with padding on either side."""
     last = graph.add("ArgMax", "attention_mask", axis=1, keepdims=1, select_last_index=1)
     return graph.add("GatherND", hidden, last, batch_dims=1)

@@ -3,7 +3,7 @@
     words -> [ RMSNorm -> queries, keys, values -> rotary positions -> causal attention -> add
                RMSNorm -> SiLU(gate) x up -> down -> add ] x layers -> RMSNorm -> token vectors
 
-Positions count real tokens only, and padding is masked: a text may be padded on either side.
+Positions count real tokens only and padding is masked, so texts may be padded on either side.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Doubles = npt.NDArray[np.float64]
 
 
 def decoder(graph: Graph, shape: Shape) -> str:
-    """Token ids to token vectors [n, s, d]. Raises InvalidInput for a variation that is not known here."""
+    """Token ids to token vectors [n, s, d]. Raises InvalidInput for unsupported variations."""
     config = shape.config
     if (activation := config.get("hidden_act", "silu")) != "silu":
         raise InvalidInput(f"cannot export {shape.architecture} with the activation {activation}")
@@ -31,7 +31,7 @@ def decoder(graph: Graph, shape: Shape) -> str:
     attention = _Attention(graph, shape, epsilon)
 
     def add_and_normalize(value: str, stream: str, weight: str) -> tuple[str, str]:
-        """RMSNorm of the sum, and the sum."""
+        """RMSNorm of the sum, and the sum itself."""
         name = graph.fused(
             "SkipSimplifiedLayerNormalization",
             value,
@@ -63,12 +63,12 @@ def _feed_forward(graph: Graph, normal: str, name: str) -> str:
     joined = graph.linear(normal, f"{name}.gate_proj", f"{name}.up_proj", part="up")
     width = len(graph.weights[f"{name}.gate_proj.weight"])
     gate, up = graph.split(joined, width, width)
-    opened = graph.fused("QuickGelu", gate, alpha=1.0)  # with this alpha it is SiLU
+    opened = graph.fused("QuickGelu", gate, alpha=1.0)  # alpha 1 makes it SiLU
     return graph.linear(graph.add("Mul", opened, up), f"{name}.down_proj", part="down")
 
 
 class _Attention:
-    """Causal attention with rotary positions; several query heads may share one head of keys and values."""
+    """Causal attention with rotary position embeddings and grouped-query attention."""
 
     def __init__(self, graph: Graph, shape: Shape, epsilon: float) -> None:
         config = shape.config
@@ -112,7 +112,7 @@ class _Attention:
         return graph.add("Reshape", normal, graph.integers(0, 0, heads * self._width))
 
     def _repeated(self, value: str) -> str:
-        """Each head of keys or values, once for every query head that shares it."""
+        """Each key or value head, repeated for every query head that shares it."""
         graph, shared = self._graph, self._heads // self._key_heads
         if shared == 1:
             return value
@@ -121,13 +121,13 @@ class _Attention:
         return graph.add("Reshape", times, graph.integers(0, 0, self._heads * self._width))
 
 
-# -- rotary positions -------------------------------------------------------------------------------------------------
+# -- rotary position embeddings ---------------------------------------------------------------------------------------
 
 
 def frequencies(config: Mapping[str, Any], width: int) -> Doubles:
-    """Radians a token by which each pair of a head's `width` values turns.
+    """Rotation in radians per token of each pair of a head's `width` values.
 
-    Raises InvalidInput for a kind of scaling that is not known here.
+    Raises InvalidInput for unsupported scaling.
     """
     rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
     theta = float(rope.get("rope_theta") or config.get("rope_theta") or 10_000.0)
@@ -137,7 +137,7 @@ def frequencies(config: Mapping[str, Any], width: int) -> Doubles:
         return plain
     if kind == "linear":
         return np.asarray(plain / float(rope["factor"]))
-    if kind == "llama3":  # slow turns are slowed by `factor`, quick ones kept, those between blended
+    if kind == "llama3":  # low frequencies are divided by `factor`, high ones kept, the rest interpolated
         factor, low, high = (float(rope[name]) for name in ("factor", "low_freq_factor", "high_freq_factor"))
         turns = float(rope["original_max_position_embeddings"]) * plain / (2 * math.pi)
         kept = np.clip((turns - low) / (high - low), 0, 1)

@@ -1,10 +1,10 @@
-"""Export an encoder: find it, build its graph in several precisions, measure them, publish the fastest that is true.
+"""Exports an encoder: find it, build its graph in several precisions, measure them, publish the fastest accurate one.
 
     source --sources--> folder --architectures x recipes--> graphs --trials--> the fastest within the floors
            --publish--> models/<name>/{model.onnx, model.weights, fallback.onnx, ..., tokenizer.json, manifest.json}
 
-Nothing is written below the floors. PyTorch is not needed; where sentence-transformers is installed, the fp32 graph
-must give its vectors.
+Nothing is written if no candidate meets the accuracy floors. PyTorch is not needed; if sentence-transformers is
+installed, the fp32 graph must reproduce its vectors.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from jobs.export.trials import Workshop, choose
 from retrieval.embedding import models
 from retrieval.embedding.models import Manifest, Pooling, Variant
 
-SOURCE_COSINE_MIN = 0.9999  # of the fp32 graph to sentence-transformers
+SOURCE_COSINE_MIN = 0.9999  # between the fp32 graph and sentence-transformers
 REFERENCE_TEXTS = 64
-FALLBACK_MARGIN = 0.001  # fp32 arithmetic differs between machines in its last bits only
+FALLBACK_MARGIN = 0.001  # fp32 arithmetic differs between machines only in its last bits
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the caller asks for beyond source and name.
+    """Options beyond source and name.
 
-    The prefixes, `pooling` and `tokens_max` override what the source says. `calibrate`: a text file, one text a line,
-    used instead of the bundled texts. `only`: build this candidate and keep it, without measuring times.
+    The prefixes, `pooling` and `tokens_max` override the source's. `calibrate`: a text file, one text per line, that
+    replaces the bundled texts. `only`: build and keep this candidate, without measuring times.
     """
 
     query_prefix: str | None = None
@@ -63,11 +63,11 @@ def export_model(
     progress: Progress,
     options: Options | None = None,
 ) -> Manifest:
-    """Write the model into the folder `out`, which is replaced whole, and return its manifest.
+    """Write the model to the folder `out`, replacing all of it, and return the manifest.
 
     `source`: a folder, a hub repository, "wheel", "hub", or None to find the default model. Raises NotFound or
-    Unavailable when something is missing, naming the remedy, and InvalidInput when the encoder cannot be exported or
-    no candidate is within the floors.
+    Unavailable with the remedy if something is missing, and InvalidInput if the encoder cannot be exported or no
+    candidate meets the floors.
     """
     options = options or Options()
     if importlib.util.find_spec("onnx") is None:
@@ -85,7 +85,7 @@ def export_model(
         progress(f"building the graph from {found.label}")
         workshop = Workshop(found.folder, shape, material, Path(folder), progress)
         checks: dict[str, float] = {}
-        if options.pooling is None:  # with a pooling of the caller's own there is nothing to compare with
+        if options.pooling is None:  # with the caller's own pooling there is no reference
             checks = _compare_with_source(workshop.plain, found.folder, shape, material)
         names = [options.only] if options.only else [name for name in RECIPES if name != recipes.SMALL]
         trials = [workshop.attempt(RECIPES[name]) for name in names]
@@ -104,7 +104,7 @@ def export_model(
             if spare.refused is None:
                 agreement = float(cosines(workshop.known_answers(spare), answers).min())
                 checks["fallback_vs_known_answers_min"] = agreement
-                # It serves where the kept graph goes wrong, if it comes about as near to it there as here.
+                # The fallback serves where the kept graph fails, if it matches the known answers about as well as here.
                 floor = min(models.KNOWN_ANSWER_COSINE_MIN, round(agreement - FALLBACK_MARGIN, 3))
                 fallbacks.append(
                     Variant(spare.recipe.name, models.FALLBACK, spare.recipe.quantisation, floor)
@@ -138,7 +138,10 @@ def export_model(
 
 
 def _compare_with_source(plain: Path, folder: Path, shape: Shape, material: Texts) -> dict[str, float]:
-    """How near the fp32 graph comes to sentence-transformers, where that is installed; {} elsewhere."""
+    """The lowest cosine between the fp32 graph and sentence-transformers, as a check; {} if that is not installed.
+
+    Raises InvalidInput if it is below SOURCE_COSINE_MIN.
+    """
     checked = texts.hard_texts()[:REFERENCE_TEXTS]
     if (original := reference(folder, checked, shape)) is None:
         return {}
@@ -152,14 +155,14 @@ def _compare_with_source(plain: Path, folder: Path, shape: Shape, material: Text
 
 
 def reference(folder: Path, lines: Sequence[str], shape: Shape) -> Floats | None:
-    """Vectors of `lines` by sentence-transformers itself, or None where it is not installed."""
+    """Vectors of `lines` by sentence-transformers, or None if it is not installed."""
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError:
         return None
     loaded = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
     loaded.max_seq_length = shape.tokens_max
-    # An empty prompt: without one, a default of the source's would be put before these texts.
+    # The empty prompt overrides the source's default prompt.
     found = loaded.float().encode(
         list(lines), prompt="", normalize_embeddings=shape.normalise, show_progress_bar=False
     )
@@ -170,9 +173,9 @@ def reference(folder: Path, lines: Sequence[str], shape: Shape) -> Floats | None
 
 
 def publish(manifest: Manifest, graphs: Sequence[Path], tokenizer: Path, out: Path) -> Manifest:
-    """Write the model into a draft beside the folder `out`, put it in its place, and return its manifest, sealed.
+    """Write the model to a draft next to `out`, swap it in, and return the sealed manifest.
 
-    `graphs`: where those of `manifest.variants` were saved. Its files, fingerprint and versions are filled in here.
+    `graphs` are the saved graphs of `manifest.variants`. Sealing fills in files, fingerprint and versions.
     """
     import onnx
 
@@ -195,7 +198,7 @@ def publish(manifest: Manifest, graphs: Sequence[Path], tokenizer: Path, out: Pa
 
 
 def _replace(draft: Path, out: Path) -> None:
-    """A folder cannot be renamed over a full one: the old one steps aside, and comes back if the new one fails.
+    """Move the old folder aside, since rename cannot replace a nonempty one, and restore it if publishing fails.
 
     A crash between the two renames leaves it as `.NAME.old`.
     """
@@ -218,5 +221,5 @@ def _versions() -> dict[str, str]:
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            continue  # not needed for every source
+            continue  # some are optional
     return versions

@@ -1,4 +1,4 @@
-"""A small language for writing ONNX graphs: every call adds one operator and returns the name of its output."""
+"""A small builder for ONNX graphs: each call adds an operator and returns the name of its output."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ OPSET = 17
 CONTRIB = "com.microsoft"
 INPUTS = ("input_ids", "attention_mask")
 
-# Which product of a layer: of attention, into the feed-forward layer, or out of it (its input left an activation).
+# Which product of a layer: attention, or into or out of the feed-forward layer ("down" takes activation outputs).
 Part = Literal["attention", "up", "down"]
 
 
-Range = tuple[float, float]  # smallest and largest value of an activation over all calibration tokens
+Range = tuple[float, float]  # minimum and maximum of an activation over all calibration tokens
 
-# (graph, input, name, weights [channels, columns], part) -> the name of the product
+# (graph, input, name, weights [channels, columns], part) -> name of the product
 Product = Callable[["Graph", str, str, Floats, Part], str]
-# (graph, input, name, weights and biases of queries, keys and values, mask, heads) -> the name of attention's result
+# (graph, input, name, weights and biases of queries, keys and values, mask, heads) -> name of the attention output
 Attention = Callable[["Graph", str, str, Floats, Floats, str, int], str]
-# (graph, name of a word table, token ids) -> the name of their rows, in fp32
+# (graph, name of an embedding table, token ids) -> name of their rows in fp32
 Words = Callable[["Graph", str, str], str]
 
 
 @dataclass(frozen=True)
 class Precision:
-    """How weights are stored and multiplied. `attention`: one operator for all of it, where there is one."""
+    """How weights are stored and multiplied. `attention`: a single operator for all of it, if there is one."""
 
     product: Product
     words: Words
@@ -42,9 +42,9 @@ class Precision:
 
 
 class Graph:
-    """A graph under construction. Names count up, so the same calls give the same bytes.
+    """A graph under construction. Names are numbered in call order, so equal calls give equal bytes.
 
-    `ranges`: that of each product's input, by the product's name, for precisions that need it.
+    `ranges` maps products' names to the ranges of their inputs, for calibrated precisions.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Graph:
         self._constants: dict[str, onnx.TensorProto] = {}
 
     def add(self, operator: str, *inputs: str, outputs: int = 1, domain: str = "", **attributes: Any) -> str:
-        """One operator; the name of its first output. Further outputs are named `name:1`, `name:2`, and so on."""
+        """Add an operator; returns the name of its first output. The others are `name:1`, `name:2`, and so on."""
         from onnx import helper
 
         name = f"{operator}_{len(self._nodes)}"
@@ -69,7 +69,7 @@ class Graph:
         return name
 
     def fused(self, operator: str, *inputs: str, outputs: int = 1, **attributes: Any) -> str:
-        """One of ONNX Runtime's own operators."""
+        """Add one of ONNX Runtime's contrib operators."""
         return self.add(operator, *inputs, outputs=outputs, domain=CONTRIB, **attributes)
 
     def constant(self, name: str, value: Any) -> str:
@@ -84,28 +84,28 @@ class Graph:
         return self.constant("integers_" + "_".join(map(str, values)), np.array(values, dtype=np.int64))
 
     def weight(self, name: str) -> str:
-        """A tensor of the source as it is."""
+        """A tensor of the source, unchanged, as a constant."""
         return self.constant(name, self.weights[name])
 
     def words(self, table: str, ids: str) -> str:
-        """Rows of the word table, in fp32."""
+        """Rows of an embedding table in fp32."""
         return self._precision.words(self, table, ids)
 
     def product(self, value: str, *names: str, part: Part = "attention") -> str:
-        """`value` times the weights of the layers `names`, side by side."""
+        """`value` times the concatenated weights of the layers `names`."""
         joined = "+".join(names)
         self.product_inputs[joined] = value
         return self._precision.product(self, value, joined, self._matrix(names), part)
 
     def linear(self, value: str, *names: str, part: Part = "attention") -> str:
-        """`product`, plus the layers' biases where they have any."""
+        """`product` plus the layers' biases, if they have any."""
         product = self.product(value, *names, part=part)
         if f"{names[0]}.bias" not in self.weights:
             return product
         return self.add("Add", product, self.constant(f"{'+'.join(names)}.bias", self._biases(names)))
 
     def attention(self, value: str, *names: str, heads: int, mask: str, scores: str = "") -> str:
-        """Attention whose queries, keys and values come from the layers `names`. `scores` are added to its own."""
+        """Attention with queries, keys and values from the layers `names`. `scores` is an additive bias."""
         if self._precision.attention is not None and not scores:
             matrix, biases = self._matrix(names), self._biases(names)
             return self._precision.attention(self, value, "+".join(names), matrix, biases, mask, heads)
@@ -126,7 +126,7 @@ class Graph:
         return [parts, *(f"{parts}:{number}" for number in range(1, len(sizes)))]
 
     def model(self, output: str, name: str, dimensions: int) -> onnx.ModelProto:
-        """The finished graph: token ids and mask in, `output` out under the name `name`."""
+        """The finished graph: token ids and mask in, `output` out as `name`."""
         from onnx import TensorProto, helper
 
         self._nodes[-1].output[0] = name

@@ -1,22 +1,22 @@
-"""The graphs that an export chooses from, and how each stores and computes its products with constant weights.
+"""The candidate graphs of an export: how each stores weights and computes matrix products.
 
-name       weights                activations                      words  what it is for
-fp32       fp32                   fp32                             fp32   the measure of all others
-mixed      7 bits, a column       8 bits, fixed scales; a token's  fp16   BERT and its relatives
-                                  own after an activation
-tokens     7 bits, a column       8 bits, a token's own scales     fp16   where fixed scales are too coarse
-weights8   8 bits, blocks of 32   8 bits, blocks of 32             fp16   where activations have outliers: decoders
+name       weights                activations                      words  used for
+fp32       fp32                   fp32                             fp32   reference
+mixed      7 bits, per column     8 bits, static scales; per-token fp16   BERT and its relatives
+                                  scales after an activation
+tokens     7 bits, per column     8 bits, per-token scales         fp16   activations too varied for static scales
+weights8   8 bits, blocks of 32   8 bits, blocks of 32             fp16   activations with outliers: decoders
 weights4   the same, but 4 bits   8 bits, blocks of 32             int8   small devices (`--small`)
            in feed-forward layers
 
-and what all but fp32 fall back on where a CPU's integer kernels go wrong:
+The fallback of all but fp32, for CPUs whose integer kernels are wrong:
 
-plain8     8 bits, a column       fp32: weights are restored when  int8
-                                  a session opens the graph
+plain8     8 bits, per column     fp32: weights are dequantized    int8
+                                  when a session opens the graph
 
-No scale depends on what shares a run, so neither does a text's vector. Integer weights have 7 bits because AVX2 and
+No scale depends on the rest of a batch, so neither does a text's vector. Integer weights have 7 bits because AVX2 and
 AVX-512 without VNNI saturate when they add two products of uint8 and full int8 (onnxruntime #6004). Normalization,
-softmax, GELU and the residual stream are fp32 throughout.
+softmax, GELU and the residual stream are always fp32.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from jobs.export.graph import Graph, Part, Precision, Range
 
 WEIGHT_MAX = 63  # 7 bits: 255 * 63 * 2 stays below the int16 at which VPMADDUBSW saturates
 BLOCK = 32  # weights that share a scale in MatMulNBits
-INT8_KERNEL = 4  # MatMulNBits' accuracy_level: what activations are rounded to
-# Fractions of a 4-bit block's range that are tried: cutting outliers off makes finer steps.
+INT8_KERNEL = 4  # MatMulNBits' accuracy_level for int8 activations
+# Clipping ratios tried for 4-bit blocks: clipping outliers makes steps finer.
 SHRINKS = np.linspace(0.975, 0.7, 12)
 
-# A candidate below these is refused. `cosine_mean` is over passages, `cosine_min` over hard texts too. On the 22,447
-# questions of squad-sent a mean of .993 cost .0020 of nDCG@10, one of .995 cost .0006.
+# Candidates below these are refused. `cosine_mean` is over passages, `cosine_min` includes hard texts. On the 22,447
+# questions of squad-sent, a mean of .993 cost .0020 nDCG@10, one of .995 cost .0006.
 FLOORS = {"alone_vs_batch_min": 0.9999, "cosine_min": 0.95, "cosine_mean": 0.994}
-# A mean of .988 cost .0040 (of .7283): a third of the size is worth that on small devices. With 4 bits everywhere it
-# was .974 and .0114, for 2 MB less: not worth it.
+# A mean of .988 cost .0040 (of .7283), worth it on small devices for a file a third as large. 4 bits everywhere saved
+# only another 2 MB, for a mean of .974 and a cost of .0114.
 SMALL_FLOORS = FLOORS | {"cosine_mean": 0.985}
 
 Codes = npt.NDArray[np.uint8]
@@ -67,7 +67,7 @@ def fp32(graph: Graph, value: str, name: str, weights: Floats, part: Part) -> st
 
 
 def fixed(graph: Graph, value: str, name: str, weights: Floats, part: Part) -> str:
-    """Activations share one scale, except after an activation function, whose outputs vary most."""
+    """Static quantization, but per-token scales after an activation function, whose outputs vary most."""
     if part == "down":
         return by_token(graph, value, name, weights, part)
     codes, scale, zero = _fixed_codes(graph, value, name)
@@ -84,7 +84,7 @@ def _fixed_codes(graph: Graph, value: str, name: str) -> tuple[str, str, str]:
 def fixed_attention(
     graph: Graph, value: str, name: str, weights: Floats, biases: Floats, mask: str, heads: int
 ) -> str:
-    """One operator, a tenth faster than the product, its parts and attention over them."""
+    """A single operator, a tenth faster than separate product, split and attention."""
     codes, scale, zero = _fixed_codes(graph, value, name)
     weight, weight_scale = _weight_codes(graph, name, weights)
     weight_zero = graph.constant(f"{name}.weight_zero", np.zeros(len(biases), dtype=np.int8))
@@ -96,7 +96,7 @@ def fixed_attention(
 def by_token(graph: Graph, value: str, name: str, weights: Floats, part: Part) -> str:
     """x = largest * (x / largest): the quotient is in [-1, 1], so one constant scale serves every token.
 
-    For a token of zeros the quotient is NaN, its codes are arbitrary, and the product with `largest` is zero.
+    For an all-zero token the quotient is NaN and its codes are arbitrary, but the product with `largest` is zero.
     """
     largest = graph.add("ReduceMax", graph.add("Abs", value), axes=[-1], keepdims=1)
     scale = graph.constant("token_scale", np.float32(1 / 127))
@@ -116,7 +116,7 @@ def _weight_codes(graph: Graph, name: str, weights: Floats) -> tuple[str, str]:
 
 
 def by_columns(graph: Graph, value: str, name: str, weights: Floats, part: Part) -> str:
-    """ONNX Runtime restores the weights once, when it opens the graph: both operators have constant inputs."""
+    """Weights are dequantized by constant folding, once, when ONNX Runtime opens the graph."""
     codes, steps = columns_int8(weights, 127)
     restored = graph.add("Cast", graph.constant(f"{name}.weight", codes), to=1)
     restored = graph.add("Mul", restored, graph.constant(f"{name}.weight_scale", steps))
@@ -124,7 +124,7 @@ def by_columns(graph: Graph, value: str, name: str, weights: Floats, part: Part)
 
 
 def in_blocks(graph: Graph, value: str, name: str, weights: Floats, part: Part, *, bits: int) -> str:
-    """`bits` in feed-forward layers, two thirds of all weights; attention suffers more from coarse ones, and has 8."""
+    """`bits` in feed-forward layers, two thirds of all weights; 8 in attention, which is more sensitive."""
     bits = 8 if part == "attention" else bits
     codes, scales, zeros = blocks(weights, bits)
     return graph.fused(
@@ -134,7 +134,7 @@ def in_blocks(graph: Graph, value: str, name: str, weights: Floats, part: Part, 
     )  # fmt: skip
 
 
-# -- rows of word tables: only those that a run reads become fp32 -----------------------------------------------------
+# -- embedding tables: only the rows that a run reads become fp32 -----------------------------------------------------
 
 
 def fp32_words(graph: Graph, table: str, ids: str) -> str:
@@ -147,20 +147,20 @@ def fp16_words(graph: Graph, table: str, ids: str) -> str:
 
 
 def int8_words(graph: Graph, table: str, ids: str) -> str:
-    """One scale a row."""
+    """One scale per row."""
     codes, steps = columns_int8(graph.weights[table].T, 127)
     rows = graph.add("Cast", graph.add("Gather", graph.constant(table, codes.T), ids), to=1)
     return graph.add("Mul", rows, graph.add("Gather", graph.constant(f"{table}_scale", steps[:, None]), ids))
 
 
-# -- rounding ---------------------------------------------------------------------------------------------------------
+# -- quantization -----------------------------------------------------------------------------------------------------
 
 
 def affine(seen: Range) -> tuple[float, int]:
-    """Step and zero point of uint8 codes that reach from the smallest to the largest value, and hold 0 exactly.
+    """Step and zero point of uint8 codes that cover the range and represent 0 exactly.
 
-    The step is rounded up to a power of 2 ** (1/32), so that nothing is cut off and the last bits of another CPU's
-    arithmetic do not change the model.
+    The step is rounded up to a power of 2 ** (1/32): nothing is clipped, and the last bits of another CPU's arithmetic
+    do not change the model.
     """
     bottom, top = min(seen[0], 0.0), max(seen[1], 0.0)
     step = float(np.exp2(np.ceil(np.log2((top - bottom) / 255 or 1.0) * 32) / 32))
@@ -168,7 +168,7 @@ def affine(seen: Range) -> tuple[float, int]:
 
 
 def columns_int8(weights: Floats, largest: int) -> tuple[npt.NDArray[np.int8], Floats]:
-    """Symmetric codes of `weights` [channels, columns] from -`largest` to `largest`, and one scale a column."""
+    """Symmetric codes of `weights` [channels, columns] in [-`largest`, `largest`], and one scale per column."""
     steps = np.abs(weights).max(axis=0) / largest
     steps[steps == 0] = 1
     codes = np.clip(np.round(weights / steps), -largest, largest).astype(np.int8)
@@ -176,10 +176,10 @@ def columns_int8(weights: Floats, largest: int) -> tuple[npt.NDArray[np.int8], F
 
 
 def blocks(weights: Floats, bits: int) -> tuple[Codes, Floats, Codes]:
-    """Codes [columns, blocks, bytes] of `weights` [channels, columns], their scales and zero points, laid out as
-    MatMulNBits reads them: in a byte of 4-bit codes the first is the low half.
+    """Codes [columns, blocks, bytes] of `weights` [channels, columns], with scales and zero points, in the layout of
+    MatMulNBits: of two 4-bit codes in a byte, the first is the low half.
 
-    Each 4-bit block has the scale, of some that cut its range shorter and shorter, with the least squared error.
+    4-bit blocks use the clipping ratio of SHRINKS, or none, with the least squared error.
     """
     channels, columns = weights.shape
     count = -(-channels // BLOCK)
@@ -198,7 +198,7 @@ def blocks(weights: Floats, bits: int) -> tuple[Codes, Floats, Codes]:
 
 
 def _paired(codes: Codes) -> Codes:
-    """Two 4-bit codes of the last axis in each byte."""
+    """Pack pairs of 4-bit codes along the last axis into bytes."""
     return np.asarray(codes[..., ::2] | codes[..., 1::2] << 4, dtype=np.uint8)
 
 

@@ -1,4 +1,4 @@
-"""Saving graphs, and running them over texts."""
+"""Saves graphs and runs them over texts."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ OUTSIDE_BYTES_MIN = 1024  # smaller weights stay in the graph's own file
 
 
 def save(model: onnx.ModelProto, path: Path) -> list[Path]:
-    """Write `model` to `path` and its weights, which `model` loses, to a file beside it; both, if it has any.
+    """Write `model` to `path` and move its weights to a file next to it. Returns the files written.
 
-    Sessions map that file: they open sooner, and those of one model share its word table. A graph may have any size.
+    Sessions memory-map the weights, so they open faster and share a model's embedding table, and a model may exceed
+    protobuf's 2 GB.
     """
     import onnx
 
     weights = weights_of(path)
-    weights.unlink(missing_ok=True)  # it would be appended to
+    weights.unlink(missing_ok=True)  # onnx.save would append to it
     onnx.save(
         model, path, save_as_external_data=True, location=weights.name, size_threshold=OUTSIDE_BYTES_MIN
     )
@@ -37,7 +38,7 @@ def save(model: onnx.ModelProto, path: Path) -> list[Path]:
 
 
 def session(path: Path) -> onnxruntime.InferenceSession:
-    """A session on every core this process may use."""
+    """A session on every core available to this process."""
     return open_session(path, threads=available_threads())
 
 
@@ -47,7 +48,7 @@ def vectors(running: onnxruntime.InferenceSession, feeds: Sequence[Feed]) -> Flo
 
 
 def cosines(left: Floats, right: Floats) -> Floats:
-    """Row by row; NaN where a row is zero or not finite."""
+    """Row-wise cosines; NaN if a row is zero or not finite."""
     with np.errstate(all="ignore"):
         lengths = np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)
         return np.asarray((left * right).sum(axis=1) / lengths, dtype=np.float32)

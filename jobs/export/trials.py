@@ -1,11 +1,11 @@
-"""Build candidates, measure how near each comes to fp32 and how fast it is here, and choose one.
+"""Builds candidates, measures their agreement with fp32 and their speed on this machine, and chooses one.
 
-Accuracy: cosines between its vectors and fp32's, and between a text's vector alone and in a mixed batch.
+Accuracy: cosines between a candidate's vectors and fp32's, and between a text's vectors alone and in a mixed batch.
 Speed: one short query, and a batch of passages, on one thread, with the session options of the service.
 
-The candidate within its floors that is fastest with a query is kept: a search waits for it, while passages are
-embedded in the background. Times closer than `NOISE` count as equal, and the more accurate candidate is taken, so that
-a repeated export chooses the same.
+Of the candidates that meet their floors, the one with the fastest query is kept: searches wait for queries, while
+passages are embedded in the background. Times within `NOISE` count as ties, which the more accurate candidate wins, so
+that repeated exports choose the same one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from jobs.export.weights import Weights
 from retrieval.embedding.models import Candidate
 from retrieval.embedding.sessions import OUTPUT, open_session
 
-NOISE = 0.05  # relative difference of two times that says nothing
+NOISE = 0.05  # relative difference between two times that is not significant
 QUERY_TOKENS, BULK_TEXTS, BULK_TOKENS = 10, 8, 60
 ROUNDS, QUERIES_A_ROUND = 8, 25
 COSINES = ("cosine_min", "cosine_mean", "alone_vs_batch_min")
@@ -42,10 +42,10 @@ COSINES = ("cosine_min", "cosine_mean", "alone_vs_batch_min")
 
 @dataclass
 class Trial:
-    """A candidate's graph in the scratch folder, what it measured, and why it may not be chosen, if it may not.
+    """A candidate's graph in the scratch folder, its measurements, and the reason for refusal, if any.
 
-    `checks` are cosines, NaN where a vector is not finite; none where the graph cannot be run. Times are None until
-    `measure` has taken them.
+    `checks` are cosines, NaN if a vector is not finite; empty if the graph cannot be run. Times are None until
+    `measure`.
     """
 
     recipe: Recipe
@@ -57,7 +57,7 @@ class Trial:
     bulk_tokens_per_s: float | None = None
 
     def described(self, outcome: str) -> Candidate:
-        # JSON has no NaN; a vector that is not finite is as far from fp32's as one can be.
+        # JSON has no NaN; report 0 for a vector that is not finite.
         cosines = {name: float(np.nan_to_num(round(self.checks.get(name, 0.0), 6))) for name in COSINES}
         return Candidate(
             name=self.recipe.name,
@@ -71,7 +71,7 @@ class Trial:
 
 
 class Workshop:
-    """Builds candidates of one encoder in the folder `scratch`, and holds them against its fp32 graph `plain`."""
+    """Builds candidates of one encoder in the folder `scratch` and compares them with its fp32 graph `plain`."""
 
     def __init__(
         self, folder: Path, shape: Shape, material: Texts, scratch: Path, progress: Progress
@@ -89,7 +89,7 @@ class Workshop:
         self._plain_vectors = [vectors(running, feeds) for feeds in (self._hard, self._passages)]
 
     def attempt(self, recipe: Recipe) -> Trial:
-        """The candidate, refused where it cannot be run or falls below one of its floors."""
+        """Build and check a candidate; it is refused if it cannot be run or falls below one of its floors."""
         self._progress(f"building and checking {recipe.name}")
         ranges = self._ranges if recipe.calibrated else None
         graph = self._scratch / f"{recipe.name}.onnx"
@@ -98,7 +98,7 @@ class Workshop:
         try:
             trial.checks = self._checks(session(graph))
         except Exception as error:  # noqa: BLE001 - the runtime's errors have no common base
-            # Older runtimes lack some kernels: that is one candidate fewer, not the end.
+            # Older runtimes lack some kernels; the other candidates may still work.
             trial.refused = f"it cannot be run here: {str(error).splitlines()[0]}"
         else:
             trial.refused = below(trial.checks, recipe.floors)
@@ -108,11 +108,10 @@ class Workshop:
         return vectors(session(trial.graph), self._material.known())
 
     def measure(self, trials: Sequence[Trial]) -> None:
-        """Take the shortest of many times of each graph that runs.
+        """Record the shortest of many runs of each graph that works.
 
-        Times are the processor's, not the clock's, which other processes would lengthen. Graphs take turns, so that
-        what disturbs the machine disturbs all, and are opened again each time: where weights happen to lie in memory
-        makes a tenth of the time.
+        Uses CPU time, which does not include other processes. Graphs take turns so that other load affects all of them,
+        and are reopened every round because memory placement of the weights changes times by a tenth.
         """
         query, bulk = self._material.noise(1, QUERY_TOKENS), self._material.noise(BULK_TEXTS, BULK_TOKENS)
         for _ in range(ROUNDS):
@@ -143,7 +142,7 @@ class Workshop:
 
 
 def observe(weights: Weights, shape: Shape, feeds: Sequence[Feed], scratch: Path) -> dict[str, Range]:
-    """The range of each product's input over real tokens, by the product's name. Padding is not looked at."""
+    """The range of each product's input over real tokens, ignoring padding, by the product's name."""
     from onnx import TensorProto, helper
 
     graph = Graph(weights, FP32.precision)
@@ -163,14 +162,14 @@ def observe(weights: Weights, shape: Shape, feeds: Sequence[Feed], scratch: Path
 
 
 def _taken_s(running: onnxruntime.InferenceSession, feed: Feed) -> float:
-    """Of this thread, which is the only one of a session with one thread."""
+    """CPU time of this thread, the only one of a single-threaded session."""
     started = time.thread_time()
     running.run([OUTPUT], feed)
     return time.thread_time() - started
 
 
 def below(checks: Mapping[str, float], floors: Mapping[str, float]) -> str | None:
-    """The first figure below its floor, as a reason; None if there is none."""
+    """A message about the first figure below its floor; None if there is none."""
     for what, floor in floors.items():
         if not checks[what] >= floor:  # written so that NaN fails too
             return f"{what} is {checks[what]:.4f}, below {floor}"
@@ -178,8 +177,8 @@ def below(checks: Mapping[str, float], floors: Mapping[str, float]) -> str | Non
 
 
 def choose(trials: Sequence[Trial]) -> Trial:
-    """Of those that were not refused, the one with the fastest query; among those within `NOISE` of it, the one with
-    the highest mean cosine. Raises InvalidInput, with every reason, if none is left.
+    """The trial with the highest mean cosine among those within `NOISE` of the fastest query. Raises InvalidInput with
+    every reason if all were refused.
     """
     passed = [trial for trial in trials if trial.refused is None]
     if not passed:

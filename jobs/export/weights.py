@@ -1,4 +1,4 @@
-"""Read tensors from safetensors files, without PyTorch.
+"""Reads tensors from safetensors files, without PyTorch.
 
 8 bytes          length of the header, little endian
 header           JSON: {"name": {"dtype", "shape", "data_offsets": [start, end]}, ...}
@@ -19,10 +19,10 @@ from indexes.errors import Damaged, InvalidInput, NotFound
 from indexes.model import Floats
 
 WEIGHTS = "model.safetensors"
-WEIGHTS_FILES = re.compile(r"model(-\d+-of-\d+)?\.safetensors")  # one file, or several
-# Where a folder holds a model with a head, such as a language model's, its encoder lies below one of these.
+WEIGHTS_FILES = re.compile(r"model(-\d+-of-\d+)?\.safetensors")  # single or sharded
+# In models with a head, such as language models, the encoder's tensors have one of these prefixes.
 BASE_PREFIX = re.compile(r"^(model|bert|distilbert|electra|mpnet|roberta)\.")
-# What architectures call the parts that BERT has, and BERT's names for them.
+# Other architectures' names for parts that BERT has, and BERT's names for them.
 BERT_NAMES = {
     "LayerNorm.gamma": "LayerNorm.weight",  # early versions of BERT itself
     "LayerNorm.beta": "LayerNorm.bias",
@@ -45,10 +45,10 @@ TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 
 class Weights:
-    """The tensors of one model, each read when it is asked for, by BERT's names where BERT has such a tensor."""
+    """The tensors of one model, read lazily, under BERT's names where BERT has an equivalent."""
 
     def __init__(self, folder: Path) -> None:
-        """Reads the headers. Raises NotFound where there are no weights, Damaged where a file is not whole."""
+        """Reads the headers. Raises NotFound if there are no weights, Damaged if a file is not whole."""
         self._tensors: dict[str, tuple[Path, int, dict[str, Any]]] = {}
         files = [path for path in sorted(folder.glob("*.safetensors")) if WEIGHTS_FILES.fullmatch(path.name)]
         if not files:
@@ -62,7 +62,7 @@ class Weights:
         return name in self._tensors
 
     def __getitem__(self, name: str) -> Floats:
-        """A tensor as float32. Raises InvalidInput naming it where the model has none, or one of another type."""
+        """A tensor as float32. Raises InvalidInput naming it if it is missing or of an unsupported type."""
         if name not in self._tensors:
             raise InvalidInput(f"the weights have no {name}: not the layout that this architecture has")
         path, start, tensor = self._tensors[name]
@@ -84,7 +84,7 @@ def _canonical(name: str) -> str:
 
 
 def _header(path: Path) -> tuple[int, dict[str, Any]]:
-    """Where the tensors' bytes begin, and what the header says of each."""
+    """Offset of the tensors' bytes, and the header entries by tensor name."""
     try:
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))

@@ -1,4 +1,4 @@
-"""Readers for `nearline ingest PATHS...`: files and folders in, one document at a time out.
+"""Readers for `nearline ingest PATHS...`: files and folders in, a stream of documents out.
 
 | format   | file names                                       | one document is |
 |----------|--------------------------------------------------|-----------------|
@@ -7,9 +7,9 @@
 | markdown | .md .markdown                                    | the file        |
 | text     | .txt .text .rst .adoc .org; README, copyright... | the file        |
 
-Each may be compressed (.gz). Memory stays bounded whatever the size of a file: one document of at most
-`SourceOptions.document_bytes_max` is held, as much again of a table's first rows while the types of its columns are
-inferred, and the hashes of the ids seen so far.
+Any of them may be gzipped (.gz). Memory is bounded whatever the file size: one document of at most
+`SourceOptions.document_bytes_max`, as much again of a table's first rows while column types are inferred, and hashes
+of the ids seen so far.
 """
 
 from __future__ import annotations

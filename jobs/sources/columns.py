@@ -1,7 +1,7 @@
-"""Types of a table's columns: declared with `--types`, or inferred from cells that are all of one kind.
+"""Column types of tables: declared with `--types`, or inferred when all cells agree.
 
-A wrong guess loses data (the zip code 01234 is not 1234), so inference takes only what reads back the same: leading
-zeros, `+`, exponents, decimal commas and more than 15 digits stay strings. A declared type takes more.
+A wrong guess loses data (the zip code 01234 is not 1234), so inference accepts only values that round-trip: leading
+zeros, `+`, exponents, decimal commas and more than 15 digits stay strings. Declared types accept more.
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ Kind = Literal["string", "number", "boolean", "date"]
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?", re.ASCII)
 _BOOLEANS = {"true": True, "false": False}
 _DECLARED_BOOLEANS = {**_BOOLEANS, "yes": True, "no": False, "1": True, "0": False}
-DIGITS_MAX = (
-    15  # all integers of 15 digits are exact as floats; longer ones are mostly card or account numbers
-)
+# Integers of up to 15 digits are exact as floats; longer ones are mostly card or account numbers.
+DIGITS_MAX = 15
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnType:
-    """What a column holds. `date_format` is that of `datetime.strptime`; None stands for ISO 8601."""
+    """A column's type. `date_format` is a `datetime.strptime` format; None means ISO 8601."""
 
     kind: Kind
     date_format: str | None = None
@@ -45,11 +44,11 @@ class ColumnType:
             return (_BOOLEANS if self.inferred else _DECLARED_BOOLEANS).get(cell.lower())
         if self.date_format is not None:
             return _date(cell, self.date_format)
-        return None if instant_of(cell) == NO_DATE else cell  # what filters take for a date
+        return None if instant_of(cell) == NO_DATE else cell  # what filters accept as a date
 
 
 def infer(cells: Iterable[str]) -> ColumnType:
-    """The type that every cell with something in it has."""
+    """The type that fits every nonblank cell."""
     filled = [cell for cell in cells if cell.strip()]
     kinds: tuple[Kind, ...] = ("number", "boolean", "date")
     for kind in kinds:
@@ -62,7 +61,7 @@ def infer(cells: Iterable[str]) -> ColumnType:
 def parse_types(declared: str) -> dict[str, ColumnType]:
     """`zip=string,published=date:%d/%m/%Y` by column. Raises InvalidInput."""
     types = {}
-    for one in re.split(r",(?=[^,=]+=)", declared):  # a format may hold commas too
+    for one in re.split(r",(?=[^,=]+=)", declared):  # formats may contain commas
         column, _, written = one.partition("=")
         kind, _, date_format = written.partition(":")
         if not column.strip() or kind not in get_args(Kind) or (date_format and kind != "date"):
@@ -77,7 +76,7 @@ def parse_types(declared: str) -> dict[str, ColumnType]:
 
 
 def _check_format(date_format: str) -> None:
-    example = datetime(2021, 12, 31)  # noqa: DTZ001 - only to see whether the format can be read
+    example = datetime(2021, 12, 31)  # noqa: DTZ001 - only to validate the format
     try:
         datetime.strptime(example.strftime(date_format), date_format)  # noqa: DTZ007
     except ValueError as error:
@@ -102,7 +101,7 @@ def _number(cell: str) -> int | float | None:
 
 def _date(cell: str, date_format: str) -> str | None:
     try:
-        moment = datetime.strptime(cell, date_format)  # noqa: DTZ007 - without a zone where the cell names none
+        moment = datetime.strptime(cell, date_format)  # noqa: DTZ007 - naive if the cell has no time zone
     except ValueError:
         return None
     has_time = re.search(r"%[HIcX]", date_format)

@@ -1,4 +1,4 @@
-"""Finding files, and reading one of them with bounded memory: decompressed, decoded, counted."""
+"""Finds files, and reads one with bounded memory: decompressed, decoded, counted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FORMATS = {
     ".markdown": "markdown",
     **dict.fromkeys([".txt", ".text", ".rst", ".adoc", ".org"], "text"),
 }
-# Text files that have no extension by convention. Debian adds some of its own: changelog.Debian.amd64.gz.
+# Text files that conventionally have no extension. Debian appends its own: changelog.Debian.amd64.gz.
 BARE_NAMES = re.compile(
     r"(authors|bugs|change(log|s)|contribut(ing|ors)|copying|copyright|credits|faq|hacking|history|install|licen[cs]e"
     r"|maintainers|news|notice|readme|thanks|todo)(\.debian(\.\w+)?)?"
@@ -36,7 +36,7 @@ READ_AHEAD_BYTES = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class FoundFile:
-    """A file to read. `name` is its path beginning with the name of the folder that was given, or its file name."""
+    """A file to read. `name` is its path from the given folder, that folder's name included, or its file name."""
 
     path: Path
     name: str
@@ -45,10 +45,10 @@ class FoundFile:
 
 
 def find_files(paths: Sequence[Path], *, options: SourceOptions, report: SourceReport) -> Iterator[FoundFile]:
-    """The files of `paths`: those named, and in folders those of a known kind, by name, folder by folder.
+    """The files of `paths`: named files, and files of known kinds in folders, depth first in name order.
 
-    In folders hidden entries are skipped silently; files of other kinds, what is excluded, and links that lead to a
-    folder or out of the given one, are counted in `report`. A named file must be regular and of a known kind. Raises
+    In folders, hidden entries are skipped silently; files of other kinds, excluded ones, and links to folders or out of
+    the given folder are skipped and counted in `report`. A named file must be regular and of a known kind. Raises
     InvalidInput, before the first file, if a path does not exist.
     """
     for path in paths:
@@ -101,7 +101,7 @@ def _files_below(root: Path, options: SourceOptions, report: SourceReport) -> It
 
 
 def _leads_to_file_inside(link: Path, real_root: Path) -> bool:
-    # Mounted Kubernetes volumes consist of such links. Links to folders may form cycles.
+    # Kubernetes volume mounts consist of such links. Links to folders could form cycles.
     try:
         target = link.resolve()
     except (OSError, RuntimeError):  # a link to itself
@@ -119,13 +119,13 @@ def _unzipped(file_name: str) -> str:
 
 
 class SourceFile:
-    """One open file; close it. Every error it raises is a `SourceError` that starts with the file's path."""
+    """One open file, which the caller closes. It raises only `SourceError`, starting with the file's path."""
 
     def __init__(self, found: FoundFile) -> None:
-        """Open `found`; .gz is decompressed on the way."""
+        """Open `found`; .gz is decompressed transparently."""
         self.found = found
         try:
-            found.name.encode()  # else it cannot be a document's id
+            found.name.encode()  # or it cannot be a document's id
             self._raw = io.FileIO(found.path)
         except UnicodeEncodeError as error:
             raise self.error("the file's name is not UTF-8") from error
@@ -140,19 +140,19 @@ class SourceFile:
 
     @property
     def bytes_read(self) -> int:
-        """Bytes taken from the disk so far, read ahead included."""
+        """Bytes read from disk so far, including read-ahead."""
         return self._raw.tell()
 
     def error(self, reason: str, line: int | None = None, column: int | None = None) -> SourceError:
-        """An error that begins with this file, and the line and column where they are known."""
+        """An error located in this file, at the line and column if given."""
         return SourceError(self.place(line, column), reason)
 
     def place(self, line: int | None = None, column: int | None = None) -> str:
-        """`path:line:column` as editors and terminals understand it."""
+        """`path:line:column`, which editors and terminals turn into links."""
         return ":".join(str(part) for part in (printable(self.found.path), line, column) if part is not None)
 
     def text(self, bytes_max: int) -> str:
-        """The whole file as text, line ends made `\\n`; refused when longer than `bytes_max`."""
+        """The whole file as text with `\\n` line endings; an error if longer than `bytes_max`."""
         content = self._read(lambda: self._stream.read(bytes_max + 1))
         if len(content) > bytes_max:
             raise self.error(f"larger than the {bytes_max:,} bytes a document may have")
@@ -160,9 +160,9 @@ class SourceFile:
         return text.replace("\r\n", "\n").replace("\r", "\n")
 
     def lines(self, bytes_max: int) -> Iterator[tuple[int, bytes | SourceError]]:
-        """Lines with their numbers from 1, line ends kept, without a byte order mark.
+        """Lines numbered from 1, with their line endings and without a byte order mark.
 
-        A line longer than `bytes_max` is skipped without being held; an error takes its place.
+        A line longer than `bytes_max` is never held in memory: an error is yielded in its place.
         """
         for number in itertools.count(1):
             line = self._read(lambda: self._stream.readline(bytes_max + 1), number)
@@ -179,7 +179,7 @@ class SourceFile:
             yield number, self.error(reason, number)
 
     def decode(self, content: bytes, line: int | None = None) -> str:
-        """`content` as UTF-8, or an error that says where it is not."""
+        """`content` decoded as UTF-8. Raises SourceError with the position of the first invalid byte."""
         try:
             return content.decode("utf-8")
         except UnicodeDecodeError as error:
@@ -190,7 +190,7 @@ class SourceFile:
             raise self.error(f"not UTF-8 text ({found}); convert it with iconv", where, column) from error
 
     def _without_mark(self, content: bytes) -> bytes:
-        """The beginning of a file without its byte order mark. Raises SourceError for that of UTF-16."""
+        """The start of a file without its byte order mark. Raises SourceError for UTF-16."""
         if content.startswith((b"\xff\xfe", b"\xfe\xff")):
             raise self.error("UTF-16 text, expected UTF-8 (in Excel: save as CSV UTF-8)")
         return content.removeprefix(b"\xef\xbb\xbf")
@@ -205,5 +205,5 @@ class SourceFile:
 
 
 def printable(path: Path) -> str:
-    """`path` as text that any terminal and log can take, whatever bytes are in it."""
+    """`path` as valid UTF-8 for terminals and logs, with undecodable bytes escaped."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")

@@ -1,4 +1,4 @@
-"""The documents that reading yields, its options, and its report."""
+"""Documents read from files, the options for reading them, and the report."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ KINDS_SHOWN = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceDocument:
-    """One document as it goes to the service, and where it came from.
+    """One document as sent to the service, and where it came from.
 
-    `source` names the place for people: `faq.jsonl:12`, or the file alone where the file is the document.
-    `bytes_read` counts the bytes of all files read so far (compressed ones as they lie on disk), never falls
-    from one document to the next, and never passes `total_bytes` of the same paths unless a file grows.
+    `source` is its location for people: `faq.jsonl:12`, or just the file if the file is the document. `bytes_read`
+    counts the on-disk bytes of all files read so far; it never decreases and stays within `total_bytes` of the same
+    paths unless a file grows.
     """
 
     id: str
@@ -36,22 +36,22 @@ class SourceOptions:
     """How files are found and read."""
 
     exclude: tuple[str, ...] = ()
-    """Globs; what they match in a folder, by its name or by its path below the folder, is not read or entered."""
+    """Globs matched against names and against paths below the folder; matches are not read or entered."""
     id_field: str | None = None
-    """None takes `id`, else `_id`; rows with neither get the id `<file>#<line>`."""
+    """None means `id`, else `_id`; rows with neither get the id `<file>#<line>`."""
     prefix_ids: bool = False
-    """Put the file's name before the ids of rows, which makes ids that are unique in their file unique in all."""
+    """Prefix row ids with the file's name, so that ids unique within their file are unique overall."""
     text_fields: tuple[str, ...] = ("text",)
-    """Several are joined, each as a paragraph."""
+    """Several are joined as paragraphs."""
     title_field: str = "title"
     types: Mapping[str, ColumnType] = field(default_factory=dict)
-    """Of columns of tables, by name; those of other columns are inferred."""
+    """Types of table columns by name; the others are inferred."""
     document_bytes_max: int = 16 * 1024 * 1024
-    """Of one line, row or text file; a larger one is refused before it is held in memory."""
+    """Maximum size of a line, row or text file; larger ones are refused before they are held in memory."""
 
 
 class SourceError(InvalidInput):
-    """Something that cannot be read or written. `place` is the file, with line and column where they are known."""
+    """Something that cannot be read or written. `place` is the file, with line and column if known."""
 
     def __init__(self, place: str, reason: str) -> None:
         super().__init__(f"{place}: {reason}")
@@ -61,7 +61,7 @@ class SourceError(InvalidInput):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What a SourceError says, without its traceback."""
+    """A SourceError without its traceback."""
 
     source: str
     reason: str
@@ -69,9 +69,9 @@ class Failure:
 
 @dataclass(slots=True, kw_only=True)
 class SourceReport:
-    """What a run found, filled while the documents are consumed.
+    """What a run found, filled while its documents are consumed.
 
-    `notes` and `failed` hold the first ones, at most NOTES_KEPT_MAX and FAILURES_KEPT_MAX; the counts are complete.
+    `notes` and `failed` keep the first NOTES_KEPT_MAX and FAILURES_KEPT_MAX entries; the counts are complete.
     """
 
     files: int = 0
@@ -80,19 +80,19 @@ class SourceReport:
     """Folders, files, lines and rows that could not be read, and documents that the service refused."""
     failures: int = 0
     empty: int = 0
-    """Rows and files without any text: skipped."""
+    """Rows and files without text: skipped."""
     duplicates: int = 0
-    """Documents whose id came before in this run: yielded all the same, and the service keeps the last."""
+    """Documents with an id seen before in this run: still yielded, and the service keeps the last."""
     other_files: Counter[str] = field(default_factory=Counter)
-    """Files in folders that are not of a known kind, by the ending of their names: skipped."""
+    """Files of unknown kinds in folders, by extension: skipped."""
     links: int = 0
     """Links in folders to other folders, or to files outside the folder: not followed."""
     excluded: int = 0
-    """Files and folders that an `exclude` matched."""
+    """Files and folders matched by an `exclude` pattern."""
     types: dict[str, list[str]] = field(default_factory=dict)
-    """Of the columns of tables: more than one where files differ."""
+    """Types of table columns; several if files differ."""
     misfits: Counter[str] = field(default_factory=Counter)
-    """Cells that are not of their column's type, by column: kept as strings."""
+    """Cells that do not fit their column's type, by column: kept as strings."""
     notes: list[str] = field(default_factory=list)
 
     def note(self, line: str) -> None:
@@ -101,7 +101,7 @@ class SourceReport:
             self.notes.append(line)
 
     def fail(self, error: SourceError) -> None:
-        """Record what failed; the rest goes on."""
+        """Record a failure; reading continues."""
         self.failures += 1
         if len(self.failed) < FAILURES_KEPT_MAX:
             self.failed.append(Failure(error.place, error.reason))
@@ -114,7 +114,7 @@ class SourceReport:
                 kinds.append(column_type.kind)
 
     def summary(self) -> list[str]:
-        """Lines: what was read, what was left out and why, and the types of columns."""
+        """Lines saying what was read, what was skipped and why, and the column types."""
         left_out = [
             (self.failures, "failed"),
             (self.empty, "empty"),

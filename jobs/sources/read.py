@@ -1,4 +1,4 @@
-"""Reading all paths of one run: which reader for which file, what to skip, which ids came twice."""
+"""Reads all paths of one run: picks each file's reader, skips what fails, counts duplicate ids."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ READERS: dict[str, Reader] = {
 def read_documents(
     paths: Sequence[Path], *, options: SourceOptions | None = None, report: SourceReport | None = None
 ) -> Iterator[SourceDocument]:
-    """The documents of `paths` in order: paths as given, folders by name and downwards, files from the top.
+    """The documents of `paths` in order: paths as given, folders depth first by name, files from the top.
 
-    Lazy: a file is opened when its first document is asked for. What cannot be read is skipped and recorded in
-    `report`; without one, the first such thing raises SourceError. A path that does not exist raises InvalidInput
-    before anything is read, report or not.
+    Lazy: a file is opened when its first document is needed. Whatever cannot be read is skipped and recorded in
+    `report`; without one, the first failure raises SourceError. A path that does not exist always raises InvalidInput,
+    before anything is read.
     """
     options = options or SourceOptions()
     report = report if report is not None else FirstFailure()
@@ -47,7 +47,7 @@ def read_documents(
 
 
 def total_bytes(paths: Sequence[Path], *, options: SourceOptions | None = None) -> int:
-    """The bytes on disk that `read_documents` will read: the length of a progress bar."""
+    """Total on-disk bytes that `read_documents` will read, for progress bars."""
     files = find_files(paths, options=options or SourceOptions(), report=SourceReport())
     return sum(found.size_bytes for found in files)
 
@@ -57,12 +57,12 @@ def _read_file(found: FoundFile, options: SourceOptions, report: SourceReport) -
     try:
         with contextlib.closing(SourceFile(found)) as file:
             yield from READERS[found.format](file, options, report)
-    except SourceError as error:  # the rest of the file cannot be read
+    except SourceError as error:  # the rest of the file is unreadable
         report.fail(error)
 
 
 def _note_duplicate(document: SourceDocument, seen: set[int], report: SourceReport) -> None:
-    """`seen` holds hashes of the ids so far, of 64 bits."""
+    """`seen` holds 64-bit hashes of the ids so far."""
     digest = hash(document.id)
     if digest in seen:
         report.duplicates += 1

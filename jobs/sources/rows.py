@@ -1,4 +1,4 @@
-"""From rows of named fields, out of JSON Lines or a table, to documents."""
+"""Turns rows of named fields, from JSON Lines or a table, into documents."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KINDS = {
     float: "a number",
     str: "a string",
 }
-_decoder = msgspec.json.Decoder()  # refuses NaN, which the standard library lets through
+_decoder = msgspec.json.Decoder()  # rejects NaN, unlike the standard library
 
 
 def read_jsonl(file: SourceFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:
@@ -44,7 +44,7 @@ def _object(file: SourceFile, number: int, content: bytes) -> Mapping[str, objec
     except RecursionError:
         return file.error("not JSON: nested too deeply", number, len(line) + 1)
     except msgspec.DecodeError as error:
-        # The decoder says at which byte it stopped, unless the line is cut short.
+        # The decoder reports the byte where it stopped, unless the line is truncated.
         stopped = re.search(r" \(byte (\d+)\)", str(error))
         before = line.encode()[: int(stopped[1])].decode("utf-8", "ignore") if stopped else line
         reason = re.sub(r" \(byte \d+\)", "", str(error)).removeprefix("JSON is malformed: ")
@@ -55,7 +55,7 @@ def _object(file: SourceFile, number: int, content: bytes) -> Mapping[str, objec
 def documents_of(
     file: SourceFile, rows: Iterator[Row], options: SourceOptions, report: SourceReport
 ) -> Iterator[SourceDocument]:
-    """The documents of `rows`. Those without text are skipped and counted; bad ones fail, each by itself."""
+    """The documents of `rows`. Rows without text are skipped and counted; each bad row fails on its own."""
     numbered = vectors = False
     for line, fields in rows:
         try:
@@ -122,14 +122,14 @@ def _id(file: SourceFile, line: int, fields: Mapping[str, object], options: Sour
 
 
 def id_field_in(fields: Collection[str], options: SourceOptions) -> str | None:
-    """Which of the fields holds the id; None if rows are to be numbered."""
-    # "_id" is what the BEIR collections and document stores call it.
+    """The field that holds the id; None if rows are to be numbered."""
+    # BEIR collections and document stores call it "_id".
     return options.id_field or next((field for field in ("id", "_id") if field in fields), None)
 
 
 def _metadata(fields: Mapping[str, object], options: SourceOptions) -> dict[str, object]:
-    """The object `metadata` merged over the other fields. The service decides what may be in there."""
-    # A vector belongs to the model that made it; ingest embeds the text.
+    """The other fields, updated with those of an object field `metadata`. The service validates the values."""
+    # A vector is tied to the model that made it; ingest embeds the text.
     taken = {id_field_in(fields, options), *options.text_fields, options.title_field, "vector"}
     others = {key: value for key, value in fields.items() if key not in taken}
     nested = others.get("metadata")

@@ -1,4 +1,4 @@
-"""CSV and TSV: a header row, then one document a row."""
+"""CSV and TSV: a header row, then one document per row."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ Cells = tuple[int, "list[str] | SourceError"]
 
 
 def read_table(file: SourceFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:
-    """The documents of a CSV or TSV file. Blank lines are skipped; empty cells are no metadata.
+    """The documents of a CSV or TSV file. Blank lines are skipped; empty cells yield no metadata.
 
-    The delimiter is the first of comma, semicolon, tab and bar with which the header names the text columns. Guessing
-    from how often a character occurs, as csv.Sniffer does, fails on texts full of commas.
+    The delimiter is the first of comma, semicolon, tab and bar that makes the header contain the text columns. Guessing
+    by character frequency, as csv.Sniffer does, fails on texts full of commas.
     """
     return documents_of(file, _rows(file, options, report), options, report)
 
 
 def _rows(file: SourceFile, options: SourceOptions, report: SourceReport) -> Iterator[Row]:
-    # The module's limit is 128 KiB by default and global, so only ever raise it.
+    # The csv module's limit (128 KiB by default) is global, so only raise it.
     csv.field_size_limit(max(csv.field_size_limit(), options.document_bytes_max))
     lines = _DecodedLines(file, options.document_bytes_max)
     header = next(lines, None)
@@ -50,7 +50,7 @@ def _rows(file: SourceFile, options: SourceOptions, report: SourceReport) -> Ite
         else:
             row: dict[str, object] = {}
             for column, cell in zip(columns, cells):
-                if column in own:  # id, text and title are strings whatever is in them
+                if column in own:  # id, text and title are always strings
                     row[column] = cell
                 elif column in types and cell.strip():
                     value = types[column].value(cell)
@@ -68,7 +68,7 @@ def _read_header(file: SourceFile, header: str, options: SourceOptions) -> tuple
             (delimiter, [name.strip() for name in next(csv.reader([header], delimiter=delimiter), [])])
             for delimiter in DELIMITERS[file.found.format]
         ]
-    except csv.Error as error:  # such as a file whose lines end in carriage returns alone
+    except csv.Error as error:  # e.g. a file whose lines end in bare carriage returns
         raise file.error(f"not the header of a table: {error}", 1) from error
     needed = set(options.text_fields)
     found = next((split for split in splits if needed <= set(split[1])), None)
@@ -86,7 +86,7 @@ def _read_header(file: SourceFile, header: str, options: SourceOptions) -> tuple
 
 
 def _cells(file: SourceFile, lines: _DecodedLines, delimiter: str, width: int) -> Iterator[Cells]:
-    # strict: a quote that is never closed is an error at its row, instead of one row that swallows the file.
+    # strict: an unclosed quote is an error at its row, instead of one row that swallows the file.
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     while True:
         line = lines.number + 1
@@ -109,7 +109,7 @@ def _cells(file: SourceFile, lines: _DecodedLines, delimiter: str, width: int) -
 
 
 def _first(rows: Iterator[Cells], chars_max: int) -> Iterator[Cells]:
-    """The rows that types are inferred from; fewer where they are so long that holding them would take much memory."""
+    """The leading rows that types are inferred from, up to `chars_max` characters to bound memory."""
     number = chars = 0
     while number < ROWS_INFERRED_FROM and chars < chars_max and (row := next(rows, None)):
         yield row
@@ -128,9 +128,9 @@ def _note_misfit(
 
 
 class _DecodedLines:
-    """Lines as text for the csv module, which asks for as many as a row takes; `number` is that of the last.
+    """Lines as text for the csv module, which takes as many as a row needs; `number` is that of the last.
 
-    Bytes that are not UTF-8 pass as lone surrogates, to be refused with the whole row they are in.
+    Invalid UTF-8 passes as lone surrogates, so that the whole row containing it can be refused.
     """
 
     def __init__(self, file: SourceFile, bytes_max: int) -> None:

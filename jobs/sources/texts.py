@@ -1,4 +1,4 @@
-"""Files that are one document each: plain text, and Markdown with its front matter."""
+"""Files that are one document each: plain text, and Markdown with front matter."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from jobs.sources.model import SourceDocument, SourceOptions, SourceReport
 
 
 def read_text(file: SourceFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:
-    """The file as one document, titled by its path; none if it holds only white space."""
+    """The file as one document titled by its path; none if it is blank."""
     yield from _document(file, file.text(options.document_bytes_max), {}, None, report)
 
 
 def read_markdown(file: SourceFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:
-    """The file as one document: front matter becomes metadata, everything else stays text, headings included.
+    """The file as one document: front matter becomes metadata, the rest is text, headings included.
 
     The title is the first of: `title` in the front matter, the first heading, the file's path.
     """
@@ -49,8 +49,8 @@ _SIMPLE_LINE = re.compile(r"([A-Za-z_][\w.-]*):[ \t]+(\S.*?)[ \t]*")
 def split_front_matter(text: str) -> tuple[dict[str, object], str]:
     """The simple `key: value` lines of a leading `---` block, and the text after it.
 
-    This reads the flat part of YAML that filters can use, not YAML: nested values and lists over several
-    lines are left out. A block that is never closed, or holds no key, is text (a rule, most likely).
+    This parses the flat subset of YAML that filters can use: nested values and multi-line lists are dropped. A block
+    that is unclosed or does not begin with a key is text (most likely a horizontal rule).
     """
     block = _FRONT_MATTER.match(text)
     if block is None:
@@ -80,7 +80,7 @@ def _value(written: str) -> object | None:
 _FENCED_CODE = re.compile(r"^ {0,3}(```+|~~~+).*?(?:^ {0,3}\1|\Z)", re.DOTALL | re.MULTILINE)
 _HEADING = re.compile(
     r"^ {0,3}#{1,6}[ \t]+(?P<marked>.+?)[ \t]*#*[ \t]*$"
-    # Running text can be underlined, not a list, quote, table or code.
+    # Only running text can be underlined (setext), not a list, quote, table or code.
     r"|^ {0,3}(?P<underlined>[^\s\-*+>|#=`~].*)\n {0,3}(?:=+|-{2,})[ \t]*$",
     re.MULTILINE,
 )

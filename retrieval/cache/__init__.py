@@ -1,9 +1,8 @@
-"""What has been computed already, kept for the next one who asks.
+"""Results and query vectors computed before.
 
     results.py      answers of searches, by everything that an answer depends on
     embeddings.py   vectors of query texts
-    keys.py         the hashes that both are kept by
-    store.py        the small protocol of what keeps bytes
+    store.py        the small protocol of what keeps bytes, and the hashes it keeps them by
     memory.py       a store in this process, bounded by bytes
     redis_store.py  a store that several services share; may fail at any time without being noticed
     (import RedisStore from there: only a service with `redis.url` pays for loading redis-py)

@@ -8,8 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval.cache.keys import key_of
-from retrieval.cache.store import Store
+from retrieval.cache.store import Store, key_of
 
 Vector = NDArray[np.float32]
 LITTLE_ENDIAN: Final = np.dtype("<f4")

@@ -16,9 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from retrieval.cache.keys import key_of
 from retrieval.cache.memory import MemoryStore
-from retrieval.cache.store import Store
+from retrieval.cache.store import Store, key_of
 
 MADE_BYTES = 8  # in front of a far value: when it was made, in seconds since 1970
 

@@ -1,4 +1,4 @@
-"""The protocol of a cache store, what it counts, and the breaker that a remote one needs.
+"""The protocol of a cache store, the keys it is asked by, what it counts, and the breaker that a remote one needs.
 
 A store maps opaque bytes to opaque bytes for a while. It may forget early, it never answers with another
 key's value, and it never raises for troubles of its own: a get that fails is a miss, a put that fails is
@@ -11,7 +11,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from hashlib import blake2b
+from typing import Final, Literal, Protocol
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +60,22 @@ class StoreCounts:
     rejected: int = 0
     dropped: int = 0
     evicted: int = 0
+
+
+KEY_BYTES: Final = 32
+"""256 bits: two requests under one key would give one user another's answer, so nobody may find such two."""
+
+
+def key_of(kind: bytes, *parts: str | bytes) -> bytes:
+    """KEY_BYTES that differ when the kind (16 bytes at most), a part or the number of parts does."""
+    digest = blake2b(digest_size=KEY_BYTES, person=kind)
+    for part in parts:
+        # surrogatepass: text that is not well-formed Unicode has a key too, so that making one never raises.
+        encoded = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
+        # The length in front keeps ("ab", "c") apart from ("a", "bc").
+        digest.update(len(encoded).to_bytes(8, "big"))
+        digest.update(encoded)
+    return digest.digest()
 
 
 Ticket = Literal["ordinary", "trial"]

@@ -12,8 +12,12 @@ from typing import Annotated, TypeVar
 import msgspec
 from aiohttp import web
 
-from indexes.errors import InvalidInput, NotFound, TooLarge
-from indexes.model import Floats
+from indexes import (
+    Floats,
+    InvalidInput,
+    NotFound,
+    TooLarge,
+)
 from retrieval.dialects.errors import ModelNotFound
 from retrieval.dialects.models import known_names, model_of
 from retrieval.embedders import Embedder

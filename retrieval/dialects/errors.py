@@ -16,7 +16,12 @@ from dataclasses import dataclass, field
 import msgspec
 from aiohttp import web
 
-from indexes.errors import InvalidInput, NearlineError, NotFound, TooLarge
+from indexes import (
+    InvalidInput,
+    NearlineError,
+    NotFound,
+    TooLarge,
+)
 from retrieval import errors
 from retrieval.embedding.results import TooLong
 

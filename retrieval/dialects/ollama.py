@@ -13,7 +13,9 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from indexes.errors import InvalidInput
+from indexes import (
+    InvalidInput,
+)
 from retrieval.dialects.embedding import (
     VectorJson,
     as_numbers,

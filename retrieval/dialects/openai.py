@@ -13,8 +13,9 @@ from typing import Annotated, Literal
 import msgspec
 from aiohttp import web
 
-from indexes.errors import InvalidInput
-from retrieval.dialects import cl100k
+from indexes import (
+    InvalidInput,
+)
 from retrieval.dialects.embedding import (
     Inputs,
     as_base64,
@@ -25,7 +26,7 @@ from retrieval.dialects.embedding import (
     written,
 )
 from retrieval.dialects.models import Listed, find_model, list_models
-from retrieval.dialects.token_ids import sequences
+from retrieval.dialects.token_ids import sequences, texts_of_cl100k_ids
 from retrieval.embedding.models import Kind
 from retrieval.embedding.results import Long
 from retrieval.handlers.wire import answer, body, json_answer
@@ -129,7 +130,7 @@ async def texts_of(request: web.Request, given: Inputs) -> list[str]:
     if len(texts) < len(inputs):
         request[HELD].token_ids(sum(len(one) for one in inputs if isinstance(one, list)))
         bytes_max = request.app[CONFIG].server.body_bytes_max  # as much as could have come as text
-        texts = await asyncio.to_thread(cl100k.texts_of_ids, inputs, bytes_max=bytes_max)
+        texts = await asyncio.to_thread(texts_of_cl100k_ids, inputs, bytes_max=bytes_max)
     bounded(texts, request, param="input")
     return texts
 

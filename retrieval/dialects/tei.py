@@ -14,7 +14,11 @@ from typing import Literal
 import msgspec
 from aiohttp import web
 
-from indexes.errors import InvalidInput, NotReady, TooLarge
+from indexes import (
+    InvalidInput,
+    NotReady,
+    TooLarge,
+)
 from retrieval.dialects.embedding import (
     Answered,
     Inputs,

@@ -5,8 +5,8 @@ needs the loop, and a short run on the loop's thread answers sooner. It blocks t
 
     only short runs     by a cost model that has seen RUNS_SEEN_MIN runs: a slow machine never blocks its loop
     never in a crowd    two queries at once are two callers, and for CROWD_S all take the threads, on every core
-    a lookout           while the loop is blocked a second caller waits unseen in its socket; one query in
-                        LOOKOUT_EVERY takes the threads all the same, so that whoever comes meanwhile is met
+    a lookout           a second caller cannot be seen while the loop is blocked, so one query in LOOKOUT_EVERY
+                        takes the threads anyway
 """
 
 from __future__ import annotations
@@ -44,6 +44,6 @@ class LoneQueries:
         )
 
     def looks_out(self) -> bool:
-        """Whether this query, though it may block, takes the threads to see who else comes. To ask once for each."""
+        """Whether this query, though it may block, takes the threads to see other callers. Ask once for each query."""
         self._asked += 1
         return self._asked % LOOKOUT_EVERY == 0

@@ -8,38 +8,57 @@
 - A short query with nobody beside it runs on the event loop's own thread and blocks it for that run (`alone`).
 - An idle encoder starts at once; there is no window to wait for. What arrives during a run shares the next one.
 - Every run is kept short by what the cost model foretells, because a query may have to wait for it to end.
-- A caller that is cancelled, or whose deadline passes, leaves the queue: nothing is computed for the dead.
+- A caller that is cancelled, or whose deadline passes, leaves the queue: nothing is computed for it.
 - A run that fails is repeated text by text, so that only the text at fault fails.
-- Queues are bounded in tokens, that of queries also in foretold time. Who is refused is told when it will be empty.
+- Queues are bounded in tokens, that of queries also in foretold time. A refused caller is told when they will be empty.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
 
 import numpy as np
 
-from indexes.errors import DeadlineExceeded, NotReady, TooLarge
-from indexes.model import Floats
+from indexes import (
+    DeadlineExceeded,
+    Floats,
+    NotReady,
+    TooLarge,
+)
 from retrieval.embedding.alone import LoneQueries
-from retrieval.embedding.bounds import TOO_LATE, Bounds
+from retrieval.embedding.bounds import TOO_LATE, Bounds, LargeRequests
 from retrieval.embedding.costs import CostModel, Load
 from retrieval.embedding.encoder import by_length
-from retrieval.embedding.lanes import Batch, Job, Lanes, guessed, in_parts
-from retrieval.embedding.large import LargeRequests
+from retrieval.embedding.lanes import Batch, Job, Lanes, Tokeniser, guessed, in_parts
 from retrieval.embedding.models import Kind
-from retrieval.embedding.observing import Observer, Silent
-from retrieval.embedding.results import Embedded, Lane, Long, refuse_truncated
-from retrieval.embedding.running import Outcome, Runner, outcome_of
+from retrieval.embedding.results import Embedded, Lane, Long, Observer, refuse_truncated
 from retrieval.embedding.tokens import Tokens
 
 QUERY_CHARS_MAX = 1024  # a single text up to here goes to the query lane
 TOKENISED_AT_ONCE = 64  # texts of a bulk request; a cancelled one stops after these
 PART_TOKENS_MAX = 32_768  # of a large request, queued at a time: enough that sorting by length still pays
+
+
+class Runner(Tokeniser, Protocol):
+    """What the batcher needs of an Encoder."""
+
+    @property
+    def dimensions(self) -> int: ...
+    @property
+    def normalises(self) -> bool: ...
+    def windows(self, text: str, kind: Kind) -> list[Tokens]: ...
+    def run(self, batch: Sequence[Tokens]) -> Floats: ...
+
+
+Outcome = Floats | list[Floats | Exception]  # of a run: a vector a text; after a failure, what became of each
+
+logger = logging.getLogger(__name__)
 
 
 class Batcher:
@@ -77,7 +96,7 @@ class Batcher:
         self._bounds = Bounds(queue_tokens_max, query_wait_s_max)
         self._large = LargeRequests(self._seconds_of, large_wait_s_max)
         self._part_tokens_max = min(PART_TOKENS_MAX, max(1, queue_tokens_max // 4))
-        self._observe: Observer = observe or Silent()
+        self._observe: Observer = observe or Observer()
         self.costs = costs or CostModel()
         self._lone = lone or LoneQueries(self.costs)
         self._lanes = Lanes(
@@ -155,8 +174,6 @@ class Batcher:
         """The part of a request whose texts begin at number `first`."""
         job = self._admit(lane, texts, kind, long, deadline, first=first)
         try:
-            if job.lane == "query" and (embedded := await self._answer_here(job, deadline)) is not None:
-                return embedded
             await self._answer(job, deadline)
         except DeadlineExceeded:
             self._observe.left(job.lane, job.texts_left, "deadline")
@@ -188,16 +205,8 @@ class Batcher:
         ):
             self._observe.left(lane, len(texts), "refused")
             raise refusal
-        job = Job(
-            texts,
-            kind,
-            lane,
-            long,
-            self._loop.create_future(),
-            guesses=guesses,
-            normalise=self._encoder.normalises,
-            first=first,
-        )
+        future, normalise = self._loop.create_future(), self._encoder.normalises
+        job = Job(texts, kind, lane, long, future, guesses, normalise, first)
         self._jobs.add(job)
         for length in guesses:
             queued.add(length)
@@ -226,11 +235,14 @@ class Batcher:
             self._observe.queued(job.lane, self._queued[job.lane].tokens)
 
     async def _answer(self, job: Job, deadline: float | None) -> None:
-        """Queue a job, and wait until all of it has run."""
+        """Run a job here or queue it, and wait until all of it has run."""
         try:
             async with asyncio.timeout_at(deadline):
                 if job.lane == "query":
-                    self._lanes.add_query(job)
+                    if not await self._ran_here(job, deadline):
+                        self._lanes.add_query(job)
+                    elif job.future.cancelled():
+                        raise TimeoutError
                 else:
                     tokenising = self._loop.run_in_executor(self._tokenisers, self._tokenise, job)
                     tokenising.add_done_callback(lambda future: self._tokenised(job, future))
@@ -240,61 +252,29 @@ class Batcher:
 
     # --- a query with nobody beside it: on the loop's thread ------------------------------------------------
 
-    async def _answer_here(self, job: Job, deadline: float | None) -> Embedded | None:
-        """The answer to a query, computed on the loop's thread, or None where it must take the lanes.
-
-        Its caller waits for every step, so it does without a batch.
-        """
+    async def _ran_here(self, job: Job, deadline: float | None) -> bool:
+        """Run a query as a batch of its own on the loop's thread, if `alone` allows that."""
         if self._queued["query"].texts > 1:
             self._lone.crowd()
         if not self._is_alone(job) or self._lone.looks_out():
-            return None
-        # Whoever is ready goes first, and is seen; what our caller has begun beside us gets its start.
-        await asyncio.sleep(0)
+            return False
+        await asyncio.sleep(0)  # so that other callers are seen, and what ours has begun beside us starts
         if not self._is_alone(job):
-            return None
-        self._lanes.see_query()
-        tokens = self._tokens_here(job)
-        if not self._lone.may_block(len(tokens)):  # more than were guessed
-            return None
-        vectors = self._vectors_here(job)
-        if deadline is not None and self._loop.time() > deadline:
-            raise DeadlineExceeded(TOO_LATE)
-        job.answered()
-        return Embedded(vectors, [len(tokens)], [tokens.truncated], [1], **job.times())
-
-    def _tokens_here(self, job: Job) -> Tokens:
-        begun = time.monotonic()
-        try:
-            job.pieces = self._encoder.tokenise(job.texts, job.kind)
-            if job.long == "refuse":
-                refuse_truncated(job.pieces, 0, self._encoder.tokens_max)
-        except Exception:
-            self._loop.call_soon(self._observe.tokenised, "query", 1, time.monotonic() - begun)
-            raise
-        job.tokenise_s = time.monotonic() - begun
-        return job.pieces[0]
-
-    def _vectors_here(self, job: Job) -> Floats:
-        job.started, failed = time.monotonic(), True
-        try:
-            vectors = self._encoder.run(job.pieces)
-            failed = False
-        finally:
-            job.ended = time.monotonic()
-            self._release(job, (0,))
-            self._loop.call_soon(self._account_here, job, failed)
-        return vectors
+            return False
+        batch = self._lanes.batch_of(job)
+        if batch.members and not self._lone.may_block(len(job.pieces[0])):  # more than were guessed
+            return False
+        started = time.monotonic()
+        found, ended = self._outcome(batch), time.monotonic()
+        if deadline is not None and self._loop.time() > deadline:  # no timer fires while the loop is blocked
+            job.future.cancel()
+        self._settle(batch, found, started, ended)
+        return True
 
     def _is_alone(self, job: Job) -> bool:
         """Nothing else is queued or under way in either lane, and the text is short enough to read and run here."""
         alone = len(self._jobs) == 1 and not job.dead and len(job.texts[0]) <= QUERY_CHARS_MAX
         return alone and self._lone.may_block(job.queued[0])
-
-    def _account_here(self, job: Job, failed: bool) -> None:
-        self._observe.tokenised("query", 1, job.tokenise_s)
-        times = (job.arrived, job.started, job.ended)
-        self._account_run("query", [len(job.pieces[0])], times, failed=failed)
 
     # --- bulk requests: tokenised in their own thread, planned by length, then queued -----------------------
 
@@ -378,22 +358,33 @@ class Batcher:
         if batch.members:
             lengths = [len(tokens) for tokens in batch.tokens]
             arrived = min(job.arrived for job, _ in batch.members)
-            failed = not isinstance(found, np.ndarray)
-            self._account_run(batch.lane, lengths, (arrived, started, ended), failed=failed)
+            if isinstance(found, np.ndarray):
+                self.costs.learn(len(lengths), max(lengths), ended - started)
+            self._observe.queued(batch.lane, self._queued[batch.lane].tokens)
+            self._observe.ran(
+                batch.lane,
+                texts=len(lengths),
+                tokens=sum(lengths),
+                padded_tokens=max(lengths) * len(lengths),
+                wait_s=max(0.0, started - arrived),
+                run_s=ended - started,
+            )
 
-    def _account_run(
-        self, lane: Lane, lengths: list[int], times: tuple[float, float, float], *, failed: bool
-    ) -> None:
-        """One run of texts so long. `times`: when the oldest of them came, and when the run began and ended."""
-        arrived, started, ended = times
-        if not failed:
-            self.costs.learn(len(lengths), max(lengths), ended - started)
-        self._observe.queued(lane, self._queued[lane].tokens)
-        self._observe.ran(
-            lane,
-            texts=len(lengths),
-            tokens=sum(lengths),
-            padded_tokens=max(lengths) * len(lengths),
-            wait_s=max(0.0, started - arrived),
-            run_s=ended - started,
-        )
+
+def outcome_of(encoder: Runner, tokens: list[Tokens]) -> Outcome:
+    """Vectors of a batch; if its run fails, the outcome of each text by itself. Raises nothing."""
+    try:
+        return encoder.run(tokens)
+    except Exception as error:  # noqa: BLE001 - any error belongs to the caller whose text caused it
+        if len(tokens) == 1:
+            return [error]
+        logger.warning("a shared run failed, its %d texts are repeated singly: %s", len(tokens), error)
+        return [_outcome_of_text(encoder, each) for each in tokens]
+
+
+def _outcome_of_text(encoder: Runner, tokens: Tokens) -> Floats | Exception:
+    try:
+        vector: Floats = encoder.run([tokens])[0]
+        return vector
+    except Exception as error:  # noqa: BLE001 - as above
+        return error

@@ -15,10 +15,12 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from indexes.model import Floats
+from indexes import (
+    Floats,
+)
 from retrieval.cgroups import cgroup_cores
 from retrieval.embedding.models import Kind, Model
-from retrieval.embedding.sessions import OUTPUT, Refusal, open_model
+from retrieval.embedding.sessions import OUTPUT, open_model
 from retrieval.embedding.tokens import Frame, TokenizerPool, Tokens, pad_id, windows
 
 CHARS_PER_TOKEN = 32  # first guess of how much of a huge text fills the window
@@ -30,50 +32,27 @@ class Encoder:
 
     def __init__(self, model: Model, *, threads: int) -> None:
         """Load the session with `threads` threads a run. Raises Damaged where known texts get strange vectors."""
-        self._manifest = model.manifest
+        manifest = model.manifest
+        self.name = manifest.name
+        self.fingerprint = manifest.fingerprint  # the same for all graphs of a model
+        self.dimensions = manifest.dimensions
+        self.tokens_max = (
+            manifest.tokens_max
+        )  # of one text, special ones included; the rest of a text is not seen
+        self.normalises = manifest.normalise  # vectors have length 1
         self._prefixes: dict[Kind, str] = {
-            "query": model.manifest.query_prefix,
-            "document": model.manifest.document_prefix,
+            "query": manifest.query_prefix,
+            "document": manifest.document_prefix,
         }
         self.tokenizers = TokenizerPool(model.tokenizer_path)
         with self.tokenizers.borrow() as tokenizer:
             self._pad = pad_id(tokenizer)
             self._frame = Frame.of(tokenizer)
-        known = self.tokenise([answer.text for answer in model.manifest.known_answers], "document")
+        known = self.tokenise([answer.text for answer in manifest.known_answers], "document")
         opened = open_model(model, self._feed(known) if known else None, threads=threads)
-        self._session, self._variant, self._refused = opened.session, opened.variant, opened.refused
-
-    @property
-    def name(self) -> str:
-        return self._manifest.name
-
-    @property
-    def fingerprint(self) -> str:
-        return self._manifest.fingerprint
-
-    @property
-    def variant(self) -> str:
-        """Name of the graph that runs here; the fingerprint is the same for all of a model's."""
-        return self._variant
-
-    @property
-    def refused(self) -> tuple[Refusal, ...]:
-        """Graphs that were tried before and gave known texts strange vectors on this machine."""
-        return self._refused
-
-    @property
-    def dimensions(self) -> int:
-        return self._manifest.dimensions
-
-    @property
-    def tokens_max(self) -> int:
-        """Tokens of one text, special ones included; the rest of a longer text is not seen."""
-        return self._manifest.tokens_max
-
-    @property
-    def normalises(self) -> bool:
-        """Whether vectors have length 1."""
-        return self._manifest.normalise
+        self._session = opened.session
+        self.variant = opened.variant  # the graph that runs here
+        self.refused = opened.refused  # graphs tried before it, which gave known texts strange vectors here
 
     def tokenise(self, texts: Sequence[str], kind: Kind) -> list[Tokens]:
         """One Tokens a text, in order, with the model's prefix for `kind`. Long texts are cut, never refused."""

@@ -14,15 +14,17 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
-from indexes.model import Floats
+from indexes import (
+    Floats,
+)
 from retrieval.embedding.models import Kind
-from retrieval.embedding.results import Embedded, Lane, Long, TooLong, first_rows, joined, refuse_truncated
+from retrieval.embedding.results import Embedded, Lane, Long, first_rows, joined, refuse_truncated
 from retrieval.embedding.tokens import Tokens
 
 WASTE_MAX = 2  # a shared run may compute this many times its real tokens ...
@@ -32,44 +34,35 @@ QUERIES_LATELY_S = 1.0  # so long after a query one worker still waits for the n
 BULK_WAITS_S = 0.1
 CHARS_PER_TOKEN = 3  # a guess for texts not tokenised yet; exact counts take its place
 
-Room = Callable[[int, int], bool]  # whether a run of so many texts, padded to so many tokens, is short enough
+RunFits = Callable[
+    [int, int], bool
+]  # whether a run of so many texts, padded to so many tokens, is short enough
 
 
+@dataclass(eq=False, slots=True)
 class Job:
     """One call: its texts, what they became, and the future its caller waits on, before it asks for the `result`.
     Mutated on the event loop only, except what tokenising fills in before the job is queued, or before its run.
     """
 
-    def __init__(
-        self,
-        texts: list[str],
-        kind: Kind,
-        lane: Lane,
-        long: Long,
-        future: asyncio.Future[None],
-        *,
-        guesses: list[int],
-        normalise: bool,
-        first: int = 0,
-    ) -> None:
-        self.texts = texts
-        self.first = first  # number of its first text in the caller's request
-        self.kind: Kind = kind
-        self.lane: Lane = lane
-        self.long: Long = long
-        self.future = future
-        self.arrived = time.monotonic()
-        self.queued = guesses  # tokens accounted for by piece, 0 once run; guessed until tokenised
-        self._normalise = normalise
-        self.pieces: list[Tokens] = []  # what runs: the texts, or their windows
-        self.windows: list[int] = []  # how many pieces each text has; empty: one each
-        self.plan: deque[list[int]] = deque()  # batches of pieces, similar lengths together
-        self.tokenise_s = 0.0
-        self.started = 0.0  # time.monotonic() of its first run; 0 before
-        self.ended = 0.0  # and of the end of its last
-        self.dead = False  # nobody waits any more; read by the workers without a lock
-        self._left = -1  # pieces without a vector; known after tokenising
-        self._vectors: Floats | None = None
+    texts: list[str]
+    kind: Kind
+    lane: Lane
+    long: Long
+    future: asyncio.Future[None]
+    queued: list[int]  # tokens accounted for by piece, 0 once run; guessed until tokenised
+    normalise: bool
+    first: int = 0  # number of its first text in the caller's request
+    arrived: float = field(default_factory=time.monotonic)
+    pieces: list[Tokens] = field(default_factory=list)  # what runs: the texts, or their windows
+    windows: list[int] = field(default_factory=list)  # how many pieces each text has; empty: one each
+    plan: deque[list[int]] = field(default_factory=deque)  # batches of pieces, similar lengths together
+    tokenise_s: float = 0.0
+    started: float = 0.0  # time.monotonic() of its first run; 0 before
+    ended: float = 0.0  # and of the end of its last
+    dead: bool = False  # nobody waits any more; read by the workers without a lock
+    _left: int = -1  # pieces without a vector; known after tokenising
+    _vectors: Floats | None = None
 
     @property
     def texts_left(self) -> int:
@@ -77,13 +70,15 @@ class Job:
         return len(self.texts) if self._left < 0 else self._left
 
     def put(self, piece: int, vector: Floats, now: float) -> None:
-        """A piece has its vector; the last one ends the job."""
+        """A piece has its vector; the last one ends the job. Without effect once nobody waits."""
+        if self.future.done():
+            return
         if self._vectors is None:
             self._vectors = np.empty((len(self.pieces), len(vector)), dtype=np.float32)
             self._left = len(self.pieces)
         self._vectors[piece] = vector
         self._left -= 1
-        if self._left == 0 and not self.future.done():
+        if self._left == 0:
             self.ended = now
             self.future.set_result(None)
 
@@ -100,7 +95,7 @@ class Job:
             cut = [piece.truncated for piece in self.pieces]
             return Embedded(self._vectors, lengths, cut, [1] * len(lengths), **self.times())
         tokens = np.add.reduceat(lengths, first_rows(self.windows)).tolist()
-        whole = joined(self._vectors, lengths, self.windows, normalise=self._normalise)
+        whole = joined(self._vectors, lengths, self.windows, normalise=self.normalise)
         return Embedded(whole, tokens, [False] * len(tokens), self.windows, **self.times())
 
     def times(self) -> dict[str, float]:
@@ -110,10 +105,6 @@ class Job:
             "queue_s": max(0.0, self.started - self.arrived - self.tokenise_s),
             "run_s": max(0.0, self.ended - self.started),
         }
-
-    def answered(self) -> None:
-        """The caller holds all vectors already."""
-        self._left = 0
 
     def fail(self, error: BaseException) -> None:
         self.dead = True
@@ -150,8 +141,8 @@ class Lanes:
         *,
         workers: int,
         texts_max: int,
-        query_room: Room,
-        bulk_room: Room,
+        query_room: RunFits,
+        bulk_room: RunFits,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._tokeniser = tokeniser
@@ -224,9 +215,15 @@ class Lanes:
             if batch.members or batch.failed:
                 return batch
 
-    def see_query(self) -> None:
-        """A query is run elsewhere. As if it were added: bulk work that comes next leaves a worker free."""
+    def batch_of(self, job: Job) -> Batch:
+        """A query for the caller to run at once; it counts as seen, so a worker stays free of bulk work."""
         self._query_seen = self._clock()
+        batch = Batch("query")
+        begun = time.monotonic()
+        if self._tokenised(job, batch):
+            batch.members.append((job, 0))
+        batch.tokenise_s = time.monotonic() - begun
+        return batch
 
     # --- whose turn it is; under the lock -------------------------------------------------------------------
 
@@ -250,7 +247,7 @@ class Lanes:
         """The oldest query and those that fit beside it; the rest goes back to the front, in order."""
         batch = Batch("query")
         begun = time.monotonic()
-        ready = self._tokenised(waiting, batch)
+        ready = [job for job in waiting if self._tokenised(job, batch)]
         batch.tokenise_s = time.monotonic() - begun
         lengths: list[int] = []
         rest: list[Job] = []
@@ -264,42 +261,26 @@ class Lanes:
             return batch
         with self._changed:
             if not self._closed:
-                # Who was cancelled meanwhile could not be removed from a queue that did not hold it.
+                # A job that was cancelled while it was in neither queue could not be removed from one.
                 self._queries.extendleft(job for job in reversed(rest) if not job.dead)
                 if self._queries:
                     self._changed.notify()
         return batch
 
-    def _tokenised(self, jobs: list[Job], batch: Batch) -> Iterator[Job]:
-        for kind in ("query", "document"):
-            new = [job for job in jobs if not job.pieces and job.kind == kind]
-            if new:
-                self._tokenise(new, kind, batch)
-        return (job for job in jobs if job.pieces)
-
-    def _tokenise(self, jobs: list[Job], kind: Kind, batch: Batch) -> None:
+    def _tokenised(self, job: Job, batch: Batch) -> bool:
+        """Whether a query can run: an error in tokenizing it belongs to its caller alone."""
         begun = time.monotonic()
         try:
-            found = self._tokeniser.tokenise([job.texts[0] for job in jobs], kind)
-            for job, tokens in zip(jobs, found, strict=True):
-                job.pieces.append(tokens)
-        except Exception:  # noqa: BLE001 - found out below which text it was
-            for job in jobs:
-                try:
-                    job.pieces[:] = self._tokeniser.tokenise(job.texts, kind)
-                except Exception as error:  # noqa: BLE001 - any error belongs to the caller whose text caused it
-                    batch.failed.append((job, error))
-        for job in jobs:
+            if not job.pieces:
+                job.pieces = self._tokeniser.tokenise(job.texts, job.kind)
+                if job.long == "refuse":
+                    refuse_truncated(job.pieces, 0, self._tokeniser.tokens_max)
+                job.tokenise_s = time.monotonic() - begun
+        except Exception as error:  # noqa: BLE001 - raised where the answer is awaited
+            job.pieces = []
             job.tokenise_s = time.monotonic() - begun
-            if job.long == "refuse":
-                self._refuse_truncated(job, batch)
-
-    def _refuse_truncated(self, job: Job, batch: Batch) -> None:
-        try:
-            refuse_truncated(job.pieces, 0, self._tokeniser.tokens_max)
-        except TooLong as error:
-            job.pieces.clear()
             batch.failed.append((job, error))
+        return bool(job.pieces)
 
     # --- bulk requests --------------------------------------------------------------------------------------
 
@@ -324,7 +305,7 @@ class Lanes:
         return batch
 
 
-def fits(lengths: Sequence[int], room: Room) -> bool:
+def fits(lengths: Sequence[int], room: RunFits) -> bool:
     """Whether texts of these lengths should share a run: short enough, and not mostly padding."""
     if len(lengths) == 1:
         return True

@@ -20,8 +20,12 @@ from typing import Literal
 
 import msgspec
 
-from indexes.durable import verify
-from indexes.errors import Damaged, InvalidInput, NotFound
+from indexes import (
+    Damaged,
+    InvalidInput,
+    NotFound,
+    verify,
+)
 
 FORMAT_VERSION = 1
 MANIFEST, MODEL, FALLBACK, TOKENIZER = "manifest.json", "model.onnx", "fallback.onnx", "tokenizer.json"

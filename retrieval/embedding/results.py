@@ -1,4 +1,4 @@
-"""What embedding gives back, and how texts longer than the model's window are treated."""
+"""What embedding gives back, how texts longer than the model's window are treated, and who hears of it all."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from indexes.errors import InvalidInput
-from indexes.model import Floats
+from indexes import (
+    Floats,
+    InvalidInput,
+)
 from retrieval.embedding.tokens import Tokens
 
 Long = Literal["cut", "windows", "refuse"]
 Lane = Literal["query", "bulk"]
+WhyLeft = Literal["cancelled", "deadline", "refused"]
 
 
 class TooLong(InvalidInput):
@@ -56,6 +59,24 @@ class Embedded:
             sum(part.queue_s for part in parts),
             sum(part.run_s for part in parts),
         )
+
+
+class Observer:
+    """Hears what the batcher does, always on the event loop's thread; should return at once. This one ignores it."""
+
+    def tokenised(self, lane: Lane, texts: int, seconds: float) -> None:
+        """Texts were made into tokens."""
+
+    def ran(
+        self, lane: Lane, *, texts: int, tokens: int, padded_tokens: int, wait_s: float, run_s: float
+    ) -> None:
+        """One run ended. `wait_s`: from the arrival of its oldest text to its start."""
+
+    def queued(self, lane: Lane, tokens: int) -> None:
+        """Tokens that wait in a lane now."""
+
+    def left(self, lane: Lane, texts: int, reason: WhyLeft) -> None:
+        """Texts that will not be embedded."""
 
 
 def refuse_truncated(found: Sequence[Tokens], at: int, tokens_max: int) -> None:

@@ -23,8 +23,10 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
-from indexes.errors import Damaged
-from indexes.model import Floats
+from indexes import (
+    Damaged,
+    Floats,
+)
 from retrieval.embedding.models import KnownAnswer, Model, Variant
 
 logger = logging.getLogger(__name__)

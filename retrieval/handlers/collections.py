@@ -6,11 +6,10 @@ import asyncio
 
 from aiohttp import web
 
-from indexes.model import Settings
-from retrieval.errors import without_folders
-from retrieval.handlers.wire import aliases_of, answer, answer_from, body, collection_of, describe
-from retrieval.keys import CATALOG, CONFIG, EMBEDDERS, FOLDERS, METRICS, TASKS
-from retrieval.schemas import (
+from indexes import (
+    Settings,
+)
+from retrieval.collection_schemas import (
     AliasBody,
     CollectionList,
     CreateCollection,
@@ -18,6 +17,9 @@ from retrieval.schemas import (
     RenameCollection,
     SetAlias,
 )
+from retrieval.errors import without_folders
+from retrieval.handlers.wire import aliases_of, answer, answer_from, body, collection_of, describe
+from retrieval.keys import CATALOG, CONFIG, EMBEDDERS, FOLDERS, METRICS, TASKS
 
 
 async def create(request: web.Request) -> web.Response:

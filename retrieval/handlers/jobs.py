@@ -6,12 +6,15 @@ import asyncio
 
 from aiohttp import web
 
-from indexes.errors import Overloaded, TooLarge
-from indexes.model import Floats
-from indexes.tuner import check_number
+from indexes import (
+    Floats,
+    Overloaded,
+    TooLarge,
+    check_number,
+)
+from retrieval.collection_schemas import JobList, JobStarted, Nothing, Reindex, RolledBack, Tune
 from retrieval.embedders import Embedder
 from retrieval.handlers.wire import answer, body, collection_of
-from retrieval.job_schemas import JobList, JobStarted, Nothing, Reindex, RolledBack, Tune
 from retrieval.keys import CONFIG, EMBEDDERS, PIPELINE, QUERY_LOG, TASKS
 
 QUERIES_MAX = 10_000  # of one tuning; more only makes it longer

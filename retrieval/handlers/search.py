@@ -8,14 +8,18 @@ from functools import partial
 import msgspec
 from aiohttp import web
 
-from indexes.errors import InvalidInput, NearlineError, TooLarge
-from retrieval.abandoning import abandonable
+from indexes import (
+    InvalidInput,
+    NearlineError,
+    TooLarge,
+)
+from retrieval.cancellation import abandonable
+from retrieval.ceiling import AnswerBudget
 from retrieval.context import build_context, search_request
 from retrieval.decoding import decode_part
 from retrieval.errors import body_of, without_folders
 from retrieval.handlers.wire import answer, answer_from, body, collection_of, json_answer, timing_headers
 from retrieval.keys import CONFIG, EMBEDDERS, FOLDERS, HELD, METRICS, PIPELINE, QUERY_LOG
-from retrieval.room import Room
 from retrieval.schemas import (
     ContextRequest,
     SearchAnswer,
@@ -32,17 +36,17 @@ INLINE_BYTES = 1 << 18  # of searches and of hits, handled on the event loop: le
 async def search(request: web.Request) -> web.Response:
     wanted = await body(request, SearchRequest)
     name, collection = collection_of(request)
-    room = room_of(request)
-    found = await request.app[PIPELINE].search(name, collection, wanted, room=room)
+    budget = budget_of(request)
+    found = await request.app[PIPELINE].search(name, collection, wanted, budget=budget)
     request.app[METRICS].search(found)
     request.app[QUERY_LOG].note(collection, wanted)
-    return json_answer(await encoded(found, room), headers_of(found.timings_ms))
+    return json_answer(await encoded(found, budget), headers_of(found.timings_ms))
 
 
 async def search_batch(request: web.Request) -> web.Response:
     """Answers in the order of the searches; one that fails has an error in its place.
 
-    All exact searches of a batch share one scan of the log, for each different filter. All searches share the room of
+    All exact searches of a batch share one scan of the log, for each different filter. All searches share the budget of
     one answer.
     """
     wanted = await body(request, SearchBatch)
@@ -64,15 +68,15 @@ async def search_batch(request: web.Request) -> web.Response:
     slots = asyncio.Semaphore(CONCURRENT_SEARCHES)
 
     pipeline = request.app[PIPELINE]
-    room = room_of(request, param="searches")
+    budget = budget_of(request, param="searches")
     scan = pipeline.joint_scan(collection, sum(search.exact for search in searches))
 
     async def find(search: SearchRequest) -> SearchAnswer:
         if search.exact:  # without a slot: they wait for each other
             with scan.place() as place:
-                return await pipeline.search(name, collection, search, place, room)
+                return await pipeline.search(name, collection, search, place, budget)
         async with slots:
-            return await pipeline.search(name, collection, search, room=room)
+            return await pipeline.search(name, collection, search, budget=budget)
 
     async def one(search: SearchRequest) -> msgspec.Raw:
         try:
@@ -83,7 +87,7 @@ async def search_batch(request: web.Request) -> web.Response:
             return msgspec.Raw(msgspec.json.encode(body_of(error)))
         request.app[METRICS].search(found)
         request.app[QUERY_LOG].note(collection, search)
-        return msgspec.Raw(await encoded(found, room))  # now: its parts take several times as much memory
+        return msgspec.Raw(await encoded(found, budget))  # now: its parts take several times as much memory
 
     results = await asyncio.gather(*(one(search) for search in searches))
     return await answer_from(lambda: SearchBatchAnswer(results))
@@ -99,7 +103,7 @@ async def context(request: web.Request) -> web.Response:
     deadline = asyncio.get_running_loop().time() + deadline_ms / 1000
     embedder = await request.app[EMBEDDERS].of(collection)
     search = search_request(wanted, config)
-    found = await request.app[PIPELINE].search(name, collection, search, room=room_of(request))
+    found = await request.app[PIPELINE].search(name, collection, search, budget=budget_of(request))
     request.app[METRICS].search(found)
     request.app[QUERY_LOG].note(collection, search)
     built = await abandonable(
@@ -111,19 +115,19 @@ async def context(request: web.Request) -> web.Response:
     return answer(built, headers=headers_of(found.timings_ms))
 
 
-def room_of(request: web.Request, param: str = "k") -> Room:
-    return Room(request.app[CONFIG].limits.answer_bytes_max, param=param, hold=request[HELD].answer)
+def budget_of(request: web.Request, param: str = "k") -> AnswerBudget:
+    return AnswerBudget(request.app[CONFIG].limits.answer_bytes_max, param=param, hold=request[HELD].answer)
 
 
-async def encoded(found: SearchAnswer, room: Room) -> bytes:
-    """Its JSON, made on a thread if the hits in the room are large."""
+async def encoded(found: SearchAnswer, budget: AnswerBudget) -> bytes:
+    """Its JSON, made on a thread if the hits in the budget are large."""
 
     def in_pieces() -> bytes:
         # Each hit by itself: encoding many in one step would hold up every other thread.
         hits = [msgspec.Raw(msgspec.json.encode(hit)) for hit in found.hits]
         return msgspec.json.encode({"hits": hits, "receipt": found.receipt, "timings_ms": found.timings_ms})
 
-    if room.taken > INLINE_BYTES:
+    if budget.taken > INLINE_BYTES:
         return await asyncio.to_thread(in_pieces)
     return msgspec.json.encode(found)
 

@@ -14,7 +14,9 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET, UnsetType
 
-from indexes.errors import NotFound
+from indexes import (
+    NotFound,
+)
 from retrieval.admission import Load
 from retrieval.handlers.wire import answer
 from retrieval.keys import API, CATALOG, CEILING, METRICS, READY

@@ -10,11 +10,13 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
-from indexes.collection import Collection
-from indexes.errors import InvalidInput
+from indexes import (
+    Collection,
+    InvalidInput,
+)
+from retrieval.collection_schemas import CollectionBody, RequestLimits
 from retrieval.decoding import decode
 from retrieval.keys import CATALOG, CONFIG, HELD, TASKS
-from retrieval.schemas import CollectionBody, RequestLimits
 
 T = TypeVar("T")
 

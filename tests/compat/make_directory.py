@@ -82,7 +82,7 @@ def present_formats() -> dict[str, int | str]:
         "directory": catalog.FORMAT_VERSION,
         "log": reader.FORMAT_VERSION,
         "generation": manifest.FORMAT_VERSION,
-        "text analysis": analysis.VERSION,
+        "text analysis": analysis.ANALYSIS_VERSION,
         "search settings": chosen.FORMAT_VERSION,
         "query log": query_log.VERSION,
     }

@@ -20,8 +20,8 @@ from indexes.model import Floats, IndexOptions
 from indexes.parts.manifest import read_manifest
 from indexes.rebuild.builder import Rebuild
 from jobs.server_process import serving
+from retrieval.collection_schemas import JobBody
 from retrieval.config import load_config
-from retrieval.job_schemas import JobBody
 from retrieval.lifecycle import options_of
 from retrieval.tasks import Tasks
 from tests.support.http import Http

@@ -132,7 +132,7 @@ def test_evaluate_reads_judgements(service: ServerProcess, http: Http, tmp_path:
     assert "qrels.tsv, line 2" in ended.stderr
     (tmp_path / "qrels.tsv").write_text("8\ta\t1\n")
     ended = nearline(*arguments)
-    assert (ended.returncode, "none of the queries has a judgement" in ended.stderr) == (2, True)
+    assert (ended.returncode, "none of the queries has a judgment" in ended.stderr) == (2, True)
 
 
 def test_what_a_search_does_not_find(service: ServerProcess, http: Http) -> None:

@@ -223,7 +223,7 @@ def test_without_a_service(
     queries: Path,
     tmp_path: Path,
 ) -> None:
-    """A folder that nobody serves is tuned in place, by texts embedded here; the next service uses the outcome."""
+    """A folder that nobody serves is tuned in place; the next service uses the outcome."""
     arguments = ["-c", collection, "--recall-target", "0.96", "--queries", queries, "--json"]
     refused = tune("--data", data, *arguments, **environ)
     assert refused.exit_code == 1
@@ -267,5 +267,5 @@ def test_no_folder_is_made(tmp_path: Path) -> None:
     """A typing error in `--data` is told, and does not become a data directory."""
     ended = tune("--data", tmp_path / "nowhere", "-c", "docs", "--recall-target", "0.95")
     assert isinstance(ended.exception, NotADataDirectory)
-    assert "is no nearline data directory" in ended.exception.message
+    assert "is not a nearline data directory" in ended.exception.message
     assert not (tmp_path / "nowhere").exists()

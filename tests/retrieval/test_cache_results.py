@@ -8,9 +8,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrieval.cache.keys import KEY_BYTES, key_of
 from retrieval.cache.memory import MemoryStore
 from retrieval.cache.results import ResultCache, ResultKey
+from retrieval.cache.store import KEY_BYTES, key_of
 
 TTL_S = 60
 

@@ -19,7 +19,7 @@ from langchain_openai import OpenAIEmbeddings
 
 from indexes.errors import InvalidInput
 from jobs.server_process import ServerProcess, serving
-from retrieval.dialects import cl100k
+from retrieval.dialects import token_ids
 from retrieval.dialects.models import USUAL_NAMES
 from tests.support.http import Http
 from tests.support.models import variation
@@ -53,7 +53,7 @@ def expected(http: Http) -> Any:
 @pytest.fixture
 def offline_tiktoken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """tiktoken finds the file that it would download."""
-    (tmp_path / CL100K_CACHED).write_bytes(gzip.decompress(cl100k.RANKS.read_bytes()))
+    (tmp_path / CL100K_CACHED).write_bytes(gzip.decompress(token_ids.RANKS.read_bytes()))
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
 
 
@@ -85,20 +85,20 @@ def test_langchain_splits_a_long_text(langchain: OpenAIEmbeddings) -> None:
 
 def test_the_table_is_openais() -> None:
     """The file is byte for byte the one that OpenAI publishes."""
-    assert hashlib.sha256(gzip.decompress(cl100k.RANKS.read_bytes())).hexdigest() == CL100K_SHA256
+    assert hashlib.sha256(gzip.decompress(token_ids.RANKS.read_bytes())).hexdigest() == CL100K_SHA256
 
 
 @pytest.mark.usefixtures("offline_tiktoken")
 def test_every_token_is_tiktokens() -> None:
     """All ids, special ones included, have the bytes that tiktoken gives them, and no others are known."""
     encoding = tiktoken.get_encoding("cl100k_base")
-    for token, content in cl100k.vocabulary().items():
+    for token, content in token_ids.vocabulary().items():
         assert encoding.decode_single_token_bytes(token) == content
-    for unknown in {-1, *range(encoding.n_vocab + 1)} - set(cl100k.vocabulary()):
+    for unknown in {-1, *range(encoding.n_vocab + 1)} - set(token_ids.vocabulary()):
         with pytest.raises((KeyError, OverflowError)):
             encoding.decode_single_token_bytes(unknown)
         with pytest.raises(InvalidInput, match=f"input 0 holds the token id {unknown},"):
-            cl100k.texts_of_ids([[unknown]], bytes_max=100)
+            token_ids.texts_of_cl100k_ids([[unknown]], bytes_max=100)
 
 
 def test_a_character_cut_in_two() -> None:
@@ -107,7 +107,7 @@ def test_a_character_cut_in_two() -> None:
         [9906, 11410],
         "plain",
     ]  # "Hello", then a space and the first half of an emoji
-    assert cl100k.texts_of_ids(cut, bytes_max=100) == ["Hello \ufffd", "plain"]
+    assert token_ids.texts_of_cl100k_ids(cut, bytes_max=100) == ["Hello \ufffd", "plain"]
 
 
 # --- Hugging Face -------------------------------------------------------------------------------------------

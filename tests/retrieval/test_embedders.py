@@ -12,7 +12,7 @@ import pytest
 
 from indexes.errors import NotFound
 from retrieval.embedders import Embedders, runs_of
-from retrieval.embedding.observing import Observer, Silent
+from retrieval.embedding.results import Observer
 from retrieval.settings import Config, Models
 
 pytestmark = pytest.mark.model
@@ -24,7 +24,7 @@ def with_embedders(model: Path, story: Callable[[Embedders, list[str]], Awaitabl
 
     def observer(name: str) -> Observer:
         loads.append(name)
-        return Silent()
+        return Observer()
 
     async def told() -> None:
         embedders = Embedders(

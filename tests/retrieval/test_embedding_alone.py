@@ -22,8 +22,7 @@ from retrieval.embedding.batcher import QUERY_CHARS_MAX, Batcher
 from retrieval.embedding.costs import CostModel
 from retrieval.embedding.encoder import Encoder
 from retrieval.embedding.models import Kind
-from retrieval.embedding.observing import Silent
-from retrieval.embedding.results import Embedded, Lane, Long, TooLong
+from retrieval.embedding.results import Embedded, Lane, Long, Observer, TooLong
 from retrieval.embedding.tokens import Tokens
 from retrieval.settings import Config, Models
 
@@ -141,7 +140,7 @@ class FakeEncoder:
             await asyncio.sleep(0.002)
 
 
-class Recorder(Silent):
+class Recorder(Observer):
     """What was told, without the seconds."""
 
     def __init__(self) -> None:
@@ -491,7 +490,7 @@ def test_the_same_vector_on_every_thread(model_folder: Path, monkeypatch: pytest
     config = msgspec.structs.replace(Config(), models=Models(folder=str(model_folder.parent)))
 
     async def story() -> set[bytes]:
-        embedders = Embedders(config, lambda name: Silent())
+        embedders = Embedders(config, lambda name: Observer())
         try:
             embedder = await embedders.get(model_folder.name)
             threads.clear()

@@ -17,8 +17,7 @@ from retrieval.embedding.batcher import Batcher
 from retrieval.embedding.costs import CostModel
 from retrieval.embedding.lanes import Job, fits
 from retrieval.embedding.models import Kind
-from retrieval.embedding.observing import Observer, Silent
-from retrieval.embedding.results import Embedded, Lane, TooLong
+from retrieval.embedding.results import Embedded, Lane, Observer, TooLong
 from retrieval.embedding.tokens import Tokens
 
 POISON = 666
@@ -81,7 +80,7 @@ class TokenCosts(CostModel):
         self.runs += 1
 
 
-class Recorder(Silent):
+class Recorder(Observer):
     def __init__(self) -> None:
         self.calls: list[tuple[str, object]] = []
 

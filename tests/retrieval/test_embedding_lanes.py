@@ -36,7 +36,7 @@ def job(lane: Lane, text: str = "w") -> Job:
         lane,
         "cut",
         asyncio.get_running_loop().create_future(),
-        guesses=[1],
+        [1],
         normalise=False,
     )
     if lane == "bulk":

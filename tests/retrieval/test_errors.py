@@ -78,6 +78,7 @@ def test_the_body() -> None:
         "error": {"type": "overloaded", "message": "too much", "param": "documents"}
     }
     assert type_name(tree.DiskFull) == "disk_full"
+    assert type_name(tree.NotADataDirectory) == "not_a_data_directory"
 
 
 def test_no_answer_tells_where_files_lie(tmp_path: Path, model_folder: Path) -> None:

@@ -324,7 +324,12 @@ def test_reindex_job_and_rollback(http: Http) -> None:
     assert http.search(name, query="square of 17", k=1)["receipt"]["tiers"] == ["hot", "cold"]
     assert http.ok("POST", f"/v1/collections/{name}/rollback") == {"generation": 1}
     assert http.call("POST", f"/v1/collections/{name}/rollback").status == 409
-    assert http.ok("GET", f"/v1/collections/{name}")["recall"].keys() == {"hot", "cold", "cold_filtered"}
+    assert http.ok("GET", f"/v1/collections/{name}")["recall"].keys() == {
+        "all",
+        "hot",
+        "cold",
+        "cold_filtered",
+    }
 
 
 def test_health_ready_metrics(http: Http, facts: str) -> None:

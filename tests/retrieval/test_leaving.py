@@ -17,7 +17,7 @@ import pytest
 
 from retrieval import writing
 from retrieval.embedders import Embedders
-from retrieval.embedding.observing import Silent
+from retrieval.embedding.results import Observer
 from retrieval.schemas import NewDocument
 from retrieval.settings import Config, Models
 from tests.support.http import Http
@@ -86,7 +86,7 @@ def test_large_writes_leave_the_threads_of_reads_alone(
 
     async def scenario() -> None:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
-        embedders = Embedders(config, lambda name: Silent())
+        embedders = Embedders(config, lambda name: Observer())
         embedder = await embedders.get(model_folder.name)
         writes = [
             asyncio.create_task(writing.embed([document], embedder, config, embedders.cutting))

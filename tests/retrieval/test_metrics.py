@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,8 @@ from indexes.catalog import Catalog
 from indexes.dense.cold_skips import NOTES, ColdSkipper
 from indexes.model import ColdPolicy, IndexOptions, Ranking
 from indexes.rebuild.builder import Rebuild
+from retrieval.cache import MemoryStore, ResultCache
+from retrieval.collectors import caches, collections
 from retrieval.metrics import Metrics
 from tests.support.http import Http
 from tests.support.vectors import World, fill, settings
@@ -49,7 +53,7 @@ def ask(watch: ColdSkipper, loss: float, until: Callable[[], bool]) -> int:
 def test_the_cold_tier(catalog: Catalog) -> None:
     """Outcomes add up to the queries; audits and stops count by themselves; an unknown loss is not called none."""
     metrics = Metrics()
-    metrics.watch(catalog)
+    metrics.watch(partial(collections, catalog))
     watch = catalog.get("docs").snapshot.watch
     assert watch is not None
 
@@ -75,6 +79,14 @@ def test_the_cold_tier(catalog: Catalog) -> None:
     assert value("audits_total") == state.audits > 20
     assert value("stops_total") == 1
     metrics.render()
+
+
+def test_an_empty_store_is_reported() -> None:
+    """What a store counts is told while it holds nothing, too."""
+    metrics, near = Metrics(), MemoryStore(1000, time.monotonic)
+    metrics.watch(partial(caches, ResultCache(near, None, ttl_s=1, now=time.time), None, near, None))
+    labels = {"store": "memory", "event": "hits"}
+    assert metrics.registry.get_sample_value("nearline_cache_store_total", labels) == 0
 
 
 def test_names_that_are_gone_are_not_counted(http: Http) -> None:

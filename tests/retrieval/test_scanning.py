@@ -15,7 +15,7 @@ from indexes.collection import Collection
 from indexes.courtesy import GoOn, nobody_waits
 from indexes.filters.grammar import Filter, parse_filter
 from indexes.model import Floats
-from retrieval.abandoning import Abandoned
+from retrieval.cancellation import Abandoned
 from retrieval.scanning import JointScan, Scanner
 from tests.support.http import Http
 from tests.support.vectors import World, fill, make_collection

@@ -13,7 +13,7 @@ import pytest
 from indexes.collection import Collection
 from indexes.errors import Conflict, NotFound
 from indexes.model import IndexOptions
-from retrieval.job_schemas import JobBody
+from retrieval.collection_schemas import JobBody
 from retrieval.tasks import Tasks
 from tests.support.manifests import change_manifests
 from tests.support.vectors import World, delete, fill, make_collection

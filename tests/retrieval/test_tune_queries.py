@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 
 from retrieval.embedders import Embedders
-from retrieval.embedding.observing import Silent
-from retrieval.embedding.results import Lane
+from retrieval.embedding.results import Lane, Observer
 from retrieval.handlers.jobs import embedded
 from retrieval.settings import Config, Embedding, Models
 
 
-class Refusals(Silent):
+class Refusals(Observer):
     """Counts the texts that were refused."""
 
     def __init__(self) -> None:

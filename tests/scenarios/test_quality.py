@@ -17,6 +17,7 @@ import pytest
 
 from indexes.log.reader import LogReader
 from jobs import ingesting
+from jobs.evaluation.asking import Asker
 from jobs.evaluation.rankings import measure_rankings
 from jobs.evaluation.recall import TIE
 from jobs.ingesting import ingest
@@ -68,7 +69,7 @@ def rankings(squad: ServerProcess, shared_data: Path) -> dict[str, dict[str, dic
         chosen = random.Random(0).sample(questions, QUESTIONS)
         judgements = read_judgements(shared_data / "squad-sent" / "qrels.tsv")
         async with Client(squad.url) as client:
-            found = await measure_rankings(client, "squad", chosen, judgements, lambda *_: None)
+            found = await measure_rankings(Asker(client, "squad"), chosen, judgements)
         return {name: {label: one.value for label, one in scores.items()} for name, scores in found.items()}
 
     before = asyncio.run(measured())
@@ -188,4 +189,4 @@ def test_evaluate_fails_below_a_floor(squad: ServerProcess, rankings: object, sh
     command += ["--qrels", str(shared_data / "squad-sent" / "qrels.tsv"), "--ndcg-floor", "0.999"]
     ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert ended.returncode == 1
-    assert "nDCG@10 of hybrid" in ended.stdout
+    assert "ndcg@10 hybrid" in ended.stdout

@@ -9,7 +9,7 @@ import pytest
 
 from indexes.courtesy import GoOn
 from indexes.errors import DeadlineExceeded
-from retrieval.abandoning import abandonable
+from retrieval.cancellation import abandonable
 
 
 class Steps:

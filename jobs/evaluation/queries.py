@@ -1,13 +1,12 @@
 """Where the queries of an evaluation come from: real ones where there are any.
 
-A file or a log of queries, if one is given; over a data directory the log that its service kept, if there is one; else
-the first words of documents chosen at random, which are easier than questions: each finds its own document.
+A file or a log of queries, if one is given; else the first words of documents chosen at random, which are easier than
+questions: each finds its own document.
 """
 
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -16,11 +15,10 @@ from pathlib import Path
 import msgspec
 
 from indexes.errors import InvalidInput
-from indexes.model import Progress
+from jobs.evaluation.asking import Asker
 from jobs.evaluation.report import Source
 from jobs.judgements import Query, read_queries
-from jobs.pace import Pace
-from retrieval.client import JSON, Client, ServiceError
+from retrieval.client import JSON, ServiceError
 from retrieval.query_log import read
 
 SAMPLED_QUERY_WORDS = 12
@@ -28,9 +26,9 @@ SAMPLED_QUERY_WORDS = 12
 
 @dataclass(frozen=True, slots=True)
 class Queries:
-    """Queries, and the filters that users sent along, the most frequent first, each with its queries.
+    """Queries, and the filters that users sent with some of them, the most frequent first.
 
-    `digest` is that of the texts, in any order, of a file: the others are chosen anew as time goes by.
+    `digest` identifies the texts of a file, in any order; it is empty for queries chosen anew each time.
     """
 
     source: Source
@@ -54,27 +52,24 @@ def from_log(path: Path, sample: int, seed: int) -> Queries:
         raise InvalidInput(f"{path} is not a log of queries: {error}", param="query_log") from None
     if not logged:
         raise InvalidInput(f"{path} holds no queries", param="query_log")
-    picked = random.Random(seed).sample(list(enumerate(logged)), min(sample, len(logged)))
-    queries = [Query(f"log-{at}", one.query) for at, one in picked]
+    queries = []
     by_filter: dict[bytes, list[Query]] = {}
-    for query, (_, one) in zip(queries, picked, strict=True):
+    for at, one in random.Random(seed).sample(list(enumerate(logged)), min(sample, len(logged))):
+        queries.append(Query(f"log-{at}", one.query))
         if one.filter is not None:
-            by_filter.setdefault(msgspec.json.encode(one.filter), []).append(query)
-    counts = Counter({condition: len(some) for condition, some in by_filter.items()})
-    filtered = [(msgspec.json.decode(one), by_filter[one]) for one, _ in counts.most_common()]
-    return Queries("query log", queries, filtered)
+            by_filter.setdefault(msgspec.json.encode(one.filter), []).append(queries[-1])
+    often = sorted(by_filter.items(), key=lambda item: -len(item[1]))
+    return Queries("query log", queries, [(msgspec.json.decode(one), some) for one, some in often])
 
 
-async def from_documents(
-    client: Client, collection: str, ids: Sequence[str], pace: Pace, progress: Progress
-) -> Queries:
-    """The first words of these documents. One that is deleted meanwhile is left out."""
+async def from_documents(asker: Asker, ids: Sequence[str]) -> Queries:
+    """The first words of these documents, without those deleted since."""
     queries = []
     for at, document_id in enumerate(ids):
-        progress("sampling passages", at, len(ids))
-        await pace()
+        asker.progress("sampling passages", at, len(ids))
+        await asker.pace()
         try:
-            document = await client.document(collection, document_id)
+            document = await asker.client.document(asker.collection, document_id)
         except ServiceError as error:
             if error.status != 404:
                 raise

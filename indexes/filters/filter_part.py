@@ -1,0 +1,119 @@
+"""What a snapshot asks of the filter index of one part, and how the conditions of a filter combine.
+
+An index is a set of columns: a key and a kind of value (string, number, boolean), because values of different kinds
+never match. It answers for rows 0 to size-1. Which of them live is decided elsewhere, so deletions need no work here.
+"""
+
+from __future__ import annotations
+
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import reduce
+
+import numpy as np
+from numpy.typing import NDArray
+from pyroaring import BitMap
+
+from indexes.filters.dates import NO_DATE
+from indexes.filters.grammar import ORDERINGS, Comparison, Compound, Exists, Filter, Kind, Not, kind_of
+from indexes.filters.values import Instants
+from indexes.model import Scalar
+
+KINDS: tuple[Kind, ...] = ("string", "number", "boolean")
+Name = tuple[Kind, str]
+
+
+class Column(ABC):
+    """The values of one kind under one key, at least one. Callers may change the bitmaps they get."""
+
+    @abstractmethod
+    def example(self) -> Scalar:
+        """One of the values; booleans as numbers."""
+
+    @abstractmethod
+    def present(self) -> BitMap:
+        """Rows that have any value."""
+
+    @abstractmethod
+    def equal(self, values: Sequence[Scalar]) -> BitMap:
+        """Rows that have any of these values, which are of the column's kind."""
+
+    @abstractmethod
+    def ordered(self, ordering: str, bound: Scalar) -> BitMap:
+        """Rows that have a value gt, gte, lt or lte the bound, or (prefix) one that starts with it."""
+
+    @abstractmethod
+    def instants(self) -> Instants:
+        """The instants of a column of strings, NO_DATE where one is no date."""
+
+    @abstractmethod
+    def chosen(self, flags: NDArray[np.bool_]) -> BitMap:
+        """Rows of the chosen strings; one flag for each of `instants()`."""
+
+    def dated(self, ordering: str, bound: int) -> BitMap:
+        """Rows that have a date gt, gte, lt or lte the instant."""
+        instants = self.instants()
+        return self.chosen((instants != NO_DATE) & ORDERINGS[ordering](instants, bound))
+
+
+class FilterPart(ABC):
+    """The filter index of one part. Safe from any thread."""
+
+    size: int
+
+    @property
+    @abstractmethod
+    def keys(self) -> frozenset[str]:
+        """Keys that some row has a value for. An empty list is no value."""
+
+    @property
+    @abstractmethod
+    def bytes(self) -> int:
+        """Memory held, mapped files excluded. For a growing index an estimate, and that of all its rows."""
+
+    @abstractmethod
+    def column(self, kind: Kind, key: str) -> Column | None:
+        """None if no row has such a value."""
+
+    def columns(self, key: str) -> dict[Kind, Column]:
+        """The columns of a key, by the kind of their values."""
+        return {kind: column for kind in KINDS if (column := self.column(kind, key))}
+
+    def has_dates(self, key: str) -> bool:
+        """Whether some string under the key is a date."""
+        strings = self.column("string", key)
+        return strings is not None and bool((strings.instants() != NO_DATE).any())
+
+    def match(self, condition: Filter) -> BitMap:
+        """Rows that satisfy the filter; an unknown key matches nothing. The caller may change the bitmap."""
+        match condition:
+            case Compound(type, filters):
+                return reduce(operator.iand if type == "and" else operator.ior, map(self.match, filters))
+            case Not(inner):
+                return self.match(inner).flip(0, self.size)
+            case Exists(key, wanted):
+                found = BitMap()
+                for column in self.columns(key).values():
+                    found |= column.present()
+                return found if wanted else found.flip(0, self.size)
+            case _:
+                return self._compare(condition)
+
+    def _compare(self, asked: Comparison) -> BitMap:
+        if asked.type in ORDERINGS or asked.type == "prefix":
+            assert not isinstance(asked.value, list)
+            column = self.column(kind_of(asked.value), asked.key)
+            if column is None:
+                return BitMap()
+            if (instant := asked.instant) is not None:
+                return column.dated(asked.type, instant)
+            return column.ordered(asked.type, asked.value)
+        wanted: dict[Kind, list[Scalar]] = {}
+        for value in asked.values:
+            wanted.setdefault(kind_of(value), []).append(value)
+        rows = BitMap()
+        for kind, values in wanted.items():
+            if column := self.column(kind, asked.key):
+                rows |= column.equal(values)
+        return rows.flip(0, self.size) if asked.type in ("ne", "nin") else rows

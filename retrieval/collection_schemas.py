@@ -1,0 +1,161 @@
+"""The wire types of collections and of their jobs: rebuilds, tunings and erasures."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, field
+
+from indexes import (
+    NAME,
+    ColdState,
+    Moves,
+    SearchSettings,
+    Tier,
+)
+from retrieval.schemas import Doc, Request, Seq
+
+Capacity = Annotated[int, Meta(ge=0, le=1_000_000_000)]
+# Only described here: the catalog refuses other names, and says what one is made of.
+CollectionName = Annotated[str, Meta(extra_json_schema={"pattern": f"^{NAME.pattern}$"})]
+JobStatus = Literal["queued", "running", "succeeded", "failed", "refused"]
+
+
+# --- collections ----------------------------------------------------------------------------------------------
+
+
+class CreateCollection(Request, frozen=True, kw_only=True):
+    name: Annotated[CollectionName, Doc("1 to 63 of a-z, 0-9, '-' and '_', beginning with a letter or digit")]
+    model: Annotated[str | None, Doc("Name of the embedding model")] = None
+    hot_capacity: Annotated[Capacity | None, Doc("Passages to keep in the hot tier")] = None
+
+
+class RenameCollection(Request, frozen=True, kw_only=True):
+    name: Annotated[CollectionName, Doc("1 to 63 of a-z, 0-9, '-' and '_', beginning with a letter or digit")]
+
+
+class SetAlias(Request, frozen=True, kw_only=True):
+    collection: Annotated[str, Doc("Name or alias of a collection")]
+
+
+class RequestLimits(msgspec.Struct):
+    """What one request to write documents may hold: their number, the UTF-8 bytes of one text, of the whole body."""
+
+    documents_per_request: Annotated[int, Doc("Documents in one write")]
+    document_bytes: Annotated[int, Doc("UTF-8 bytes of one text")]
+    request_bytes: Annotated[int, Doc("Bytes of a request's body")]
+
+
+class RebuildDue(msgspec.Struct):
+    """A rebuild that the service starts by itself. After failed attempts the next one begins at `next_ms`."""
+
+    reason: Annotated[str, Doc("Why")]
+    failed_attempts: Annotated[int, Doc("Failures since the last rebuild that succeeded")] = 0
+    error: Annotated[str | None, Doc("What went wrong; null if nothing did")] = None
+    next_ms: Annotated[int | None, Doc("Unix time of the next attempt in milliseconds")] = None
+
+
+class CollectionBody(msgspec.Struct, kw_only=True):
+    """One collection. Recall is what the last rebuild measured at 10, with its settings; memory is of the indexes,
+    less the files that they read in place: copies of those are `resident_bytes`, the others `mapped_bytes`."""
+
+    name: Annotated[str, Doc("The collection's own name, not an alias")]
+    aliases: Annotated[list[str], Doc("Other names of this collection")]
+    model: Annotated[str, Doc("Name of the embedding model")]
+    fingerprint: Annotated[str, Doc("Hash of everything that shapes a vector")]
+    dimensions: Annotated[int, Doc("Length of a vector")]
+    hot_capacity: Annotated[int, Doc("Passages to keep in the hot tier")]
+    documents: Annotated[int, Doc("Number of documents")]
+    passages: Annotated[dict[Tier, int], Doc("Live passages by tier")]
+    dead_passages: Annotated[int, Doc("Deleted passages that are still in an index")]
+    segments: Annotated[int, Doc("Sealed batches of recent passages; a rebuild empties them")]
+    seq: Seq
+    generation: Annotated[int, Doc("Number of the live build of the indexes; 0 before the first rebuild")]
+    generations: Annotated[list[int], Doc("Builds on disk; the older ones can be rolled back to")]
+    recall: Annotated[dict[str, float], Doc("Recall@10 measured by the last rebuild or tuning, by tier")]
+    recall_target: Annotated[float, Doc("Recall@10 that the next rebuild aims for")]
+    search: Annotated[SearchSettings | None, Doc("Search settings in use; null before the first rebuild")]
+    memory_bytes: Annotated[int, Doc("Memory of the indexes, mapped files not counted")]
+    tier_bytes: Annotated[dict[Tier, int], Doc("Memory of the indexes by tier")]
+    resident_bytes: Annotated[
+        int, Doc("Index files read in place and copied into memory, up to `index.resident_bytes`")
+    ]
+    mapped_bytes: Annotated[int, Doc("Mapped index files, which the system may drop from memory")]
+    moves: Annotated[Moves | None, Doc("Passages the last rebuild moved between tiers")]
+    cold: Annotated[
+        ColdState | None, Doc("How often queries needed the cold tier; null before the first rebuild")
+    ]
+    owed_bytes: Annotated[int, Doc("Deleted or overwritten and not erased yet")]
+    owed_since_ms: Annotated[int | None, Doc("Unix time of the oldest of them in milliseconds")]
+    rebuild_due: Annotated[
+        RebuildDue | None, Doc("A rebuild that the service starts by itself; null if none is due")
+    ]
+    limits: Annotated[RequestLimits, Doc("What one write may hold")]
+
+
+class QuarantinedBody(msgspec.Struct):
+    """A collection that cannot serve, and why. It can be deleted; everything else answers 503 `quarantined`."""
+
+    name: Annotated[str, Doc("The collection's own name")]
+    aliases: Annotated[list[str], Doc("Other names of this collection")]
+    reason: Annotated[str, Doc("Why")]
+
+
+class CollectionList(msgspec.Struct):
+    collections: Annotated[list[CollectionBody], Doc("Those that serve")]
+    quarantined: Annotated[list[QuarantinedBody], Doc("Those out of service, with the reason")]
+
+
+class AliasBody(msgspec.Struct):
+    alias: Annotated[str, Doc("The other name; it can be moved to another collection atomically")]
+    collection: Annotated[str, Doc("Name or alias of a collection")]
+
+
+# --- jobs -----------------------------------------------------------------------------------------------------
+
+
+class Reindex(Request, frozen=True, kw_only=True):
+    hot_capacity: Annotated[Capacity | None, Doc("Passages to keep in the hot tier")] = None
+
+
+class Tune(Request, frozen=True, kw_only=True):
+    """Find the cheapest search settings of this recall@10, by these queries or by made-up ones; `apply` uses them."""
+
+    recall_target: Annotated[float, Meta(gt=0, le=1), Doc("Recall@10 to reach")]
+    queries: Annotated[list[str] | None, Doc("Queries to measure with; absent: synthetic ones")] = None
+    apply: Annotated[bool, Doc("Whether to use the settings found; false only reports them")] = True
+
+
+class JobStarted(msgspec.Struct):
+    job: Annotated[str, Doc("Id of the job")]
+
+
+class JobProgress(msgspec.Struct):
+    stage: Annotated[str, Doc("What it is doing")] = "waiting"
+    done: Annotated[int, Doc("Steps done")] = 0
+    total: Annotated[int, Doc("Steps in all")] = 0
+
+
+class JobBody(msgspec.Struct):
+    id: Annotated[str, Doc("Id of the job")]
+    kind: Annotated[str, Doc("reindex, tune or erase")]
+    collection: Annotated[str, Doc("Name or alias of a collection")]
+    status: Annotated[JobStatus, Doc("`refused`: measured below its recall floor, and nothing changed")]
+    progress: Annotated[JobProgress, Doc("How far it has come")]
+    created_ms: Annotated[int, Doc("Unix time in milliseconds")]
+    finished_ms: Annotated[int | None, Doc("Unix time in milliseconds; null while it is not finished")] = None
+    result: Annotated[dict[str, Any], Doc("What the job found or made")] = field(default_factory=dict)
+    error: Annotated[str | None, Doc("What went wrong; null if nothing did")] = None
+
+
+class JobList(msgspec.Struct):
+    jobs: Annotated[list[JobBody], Doc("Newest first")]
+
+
+class Nothing(Request, frozen=True, kw_only=True):
+    """A body without fields."""
+
+
+class RolledBack(msgspec.Struct):
+    generation: Annotated[int, Doc("Number of the live build of the indexes; 0 before the first rebuild")]
