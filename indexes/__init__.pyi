@@ -49,6 +49,7 @@ from .model import Ids as Ids
 from .model import IndexOptions as IndexOptions
 from .model import Metadata as Metadata
 from .model import NewPassage as NewPassage
+from .model import Progress as Progress
 from .model import Ranking as Ranking
 from .model import Scalar as Scalar
 from .model import Settings as Settings
