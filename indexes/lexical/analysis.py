@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 
 import Stemmer
 
-ANALYSIS_VERSION = "snowball-english-1"  # recorded in every generation: different rules produce different terms
+ANALYSIS_VERSION = "snowball-english-1"  # recorded in every generation: other rules produce other terms
 
 # Function words without topical meaning. Includes question words, because queries are usually questions.
 STOPWORDS = frozenset(
