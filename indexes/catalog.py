@@ -93,7 +93,7 @@ class Catalog:
             expected = isinstance(error, NearlineError)
             reason = error.message if isinstance(error, NearlineError) else f"{type(error).__name__}: {error}"
             self._unopened[path.name] = reason
-            if not isinstance(error, Quarantined):  # already logged by the log
+            if not isinstance(error, Quarantined):  # the log has already logged that
                 logger.error("collection %s is quarantined: %s", path.name, reason, exc_info=not expected)
 
     def close(self) -> None:

@@ -96,7 +96,7 @@ def publish(path: Path, content: bytes, mode: int = 0o666) -> None:
 def replace_unsynced(path: Path, content: bytes, mode: int = 0o666) -> None:
     """Replace `path` with `content`, atomically but not durably; a new file has `mode`, less the umask.
 
-    For files that can be recreated or do without: a failed sync would stop the service, which they are not worth.
+    For files that can be recreated or done without: they are not worth a failed sync, which stops the service.
     """
     draft = path.with_name(f".{path.name}.draft")
     with disk_errors(path):

@@ -25,9 +25,7 @@ from indexes.model import Floats, Rows
 COLD_PASSAGES_MIN = 256  # fewer cannot train a quantizer and are not worth one
 OVERSAMPLING = 4  # minimum of rescored candidates per requested rank
 RANKS = 10  # settings are tuned for recall at this rank; a deeper search does not probe more lists
-WIDE_SHARE = (
-    0.5  # allowed share of the rows from which a filter is applied during the scan of the nearest lists
-)
+WIDE_SHARE = 0.5  # allowed share of the rows from which the nearest lists are scanned with the filter
 FILE_BYTES_MAX = 1 << 36
 
 

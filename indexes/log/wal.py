@@ -69,9 +69,7 @@ def behind_the_break(wal: BinaryIO, log: BinaryIO) -> int:
     start = np.array([sum_1, sum_2], np.uint64)
     words = np.frombuffer(header[:24], f"{order}u4").astype(np.uint64)
     header_whole = magic | 1 == MAGIC | 1 and (sums(words[None], np.zeros((1, 2), np.uint64)) == start).all()
-    if (
-        not header_whole
-    ):  # SQLite ignores such a WAL; take the page size from the database and the salts from the first frame
+    if not header_whole:  # SQLite ignores it; the page size is in the database, the salts in the first frame
         page_bytes, order, salts = page_bytes_of(log), "<", []
     if page_bytes not in PAGE_SIZES:
         return 0

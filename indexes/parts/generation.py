@@ -36,9 +36,7 @@ from indexes.parts.part import search_graph
 from indexes.residency import Files
 
 LOWEST = "lowest.npy"
-WARM_SHARES = (
-    3  # the hot tier may fill this multiple of its share of the passages before it is searched deeper
-)
+WARM_SHARES = 3  # times its share of the passages: results the hot tier may fill before a deeper search
 HOT, COLD = np.int8(TIERS.index("hot")), np.int8(TIERS.index("cold"))
 
 
