@@ -1,4 +1,4 @@
-"""Small functions of arrays that several indexes need: places in sorted arrays, offsets, the best of many."""
+"""Array helpers shared by several indexes: lookups in sorted arrays, offsets, top-k."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from indexes.model import Floats, Ids, Rows
 
 
 def ends_of(sizes: NDArray[np.integer] | NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Where each of several things laid end to end begins, and at last the end of all: int64 [sizes + 1]."""
+    """Offsets (exclusive prefix sums) of concatenated items, followed by their total: int64 [len(sizes) + 1]."""
     ends = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=ends[1:])
     return ends
@@ -22,14 +22,14 @@ def ranges(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.in
 
 
 def changes(values: NDArray[np.generic]) -> NDArray[np.bool_]:
-    """For each value, whether it differs from the one before it; the first does."""
+    """Whether each value differs from the previous one; True for the first."""
     differs = np.ones(len(values), bool)
     np.not_equal(values[1:], values[:-1], out=differs[1:])
     return differs
 
 
 def find_sorted(haystack: Ids, ids: Ids) -> Rows:
-    """Position of each id in an ascending array, -1 where absent."""
+    """Position of each id in an ascending array, -1 if absent."""
     if not len(haystack):
         return np.full(len(ids), -1, np.int64)
     at = np.minimum(np.searchsorted(haystack, ids), len(haystack) - 1)
@@ -37,7 +37,7 @@ def find_sorted(haystack: Ids, ids: Ids) -> Rows:
 
 
 def top(rows: Rows, scores: Floats, depth: int) -> tuple[Rows, Floats]:
-    """The best `depth` of these rows, best first, equal scores in row order."""
+    """The best `depth` of these rows, best first; ties in row order."""
     if len(rows) > depth:
         threshold = np.partition(scores, len(scores) - depth)[len(scores) - depth]
         kept = np.flatnonzero(scores >= threshold)

@@ -1,4 +1,4 @@
-"""Waiting for a collection to reach a sequence number: woken by the commit that brings it there, without polling."""
+"""Waits, without polling, until a collection reaches a sequence number."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from concurrent.futures import Future
 
 
 class Arrivals:
-    """Futures that resolve when `arrived` tells their seq or a later one. For any thread."""
+    """Futures that resolve when `arrived` reports their seq or a later one. Thread-safe."""
 
     def __init__(self, seq: int) -> None:
         self._seq = seq
@@ -15,7 +15,7 @@ class Arrivals:
         self._change = threading.Lock()
 
     def at(self, seq: int) -> Future[None]:
-        """Cancel it to leave."""
+        """A future that resolves at this seq. Cancel it to stop waiting."""
         future: Future[None] = Future()
         with self._change:
             if seq > self._seq:

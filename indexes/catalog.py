@@ -1,8 +1,8 @@
-"""The data directory: which collections it holds, which aliases name them, and one process that may write to it.
+"""The data directory: its collections, their aliases, and the lock that admits one writing process.
 
-data/nearline.json      format version, aliases, and a rename under way; marks the folder as ours
+data/nearline.json      format version, aliases, and any rename in progress; marks the folder as ours
 data/LOCK               held while a process serves
-data/<collection>/      one folder for each collection
+data/<collection>/      one folder per collection
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NAME_RULE = "1 to 63 of a-z, 0-9, '-' and '_', beginning with a letter or digit"
 
 
 class Marker(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`renaming` holds the old and the new name while a collection's folder is renamed; `aliases` follow already."""
+    """`renaming` is (old, new) while a collection's folder is renamed; `aliases` already use the new name."""
 
     format_version: int
     aliases: dict[str, str]
@@ -51,18 +51,18 @@ class Marker(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Catalog:
-    """An open data directory with all its collections. Methods may be called from any thread; `close` it.
+    """An open data directory with all its collections. Thread-safe. Call `close`.
 
-    A collection that cannot be opened, or whose log proves damaged later, is quarantined: it keeps its name and its
-    files, can be deleted, and answers everything else with Quarantined. The others serve.
+    A collection that cannot be opened, or whose log turns out to be damaged later, is quarantined: it keeps its name
+    and files, can be deleted, and raises Quarantined for everything else. The others keep serving.
     """
 
     def __init__(self, folder: Path, options: IndexOptions) -> None:
-        """Open the folder, making it if it does not exist or is empty.
+        """Open the folder, initializing it if it is missing or empty.
 
-        Raises NotADataDirectory for a folder that holds other things, NewerFormat if it, or the log of a collection,
-        is from a newer version, Locked if another process serves it, Damaged for a marker that cannot be read, and
-        DiskFull or StorageError if the storage itself fails.
+        Raises NotADataDirectory for a folder with other contents, NewerFormat if it or a collection's log is from a
+        newer version, Locked if another process serves it, Damaged for an unreadable marker, and DiskFull or
+        StorageError if the storage itself fails.
         """
         self.folder = folder
         self._options = options
@@ -89,15 +89,15 @@ class Catalog:
         except (DiskFull, NewerFormat):
             raise
         except Exception as error:
-            failures.require_none()  # a failed sync is no matter of one collection
+            failures.require_none()  # a failed sync affects the whole process
             expected = isinstance(error, NearlineError)
             reason = error.message if isinstance(error, NearlineError) else f"{type(error).__name__}: {error}"
             self._unopened[path.name] = reason
-            if not isinstance(error, Quarantined):  # that one its log has reported
+            if not isinstance(error, Quarantined):  # the log has already logged that
                 logger.error("collection %s is quarantined: %s", path.name, reason, exc_info=not expected)
 
     def close(self) -> None:
-        """Close every collection and release the lock, also where closing one fails; then raise that error."""
+        """Close every collection and release the lock, even if closing one fails; then raise that error."""
         with contextlib.ExitStack() as steps:
             steps.callback(self._lock.close)
             for collection in self._collections.values():
@@ -105,12 +105,12 @@ class Catalog:
 
     @property
     def collections(self) -> dict[str, Collection]:
-        """Those that serve, by their own names."""
+        """Collections that are serving, by their own names."""
         return {name: one for name, one in dict(self._collections).items() if one.log.damage is None}
 
     @property
     def quarantined(self) -> dict[str, str]:
-        """Why, by the collection's own name."""
+        """The reason for each quarantine, by the collection's own name."""
         damaged = {name: one.log.damage for name, one in dict(self._collections).items() if one.log.damage}
         return {**self._unopened, **damaged}
 
@@ -119,7 +119,7 @@ class Catalog:
         return dict(self._aliases)
 
     def get(self, name: str) -> Collection:
-        """The collection of this name or alias. Raises NotFound, Quarantined, or NotReady while it is renamed."""
+        """The collection with this name or alias. Raises NotFound, Quarantined, or NotReady during a rename."""
         own_name = self._aliases.get(name, name)
         if self._renaming and own_name in self._renaming:
             raise NotReady(f"collection {name!r} is being renamed", retry_after_s=1, param="collection")
@@ -148,7 +148,7 @@ class Catalog:
             return collection
 
     def delete(self, name: str) -> None:
-        """Remove a collection and its files, quarantined or not. Raises Conflict while an alias names it."""
+        """Delete a collection and its files, quarantined or not. Raises Conflict if an alias names it."""
         with self._change:
             collection = self._collections.get(name)
             if collection is None and name not in self._unopened:
@@ -159,7 +159,7 @@ class Catalog:
             self._unopened.pop(name, None)
             if collection is not None:
                 collection.close()
-            # Renamed first, so that a crash half way through leaves no half collection to open.
+            # Rename first, so a crash halfway through leaves no partial collection to open.
             removed = self.folder / f".removed-{name}-{uuid.uuid4().hex}"
             failpoints.reach("delete.closed")
             with disk_errors(removed):
@@ -171,10 +171,10 @@ class Catalog:
             failpoints.reach("delete.removed")
 
     def rename(self, name: str, new_name: str) -> Collection:
-        """Give a collection another name; its aliases follow. Returns it, opened anew under that name.
+        """Rename a collection and retarget its aliases. Returns it, reopened under the new name.
 
-        Atomic and durable: from the marker's publication on a crash leaves the rest to the next opening. Searches
-        under way may fail with NotFound, later ones with NotReady until the collection is open again.
+        Atomic and durable: once the marker is published, the next opening finishes the rename after a crash. Searches
+        in progress may fail with NotFound, later ones with NotReady until the collection is open again.
         """
         check_name(new_name)
         with self._change:
@@ -197,14 +197,14 @@ class Catalog:
                 others = {known: one for known, one in self._collections.items() if known != name}
                 self._collections = {**others, new_name: renamed}
             except BaseException:
-                del self._collections[name]  # it is closed; the next opening of the directory finds it
+                del self._collections[name]  # already closed; found again when the directory is next opened
                 raise
             finally:
                 self._renaming = None
             return renamed
 
     def set_alias(self, alias: str, name: str) -> None:
-        """Let an alias name a collection, atomically and durably, whatever it named before."""
+        """Point an alias at a collection, atomically and durably, replacing any previous target."""
         check_name(alias)
         with self._change:
             if alias in self._collections:
@@ -231,7 +231,7 @@ def check_name(name: str) -> None:
 
 
 def prepare(folder: Path) -> dict[str, str]:
-    """The aliases of a data directory; an empty or missing folder becomes one."""
+    """Read the aliases of a data directory; initialize an empty or missing folder."""
     if (folder / MARKER).is_file():
         return read_marker(folder).aliases
     if folder.exists() and not folder.is_dir():
@@ -251,14 +251,14 @@ def prepare(folder: Path) -> dict[str, str]:
 
 
 def settle(folder: Path) -> dict[str, str]:
-    """The aliases of a data directory, once a rename that its marker tells of is done. Call it with the lock."""
+    """Finish any rename recorded in the marker, then return the aliases. Requires the lock."""
     marker = read_marker(folder)
     if marker.renaming is not None:
         old, new = (folder / name for name in marker.renaming)
         if old.exists():
             publish_folder(old, new)
         else:
-            sync_folder(folder)  # the rename may have been seen and not yet be durable
+            sync_folder(folder)  # the rename happened but may not be durable yet
         failpoints.reach("rename.published")
         write_marker(folder, marker.aliases)
     return marker.aliases

@@ -1,4 +1,4 @@
-"""What a write must fulfil before it is queued: refused here, it has touched nothing."""
+"""Validates a write before it is queued, so that a rejected one has no effect."""
 
 from __future__ import annotations
 

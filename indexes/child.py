@@ -1,10 +1,10 @@
-"""Work in a process of its own: it may take memory, cores and even the process down without harm to who asked.
+"""Runs work in a child process, so that its memory, CPU use and even a crash do not harm the parent.
 
     parent     Child("package.module", Outcome, what="build", timeout_s=60).run(request, progress) -> Outcome
     child      if __name__ == "__main__": sys.exit(answer(Request, work))       work(request, progress) -> outcome
 
-The request is the child's argument as JSON. On standard output it says, a line each, {"stage", "done", "total"}, and
-last {"outcome"} or {"error"}. Other lines there are a library's own chatter.
+The request is the child's argument, as JSON. The child writes JSON lines to stdout: {"stage", "done", "total"} for
+progress, and finally {"outcome"} or {"error"}. Other lines come from libraries and are ignored.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NICE = 10
 
 
 class Line(msgspec.Struct, omit_defaults=True):
-    """One line of the child."""
+    """One line of the child's stdout."""
 
     stage: str | None = None
     done: int = 0
@@ -39,10 +39,10 @@ class Line(msgspec.Struct, omit_defaults=True):
 
 
 class Child(Generic[Outcome]):
-    """One piece of work. `run` waits for it, once; `cancel`, from any thread, ends it."""
+    """One child process. Call `run` once; it waits for the outcome. `cancel`, from any thread, kills the child."""
 
     def __init__(self, module: str, outcome: type[Outcome], *, what: str, timeout_s: float) -> None:
-        """`what` names the work in errors."""
+        """`what` names the work in error messages."""
         self._module = module
         self._outcome = outcome
         self._what = what
@@ -53,21 +53,21 @@ class Child(Generic[Outcome]):
 
     @property
     def pid(self) -> int | None:
-        """None before it was started."""
+        """None until it is started."""
         return self._process.pid if self._process is not None else None
 
     def run(self, request: object, progress: Progress) -> Outcome:
-        """Raises NotReady if it was cancelled, StorageError with the child's own last words. The child is gone then."""
+        """Raises NotReady if cancelled, StorageError with the reason if the child failed. The child has ended then."""
         if self._cancelled.is_set():
             raise NotReady(f"{self._what} was cancelled")
         command = [sys.executable, "-m", self._module, msgspec.json.encode(request).decode()]
-        # A file, not a pipe: a child that fills a pipe nobody reads would wait for ever.
+        # A file, not a pipe: the child would block forever on a full pipe that is not being read.
         with tempfile.TemporaryFile("w+", errors="replace") as errors:
             process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=errors, text=True, env=child_environment()
             )
             self._process = process
-            if self._cancelled.is_set():  # while it was being started
+            if self._cancelled.is_set():  # cancelled during startup
                 process.kill()
             timer = threading.Timer(self._timeout_s, self._give_up)
             timer.start()
@@ -95,7 +95,7 @@ class Child(Generic[Outcome]):
             self._process.kill()
 
     def _reason(self, status: int, errors: IO[str]) -> str:
-        """Why it ended, where it did not say so itself."""
+        """Why the child ended, if it reported no error itself."""
         if self._overdue.is_set():
             return f"it took more than {self._timeout_s:g} s"
         if status < 0:
@@ -106,7 +106,7 @@ class Child(Generic[Outcome]):
 
 
 def follow(process: subprocess.Popen[str], progress: Progress) -> Line:
-    """What the child said last, once it has said everything."""
+    """Pass on progress until the child closes stdout; return its last line."""
     last = Line()
     for text in process.stdout or ():
         try:
@@ -120,14 +120,14 @@ def follow(process: subprocess.Popen[str], progress: Progress) -> Line:
 
 
 def child_environment() -> dict[str, str]:
-    """OpenMP would otherwise take every core and spin on it while searches want one."""
+    """Limit OpenMP: by default it takes every core and spins on it, in competition with searches."""
     return {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 
 
 def answer(request: type[Request], work: Callable[[Request, Progress], object]) -> int:
-    """The child's side: do the work asked for in the first argument. Returns the exit status, 1 after an error of ours.
+    """The child's main function: run `work` on the request in the first argument. Returns the exit status.
 
-    Ends with status 1 when the parent has gone: nobody would take the outcome.
+    The status is 1 after a NearlineError. Also exits with status 1 if the parent has died.
     """
     asked = msgspec.json.decode(sys.argv[1], type=request)
     parent = os.getppid()
@@ -148,7 +148,7 @@ def answer(request: type[Request], work: Callable[[Request, Progress], object]) 
 
 
 def step_back() -> None:
-    """Let searches of a service on this machine go first from now on."""
+    """Lower this process's priority, so that searches on this machine run first."""
     os.nice(max(0, NICE - os.nice(0)))
 
 

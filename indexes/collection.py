@@ -1,11 +1,11 @@
 """One collection: its log, its parts, and the snapshot that searches read.
 
-Opening follows these steps: open the log; load the live generation, or the newest one whose checksums hold, or
-none; read the passages after it from the log; hide what was removed after its seq; publish the snapshot. Lost or
-damaged indexes cost time at opening, never data.
+Opening: open the log; load the live generation, else the newest one whose checksums verify, else none; replay later
+passages from the log; hide passages removed after the generation's seq; publish the snapshot. Lost or damaged
+indexes make opening slower, but never lose data.
 
-Threads: searches read `snapshot` from any thread. Writes and every change of parts happen on the writer's thread.
-Segments are made on background threads (`sealing`) and put in place by the writer.
+Threads: searches read `snapshot` from any thread. Writes and all changes to the parts run on the writer thread.
+Segments are built on background threads (`sealing`) and installed by the writer.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ T = TypeVar("T")
 
 
 class Collection:
-    """An open collection. `Collection.create` makes one, `Collection(folder, options)` opens one; `close` it."""
+    """An open collection. `Collection.create` makes one, `Collection(folder, options)` opens one. Call `close`."""
 
     def __init__(self, folder: Path, options: IndexOptions) -> None:
-        self.folder, self.name = folder, folder.name  # the name is its own, whatever aliases it has
+        self.folder, self.name = folder, folder.name  # its own name, not an alias
         self.options = options
         self.log = Log(folder / "log.db")
         most, rest = options.commit_ops_max, self.log.rest
@@ -76,7 +76,7 @@ class Collection:
             self.shelf = Shelf(folder)
             self._adopting = threading.Lock()
             self.chosen = read_chosen(folder)
-            self._lost_generation: str | None = None  # why the live one, by its marker, could not be used
+            self._lost_generation: str | None = None  # why the generation named by CURRENT was unusable
             self.hits = Hits(folder / "hits.msgpack", hot_capacity=self.settings.hot_capacity)
             self._documents = self.log.document_count()
             self._assembly = Assembly(self.settings, options)
@@ -91,8 +91,8 @@ class Collection:
             self._writer.close()
             self.log.close()
             raise
-        # Passages that a lost generation held: a rebuild is about to take their place, and sealing them beside it would
-        # take the most memory just then.
+        # After losing a generation, its passages are replayed into deltas and a rebuild follows. Sealing those deltas
+        # during the rebuild would only raise peak memory.
         if self._lost_generation is None:
             self._sealing.seal_full()
 
@@ -115,14 +115,14 @@ class Collection:
                 with disk_errors(folder):
                     return Collection(folder, options)
             except BaseException:
-                folder.rename(draft)  # or the name would be taken by something that nobody can use
+                folder.rename(draft)  # or an unusable folder would keep the name taken
                 raise
         finally:
             shutil.rmtree(draft, ignore_errors=True)
 
     def close(self) -> None:
-        """Finish queued writes, stop the threads, close the log. Searches under way may still finish."""
-        with contextlib.ExitStack() as steps:  # in reverse order; where one fails, the others are still taken
+        """Finish queued writes, stop the threads, close the log. Searches in progress may still finish."""
+        with contextlib.ExitStack() as steps:  # runs in reverse order, and continues past a failing step
             steps.callback(self._release)
             steps.callback(self.log.close)
             steps.callback(self._sealing.close)
@@ -130,7 +130,7 @@ class Collection:
             steps.callback(self._writer.close)
 
     def _release(self) -> None:
-        """Let the indexes go now: the garbage collector leaves alone what was there when serving began, as this was."""
+        """Drop the indexes now: they may be in a reference cycle that was frozen (`gc.freeze`) when serving began."""
         self._assembly.clear()
         self._snapshot = replace(self._snapshot, parts=(), watch=None)
 
@@ -138,15 +138,15 @@ class Collection:
 
     @property
     def snapshot(self) -> Snapshot:
-        """What a search that begins now reads."""
+        """The latest snapshot; a new search reads this one."""
         return self._snapshot
 
     def moved_since(self, snapshot: Snapshot) -> bool:
-        """Whether a read of the log, or of counts that the writer keeps, may have met a commit after the snapshot's."""
+        """Whether a log read, or the writer's counters, may reflect a later commit than the snapshot does."""
         return self.log.newest_seq != snapshot.seq
 
     def passages(self, ids: Sequence[int]) -> dict[int, StoredPassage]:
-        """The live ones of these, from the log: whatever an index returned, a deleted passage is absent here."""
+        """The passages among these that are live in the log. Deleted ones are absent even if an index returned them."""
         return self.log.passages(ids)
 
     def document(self, document_id: str) -> StoredDocument:
@@ -158,9 +158,9 @@ class Collection:
     def exact(
         self, queries: Floats, k: int, condition: Filter | None = None, go_on: GoOn = nobody_waits
     ) -> list[tuple[Ids, Floats]]:
-        """Exact search over the log's own float32 vectors: for each query [n, dimensions] its `k` best ids, scores.
+        """Exact search over the log's float32 vectors: the `k` best ids and scores for each query [n, dimensions].
 
-        One scan of every live vector serves all: for evaluation, not for serving. `go_on` is called between blocks.
+        Scans every live vector once for all queries: for evaluation, not serving. `go_on` is called between blocks.
         """
         allowed = None if condition is None else self.snapshot.matching(condition)
         return nearest(self.log.vectors(0, self.log.position().last_passage), queries, k, allowed, go_on)
@@ -178,9 +178,9 @@ class Collection:
     # -- writing
 
     def write(self, operations: Sequence[Operation]) -> Future[WriteResult]:
-        """Apply operations in order, all or none. The future resolves when they are synced and searchable.
+        """Apply operations in order, atomically. The future resolves when they are synced and searchable.
 
-        Raises InvalidInput at once for a vector of the wrong shape, with NaN, or not of unit length.
+        Raises InvalidInput immediately if a vector has the wrong shape, contains NaN, or is not a unit vector.
         """
         for operation in operations:
             if isinstance(operation, Upsert):
@@ -190,16 +190,16 @@ class Collection:
     def delete_holding(self, passages: Ids) -> Future[WriteResult]:
         """Delete the documents that hold these passages, in one commit.
 
-        A document that was replaced has other passages: what a filter found is deleted only while it still matches.
+        A replaced document has new passage ids, so a document found by a filter is deleted only if it is unchanged.
         """
         ids = passages.tolist()
         return self._writer.write(lambda: [Delete(one) for one in self.log.documents_of(ids)])
 
     def change(self, document_id: str, change: Callable[[Upsert], Upsert]) -> Future[WriteResult]:
-        """Replace a document by what `change` makes of it when the writer comes to it: no other write slips in between.
+        """Atomic read-modify-write: replace a document with `change(document)`, called on the writer thread.
 
-        It gets the document with its passages and vectors; where it returns the very same, nothing is written. Its
-        errors, and NotFound, come through the future.
+        `change` receives the document with its passages and vectors; if it returns the same object, nothing is
+        written. Its errors, and NotFound, are raised by the future.
         """
 
         def choose() -> list[Operation]:
@@ -215,11 +215,11 @@ class Collection:
         return self._writer.write(choose)
 
     def on_writer(self, step: Callable[[], T]) -> T:
-        """What this does, between two commits."""
+        """Run a function on the writer thread, between commits, and return its result."""
         return self._writer.call(step).result()
 
     def settle(self) -> None:
-        """Return once every full delta is sealed and all due merges are done. Not while others write."""
+        """Wait until every full delta is sealed and all due merges are done. Assumes no concurrent writes."""
         before = None
         while before is not self.snapshot:
             before = self.snapshot
@@ -232,7 +232,7 @@ class Collection:
         try:
             self._show(applied)
         except Exception as error:
-            # The log has it, the indexes may have half of it: only opening anew makes them agree.
+            # The log has the write, but the indexes may have only part of it: they agree again after a reopen.
             raise StorageError(
                 f"{self.folder.name}: written, but the indexes failed: {error!r}; restart"
             ) from error
@@ -246,17 +246,17 @@ class Collection:
             self.arrivals.arrived(self._snapshot.seq)
 
     def _publish(self) -> None:
-        """Let searches read the present parts, at the same seq."""
+        """Publish the current parts at an unchanged seq."""
         self._snapshot = self._assembly.snapshot(self._snapshot.seq, self._snapshot.content)
 
     # -- generations
 
     def wants_rebuild(self) -> str | None:
-        """Why a rebuild is due by the rules of its options, or None. Cheap enough to ask after every write."""
+        """Why a rebuild is due under the options' rules, or None. Cheap enough to call after every write."""
         return self._lost_generation or outgrown(self.snapshot, self.options)
 
     def begin_build(self, hot_capacity: int | None = None) -> BuildRequest:
-        """Fix what the next generation holds: everything up to now. Later passages go to parts of their own."""
+        """Fix the next generation's contents: everything written so far. Later passages go to separate parts."""
 
         def fix() -> BuildRequest:
             self._assembly.rotate()
@@ -279,14 +279,14 @@ class Collection:
         return request
 
     def rebuild_failed(self) -> None:
-        """Make segments of what was left as it is for a rebuild to replace: it may take long until one succeeds."""
+        """Seal the deltas left unsealed for the rebuild to replace: it may be a long time until one succeeds."""
         self.on_writer(self._sealing.seal_full)
 
     def adopt(self, number: int) -> Generation:
-        """Serve a sealed generation from now on: verify, load, replay past it, move CURRENT, swap. Also goes back.
+        """Make a sealed generation live, newer or older: verify, load, replay later passages, move CURRENT, swap.
 
-        Searches under way finish on the old snapshot. If anything fails, the old generation stays live. Raises
-        RecallTooLow, and keeps the generation aside, if it measures below the floor.
+        Searches in progress finish on the old snapshot. On any failure the old generation stays live. If measured
+        recall is below the floor, moves the generation aside and raises RecallTooLow.
         """
         with self._adopting:
             self.shelf.require_recall(number, self.options.floor)
@@ -297,7 +297,7 @@ class Collection:
             tail = self._assembly.read_back(self.log.entries(generation.manifest.last_passage, reached))
 
             def install() -> None:
-                # On the writer's thread, so that nothing is removed between reading what died and publishing.
+                # On the writer thread, so nothing is removed between reading the deletions and publishing.
                 arranged = self._assembly.arrange(
                     generation, tail, self.log.dead_since(generation.manifest.seq)
                 )
@@ -319,7 +319,7 @@ class Collection:
         return generation
 
     def rollback(self) -> Generation:
-        """Go back to the newest generation before the live one. Writes made since stay: they are replayed."""
+        """Go back to the newest generation before the live one. Later writes are kept: they are replayed."""
         return self.adopt(self.shelf.before(self.snapshot.generation, self.options.floor))
 
     def discard(self, number: int) -> None:
@@ -328,7 +328,7 @@ class Collection:
             self.shelf.remove(number)
 
     def forget_generations(self) -> None:
-        """Delete every generation but the live one, also one that was refused."""
+        """Delete every generation but the live one, including a refused one."""
         with self._adopting:
             live = self._assembly.generation
             self.shelf.sweep()
@@ -337,9 +337,9 @@ class Collection:
                 self.on_writer(lambda: self.log.forget_operations(live.manifest.seq))
 
     def set_search(self, chosen: TunedSettings) -> None:
-        """Search the live generation with these settings from now on, and build later ones to their recall target.
+        """Search the live generation with these settings, and build later ones to their recall target.
 
-        Durable once this returns. Raises Conflict if they were chosen for a generation that is not live.
+        Durable once this returns. Raises Conflict if they were chosen for a generation that is no longer live.
         """
         with self._adopting:
             live = self._assembly.generation
@@ -348,16 +348,16 @@ class Collection:
             save_chosen(self.folder, chosen)
             failpoints.reach("tune.published")
             chosen.apply(live)
-            self.chosen = chosen  # last: answers kept under it must be found with it
+            self.chosen = chosen  # last: answers cached under these settings must come from them
 
     @property
     def recall_target(self) -> float:
-        """Of rebuilds: what was wished for this collection, or else its options'; never below the floor."""
+        """Recall target of rebuilds: this collection's own, else the options'; never below the floor."""
         wish = self.chosen.recall_target if self.chosen else self.options.recall_target
         return max(wish, self.options.floor)
 
     def _usable(self, number: int) -> Generation:
-        """A generation, verified and loaded, if this collection and this version can serve it."""
+        """Verify and load a generation. Raises Damaged if this collection or version cannot serve it."""
         generation = Generation.load(self.shelf.path(number), self._assembly.new_files())
         generation.manifest.require_fit(self.settings.fingerprint, self.log.position().seq)
         generation.watch_cold(self.options.cold)
@@ -366,7 +366,7 @@ class Collection:
         return generation
 
     def _prune(self, *, before: int) -> None:
-        """Keep the live generation, the one before it, and the newest. Trouble is only logged: the swap is done."""
+        """Keep the live generation, the one before it, and the newest. Errors are only logged: the swap is done."""
         live = self.snapshot.generation
         kept = self.shelf.newest(self.options.generations_kept, first=(live, before))
         try:
@@ -387,7 +387,7 @@ class Collection:
         return self._assembly.snapshot(position.seq, self.log.content)
 
     def _load_generation(self) -> Generation | None:
-        """The live generation, or the newest older one that can be used."""
+        """The live generation, or the newest older one that is usable."""
         current = self.shelf.current()
         older = [number for number in reversed(self.shelf.numbers()) if number < current]
         for number in [current, *older] if current else []:

@@ -21,7 +21,7 @@ GoOn = Callable[[], None]  # long work calls it between steps; it may raise to c
 P = ParamSpec("P")
 R = TypeVar("R")
 
-GIVE_WAY_S_MAX = 0.002  # a step; most searches are shorter
+GIVE_WAY_S_MAX = 0.002  # per step; most searches are shorter
 TURN_S = 0.0001  # switch interval while serving, instead of Python's 5 ms
 
 # The GIL makes adding to these and removing from them atomic.
@@ -53,7 +53,7 @@ def _open_gates() -> None:
 
 
 def give_way(at_most_s: float = GIVE_WAY_S_MAX) -> None:
-    """Wait until no search is running, at most this long. Returns at once when none is."""
+    """Wait until no search is running, at most this long. Returns immediately if none is."""
     if not _under_way:
         return
     # Sleep rather than poll: polling takes the GIL from the very search being waited for.

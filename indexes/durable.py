@@ -1,8 +1,8 @@
-"""The one place that publishes files: write, sync, rename, sync the folder.
+"""Durable, atomic publishing of files and folders: write, sync, rename, sync the parent folder.
 
-After `publish` or `publish_folder` returns, the new name survives a power loss with all its bytes; before it
-returns, a reader sees the old state whole. A full disk raises DiskFull, any other trouble StorageError, and
-the old state stands. After a failed sync nothing more is published by this process (`failures`).
+Once `publish` or `publish_folder` returns, the new name and all its bytes survive a power loss; until the rename, a
+reader sees the complete old state. A full disk raises DiskFull, any other disk error StorageError, both leaving the
+old state or the new one, whole. After a failed sync this process publishes nothing more (`failures`).
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from indexes import failpoints, failures
 from indexes.errors import Damaged, DiskFull, Locked, OutOfDescriptors, StorageError
 
 READ_BYTES = 1 << 20
-# The disk, the quota or the process's own limit is used up.
+# The disk, the quota or the process's own limit is exhausted.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 LOCK_WAIT_S, LOCK_POLL_S = 2.0, 0.02
 
 
 def with_checksum(document: msgspec.Struct) -> bytes:
-    """The content of a JSON file that carries, as `sha256`, the SHA-256 of all else in it."""
+    """The content of a JSON file whose `sha256` field is the SHA-256 of the rest."""
     digest = hashlib.sha256(msgspec.json.encode(msgspec.structs.replace(document, sha256=""))).hexdigest()
     final = msgspec.structs.replace(document, sha256=digest)
     return msgspec.json.format(msgspec.json.encode(final), indent=2) + b"\n"
 
 
 def format_of(content: bytes) -> int:
-    """The `format_version` of a JSON file, the one field that every format has. Raises msgspec.DecodeError."""
+    """The `format_version` of a JSON file, the one field common to all formats. Raises msgspec.DecodeError."""
     return msgspec.json.decode(content, type=Versioned).format_version
 
 
@@ -46,9 +46,9 @@ class Versioned(msgspec.Struct, frozen=True):
 
 
 class Disk:
-    """What publishing asks of the disk. All of it goes through `disk`, where a test may put one that fails or forgets.
+    """The disk operations of publishing. Tests replace `disk` with one that fails or loses writes.
 
-    Methods raise OSError, as the calls below them do.
+    Methods raise OSError, like the calls they wrap.
     """
 
     def write(self, file: BinaryIO, content: bytes) -> None:
@@ -56,7 +56,7 @@ class Disk:
         file.flush()
 
     def sync(self, descriptor: int, path: Path) -> None:
-        """Of a file or a folder, which is open as `descriptor`."""
+        """Sync a file or folder that is open as `descriptor`."""
         os.fsync(descriptor)
 
     def replace(self, draft: Path, path: Path) -> None:
@@ -70,16 +70,16 @@ disk = Disk()
 
 
 def keep_private() -> None:
-    """From now on only its own user can read the files that this process and its children make."""
+    """Make new files of this process and its children readable only by their owner."""
     os.umask(0o077)
 
 
 def publish(path: Path, content: bytes, mode: int = 0o666) -> None:
-    """Make `path` hold exactly `content`, atomically and durably; a new file has `mode`, less the umask."""
+    """Replace `path` with `content`, atomically and durably; the new file has `mode`, less the umask."""
     draft = path.with_name(f".{path.name}.draft")
     try:
         with disk_errors(path):
-            draft.unlink(missing_ok=True)  # one that was left behind would keep its mode
+            draft.unlink(missing_ok=True)  # a leftover would keep its old mode
             with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
                 disk.write(file, content)
                 failpoints.reach("publish.written")
@@ -94,9 +94,9 @@ def publish(path: Path, content: bytes, mode: int = 0o666) -> None:
 
 
 def replace_unsynced(path: Path, content: bytes, mode: int = 0o666) -> None:
-    """Make `path` hold exactly `content`, atomically but not durably; a new file has `mode`, less the umask.
+    """Replace `path` with `content`, atomically but not durably; a new file has `mode`, less the umask.
 
-    For what can be made again, or done without: a failed sync ends the service, and such a file is worth no service.
+    For files that can be recreated or done without: they are not worth a failed sync, which stops the service.
     """
     draft = path.with_name(f".{path.name}.draft")
     with disk_errors(path):
@@ -109,9 +109,9 @@ def replace_unsynced(path: Path, content: bytes, mode: int = 0o666) -> None:
 
 
 def replace_synced(draft: Path, path: Path) -> None:
-    """Give the file `draft`, which is synced, the name `path` in the same folder, atomically and durably.
+    """Rename the synced file `draft` to `path` in the same folder, atomically and durably.
 
-    What was removed from the folder before is gone durably before the new file is there.
+    Earlier removals from the folder become durable before the rename.
     """
     with disk_errors(path):
         sync_folder(path.parent)
@@ -122,7 +122,7 @@ def replace_synced(draft: Path, path: Path) -> None:
 
 
 def publish_folder(draft: Path, final: Path) -> None:
-    """Give the folder `draft`, with every file in it synced, the name `final`, which must not exist yet."""
+    """Sync every file in the folder `draft`, then rename it to `final`, which must not exist."""
     with disk_errors(final):
         failpoints.reach("publish_folder.written")
         for path in sorted(draft.rglob("*")):
@@ -144,7 +144,7 @@ def sync_file(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """A rename is only a promise until the folder that holds the name is synced too."""
+    """Sync a folder's entries: a rename is not durable until its parent folder is synced."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         sync(descriptor, path)
@@ -153,7 +153,7 @@ def sync_folder(path: Path) -> None:
 
 
 def sync(descriptor: int, path: Path) -> None:
-    """Never tried twice: after a failure the system may forget the bytes and call the next sync a success."""
+    """Sync once, never retry: after a failure the OS may drop the dirty pages and let the next sync succeed."""
     failures.require_none()
     try:
         with disk_errors(path):
@@ -167,7 +167,7 @@ def sync(descriptor: int, path: Path) -> None:
 
 
 def sha256(path: Path) -> str:
-    """Hex digest of a file's bytes, read once from start to end."""
+    """Hex digest of a file's bytes, read in one sequential pass."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(READ_BYTES):
@@ -187,7 +187,7 @@ def verify(path: Path, expected_bytes: int, expected_sha256: str) -> None:
 
 @contextlib.contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Tell a full disk, and a lack of file descriptors, from a failing disk."""
+    """Translate OSError: a full disk, a lack of file descriptors, or a failing disk."""
     try:
         yield
     except OSError as error:
@@ -199,10 +199,10 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 class FolderLock:
-    """Exclusive use of a folder by one process, from construction to `close`. The kernel drops it at exit.
+    """Exclusive lock on a folder for one process, from construction to `close`. The kernel releases it at exit.
 
-    A holder that was killed while it started a child leaves the lock with the child until that has executed its
-    program, hence the attempts for LOCK_WAIT_S before Locked is raised.
+    If the holder is killed between fork and exec of a child, the child holds the lock until its exec. So acquiring
+    retries for LOCK_WAIT_S before it raises Locked.
     """
 
     def __init__(self, path: Path) -> None:

@@ -1,7 +1,7 @@
-"""Erasure: what was deleted or overwritten goes from every file of a collection, and its space comes back.
+"""Erasure: removes deleted and replaced content from every file of a collection, and frees its space.
 
-Indexes hold deleted passages until they are rebuilt, generations kept for rollback hold them too, and the log's file
-holds them until it is rewritten (`indexes/log/rewriting`). Backups made earlier are left alone.
+Indexes hold deleted passages until a rebuild, generations kept for rollback hold them too, and the log file holds them
+until it is rewritten (`indexes/log/rewriting`). Existing backups are not touched.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from indexes.log.applying import now_ms
 from indexes.log.rewriting import Copy, remove_copies
 from indexes.model import Progress
 
-FEW_OPERATIONS, ROUNDS_MAX = 500, 20  # left to copy while no write gets through; rounds until then
-WAIT_S_MAX, PAUSE_S = 60.0, 1.0  # for a backup that is under way
+FEW_OPERATIONS, ROUNDS_MAX = 500, 20  # left to copy while writes are blocked; rounds until then
+WAIT_S_MAX, PAUSE_S = 60.0, 1.0  # for a running backup
 
 
 @dataclass(frozen=True, slots=True)
 class Erased:
-    """What an erasure did: bytes of content that were owed, and of disk that came back; what the collection has left.
+    """The outcome of an erasure: bytes of content erased, disk space freed, and disk space still used.
 
-    Freed bytes are negative where writes arrived at the same time, or a first generation was built.
+    Freed bytes may be negative if writes arrived during it, or a first generation was built.
     """
 
     erased_bytes: int
@@ -37,9 +37,9 @@ class Erased:
 
 
 class Erasure:
-    """Erases what was deleted or overwritten before it was made. `cancel`, from any thread, ends it at its next step.
+    """Erases content deleted or replaced before construction. `cancel`, from any thread, stops it at its next step.
 
-    Where it `needs_rebuild`, adopt a new generation, then call `run`. No build may run at the same time.
+    If `needs_rebuild`, adopt a new generation before calling `run`. No build may run at the same time.
     """
 
     def __init__(self, collection: Collection) -> None:
@@ -55,8 +55,8 @@ class Erasure:
         self._cancelled.set()
 
     def run(self, progress: Progress) -> Erased:
-        """Raises Unavailable if another program, such as a backup, reads the log for too long, DiskFull, StorageError;
-        then the log is as it was."""
+        """Raises Unavailable if another program, such as a backup, reads the log for too long, DiskFull or
+        StorageError; the log is then unchanged."""
         log = self._collection.log
         self._collection.forget_generations()
         failpoints.reach("erase.begin")
@@ -66,7 +66,7 @@ class Erasure:
             for _ in range(ROUNDS_MAX):
                 if log.follow(copy, self._go_on) <= FEW_OPERATIONS:
                     break
-            sync_file(copy.path)  # most of it: while it is synced again, no write gets through
+            sync_file(copy.path)  # sync most of it now: writes are blocked during the final sync
             failpoints.reach("erase.copied")
             self._replace(copy)
         finally:
@@ -95,7 +95,7 @@ class Erasure:
 
 
 def disk_bytes(folder: Path) -> int:
-    """Of all files below a folder. Files that disappear during the walk do not count."""
+    """Total size of all files below a folder. Files that disappear during the walk do not count."""
     total = 0
     for path in folder.rglob("*"):
         try:

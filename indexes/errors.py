@@ -1,11 +1,11 @@
 """Every error that Nearline raises on purpose, in one tree.
 
     NearlineError
-    ├── InvalidInput            well-formed, but not something we can do; names the field
+    ├── InvalidInput            well-formed, but impossible to process; names the field
     │   └── TooLarge            over a configured limit; names the field and the limit
-    ├── NotFound                no collection, document, job or generation of that name
-    ├── Conflict                the name is taken, or the state forbids it now
-    │   ├── ModelMismatch       vectors of one model meet a collection of another
+    ├── NotFound                no collection, document, job or generation with that name
+    ├── Conflict                the name is taken, or the current state forbids it
+    │   ├── ModelMismatch       the vectors and the collection are from different models
     │   └── RecallTooLow        a build measures below the recall floor, or no settings reach a target
     ├── Unavailable             try again later
     │   ├── Overloaded          a bounded queue is full; carries seconds to wait
@@ -13,21 +13,21 @@
     │   ├── OutOfDescriptors    this process, or the system, has too many files and connections open
     │   └── NotReady            still opening, or already closing
     └── StorageError            the disk, not the caller
-        ├── DiskFull            writes refused, reads go on
+        ├── DiskFull            writes are refused, reads continue
         ├── Damaged             bytes differ from their checksum; nothing was parsed
-        ├── Quarantined         this collection's log is damaged or cannot be opened; the others serve
-        ├── NotADataDirectory   the folder holds something that is not ours
+        ├── Quarantined         this collection's log is damaged or cannot be opened; the others keep serving
+        ├── NotADataDirectory   the folder holds files that are not ours
         ├── NewerFormat         a newer version wrote it; names both formats
         └── Locked              another process writes here
 
-The service maps each to one HTTP status (`retrieval/errors.py`); a test holds that map complete.
+The service maps each to one HTTP status (`retrieval/errors.py`); a test keeps that map complete.
 """
 
 from __future__ import annotations
 
 
 class NearlineError(Exception):
-    """Base of the tree. `message` is one clear line; `param` names the field at fault, if a field is."""
+    """Base of the tree. `message` is one clear line; `param` names the field at fault, if any."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -36,27 +36,27 @@ class NearlineError(Exception):
 
 
 class InvalidInput(NearlineError):
-    """The request can be read but not done: wrong dimension, NaN, an empty text."""
+    """The request is well-formed but cannot be processed: wrong dimension, NaN, an empty text."""
 
 
 class TooLarge(InvalidInput):
-    """A configured limit is exceeded; the message says which and how large it is."""
+    """A configured limit is exceeded; the message names the limit and its value."""
 
 
 class NotFound(NearlineError):
-    """What the request names does not exist."""
+    """The resource named in the request does not exist."""
 
 
 class Conflict(NearlineError):
-    """What the request asks for contradicts what is there."""
+    """The request conflicts with the current state."""
 
 
 class ModelMismatch(Conflict):
-    """The model's fingerprint differs from the one the collection's vectors were made with."""
+    """The model's fingerprint differs from that of the collection's vectors."""
 
 
 class RecallTooLow(Conflict):
-    """Something would be served, or set, that measures below the recall it has to have. What was live stays."""
+    """A generation or its settings measured below the required recall. The live ones stay in use."""
 
 
 class Unavailable(NearlineError):
@@ -76,7 +76,7 @@ class DeadlineExceeded(Unavailable):
 
 
 class OutOfDescriptors(Unavailable):
-    """No file descriptor is left. Nothing was written; closing connections, or a higher `ulimit -n`, makes room."""
+    """Out of file descriptors. Nothing was written; close connections or raise `ulimit -n`."""
 
 
 class NotReady(Unavailable):
@@ -84,15 +84,15 @@ class NotReady(Unavailable):
 
 
 class StorageError(NearlineError):
-    """The disk failed us. The process should not acknowledge anything it cannot prove."""
+    """The storage failed. The process should not acknowledge anything that may not be durable."""
 
 
 class DiskFull(StorageError):
-    """No space left: the write was rolled back whole."""
+    """No space left; the whole write was rolled back."""
 
 
 class Damaged(StorageError):
-    """A file's bytes are not those that were sealed."""
+    """A file's bytes differ from those that were sealed."""
 
 
 class Quarantined(StorageError):
@@ -100,12 +100,12 @@ class Quarantined(StorageError):
 
 
 class NotADataDirectory(StorageError):
-    """The folder exists, is not empty, and was not made by Nearline."""
+    """The folder is not empty and was not created by Nearline."""
 
 
 class NewerFormat(StorageError):
-    """A newer version of Nearline wrote this, and can read it. It was left alone; the message names both formats."""
+    """Written by a newer version of Nearline, and left unchanged; the message names both formats."""
 
 
 class Locked(StorageError):
-    """Another process holds the data directory."""
+    """Another process has locked the data directory."""

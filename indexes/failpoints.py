@@ -1,10 +1,10 @@
-"""Named places where a test lets this process die or fail: `NEARLINE_FAILPOINT=name[:nth]=kill|error`.
+"""Failpoints: named places where tests make this process die or fail: `NEARLINE_FAILPOINT=name[:nth]=kill|error`.
 
-    commit.before_sync=kill      SIGKILL when this place is reached for the first time
-    publish.written:3=error      StorageError when it is reached for the third time, and only then
+    commit.before_sync=kill      SIGKILL the first time this failpoint is reached
+    publish.written:3=error      StorageError the third time it is reached, and only then
 
-The variable is read once, when this module is imported; a child process reads it for itself. While it is not set,
-`reach` is one comparison. The tests find the names in the source, so a new place is tested without being listed.
+The variable is read once, on import; child processes inherit it. If it is not set, `reach` costs one comparison. Tests
+find the names in the source, so new failpoints are tested automatically.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ SYNTAX = re.compile(r"([a-z_.]+)(?::([1-9][0-9]*))?=(kill|error)")
 
 
 class Failpoint:
-    """One place that is armed: the nth time it is reached, by whichever thread, its action happens."""
+    """An armed failpoint: its action happens the nth time it is reached, by any thread."""
 
     def __init__(self, name: str, nth: int, action: str) -> None:
         self.name = name
         self._nth = nth
         self._action = action
-        self._visits = itertools.count(1)  # next() on it is one step under the interpreter's lock
+        self._visits = itertools.count(1)  # next() on it is atomic under the GIL
 
     @staticmethod
     def parse(text: str) -> Failpoint:
@@ -45,7 +45,7 @@ class Failpoint:
             return
         if self._action == "error":
             raise StorageError(f"failpoint {self.name}")
-        # To the descriptor itself: nothing that is buffered will be written any more.
+        # Write to the descriptor directly: SIGKILL prevents flushing of buffers.
         os.write(2, f"failpoint {self.name}\n".encode())
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -62,6 +62,6 @@ _armed = from_environment()
 
 
 def reach(name: str) -> None:
-    """Say that execution has come to this place. Nothing happens unless the place is armed."""
+    """Mark a failpoint. Does nothing unless it is armed."""
     if _armed is not None and _armed.name == name:
         _armed.visit()

@@ -1,10 +1,10 @@
-"""What a failed sync means: this process acknowledges nothing more, and listeners are told, so that it can leave.
+"""The fail-stop latch for failed syncs: this process acknowledges nothing more, and listeners can shut it down.
 
-A second sync after a failed one may succeed without the bytes being on disk, so nothing is tried again. Only opening
-the data directory again, in a new process, shows what the disk holds.
+After a failed sync, a retry may succeed without the bytes being on disk, so nothing is retried. Only reopening the
+data directory in a new process shows what the disk holds.
 
-This is the only place that remembers a failure: from its report until everything that was open for writing (data
-directories and logs, which `hold`) is closed. Everything here may be called from any thread.
+This is the only place that records a failure: from its report until everything open for writing (data directories and
+logs, which `hold`) is closed. Thread-safe.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _listeners: list[Listener] = []
 
 
 def may_be_a_failed_sync(error: Exception) -> bool:
-    """Whether it leaves open what the disk holds. A full disk and a damaged file do not: nothing was acknowledged."""
+    """Whether it leaves the state on disk unknown. A full disk or a damaged file does not: nothing was acknowledged."""
     return isinstance(error, StorageError) and not isinstance(error, (DiskFull, Damaged, Quarantined))
 
 
 def report(error: StorageError) -> None:
-    """The storage failed. The first report is passed on to every listener, on the thread that reports."""
-    global _first  # noqa: PLW0603 - the state is the process's: it is the process that has to leave
+    """Record a storage failure. The first one is passed to every listener, on the reporting thread."""
+    global _first  # noqa: PLW0603 - process-wide state: the whole process has to stop
     with _change:
         if not _held or _first is not None:
             return
@@ -44,13 +44,13 @@ def any_reported() -> bool:
 
 
 def require_none() -> None:
-    """Raise StorageError if a failure was reported. Asked before everything that would be acknowledged."""
+    """Raise StorageError if a failure was reported. Call before doing anything that will be acknowledged."""
     if _first is not None:
         raise StorageError(f"the storage failed before, restart the service: {_first.message}")
 
 
 def listen(listener: Listener) -> Callable[[], None]:
-    """Have `listener` called at the first report. The function returned ends that."""
+    """Call `listener` on the first report. Returns a function that unregisters it."""
     with _change:
         _listeners.append(listener)
 
@@ -63,7 +63,7 @@ def listen(listener: Listener) -> Callable[[], None]:
 
 
 def hold() -> Callable[[], None]:
-    """Something is open for writing until the function returned is called. With the last, the failure is forgotten."""
+    """Register something as open for writing. Returns a function that ends this; the last one resets the failure."""
     held = object()
     with _change:
         _held.add(held)

@@ -1,4 +1,4 @@
-"""What a collection says of itself to whoever operates it."""
+"""Counts, sizes and settings of a collection, for operators."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from indexes.rebuild.chosen import TunedSettings
 
 @dataclass(frozen=True, slots=True)
 class SearchSettings:
-    """How the live generation is searched. `tuned`: chosen after it was built, by `Collection.set_search`."""
+    """Search settings of the live generation. `tuned`: set after the build, by `Collection.set_search`."""
 
     ef: int
     probes: int
@@ -29,12 +29,12 @@ class SearchSettings:
 
 @dataclass(frozen=True, slots=True)
 class CollectionInfo:
-    """Counts and sizes of one collection. `memory_bytes` leaves out the files that are read in place: of those
-    `resident_bytes` are copied into memory, see `residency`, and `mapped_bytes` are mapped.
+    """Counts and sizes of one collection. `memory_bytes` excludes generation files loaded through `residency`:
+    `resident_bytes` of them are copied into memory, and `mapped_bytes` are memory-mapped.
 
-    `moves` is what the rebuild of the live generation moved between tiers; `cold` how often queries needed that one;
-    `recall` what that rebuild measured, or the tuning since; `recall_target` what the next one aims for. `owed_bytes`
-    were deleted or overwritten and are not erased yet, the oldest of them at `owed_since_ms`.
+    `moves`: passages that the live generation's rebuild moved between tiers; `cold`: how often queries needed the cold
+    tier; `recall`: measured by that rebuild, or by tuning since; `recall_target`: for the next rebuild. `owed_bytes`:
+    deleted or replaced content that is not erased yet, the oldest since `owed_since_ms`.
     """
 
     documents: int
@@ -66,7 +66,7 @@ def describe(
     chosen: TunedSettings | None,
     owed: Owed,
 ) -> CollectionInfo:
-    """All of it, for what a snapshot shows. `chosen` counts if it is for the generation in it."""
+    """The info for a snapshot. `chosen` is used only if it is for the snapshot's generation."""
     parts = [visible.part for visible in snapshot.parts]
     generation = next((part for part in parts if isinstance(part, Generation)), None)
     tuned = chosen if chosen and generation and chosen.fits(generation) else None

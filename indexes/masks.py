@@ -1,6 +1,6 @@
-"""Packed masks over the rows of a part: which rows a search may return. uint8, little-endian bits, as faiss reads them.
+"""Packed masks of the rows of a part that a search may return: uint8, little-endian bits, as faiss expects.
 
-Bits past the last row are never set, so whole bytes can be counted and combined.
+Bits past the last row are always zero, so whole bytes can be counted and combined.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ Flags = NDArray[np.bool_]
 
 
 def pack_flags(flags: Flags) -> Bits:
-    """The mask of one boolean a row."""
+    """The mask for one boolean per row."""
     return np.packbits(flags, bitorder="little")
 
 
 def flags_of(bits: Bits, size: int) -> Flags:
-    """One boolean a row."""
+    """One boolean per row."""
     return np.unpackbits(bits, count=size, bitorder="little").view(np.bool_)
 
 
 def rows_in(bits: Bits, size: int) -> Rows:
-    """The rows set, ascending."""
+    """The set rows, ascending."""
     return np.flatnonzero(flags_of(bits, size))
 
 
@@ -36,14 +36,14 @@ def bits_at(bits: Bits, rows: Rows) -> Flags:
 
 
 def count_bits(bits: Bits) -> int:
-    """Number of rows set."""
-    words = len(bits) // 8 * 8  # eight bytes at once: a search may count several masks
+    """Number of set rows."""
+    words = len(bits) // 8 * 8  # eight bytes at a time: a search may count several masks
     counted = np.bitwise_count(bits[:words].view(np.uint64)).sum(dtype=np.int64)
     return int(counted + np.bitwise_count(bits[words:]).sum(dtype=np.int64))
 
 
 def first_bits(bits: Bits, size: int) -> Bits:
-    """The mask of the first `size` rows alone."""
+    """The mask of only the first `size` rows."""
     first = bits[: (size + 7) // 8].copy()
     if size % 8:
         first[-1] &= (1 << (size % 8)) - 1

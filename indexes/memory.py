@@ -1,8 +1,8 @@
-"""How much memory a build and a serving process take: measured, and predicted by a formula.
+"""Memory of a build and of a serving process: measured, and predicted by a formula.
 
-Memory here is a process's own (anonymous pages). The formula leaves out the files that searches read in place: those
-that fit the budget of `residency` are copied and add to it, the others are mapped, and the system keeps their pages
-while it has room. docs/benchmarks.md compares the formula with measurements.
+Memory here means anonymous pages. The formula excludes generation files loaded through `residency`: those within its
+budget are copied and come on top; the others are memory-mapped, and the OS caches their pages while it has room.
+docs/benchmarks.md compares the formula with measurements.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from indexes.dense.training import SAMPLE_MAX, TRIAL_ROWS, codes_for
 
 EVERY_S = 0.02
 
-PROCESS_BYTES = 55e6  # Python with faiss, hnswlib and numpy, before anything is read
-NUMBERS_BYTES = 48  # ids, places and order of a passage, as integers of eight bytes
-LIST_GROWTH = 1.3  # the room that lists grow into while they are filled
-TRAINING_BYTES = 10e6  # what clustering and codebooks need beside the vectors
-LEXICAL_BUFFER_BYTES = 85e6  # postings that are being sorted, and the words seen last
+PROCESS_BYTES = 55e6  # Python with faiss, hnswlib and numpy, before reading anything
+NUMBERS_BYTES = 48  # per passage: ids, positions and order, as 8-byte integers
+LIST_GROWTH = 1.3  # over-allocation of lists while they are filled
+TRAINING_BYTES = 10e6  # clustering and codebooks, excluding the vectors
+LEXICAL_BUFFER_BYTES = 85e6  # the sort buffer of postings, and the cache of stemmed words
 TERM_BYTES = 200
 
 
 def give_back() -> None:
-    """Return freed memory to the system. Call it where much was freed at once: other threads may wait for some
-    milliseconds. It does nothing without glibc, which otherwise keeps what it has to be used again."""
+    """Return freed memory to the OS, since glibc keeps it for reuse. Call only after freeing a lot: other threads may
+    stall for some milliseconds. Does nothing without glibc."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def memory_bytes(pid: int | None = None) -> dict[str, int]:
-    """Resident memory of a process (None: this one): all of it, its own, and pages of files.
+    """Resident memory of a process (None: this one): total, anonymous, and file-backed.
 
-    Raises OSError where the system does not tell, or the process is gone.
+    Raises OSError if it is not available or the process has ended.
     """
     fields = {}
     for line in Path(f"/proc/{pid or 'self'}/status").read_text().splitlines():
@@ -52,7 +52,7 @@ def memory_bytes(pid: int | None = None) -> dict[str, int]:
 
 
 class Sampler:
-    """Calls a function again and again, on a thread of its own, while a `with` block runs; an OSError is no matter."""
+    """Calls a function periodically, on its own thread, while a `with` block runs. Ignores OSError."""
 
     def __init__(self, look: Callable[[], None], every_s: float = EVERY_S) -> None:
         self._look = look
@@ -77,7 +77,7 @@ class Sampler:
 
 
 class PeakMemory(Sampler):
-    """Notes the largest memory of this process's own in each stage of a piece of work."""
+    """Records this process's peak anonymous memory in each stage."""
 
     def __init__(self) -> None:
         super().__init__(self._note)
@@ -90,27 +90,27 @@ class PeakMemory(Sampler):
 
 
 def graph_bytes(passages: int, dimensions: int) -> float:
-    """An HNSW graph: float32 vectors, 2M links on the ground level, a label, and the sparse levels above."""
+    """An HNSW graph: float32 vectors, 2M links at the base level, a label, and the sparse upper levels."""
     return passages * (4 * dimensions + 8 * M + 4 + 8 + 8 + 8)
 
 
 def cold_bytes(passages: int, lists: int, dimensions: int) -> float:
-    """Half a byte of code for four dimensions, an id; a centre for each list, which is filled up to blocks of 32."""
+    """Half a byte of code per four dimensions and an id; per list, a centroid and padding to blocks of 32."""
     code = codes_for(dimensions) / 2
     return passages * (code + 8) + lists * (4 * dimensions + 16 * code)
 
 
 def serving_bytes(hot: int, cold: int, lists: int, in_segments: int, dimensions: int) -> float:
-    """The dense indexes in memory: the sum of `CollectionInfo.tier_bytes` without the delta. Files that are held
-    resident come on top, at most the budget of `residency`."""
+    """The dense indexes in memory: the sum of `CollectionInfo.tier_bytes` without the delta. Files copied into memory
+    come on top, at most the budget of `residency`."""
     segments = (codes_for(dimensions) / 2 + 2 * dimensions) * in_segments
     return graph_bytes(hot, dimensions) + cold_bytes(cold, lists, dimensions) + segments
 
 
 def build_bytes(hot: int, cold: int, dimensions: int, terms: int) -> float:
-    """Peak of a build: the largest of its stages. `terms` is the number of different words in all texts."""
+    """Peak memory of a build: that of its largest stage. `terms` is the number of distinct words in all texts."""
     passages = hot + cold
-    # The sample, the part of it that is tried, and the residuals of that.
+    # The sample, the trial subsample, and the subsample's residuals.
     vectors = min(cold, SAMPLE_MAX) + 2 * min(cold, TRIAL_ROWS)
     sample = 4 * dimensions * vectors + TRAINING_BYTES if cold else 0
     dense = graph_bytes(hot, dimensions) + LIST_GROWTH * (codes_for(dimensions) / 2 + 8) * cold

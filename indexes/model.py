@@ -1,7 +1,7 @@
-"""The small values that travel between the parts of the index library.
+"""Value types shared across the index library.
 
-All of them are immutable. Scores are inner products of unit vectors (-1 to 1) for dense search and BM25
-for lexical search; in both, larger is better. Arrays of one value belong together row by row.
+All are immutable. Dense scores are inner products of unit vectors (-1 to 1), lexical scores are BM25; in both,
+larger is better. Arrays within one value are parallel, row by row.
 """
 
 from __future__ import annotations
@@ -23,17 +23,15 @@ Floats = NDArray[np.float32]
 Tier = Literal["delta", "hot", "cold"]
 Scalar = str | int | float | bool
 Metadata = dict[str, Scalar | list[Scalar]]
-Progress = Callable[
-    [str, int, int], None
-]  # of long work: the stage it is in, how much of it is done, of how much
+Progress = Callable[[str, int, int], None]  # of a long operation: stage, amount done, total
 
 TIERS: tuple[Tier, ...] = ("delta", "hot", "cold")
 
 
 @dataclass(frozen=True, slots=True)
 class NewPassage:
-    """A piece of a document, embedded: `text[start:end]` of the document, its tokens, its unit vector, and the headings
-    it stands under, for the reader: they are not searched."""
+    """An embedded piece of a document: `text[start:end]`, token count, unit vector, and the headings above it, which
+    are for display and not searched."""
 
     start: int
     end: int
@@ -44,10 +42,10 @@ class NewPassage:
 
 @dataclass(frozen=True, slots=True)
 class Upsert:
-    """Replace the document of this id, whatever it was, by this one.
+    """Insert a document, replacing any with the same id.
 
-    `digest`, 32 bytes, is equal for documents of equal text, title, metadata and passages. A caller that gives none
-    gets a random one: such a document is like no other.
+    `digest`, 32 bytes, is equal for documents with equal text, title, metadata and passages. The default is random,
+    so the document compares equal to no other.
     """
 
     id: str
@@ -60,7 +58,7 @@ class Upsert:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Remove the document of this id; no error if there is none."""
+    """Delete the document with this id; no error if there is none."""
 
     id: str
 
@@ -70,9 +68,9 @@ Operation = Upsert | Delete
 
 @dataclass(frozen=True, slots=True)
 class WriteResult:
-    """What one acknowledged write did. `seq` is the position of its last operation in the log.
+    """The outcome of one acknowledged write. `seq` is the log position of its last operation.
 
-    `tokens` are those of the passages written; `unchanged` documents were in the log already and were left alone.
+    `tokens` counts the written passages' tokens; `unchanged` counts documents already in the log and skipped.
     """
 
     seq: int
@@ -85,7 +83,7 @@ class WriteResult:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """Candidates of one searcher, best first. `ids` int64 [n], `scores` float32 [n], `tiers` index into TIERS [n]."""
+    """Candidates from one searcher, best first. `ids` int64 [n], `scores` float32 [n], `tiers` [n] index TIERS."""
 
     ids: Ids
     scores: Floats
@@ -100,7 +98,7 @@ class Ranking:
 
     @staticmethod
     def merge(rankings: list[Ranking], depth: int) -> Ranking:
-        """The best `depth` of several rankings; equal scores go to the lower passage id, so order is stable."""
+        """The best `depth` of several rankings; ties go to the lower passage id, so the order is deterministic."""
         if not rankings:
             return Ranking.empty()
         ids = np.concatenate([r.ids for r in rankings])
@@ -112,7 +110,7 @@ class Ranking:
 
 @dataclass(frozen=True, slots=True)
 class DenseResult:
-    """A dense ranking, the tiers that were searched for it, and why the cold one was not (None: it was)."""
+    """A dense ranking, the tiers searched, and why the cold tier was skipped (None: it was searched)."""
 
     ranking: Ranking
     tiers: tuple[Tier, ...]
@@ -120,9 +118,9 @@ class DenseResult:
 
 
 class StoredPassage(msgspec.Struct, frozen=True):
-    """A live passage as the log holds it, with the document it belongs to.
+    """A live passage from the log, with its document's fields.
 
-    A struct, because every search makes dozens: a frozen dataclass takes six times as long.
+    A struct, because every search creates dozens: a frozen dataclass takes six times as long.
     """
 
     id: int
@@ -150,7 +148,7 @@ class StoredDocument(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Bm25:
-    """Parameters of BM25 (Robertson and Zaragoza 2009, with the non-negative idf that Lucene uses)."""
+    """BM25 parameters (Robertson and Zaragoza 2009, with Lucene's non-negative idf)."""
 
     k1: float = 0.9
     b: float = 0.4
@@ -158,7 +156,7 @@ class Bm25:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What one collection is made of; fixed when it is created and kept in its log."""
+    """Settings of one collection, fixed at creation and stored in its log."""
 
     dimensions: int
     fingerprint: str
@@ -169,8 +167,8 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class ColdPolicy:
-    """When queries skip the cold tier. `budget`: mean recall, over all queries, that may be lost; `audit`: share of
-    the skips that search it anyway."""
+    """When queries skip the cold tier. `budget`: mean recall over all queries that may be lost; `audit`: fraction of
+    skips that search it anyway."""
 
     mode: Literal["always", "calibrated", "never"] = "always"
     budget: float = 0.005
@@ -179,8 +177,8 @@ class ColdPolicy:
 
 @dataclass(frozen=True, slots=True)
 class IndexOptions:
-    """How a process runs its collections. Sizes in passages unless the name says otherwise; `resident` is what all of
-    them together may copy of their files."""
+    """How a process runs its collections. Sizes in passages unless the name says otherwise; `resident` bounds how much
+    of their files all collections together copy into memory."""
 
     delta_passages_max: int = 4096
     segments_max: int = 8
@@ -197,5 +195,5 @@ class IndexOptions:
 
     @property
     def floor(self) -> float:
-        """Recall below which a generation is not adopted; 0 = none. Never above what builds aim for."""
+        """Recall below which a generation is not adopted; 0 = no floor. Never above the builds' recall target."""
         return min(self.recall_floor, self.recall_target)

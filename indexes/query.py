@@ -1,4 +1,4 @@
-"""What a search asks of an index, and what it gets back: values that may travel to another process."""
+"""A search's query and its candidates: plain values that can be sent to another process."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ NOT_FOUND = -1
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """`text` is for BM25, `vector` (of length 1, float32 [dimensions]) for the dense indexes; None: not searched.
+    """`text` is for BM25, `vector` (unit length, float32 [dimensions]) for the dense indexes; None skips that searcher.
 
-    Each searcher returns `depth` candidates, of which the first `k` matter. `counted`: the query is part of the load,
-    from which the cold policy learns.
+    Each searcher returns `depth` candidates, of which the first `k` matter. `counted`: the query is real traffic, and
+    the cold policy learns from it.
     """
 
     k: int
@@ -32,10 +32,10 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """What the searchers found, each passage once: columns of n, those of the dense ranking first.
+    """The union of both searchers' results: columns of n, dense results first.
 
-    Scores are float32, NaN where that searcher did not find the passage; ranks are its place in that ranking from 0,
-    NOT_FOUND where it has none. `tiers` int8 index into TIERS. `searched` are the tiers the search covered.
+    Scores are float32, NaN where that searcher did not find the passage; ranks count from 0, NOT_FOUND where it is not
+    in that ranking. `tiers` int8 index TIERS. `searched` lists the tiers the search covered.
     """
 
     ids: Ids
@@ -70,7 +70,7 @@ class Candidates:
 
 
 def places_in(ids: Ids, wanted: Ids) -> NDArray[np.int64]:
-    """Position of each wanted id in `ids`, NOT_FOUND where it is not there."""
+    """Position of each wanted id in `ids`, NOT_FOUND if absent."""
     if not len(ids):
         return np.full(len(wanted), NOT_FOUND, np.int64)
     order = np.argsort(ids)

@@ -1,8 +1,8 @@
-"""Files of a generation as arrays: copied into memory while a budget lasts, mapped beyond it.
+"""Loads a generation's files as arrays: copied into memory within a budget, memory-mapped beyond it.
 
-Searches read stored vectors and postings at random. The system takes the pages of a mapped file back whenever it
-likes, and a search that needs them again waits for the disk. A copy belongs to the process: it stays, it counts as the
-process's own memory, and unlike locking it needs no right (RLIMIT_MEMLOCK is often 8 MB).
+Searches read stored vectors and postings at random. The OS may evict the pages of a mapped file at any time, and a
+search that needs them again waits for the disk. A copy stays, counts as the process's own memory and, unlike
+`mlock`, needs no privilege (RLIMIT_MEMLOCK is often 8 MB).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-SMALL_BYTES = 256 << 10  # a map holds a descriptor for as long as it is used, and a generation has 18 files
+SMALL_BYTES = 256 << 10  # always copied: each map holds a descriptor, and a generation has 18 files
 
 
 class Budget:
-    """How many bytes of files one process holds as copies. Safe from any thread."""
+    """Bounds the bytes of files that one process holds as copies. Thread-safe."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
@@ -26,7 +26,7 @@ class Budget:
         self._change = threading.Lock()
 
     def take(self, size: int, credit: int) -> bool:
-        """Whether so much more fits, if `credit` bytes of what is held count as free."""
+        """Reserve `size` bytes if they fit, counting `credit` of the held bytes as free. Returns whether they did."""
         with self._change:
             fits = self.held - credit + size <= self.bytes_max
             self.held += size if fits else 0
@@ -41,11 +41,11 @@ NOTHING = Budget(0)
 
 
 class Files:
-    """Reads the files of one generation, and holds its part of the budget until it is garbage.
+    """Reads the files of one generation, and holds its share of the budget until it is garbage-collected.
 
-    A file that does not fit is mapped whole, and smaller ones after it may still fit: read first what searches read
-    most. What the generation `replaced` by this one holds does not count, because it is about to go: until the searches
-    under way have ended, the process holds both.
+    A file that does not fit is mapped entirely, and smaller ones after it may still fit: load the most-read files
+    first. Bytes held by the generation being `replaced` do not count, because it is about to be dropped; until running
+    searches end, the process holds both.
     """
 
     def __init__(self, budget: Budget = NOTHING, replaced: Files | None = None) -> None:
@@ -58,7 +58,7 @@ class Files:
 
     def raw(self, path: Path) -> NDArray[np.uint8]:
         """The bytes of a file."""
-        # A plain view of the map: indexing a numpy.memmap costs several times as much.
+        # A plain array over the map: indexing a numpy.memmap is several times slower.
         return np.fromfile(path, np.uint8) if self._kept(path) else np.asarray(np.memmap(path, np.uint8, "r"))
 
     def array(self, path: Path) -> NDArray[np.generic]:

@@ -1,8 +1,8 @@
-"""Documents in the order they were written, page by page, while writes go on; and how many there are.
+"""Pages through documents in the order they were written, during concurrent writes; and counts them.
 
-A position is the number a document got when it was written. Positions only grow: a replaced document gets a new one.
-So paging by position returns every unchanged document exactly once, and a document replaced on the way once more, at
-the end, in its new version. Whether a passage matches a filter never changes, because its metadata does not.
+A position is a number assigned to each written document. Positions only grow: a replaced document gets a new one. So
+paging by position returns every unchanged document exactly once, and a document replaced during paging once more, at
+the end, in its new version. A passage's metadata never changes, and so neither does whether it matches a filter.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from indexes.filters.grammar import Filter
 from indexes.log.reader import decode_metadata, json_list
 from indexes.model import Floats, Ids, StoredDocument
 
-PAGE_BYTES_MAX = 16 << 20  # as JSON; one larger document still comes, alone
-NUMBER_JSON_BYTES = 20  # a float32 written out in full
-LOOKED_UP = 10_000  # passages in one query
+PAGE_BYTES_MAX = 16 << 20  # as JSON; a larger document is still returned, alone
+NUMBER_JSON_BYTES = 20  # a float32 at full precision
+LOOKED_UP = 10_000  # passages per query
 CATCHING_UP_TRIES, CATCHING_UP_S = 1000, 0.002
 
 DOCUMENTS = "SELECT pk, first_passage, id, seq, {text}, title, metadata, passages FROM documents"
@@ -39,7 +39,7 @@ FIRST_OF_DOCUMENTS = "FROM passages WHERE ordinal = 0 AND id IN (SELECT value FR
 
 @dataclass(frozen=True, slots=True)
 class VectorPassage:
-    """One passage of a document: `text[start:end]`, its tokens, its unit vector float32 [dimensions]."""
+    """One passage of a document: `text[start:end]`, token count, unit vector float32 [dimensions]."""
 
     ordinal: int
     start: int
@@ -50,7 +50,7 @@ class VectorPassage:
 
 @dataclass(frozen=True, slots=True)
 class ScrolledDocument:
-    """A live document; `passages` in order where vectors were asked for, None otherwise."""
+    """A live document; `passages` in order if vectors were requested, else None."""
 
     position: int
     document: StoredDocument
@@ -59,7 +59,7 @@ class ScrolledDocument:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Documents in the order they were written, and the position after which the next page begins; None: the end."""
+    """Documents in the order they were written, and the position after which the next page starts; None: the end."""
 
     documents: list[ScrolledDocument]
     following: int | None
@@ -84,10 +84,10 @@ def page(
     vectors: bool = False,
     bytes_max: int = PAGE_BYTES_MAX,
 ) -> Page:
-    """At most `limit` documents after a position (0: from the start); fewer where they hold much.
+    """At most `limit` documents after a position (0: from the start); fewer if they exceed `bytes_max`.
 
-    Without `text` theirs is empty. Reads what it returns and, with a filter, its bitmaps; no other documents.
-    Raises InvalidInput for a filter that nothing can satisfy.
+    Without `text`, their texts are empty. Reads only the documents it returns and the filter's bitmaps.
+    Raises InvalidInput for a filter that nothing can ever match.
     """
     matching = None if condition is None else collection.snapshot.matching(condition)
     with collection.log.transaction() as db:
@@ -113,7 +113,7 @@ def document(collection: Collection, document_id: str, *, vectors: bool = False)
 
 
 def count(collection: Collection, condition: Filter | None = None) -> Counted:
-    """How many match, all at the same seq. Raises InvalidInput for a filter that nothing can satisfy."""
+    """Matching documents and passages, at one seq. Raises InvalidInput for a filter that nothing can ever match."""
     for _ in range(CATCHING_UP_TRIES):
         with collection.log.transaction() as db:
             seq = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'operations'").get or 0
@@ -158,7 +158,7 @@ def with_passages(db: apsw.Connection, rows: list[Any], vectors: bool) -> list[S
 
 
 def positions_matching(db: apsw.Connection, after: int, matching: Ids, wanted: int) -> list[int]:
-    """Positions of the next documents among these passages. Passages and positions grow together."""
+    """Positions of the next documents with these passages. Passage ids and positions ascend together."""
     sql = "SELECT first_passage FROM documents WHERE pk > ? ORDER BY pk LIMIT 1"
     first = db.execute(sql, (after,)).get
     if first is None:
@@ -173,7 +173,7 @@ def positions_matching(db: apsw.Connection, after: int, matching: Ids, wanted: i
 
 
 def documents_among(db: apsw.Connection, ids: Ids) -> Iterator[int]:
-    """Number of documents in each block of these passages."""
+    """Number of documents in each block of passages."""
     for block in blocks(ids, LOOKED_UP):
         counted: Any = db.execute(f"SELECT count(*) {FIRST_OF_DOCUMENTS}", (json_list(block),)).get
         yield counted

@@ -1,9 +1,9 @@
-"""Chooses search settings for a live generation by queries, in a process of its own: `python -m indexes.tuner`.
+"""Chooses search settings for a live generation by queries, in a child process: `python -m indexes.tuner`.
 
-    queries -> two halves -> optimise on the one (`optimiser`) -> measure the choice, and what was in use, on the other
+    queries -> two halves -> optimize on one (`optimiser`) -> measure the old and new settings on the other
 
-It loads the generation once more, so what is tried touches no search of the service. Nothing is written: applying the
-outcome is `Collection.set_search`.
+It loads its own copy of the generation, so trials do not affect the service's searches. Writes nothing:
+`Collection.set_search` applies the outcome.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from indexes.rebuild.optimiser import (
 from indexes.rebuild.truth import Truth, synthetic_queries, true_neighbours
 
 QUERIES_MIN = 20
-QUERIES = 1000  # made of stored vectors, where none are given
+QUERIES = 1000  # synthetic, if none are given
 FILTERED_QUERIES = 300
 CURVE_POINTS, CURVE_FROM = 40, 0.8
 
 
 class Measure(msgspec.Struct, frozen=True):
-    """Recall at 10 on some queries, half the width of its 95 percent interval, and microseconds in the indexes."""
+    """Recall@10 on some queries, the half-width of its 95 percent confidence interval, and microseconds per query."""
 
     queries: int
     recall: float
@@ -62,7 +62,7 @@ class Measure(msgspec.Struct, frozen=True):
 
 
 class Point(msgspec.Struct, frozen=True):
-    """One setting of the curve, on the tuning half. `codes`: about how many a query scans, on average."""
+    """One point of the curve, on the tuning half. `codes`: estimated mean number of codes scanned per query."""
 
     ef: int
     probes: int
@@ -74,10 +74,10 @@ class Point(msgspec.Struct, frozen=True):
 
 
 class TuneOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome. `met`: whether settings reach the target on the tuning half; if not, these find the most.
+    """The outcome. `met`: the settings reach the target on the tuning half; otherwise they have the highest recall.
 
-    `margin` is what recall had to be above the target for the sake of few queries. `before` is of the settings in use
-    until now, on the validation half; `filtered` recall under a made-up filter on both halves.
+    `margin` is by how much recall had to exceed the target because the sample of queries is small. `before` measures
+    the previous settings on the validation half; `filtered` is recall under a random filter on both halves.
     """
 
     generation: int
@@ -99,7 +99,7 @@ class TuneOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def why_unmet(self) -> str:
-        """For whoever wanted a recall that no settings reach."""
+        """The error message if no settings reach the target."""
         return (
             f"no settings reach a recall of {self.recall_target:g} on {self.tuning.queries} queries; "
             f"the best found {self.tuning.recall:.4f}; nothing was changed"
@@ -121,7 +121,7 @@ class TuneOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class TuneRequest:
-    """`queries` is a file of float32 unit vectors [n, dimensions], or empty for made-up ones."""
+    """`queries` is the path of a .npy file of float32 unit vectors [n, dimensions]; empty: use synthetic queries."""
 
     collection: str
     number: int
@@ -131,10 +131,10 @@ class TuneRequest:
 
 
 class TuneRun:
-    """One tuning under way. `run` waits for it; `cancel`, from any thread, ends the child."""
+    """One tuning run. `run` waits for it; `cancel`, from any thread, kills the child."""
 
     def __init__(self, collection: Collection, recall_target: float, queries: Floats | None) -> None:
-        """`queries` float32 unit vectors [n, dimensions]; None lets queries be made of stored vectors.
+        """`queries` float32 unit vectors [n, dimensions]; None: use synthetic queries.
 
         Raises Conflict if there is no generation, InvalidInput for a target below the recall floor or too few queries.
         """
@@ -150,7 +150,7 @@ class TuneRun:
         self.cancel = self._child.cancel
 
     def run(self, progress: Progress) -> TuneOutcome:
-        """Raises as `Child.run` does. The live generation is searched as before."""
+        """Raises like `Child.run`. Does not change how the live generation is searched."""
         with tempfile.TemporaryDirectory(prefix="nearline-tune-") as folder:
             path = Path(folder) / "queries.npy"
             if self._queries is not None:
@@ -182,7 +182,7 @@ def tune(request: TuneRequest, progress: Progress) -> TuneOutcome:
     begun = time.monotonic()
     progress("load", 0, 1)
     generation = Generation.load(Shelf(Path(request.collection)).path(request.number))
-    # Made-up queries are others than the build measured by.
+    # Another seed than the build's, so that synthetic queries differ from those it measured with.
     queries = np.load(request.queries) if request.queries else synthetic_queries(generation, QUERIES, seed=17)
     check_number(len(queries))
     if present := read_chosen(Path(request.collection)):
@@ -229,7 +229,7 @@ def tune(request: TuneRequest, progress: Progress) -> TuneOutcome:
 
 
 def check_number(queries: int) -> None:
-    """Raises InvalidInput for so few queries that they say nothing of the next ones."""
+    """Raises InvalidInput for too few queries to generalize from."""
     if queries < QUERIES_MIN:
         raise InvalidInput(
             f"{queries} different queries are too few; expected at least {QUERIES_MIN}", param="queries"
@@ -237,7 +237,7 @@ def check_number(queries: int) -> None:
 
 
 def curve(optimum: Optimum, truth: Truth, generation: Generation) -> list[Point]:
-    """What more time buys: settings that nothing cheaper equals, cheapest first, at most CURVE_POINTS of them."""
+    """The Pareto front of recall against time, cheapest first, at most CURVE_POINTS points."""
     front: list[tuple[Pair, float]] = []
     for pair in optimum.pairs:
         recall = shares(pair, truth)["all"].recall

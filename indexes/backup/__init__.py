@@ -1,1 +1,1 @@
-"""How is a collection copied, brought back and checked, beside a live service?"""
+"""How is a collection backed up, restored and verified while the service runs?"""

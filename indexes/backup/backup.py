@@ -1,19 +1,19 @@
-"""A backup: whole copies of collections, each at one sequence number, taken beside a live service or a stopped one.
+"""Backups: full copies of collections, each at one sequence number, taken while the service runs or is stopped.
 
-    FOLDER/backup.json                     what is here: of each collection its seq and counts, of each file size and
-                                           SHA-256; and a checksum of its own
-    FOLDER/<collection>/log.db             a copy of one commit; no write-ahead log beside it
-    FOLDER/<collection>/hits.msgpack       as in a data directory; not where indexes were not wanted
-    FOLDER/<collection>/search.json        as in a data directory, where the collection was tuned
-    FOLDER/<collection>/CURRENT            as in a data directory, but one generation only: none where there was none,
-    FOLDER/<collection>/generations/000007/    or where indexes were not wanted
+    FOLDER/backup.json                     each collection's seq and counts, each file's size and SHA-256, and the
+                                           checksum of backup.json itself
+    FOLDER/<collection>/log.db             a copy at one commit, without a write-ahead log
+    FOLDER/<collection>/hits.msgpack       as in a data directory; omitted without indexes
+    FOLDER/<collection>/search.json        as in a data directory, if the collection was tuned
+    FOLDER/<collection>/CURRENT            as in a data directory, but with at most one generation; omitted without
+    FOLDER/<collection>/generations/000007/    indexes, or if there was none
 
-Promises
-- The folder gets its name when everything in it is synced. A backup that was killed leaves a draft, never the name.
-- The log holds every operation after the seq of the generation beside it: a restored collection needs no rebuild.
-- The data directory is only read, and the copies share no blocks with it.
+Guarantees
+- The folder gets its name once everything in it is synced. A killed backup leaves only a draft.
+- The log holds every operation after the seq of its generation: a restored collection needs no rebuild.
+- The data directory is only read, and the copies share no disk blocks with it.
 
-How to put it back is in `restoring`.
+See `restoring` for the way back.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ FILE = re.compile(
 
 
 class CollectionBackup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One collection as it was after operation `seq`. Generation 0: there is none in the backup."""
+    """One collection as of operation `seq`. Generation 0: the backup holds none."""
 
     name: str
     uid: str
@@ -80,7 +80,7 @@ class CollectionBackup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class Backup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `backup.json` says. `created` is UTC; `aliases` are those that name collections in the backup."""
+    """The content of `backup.json`. `created` is UTC; `aliases` are those of collections in the backup."""
 
     format_version: int
     nearline_version: str
@@ -93,11 +93,11 @@ class Backup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 def back_up(
     data: Path, target: Path, names: Sequence[str] = (), *, indexes: bool = True, progress: Progress
 ) -> Backup:
-    """Copy the collections of these names or aliases, or all, into the new folder `target`.
+    """Copy the collections with these names or aliases, or all, into the new folder `target`.
 
-    `progress` gets stage, bytes done and bytes in all, for each stage of each collection anew.
-    Raises Conflict if the target exists, NotFound for an unknown collection, DiskFull, StorageError; then, and if
-    `progress` raises, no draft stays behind.
+    `progress` gets the stage, bytes done and total bytes, starting over for each stage of each collection.
+    Raises Conflict if the target exists, NotFound for an unknown collection, DiskFull, StorageError. The draft is
+    removed on any error, including one raised by `progress`.
     """
     aliases = aliases_of(data)
     chosen = [(data / name) for name in choose(collections_in(data), names, aliases)]
@@ -129,7 +129,7 @@ def back_up(
 
 @contextlib.contextmanager
 def drafting(target: Path) -> Iterator[Path]:
-    """An empty folder beside `target`, for this process alone, that is gone again if the block raises."""
+    """An empty, locked folder beside `target`, removed if the block raises."""
     draft = target.with_name(f".{target.name}.draft")
     with disk_errors(draft):
         draft.parent.mkdir(parents=True, exist_ok=True)
@@ -143,7 +143,7 @@ def drafting(target: Path) -> Iterator[Path]:
         try:
             if target.exists():
                 raise Conflict(f"{target} exists already", param="to")
-            for leftover in draft.iterdir():  # of one that was killed
+            for leftover in draft.iterdir():  # from a killed backup
                 shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
             yield draft
         except BaseException:
@@ -157,7 +157,7 @@ def drafting(target: Path) -> Iterator[Path]:
 
 
 def back_up_collection(source: Path, target: Path, indexes: bool, progress: Progress) -> CollectionBackup:
-    """The generation first, then the log: so the log is the newer one, and can be asked whether it reaches back."""
+    """Copy the generation, then the log, so that the log is newer and can be checked to cover the generation's seq."""
     with disk_errors(target):
         target.mkdir()
     shelf, copies = Shelf(source), Shelf(target)
@@ -166,14 +166,14 @@ def back_up_collection(source: Path, target: Path, indexes: bool, progress: Prog
         live = shelf.current()
         manifest = copy_generation(shelf, copies, unusable, progress) if indexes else None
         if manifest is None and indexes and shelf.current() != live:
-            continue  # another took its place before it could be copied
+            continue  # replaced before it could be copied
         progress("log", 0, 0)
         with pin(source / "log.db") as log:
             state = log.state()
             if manifest is None or state.covers(manifest.seq):
                 log.copy_to(target / "log.db", progress)
                 break
-        # Two swaps while it was copied, and its history is gone; or a log that was put here from elsewhere.
+        # Two swaps during the copy dropped the history it needs; or the log was copied here from elsewhere.
         unusable.add(manifest.number)
         shutil.rmtree(copies.folder)
     else:
@@ -183,9 +183,9 @@ def back_up_collection(source: Path, target: Path, indexes: bool, progress: Prog
     if manifest is not None:
         copies.set_current(manifest.number)
     if indexes:
-        with contextlib.suppress(FileNotFoundError):  # a hint for the next rebuild; there may be none yet
+        with contextlib.suppress(FileNotFoundError):  # optional: hints for the next rebuild
             copy_file(source / HITS, target / HITS)
-    with contextlib.suppress(FileNotFoundError):  # only where the collection was tuned
+    with contextlib.suppress(FileNotFoundError):  # exists only if the collection was tuned
         copy_file(source / CHOSEN, target / CHOSEN)
     return described(source.name, state, manifest, seal(target, progress))
 
@@ -206,7 +206,7 @@ def described(
 
 
 def copy_generation(shelf: Shelf, copies: Shelf, unusable: set[int], progress: Progress) -> Manifest | None:
-    """The live generation, or the newest before it that is whole. None if there is none, or it went meanwhile."""
+    """Copy the live generation, or else the newest intact one before it. None if there is none, or it was deleted."""
     live = shelf.current()
     for number in [live, *(number for number in reversed(shelf.numbers()) if number < live)]:
         if number in unusable or not number:
@@ -223,7 +223,7 @@ def copy_generation(shelf: Shelf, copies: Shelf, unusable: set[int], progress: P
 
 
 def copy_verified(source: Path, target: Path, progress: Progress) -> Manifest:
-    """Copy a generation; raises Damaged if what was read is not what was sealed, NotFound if it is or goes away."""
+    """Copy a generation. Raises Damaged if the bytes differ from its manifest, NotFound if it is missing or deleted."""
     with disk_errors(target):
         target.mkdir(parents=True)
     copy_file(source / GENERATION_MANIFEST, target / GENERATION_MANIFEST)
@@ -242,9 +242,9 @@ def copy_verified(source: Path, target: Path, progress: Progress) -> Manifest:
 
 
 def copy_file(source: Path, target: Path, on_block: Callable[[int], None] = lambda _: None) -> SealedFile:
-    """Copy bytes, not blocks, and say what was read. Raises FileNotFoundError if the source is gone. Not synced.
+    """Copy a file's bytes (no reflinks); returns the size and SHA-256 of what was read. Not synced.
 
-    `on_block` gets the size of each block that was written.
+    `on_block` gets the size of each block written. Raises FileNotFoundError if the source is missing.
     """
     digest, done = hashlib.sha256(), 0
     with source.open("rb") as reader:
@@ -266,7 +266,7 @@ def copy_file(source: Path, target: Path, on_block: Callable[[int], None] = lamb
 
 
 def seal(folder: Path, progress: Progress) -> dict[str, SealedFile]:
-    """Size and SHA-256 of every file, read back from the copies."""
+    """Size and SHA-256 of every file, read back from the copy."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     total, done = sum(path.stat().st_size for path in paths), 0
     files = {}
@@ -279,11 +279,11 @@ def seal(folder: Path, progress: Progress) -> dict[str, SealedFile]:
     return files
 
 
-# --- finding things -----------------------------------------------------------------------------------------
+# --- lookups ------------------------------------------------------------------------------------------------
 
 
 def aliases_of(data: Path) -> dict[str, str]:
-    """Raises NotADataDirectory unless the folder is one already: looking at it must not make it one."""
+    """The aliases. Raises NotADataDirectory if it is not one already: `prepare` alone would initialize it."""
     if not (data / MARKER).is_file():
         raise NotADataDirectory(f"{data} is no nearline data directory: it has no {MARKER}")
     return prepare(data)
@@ -296,7 +296,7 @@ def collections_in(data: Path) -> list[str]:
 
 
 def choose(known: Sequence[str], names: Sequence[str], aliases: dict[str, str]) -> list[str]:
-    """The known collections that these names or aliases mean, each once; all of them where none is named."""
+    """The known collections with these names or aliases, without duplicates; all if no names are given."""
     wanted = [aliases.get(name, name) for name in names]
     for name in wanted:
         if name not in known:
@@ -307,7 +307,7 @@ def choose(known: Sequence[str], names: Sequence[str], aliases: dict[str, str]) 
 
 
 def read_backup(folder: Path) -> Backup:
-    """What a backup says of itself. Raises NotFound if there is none, Damaged if it cannot be believed."""
+    """Read `backup.json`. Raises NotFound if there is none, Damaged if it is invalid or its checksum differs."""
     path = folder / MANIFEST
     if not path.is_file():
         raise NotFound(f"{folder} holds no backup: it has no {MANIFEST}")

@@ -1,8 +1,8 @@
-"""Putting collections of a backup into a data directory: each appears complete, or not at all.
+"""Restores collections from a backup into a data directory, each one atomically.
 
-Every checksum is verified before anything is placed, and again while it is copied. A restored collection gets a uid
-of its own, under its old name too: cursors and samples of queries belong to one collection, and two that part ways
-after the same seq must not be taken for each other.
+Every checksum is verified before anything is placed, and again during the copy. A restored collection gets a new uid,
+even under its old name: cursors and query samples belong to one collection, and two that diverge after the same seq
+must not be mistaken for each other.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from indexes.model import Progress
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A collection that is there now. `aliases` are those that name it again."""
+    """A restored collection. `aliases` are those restored with it."""
 
     name: str
     uid: str
@@ -41,11 +41,11 @@ class Restored:
 def restore(
     folder: Path, data: Path, names: Sequence[str] = (), *, new_name: str | None = None, progress: Progress
 ) -> list[Restored]:
-    """Place the collections of these names or aliases, or all, into `data`, which is made if it does not exist.
+    """Place the collections with these names or aliases, or all, into `data`, which is created if missing.
 
-    Raises Damaged if any file to be placed differs from the backup's word, Conflict if a name is taken, Locked if a
-    service uses the directory: then nothing was placed. An alias that is taken stays with what it names.
-    `new_name` renames one collection, and leaves its aliases out.
+    Raises Damaged if any file differs from the backup's manifest, Conflict if a name is taken, Locked if a service
+    uses the directory; nothing was placed then. Aliases that are already taken are left unchanged.
+    `new_name` renames a single collection and skips its aliases.
     """
     backup = read_backup(folder)
     known = {one.name: one for one in backup.collections}
@@ -59,7 +59,7 @@ def restore(
         [one] = chosen.values()
         chosen = {new_name: one}
     with contextlib.ExitStack() as held:
-        if (data / MARKER).is_file():  # what can be refused before hours of reading, is
+        if (data / MARKER).is_file():  # check names and lock before hours of reading, if possible
             held.enter_context(contextlib.closing(take(data, chosen)))
             check_files(folder, chosen.values(), progress)
         else:
@@ -82,7 +82,7 @@ def restore(
 
 
 def take(data: Path, names: Names[str]) -> FolderLock:
-    """The lock of a data directory in which these names are free. Makes the directory if it does not exist."""
+    """Lock a data directory and check that these names are free. Creates the directory if missing."""
     prepare(data)
     lock = FolderLock(data / "LOCK")
     try:
@@ -109,7 +109,7 @@ def check_files(folder: Path, collections: Names[CollectionBackup], progress: Pr
 
 
 def place(source: Path, one: CollectionBackup, target: Path, progress: Progress) -> str:
-    """Copy a collection under its final name; returns its new uid. An opening catalog clears away a draft."""
+    """Copy a collection under its final name; returns its new uid. The catalog removes leftover drafts on opening."""
     draft = target.with_name(f"{DRAFT_PREFIX}{target.name}")
     shutil.rmtree(draft, ignore_errors=True)
     done = 0
@@ -135,21 +135,21 @@ def place(source: Path, one: CollectionBackup, target: Path, progress: Progress)
 
 
 def renew_uid(path: Path) -> str:
-    """Write a new uid into a log that nobody else has open."""
+    """Write a new uid into a log that is not open elsewhere."""
     uid = uuid.uuid4().hex
     db = connect(path)
     try:
         with sqlite_errors(path, db):
             require_format(dict(db.execute("SELECT key, value FROM meta")), path)
             db.execute("UPDATE meta SET value = ? WHERE key = 'uid'", (uid,))
-        checkpoint(db, path)  # closing would do it too, but keeps a failed sync to itself
+        checkpoint(db, path)  # closing would checkpoint too, but hides a failed sync
     finally:
         db.close()
     return uid
 
 
 def restore_aliases(data: Path, aliases: dict[str, str], placed: Names[str]) -> dict[str, str]:
-    """Let the backup's aliases name what was placed, where they are free. Returns those."""
+    """Restore the backup's aliases of the placed collections where they are free. Returns the restored ones."""
     present = prepare(data)
     free = {
         alias: name

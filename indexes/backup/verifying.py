@@ -1,13 +1,12 @@
-"""Whether what lies on disk is whole: a data directory, beside a live service or stopped, or a backup.
+"""Verifies the files of a backup, or of a data directory, whether the service is running or stopped.
 
     log file, documents, texts, vectors, history    see `log.checks`
-    generation N     every file has its size and SHA-256, checked before anything is parsed; then a child process
-                     loads and searches it, because a damaged index can take the process down with it; and its
-                     passages are those that live, or that the log knows to be removed. A log that cannot be read
-                     says nothing against a generation
+    generation N     size and SHA-256 of every file, before anything is parsed; then a child process loads and searches
+                     it, because a damaged index can crash the process; and every passage must be live, or removed
+                     according to the log. An unreadable log does not count against a generation
     CURRENT          names one of these
 
-Nothing is written or mended. A generation that a live service deletes meanwhile is left out.
+Read-only; nothing is repaired. Generations that a live service deletes during the check are skipped.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ from indexes.parts.manifest import read_manifest
 from indexes.parts.shelf import Shelf
 
 LOAD_S_MAX = 1800
-GOING_S = 2.0  # to wait for a damaged generation that is not live: perhaps it is only being deleted
-SEARCHES, NEIGHBOURS = 20, 10  # of a loaded generation: some damage only shows when it is walked
+GOING_S = 2.0  # grace period for a damaged generation that is not live: it may just be in the middle of being deleted
+SEARCHES, NEIGHBOURS = 20, 10  # test searches of a loaded generation: some damage only shows during a search
 AGAIN = "make a new backup; this one cannot be restored whole"
 
 
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
-    """What the child loads and compares with the log."""
+    """The generation that the child loads and compares with the log."""
 
     collection: str
     number: int
@@ -49,9 +48,9 @@ class LoadRequest:
 
 
 def verify_data(data: Path, names: Sequence[str], progress: Progress) -> Iterator[Check]:
-    """Check the collections of these names or aliases, or all, one result after the other.
+    """Check the collections with these names or aliases, or all, yielding results as they come.
 
-    Raises NotADataDirectory, Damaged if the directory's own marker is, NotFound for an unknown collection.
+    Raises NotADataDirectory, Damaged if the directory's marker is damaged, NotFound for an unknown collection.
     """
     aliases = aliases_of(data)
     known = collections_in(data)
@@ -64,7 +63,7 @@ def verify_data(data: Path, names: Sequence[str], progress: Progress) -> Iterato
 
 
 def verify_backup(folder: Path, names: Sequence[str], progress: Progress) -> Iterator[Check]:
-    """Check a backup: first every checksum, then, where they are right, what the files say."""
+    """Check a backup: every checksum first, then the contents of the collections whose checksums match."""
     try:
         backup = read_backup(folder)
     except Damaged as error:
@@ -104,7 +103,7 @@ def verify_collection(folder: Path, *, frozen: bool, progress: Progress) -> Iter
             yield found
             whole[number] = found.ok
     current = check_current(folder, whole, frozen)
-    if current is None:  # it moved on meanwhile
+    if current is None:  # CURRENT moved during the check
         number = shelf.current()
         if found := check_generation(folder, number, frozen=frozen, log_whole=log_whole):
             yield found
@@ -119,7 +118,7 @@ def verify_collection(folder: Path, *, frozen: bool, progress: Progress) -> Iter
 
 
 def check_generation(collection: Path, number: int, *, frozen: bool, log_whole: bool) -> Check | None:
-    """None if it was deleted while we looked. What to do about damage depends on whether the log is whole."""
+    """None if it was deleted during the check. The advice depends on whether the log is intact."""
     folder = Shelf(collection).path(number)
     try:
         manifest = read_manifest(folder)
@@ -135,7 +134,7 @@ def check_generation(collection: Path, number: int, *, frozen: bool, log_whole: 
 
 
 def goes_away(shelf: Shelf, number: int) -> bool:
-    """Whether the service is deleting this generation, or has: its files go one by one, and then the folder."""
+    """Whether the service has deleted or is deleting this generation: its files go one by one, then the folder."""
     deadline = time.monotonic() + (GOING_S if shelf.current() != number else 0)
     while (there := shelf.path(number).is_dir()) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -151,13 +150,13 @@ def advice_for(folder: Path, log_whole: bool) -> str:
 
 
 def load_in_child(request: LoadRequest) -> str:
-    """What the child found, in words. Raises StorageError with its reason, or if it did not survive."""
+    """The child's findings as text. Raises StorageError with its reason, or if it crashed."""
     child = Child("indexes.backup.verifying", str, what="loading it", timeout_s=LOAD_S_MAX)
     return child.run(request, lambda *_: None)
 
 
 def load_and_compare(request: LoadRequest, progress: Progress) -> str:
-    """The child's work. Raises Damaged if the generation cannot be served with the log beside it."""
+    """Runs in the child. Raises Damaged if the generation cannot be served with its collection's log."""
     collection = Path(request.collection)
     progress("load", 0, 1)
     generation = Generation.load(Shelf(collection).path(request.number))
@@ -196,7 +195,7 @@ def load_and_compare(request: LoadRequest, progress: Progress) -> str:
 
 
 def check_current(collection: Path, whole: dict[int, bool], frozen: bool) -> Check | None:
-    """None if it names a generation that is there and was not looked at."""
+    """None if it names an existing generation that has not been checked yet."""
     name, path = collection.name, collection / "CURRENT"
     shelf = Shelf(collection)
     reindex = "the service takes an older generation or the log alone; nearline reindex builds a new one"
@@ -217,7 +216,7 @@ def check_current(collection: Path, whole: dict[int, bool], frozen: bool) -> Che
 
 
 def was_swapped(collection: Path, frozen: bool) -> bool:
-    """Whether a generation has been live: its swap is what lets the log forget."""
+    """Whether a generation has ever been live: operations are dropped from the log only after a swap."""
     try:
         with pin(collection / "log.db", frozen=frozen) as log:
             return log.state().forgotten > 0

@@ -1,7 +1,7 @@
-"""Product codes of a segment's vectors (faiss FastScan): a search scans them all and scores the best again exactly.
+"""Product codes of a segment's vectors (faiss FastScan): a search scans them all and rescores the best exactly.
 
-A scan reads little memory, and that in order, where a walk through a graph waits at every step; and there is no graph
-to build while passages are written. It takes longer the more vectors there are, so segments stay of bounded size.
+A scan reads little memory, sequentially, while a graph walk stalls at every hop; and no graph has to be built while
+passages are written. Scan time grows with the number of vectors, so segment size is bounded.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from indexes.dense.training import codes_for
 from indexes.dense.vectors import StoredVectors, search_index
 from indexes.model import Floats, Rows
 
-SAMPLE = 1024  # vectors that the codebooks are trained on: 64 for each of the 16 centres
+SAMPLE = 1024  # vectors to train the codebooks on: 64 for each of the 16 centroids
 ITERATIONS = 5
-BLOCK_ROWS = 512  # coded at once: between two blocks other threads get their turn
+BLOCK_ROWS = 512  # encoded per step, between calls of `go_on`
 RESCORED_MIN = 200
 RESCORED_PER_RANK = 8
 
 
 class Codes:
-    """Immutable, safe from any number of threads."""
+    """Immutable and thread-safe."""
 
     def __init__(self, index: Any) -> None:
         self._index = index
@@ -32,11 +32,11 @@ class Codes:
 
     @staticmethod
     def of(vectors: StoredVectors, go_on: GoOn) -> Codes:
-        """Codebooks trained on a sample of these vectors, and the codes of them all. Needs 16 vectors or more."""
+        """Train codebooks on a sample of these vectors, then encode all of them. Needs at least 16 vectors."""
         dimensions = vectors.halves.shape[1]
         index = faiss.IndexPQFastScan(dimensions, codes_for(dimensions), 4, faiss.METRIC_INNER_PRODUCT)
         index.pq.cp.niter = ITERATIONS
-        index.pq.cp.min_points_per_centroid = 1  # a warning for each codebook otherwise, on standard error
+        index.pq.cp.min_points_per_centroid = 1  # otherwise faiss warns on stderr for each codebook
         index.train(
             vectors.take(np.linspace(0, vectors.rows - 1, min(SAMPLE, vectors.rows)).astype(np.int64))
         )
@@ -46,7 +46,7 @@ class Codes:
         return Codes(index)
 
     def candidates(self, query: Floats, wanted: int) -> Rows:
-        """The `wanted` rows that look nearest to a unit vector, most promising first."""
+        """The `wanted` rows nearest to a unit vector by code, best first."""
         return search_index(self._index, query, min(wanted, self.size))[0]
 
     @property
@@ -55,5 +55,5 @@ class Codes:
 
 
 def rescored_for(depth: int) -> int:
-    """How many candidates are scored again for an answer of `depth`."""
+    """How many candidates are rescored for an answer of `depth`."""
     return max(RESCORED_MIN, RESCORED_PER_RANK * depth)

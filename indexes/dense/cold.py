@@ -1,8 +1,8 @@
-"""The cold shard (faiss): IVF lists of 4-bit product-quantised codes, at about 60 bytes of memory a passage.
+"""The cold shard (faiss): IVF lists of 4-bit product-quantized codes, about 60 bytes of memory per passage.
 
-The codes only choose candidates. Every candidate is scored again from the stored vectors, so its score is exact and
-comparable with the hot tier's. FastScan codes (Andre et al. 2015) are read with SIMD shuffles and their codebooks
-train in seconds. Rows are ordered by list, so the candidates of a query lie close together in the mapped file.
+The codes only select candidates. Every candidate is rescored from the stored vectors, so its score is exact and
+comparable with the hot tier's. FastScan codes (Andre et al. 2015) are read with SIMD shuffles, and their codebooks
+train in seconds. Rows are ordered by list, so a query's candidates lie close together in the memory-mapped file.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ from indexes.errors import Damaged
 from indexes.masks import Bits, count_bits, first_bits, flags_of
 from indexes.model import Floats, Rows
 
-COLD_PASSAGES_MIN = 256  # fewer cannot train a quantiser and are not worth one
-OVERSAMPLING = 4  # candidates scored again for each place in the ranking, where the settings ask for fewer
-RANKS = 10  # settings are chosen for the recall of so many; who asks for more does not pay for more lists
-WIDE_SHARE = 0.5  # of the rows allowed; from here on a filter is applied while all near lists are scanned
+COLD_PASSAGES_MIN = 256  # fewer cannot train a quantizer and are not worth one
+OVERSAMPLING = 4  # minimum of rescored candidates per requested rank
+RANKS = 10  # settings are tuned for recall at this rank; a deeper search does not probe more lists
+WIDE_SHARE = 0.5  # allowed share of the rows from which the nearest lists are scanned with the filter
 FILE_BYTES_MAX = 1 << 36
 
 
 class ColdSettings(msgspec.Struct, frozen=True):
-    """How a query searches: lists probed always, how far beyond them, and candidates scored again of either.
+    """Search settings: `probes` lists are always probed, `reach` controls further ones, and `rescored` candidates are
+    rescored from each scan.
 
-    `reach`: a further list is probed if its centre scores less than this below the mean of two scores: the nearest
-    centre's, and that of the RANKS-th best passage so far, or of the last one wanted. `filtered_share` is for filters:
-    how much of what a filter allows must lie in the probed lists.
+    `reach`: a further list is probed if its centroid scores less than this below the mean of two scores: that of the
+    nearest centroid, and that of the RANKS-th best passage so far (or the last one wanted). `filtered_share`: the share
+    of a filter's allowed rows that the probed lists must hold.
     """
 
     probes: int = 0
@@ -43,7 +44,7 @@ class ColdSettings(msgspec.Struct, frozen=True):
     reach: float = 0.0
 
     def horizon(self, nearest: float, scores: Floats, depth: int) -> float:
-        """What the centre of a further list must score; `scores` of the passages found, best first."""
+        """The score a further list's centroid must exceed; `scores` are of the passages found, best first."""
         rank = min(depth, RANKS)
         if len(scores) < rank:
             return -math.inf
@@ -51,17 +52,17 @@ class ColdSettings(msgspec.Struct, frozen=True):
 
 
 def middle(nearest: Any, last: Any) -> Any:
-    """Between the scores of the nearest centre and of the last passage that counts: where `reach` is measured from.
+    """Midpoint of the scores of the nearest centroid and the last relevant passage; `reach` is measured from it.
 
-    Of one query, or of several as arrays.
+    For one query, or for several as arrays.
     """
     return (nearest + last) / 2
 
 
 class ColdShard:
-    """Searches the passages of the cold tier. Immutable and safe from any number of threads.
+    """Searches the cold tier. Thread-safe; only `settings` may change.
 
-    Row numbers are those of the generation's vectors; the cold rows follow the hot ones, ordered by list.
+    Row numbers are those of the generation's vectors; cold rows follow the hot ones, ordered by list.
     """
 
     def __init__(self, index: Any, vectors: StoredVectors, first_row: int, settings: ColdSettings) -> None:
@@ -75,7 +76,7 @@ class ColdShard:
 
     @staticmethod
     def load(path: Path, vectors: StoredVectors, first_row: int, settings: ColdSettings) -> ColdShard:
-        """Read a file whose checksum was verified. Raises Damaged if faiss cannot parse it all the same."""
+        """Read a file whose checksum was verified. Raises Damaged if faiss still cannot parse it."""
         faiss.set_deserialization_vector_byte_limit(FILE_BYTES_MAX)
         try:
             return ColdShard(faiss.read_index(str(path)), vectors, first_row, settings)
@@ -87,7 +88,7 @@ class ColdShard:
         return int(self._index.nlist)
 
     def centres(self) -> Floats:
-        """Of the lists, float32 [lists, dimensions]: a view of the index's own, as long as this shard is there."""
+        """The lists' centroids, float32 [lists, dimensions]: a view of the index, valid while this shard lives."""
         flat = faiss.downcast_index(self._index.quantizer)
         centres: Floats = faiss.rev_swig_ptr(flat.get_xb(), self.lists * flat.d).reshape(self.lists, flat.d)
         return centres
@@ -97,7 +98,7 @@ class ColdShard:
         return np.diff(self._starts)
 
     def lists_of(self, rows: Rows) -> Rows:
-        """The list that each of these rows is in."""
+        """The list that holds each of these rows."""
         return np.searchsorted(self._starts, rows, "right") - 1
 
     def count(self, allowed: Bits) -> int:
@@ -112,21 +113,21 @@ class ColdShard:
         count: int,
         settings: ColdSettings | None = None,
     ) -> Found:
-        """Up to `depth` of the `count` allowed rows, with exact scores, best first. May find fewer than there are.
+        """Up to `depth` of the `count` allowed rows, with exact scores, best first. May find fewer than exist.
 
-        With these settings instead of the shard's own, if there are any.
+        `settings` overrides the shard's own.
         """
         depth = min(depth, count)
         if depth == 0:
             return NOTHING
-        settings = settings or self.settings  # read once: they may be changed meanwhile
+        settings = settings or self.settings  # read once: another thread may change them
         wanted = candidates_of(settings, depth, count)
         if allowed is None or count >= WIDE_SHARE * self.size:
             return self._nearest_lists(settings, query, depth, wanted, allowed, count / self.size)
         return self._nearest_allowed(settings, query, depth, wanted, allowed, count)
 
     def _ranked(self, query: Floats) -> tuple[Rows, Floats]:
-        """All lists, nearest first, and the scores of their centres."""
+        """All lists, nearest first, and the scores of their centroids."""
         similarities = self._centres @ query
         order = np.argsort(-similarities)
         return order, similarities[order]
@@ -140,10 +141,10 @@ class ColdShard:
         allowed: Bits | None,
         share: float,
     ) -> Found:
-        """Scan the lists nearest to the query, then those that may hold better ones than were found.
+        """Scan the lists nearest to the query, then any further lists that may hold better rows.
 
-        Most queries find their neighbours in a few lists, some need half of them: how near to the query the answer
-        and the nearest centre are, seen against the centres not yet visited, tells the two apart.
+        Most queries find their neighbors in a few lists, but some need half of all lists. Comparing the scores of the
+        answer and the nearest centroid with those of the unvisited centroids tells the two kinds apart.
         """
         order, similarities = self._ranked(query)
         first = self.first_lists(settings, wanted, share)
@@ -157,19 +158,18 @@ class ColdShard:
         return merge(found, self._vectors.best(rows, query, depth), depth)
 
     def first_lists(self, settings: ColdSettings, wanted: int, share: float) -> int:
-        """Lists that a search for `wanted` candidates scans whatever it finds, if so much of the rows is allowed."""
-        # Enough to hold what is wanted, with some to spare for uneven ones; more where rows are left out, because
-        # the nearest ones that stay lie further out.
+        """How many lists a search for `wanted` candidates always scans, if this share of the rows is allowed."""
+        # Enough to hold the wanted candidates, with a margin for uneven lists; more with a filter, because the nearest
+        # allowed rows lie further out.
         fewest = 1.5 * wanted * self.lists / (share * self.size)
         return min(math.ceil(max(settings.probes, fewest) / math.sqrt(share)), self.lists)
 
     def _nearest_allowed(
         self, settings: ColdSettings, query: Floats, depth: int, wanted: int, allowed: Bits, count: int
     ) -> Found:
-        """Scan lists in the order of their nearness until they hold enough of the allowed rows; skip empty ones.
+        """Scan the nearest lists until they hold enough allowed rows, skipping lists without any.
 
-        What a filter lets through may lie anywhere, also far from the query, so a fixed number of lists would
-        find too little of it.
+        Rows that match a filter may be far from the query, so a fixed number of lists would find too few of them.
         """
         order, similarities = self._ranked(query)
         held = self._allowed_by_list(allowed)[order]
@@ -182,7 +182,7 @@ class ColdShard:
     def _scan_lists(
         self, query: Floats, wanted: int, lists: Rows, similarities: Floats, allowed: Bits | None
     ) -> Rows:
-        """The most promising of the allowed rows in these lists, by code."""
+        """The `wanted` best allowed rows in these lists, by code."""
         codes, rows = np.empty(wanted, np.float32), np.empty(wanted, np.int64)
         parameters = (
             unfiltered(len(lists))
@@ -191,7 +191,7 @@ class ColdShard:
         )
         query, lists = np.ascontiguousarray(query, np.float32), np.ascontiguousarray(lists)
         similarities = np.ascontiguousarray(similarities)
-        # The wrapper of faiss takes no parameters here, so this is the call below it. It gets bare pointers.
+        # The Python wrapper does not accept parameters here, so call the C++ method with raw pointers.
         self._index.search_preassigned_c(
             1,
             faiss.swig_ptr(query),
@@ -212,17 +212,17 @@ class ColdShard:
 
 
 def candidates_of(settings: ColdSettings, depth: int, count: int) -> int:
-    """How many of `count` rows are scored again for an answer of `depth`, of each scan."""
+    """How many of `count` rows each scan rescores for an answer of `depth`."""
     return min(count, max(settings.rescored, OVERSAMPLING * depth))
 
 
 @functools.lru_cache(maxsize=1024)
 def unfiltered(probes: int) -> Any:
-    """Parameters of a scan of so many lists. Kept, because every search without a filter asks for some."""
+    """Parameters for scanning this many lists. Cached, because every unfiltered search needs them."""
     return faiss.SearchParametersIVF(nprobe=probes)
 
 
 def list_starts(index: Any) -> Rows:
-    """Position of the first row of each list, and at the end the number of rows: int64 [lists + 1]."""
+    """Offset of each list's first row, then the total number of rows: int64 [lists + 1]."""
     sizes = [index.invlists.list_size(number) for number in range(index.nlist)]
     return ends_of(np.array(sizes, np.int64))

@@ -1,16 +1,16 @@
-"""Whether a query needs the cold tier: always, never, or decided by what recent queries lost without it.
+"""Decides whether a query searches the cold tier: always, never, or calibrated on recent queries.
 
-    learning   the cold tier is always searched; each query notes its margin and what it would have lost without it
-    skipping   a query skips the cold tier if its margin exceeds a threshold. That is the lowest threshold for which
-               the noted queries prove, at 95 percent confidence, a mean loss within the budget (risk control:
-               Angelopoulos et al. 2022)
-    auditing   a share of the skips is searched all the same, unseen by the caller. When the bound on the loss that
-               these show exceeds the budget, or too few queries skip to be worth deciding, learning starts over
+    learning   always search the cold tier, and record each query's margin and what it would have lost without it
+    skipping   skip the cold tier if a query's margin exceeds a threshold: the lowest one for which the recorded
+               queries prove, at 95 percent confidence, a mean loss within the budget (risk control: Angelopoulos et
+               al. 2022)
+    auditing   search the cold tier for a share of the skips and discard the results. If the upper bound on the loss
+               they show exceeds the budget, or too few queries skip for it to pay off, learning starts over
 
-The loss of a query is the share of its true nearest k that are cold. Its margin is the score of the k-th passage found
-so far, less half the mean score of the nearest cold centroids: of the numbers tried on real questions and on clustered
-loads this one separated best. All of this belongs to one generation and lives in memory: a new generation or a restart
-learns again.
+A query's loss is the share of its true nearest k that are cold. Its margin is the score of the k-th passage found so
+far, minus half the mean score of the nearest cold centroids: of the statistics tried on real questions and clustered
+loads, this one separated best. The state belongs to one generation and lives in memory: a new generation or a restart
+learns from scratch.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from indexes.model import ColdPolicy, Floats, Ranking
 
 Values = NDArray[np.float64]
 
-NOTES = 5000  # queries noted before the threshold is chosen
+NOTES = 5000  # queries recorded before the threshold is chosen
 CONFIDENCE = 0.95
-TILT = 0.7  # of the Chernoff bound: near the best for a few thousand queries and a budget of some thousandths
-SPARE = 0.8  # of the budget that the threshold may use; the rest is slack for chance in the audits
-NEAR, NEAR_WEIGHT = 8, 0.5  # nearest centroids in the margin, and the weight of their mean score
-SHARE_QUERIES = 2000  # the share of queries that skip is a moving average over about so many
-SHARE_MIN = 0.05  # of queries: skipping fewer does not pay for deciding. Below half of it, skipping stops
+TILT = 0.7  # of the Chernoff bound: near optimal for a few thousand queries and a budget of a few thousandths
+SPARE = 0.8  # share of the budget that the threshold may use; the rest is slack for noise in the audits
+NEAR, NEAR_WEIGHT = 8, 0.5  # number of nearest centroids in the margin, and the weight of their mean score
+SHARE_QUERIES = 2000  # window of the exponential moving average of the skip rate
+SHARE_MIN = 0.05  # lowest skip rate that pays for the decisions. Below half of it, skipping stops
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do for one query. `note`: pass what it lost, or would have lost, to `learn`."""
+    """What to do for one query. `note`: pass its actual or potential loss to `learn`."""
 
     search: bool
-    reason: str | None = None  # of a skip
+    reason: str | None = None  # for a skip
     note: bool = False
     margin: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class ColdState:
-    """For operators. Counts are of the queries since this generation was loaded."""
+    """Status for operators. Counts start when this generation is loaded."""
 
     state: Literal["always", "never", "learning", "skipping"]
     queries: int = 0
@@ -61,21 +61,21 @@ class ColdState:
 
 
 class ListBounds:
-    """Centroids of the cold lists, and how near to a query anything in a list can be."""
+    """Centroids of the cold lists, and an upper bound on the score of any member."""
 
     def __init__(self, centroids: Floats, lowest: Floats) -> None:
-        """`centroids` float32 [lists, dimensions], kept without copying; `lowest` [lists] is the least inner product of
-        a unit centroid with the members of its list."""
+        """`centroids` float32 [lists, dimensions], not copied; `lowest` [lists] is the minimum inner product of each
+        unit centroid with its list's members."""
         self._centroids = centroids
         self._lengths = np.maximum(np.linalg.norm(centroids, axis=1), 1e-12).astype(np.float32)
         self._radii = np.arccos(np.clip(lowest, -1, 1))
 
     def similarities(self, query: Floats) -> Floats:
-        """With each centroid as a unit vector, float32 [lists]."""
+        """Inner products with the normalized centroids, float32 [lists]."""
         found = np.empty(len(self._centroids), np.float32)
         query = np.ascontiguousarray(query, np.float32)
-        # Not `@`: BLAS spreads so small a product over all cores and waits for them. Beside other work on the machine
-        # that took 9 ms for 1,200 lists, where one core takes 0.1.
+        # Not `@`: BLAS spreads even this small product over all cores and waits for them. On a busy machine that took
+        # 9 ms for 1,200 lists; one core takes 0.1 ms.
         faiss.fvec_inner_products_ny(
             faiss.swig_ptr(found),
             faiss.swig_ptr(query),
@@ -87,15 +87,15 @@ class ListBounds:
         return found
 
     def best_possible(self, similarities: Floats) -> float:
-        """No vector of any list can score more than this."""
+        """Upper bound on the score of any vector in any list."""
         angles = np.arccos(np.clip(similarities, -1, 1)) - self._radii
         return math.cos(max(float(angles.min()), 0.0))
 
 
 class ColdSkipper:
-    """Decides for the queries of one generation, and learns from them. Safe from any thread.
+    """Decides for the queries of one generation, and learns from them. Thread-safe.
 
-    `bounds` may be absent where the policy is never to search the cold tier.
+    `bounds` None: never search the cold tier.
     """
 
     def __init__(self, policy: ColdPolicy, bounds: ListBounds | None, *, seed: int = 0) -> None:
@@ -108,7 +108,7 @@ class ColdSkipper:
         self._rule: Rule | None = None
 
     def decide(self, query: Floats, warm: Ranking, k: int, *, counted: bool = True) -> Decision:
-        """For a query that found these passages, none of them cold. One that is not counted teaches nothing."""
+        """Decide for a query that found these non-cold passages. If not `counted`, nothing is learned from it."""
         if self._bounds is None:
             return Decision(False, "cold policy is never")
         if len(warm) < k:
@@ -137,10 +137,10 @@ class ColdSkipper:
         return Decision(False, reason, note, margin)
 
     def learn(self, decision: Decision, loss: float) -> None:
-        """What a query lost for want of the cold tier, or would have: 0 to 1. Only for decisions with `note`."""
+        """Record the recall, 0 to 1, that a query lost or would have lost without the cold tier. Requires `note`."""
         with self._lock:
             if decision.search is not (self._rule is None):
-                return  # decided before skipping began, or before it stopped
+                return  # decided before the state changed
             if self._rule is not None:
                 self._audits += 1
                 self._rule.audit(loss)
@@ -172,22 +172,22 @@ class ColdSkipper:
 
 
 class Rule:
-    """A threshold on the margin, and what is known of the loss of skipping by it."""
+    """A margin threshold, and the evidence on what skipping by it loses."""
 
     def __init__(self, threshold: float, share: float, skips: int, lost: float) -> None:
-        """`share` of the queries skip; `lost` is what `skips` of them lost in all."""
+        """`share` of the queries skip; `lost` is the total loss of `skips` observed skips."""
         self.threshold = threshold
         self.share = share
         self._skips, self._lost = skips, lost
 
     @staticmethod
     def chosen(notes: Values, budget: float) -> Rule | None:
-        """The rule that skips most within the budget, by notes [n, 2] of margin and loss. None if too few can skip."""
+        """The rule that skips most within the budget, given (margin, loss) notes [n, 2]. None if too few can skip."""
         margins, losses = notes[np.argsort(-notes[:, 0])].T
-        # A query that searches loses nothing, and skipping more never lowers the bound.
+        # Queries that search lose nothing, and skipping more never lowers the bound.
         allowed = upper_mean(np.cumsum(losses), len(notes)) <= budget
-        # The first margin that may not skip is the threshold, so that equal ones search too. Where all may, it is the
-        # least of them: a query below anything noted must search.
+        # The first margin that may not skip is the threshold, so that equal margins search too. If all may skip, it is
+        # the smallest margin: a query below everything recorded must search.
         threshold = float(margins[min(np.count_nonzero(allowed), len(notes) - 1)])
         skips = int(np.count_nonzero(margins > threshold))
         if skips < SHARE_MIN * len(notes):
@@ -198,11 +198,11 @@ class Rule:
         self.share += (skipped - self.share) / SHARE_QUERIES
 
     def audit(self, loss: float) -> None:
-        """What a skip lost. The weight of older ones fades, so that a change shows."""
+        """Record the loss of a skip. Older losses decay exponentially, so that a change shows."""
         self._lost += loss - self._lost / self._skips
 
     def bound(self) -> float:
-        """Upper bound, at CONFIDENCE, of the recall that skipping costs on average over all queries."""
+        """Upper bound, at CONFIDENCE, on the mean recall that skipping costs over all queries."""
         return self.share * float(upper_mean(np.float64(self._lost), self._skips))
 
 
@@ -212,9 +212,9 @@ def mean_of_best(similarities: Floats) -> float:
 
 
 def upper_mean(lost: NDArray[np.float64] | np.float64, queries: int) -> NDArray[np.float64] | np.float64:
-    """Upper bound, at CONFIDENCE, of the mean loss of such queries as these, of which each lost 0 to 1.
+    """Upper bound, at CONFIDENCE, on the mean loss of `queries` queries, each 0 to 1, that lost `lost` in total.
 
-    Chernoff's: E[exp(-t * loss)] is at most 1 - mean * (1 - exp(-t)), so the product of the left side over the queries
-    exceeds that of the right side 1 / (1 - CONFIDENCE) times with at most that probability.
+    Chernoff bound: E[exp(-t * loss)] is at most 1 - mean * (1 - exp(-t)), so by Markov's inequality exp(-t * lost)
+    exceeds (1 - mean * (1 - exp(-t))) ** queries / (1 - CONFIDENCE) with probability at most 1 - CONFIDENCE.
     """
     return np.minimum(np.expm1((math.log(1 - CONFIDENCE) - TILT * lost) / queries) / math.expm1(-TILT), 1.0)

@@ -1,4 +1,4 @@
-"""Exact search over stored vectors, block by block: the truth that the indexes are measured by."""
+"""Exact search over stored vectors, block by block: the ground truth for measuring recall."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def nearest(
     allowed: Ids | None = None,
     go_on: GoOn = nobody_waits,
 ) -> list[tuple[Ids, Floats]]:
-    """For each query [n, dimensions] the `k` best ids of all blocks and their scores; of the `allowed` ones only.
+    """The `k` best ids across all blocks, with scores, for each query [n, dimensions]; only `allowed` ids if given.
 
     `go_on` is called before each block.
     """

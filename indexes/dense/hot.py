@@ -1,6 +1,7 @@
-"""A sealed HNSW graph (hnswlib): fast and nearly exact, about 1.7 KB of memory a passage at 384 dimensions.
+"""A sealed HNSW graph (hnswlib): fast and nearly exact, about 1.7 KB of memory per passage at 384 dimensions.
 
-hnswlib forbids adding beside searching, so a graph is built whole and then only searched. Labels are row numbers.
+hnswlib does not allow adding during searches, so a graph is built completely, then only searched. Labels are row
+numbers.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from indexes.model import Floats, Rows
 
 M = 16
 EF_CONSTRUCTION = 200
-# How hnswlib says that the walk reached fewer rows than were asked for. It has no exception type of its own for that.
+# hnswlib's error message when a search reaches fewer rows than requested; it has no specific exception type for this.
 TOO_FEW = "Cannot return the results in a contiguous 2D array"
 
 
 class HotGraph:
-    """Searches `size` unit vectors of one graph. Safe from any number of threads."""
+    """Searches a graph of `size` unit vectors. Thread-safe."""
 
     def __init__(self, index: hnswlib.Index, ef: int) -> None:
         self._index = index
@@ -37,7 +38,7 @@ class HotGraph:
         ef: int,
         threads: int,
     ) -> HotGraph:
-        """From blocks of (rows, unit vectors), `size` in all. hnswlib gives up the interpreter lock while it adds."""
+        """Build from blocks of (rows, unit vectors), `size` in total. hnswlib releases the GIL while it adds."""
         index = hnswlib.Index(space="ip", dim=dimensions)
         index.init_index(max_elements=max(size, 1), M=M, ef_construction=EF_CONSTRUCTION, random_seed=100)
         for rows, vectors in blocks:
@@ -46,7 +47,7 @@ class HotGraph:
 
     @staticmethod
     def load(path: Path, dimensions: int, *, ef: int) -> HotGraph:
-        """Load a file whose checksum was verified: hnswlib itself checks nothing, and may crash on a damaged one."""
+        """Load a file whose checksum was verified: hnswlib does no checks and may crash on a damaged file."""
         index = hnswlib.Index(space="ip", dim=dimensions)
         index.load_index(str(path))
         return HotGraph(index, ef)
@@ -60,10 +61,10 @@ class HotGraph:
         self._index.set_ef(ef)
 
     def search(self, query: Floats, depth: int) -> tuple[Rows, Floats] | None:
-        """Up to `depth` rows with their inner products, best first. The search widens to `depth` by itself.
+        """Up to `depth` rows with their inner products, best first. hnswlib raises ef to `depth` if it is lower.
 
-        None if the walk cannot reach that many, as in a graph that is not connected. Any other error of hnswlib is
-        raised: scanning instead would hide it behind slow searches.
+        None if the search cannot reach that many, as in a disconnected graph. Any other hnswlib error is raised:
+        falling back to a scan would hide it behind slow searches.
         """
         depth = min(depth, self.size)
         if depth == 0:
@@ -78,5 +79,5 @@ class HotGraph:
 
     @property
     def bytes(self) -> int:
-        """Memory of the graph, as hnswlib would write it, without the vectors' Python side."""
+        """Size of the graph as hnswlib would write it, which approximates its memory."""
         return int(self._index.index_file_size())

@@ -1,8 +1,8 @@
-"""Synthetic queries: mixtures of two stored vectors, for measuring an index before anyone has searched it.
+"""Synthetic queries: mixtures of two stored vectors, for measuring an index before there are real queries.
 
 A real query is not a passage: it lies further from all passages than they lie from each other, and that is where an
-approximate index loses recall. A mixture takes what sets one passage apart from the mean and adds some of what sets
-another apart. `nearline bench index` shows what settings chosen by mixtures find for real queries.
+approximate index loses recall. A mixture adds part of one passage's deviation from the mean to another's.
+`nearline bench index` shows the recall of settings chosen by mixtures on real queries.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def mixtures_of(vectors: Floats, *, seed: int = 5) -> Floats:
     other = np.random.default_rng(seed).permutation(len(vectors))
     mixed = centred + OTHER * centred[other]
     lengths = np.linalg.norm(mixed, axis=1, keepdims=True)
-    # Where both nearly equal the mean, nothing is left to mix: use the passage itself.
+    # If both nearly equal the mean, there is nothing to mix: use the passage itself.
     unit: Floats = np.where(lengths > LENGTH_MIN, mixed / np.maximum(lengths, LENGTH_MIN), vectors).astype(
         np.float32
     )

@@ -1,13 +1,13 @@
-"""Trains the cold lists on a sample of the passages, and chooses their number and their codes by measuring on it.
+"""Trains the cold lists on a sample of the passages; chooses the number of lists and the code type by measurement.
 
-    how many lists?  few are cheap to rank but long to scan. For several numbers: cluster the sample, find how far the
-                     searches of probe queries must reach until the lists hold their true neighbours, and take the
-                     number whose ranking and scanning cost least at the size of the collection.
-    which codes?     4-bit product codes of the vectors themselves, or of their residuals to the centre of the list:
-                     whichever keeps more of the true neighbours among the candidates.
+    how many lists?  few are cheap to rank but slow to scan. For several numbers: cluster the sample, find the reach
+                     at which probe queries' lists hold their true neighbors, and take the number with the lowest
+                     ranking and scanning cost at the size of the collection.
+    which codes?     4-bit product codes of the vectors themselves, or of their residuals to the list's centroid:
+                     whichever keeps more of the true neighbors among the candidates.
 
-What was measured and left out (338,000 passages, 384 dimensions, recall@10 of .98): RaBitQ with FastScan takes 2.3
-times as long, 3-dimensional sub-vectors 1.1 times and a quarter more memory, and OPQ minutes of training.
+Measured and rejected (338,000 passages, 384 dimensions, recall@10 of .98): RaBitQ with FastScan takes 2.3 times as
+long, 3-dimensional sub-vectors 1.1 times as long and a quarter more memory, and OPQ minutes of training.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from indexes.dense.mixtures import mixtures_of
 from indexes.model import Floats, Rows
 
 SAMPLE_MAX = 131_072
-TRIAL_ROWS = 65_536  # of the sample that different numbers of lists and codes are tried on
+TRIAL_ROWS = 65_536  # subsample on which numbers of lists and code types are tried
 QUERIES = 200
 K = RANKS
 CANDIDATES = 100
 TRIAL_ITERATIONS, ITERATIONS = 4, 10
-VECTORS_PER_LIST_MIN = 16  # of the sample; with fewer a centre is not a mean
+VECTORS_PER_LIST_MIN = 16  # of the sample; fewer do not make a meaningful centroid
 DIRECT, RESIDUAL = "x4fs", "x4fsr"
 
 
 class Training(msgspec.Struct, frozen=True):
-    """What training tried and chose: rows scanned by number of lists, candidates kept by kind of code."""
+    """What training tried and chose: share scanned by number of lists, share kept by code type."""
 
     sample: int = 0
     lists: int = 0
@@ -48,7 +48,7 @@ class Training(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Probe queries in a sample, the rows of it nearest to each, best first, and their scores: [QUERIES, K]."""
+    """Probe queries, and for each its nearest sample rows, best first, and their scores: [QUERIES, K]."""
 
     queries: Floats
     nearest: Rows
@@ -56,12 +56,12 @@ class Trial:
 
 
 def training_size(cold: int) -> int:
-    """Passages of a sample that is large enough to train on."""
+    """How many passages to sample for training."""
     return min(cold, SAMPLE_MAX)
 
 
 def train(sample: Floats, size: int, target: float) -> tuple[Any, Training]:
-    """An empty index for `size` vectors, trained on `sample` [n, dimensions] for this recall, and how it was chosen."""
+    """An empty index for `size` vectors, trained on `sample` [n, dimensions] for this recall, with the choices made."""
     part = np.ascontiguousarray(sample[:: -(-len(sample) // TRIAL_ROWS)])
     trial = make_trial(part)
     scanned = {lists: scan_of(part, trial, lists, target) for lists in candidates_for(size, len(part))}
@@ -98,22 +98,22 @@ def make_trial(sample: Floats, *, seed: int = 3) -> Trial:
 
 
 def clustered(sample: Floats, lists: int, iterations: int) -> Any:
-    """The centres of so many lists, as a flat index."""
+    """The centroids of `lists` lists, as a flat index."""
     dimensions = sample.shape[1]
     quantizer = faiss.IndexFlatIP(dimensions)
     clustering = faiss.Clustering(dimensions, lists)
     clustering.niter, clustering.seed = iterations, 7
     clustering.spherical = True
-    clustering.min_points_per_centroid = 1  # a warning otherwise, on standard error
+    clustering.min_points_per_centroid = 1  # otherwise faiss warns on stderr
     clustering.max_points_per_centroid = len(sample)
     clustering.train(sample, quantizer)
     return quantizer
 
 
 def scan_of(sample: Floats, trial: Trial, lists: int, target: float) -> tuple[float, float]:
-    """Lists a query probes on average, and the share of the sample in them, to find `target` of its true neighbours.
+    """Mean lists probed, and the mean share of the sample in them, to find `target` of the true neighbors.
 
-    As the shard searches: every list whose centre lies within some reach, see `ColdSettings`.
+    Probes as the shard does: every list whose centroid is within some reach, see `ColdSettings`.
     """
     quantizer = clustered(sample, lists, TRIAL_ITERATIONS)
     home = quantizer.search(sample, 1)[1][:, 0]
@@ -129,19 +129,19 @@ def scan_of(sample: Floats, trial: Trial, lists: int, target: float) -> tuple[fl
 
 
 def trained(quantizer: Any, sample: Floats, lists: int, codes: str) -> Any:
-    """An index over these centres with codebooks trained, holding the sample."""
+    """An index over these centroids with trained codebooks, holding the sample."""
     dimensions = sample.shape[1]
     factory = f"IVF{lists},PQ{codes_for(dimensions)}{codes}"
     index = faiss.index_factory(dimensions, factory, faiss.METRIC_INNER_PRODUCT)
-    index.quantizer.add(quantizer.reconstruct_n(0, lists))  # trained already: only the codebooks are left
-    index.pq.cp.min_points_per_centroid = 1  # as above: a warning for each of a hundred codebooks otherwise
+    index.quantizer.add(quantizer.reconstruct_n(0, lists))  # already trained: only the codebooks remain
+    index.pq.cp.min_points_per_centroid = 1  # as above: one warning for each of a hundred codebooks
     index.train(sample)
     index.add(sample)
     return index
 
 
 def kept_share(index: Any, sample: Floats, trial: Trial) -> float:
-    """Share of the true neighbours that are among the best CANDIDATES by code, when every list is scanned."""
+    """Share of the true neighbors that are among the best CANDIDATES by code when every list is scanned."""
     wanted = min(CANDIDATES, len(sample))
     parameters = faiss.SearchParametersIVF(nprobe=index.nlist)
     _, found = index.search(trial.queries, wanted, params=parameters)
@@ -150,5 +150,5 @@ def kept_share(index: Any, sample: Floats, trial: Trial) -> float:
 
 
 def codes_for(dimensions: int) -> int:
-    """Sub-vectors of four dimensions each, or the nearest smaller size that divides the vector."""
+    """Number of sub-vectors: of four dimensions each, or the largest smaller size that divides the vector."""
     return next(dimensions // width for width in (4, 3, 2, 1) if dimensions % width == 0)

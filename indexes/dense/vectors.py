@@ -1,13 +1,13 @@
-"""Stored vectors: float16, one row a passage, in memory or in a mapped file, searched and scored in compiled code.
+"""Stored vectors: float16, one row per passage, in memory or memory-mapped, searched and scored in compiled code.
 
-The rows are the codes of a faiss scalar quantiser (`QT_fp16`), and a file is that index as faiss writes it:
+The rows are the codes of a faiss scalar quantizer (`QT_fp16`), and a file is that index as faiss writes it:
 
-    byte 0      zeros, so that the rows begin at byte 128 and are aligned
+    byte 0      zero padding, so that the rows start aligned at byte 128
     128 - h     header of the faiss index, h bytes; ends with the size of the rows
     128         float16 [rows, dimensions], little-endian, row by row
 
-faiss reads it in place (zero copy), so exact search, rescoring and reading back cost no Python and no conversion of
-our own. float16 moves an inner product of unit vectors by about 1e-5, far below any difference in rank that matters.
+faiss reads it in place (zero copy), so exact search, rescoring and reading back need no Python loops or conversions.
+float16 changes an inner product of unit vectors by about 1e-5, far below any difference in rank that matters.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ NOTHING: Found = (np.empty(0, np.int64), np.empty(0, np.float32))
 
 ROWS_AT = 128
 SIZE_BYTES = 8
-GATHERED_ROWS = 512  # gathered side by side at once to be scored, by each thread that searches
+GATHERED_ROWS = 512  # rows gathered and scored per step, in a buffer per search thread
 
 
 class StoredVectors:
-    """Rows that can be searched exactly. Safe from any thread; rows written later show once they are asked for."""
+    """Rows with exact search. Safe from any thread; a search covers rows written later only if it selects them."""
 
     def __init__(self, buffer: NDArray[np.uint8], rows: int, dimensions: int) -> None:
-        """`buffer` holds what `preamble` describes, then the rows."""
-        self._buffer = buffer  # faiss only points into it
+        """`buffer` holds the `preamble`, then the rows."""
+        self._buffer = buffer  # kept alive: faiss only points into it
         header = preamble(rows, dimensions).lstrip(b"\0")
         start = ROWS_AT - len(header)
         reader = faiss.ZeroCopyIOReader(faiss.swig_ptr(buffer[start:]), len(buffer) - start)
@@ -52,14 +52,14 @@ class StoredVectors:
 
     @staticmethod
     def allocate(rows: int, dimensions: int) -> StoredVectors:
-        """Room for so many rows in memory; write them into `halves`."""
+        """Allocate this many rows in memory; write them into `halves`."""
         buffer = np.empty(ROWS_AT + rows * dimensions * 2, np.uint8)
         buffer[:ROWS_AT] = np.frombuffer(preamble(rows, dimensions), np.uint8)
         return StoredVectors(buffer, rows, dimensions)
 
     @staticmethod
     def create(path: Path, rows: int, dimensions: int) -> Halves:
-        """A new file, mapped for writing; `flush` it when the rows are in. Not synced: the publisher does that."""
+        """A new file, memory-mapped for writing; call `flush` once filled. Not synced: the publisher does that."""
         path.write_bytes(preamble(rows, dimensions))
         if not rows:
             return np.empty((0, dimensions), np.float16)
@@ -90,15 +90,15 @@ class StoredVectors:
         return self.take(rows) @ query
 
     def best(self, rows: Rows, query: Floats, depth: int) -> tuple[Rows, Floats]:
-        """The best `depth` of these rows by their inner products with a query, and those, best first.
+        """The best `depth` of these rows by inner product with a query, with the scores, best first.
 
-        Gathered first and scored side by side, which is quicker than scoring each where it lies.
+        Rows are gathered into a contiguous buffer first, which is faster than scoring each in place.
         """
         found: list[tuple[Rows, Floats]] = []
         for at in range(0, len(rows), GATHERED_ROWS):
             part = rows[at : at + GATHERED_ROWS]
             room = _room(self.halves.shape[1])
-            # Without `mode` numpy would gather into a copy first. It lets other threads run while pages are read.
+            # Without `mode` numpy would gather into a copy first. `take` releases the GIL while pages are read.
             self.halves.take(part, 0, out=room.halves[: len(part)], mode="clip")
             places, scores = search_index(room.index, query, min(depth, len(part)), first(len(part)))
             found.append((part[places], scores))
@@ -110,14 +110,14 @@ class StoredVectors:
         return top(together, scores, depth)
 
     def nearest(self, query: Floats, depth: int, selector: Any) -> tuple[Rows, Floats]:
-        """Exact search: the best `depth` of the rows a faiss selector lets through, best first."""
+        """Exact search: the best `depth` of the rows that a faiss selector accepts, best first."""
         if depth == 0 or not self.rows:
             return np.empty(0, np.int64), np.empty(0, np.float32)
         return search_index(self.index, query, min(depth, self.rows), faiss.SearchParameters(sel=selector))
 
 
 def search_index(index: Any, query: Floats, depth: int, parameters: Any = None) -> tuple[Rows, Floats]:
-    """What faiss finds, best first. Calls below its wrapper, which checks and converts for every small search."""
+    """Search a faiss index, best first. Bypasses the Python wrapper, whose checks are slow for small searches."""
     query = np.ascontiguousarray(query, np.float32)
     if query.shape != (index.d,):
         raise ValueError(f"a query of shape {query.shape}, expected ({index.d},)")
@@ -131,7 +131,7 @@ _rooms = threading.local()
 
 
 def _room(dimensions: int) -> StoredVectors:
-    """This thread's room for gathered rows."""
+    """This thread's buffer for gathered rows."""
     rooms: dict[int, StoredVectors] = vars(_rooms).setdefault("by_dimensions", {})
     if dimensions not in rooms:
         rooms[dimensions] = StoredVectors.allocate(GATHERED_ROWS, dimensions)
@@ -139,7 +139,7 @@ def _room(dimensions: int) -> StoredVectors:
 
 
 def preamble(rows: int, dimensions: int) -> bytes:
-    """What lies before the rows: 128 bytes."""
+    """The 128 bytes before the rows."""
     index = faiss.IndexScalarQuantizer(dimensions, faiss.ScalarQuantizer.QT_fp16, faiss.METRIC_INNER_PRODUCT)
     index.ntotal = rows
     header: bytes = faiss.serialize_index(index).tobytes()
@@ -148,18 +148,18 @@ def preamble(rows: int, dimensions: int) -> bytes:
 
 
 def search_with_one_thread() -> None:
-    """For each thread that searches: faiss would otherwise wake every core for a single query."""
+    """Call once on each search thread: otherwise faiss wakes every core for a single query."""
     faiss.omp_set_num_threads(1)
 
 
 def within(rows: range) -> Any:
-    """A selector of consecutive rows."""
+    """A selector of a range of rows."""
     return faiss.IDSelectorRange(rows.start, rows.stop)
 
 
 @functools.lru_cache(maxsize=GATHERED_ROWS)
 def first(count: int) -> Any:
-    """Parameters of a search among the first so many rows. Kept, because every search asks for some."""
+    """Parameters for searching the first `count` rows. Cached, because every search needs them."""
     return faiss.SearchParameters(sel=within(range(count)))
 
 
@@ -169,12 +169,12 @@ def among(allowed: Bits) -> Any:
 
 
 def both(first: Any, second: Any) -> Any:
-    """A selector of the rows that two others let through."""
+    """A selector of the rows that two other selectors accept."""
     return faiss.IDSelectorAnd(first, second)
 
 
 def merge(first: Found, second: Found, depth: int) -> Found:
-    """The best `depth` of two results, equal scores in row order."""
+    """The best `depth` of two results; ties in row order."""
     if not len(first[0]) or not len(second[0]):
         rows, scores = second if not len(first[0]) else first
         return rows[:depth], scores[:depth]

@@ -1,1 +1,1 @@
-"""Which passages hold these words? Text analysis, inverted indexes, BM25."""
+"""Which passages contain these words? Text analysis, inverted indexes, BM25."""

@@ -1,8 +1,8 @@
-"""Text to search terms: the same for passages and queries, so that both meet in one vocabulary.
+"""Text analysis: turns passages and queries into terms of the same vocabulary.
 
-Unicode is folded (NFKC, case), words are runs of letters and digits, English function words are dropped and the
-rest is cut to its Snowball stem. Scripts written without spaces become overlapping pairs of characters, the
-usual stand-in for a word segmenter. A text made only of function words keeps them: "to be or not to be".
+Unicode is folded (NFKC, case), words are runs of letters and digits, English stopwords are dropped, and the rest is
+reduced to Snowball stems. Scripts written without spaces become overlapping character bigrams, the usual substitute
+for word segmentation. A text made only of stopwords keeps them: "to be or not to be".
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator
 
 import Stemmer
 
-ANALYSIS_VERSION = "snowball-english-1"  # part of every sealed index: other rules make other terms
+ANALYSIS_VERSION = "snowball-english-1"  # recorded in every generation: other rules produce other terms
 
-# Function words that carry no topic. Questions are the usual query, so their question words are among them.
+# Function words without topical meaning. Includes question words, because queries are usually questions.
 STOPWORDS = frozenset(
     """
     a about after all also am an and any are as at be because been before being between both but by can could did do
@@ -34,11 +34,11 @@ UNSPACED = (
 )
 WORD = re.compile(rf"[^\W_{UNSPACED}]+|[{UNSPACED}]+")
 FIRST_UNSPACED = re.compile(f"[{UNSPACED}]")
-# For ASCII, which is in NFKC already: lower case, and a space for all that is neither letter nor digit.
+# For ASCII, which NFKC leaves unchanged: lower case, and a space for everything but letters and digits.
 ASCII_FOLDED = "".join(chr(code).lower() if chr(code).isalnum() else " " for code in range(128))
 
-# Few words make up most of a text, and looking one up costs a tenth of stemming it. Both limits together bound
-# what the cache may hold: 4 MiB with English words, less than 20 MiB at the worst.
+# A few words make up most of a text, and a lookup costs a tenth of stemming. Together the limits bound the cache's
+# memory: 4 MiB with English words, less than 20 MiB in the worst case.
 WORDS_CACHED_MAX = 32_768
 WORD_CACHED_CHARS_MAX = 32
 
@@ -46,7 +46,7 @@ _local = threading.local()
 
 
 def terms(text: str) -> list[str]:
-    """The terms of a text, in order, repeated as often as they occur. Safe from any thread."""
+    """The terms of a text, in order, with repetitions. Thread-safe."""
     words = text.translate(ASCII_FOLDED).split() if text.isascii() else _words(text)
     kept = [stem for stem in map(_stems.__getitem__, words) if stem is not None]
     return kept or [_stem(word) for word in words]
@@ -67,27 +67,27 @@ def _pairs(words: Iterable[str]) -> Iterator[str]:
 
 
 def _stem(word: str) -> str:
-    """The Snowball stem. A stemmer keeps state while it works, so every thread has its own."""
+    """The Snowball stem. Stemmers are not thread-safe, so every thread has its own."""
     stemmer: Stemmer.Stemmer | None = getattr(_local, "stemmer", None)
     if stemmer is None:
         stemmer = _local.stemmer = Stemmer.Stemmer("english")
-        stemmer.maxCacheSize = 0  # `_stems` remembers instead, once for all threads
+        stemmer.maxCacheSize = 0  # `_stems` caches instead, shared by all threads
     stem: str = stemmer.stemWord(word)
     return stem
 
 
 class _Stems(dict[str, str | None]):
-    """Word to stem, None for a function word; filled as words are met.
+    """Cache of word to stem, None for a stopword.
 
-    All threads share it. Single reads and writes of a dict are atomic, and whoever finds a word gone after another
-    thread has emptied the cache works it out again.
+    Shared by all threads: single dict reads and writes are atomic, and a word lost when another thread clears the
+    cache is simply stemmed again.
     """
 
     def __missing__(self, word: str) -> str | None:
         stem = None if word in STOPWORDS else _stem(word)
         if len(word) <= WORD_CACHED_CHARS_MAX:
             if len(self) >= WORDS_CACHED_MAX:
-                self.clear()  # the frequent words are back after a few texts
+                self.clear()  # frequent words return within a few texts
             self[word] = word if stem == word else stem
         return stem
 

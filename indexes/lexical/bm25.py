@@ -1,14 +1,14 @@
-"""BM25: how well a passage matches the terms of a query, exact on any history of writes.
+"""BM25 scores of passages, exact after any history of writes.
 
-Parts hold integers only: rows, term frequencies, lengths. Everything that depends on the whole collection (live
-passages, their mean length, how many hold a term) is counted over all parts, less deleted rows, when a query is
-weighed. A passage therefore scores the same wherever it lives, and after any writes scores equal those of a fresh
-index. Pruning leaves out work, never a result: rows and scores are those of scoring every posting.
+Parts hold integers only: rows, term frequencies, lengths. Collection-wide statistics (live passages, their mean
+length, document frequencies) are summed over all parts, minus deleted rows, when a query is weighed. So a passage
+scores the same in any part, and scores after any writes equal those of a fresh index. Pruning skips work but never
+changes results: rows and scores are the same as when every posting is scored.
 
     score(q, p) = sum over terms t of q:  idf(t) * tf * (k1 + 1) / (tf + k1 * (1 - b + b * length / mean_length))
     idf(t)      = ln(1 + (N - df + 0.5) / (df + 0.5))
 
-The formula is Robertson and Zaragoza (2009), eq. 3.15, with the idf that Lucene uses, which is never negative.
+The formula is Robertson and Zaragoza (2009), eq. 3.15, with Lucene's idf, which is never negative.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ Postings = tuple[NDArray[np.uint32], NDArray[np.uint16]]
 NO_ROWS: Rows = np.empty(0, np.int64)
 NO_POSTINGS: Postings = (np.empty(0, np.uint32), np.empty(0, np.uint16))
 
-PRUNED_POSTINGS_MIN = 16_384  # scoring fewer takes less time than deciding which to skip
+PRUNED_POSTINGS_MIN = 16_384  # scoring fewer is faster than pruning
 STEPS = 255
-DRIFT_MAX = 1.05  # ratio of mean lengths; further away, bounds are too loose and are computed again
-ROUNDING = 1e-4  # relative; far above what float32 loses in the sum of a thousand terms
+DRIFT_MAX = 1.05  # ratio of mean lengths beyond which bounds are too loose and are recomputed
+ROUNDING = 1e-4  # relative; far above the float32 error of summing a thousand terms
 SMALLEST = 1e-30  # positive in float32, below any score
 
 _local = threading.local()
 
 
 class LexicalPart(Protocol):
-    """What the scorer reads of one part. Rows are 0 to size-1 within the part."""
+    """The postings of one part, as the scorer reads them. Rows are 0 to size-1 within the part."""
 
     @property
     def size(self) -> int: ...
@@ -59,20 +59,20 @@ class LexicalPart(Protocol):
         ...
 
     def postings(self, term: str) -> Postings:
-        """Rows that hold the term, ascending and each once, and how often each does."""
+        """The posting list of a term: distinct rows, ascending, and the term frequency in each."""
         ...
 
     def impacts(self, term: str, bm25: Bm25, mean_length: float) -> Impacts:
-        """Bounds of `saturated` for each posting of the term, at a mean length within `DRIFT_MAX` of this one."""
+        """Upper bounds of `saturated` per posting of the term, at a mean length within `DRIFT_MAX` of this one."""
         ...
 
     def frequencies_of(self, rows: Rows) -> dict[str, int]:
-        """In how many of these rows each term occurs. Reads all postings: for adoption, not for queries."""
+        """Document frequency of each term within these rows. Reads all postings: for adoption, not for queries."""
         ...
 
 
 class Impacts(NamedTuple):
-    """Upper bounds of `saturated`, uint8 [postings], in steps of (k1 + 1) / STEPS: each is less than one too high."""
+    """Upper bounds of `saturated`, uint8 [postings], in steps of (k1 + 1) / STEPS: each less than one step too high."""
 
     steps: NDArray[np.uint8]
     largest: int
@@ -87,7 +87,7 @@ class Impacts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Counts over all live passages of a snapshot. `dead` holds, part by part, the df of its deleted passages."""
+    """Counts over all live passages of a snapshot. `dead` holds each part's term df among its deleted passages."""
 
     passages: int
     length: int
@@ -98,7 +98,7 @@ class Statistics:
 class WeightedQuery:
     """A query ready to score: each term with idf times its count in the query, and the mean passage length.
 
-    It keeps the postings that `weigh` met in each part, so that scoring does not look the terms up again.
+    `met` keeps the postings that `weigh` found in each part, so scoring does not look terms up again.
     """
 
     weights: tuple[tuple[str, float], ...]
@@ -115,10 +115,10 @@ class WeightedQuery:
 
 
 def weigh(text: str, parts: Sequence[LexicalPart], statistics: Statistics, bm25: Bm25) -> WeightedQuery:
-    """Count each query term over all parts.
+    """Compute each query term's document frequency over all parts, and its weight.
 
-    A term that only dead passages hold counts as held by one: it finds nothing, and a search on an older snapshot,
-    whose dead may be counted ahead of it, still finds what lived then.
+    Document frequency is at least 1, even if only dead passages hold the term: a search on an older snapshot may see
+    newer deletion counts, and must still find passages that were live then.
     """
     counts = Counter(terms_of(text))
     met = [[part.postings(term) for term in counts] for part in parts]
@@ -146,11 +146,11 @@ def best_of(
     floor: float = 0.0,
     pruned_from: int = PRUNED_POSTINGS_MIN,
 ) -> tuple[Rows, Floats]:
-    """Rows of the `depth` largest scores above zero and these scores, best first; equal scores in row order.
+    """Rows with the `depth` largest scores above zero, and the scores, best first; ties in row order.
 
-    `allowed` is a packed mask of the rows that may be returned, None for all. Rows that score less than `floor`, such
-    as the `depth`-th best score of other parts, may be left out. Queries with `pruned_from` postings or more are
-    pruned, which changes the time they take and nothing else.
+    `allowed` is a packed mask of the rows that may be returned, None for all. Rows that score below `floor`, such as
+    the `depth`-th best score of other parts, may be omitted. Queries with `pruned_from` or more postings are pruned,
+    which only affects speed.
     """
     found = query.postings_in(part)
     if sum(len(rows) for rows, _ in found) >= pruned_from:
@@ -164,10 +164,10 @@ def best_of(
         np.add.at(sums, rows, gains)
         scores = sums.take(rows)
         sums[rows] = 0
-    # One number that sorts as wanted: positive floats compare like their bits; with those inverted, the best is first.
+    # Sort by (score descending, row) as one integer: positive floats order like their bits, inverted for best first.
     keys = (~scores.view(np.uint32)).astype(np.uint64) << np.uint64(32)
     keys |= rows.view(np.uint64)
-    enough = depth * len(found)  # since a row occurs at most once for each term
+    enough = depth * len(found)  # a row occurs at most once per term
     if len(keys) > enough:
         keys.partition(enough)
     keys = keys[:enough]
@@ -178,10 +178,10 @@ def best_of(
 
 
 def score_rows(part: LexicalPart, query: WeightedQuery, wanted: Rows) -> Floats:
-    """BM25 of these rows only, float32 [len(wanted)]: for candidates found by other means."""
+    """BM25 scores of the given rows, float32 [len(wanted)]: for candidates from other searchers."""
     found = query.postings_in(part)
     frequencies = np.zeros((len(found), len(wanted)), np.uint16)
-    wanted_ = wanted.astype(np.uint32)  # as the postings, or numpy would convert all of these
+    wanted_ = wanted.astype(np.uint32)  # the postings' type, or numpy would convert every posting
     for own, (rows, stored) in zip(frequencies, found, strict=True):
         if len(rows):
             at = rows.searchsorted(wanted_)
@@ -189,7 +189,7 @@ def score_rows(part: LexicalPart, query: WeightedQuery, wanted: Rows) -> Floats:
             np.multiply(stored.take(at, mode="clip"), held, out=own)
     gains = saturated(frequencies, part.lengths.take(wanted), query.bm25, query.mean_length)
     scores = np.zeros(len(wanted), np.float32)
-    # Term after term, as `best_of` adds them: float sums in another order would differ.
+    # Add term by term, in the same order as `best_of`: float sums depend on the order.
     for own, (_, weight) in zip(gains, query.weights, strict=True):
         scores += own * np.float32(weight)
     return scores
@@ -198,7 +198,7 @@ def score_rows(part: LexicalPart, query: WeightedQuery, wanted: Rows) -> Floats:
 def saturated(
     frequencies: NDArray[np.uint16], lengths: NDArray[np.uint32], bm25: Bm25, mean_length: float
 ) -> Floats:
-    """What the formula gives of term frequency and passage length: all but the weight of the term. 0 for 0."""
+    """The saturated term frequency: the formula without the term's weight. 0 for a frequency of 0."""
     k1, b = bm25.k1, bm25.b
     tf = frequencies.astype(np.float32)
     norm = lengths.astype(np.float32)
@@ -220,14 +220,14 @@ def promising(
 ) -> Rows:
     """A superset of the `depth` best rows, ascending: MaxScore (Turtle and Flood 1995), term at a time.
 
-    Terms come in order of document frequency, and at first all their rows are candidates. Once the remaining terms
-    together cannot lift a row above the `depth`-th best score so far, rows that hold only those are out: the remaining
-    terms add to candidates that can still make it, and skip everything else. All sums are upper bounds.
+    Terms are processed rarest first, and initially all their rows become candidates. Once the remaining terms together
+    cannot lift a row above the `depth`-th best score so far, they add no new candidates: they only update candidates
+    that can still reach that score. All sums are upper bounds.
     """
     mean = query.mean_length
     impacts = [part.impacts(term, query.bm25, mean) for term, _ in query.weights]
-    # Impacts may be from when the mean length was another. Growing by r, it divides one term of the formula's
-    # denominator by r: `saturated` then changes by a factor between 1 and r.
+    # Impacts may have been computed at another mean length. If it has since grown by a factor r, one term of the
+    # formula's denominator is divided by r, so `saturated` changes by a factor between 1 and r.
     drifts = [mean / one.mean_length for one in impacts] or [1.0]
     step = (query.bm25.k1 + 1) / STEPS * max(1.0, *drifts)
     shrunk = min(1.0, *drifts) / max(1.0, *drifts) * (1 - ROUNDING)
@@ -236,13 +236,13 @@ def promising(
         for (rows, _), one, (_, weight) in zip(found, impacts, query.weights, strict=True)
     ]
     terms.sort(key=lambda term: len(term[0]))
-    # rest[i]: the most that terms i and later can add.
+    # rest[i]: upper bound on what terms i and later can add.
     rest = list(accumulate((one.largest * unit for _, one, unit in reversed(terms)), initial=0.0))[::-1]
     rounded_up = sum(unit for _, _, unit in terms)
     least = floor * (1 - ROUNDING)
 
     def reached(sums: Floats) -> float:
-        """A score that at least `depth` rows reach, from the upper bounds of some rows."""
+        """A score that at least `depth` rows reach: a lower bound derived from the upper bounds of some rows."""
         if len(sums) < depth:
             return 0.0
         return (float(np.partition(sums, len(sums) - depth)[len(sums) - depth]) - rounded_up) * shrunk
@@ -270,7 +270,7 @@ def promising(
 
 
 def _gains(part: LexicalPart, query: WeightedQuery, found: Sequence[Postings]) -> tuple[Rows, Floats]:
-    """What each posting of each term adds to the score of its row, term after term."""
+    """The score contribution of each posting to its row, term by term."""
     postings = [NO_POSTINGS, *found]
     rows = np.concatenate([rows for rows, _ in postings], dtype=np.int64)
     frequencies = np.concatenate([frequencies for _, frequencies in postings])
@@ -282,10 +282,10 @@ def _gains(part: LexicalPart, query: WeightedQuery, found: Sequence[Postings]) -
 
 @contextmanager
 def _zeros(size: int) -> Iterator[Floats]:
-    """At least `size` zeros, which the caller zeroes again. Kept per thread: mapping fresh pages would take longer
-    than scoring a short query."""
+    """An array of at least `size` zeros, which the caller must zero again. Reused per thread: mapping fresh pages takes
+    longer than scoring a short query."""
     sums: Floats | None = _local.__dict__.pop("sums", None)
     if sums is None or len(sums) < size:
         sums = np.zeros(size, np.float32)
     yield sums
-    _local.sums = sums  # not after an exception, which may have left something in it
+    _local.sums = sums  # not after an exception: it may hold nonzero values

@@ -1,13 +1,13 @@
-"""Makes sealed lexical indexes that are too large to be sorted at once, and makes one of several.
+"""Builds sealed lexical indexes by external sorting, and merges several into one.
 
-`LexicalBuilder` serves the builder process: postings go to disk in sorted runs and are merged from there.
+`LexicalBuilder` is for the builder process: postings are written to disk in sorted runs, then merged.
 
-    texts -> term numbers, one each time a term occurs -> buffer full: sort by (term, row), count, append as a run
-    save:    as many terms as fit the buffer -> their postings out of every run -> sort -> append to the result
+    texts -> a term number per occurrence -> buffer full: sort by (term, row), count, append as a run
+    save:    as many terms as fit the buffer -> their postings from every run -> sort -> append to the result
 
-`merge_sealed` serves the service: it joins small indexes in memory while searches go on.
+`merge_sealed` is for the service: it merges small indexes in memory during searches.
 
-What either gives is, byte for byte, what an index built at once from the same texts would hold.
+Both produce byte for byte the index that a single in-memory build of the same texts would.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ MergedNames = tuple[NDArray[np.uint8], NDArray[np.int64], list[NDArray[np.uint32
 
 
 class LexicalBuilder:
-    """Takes the texts of an index in any order, then writes it. For one thread, and one index.
+    """Takes the texts of one index in any order, then writes it. Single-threaded, single use.
 
-    Memory: buffer_bytes + 4 bytes a row + about 200 bytes a distinct term + the terms of the longest text. Disk: 6
-    bytes a posting under `scratch` until `close`, in files without a name, which vanish with the process, too.
-    Trouble with the disk raises DiskFull or StorageError.
+    Memory: buffer_bytes + 4 bytes per row + about 200 bytes per distinct term + the terms of the longest text. Disk: 6
+    bytes per posting under `scratch` until `close`, in unnamed temporary files, which also vanish with the process.
+    Disk errors raise DiskFull or StorageError.
     """
 
     def __init__(self, scratch: Path, size: int, *, buffer_bytes: int = 64 << 20) -> None:
-        """An index of rows 0 to size-1. `scratch` is an existing folder with room for the postings."""
+        """An index of rows 0 to size-1. `scratch` is an existing folder with space for the postings."""
         self._capacity = max(buffer_bytes // Runs.SORTED_BYTES, 1)
         self._runs = Runs(scratch, size, self._capacity)
         self._lengths = np.zeros(size, np.uint32)
         self._numbers = _Numbers()
-        self._names: list[str] = []  # sorted; those met since the last run are still missing
-        self._rows = array("I")  # of the texts in the buffer
-        self._occurrences = array("I")  # their terms by number, text after text
+        self._names: list[str] = []  # sorted; excludes terms first seen since the last run
+        self._rows = array("I")  # rows of the buffered texts
+        self._occurrences = array("I")  # their term numbers, concatenated
 
     def add(self, rows: NDArray[np.int64], texts: Sequence[str]) -> None:
-        """Index each text as the row beside it. A row that gets no text has no terms.
+        """Index each text under its row. A row without a text has no terms.
 
-        Raises InvalidInput for a row outside of the index, and for one that has a text already.
+        Raises InvalidInput for a row outside the index, and for one that already has a text.
         """
         if len(rows) and (rows.min() < 0 or rows.max() >= len(self._lengths)):
             raise InvalidInput(f"rows must be 0 to {len(self._lengths) - 1}", param="rows")
@@ -91,7 +91,7 @@ class LexicalBuilder:
                     all_frequencies.write(frequencies.data)
 
     def close(self) -> None:
-        """Give back the room on disk, whether or not anything was saved. May be called twice."""
+        """Free the disk space, whether or not anything was saved. Idempotent."""
         self._runs.close()
 
     def __enter__(self) -> Self:
@@ -101,10 +101,10 @@ class LexicalBuilder:
         self.close()
 
     def _spill(self) -> None:
-        """Sort what the buffer holds by term and row, and make it a run.
+        """Sort the buffer by term and row, and append it as a run.
 
-        Terms met later may come between those known now, but never change their order: a run sorted by today's
-        ranks is sorted by the final ones, too.
+        New terms may later fall between known ones but never reorder them, so a run sorted by the current ranks is
+        also sorted by the final ones.
         """
         if not self._occurrences:
             return
@@ -123,7 +123,7 @@ class LexicalBuilder:
         self._runs.append(order[keys[first] >> np.uint64(32)], counts, keys.astype(np.uint32), frequencies)
 
     def _sort_terms(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-        """The number of the term of each rank, and the rank of the term of each number, among the terms so far."""
+        """Term number by rank, and rank by term number, over the terms so far."""
         self._names += islice(self._numbers, len(self._names), None)
         self._names.sort()  # by code points, which is the order of the UTF-8 bytes
         order = np.fromiter(map(self._numbers.__getitem__, self._names), np.uint32, len(self._names))
@@ -133,7 +133,7 @@ class LexicalBuilder:
 
 
 class _Numbers(dict[str, int]):
-    """Term to number, in the order in which terms are first met."""
+    """Term to number, in order of first occurrence."""
 
     def __missing__(self, term: str) -> int:
         number = self[term] = len(self)
@@ -143,10 +143,10 @@ class _Numbers(dict[str, int]):
 def merge_sealed(
     parts: Sequence[tuple[SealedLexical, NDArray[np.bool_]]], go_on: GoOn = nobody_waits
 ) -> SealedLexical:
-    """One index in memory of the rows kept of each part (bool [part.size]), renumbered end to end.
+    """One in-memory index of the kept rows (bool [part.size]) of each part, renumbered consecutively.
 
-    Terms that no kept row holds are left out. May run beside searches: no single step keeps the interpreter to
-    itself for more than a few milliseconds, and between two of them it calls `go_on`, which may raise.
+    Terms in no kept row are omitted. May run during searches: no single step holds the GIL for more than a few
+    milliseconds, and between steps it calls `go_on`, which may raise.
     """
     counts = [part.count(kept) for part, kept in parts]
     letters, offsets, ranks = merge_names(
@@ -184,14 +184,14 @@ def merge_sealed(
 
 
 def names_of(part: SealedLexical, counts: NDArray[np.int64]) -> Iterator[bytes]:
-    """The terms of a part whose count is not zero, in order."""
+    """The terms of a part with a nonzero count, in order."""
     return (name for name, count in zip(part.names, counts, strict=True) if count)
 
 
 def merge_names(sources: Sequence[Iterator[bytes]], go_on: GoOn) -> MergedNames:
-    """All terms, sorted and joined; where each begins, and the end; and for each source the ranks of its terms.
+    """All terms, sorted and concatenated; their offsets, with the end; and the ranks of each source's terms.
 
-    In bytecode rather than by one sort, which would keep the interpreter to itself; `go_on` is called now and then.
+    Merged in Python rather than in one sort, which would hold the GIL throughout; `go_on` is called periodically.
     """
     letters, offsets = bytearray(), array("q", [0])
     ranks = [array("I") for _ in sources]

@@ -1,6 +1,6 @@
-"""Inverted indexes: which passages hold a term, and how often. What BM25 (`bm25`) reads of a part.
+"""Inverted indexes: posting lists of rows and term frequencies, read by BM25 (`bm25`).
 
-`GrowingLexical` takes passages while it is searched (the delta), `SealedLexical` is a set of arrays on disk or in
+`GrowingLexical` takes passages while it is searched (the delta); `SealedLexical` is a set of arrays on disk or in
 memory.
 """
 
@@ -26,14 +26,14 @@ from indexes.model import Bm25, Rows
 from indexes.residency import Files
 
 TF_MAX = np.iinfo(np.uint16).max
-TERMS_AT_ONCE = 64  # sealed between two calls of `go_on`
-SORTED_TERMS = 1024  # at once
-SLICE_POSTINGS = 1 << 18  # a numpy call over so many takes about a millisecond
-TERMS_CACHED_MAX = 4096  # per sealed index, about 3 MiB: few words make up most queries
+TERMS_AT_ONCE = 64  # between calls of `go_on`
+SORTED_TERMS = 1024  # per sort, to bound how long it holds the GIL
+SLICE_POSTINGS = 1 << 18  # a numpy call over this many takes about a millisecond
+TERMS_CACHED_MAX = 4096  # per sealed index, about 3 MiB: a few words make up most queries
 
 
 class GrowingLexical:
-    """An inverted index that takes passages from one thread while others search it through `view`."""
+    """An inverted index that one thread appends to while others search it through `view`."""
 
     def __init__(self) -> None:
         self._rows: dict[str, array[int]] = {}
@@ -45,7 +45,7 @@ class GrowingLexical:
         row = len(self._lengths)
         counts = Counter(terms_of(text))
         for term, count in counts.items():
-            # Frequencies first: a reader that sees a row must also find its frequency.
+            # Append frequencies first: a reader that sees a row must also find its frequency.
             self._frequencies.setdefault(term, array("H")).append(min(count, TF_MAX))
             self._rows.setdefault(term, array("I")).append(row)
         length = counts.total()
@@ -53,7 +53,7 @@ class GrowingLexical:
         return length
 
     def view(self, size: int) -> GrowingView:
-        """The first `size` rows, frozen: rows added later do not show."""
+        """The first `size` rows, frozen: rows added later are not visible."""
         lengths = np.frombuffer(self._lengths.tobytes(), np.uint32)[:size]
         return GrowingView(self, size, lengths, int(lengths.sum(dtype=np.int64)))
 
@@ -61,13 +61,13 @@ class GrowingLexical:
         stored = self._rows.get(term)
         if stored is None:
             return NO_POSTINGS
-        # tobytes copies under the interpreter lock; a view of the buffer would forbid the writer to grow it.
+        # tobytes copies under the GIL; a buffer view would prevent the writer from growing the array.
         rows = np.frombuffer(stored.tobytes(), np.uint32)
         rows = rows[: np.searchsorted(rows, size)]
         return rows, np.frombuffer(self._frequencies[term].tobytes(), np.uint16)[: len(rows)]
 
     def seal(self, size: int, go_on: GoOn = nobody_waits) -> SealedLexical:
-        """The first `size` rows as an immutable index in memory. `go_on` is called now and then, and may raise."""
+        """The first `size` rows as an immutable in-memory index. `go_on` is called periodically, and may raise."""
         names, sizes = [], array("q")
         rows, frequencies = array("I"), array("H")
         for at, name in enumerate(self._sorted_terms(go_on)):
@@ -89,8 +89,8 @@ class GrowingLexical:
         )
 
     def _sorted_terms(self, go_on: GoOn) -> Iterator[str]:
-        """By code points, which is the order of the UTF-8 bytes. Runs are sorted, then merged in bytecode: one sort of
-        all would keep the interpreter to itself."""
+        """Sorted by code points, which is the order of the UTF-8 bytes. Runs are sorted, then merged in Python: one
+        sort of all would hold the GIL throughout."""
         terms = list(self._rows)
         runs = []
         for at in range(0, len(terms), SORTED_TERMS):
@@ -101,7 +101,7 @@ class GrowingLexical:
 
 @dataclass(frozen=True, slots=True)
 class GrowingView:
-    """The first rows of a growing index, as one search sees them."""
+    """A frozen prefix of a growing index."""
 
     index: GrowingLexical
     size: int
@@ -122,16 +122,16 @@ class GrowingView:
 
 
 class SealedLexical:
-    """An immutable inverted index: sorted terms, and for each its rows and frequencies, end to end.
+    """An immutable inverted index: sorted terms, and the concatenated rows and frequencies of their postings.
 
-        terms.npy      uint8   the terms in UTF-8, sorted, joined without a separator
-        offsets.npy    int64   [terms + 1]  where each term begins in terms.npy
-        starts.npy     int64   [terms + 1]  where each term's postings begin
+        terms.npy      uint8   the terms in UTF-8, sorted, concatenated without a separator
+        offsets.npy    int64   [terms + 1]  where each term starts in terms.npy
+        starts.npy     int64   [terms + 1]  where each term's postings start
         rows.npy       uint32  [postings]   ascending within a term
         frequencies.npy uint16 [postings]
         lengths.npy    uint32  [rows]
 
-    Loaded from a folder, the arrays are memory maps or copies, as the budget of `residency` says.
+    When loaded from a folder, the arrays are copies or memory maps, depending on the budget in `residency`.
     """
 
     FILES = ("terms", "offsets", "starts", "rows", "frequencies", "lengths")
@@ -155,7 +155,7 @@ class SealedLexical:
         frequencies: NDArray[np.uint16],
         lengths: NDArray[np.uint32],
     ) -> SealedLexical:
-        """From sorted terms, the number of postings of each, and the postings end to end."""
+        """From sorted terms, the number of postings of each, and the concatenated postings."""
         encoded = [name.encode() for name in names]
         offsets = ends_of(np.array([len(name) for name in encoded], np.int64))
         return SealedLexical(
@@ -198,7 +198,7 @@ class SealedLexical:
         return found
 
     def impacts(self, term: str, bm25: Bm25, mean_length: float) -> Impacts:
-        """Cached: one byte per posting, for terms of queries that were pruned."""
+        """Cached, at one byte per posting, for terms of pruned queries."""
         known = self._impacts.get((term, bm25))
         if known is None or not known.mean_length / DRIFT_MAX <= mean_length <= known.mean_length * DRIFT_MAX:
             rows, frequencies = self.postings(term)
@@ -216,7 +216,7 @@ class SealedLexical:
         return {self.names[at].decode(): int(counts[at]) for at in np.flatnonzero(counts).tolist()}
 
     def count(self, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """In how many of the chosen rows (bool [size]) each term occurs, int64 [terms]. Reads all postings."""
+        """Document frequency of each term within the chosen rows (bool [size]), int64 [terms]. Reads all postings."""
         counts = np.empty(len(self.names), np.int64)
         for terms, postings in self.slices():
             before = ends_of(chosen[self.rows[postings]])
@@ -225,9 +225,9 @@ class SealedLexical:
         return counts
 
     def slices(self) -> Iterator[tuple[slice, slice]]:
-        """All terms in order, some at a time, with where their postings lie: about `SLICE_POSTINGS`, or one term.
+        """Slices of the terms, in order, and of their postings: about `SLICE_POSTINGS` each, or one term.
 
-        Work done slice by slice needs little memory, and keeps no other thread waiting for the interpreter.
+        Working slice by slice needs little memory and holds the GIL only briefly.
         """
         first = 0
         while first < len(self.names):
@@ -239,12 +239,12 @@ class SealedLexical:
 
 
 class Names(Sequence[bytes]):
-    """Sorted terms in one block of bytes, found by bisection: of every 64 terms, only one is an object in memory."""
+    """Sorted terms in one block of bytes, found by bisection; only every 64th is a Python object."""
 
     SPACING = 64
 
     def __init__(self, block: NDArray[np.uint8], offsets: NDArray[np.int64]) -> None:
-        # A memoryview is sliced and indexed in a third of the time that an array takes.
+        # Slicing and indexing a memoryview takes a third of the time of an array.
         self._block = block.data
         self._offsets = offsets.data
         self._guides = [self[at] for at in range(0, len(self), self.SPACING)]
@@ -262,7 +262,7 @@ class Names(Sequence[bytes]):
 
 
 def _cache(cached: dict[Any, Any], key: object, value: object) -> None:
-    """Safe from any thread: each step on a dict is atomic, and what is cleared is computed again."""
+    """Thread-safe: each dict operation is atomic, and cleared entries are recomputed."""
     if len(cached) >= TERMS_CACHED_MAX:
         cached.clear()
     cached[key] = value

@@ -1,12 +1,12 @@
-"""Postings that were sorted piece by piece, on disk, and come back sorted as a whole.
+"""External sort of postings: sorted runs on disk, merged into one sorted whole.
 
-A run holds postings sorted by term and row. Terms go by number; their order is that of the ranks the caller gives,
-and the ranks of any two terms of a run compare as they did when the run was written. Scratch columns, run after run:
+A run holds postings sorted by term and row. Terms are numbers, ordered by the ranks that the caller passes; the
+relative order of any two terms in a run must stay as it was when the run was written. Scratch columns, run after run:
 
-    terms        uint32  numbers of the terms of the run, in order
-    counts       uint32  how many postings each of them has in the run
-    rows         uint32  of each posting
-    frequencies  uint16
+    terms        uint32  term numbers of the run, in order
+    counts       uint32  number of postings of each in the run
+    rows         uint32  per posting
+    frequencies  uint16  per posting
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from numpy.typing import NDArray
 from indexes.durable import disk_errors
 from indexes.lexical.scratch import Column
 
-TERMS_AT_ONCE = 1 << 16  # term, row and frequency share a key of 64 bits, and these are left for the term
+TERMS_AT_ONCE = 1 << 16  # a 64-bit key packs term, row and frequency, which leaves 16 bits for the term
 
 Slab = tuple[NDArray[np.uint32], NDArray[np.uint16]]
 
 
 class Runs:
-    """Takes runs, gives one sorted whole. `size` is the number of rows; a row is in one run only.
+    """Collects runs and merges them. `size` is the number of rows; each row is in only one run.
 
-    Memory: about `SORTED_BYTES` times `capacity` (postings), however many there are on disk.
+    Memory: about `SORTED_BYTES` times `capacity` (postings), regardless of how many are on disk.
     """
 
-    SORTED_BYTES = 32  # an 8-byte key of each posting, and the copies that numpy makes on the way
+    SORTED_BYTES = 32  # per posting: an 8-byte key and numpy's temporary copies
 
     def __init__(self, folder: Path, size: int, capacity: int) -> None:
         self._folder = folder
@@ -52,7 +52,7 @@ class Runs:
         rows: NDArray[np.uint32],
         frequencies: NDArray[np.uint16],
     ) -> None:
-        """Add a run: its terms in order, how many postings each has, and these, rows ascending within a term."""
+        """Add a run: its terms in order, the number of postings of each, and the postings, rows ascending per term."""
         at = _Run(
             range(self._terms.size, self._terms.size + len(terms)),
             range(self._rows.size, self._rows.size + len(rows)),
@@ -65,14 +65,14 @@ class Runs:
         self._runs.append(at)
 
     def sizes(self, ranks: NDArray[np.uint32]) -> NDArray[np.int64]:
-        """Postings of each term, by rank, over all runs. `ranks` holds the rank of each number."""
+        """Number of postings per term over all runs, by rank. `ranks` maps term number to rank."""
         sizes = np.zeros(len(ranks), np.int64)
         for run in self._runs:
             sizes[ranks[self._terms.read(run.terms)]] += self._counts.read(run.terms)
         return sizes
 
     def merged(self, ranks: NDArray[np.uint32], starts: NDArray[np.int64]) -> Iterator[Slab]:
-        """All postings by rank, then row, as many at a time as fit; `starts`: where each rank's begin, and the end."""
+        """All postings by rank, then row, in slabs that fit memory; `starts` are the ranks' offsets, with the end."""
         left = list(self._runs)
         for first, last in self._groups(starts):
             taken = [self._take(run, ranks, first, last) for run in left]
@@ -83,12 +83,12 @@ class Runs:
                 yield (keys >> np.uint64(16)).astype(np.uint32), keys.astype(np.uint16)
 
     def close(self) -> None:
-        """Give back the room on disk. May be called twice."""
+        """Free the disk space. Idempotent."""
         for column in (self._terms, self._counts, self._rows, self._frequencies):
             column.close()
 
     def _groups(self, starts: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-        """Ranges of terms whose postings fit; a term whose own do not is a range by itself."""
+        """Ranges of terms whose postings fit in memory; a term with too many is a range by itself."""
         first = 0
         while first < len(starts) - 1:
             last = int(np.searchsorted(starts, starts[first] + self._capacity, side="right")) - 1
@@ -97,12 +97,12 @@ class Runs:
             first = last
 
     def _windows(self, postings: int) -> Iterator[range]:
-        """Ranges of rows so narrow that their postings fit: one term has at most one in each row."""
+        """Ranges of rows narrow enough for their postings to fit: a term has at most one posting per row."""
         step = self._size if postings <= self._capacity else self._capacity
         return (range(low, low + step) for low in range(0, self._size, step))
 
     def _take(self, run: _Run, ranks: NDArray[np.uint32], first: int, last: int) -> _Piece:
-        """What a run, whose next term has the rank `first` or a higher one, holds of ranks below `last`."""
+        """Split off a run's postings of ranks below `last`; its next term must have rank `first` or higher."""
         ahead = run.terms[: last - first]
         found = ranks[self._terms.read(ahead)]
         found = found[: np.searchsorted(found, last)]
@@ -112,7 +112,7 @@ class Runs:
         return _Piece(found, counts, run.postings[:total], rest)
 
     def _keys(self, piece: _Piece, first: int, window: range) -> NDArray[np.uint64]:
-        """Term, row and frequency of each posting, in one number that sorts as they do."""
+        """One sort key per posting: term, row and frequency packed into 64 bits."""
         rows = self._rows.read(piece.postings)
         keys = np.repeat((piece.ranks - np.uint32(first)).astype(np.uint64), piece.counts)
         keys <<= np.uint64(32)
@@ -124,7 +124,7 @@ class Runs:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Where a run, or what is left of it, lies in the columns."""
+    """Position in the columns of a run, or of its remainder."""
 
     terms: range
     postings: range
@@ -132,7 +132,7 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """What one group takes of a run: terms by rank, how many postings each has, where they lie; and what is left."""
+    """One group's share of a run: term ranks, postings per term, and their position; and the rest of the run."""
 
     ranks: NDArray[np.uint32]
     counts: NDArray[np.uint32]

@@ -1,4 +1,4 @@
-"""Numbers on disk, for builds that must not hold them all: scratch columns, and .npy files written bit by bit."""
+"""Arrays on disk, for builds that must not hold them in memory: scratch columns, and .npy files written in pieces."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from indexes.errors import StorageError
 
 
 class Column:
-    """Integers in a nameless file: appended, read anywhere, gone when it is closed or the process ends.
+    """Integers in an unnamed temporary file: append-only, random reads, deleted on close or process exit.
 
-    A full disk raises OSError where it happens: nothing waits in a buffer of ours.
+    Unbuffered, so a full disk raises OSError at the write that fails.
     """
 
     def __init__(self, folder: Path, kind: DTypeLike) -> None:
@@ -45,9 +45,9 @@ class Column:
 
 @contextmanager
 def new_array(path: Path, kind: DTypeLike, length: int) -> Iterator[IO[bytes]]:
-    """A .npy file for that many numbers, to be written into what this yields: the same bytes as np.save writes.
+    """Open a .npy file for `length` numbers and yield it for writing their bytes; the result equals np.save's.
 
-    np.save reports a full disk without its error number, so that nobody can tell it from a broken one.
+    np.save drops the errno of a full disk, which makes it indistinguishable from a broken disk.
     """
     header = {
         "descr": np.lib.format.dtype_to_descr(np.dtype(kind)),

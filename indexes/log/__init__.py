@@ -1,1 +1,1 @@
-"""What was written? The SQLite log of a collection, the only truth, and whatever reads it back."""
+"""What was written? The SQLite log of a collection, its source of truth, and the code that reads it back."""

@@ -1,4 +1,4 @@
-"""One operation inside a commit: what a document was goes, what it is now comes, and both are noted."""
+"""Applies one operation inside a commit: removes the old version of a document, inserts the new, records both."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INSERT_PASSAGE = (
     "INSERT INTO passages(document, ordinal, start, end, tokens, heading, text) VALUES(?, ?, ?, ?, ?, ?, ?)"
 )
 INSERT_VECTOR = "INSERT INTO vectors VALUES(?, ?)"
-# Without the document's id, which may reveal a deleted document; earlier versions wrote it.
+# No document id: it could reveal a deleted document. Earlier versions stored it.
 INSERT_OPERATION = (
     "INSERT INTO operations(at_ms, document_id, first_passage, passages, dead_first, dead_passages)"
     " VALUES(?, '', ?, ?, ?, ?)"
@@ -40,9 +40,9 @@ REMOVE_VECTORS = "DELETE FROM vectors WHERE id >= ? AND id < ? RETURNING octet_l
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """One committed operation, as the indexes need it: which passages came, which went and what they said.
+    """One committed operation, as the indexes need it: passages added, passages removed, and the removed texts.
 
-    `dead_bytes` is what the log held of those that went, and of their document.
+    `dead_bytes` is the size in the log of the removed passages and their document.
     """
 
     seq: int
@@ -54,9 +54,9 @@ class Applied:
 
 
 def apply(db: apsw.Connection, operation: Operation, content: ContentHash, seed: bytes) -> Applied | None:
-    """Inside a transaction: remove what the document was, insert what it is now, note both, here and in `content`.
+    """Inside a transaction: remove the old version, insert the new one, record both in `operations` and `content`.
 
-    None for the deletion of what does not exist: it leaves nothing.
+    Returns None for the deletion of a missing document, which records nothing.
     """
     dead, dead_texts, dead_bytes = remove(db, operation.id, content, seed)
     upsert = operation if isinstance(operation, Upsert) else None
@@ -75,7 +75,7 @@ def apply(db: apsw.Connection, operation: Operation, content: ContentHash, seed:
 def remove(
     db: apsw.Connection, document_id: str, content: ContentHash, seed: bytes
 ) -> tuple[range, tuple[str, ...], int]:
-    """Take a document out. Returns its passages' ids, their searchable texts in the same order, and bytes in all."""
+    """Remove a document. Returns its passage ids, their searchable texts in the same order, and the total bytes."""
     row: Any = db.execute(REMOVED_DOCUMENT, (document_id,)).fetchone()
     if row is None:
         return range(0), (), 0
@@ -90,7 +90,7 @@ def remove(
 
 
 def insert(db: apsw.Connection, new: Upsert) -> int:
-    """Insert document and passages; the passages of one document get consecutive ids. Returns the first id."""
+    """Insert a document and its passages, which get consecutive ids. Returns the first passage id."""
     metadata = msgspec.json.encode(new.metadata).decode()
     db.execute(INSERT_DOCUMENT, (new.id, len(new.passages), new.digest, new.title, metadata, new.text))
     pk = db.last_insert_rowid()

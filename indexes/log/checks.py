@@ -1,6 +1,6 @@
-"""Whether a log is sound: SQLite's own check of the file, then what must hold between its rows.
+"""Integrity checks of a log: SQLite's own check of the file, then the invariants between rows.
 
-Everything here only reads, and each check sees one commit, so it may run beside the service.
+Read-only, and each check sees a single commit, so this may run while the service is serving.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from indexes.log.pinned import LogState, PinnedLog, pin
 from indexes.log.reader import decode_metadata
 from indexes.model import Progress
 
-EXAMPLES = 3  # of one kind of trouble; the rest are counted
+EXAMPLES = 3  # shown per kind of problem; the rest are only counted
 VECTORS_AT_ONCE = 4096
 PROGRESS_DOCUMENTS = 1000
 
@@ -46,7 +46,7 @@ REMOVED_BUT_THERE = (
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at. `advice` says what to do where it is not `ok`."""
+    """The result of one check. `advice` says what to do if it is not `ok`."""
 
     collection: str
     name: str
@@ -57,7 +57,7 @@ class Check:
 
 @dataclass(slots=True)
 class Trouble:
-    """What is wrong with one aspect: some of it in words, all of it in number."""
+    """Problems of one kind: a few examples and the total count."""
 
     examples: list[str] = field(default_factory=list)
     count: int = 0
@@ -75,7 +75,7 @@ class Trouble:
 
 
 def check_log(collection: str, path: Path, *, frozen: bool, progress: Progress) -> Iterator[Check]:
-    """All checks of one log. A log that cannot be read ends them early. `frozen` as for `pin`."""
+    """Run all checks of one log. An unreadable log ends them early. `frozen` as for `pin`."""
     progress("integrity", 0, 1)
     try:
         yield check_file(collection, path, frozen=frozen)
@@ -99,7 +99,7 @@ def check_file(collection: str, path: Path, *, frozen: bool) -> Check:
 
 
 def check_rows(collection: str, log: PinnedLog, state: LogState, progress: Progress) -> Iterator[Check]:
-    """One walk over all documents and passages; four verdicts."""
+    """One pass over all documents and passages, yielding three checks."""
     documents, texts, vectors = Trouble(), Trouble(), Vectors(state.settings.dimensions)
     met = 0
     for at, (pk, document_id, seq, first, count, metadata, text) in enumerate(log.rows(DOCUMENTS)):
@@ -140,7 +140,7 @@ def wrong_with_document(
 
 
 def wrong_with_text(text: str, start: int, end: int, stored: str | None) -> str:
-    """`stored` None stands for the whole text."""
+    """`stored` None means the whole text."""
     if not 0 <= start < end <= len(text):
         return f"lies at {start} to {end} in a text of {len(text)} characters"
     if (text if stored is None else stored) != text[start:end]:
@@ -149,7 +149,7 @@ def wrong_with_text(text: str, start: int, end: int, stored: str | None) -> str:
 
 
 class Vectors:
-    """Looks at vectors many at a time."""
+    """Checks vectors in batches."""
 
     def __init__(self, dimensions: int) -> None:
         self._dimensions = dimensions
@@ -180,7 +180,7 @@ class Vectors:
 
 
 def check_history(collection: str, log: PinnedLog, state: LogState) -> Check:
-    """What generations are brought up to date with."""
+    """Check the operations that bring a generation up to date."""
     trouble = Trouble()
     kept = state.seq - state.forgotten
     [(count, newest)] = log.rows("SELECT count(*), max(seq) FROM operations")
@@ -195,7 +195,7 @@ def check_history(collection: str, log: PinnedLog, state: LogState) -> Check:
 
 
 def check_content(collection: str, log: PinnedLog) -> Check:
-    """The hash by which services share answers: a wrong one would let them share what differs."""
+    """Check the content hash, under which services share cached answers: a wrong one would mix up collections."""
     trouble = Trouble()
     seed = bytes.fromhex(log.value("SELECT value FROM meta WHERE key = 'digest_seed'") or "")
     expected = ContentHash()

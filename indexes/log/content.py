@@ -1,10 +1,10 @@
-"""What a collection holds, as a hash that does not depend on how it came to hold it.
+"""A homomorphic hash of a collection's live documents, independent of the history of writes.
 
-LtHash (Bellare and Micciancio 1997; Lewi et al. 2019, "Securing Update Propagation with Homomorphic Hashing"): every
-live document stands for 1024 numbers of 16 bits, which SHAKE128 makes of its id and digest, and the collection for
-their sums modulo 2^16. Writing a document adds to the sums and removing it subtracts, so a commit pays only for what
-it changes. Collections that were given the same documents, in whatever order and batches and by whatever detours, have
-equal sums; finding two sets of documents that differ and have equal sums is a hard lattice problem.
+LtHash (Bellare and Micciancio 1997; Lewi et al. 2019, "Securing Update Propagation with Homomorphic Hashing"): SHAKE128
+maps each live document's id and digest to 1024 16-bit numbers, and the collection's hash is their sums modulo 2^16.
+Writing a document adds to the sums and removing it subtracts, so a commit pays only for what it changes. Collections
+with the same documents have equal sums, whatever the order, batches or intermediate states; finding two different
+sets with equal sums is a hard lattice problem.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SUMS_BYTES: Final = 2 * LANES
 
 
 class ContentHash:
-    """The sums over all live documents. Not thread-safe. `stored` is what the log keeps of it, SUMS_BYTES long."""
+    """The sums over all live documents. Not thread-safe. `stored` is the form kept in the log, SUMS_BYTES long."""
 
     def __init__(self, stored: bytes = bytes(SUMS_BYTES)) -> None:
         if len(stored) != SUMS_BYTES:
@@ -47,20 +47,20 @@ class ContentHash:
 
     @property
     def short(self) -> bytes:
-        """32 bytes that stand for the sums."""
+        """A 32-byte hash of the sums."""
         return blake2b(self.stored, digest_size=DIGEST_BYTES, person=b"nearline-content").digest()
 
 
 def element(document_id: str, digest: bytes) -> NDArray[np.uint16]:
-    """What one document adds. The two are framed, so that no other pair gives the same bytes."""
+    """The lanes of one document. Id and digest are framed, so no other pair encodes to the same bytes."""
     framed = msgspec.msgpack.encode((document_id, digest))
     return np.frombuffer(shake_128(framed).digest(SUMS_BYTES), LANE)
 
 
 def stand_in(seed: bytes, document_id: str, seq: int) -> bytes:
-    """In place of the digest of a document that was written before there were any.
+    """A substitute digest for a document written before digests existed.
 
-    Its operation identifies it within one log, and the log's random `seed` keeps it apart from all others.
+    Its operation's seq identifies it within one log, and the log's random `seed` makes it unique across logs.
     """
     framed = msgspec.msgpack.encode((document_id, seq))
     return blake2b(framed, digest_size=DIGEST_BYTES, key=seed, person=b"nearline-old-doc").digest()

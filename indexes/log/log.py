@@ -1,15 +1,15 @@
-"""The log of one collection: documents, passages, vectors and operations, in SQLite. The only truth.
+"""The log of one collection: documents, passages, vectors and operations, in SQLite. The source of truth.
 
-Promises
-- `commit` returns after the operations of all its writes are synced to disk, or raises and none is kept.
-- Passage ids and sequence numbers only grow and are never used twice, also after deletions and restarts.
-- The content hash of the last commit is in the file with it, so it always describes the documents beside it.
-- A deleted or replaced passage is gone from `passages` and `documents` at once; its id range stays in
-  `operations` until every generation that may hold it is gone, so that an index can be told to hide it. Operations
-  hold numbers only, and deleting what does not exist leaves none.
+Guarantees
+- `commit` returns after the operations of all its writes are synced to disk, or raises and keeps none.
+- Passage ids and sequence numbers only grow and are never reused, even after deletions and restarts.
+- The content hash is updated in the same transaction as the documents, so it always describes them.
+- A deleted or replaced passage disappears from `passages` and `documents` at once; its id range stays in
+  `operations` as a tombstone until every generation that may hold it is gone, so that indexes can hide it. Operations
+  hold numbers only, and deleting a missing document records none.
 - Removed content is counted in `owed` until it is erased: SQLite leaves its bytes in the file (`rewriting`).
 
-`commit` belongs to one thread, the collection's writer. Reading is in `LogReader`.
+Only the collection's writer thread may call `commit`. Reads are in `LogReader`.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from indexes.log.sqlite import Checkpoints, checkpoint, connect, empty_wal, sqli
 from indexes.log.wal import require_whole_wal, wal_of
 from indexes.model import Delete, Operation, Settings, Upsert, WriteResult
 
-# Logs whose writing connection stays open while they are idle, with up to four descriptors each: 1,024 have to do for a
-# thousand logs and the connections of clients.
+# Idle logs that keep their write connection open, with up to four descriptors each: 1,024 descriptors must suffice for
+# a thousand logs plus client connections.
 OPEN_KEPT = 64
-READ_ELSEWHERE_S_MAX = 60.0  # by another program, while a log is brought to the present format
+READ_ELSEWHERE_S_MAX = 60.0  # that a migration waits for another program that reads the log
 
 PUT_META = "INSERT OR REPLACE INTO meta VALUES(?, ?)"
 
@@ -53,9 +53,9 @@ _open: weakref.WeakSet[Log] = weakref.WeakSet()
 
 
 class Log(LogReader):
-    """A log open for writing too. `Log.create` makes one, `Log(path)` opens one; `close` ends every connection.
+    """A log open for reading and writing. `Log.create` makes one, `Log(path)` opens one. `close` ends all connections.
 
-    Opening migrates a log of an older format. If the process dies on the way, the next opening starts over.
+    Opening migrates an older log format. If the process dies midway, the next opening starts over.
     """
 
     def __init__(self, path: Path) -> None:
@@ -75,11 +75,11 @@ class Log(LogReader):
             meta: dict[str, str] = dict(self._rows("SELECT key, value FROM meta"))
             self._seed = bytes.fromhex(
                 meta.get("digest_seed", "")
-            )  # only logs that started without digests have one
+            )  # only logs created before digests have one
             self.newest_seq = self.position().seq
             """Of the last commit begun, from just before anybody can read what it wrote."""
             self.owed = Owed.read(meta[OWED]) if OWED in meta else self._owed_before()
-            # Always connect: a log that cannot be written should fail here, not at the first write.
+            # Always connect: a log that is not writable should fail here, not at the first write.
             with contextlib.suppress(DiskFull), self._changing() as db:
                 if OWED not in meta:
                     db.execute(PUT_META, (OWED, self.owed.stored))
@@ -108,12 +108,12 @@ class Log(LogReader):
                     db.execute(table)
                 db.execute(INSERT_CONTENT, (ContentHash().stored,))
                 db.executemany("INSERT INTO meta VALUES(?, ?)", list(meta.items()))
-            checkpoint(db, path)  # closing would do it too, but keeps a failed sync to itself
+            checkpoint(db, path)  # closing would checkpoint too, but hides a failed sync
             db.close()
         return Log(path)
 
     def close(self, *, as_is: bool = False) -> None:
-        """Moves the WAL into the file, unless something is wrong: then all stays `as_is` for the next opening."""
+        """Checkpoint the WAL and close. With `as_is`, or after a failure, leave the files for the next opening."""
         super().close()
         try:
             if self._connection is None:
@@ -128,9 +128,9 @@ class Log(LogReader):
             self._release()
 
     def rest(self) -> None:
-        """Of an idle log: where many are open, empty the WAL and close the connection that writes.
+        """When an idle log is one of too many open ones, truncate its WAL and close the write connection.
 
-        For the thread that commits; the next commit opens the connection again. A failed sync is reported.
+        Writer thread only; the next commit reopens the connection. A failed sync is reported.
         """
         if self._connection is None or len(_open) <= OPEN_KEPT:
             return
@@ -155,19 +155,19 @@ class Log(LogReader):
 
     @property
     def content(self) -> bytes:
-        """32 bytes that stand for the live documents after the last commit. For the writer's thread."""
+        """A 32-byte hash of the live documents after the last commit. Writer thread only."""
         return self._content.short
 
     def digests(self, ids: Iterable[str]) -> dict[str, bytes]:
-        """Digests of the live ones among these documents, by id. Those written before there were digests have none."""
+        """Digests of the live documents among these, by id. Documents from before digests existed have none."""
         sql = "SELECT id, digest FROM documents WHERE id IN (SELECT value FROM json_each(?)) AND digest IS NOT NULL"
         return dict(self._rows(sql, (msgspec.json.encode(list(ids)).decode(),)))
 
     def commit(self, writes: Sequence[Sequence[Operation]]) -> tuple[list[WriteResult], list[Applied]]:
-        """Apply several writes in one synced transaction: one result for each, and all operations in order.
+        """Apply several writes in one synced transaction. Returns one result per write, and all operations in order.
 
-        Raises DiskFull after rolling back all of them, Quarantined if the file proves damaged. After another
-        StorageError they may be there or not when the log is opened again, and nothing more is committed before that.
+        Raises DiskFull after rolling all of them back, Quarantined if the file turns out to be damaged. After any other
+        StorageError they may or may not exist when the log is reopened, and nothing more is committed until then.
         """
         results: list[WriteResult] = []
         applied: list[Applied] = []
@@ -202,25 +202,25 @@ class Log(LogReader):
         return results, applied
 
     def follow(self, copy: Copy, go_on: GoOn) -> int:
-        """Bring a copy forward, see `Copy.follow`."""
+        """Catch a copy up, see `Copy.follow`."""
         with self._sound():
             return copy.follow(go_on)
 
     def replace_by(self, copy: Copy, erased: Owed, began_ms: int) -> None:
-        """Let a copy take the place of the file, rid of what was owed when it was begun. For the thread that commits.
+        """Replace the file with a copy, free of what was owed when the copy began. Writer thread only.
 
-        Reads wait until it is done. Raises Unavailable, and changes nothing, while another program such as a backup
+        Reads block until it is done. Raises Unavailable, and changes nothing, if another program, such as a backup,
         has the log open.
         """
         owed = self.owed.less(erased, began_ms)
         with self._changing() as db:
-            checkpoint(db, self.path)  # what can be done before reads have to wait
+            checkpoint(db, self.path)  # as much as possible before blocking reads
             copy.finish(owed)
         failpoints.reach("erase.synced")
         with self._readers.kept_out(), self._changing() as db:
             emptied = empty_wal(db, self.path)
             self._disconnect()
-            # SQLite removes the WAL with the last connection. Beside another file it would spoil that one.
+            # SQLite removes the WAL with the last connection. A leftover WAL would corrupt the new file.
             if not emptied or wal_of(self.path).exists():
                 raise Unavailable(
                     f"{self.path.parent.name}/{self.path.name} is being read by another program"
@@ -231,7 +231,7 @@ class Log(LogReader):
         self.owed = owed
 
     def _migrate(self) -> None:
-        """Format 2 to 3: a copy replaces the log, as in an erasure. A kill leaves the old log or the new one."""
+        """Format 2 to 3: a copy replaces the log, as in an erasure. A crash leaves either the old or the new log."""
         size, free = self.path.stat().st_size, shutil.disk_usage(self.path.parent).free
         name = f"{self.path.parent.name}/{self.path.name}"
         if free < size:
@@ -248,7 +248,7 @@ class Log(LogReader):
                 try:
                     self.replace_by(copy, Owed(), self.owed.since_ms or 0)
                     break
-                except Unavailable:  # a backup under way, say
+                except Unavailable:  # a running backup, for example
                     if time.monotonic() > until:
                         raise
                 time.sleep(1)
@@ -257,7 +257,7 @@ class Log(LogReader):
         self.format_version = FORMAT_VERSION
 
     def _owed_before(self) -> Owed:
-        """Of a log that was written before this was counted: there is one operation for each document if none went."""
+        """Estimate for a log from before `owed` was tracked: nothing was removed if operations equal documents."""
         if self.newest_seq == self.document_count():
             return Owed()
         [(pages, page_bytes)] = self._rows(
@@ -266,7 +266,7 @@ class Log(LogReader):
         return Owed().plus(max(1, pages * page_bytes), now_ms())
 
     def forget_operations(self, before_seq: int) -> None:
-        """Drop the history up to and including `before_seq`: every kept generation is at least that new."""
+        """Delete operations up to and including `before_seq`; no kept generation may be older than that."""
         with self._changing() as db:
             failpoints.reach("forget.begin")
             db.execute("DELETE FROM operations WHERE seq <= ?", (before_seq,))
@@ -281,7 +281,7 @@ class Log(LogReader):
 
 @contextlib.contextmanager
 def changing(path: Path, db: apsw.Connection | None = None) -> Iterator[None]:
-    """Refuse to begin after a failure, and report one that happens."""
+    """Refuse to start after an earlier failed sync, and report one that happens in this block."""
     failures.require_none()
     try:
         with sqlite_errors(path, db):

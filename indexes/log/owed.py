@@ -1,14 +1,14 @@
-"""What was deleted or overwritten, and may still lie in some file of its collection."""
+"""Content that was deleted or replaced but whose bytes may remain in the collection's files until erased."""
 
 from __future__ import annotations
 
 import msgspec
 
-OWED = "owed"  # where the log keeps it, in `meta`
+OWED = "owed"  # its key in the log's `meta` table
 
 
 class Owed(msgspec.Struct, frozen=True):
-    """How much content waits to be erased, and since when: the time at which the oldest of it went. None: nothing."""
+    """How many bytes await erasure, and when the oldest were removed (`since_ms` None: nothing is owed)."""
 
     bytes: int = 0
     since_ms: int | None = None
@@ -25,6 +25,6 @@ class Owed(msgspec.Struct, frozen=True):
         return Owed(self.bytes + size, now_ms if self.since_ms is None else self.since_ms)
 
     def less(self, erased: Owed, began_ms: int) -> Owed:
-        """What is left when all that was owed at `began_ms` is erased."""
+        """What remains after erasing everything owed at `began_ms`."""
         left = self.bytes - erased.bytes
         return Owed(left, began_ms) if left > 0 else Owed()

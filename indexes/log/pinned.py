@@ -1,6 +1,6 @@
-"""One commit of a log, held still from outside the service: reads, or a copy of the whole file, that agree.
+"""Consistent reads of one commit of a log, or a copy of the whole file, from outside the service.
 
-Writers do not wait. But the write-ahead log cannot be checkpointed past the commit that is held, so it grows until the
+Writers are not blocked, but the write-ahead log cannot be checkpointed past the pinned commit, so it grows until the
 block ends.
 """
 
@@ -24,12 +24,12 @@ from indexes.log.sqlite import connect, sqlite_errors
 from indexes.log.wal import require_whole_wal
 from indexes.model import Ids, Progress, Settings
 
-COPIED_PAGES = 4096  # at a time: often enough to show progress and to be interrupted
+COPIED_PAGES = 4096  # per step: small enough to show progress and to be interruptible
 
 
 @dataclass(frozen=True, slots=True)
 class LogState:
-    """What a log is at one commit. Every operation after `forgotten`, up to `seq`, is still in its history."""
+    """The state of a log at one commit. Its history holds every operation after `forgotten` up to `seq`."""
 
     format_version: int
     uid: str
@@ -47,10 +47,10 @@ class LogState:
 
 @contextlib.contextmanager
 def pin(path: Path, *, frozen: bool = False) -> Iterator[PinnedLog]:
-    """The last commit of the log at `path`. Raises StorageError if the file cannot be read as a log, Damaged if
-    acknowledged commits are lost in its WAL.
+    """Pin the last commit of the log at `path`. Raises StorageError if the file is not a readable log, Damaged if
+    acknowledged commits in its WAL are lost.
 
-    `frozen` promises that the file is not being written, as in a backup. Then no WAL or lock file is created beside it.
+    `frozen` asserts that nothing writes the file, as in a backup; then no WAL or lock file is created beside it.
     """
     if not frozen:
         require_whole_wal(path)
@@ -64,10 +64,10 @@ def pin(path: Path, *, frozen: bool = False) -> Iterator[PinnedLog]:
 
 
 def begin(path: Path) -> apsw.Connection:
-    """A connection that holds the last commit.
+    """A connection with a read transaction on the last commit.
 
-    Where the service replaced the file (`Log.replace_by`) between opening it and the first read, what was opened may be
-    the old file with the new WAL: open again.
+    If the service replaces the file (`Log.replace_by`) between the open and the first read, the connection may combine
+    the old file with the new WAL: retry.
     """
     while True:
         opened = inode(path)
@@ -83,7 +83,7 @@ def begin(path: Path) -> apsw.Connection:
 
 
 def inode(path: Path) -> int:
-    """0 if there is no such file, which opening it tells."""
+    """0 if the file is missing; opening it raises the error."""
     try:
         return path.stat().st_ino
     except OSError:
@@ -96,7 +96,7 @@ def connect_frozen(path: Path) -> apsw.Connection:
 
 
 class PinnedLog:
-    """Reads of one commit. Made by `pin`, and used inside its block by one thread."""
+    """Reads one commit. Made by `pin`; valid inside its block, on one thread."""
 
     def __init__(self, path: Path, db: apsw.Connection) -> None:
         self.path = path
@@ -106,11 +106,11 @@ class PinnedLog:
         return iter(self.db.execute(sql, parameters))
 
     def value(self, sql: str, parameters: tuple[Any, ...] = ()) -> Any:
-        """The first column of the first row, None where there is none."""
+        """The first column of the first row, None if there is none."""
         return next((row[0] for row in self.rows(sql, parameters)), None)
 
     def state(self) -> LogState:
-        """Raises StorageError for a log of another format, Damaged if what it says of itself cannot be read."""
+        """Raises StorageError for an unsupported log format, Damaged if its `meta` cannot be read."""
         meta: dict[str, str] = dict(self.rows("SELECT key, value FROM meta"))
         format_version = require_format(meta, self.path)
         try:
@@ -119,7 +119,7 @@ class PinnedLog:
             raise Damaged(f"{self.path}: the description of the collection is damaged: {error}") from error
         counters = dict(self.rows("SELECT name, seq FROM sqlite_sequence"))
         seq = int(counters.get("operations", 0))
-        # No number is left out, so what is missing is missing from the start.
+        # Seqs are contiguous, so only the oldest operations can be missing.
         oldest = self.value("SELECT min(seq) FROM operations")
         [(documents, passages)] = self.rows("SELECT count(*), coalesce(sum(passages), 0) FROM documents")
         return LogState(
@@ -145,9 +145,9 @@ class PinnedLog:
         return np.concatenate(ranges) if ranges else np.empty(0, np.int64)
 
     def copy_to(self, path: Path, progress: Progress) -> None:
-        """Make a whole log of this commit in a new file, not synced. Progress counts bytes.
+        """Copy the whole log at this commit to a new file, not synced. Progress counts bytes.
 
-        Raises DiskFull or StorageError; what was written is then left to the caller.
+        Raises DiskFull or StorageError; the caller then removes the partial file.
         """
         with sqlite_errors(path):
             copy = apsw.Connection(str(path))

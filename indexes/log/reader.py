@@ -1,6 +1,6 @@
-"""Reading a log: from any thread, from any process, always the last commit.
+"""Reads a log: from any thread or process, always at the last commit.
 
-Every read borrows a connection of its own and holds no transaction longer than one block of rows.
+Every read borrows its own connection and holds no transaction longer than one block of rows.
 """
 
 from __future__ import annotations
@@ -32,11 +32,9 @@ from indexes.model import (
 logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 3
-FORMATS_READ = ("1", "2", "3")  # writers bring an older one to the present format first
+FORMATS_READ = ("1", "2", "3")  # writers migrate older ones first
 SCAN_ROWS = 2048
-METADATA = msgspec.json.Decoder(
-    Metadata
-)  # made once: naming the type at each call takes twenty times as long
+METADATA = msgspec.json.Decoder(Metadata)  # reused: passing the type on each call is twenty times slower
 
 LIVE = "FROM passages p JOIN documents d ON d.pk = p.document"
 ONE_PASSAGE = (
@@ -56,7 +54,7 @@ BETWEEN = "WHERE p.id > ? AND p.id <= ? ORDER BY p.id"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One live passage, as the indexes need it."""
+    """One live passage, with the fields that indexes need."""
 
     passage: int
     text: str
@@ -66,17 +64,17 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class LogPosition:
-    """How far the log is: the last operation, and the last passage id it had given out."""
+    """The end of the log: the last operation and the last passage id assigned."""
 
     seq: int
     last_passage: int
 
 
 class LogReader:
-    """A log open for reading. Raises StorageError if the file is not a log of this version; `close` it.
+    """A log open for reading. Raises StorageError if this version cannot read the file's format. Call `close`.
 
-    Once damage shows, in a read or a write, every later one raises Quarantined: what a damaged file says is not to be
-    trusted even where SQLite can still read it, and writing to it spreads the damage.
+    Once a read or write finds damage, all later ones raise Quarantined: a damaged file cannot be trusted even where
+    SQLite can still read it, and writing to it could spread the damage.
     """
 
     def __init__(self, path: Path) -> None:
@@ -97,7 +95,7 @@ class LogReader:
 
     @contextlib.contextmanager
     def _sound(self) -> Iterator[None]:
-        """Raise Quarantined if the log is known to be damaged, or proves to be in this block."""
+        """Raise Quarantined if the log is known to be damaged, or damage is found in this block."""
         if self.damage is not None:
             raise Quarantined(self.damage)
         try:
@@ -110,7 +108,7 @@ class LogReader:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[apsw.Connection]:
-        """A connection for several reads that must see one and the same commit. For the length of a page, no longer."""
+        """A connection for several reads at the same commit. Hold it for one page of results at most."""
         with self._sound(), self._readers.borrow() as db:
             db.execute("BEGIN")
             try:
@@ -119,7 +117,7 @@ class LogReader:
                 if db.in_transaction:
                     db.execute("ROLLBACK")
 
-    # -- single things
+    # -- single records
 
     def position(self) -> LogPosition:
         rows = dict(self._rows("SELECT name, seq FROM sqlite_sequence"))
@@ -129,12 +127,12 @@ class LogReader:
         return int(self._rows("SELECT count(*) FROM documents")[0][0])
 
     def passages(self, ids: Iterable[int]) -> dict[int, StoredPassage]:
-        """The live ones among these passages, by id. A passage that is gone is simply absent."""
+        """The live passages among these, by id. Deleted passages are absent."""
         rows = self._rows(f"{ONE_PASSAGE} {LIVE} {AMONG}", (json_list(ids),))
         return {row[0]: as_passage(row) for row in rows}
 
     def documents_of(self, ids: Iterable[int]) -> list[str]:
-        """Ids of the documents that hold the live ones among these passages."""
+        """Ids of the documents that hold the live passages among these."""
         return [one for (one,) in self._rows(f"SELECT DISTINCT d.id {LIVE} {AMONG}", (json_list(ids),))]
 
     def document(self, document_id: str) -> StoredDocument | None:
@@ -142,7 +140,7 @@ class LogReader:
         return as_document(rows[0]) if rows else None
 
     def upsert_of(self, document_id: str) -> Upsert | None:
-        """The operation that would write this document as it is, with its passages and vectors."""
+        """The upsert that would recreate this document with its passages and vectors; None if it does not exist."""
         with self.transaction() as db:
             row: Any = db.execute(WHOLE_DOCUMENT, (document_id,)).fetchone()
             if row is None:
@@ -161,7 +159,7 @@ class LogReader:
         return [range(first, first + count) for first, count in self._rows(sql, (seq,))]
 
     def passage_ids(self, upto: int) -> Ids:
-        """Ids of all live passages up to this one, ascending. Reads documents only, whose passages are consecutive."""
+        """Ids of all live passages up to this one, ascending. Reads only documents, each with consecutive passages."""
         sql = "SELECT pk, first_passage, passages FROM documents WHERE pk > ? AND first_passage <= ? ORDER BY pk"
         blocks = [np.array(rows, np.int64) for rows in self._scan(sql, 0, upto)]
         if not blocks:
@@ -172,9 +170,9 @@ class LogReader:
         return ids[ids <= upto]
 
     def vectors_of(self, ids: Sequence[int]) -> Floats:
-        """Vectors of the live ones among these passages, float32 [found, dimensions], in the order of their ids.
+        """Vectors of the live passages among these, float32 [found, dimensions], in the order of their ids.
 
-        Memory holds the result and one block of rows.
+        Memory: the result plus one block of rows.
         """
         sql = f"{VECTORS} {AMONG} ORDER BY p.id"
         vectors = np.empty((len(ids), self.settings.dimensions), np.float32)
@@ -211,7 +209,7 @@ class LogReader:
             ]
 
     def entries(self, after: int, upto: int) -> Iterator[Entry]:
-        """Everything the indexes need of each passage, one by one."""
+        """Every field that indexes need, passage by passage."""
         sql = (
             "SELECT p.id, d.title, coalesce(p.text, d.text), d.metadata, v.vector"
             f" {LIVE} JOIN vectors v ON v.id = p.id {BETWEEN}"
@@ -222,14 +220,14 @@ class LogReader:
                 yield Entry(passage, searchable_text(title, text), decode_metadata(metadata), values)
 
     def _scan(self, sql: str, after: int, upto: int) -> Iterator[list[Any]]:
-        """Each block is a transaction of its own, so that a long scan never holds back the checkpoint."""
+        """Each block is a separate transaction, so a long scan never blocks checkpoints."""
         while rows := self._rows(f"{sql} LIMIT {SCAN_ROWS}", (after, upto)):
             yield rows
             after = rows[-1][0]
 
 
 def require_format(meta: Mapping[str, str], path: Path) -> int:
-    """The format of a log, if this version reads it; raises NewerFormat or StorageError otherwise."""
+    """The format version of a log. Raises NewerFormat or StorageError if this version cannot read it."""
     found = meta.get("format_version", "")
     if found in FORMATS_READ:
         return int(found)
@@ -242,7 +240,7 @@ def require_format(meta: Mapping[str, str], path: Path) -> int:
 
 
 def searchable_text(title: str, text: str) -> str:
-    """What search sees of a passage: its document's title, then its own text."""
+    """The text of a passage that is indexed: its document's title, then its own text."""
     return f"{title}\n{text}" if title else text
 
 

@@ -1,15 +1,15 @@
-"""A log copied without what was removed from it, to take the old file's place.
+"""Copies a log's live rows to a new file that replaces it: how removed content is erased, and how logs migrate.
 
-SQLite keeps deleted bytes in its pages. `secure_delete` zeroes almost all of them, but not copies that moving cells
-between pages leaves in gaps (3 of 60,000 deleted keys were still there), and returns no space. A copy of the live rows
-holds nothing else and is as small as they are. VACUUM makes one too, but no write gets through while it works.
-The copy has the current format, whatever the format of the log: this is also how a log is migrated.
+SQLite keeps deleted bytes in its pages. `secure_delete` zeroes almost all of them, but misses copies left in gaps when
+cells move between pages (3 of 60,000 deleted keys were still there), and frees no space. A copy of the live rows
+holds nothing else and has minimal size. VACUUM would make one too, but blocks all writes while it runs.
+The copy always has the current format, so it also serves as the migration.
 
-1. Rows are copied in blocks, each a short read of its own, while searches and writes go on.
+1. Rows are copied in blocks, each in a short read transaction, while searches and writes continue.
 2. Later commits are copied in rounds, each shorter than the one before.
 3. Between two commits the last round runs, the copy is synced, and `Log.replace_by` gives it the log's name.
 
-A crash leaves the old log with a copy that the next opening removes, or the new log.
+A crash leaves either the old log and a partial copy, which the next opening removes, or the new log.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from indexes.log.reader import FORMAT_VERSION
 from indexes.log.schema import PASSAGES, VECTORS
 from indexes.log.sqlite import BUSY_TIMEOUT_MS, WRITER_CACHE_KIB, sqlite_errors
 
-ROWS = 1024  # in one statement: between two of them searches get their turn
+ROWS = 1024  # per statement: searches run between statements
 TABLES_OF = "SELECT name, sql FROM old.sqlite_schema WHERE name NOT LIKE 'sqlite_%' ORDER BY rowid"
-# Passages before documents: a document that was copied has its passages, and is found by them if it is deleted later.
+# Passages before documents: if a copied document is deleted later, it is found through its passages.
 TABLES = (
     ("vectors", "id", "id, vector"),
     ("passages", "id", "id, document, ordinal, start, end, tokens, heading, text"),
@@ -41,7 +41,7 @@ TABLES = (
 BLOCK_ENDS = (
     "SELECT max(n) FROM (SELECT {key} AS n FROM old.{source} WHERE n > ? AND n <= ? ORDER BY n LIMIT ?)"
 )
-# Or replace: where a round was cut short, the next one copies some rows again.
+# OR REPLACE: after an interrupted round, the next one copies some rows again.
 COPY_BLOCK = (
     "INSERT OR REPLACE INTO {table} SELECT {columns} FROM old.{source} WHERE {key} > ? AND {key} <= ?"
 )
@@ -67,7 +67,7 @@ DELETE FROM sqlite_sequence; INSERT INTO sqlite_sequence SELECT * FROM old.sqlit
 
 
 class Copy:
-    """A copy in progress, beside its log. For one thread at a time; `remove_copies` if it is not used."""
+    """A copy in progress, beside its log. One thread at a time; call `remove_copies` to abandon it."""
 
     def __init__(self, log: Path) -> None:
         self._log = log
@@ -83,27 +83,27 @@ class Copy:
                 db.execute(sql)
 
     def follow(self, go_on: GoOn = nobody_waits) -> int:
-        """Copy what the log holds and the copy does not. Returns how many operations that brought it forward.
+        """Catch up with the log. Returns by how many operations the copy advanced.
 
-        `go_on` is called between two blocks, and may raise.
+        `go_on` is called between blocks, and may raise.
         """
         with self._open() as db:
             return self._follow(db, go_on)
 
     def finish(self, owed: Owed) -> None:
-        """Follow to the last commit, and sync. May be repeated, if something is committed after it."""
+        """Catch up to the last commit, and sync. Repeatable if there are later commits."""
         with self._open() as db:
             self._follow(db, nobody_waits)
             db.execute(FINISH)
             changed = [(owed.stored, OWED), (str(FORMAT_VERSION), "format_version")]
             db.executemany("UPDATE meta SET value = ? WHERE key = ?", changed)
             db.execute("DETACH old")
-            db.execute("PRAGMA journal_mode = WAL")  # as those expect who open it next
+            db.execute("PRAGMA journal_mode = WAL")  # as the next opener expects
         sync_file(self.path)
 
     def _follow(self, db: apsw.Connection, go_on: GoOn) -> int:
         before = self._reached
-        # In one statement, so that all are of one commit.
+        # In one statement, so all counters are from the same commit.
         counters: Any = db.execute("SELECT name, seq FROM old.sqlite_sequence").fetchall()
         now: dict[str, int] = before | dict(counters)
         now["vectors"] = now["passages"]
@@ -125,8 +125,8 @@ class Copy:
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[apsw.Connection]:
-        """A connection to the copy, with the log attached as `old`, read-only. Nothing in the copy is safe before it is
-        synced, so nothing is journaled."""
+        """A connection to the copy, with the log attached read-only as `old`. Not journaled: a copy that is interrupted
+        before its final sync is discarded anyway."""
         flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE | apsw.SQLITE_OPEN_URI
         with sqlite_errors(self._log):
             db = apsw.Connection(str(self.path), flags=flags)
@@ -143,6 +143,6 @@ class Copy:
 
 
 def remove_copies(log: Path) -> None:
-    """What was not used, or left behind by a crash."""
+    """Remove abandoned copies, including those left by a crash."""
     for path in log.parent.glob(f".{log.name}.draft*"):
         path.unlink(missing_ok=True)

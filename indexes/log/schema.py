@@ -1,13 +1,13 @@
-"""The tables of a log, in its present format, and the first step that older logs take to it.
+"""The tables of a log in its current format, and the first step of migrating older logs.
 
-    meta         format version, uid, settings, what is owed
-    documents    what users sent; a passage of theirs has the ids from `first_passage` on
-    passages     where a passage lies in its document. `text` is null where it is the whole of it
-    vectors      float32, by passage id. Apart from the texts, so that reading these never touches the larger pages
-    operations   numbers of what each write added and removed
-    content      the content hash: one row, because it changes with every commit and fits on one page
+    meta         format version, uid, settings, owed erasures
+    documents    what users sent; passage ids are consecutive from `first_passage`
+    passages     each passage's span in its document; `text` is null if it spans the whole document
+    vectors      float32, by passage id; in a separate table so that reading texts never touches the larger pages
+    operations   passage id ranges that each operation added and removed
+    content      the content hash: a single row, because it changes with every commit and fits on one page
 
-Format 1 had no content hash, digests and headings; format 2 kept the vectors in `passages`.
+Format 1 had no content hash, digests or headings; format 2 kept the vectors in `passages`.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ INSERT_CONTENT = "INSERT INTO content VALUES(?)"
 
 
 def add_content(db: apsw.Connection) -> None:
-    """Format 1 to 2, in one transaction: headings of passages, digests of documents, and the content hash over them.
+    """Format 1 to 2, in one transaction: passage headings, document digests, and the content hash.
 
-    Documents already there get no digest, because what they were cut by is not known; so each counts as changed when
-    it is written next, and has one from then on.
+    Existing documents get no digest, because the chunking settings they were split with are unknown; each counts as
+    changed the next time it is written, and then gets one.
     """
     seed, content = secrets.token_bytes(SEED_BYTES), ContentHash()
     with db:
@@ -59,6 +59,6 @@ def add_content(db: apsw.Connection) -> None:
 
 
 def show_vectors(db: apsw.Connection) -> None:
-    """Let this connection find the vectors of an older log in a table of their own, as in the present format."""
+    """For an older log, add a temporary `vectors` view to this connection, so queries match the current format."""
     if not db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'vectors'").get:
         db.execute("CREATE TEMP VIEW vectors AS SELECT id, vector FROM main.passages")

@@ -1,8 +1,8 @@
-"""SQLite through apsw, as the log uses it: opening, errors translated into ours, and a pool of readers.
+"""SQLite through apsw, as the log uses it: opening, error translation, and a pool of readers.
 
-Descriptors: a connection that writes holds up to four (file, WAL, shared memory, and the file once more where a reader
-was closed beside it), and so does a reader. Idle readers are bounded over all logs together, and so are logs that stay
-open for writing while they are idle (`Log.rest`): beyond these, a collection that is not used holds none.
+Descriptors: a write connection holds up to four (file, WAL, shared memory, and the file again if a reader was closed
+while it was open), and so does a reader. Idle readers are bounded across all logs, and so are idle logs that stay open
+for writing (`Log.rest`): beyond these bounds, an unused collection holds none.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from indexes.errors import (
 logger = logging.getLogger(__name__)
 
 BUSY_TIMEOUT_MS = 10_000
-CHECKPOINT_PAGES = 1000  # of the WAL, at which they are moved into the database file; as SQLite itself would
-READERS_KEPT = 32  # idle ones of all logs together: opening one costs more than a small read
-KEPT_OUT_S_MAX = 0.2  # that reads wait for one under way to end, so that they can be kept out
+CHECKPOINT_PAGES = 1000  # WAL pages that trigger a checkpoint; SQLite's own default
+READERS_KEPT = 32  # idle, across all logs: opening one costs more than a small read
+KEPT_OUT_S_MAX = 0.2  # how long `kept_out` blocks new reads while it waits for running ones
 READER_CACHE_KIB, WRITER_CACHE_KIB = 4096, 16384
-# The bytes cannot be read, or are not what was written. No sync is involved, so nothing acknowledged is in doubt.
+# The bytes are unreadable or not what was written. No sync is involved, so no acknowledged write is in doubt.
 UNREADABLE = (apsw.SQLITE_IOERR_READ, apsw.SQLITE_IOERR_SHORT_READ, apsw.SQLITE_IOERR_CORRUPTFS)
 
 
 def connect(path: Path, *, read_only: bool = False, create: bool = False) -> apsw.Connection:
     """A connection in WAL mode whose commits are synced before they return.
 
-    Where descriptors run out, idle readers give up theirs.
+    If descriptors run out, closes idle readers and retries.
     """
     try:
         return _connect(path, read_only, create)
@@ -59,22 +59,22 @@ def _connect(path: Path, read_only: bool, create: bool) -> apsw.Connection:
         db = apsw.Connection(str(path), flags=flags)
         db.set_busy_timeout(BUSY_TIMEOUT_MS)
         if not read_only:
-            # Where the switch fails, SQLite raises nothing and names the mode that stays.
+            # If the switch fails, SQLite does not raise; it returns the mode still in use.
             if db.execute("PRAGMA journal_mode = WAL").get != "wal":
                 db.close()
                 raise StorageError(f"{path} cannot be switched to a write-ahead log")
             # FULL, not the WAL default of NORMAL: an acknowledged write must survive a power loss.
             db.execute("PRAGMA synchronous = FULL")
             db.execute("PRAGMA journal_size_limit = 67108864")
-        # Small for readers: they come in numbers, and the system caches the file once for all of them.
+        # Small for readers: there are many, and they share the OS page cache.
         db.execute(f"PRAGMA cache_size = -{READER_CACHE_KIB if read_only else WRITER_CACHE_KIB}")
     return db
 
 
 class Checkpoints:
-    """Moves a connection's WAL into the database file when it has grown, in place of SQLite's own automatic.
+    """Checkpoints a connection's WAL when it has grown, replacing SQLite's automatic checkpoint.
 
-    That one keeps a failed sync to itself, and the next one may then succeed without the bytes being on disk.
+    SQLite's own hides a failed sync, after which the next sync may succeed although the bytes are not on disk.
     """
 
     def __init__(self, db: apsw.Connection, path: Path) -> None:
@@ -88,7 +88,7 @@ class Checkpoints:
         return apsw.SQLITE_OK
 
     def run_if_due(self) -> None:
-        """After a commit. Raises StorageError if a sync fails; a full disk leaves the pages where they are safe too."""
+        """Call after a commit. Raises StorageError if a sync fails. On a full disk, pages stay safely in the WAL."""
         if self._pages < CHECKPOINT_PAGES:
             return
         failpoints.reach("checkpoint.begin")
@@ -103,7 +103,7 @@ class Checkpoints:
 
 
 def empty_wal(db: apsw.Connection, path: Path) -> bool:
-    """Move all of the WAL into the database file, both synced, and cut it to nothing. False if it is being read."""
+    """Checkpoint the whole WAL, synced, and truncate it. False if a reader prevents that."""
     with sqlite_errors(path, db):
         db.set_busy_timeout(0)
         try:
@@ -116,7 +116,7 @@ def empty_wal(db: apsw.Connection, path: Path) -> bool:
 
 
 def checkpoint(db: apsw.Connection, path: Path) -> None:
-    """Move what no reader needs from the WAL into the database file, both synced. Does not wait."""
+    """Passive checkpoint: move WAL pages that no reader needs into the database file, synced. Does not wait."""
     with sqlite_errors(path, db), contextlib.suppress(apsw.BusyError):
         db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
 
@@ -152,9 +152,9 @@ class Readers:
 
     @contextlib.contextmanager
     def kept_out(self) -> Iterator[None]:
-        """In this block no connection is open; who wants one waits for its end. Keep it short.
+        """No connection is open inside this block; `borrow` waits until it ends. Keep it short.
 
-        Raises Unavailable if one is borrowed for longer than a moment.
+        Raises Unavailable if a connection is still borrowed after KEPT_OUT_S_MAX.
         """
         with self._coming_and_going:
             self._kept_out = True
@@ -188,13 +188,13 @@ class Readers:
             closing.close()
 
 
-# Of the whole process, as descriptors are. The one unused longest comes first.
+# Per process, like descriptors. Least recently used first.
 _idle: list[tuple[Readers, apsw.Connection]] = []
 _change = threading.Lock()
 
 
 def close_idle_readers(readers: Readers | None = None) -> None:
-    """Of one log, or of all."""
+    """Close the idle readers of one log, or of all."""
     with _change:
         closing = [one for one in _idle if readers in (None, one[0])]
         _idle[:] = [one for one in _idle if one not in closing]
@@ -204,7 +204,7 @@ def close_idle_readers(readers: Readers | None = None) -> None:
 
 @contextlib.contextmanager
 def sqlite_errors(path: Path, db: apsw.Connection | None = None) -> Iterator[None]:
-    """Translate SQLite's errors into ours, with the path. With the connection, a used-up quota is a full disk too."""
+    """Translate SQLite's errors into ours, with the path. Given `db`, an exhausted quota also counts as DiskFull."""
     try:
         yield
     except apsw.FullError as error:
@@ -216,7 +216,7 @@ def sqlite_errors(path: Path, db: apsw.Connection | None = None) -> Iterator[Non
     except apsw.CantOpenError as error:
         with disk_errors(path), damage_unless_found(path):
             os.close(os.open(path, os.O_RDONLY))
-        # SQLite does not say why. The file itself can be opened now, so whatever was in the way is gone already.
+        # SQLite does not say why. The file itself can be opened now, so the cause was transient.
         raise Unavailable(f"{path.parent.name}/{path.name} could not be opened: {error}") from error
     except (apsw.CorruptError, apsw.NotADBError) as error:
         raise Damaged(f"{path.parent.name}/{path.name} is damaged: {error}") from error
@@ -239,9 +239,9 @@ def damage_unless_found(path: Path) -> Iterator[None]:
 
 
 def lacks_room(error: apsw.IOError, db: apsw.Connection) -> bool:
-    """Whether a write failed for want of room where SQLite does not say so: a quota, a limit, its shared memory.
+    """Whether a write failed for lack of space that SQLite does not report as such: a quota, a limit, shared memory.
 
-    A failed sync never counts: what it leaves on the disk is unknown, whatever the reason.
+    A failed sync never counts: it leaves the disk in an unknown state, whatever the reason.
     """
     growing = (apsw.SQLITE_IOERR_WRITE, apsw.SQLITE_IOERR_SHMSIZE)
     return getattr(error, "extendedresult", 0) in growing and db.system_errno in NO_ROOM

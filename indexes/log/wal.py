@@ -1,16 +1,16 @@
-"""Did the write-ahead log lose acknowledged commits? SQLite does not say: it reads up to the first broken frame.
+"""Detects acknowledged commits lost in a write-ahead log: SQLite silently stops at the first broken frame.
 
     header    32 bytes: magic, version, page size, checkpoints, two salts, checksum of these
-    frame     24 bytes: page number, size of the database (0 but for the last frame of a commit), the salts, checksum;
+    frame     24 bytes: page number, database size (0 except in the last frame of a commit), the salts, checksum;
               then the page
 
-All are big-endian numbers of 4 bytes, see https://sqlite.org/fileformat2.html#walformat. A frame's checksum goes on
-from the one before it, over its first 8 bytes and its page. Frames with other salts are left from before a reset.
+All are big-endian 4-byte numbers, see https://sqlite.org/fileformat2.html#walformat. A frame's checksum chains from
+the previous frame's, over its first 8 bytes and its page. Frames with other salts are left from before a reset.
 
-A broken frame alone proves nothing: a power cut leaves any part of the last commit behind, in any order, and nobody
-was told of that commit. But a commit is synced before the first frame after it is written. So a frame that follows
-from a whole commit frame proves that commit to have been on the disk; if it stands behind a broken frame, what was
-acknowledged has been damaged since. What cannot be told from a power cut is damage to the last commit alone.
+A broken frame alone proves nothing: a power loss may leave any part of the last commit, in any order, and that commit
+was never acknowledged. But a commit is synced before the next frame is written. So a frame that chains from a valid
+commit frame proves that this commit was on disk; if it comes after a broken frame, acknowledged data has been damaged.
+Damage to the last commit alone is indistinguishable from a power loss.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from indexes.durable import disk_errors
 from indexes.errors import Damaged
 
-MAGIC = 0x377F0682  # plus one where checksums are over big-endian words
+MAGIC = 0x377F0682  # plus one if checksums are over big-endian words
 HEADER, FRAME_HEADER = struct.Struct(">8I"), 24
 FRAMES_AT_ONCE = 256
 PAGE_SIZES = [1 << power for power in range(9, 17)]
@@ -39,7 +39,7 @@ Words = NDArray[np.uint64]
 def require_whole_wal(path: Path) -> None:
     """Raise Damaged if the WAL of the log at `path` holds acknowledged commits that SQLite would silently drop.
 
-    To be called before SQLite opens the log. Beside a live writer, what was read while it changed is read again.
+    Call before SQLite opens the log. A suspected loss is read twice, in case a live writer changed the WAL midway.
     """
     lost = lost_commits(path)
     if lost and (lost := min(lost, lost_commits(path))):
@@ -49,7 +49,7 @@ def require_whole_wal(path: Path) -> None:
 
 
 def lost_commits(path: Path) -> int:
-    """How many commits behind the first broken frame were certainly synced."""
+    """Number of commits after the first broken frame that were provably synced."""
     with disk_errors(path), contextlib.suppress(FileNotFoundError):
         with wal_of(path).open("rb") as wal, path.open("rb") as log:
             return behind_the_break(wal, log)
@@ -69,7 +69,7 @@ def behind_the_break(wal: BinaryIO, log: BinaryIO) -> int:
     start = np.array([sum_1, sum_2], np.uint64)
     words = np.frombuffer(header[:24], f"{order}u4").astype(np.uint64)
     header_whole = magic | 1 == MAGIC | 1 and (sums(words[None], np.zeros((1, 2), np.uint64)) == start).all()
-    if not header_whole:  # SQLite reads none of it; what is in it shows from the database and the first frame
+    if not header_whole:  # SQLite ignores it; the page size is in the database, the salts in the first frame
         page_bytes, order, salts = page_bytes_of(log), "<", []
     if page_bytes not in PAGE_SIZES:
         return 0
@@ -91,7 +91,7 @@ def behind_the_break(wal: BinaryIO, log: BinaryIO) -> int:
 
 
 def read_frames(wal: BinaryIO, page_bytes: int) -> Iterator[NDArray[np.uint8]]:
-    """Whole frames, as bytes [n, frame], in blocks."""
+    """Complete frames in blocks, uint8 [n, frame]."""
     size = FRAME_HEADER + page_bytes
     while block := wal.read(size * FRAMES_AT_ONCE):
         whole = len(block) // size
@@ -108,10 +108,10 @@ def page_bytes_of(log: BinaryIO) -> int:
 
 
 def sums(words: Words, before: Words) -> Words:
-    """Checksums [n, 2] of n rows of words, each going on from its row of `before`.
+    """Checksums [n, 2] of n rows of words, each chained from its row of `before`.
 
-    For each pair of words x, y the definition says a += x + b, then b += y + a. That is linear, so a word's weight in
-    the result depends on its place only. Overflow of 64 bits does no harm to the 32 that count.
+    By definition, each pair of words x, y does a += x + b, then b += y + a. That is linear, so a word's weight in the
+    result depends only on its position. 64-bit overflow does not affect the 32 bits that count.
     """
     weights, carry = weights_of(words.shape[1] // 2)
     result: Words = (words @ weights + before @ carry) & 0xFFFFFFFF
@@ -120,9 +120,9 @@ def sums(words: Words, before: Words) -> Words:
 
 @functools.cache
 def weights_of(pairs: int) -> tuple[Any, Any]:
-    """Of each word, [2 * pairs, 2], and of the checksum that they go on from, [2, 2]."""
+    """Weights of each word, [2 * pairs, 2], and of the preceding checksum, [2, 2]."""
     weights = np.empty((2 * pairs, 2), np.uint64)
-    a, b, c = 1, 0, 1  # the symmetric matrix [[1, 1], [1, 2]] to the number of pairs that follow
+    a, b, c = 1, 0, 1  # symmetric matrix [[1, 1], [1, 2]] to the power of the number of pairs that follow
     for at in reversed(range(pairs)):
         weights[2 * at] = a + b & 0xFFFFFFFF, b + c & 0xFFFFFFFF
         weights[2 * at + 1] = b, c

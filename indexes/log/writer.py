@@ -1,11 +1,11 @@
-"""The one thread that writes a collection: groups waiting writes into commits, runs other steps between them.
+"""A collection's single writer thread: group commit of queued writes, with other steps run between commits.
 
-Every caller gets a Future. Writes that wait together share one synced transaction, so the rate of commits does not
-bound the rate of writes. If a commit fails, every write in it fails with the same error and none is kept. After an
-error that may be a failed sync, what the disk holds is unknown until the log is opened again: the thread acknowledges
-nothing more, and reports it (`failures`).
+Every caller gets a Future. Queued writes share one synced transaction, so the commit rate does not bound the write
+rate. If a commit fails, every write in it fails with the same error and none is kept. After an error that may be a
+failed sync, the state on disk is unknown until the log is reopened: the thread acknowledges nothing more, and reports
+it (`failures`).
 
-The thread runs while there is something to write, and for a moment after.
+The thread starts on demand and ends shortly after the queue empties.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from indexes.model import Operation, WriteResult
 logger = logging.getLogger(__name__)
 
 WAITING_WRITES_MAX = 10_000
-# Without work, after which the thread ends. Short: the sooner a log can rest, the more collections one burst of writes
-# may go over, and a thread is started in less time than a commit takes.
+# Idle time after which the thread ends. Short: the sooner logs can rest, the more collections a burst of writes can
+# cover, and starting a thread takes less time than a commit.
 IDLE_S = 0.2
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ class _Write:
         return self.operations() if callable(self.operations) else self.operations
 
     def fits(self, operations: int, most: int) -> bool:
-        """Whether it may join a group that has so many operations."""
+        """Whether it may join a group that already has this many operations."""
         return not callable(self.operations) and operations + len(self.operations) <= most
 
 
@@ -56,38 +56,39 @@ class _Step:
 
 
 class Writer:
-    """Runs `commit` on groups of writes of at most `operations_max` operations (one larger write goes alone)."""
+    """Runs `commit` on groups of at most `operations_max` operations (a larger write is committed alone)."""
 
     def __init__(
         self, name: str, commit: Commit, *, operations_max: int, on_idle: Callable[[], object]
     ) -> None:
-        """`on_idle` is called on the thread before it ends for lack of work."""
+        """`on_idle` is called on the thread before it ends."""
         self._name = name
         self._on_idle = on_idle
         self._commit = commit
         self._operations_max = operations_max
         self._queue: queue.Queue[_Write | _Step | None] = queue.Queue()
         self._closing = False
-        self._entering = threading.Lock()  # nothing may slip in behind the end of the queue
-        self._thread: threading.Thread | None = None  # none means that nothing is queued
+        self._entering = threading.Lock()  # no item may follow the closing sentinel
+        self._thread: threading.Thread | None = None  # None: nothing is queued
 
     def write(self, operations: Operations) -> Future[WriteResult]:
-        """The future resolves when the operations are on disk and searchable. Raises Overloaded or NotReady at once.
+        """Queue a write. The future resolves when the operations are durable and searchable.
 
-        `operations` may be a function: it is called when all writes before it are visible, and no other comes between.
+        `operations` may be a function: it is called once all earlier writes are visible, with no other write in
+        between. Raises Overloaded or NotReady immediately.
         """
         future: Future[WriteResult] = Future()
         self._put(_Write(operations, future))
         return future
 
     def call(self, function: Callable[[], T]) -> Future[T]:
-        """Run a function on the writer's thread, between two commits."""
+        """Run a function on the writer thread, between commits."""
         future: Future[T] = Future()
         self._put(_Step(function, future))
         return future
 
     def close(self) -> None:
-        """Finish what is queued, then stop. Idempotent."""
+        """Finish queued items, then stop. Idempotent."""
         with self._entering:
             first, self._closing = not self._closing, True
             thread = self._thread
@@ -100,7 +101,7 @@ class Writer:
         with self._entering:
             if self._closing:
                 raise NotReady("the collection is closing")
-            # Steps are few and must not be turned away: they put in place what took seconds to make.
+            # Steps are few and never refused: they install results that took seconds to build.
             if isinstance(item, _Write) and self._queue.qsize() >= WAITING_WRITES_MAX:
                 raise Overloaded(f"{WAITING_WRITES_MAX} writes are waiting already")
             if self._thread is None:
@@ -119,7 +120,7 @@ class Writer:
                 item = self._group(item)
 
     def _next(self) -> _Write | _Step | None:
-        """What to do next; None ends the thread."""
+        """The next item; None ends the thread."""
         try:
             return self._queue.get(timeout=IDLE_S)
         except queue.Empty:
@@ -135,7 +136,7 @@ class Writer:
         return self._queue.get()
 
     def _group(self, first: _Write) -> _Write | _Step | None:
-        """Commit `first` with the writes that wait behind it; returns the next item, which did not fit."""
+        """Commit `first` together with queued writes that fit; returns the next item."""
         group = [first]
         operations = self._operations_max if callable(first.operations) else len(first.operations)
         following: _Write | _Step | None
@@ -152,17 +153,17 @@ class Writer:
             operations += len(following.chosen())
 
     def _commit_group(self, waiting: list[_Write]) -> None:
-        # A caller that has gone leaves the group here; from here on its future can no longer be cancelled.
+        # Drop writes whose callers cancelled; from here on the futures can no longer be cancelled.
         group = [write for write in waiting if write.future.set_running_or_notify_cancel()]
         if not group:
             return
         try:
             failures.require_none()
-            # In the caller's context, so that log lines have its request's id; a shared commit is nobody's own.
+            # In the caller's context, so log lines carry its request id; a shared commit belongs to no single request.
             context = group[0].context if len(group) == 1 else Context()
             results = context.run(lambda: self._commit([write.chosen() for write in group]))
             failpoints.reach("commit.acknowledge")
-        except Exception as error:  # noqa: BLE001 - it belongs to the callers, who wait for it
+        except Exception as error:  # noqa: BLE001 - raised to the callers through their futures
             report_failed_sync(error)
             for write in group:
                 write.future.set_exception(error)
@@ -183,6 +184,6 @@ class Writer:
 
 
 def report_failed_sync(error: Exception) -> None:
-    """Before the caller learns of it: whoever is told of a failure finds it in force."""
+    """Call before the future is resolved, so that callers who see the error find it already reported."""
     if isinstance(error, StorageError) and failures.may_be_a_failed_sync(error):
         failures.report(error)

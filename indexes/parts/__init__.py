@@ -1,1 +1,1 @@
-"""What does one search read? Delta, segments and generations, put together into snapshots."""
+"""What does one search read? Delta, segments and generations, assembled into snapshots."""

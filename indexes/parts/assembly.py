@@ -1,7 +1,7 @@
-"""The parts of a collection as its writer keeps them: what grows, what is hidden, what takes another's place.
+"""The writer's mutable set of parts: growth, deletions, and swapping one part for another.
 
-Belongs to one thread. It never changes what a snapshot holds: every step puts new values where old ones were, and
-`snapshot` freezes the present ones.
+Single-threaded. Copy-on-write: every step replaces values instead of changing them, so published snapshots never
+change; `snapshot` freezes the current values.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from indexes.parts.snapshot import Snapshot
 from indexes.parts.visible import Visible
 from indexes.residency import Files
 
-MERGE_AT = 3  # neighbours
-MERGED_DELTAS_MAX = 16  # in a merged segment: larger ones take long to merge and to scan
+MERGE_AT = 3  # adjacent segments
+MERGED_DELTAS_MAX = 16  # per merged segment: larger ones are slow to merge and to scan
 
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """What an assembly is to hold from now on."""
+    """The next contents of an assembly, for `install`."""
 
     generation: Generation | None
     parts: list[Visible]
 
 
 class Assembly:
-    """Generation, segments and deltas, in this order, with a delta that takes what comes next.
+    """Generation, segments and deltas, in this order; the last delta receives new passages.
 
-    `on_full` is called with each full delta, so that somebody may seal it and `put` the segment in its place.
+    `on_full` is called with each full delta, to be sealed and replaced by a segment with `put`.
     """
 
     def __init__(self, settings: Settings, options: IndexOptions) -> None:
@@ -52,7 +52,7 @@ class Assembly:
         self._parts: list[Visible] = []
         self._delta = self._new_delta()
         self.generation: Generation | None = None
-        self.build_ends = 0  # last passage of the newest build: no segment may lie on both sides of it
+        self.build_ends = 0  # last passage of the newest build: no segment may span it
 
     def snapshot(self, seq: int, content: bytes) -> Snapshot:
         return Snapshot(
@@ -68,7 +68,7 @@ class Assembly:
     # -- growth and removal
 
     def apply(self, applied: Sequence[Applied]) -> None:
-        """Take committed operations in: new passages first, then what they replaced or removed."""
+        """Apply committed operations: add new passages, then hide the replaced or removed ones."""
         for one in applied:
             if one.upsert is not None:
                 self._add(one)
@@ -76,7 +76,7 @@ class Assembly:
         self._hide(applied)
 
     def rotate(self) -> None:
-        """End the delta here: later passages go to a new one."""
+        """Close the current delta; later passages go to a new one."""
         if not self._delta.size:
             return
         self._show_growth()
@@ -97,7 +97,7 @@ class Assembly:
             self._delta.append(number, passage.vector, text, upsert.metadata)
 
     def _show_growth(self) -> None:
-        """Let the last part be a fresh view of the delta."""
+        """Replace the last part with a fresh view of the delta."""
         if not self._delta.size:
             return
         view = self._delta.view()
@@ -128,7 +128,7 @@ class Assembly:
     # -- exchange of parts
 
     def put(self, view: DeltaView, segment: Segment) -> bool:
-        """A segment in the place of its delta; False if a generation has taken that place meanwhile."""
+        """Replace a delta by its segment; False if a generation has already replaced the delta."""
         for at, visible in enumerate(self._parts):
             if visible.part is view:
                 self._parts[at] = replace(visible, part=segment, by_tier={"hot": visible.live})
@@ -136,10 +136,10 @@ class Assembly:
         return False
 
     def mergeable(self) -> list[Visible]:
-        """Neighbouring segments that should become one; empty where there are none.
+        """Adjacent segments that are due to be merged; empty if there are none.
 
-        What is new joins the one before it, a few at a time, until that is full. So a search finds few segments, and
-        a passage is copied a few times on its way.
+        New segments are merged, a few at a time, into the one before until it is full. This keeps both the number of
+        segments and the number of times a passage is copied low.
         """
         groups: list[list[Visible]] = [[]]
         for visible in self._parts:
@@ -151,7 +151,7 @@ class Assembly:
                 groups.append([visible])
         groups = [group for group in groups if group]
         for group in groups:
-            wanted = MERGE_AT if group is groups[-1] else 2  # to the others nothing more will come
+            wanted = MERGE_AT if group is groups[-1] else 2  # the others will not grow any more
             if len(group) >= wanted:
                 return group
         return []
@@ -164,9 +164,9 @@ class Assembly:
         return one_side and size <= MERGED_DELTAS_MAX * self._options.delta_passages_max
 
     def put_merged(self, sources: Sequence[Visible], segment: Segment) -> bool:
-        """One segment in the place of several; False if a generation has taken that place meanwhile.
+        """Replace several segments by one; False if a generation has already replaced any of them.
 
-        `sources` are the parts as they were when merging began: what was removed since then is hidden in the result.
+        `sources` are the parts as they were when the merge began: later deletions are hidden in the merged segment.
         """
         merged = {id(visible.part) for visible in sources}
         places = [at for at, visible in enumerate(self._parts) if id(visible.part) in merged]
@@ -185,9 +185,9 @@ class Assembly:
     def arrange(
         self, generation: Generation | None, tail: Sequence[DeltaView], dead: Sequence[range]
     ) -> Arrangement:
-        """A generation, the passages read back behind it, and the present parts that are newer than both.
+        """A generation, the tail replayed after it, and the current parts newer than both.
 
-        `dead` are the passages removed since the generation's seq. Nothing changes until it is installed.
+        `dead` are the passages removed since the generation's seq. Nothing changes until `install`.
         """
         last = generation.manifest.last_passage if generation else 0
         newer = [visible for visible in self._parts if holds_after(visible.part, last)]
@@ -196,7 +196,7 @@ class Assembly:
         return Arrangement(generation, parts)
 
     def new_files(self) -> Files:
-        """For loading a generation that is to replace the present one."""
+        """File access for loading a generation that will replace the current one."""
         return Files(self._options.resident, self.generation.files if self.generation else None)
 
     def install(self, arrangement: Arrangement) -> None:
@@ -204,12 +204,12 @@ class Assembly:
         self.generation = arrangement.generation
 
     def clear(self) -> None:
-        """Hold nothing any more."""
+        """Drop all parts."""
         self._parts, self.generation = [], None
         self._delta = Delta(0, self._settings.dimensions)
 
     def read_back(self, entries: Iterable[Entry]) -> list[DeltaView]:
-        """Parts of these passages, ascending, as if they had just been written. Any thread may call this."""
+        """Deltas built from these log entries, in ascending order. Safe from any thread."""
         views: list[DeltaView] = []
         delta = self._new_delta()
         for entry in entries:
@@ -222,7 +222,7 @@ class Assembly:
         return views
 
     def full_deltas(self) -> list[DeltaView]:
-        """Closed deltas that nobody has sealed yet."""
+        """Full deltas that are closed but not sealed yet."""
         views = [visible.part for visible in self._parts if isinstance(visible.part, DeltaView)]
         return [
             view
@@ -232,7 +232,7 @@ class Assembly:
 
 
 def died_since(before: Visible, now: Visible) -> Rows:
-    """Rows of one part that lived then and do not now."""
+    """Rows of one part that were live in `before` and are dead in `now`."""
     if now.alive is None:
         return np.empty(0, np.int64)
     died = ~now.alive if before.alive is None else before.alive & ~now.alive
@@ -244,7 +244,7 @@ def last_id(part: Part) -> int:
 
 
 def hide_ranges(visible: Visible, ranges: Sequence[range]) -> Visible:
-    """Hide removed passages in a part that was just loaded, with their terms counted from its own postings."""
+    """Hide removed passages in a newly loaded part, counting their terms from its own postings."""
     if not ranges:
         return visible
     rows = visible.part.rows_of(np.concatenate([np.arange(one.start, one.stop) for one in ranges]))
@@ -253,7 +253,7 @@ def hide_ranges(visible: Visible, ranges: Sequence[range]) -> Visible:
 
 
 def holds_after(part: Part, last_passage: int) -> bool:
-    """Whether a part in memory holds passages after this one. No part lies on both sides: builds begin a new delta."""
+    """Whether an in-memory part holds passages after this one. No part spans it: a build starts a new delta."""
     if isinstance(part, Generation):
         return False
     first, last = part.ids_of(np.array([0, part.size - 1]))
@@ -263,9 +263,9 @@ def holds_after(part: Part, last_passage: int) -> bool:
 
 
 def outgrown(snapshot: Snapshot, options: IndexOptions) -> str | None:
-    """Why a rebuild is due by the rules of its options, or None."""
+    """Why a rebuild is due under the options' rules, or None."""
     _, in_segments = segment_passages(snapshot)
-    # Past the first rebuild, wait for a quarter of the rest: rebuilding has to stay proportional to growth.
+    # Also wait until segments hold a quarter of all other passages, so rebuild cost stays proportional to growth.
     many = max(options.segments_max * options.delta_passages_max, (snapshot.live - in_segments) // 4)
     if options.segments_max and in_segments >= many:
         return f"{in_segments} passages are in segments"
@@ -276,6 +276,6 @@ def outgrown(snapshot: Snapshot, options: IndexOptions) -> str | None:
 
 
 def segment_passages(snapshot: Snapshot) -> tuple[int, int]:
-    """Number of segments of a snapshot, and of live passages in them."""
+    """Number of segments in a snapshot, and of live passages in them."""
     segments = [visible for visible in snapshot.parts if isinstance(visible.part, Segment)]
     return len(segments), sum(visible.live for visible in segments)

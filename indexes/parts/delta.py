@@ -1,4 +1,4 @@
-"""The newest passages: appended one by one, searched exactly, sealed into a segment when there are enough."""
+"""The newest passages: appended one by one, searched exactly, sealed into a segment once the delta is full."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from indexes.parts.part import scan
 
 
 class Delta:
-    """Takes passages from one thread; `view` freezes what has been appended so far."""
+    """Append-only; single-threaded writer. `view` freezes what has been appended so far."""
 
     def __init__(self, capacity: int, dimensions: int) -> None:
         self.capacity = capacity
@@ -30,7 +30,7 @@ class Delta:
         return self.size >= self.capacity
 
     def append(self, passage: int, vector: Floats, text: str, metadata: Metadata) -> None:
-        """Add one passage; ids must ascend. Views taken before do not change."""
+        """Add one passage; ids must ascend. Existing views do not change."""
         self._ids[self.size] = passage
         self._vectors.halves[self.size] = vector
         self._lexical.add(text)
@@ -41,12 +41,12 @@ class Delta:
         return DeltaView(self._ids[: self.size], self._vectors, self._lexical, self._filters)
 
     def owns(self, view: DeltaView) -> bool:
-        """Whether a view was taken of this delta."""
+        """Whether a view was taken from this delta."""
         return view.vectors is self._vectors
 
 
 class DeltaView:
-    """The first rows of a delta, frozen: one part of a snapshot. Safe from any thread."""
+    """A frozen prefix of a delta's rows: one part of a snapshot. Safe from any thread."""
 
     def __init__(
         self, ids: Ids, vectors: StoredVectors, lexical: GrowingLexical, filters: GrowingFilters

@@ -2,17 +2,17 @@
 
     generations/000007/
         manifest.json      format, seq, parameters, measured recall, and size and SHA-256 of every other file
-        ids.npy            int64   [rows]  passage id of each row: the hot rows first, then the cold ones by list
+        ids.npy            int64   [rows]  passage id of each row: hot rows first, then cold rows grouped by list
         order.npy          uint32  [rows]  rows sorted by passage id
         vectors.f16        float16 [rows, dimensions], see StoredVectors
         hot.hnsw           hnswlib graph of the hot rows
-        cold.ivf           faiss lists of the cold rows (absent where there are none)
-        lowest.npy         float32 [lists] inner product of each list's centre with its farthest member
+        cold.ivf           faiss lists of the cold rows (absent if there are none)
+        lowest.npy         float32 [lists] inner product of each list's centroid with its farthest member
         lexical/*.npy      see SealedLexical
         filters/           see SealedFilters
 
-`CURRENT` beside `generations/` names the live one; `.refused-000008` is one that was not adopted, for whoever wants to
-know why. Nothing is parsed before its checksum was verified.
+`CURRENT` beside `generations/` names the live one; `.refused-000008` was refused adoption and is kept for inspection.
+No file is parsed before its checksum is verified.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from indexes.parts.part import search_graph
 from indexes.residency import Files
 
 LOWEST = "lowest.npy"
-WARM_SHARES = 3  # times its share of the passages is what a tier may have of an answer without a second look
+WARM_SHARES = 3  # times its share of the passages: results the hot tier may fill before a deeper search
 HOT, COLD = np.int8(TIERS.index("hot")), np.int8(TIERS.index("cold"))
 
 
@@ -48,7 +48,7 @@ class Generation:
         self.manifest = manifest
         self.size = rows = manifest.hot + manifest.cold
         self.files = files = files or Files()
-        # In the order in which they get memory: every search reads ids, dense ones gather vectors at random.
+        # Load order is priority for resident memory: every search reads ids; dense searches read vectors at random.
         self._ids: Ids = files.array(folder / "ids.npy")  # type: ignore[assignment]
         self._order: NDArray[np.uint32] = files.array(folder / "order.npy")  # type: ignore[assignment]
         self.vectors = StoredVectors.load(folder / "vectors.f16", rows, manifest.dimensions, files)
@@ -66,7 +66,7 @@ class Generation:
 
     @staticmethod
     def load(folder: Path, files: Files | None = None) -> Generation:
-        """Verify every file against the manifest, then load. Raises NotFound or Damaged; nothing is half loaded."""
+        """Verify every file against the manifest, then load. Raises NotFound or Damaged, before loading anything."""
         manifest = read_manifest(folder)
         for name, file in manifest.files.items():
             verify(folder / name, file.bytes, file.sha256)
@@ -78,7 +78,7 @@ class Generation:
 
     @property
     def bytes(self) -> int:
-        """Memory of the graph and the lists. `files` tells how much of the others is copied, and how much mapped."""
+        """Memory of the graph, the lists and the filters. `files` counts what is copied and what is memory-mapped."""
         return sum(self.tier_bytes().values()) + self.filters.bytes
 
     def tier_bytes(self) -> dict[Tier, int]:
@@ -102,7 +102,7 @@ class Generation:
         return {"hot": range(self.manifest.hot), "cold": range(self.manifest.hot, self.size)}
 
     def nearest(self, query: Floats, depth: int, allowed: Bits | None, scan_max: int) -> Found:
-        """Hot first, then cold. Both score exactly, so that the two merge by score."""
+        """Search hot, then cold. Both return exact scores, so results merge by score."""
         if allowed is not None and count_bits(allowed) <= scan_max:
             return self.vectors.nearest(query, depth, among(allowed))
         expected = self.warm_depth(depth)
@@ -110,14 +110,14 @@ class Generation:
         cold = self.nearest_cold(query, depth, allowed, scan_max)
         found = merge(hot, cold, depth)
         if len(hot[0]) == expected < depth and (len(found[0]) < depth or hot[1][-1] >= found[1][-1]):
-            # All of the hot ones are in the answer, so there may be more of them.
+            # Every hot candidate made the answer, so more hot rows may belong in it: search to the full depth.
             found = merge(self.nearest_warm(query, depth, allowed, scan_max), cold, depth)
         return found
 
     def warm_depth(self, depth: int) -> int:
-        """How deep to look in the hot tier for an answer of this depth, if the cold tier is searched as well.
+        """How deep to search the hot tier for an answer of this depth when the cold tier is searched too.
 
-        The walk of a graph takes time by its depth, and a hot tenth seldom has more than a tenth of the answer.
+        Graph search time grows with depth, and a hot tenth seldom holds more than a tenth of the answer.
         """
         return min(depth, RANKS + WARM_SHARES * depth * self.manifest.hot // max(self.size, 1))
 
@@ -146,7 +146,7 @@ class Generation:
             return self._scan(query, depth, allowed, cold)
         found = self._cold.nearest(query, depth, allowed, count)
         if len(found[0]) < min(depth, count):
-            # The probed lists hold too few rows that are allowed: look at each of those.
+            # The probed lists hold too few allowed rows: scan all allowed rows.
             return self._scan(query, depth, allowed, cold)
         return found
 
@@ -155,7 +155,7 @@ class Generation:
         return self.vectors.nearest(query, depth, selector)
 
     def watch_cold(self, policy: ColdPolicy) -> None:
-        """Let a policy decide from now on which queries need the cold tier; `always` needs nobody who decides."""
+        """Let a policy decide which queries search the cold tier; `always` needs no watch."""
         if self._cold is None or policy.mode == "always":
             self.watch = None
         elif policy.mode == "never":
@@ -165,7 +165,7 @@ class Generation:
             self.watch = ColdSkipper(policy, ListBounds(self._cold.centres(), lowest))
 
     def tune(self, *, ef: int | None = None, cold: ColdSettings | None = None) -> None:
-        """Search with other settings. A search under way may still use the old ones, or one tier of it each."""
+        """Change the search settings. A search in progress may use the old ones, or a mix of old and new per tier."""
         if ef is not None and self._hot is not None:
             self._hot.set_ef(ef)
         if cold is not None and self._cold is not None:
@@ -173,7 +173,7 @@ class Generation:
 
     @property
     def search_settings(self) -> tuple[int, ColdSettings]:
-        """Of the graph and of the lists, as they are now; those of a tier that does not exist mean nothing."""
+        """Current `ef` of the graph and settings of the lists; those of a missing tier are meaningless."""
         return (
             self._hot.ef if self._hot else self.manifest.ef,
             self._cold.settings if self._cold else self.manifest.search,
@@ -181,7 +181,7 @@ class Generation:
 
     @property
     def cold(self) -> ColdShard | None:
-        """The cold tier, for whoever measures it."""
+        """The cold tier, for measurements."""
         return self._cold
 
     @property

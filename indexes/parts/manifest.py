@@ -1,4 +1,4 @@
-"""What a generation says of itself, in a checksummed file beside its others."""
+"""The manifest of a generation: a checksummed JSON file that describes the build."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SealedFile(msgspec.Struct, frozen=True):
 
 
 class Moves(msgspec.Struct, frozen=True):
-    """What a rebuild moved: hot passages by the reason they are hot, and how many changed their tier."""
+    """What a rebuild moved: hot passages by why they are hot, and how many passages changed tier."""
 
     hot_by_hits: int = 0
     hot_by_age: int = 0
@@ -31,9 +31,9 @@ class Moves(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a generation says of itself.
+    """Description of a generation.
 
-    Recalls are at 10, measured by the builder on the loaded index; `peak_bytes` is the builder's own memory by stage.
+    Recalls are recall@10, measured by the builder on the loaded index; `peak_bytes` is the builder's memory by stage.
     """
 
     format_version: int = FORMAT_VERSION
@@ -58,7 +58,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str = ""
 
     def require_fit(self, fingerprint: str, seq: int) -> None:
-        """Raise Damaged unless it belongs to this model, to a log that ends at `seq`, and to this version."""
+        """Raise Damaged unless it fits this model, a log that ends at `seq`, and this version."""
         if self.fingerprint != fingerprint:
             raise Damaged("it was built with another model")
         if self.analysis != analysis.ANALYSIS_VERSION:
@@ -69,13 +69,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
             raise Damaged(f"it holds operations up to {self.seq}; the log ends at {seq}")
 
     def below(self, floor: float) -> str | None:
-        """Every cohort that measured under this recall, in words; None if there is none."""
+        """A description of every cohort that measured below this recall; None if there is none."""
         low = [f"recall@10 {name} {value:.4f}" for name, value in self.recall.items() if value < floor]
         return f"{', '.join(low)}, below the floor of {floor:g}" if low else None
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Raises NotFound if there is no such generation, Damaged if its manifest cannot be read."""
+    """Raises NotFound if the generation does not exist, Damaged if its manifest cannot be read."""
     path = folder / MANIFEST
     if not path.is_file():
         raise NotFound(f"no generation in {folder}")

@@ -1,7 +1,7 @@
-"""What a snapshot is made of: the protocol that delta, segment and generation share, and what their searches share.
+"""The protocol that delta, segment and generation implement, and the search code they share.
 
-A part holds passages in rows 0 to size-1. `allowed` is everywhere a packed mask over rows (`masks`), or None for
-all rows: the passages that live and that the filter lets through.
+A part holds passages in rows 0 to size-1. `allowed` is always a packed mask over rows (`masks`) of the live passages
+that match the filter, or None for all rows.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from indexes.lexical.bm25 import LexicalPart
 from indexes.masks import Bits, bits_at, count_bits
 from indexes.model import Floats, Ids, Ranking, Rows, Tier
 
-WIDENING_MAX = 4096  # looking further than this beyond a filter costs more than scanning the allowed rows
+WIDENING_MAX = 4096  # a wider search costs more than scanning the allowed rows
 
 
 class Part(Protocol):
-    """Passages that are searched together."""
+    """A set of passages that is searched as one unit."""
 
     @property
     def size(self) -> int: ...
@@ -34,16 +34,16 @@ class Part(Protocol):
     def filters(self) -> FilterPart: ...
     @property
     def bytes(self) -> int:
-        """Memory held by the part, mapped files left out."""
+        """Memory held by the part, excluding memory-mapped files."""
         ...
 
     def tier_bytes(self) -> dict[Tier, int]:
-        """Memory of the dense indexes of each tier."""
+        """Memory of the dense indexes, by tier."""
         ...
 
     def ids_of(self, rows: Rows) -> Ids: ...
     def rows_of(self, ids: Ids) -> Rows:
-        """Row of each id, -1 where the part does not hold it."""
+        """Row of each id, -1 if the part does not hold it."""
         ...
 
     def tiers_of(self, rows: Rows) -> NDArray[np.int8]: ...
@@ -54,16 +54,16 @@ class Part(Protocol):
     def nearest(self, query: Floats, depth: int, allowed: Bits | None, scan_max: int) -> Found:
         """Up to `depth` allowed rows with exact scores, best first; fewer only if fewer are allowed.
 
-        Where a filter or deletions leave at most `scan_max` rows of a tier, those are scanned exactly.
+        If a filter or deletions leave at most `scan_max` rows of a tier, they are scanned exactly.
         """
         ...
 
     def nearest_warm(self, query: Floats, depth: int, allowed: Bits | None, scan_max: int) -> Found:
-        """The same, of all rows but the cold ones."""
+        """`nearest` over all rows except the cold ones."""
         ...
 
     def nearest_cold(self, query: Floats, depth: int, allowed: Bits | None, scan_max: int) -> Found:
-        """The same, of the cold rows alone."""
+        """`nearest` over the cold rows only."""
         ...
 
 
@@ -74,10 +74,10 @@ def scan(part: Part, query: Floats, depth: int, allowed: Bits | None) -> Found:
 
 
 def search_graph(graph: HotGraph, query: Floats, depth: int, allowed: Bits | None) -> Found | None:
-    """The nearest allowed rows of a graph, or None where scanning the allowed ones is better.
+    """The nearest allowed rows of a graph, or None if scanning the allowed rows is cheaper.
 
-    hnswlib cannot leave rows out while it walks (its filter calls back into Python), so the walk is widened by
-    the share that is left out, until enough allowed rows are found.
+    hnswlib's filter calls back into Python for each row, so results are filtered afterwards and the search is widened
+    in proportion to the excluded share until it finds enough allowed rows.
     """
     size = graph.size
     count = size if allowed is None else count_bits(allowed)
@@ -98,7 +98,7 @@ def search_graph(graph: HotGraph, query: Floats, depth: int, allowed: Bits | Non
 
 
 def widened(wanted: int, count: int, size: int) -> int:
-    """How far to look for `wanted` allowed rows, where `count` of `size` are allowed."""
+    """Search depth likely to yield `wanted` allowed rows when `count` of `size` are allowed."""
     return wanted if count == size else int(1.25 * wanted * size / count) + 8
 
 

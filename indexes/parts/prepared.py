@@ -1,4 +1,4 @@
-"""A query against one snapshot: which rows it may return and what its terms weigh, worked out once."""
+"""A query prepared against one snapshot: allowed rows and term weights are computed once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NO_COLD_MATCH = "no cold passage matches the filter"
 
 @dataclass(frozen=True, slots=True)
 class Selected:
-    """The rows of one part that a search may return (`allowed` None: all), and how many of them each tier has."""
+    """The rows of one part that a search may return (`allowed` None: all), and their count per tier."""
 
     visible: Visible
     allowed: Bits | None
@@ -52,7 +52,7 @@ class Selected:
 
 
 def select(parts: Sequence[Visible], condition: Filter | None) -> list[Selected]:
-    """The live rows of each part that satisfy the filter. Raises InvalidInput if nothing can satisfy it."""
+    """The live rows of each part that match the filter. Raises InvalidInput if nothing can ever match it."""
     if condition is None:
         return [Selected(visible, visible.alive, visible.by_tier) for visible in parts]
     require_satisfiable(condition, [visible.part.filters for visible in parts])
@@ -68,7 +68,7 @@ def _matching(visible: Visible, condition: Filter) -> Selected:
 
 
 class Prepared:
-    """Answers one query. Safe from any thread, one at a time."""
+    """Answers one query. May move between threads, but only one may use it at a time."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Prepared:
         scan_max: int,
         watch: ColdSkipper | None = None,
     ) -> None:
-        """The `watch` may leave the cold tier out."""
+        """`watch` may decide to skip the cold tier."""
         self.query = query
         self._parts = parts
         self._weighed = weighed
@@ -91,7 +91,7 @@ class Prepared:
 
     @searching
     def lexical(self) -> Ranking:
-        """Passages of highest BM25 score above zero."""
+        """Passages with the highest BM25 scores above zero."""
         if self._weighed is None:
             return Ranking.empty()
         depth = self.query.depth
@@ -104,7 +104,7 @@ class Prepared:
 
     @searching
     def dense(self) -> DenseResult:
-        """Passages nearest to the vector. With a filter, only the policy `never` leaves the cold tier out."""
+        """Passages nearest to the vector. With a filter, only the `never` policy skips the cold tier."""
         vector, depth, watch = self.query.vector, self.query.depth, self._watch
         tiers = tiers_in(chosen.by_tier for chosen in self.selection)
         if vector is None:
@@ -119,7 +119,7 @@ class Prepared:
         return DenseResult(Ranking.merge(rankings, depth), tiers, self._why_no_cold(tiers))
 
     def _sparing(self, vector: Floats, watch: ColdSkipper, tiers: tuple[Tier, ...]) -> DenseResult:
-        """The cold tier last, and only if it is needed. An audited skip searches it and ignores what it finds."""
+        """Search the cold tier last, and only if needed. An audited skip searches it and discards the results."""
         depth, k = self.query.depth, self.query.k
         warm = Ranking.merge(
             [self._of(chosen, vector, cold=False) for chosen in self.selection if chosen.warm], depth
@@ -150,7 +150,7 @@ class Prepared:
         return NO_COLD_MATCH if held else NO_COLD
 
     def scores(self, ids: Ids) -> tuple[Floats, Floats]:
-        """Dense and BM25 scores of any passages, NaN for one that is in no part or was not asked for."""
+        """Dense and BM25 scores of any passages; NaN if a passage is in no part or the query lacks that searcher."""
         dense, lexical = np.full((2, len(ids)), np.nan, np.float32)
         vector, weighed = self.query.vector, self._weighed
         for visible, at, rows in locate(self._parts, ids):
@@ -162,7 +162,7 @@ class Prepared:
 
 
 def locate(parts: Sequence[Visible], ids: Ids) -> list[tuple[Visible, Rows, Rows]]:
-    """For each part that holds some of these: the part, the positions in `ids`, and the rows in the part."""
+    """For each part that holds any of these: the part, positions in `ids`, and rows in the part."""
     found = []
     for visible in parts:
         rows = visible.part.rows_of(ids)
@@ -173,7 +173,7 @@ def locate(parts: Sequence[Visible], ids: Ids) -> list[tuple[Visible, Rows, Rows
 
 
 def tiers_of(parts: Sequence[Visible], ids: Ids) -> NDArray[np.int8]:
-    """The tier each passage lives in, as its index in TIERS; 0, the delta, for one that is in no part yet."""
+    """Each passage's tier, as an index into TIERS; 0, the delta, if it is in no part yet."""
     tiers = np.zeros(len(ids), np.int8)
     for visible, at, rows in locate(parts, ids):
         tiers[at] = visible.part.tiers_of(rows)

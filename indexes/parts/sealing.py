@@ -1,7 +1,7 @@
-"""Segments in the making: full deltas get their codes, and neighbouring segments become one, beside the serving.
+"""Background sealing and merging: full deltas become segments, and adjacent segments are merged.
 
-One thread seals and one merges, so that no merge delays a seal. Both run at low priority (Linux gives each thread its
-own): searches and writes get the cores first. What is made is put in place on the writer's thread.
+One thread seals and another merges, so a merge never delays a seal. Both run at low priority (on Linux, priority is
+per thread), so searches and writes get the cores first. Results are installed on the writer thread.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NICENESS = 10
 
 
 class Sealing:
-    """Seals and merges for one collection. What fails is logged and costs speed only: the delta serves on."""
+    """Seals and merges for one collection. A failure is logged and costs only speed: the delta keeps serving."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Sealing:
         on_writer: Callable[[Callable[[], None]], Future[None]],
         publish: Callable[[], None],
     ) -> None:
-        """`on_writer` runs a function on the writer's thread; `publish` shows searches what the assembly now holds."""
+        """`on_writer` runs a function on the writer thread; `publish` publishes the assembly's current parts."""
         self._name = name
         self._assembly = assembly
         self._on_writer = on_writer
@@ -49,7 +49,7 @@ class Sealing:
         self._merges = ThreadPoolExecutor(1, f"merging-{name}", initializer=work_quietly)
 
     def seal(self, view: DeltaView) -> None:
-        """Make a segment of a full delta, in the background."""
+        """Seal a full delta into a segment, in the background."""
 
         def work() -> None:
             segment = Segment.seal(view, go_on=self._go_on)
@@ -59,12 +59,12 @@ class Sealing:
         self._submit(self._seals, "sealing a segment", work)
 
     def seal_full(self) -> None:
-        """All full deltas that are not sealed yet."""
+        """Seal every full delta that is not sealed yet."""
         for view in self._assembly.full_deltas():
             self.seal(view)
 
     def close(self) -> None:
-        """Drop what waits, and what runs too at its next block of rows."""
+        """Cancel queued work, and running work at its next block of rows; wait for the threads to end."""
         self._closing.set()
         for pool in (self._seals, self._merges):
             pool.shutdown(wait=False, cancel_futures=True)
@@ -72,14 +72,14 @@ class Sealing:
             pool.shutdown(wait=True)
 
     def wait(self) -> None:
-        """Return once nothing is queued or under way. Not for the writer's thread."""
+        """Wait until nothing is queued or running. Do not call on the writer thread."""
         while True:
             for pool in (self._seals, self._merges):
                 pool.submit(lambda: None).result()
             if not self._merge_under_way:
                 return
 
-    # -- on the writer's thread
+    # -- on the writer thread
 
     def _put(self, view: DeltaView, segment: Segment) -> None:
         if self._assembly.put(view, segment):
@@ -88,7 +88,7 @@ class Sealing:
         self._merge()
 
     def _merge(self) -> None:
-        """Begin to merge what should be merged, one merge at a time."""
+        """Start the next due merge, one at a time."""
         sources = [] if self._merge_under_way else self._assembly.mergeable()
         if not sources:
             return
@@ -107,14 +107,14 @@ class Sealing:
     def _put_merged(self, sources: Sequence[Visible], merged: Segment | None) -> None:
         self._merge_under_way = False
         if merged is None:
-            return  # it failed; the next sealed segment tries again
+            return  # the merge failed; the next sealed segment retries
         if self._assembly.put_merged(sources, merged):
             self._publish()
             failpoints.reach("merge.shown")
         self._merge()
 
     def _go_on(self) -> None:
-        """Called between two steps."""
+        """Called between steps: stop when closing, else yield to searches."""
         if self._closing.is_set():
             raise NotReady("the collection is closing")
         give_way()
@@ -135,7 +135,7 @@ class Sealing:
 
 
 def work_quietly() -> None:
-    """For each of the threads: low priority, and no team of further threads in faiss."""
+    """Thread initializer: low priority, and no extra OpenMP threads in faiss."""
     search_with_one_thread()
     try:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

@@ -1,8 +1,8 @@
-"""Segments of the hot tier: sealed deltas, and several of them merged into one. Immutable, in memory.
+"""Segments of the hot tier: sealed deltas, alone or merged. Immutable, in memory.
 
-A segment holds its vectors in float16, product codes of them that every search scans, and sealed lexical and filter
-indexes. Sealing and merging may take seconds: call them away from searches and from the writer. Between two steps
-they call `go_on`, which may raise to end them.
+A segment holds float16 vectors, their product codes, which every search scans, and sealed lexical and filter indexes.
+Sealing and merging may take seconds: run them off the search and writer threads. Between steps they call `go_on`,
+which may raise to cancel them.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from indexes.parts.delta import DeltaView
 from indexes.parts.part import WIDENING_MAX, scan, widened
 from indexes.parts.visible import Visible
 
-CODED_ROWS_MIN = 1024  # fewer are scanned exactly, as the delta is
-COPIED_ROWS = 1024  # at once: between two such steps other threads get their turn
+CODED_ROWS_MIN = 1024  # fewer are scanned exactly, like the delta
+COPIED_ROWS = 1024  # per step, between calls of `go_on`
 
 
 class Segment:
@@ -49,7 +49,7 @@ class Segment:
 
     @staticmethod
     def seal(view: DeltaView, *, go_on: GoOn = nobody_waits) -> Segment:
-        """The passages of a full delta, row by row."""
+        """A segment with the rows of a full delta, in the same order."""
         vectors = copy_rows([(view.vectors, np.arange(view.size))], view.vectors.halves.shape[1], go_on)
         return Segment(
             view.ids.copy(),
@@ -61,7 +61,7 @@ class Segment:
 
     @staticmethod
     def merged(sources: Sequence[Visible], *, go_on: GoOn = nobody_waits) -> Segment:
-        """One segment of the rows that live in several, in the order given, which is that of their ids."""
+        """One segment of the live rows of several; `sources` must be in ascending order of passage ids."""
         segments = [visible.part for visible in sources if isinstance(visible.part, Segment)]
         kept = [visible.alive_flags() for visible in sources]
         pairs = list(zip(segments, kept, strict=True))
@@ -104,18 +104,18 @@ class Segment:
     def nearest(self, query: Floats, depth: int, allowed: Bits | None, scan_max: int) -> Found:
         count = self.size if allowed is None else count_bits(allowed)
         enough = rescored_for(depth)
-        # Of so few, as many as half would be scored again anyway.
+        # With this few rows, at least half would be rescored anyway: scan them all.
         few = 2 * enough if allowed is None else max(2 * enough, min(scan_max, self.size // 2))
         rows = self._promising(query, enough, allowed, count) if count > few else None
         return scan(self, query, depth, allowed) if rows is None else self.vectors.best(rows, query, depth)
 
     def _promising(self, query: Floats, enough: int, allowed: Bits | None, count: int) -> Rows | None:
-        """Rows worth scoring again, of the `count` allowed ones; None where scanning all of these is better."""
+        """Candidates to rescore among the `count` allowed rows; None if scanning all of those is cheaper."""
         if self._codes is None:
             return None
         if allowed is None:
             return self._codes.candidates(query, enough)
-        # Codes know no filter: look so much further that enough of what is found should be allowed.
+        # The codes cannot filter: widen the search so that enough candidates should be allowed.
         width = widened(enough, count, self.size)
         if width > max(WIDENING_MAX, 2 * enough):
             return None
@@ -131,14 +131,14 @@ class Segment:
 
 
 def copy_rows(sources: Sequence[tuple[StoredVectors, Rows]], dimensions: int, go_on: GoOn) -> StoredVectors:
-    """TunedSettings rows of several stores, end to end, in a store of their own."""
+    """The chosen rows of several stores, concatenated into a new store."""
     copied = StoredVectors.allocate(sum(len(rows) for _, rows in sources), dimensions)
     at = 0
     for source, rows in sources:
         for start in range(0, len(rows), COPIED_ROWS):
             go_on()
             some = rows[start : start + COPIED_ROWS]
-            # `take` with a mode copies straight to its place, and lets other threads run meanwhile.
+            # With `mode`, `take` writes directly into `out` and releases the GIL.
             source.halves.take(some, 0, out=copied.halves[at : at + len(some)], mode="clip")
             at += len(some)
     return copied

@@ -1,4 +1,4 @@
-"""The generations of a collection on disk, and the marker that names the live one."""
+"""A collection's generation folders on disk, and the marker that names the live one."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from indexes.parts.manifest import Manifest, read_manifest
 
 logger = logging.getLogger(__name__)
 
-ASIDE = ".refused-"  # before the number of a generation that measured too low to be adopted
+ASIDE = ".refused-"  # prefix of a generation refused for low recall
 
 
 class Shelf:
-    """The generations of one collection on disk, and the marker that says which is live."""
+    """Lists, marks, moves and deletes the generations of one collection."""
 
     def __init__(self, collection: Path) -> None:
         self.folder = collection / "generations"
         self._marker = collection / "CURRENT"
 
     def numbers(self) -> list[int]:
-        """Sealed generations, oldest first. Drafts and other files are not among them."""
+        """Numbers of the sealed generations, ascending. Drafts and other files are ignored."""
         if not self.folder.is_dir():
             return []
         return sorted(
@@ -36,7 +36,7 @@ class Shelf:
         return self.folder / f"{number:06d}"
 
     def current(self) -> int:
-        """Number of the live generation; 0 where there is none yet."""
+        """Number of the live generation; 0 if there is none yet."""
         try:
             return int(self._marker.read_bytes())
         except FileNotFoundError:
@@ -47,15 +47,15 @@ class Shelf:
             return newest
 
     def set_current(self, number: int) -> None:
-        """Durable once this returns; the marker moves by rename, so it always names a whole generation."""
+        """Durable once this returns; the marker is replaced by rename, so it always names a complete generation."""
         publish(self._marker, f"{number}\n".encode())
 
     def seqs(self) -> dict[int, int]:
-        """The seq of each sealed generation whose manifest can be read, by number."""
+        """The seq of each sealed generation with a readable manifest, by number."""
         return {number: manifest.seq for number, manifest in self.manifests().items()}
 
     def manifests(self) -> dict[int, Manifest]:
-        """Those of the sealed generations that can be read, by number, oldest first."""
+        """Readable manifests of the sealed generations, by number, ascending."""
         found = {}
         for number in self.numbers():
             try:
@@ -65,7 +65,7 @@ class Shelf:
         return found
 
     def before(self, live: int, floor: float) -> int:
-        """The newest generation before the live one that measured this recall. Raises Conflict if there is none."""
+        """The newest generation before the live one that meets this recall floor. Raises Conflict if there is none."""
         earlier = {number: one for number, one in self.manifests().items() if number < live}
         low = {number: reason for number, one in earlier.items() if (reason := one.below(floor))}
         whole = [number for number in earlier if number not in low]
@@ -75,14 +75,14 @@ class Shelf:
         return whole[-1]
 
     def require_recall(self, number: int, floor: float) -> None:
-        """Set a generation aside that measures less, and raise RecallTooLow. The live one is not asked."""
+        """If a generation measured below the floor, move it aside and raise RecallTooLow. Exempts the live one."""
         low = read_manifest(self.path(number)).below(floor)
         if low and number != self.current():
             self.set_aside(number)
             raise RecallTooLow(f"generation {number} is not adopted: {low}")
 
     def remove(self, number: int) -> None:
-        """Delete a generation. Renamed first, so that nobody finds half of one under its name."""
+        """Delete a generation. Renamed first, so its number never names a partial one."""
         removed = self.folder / f".removed-{number:06d}"
         shutil.rmtree(removed, ignore_errors=True)
         with disk_errors(removed):
@@ -90,14 +90,14 @@ class Shelf:
         shutil.rmtree(removed, ignore_errors=True)
 
     def newest(self, most: int, *, first: Sequence[int]) -> dict[int, int]:
-        """Which generations to keep, with the seq of each: the `first` (0: none), and the newest up to `most`."""
+        """Generations to keep, with their seqs: those in `first` (0: none), then the newest, up to `most` in all."""
         seqs = self.seqs()
         kept = [number for number in first if number]
         kept += [number for number in reversed(seqs) if number not in kept][: max(most - len(kept), 0)]
         return {number: seqs.get(number, 0) for number in kept}
 
     def keep(self, kept: Collection[int], *, aside_from: int) -> None:
-        """Delete every other generation, and what was set aside before this number."""
+        """Delete every other generation, and refused ones with lower numbers than `aside_from`."""
         for number in self.numbers():
             if number not in kept:
                 failpoints.reach("prune.begin")
@@ -106,9 +106,9 @@ class Shelf:
         self.clear_aside(before=aside_from)
 
     def set_aside(self, number: int) -> None:
-        """Take a generation's name away and keep its files, for whoever wants to know why. Only the newest is kept.
+        """Move a refused generation aside for inspection. Only the newest refused one is kept.
 
-        Nobody finds it by number any more; its number is not given again while it is there.
+        It is no longer listed by number, and its number is not reused while it exists.
         """
         aside = self.folder / f"{ASIDE}{number:06d}"
         shutil.rmtree(aside, ignore_errors=True)
@@ -119,18 +119,18 @@ class Shelf:
         failpoints.reach("refuse.cleared")
 
     def aside(self) -> dict[int, Path]:
-        """What was set aside, by number."""
+        """Refused generations, by number."""
         found = {path.name.removeprefix(ASIDE): path for path in self.folder.glob(f"{ASIDE}*")}
         return {int(number): path for number, path in found.items() if number.isdigit()}
 
     def clear_aside(self, *, before: int) -> None:
-        """Remove what was set aside before this number."""
+        """Remove refused generations with lower numbers."""
         for number, path in self.aside().items():
             if number < before:
                 shutil.rmtree(path, ignore_errors=True)
 
     def sweep(self, builder: int | None = None) -> None:
-        """Remove what dead builders, and deaths while removing, left behind; or the draft of one process alone."""
+        """Remove leftovers of dead builders and interrupted removals; with `builder`, only that process's draft."""
         patterns = (".draft-*", ".removed-*") if builder is None else (f".draft-*-{builder}",)
         for pattern in patterns:
             for leftover in self.folder.glob(pattern):

@@ -1,7 +1,7 @@
-"""What one search reads: a frozen set of parts, with the passages in each that no longer live.
+"""What one search reads: an immutable set of parts, each with its deleted passages masked.
 
-A snapshot never changes. The collection publishes a new one by assigning one reference, so a search that has begun
-finishes on the old one and never waits for a write or a build.
+The collection publishes a new snapshot by assigning one reference, so a running search finishes on the old one and
+never waits for a write or a build.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from indexes.query import Query
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One frozen view of a collection. Every method is safe from any thread.
+    """One frozen view of a collection. Safe from any thread.
 
-    `content`, 32 bytes, is equal for snapshots of equal documents, in this collection or any other (`log.content`).
+    `content`, 32 bytes, is equal for snapshots of equal documents, in any collection (`log.content`).
     """
 
     seq: int
@@ -36,7 +36,7 @@ class Snapshot:
     watch: ColdSkipper | None = None
 
     def prepare(self, query: Query) -> Prepared:
-        """Ready to be answered. Its methods raise InvalidInput for a filter that nothing can satisfy."""
+        """Prepare a query. The methods of the result raise InvalidInput for a filter that nothing can ever match."""
         weighed = None
         if query.text is not None:
             lexical = [visible.part.lexical for visible in self.parts]
@@ -44,34 +44,34 @@ class Snapshot:
         return Prepared(self.parts, query, weighed, self.exact_scan_max, self.watch)
 
     def matching(self, condition: Filter) -> Ids:
-        """Ids of the live passages that satisfy the filter, ascending."""
+        """Ids of the live passages that match the filter, ascending."""
         found = [chosen.ids() for chosen in select(self.parts, condition)]
         return np.sort(np.concatenate(found)) if found else np.empty(0, np.int64)
 
     def tiers_of(self, ids: Ids) -> NDArray[np.int8]:
-        """The tier each passage lives in, as its index in TIERS; that of the delta for one that came later."""
+        """Each passage's tier, as an index into TIERS; the delta for passages written after this snapshot."""
         return tiers_of(self.parts, ids)
 
-    # --- one searcher at a time, for measuring ----------------------------------------------------------------
+    # --- one searcher at a time, for measurements -------------------------------------------------------------
 
     def dense(self, vector: Floats, depth: int, condition: Filter | None = None) -> DenseResult:
-        """The `depth` passages nearest to a unit vector; the cold tier is never left out."""
+        """The `depth` passages nearest to a unit vector; the cold tier is never skipped."""
         query = Query(depth, depth, vector=vector, condition=condition)
         return Prepared(self.parts, query, None, self.exact_scan_max).dense()
 
     def lexical(self, text: str, depth: int, condition: Filter | None = None) -> Ranking:
-        """The `depth` passages of highest BM25 score above zero."""
+        """The `depth` passages with the highest BM25 scores above zero."""
         return self.prepare(Query(depth, depth, text, condition=condition)).lexical()
 
     # --- counting ---------------------------------------------------------------------------------------------
 
     def counts(self) -> dict[Tier, int]:
-        """Live passages of each tier."""
+        """Live passages per tier."""
         return sum_by_tier(visible.by_tier for visible in self.parts)
 
     @property
     def tiers(self) -> tuple[Tier, ...]:
-        """Those that hold live passages."""
+        """Tiers that hold live passages."""
         return tiers_in(visible.by_tier for visible in self.parts)
 
     @property
@@ -80,7 +80,7 @@ class Snapshot:
 
     @property
     def dead(self) -> int:
-        """Passages still in some index that no longer live."""
+        """Deleted passages that are still in an index."""
         return sum(visible.dead for visible in self.parts)
 
     def statistics(self) -> Statistics:

@@ -1,4 +1,4 @@
-"""A part of a snapshot with the rows of it that live."""
+"""A part of a snapshot with a mask of its live rows."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from indexes.parts.part import Part
 
 @dataclass(frozen=True, slots=True)
 class Visible:
-    """A part and the rows of it that live. `alive` None: all of them.
+    """A part and its live rows (`alive` None: all).
 
-    `dead_terms` counts terms of the dead rows for BM25. The writer adds to it in place, so a search may see the
-    counts of the commit under way: a rounding of the statistics, never of visibility.
+    `dead_terms` counts the dead rows' terms for BM25. The writer updates it in place, so a search may see counts of
+    the commit in progress: that can shift the statistics slightly, never visibility.
     """
 
     part: Part
@@ -34,7 +34,7 @@ class Visible:
         return Visible(part, {tier: len(rows) for tier, rows in part.tier_rows().items()})
 
     def without(self, rows: Rows, terms: Counter[str]) -> Visible:
-        """The same part with these rows dead too. Rows that are dead already count once."""
+        """The same part with these rows also dead. Rows that are already dead are ignored."""
         size = self.part.size
         alive = pack_flags(np.ones(size, bool)) if self.alive is None else self.alive.copy()
         fresh = np.unique(rows[bits_at(alive, rows)])
@@ -52,7 +52,7 @@ class Visible:
         )
 
     def grown(self, part: Part) -> Visible:
-        """The same, after the part took more rows at its end."""
+        """The same, after rows were appended to the part."""
         if self.alive is None:
             return Visible.whole(part)
         flags = np.ones(part.size, bool)
@@ -61,7 +61,7 @@ class Visible:
         return replace(self, part=part, alive=alive, by_tier=count_by_tier(part, alive))
 
     def alive_flags(self) -> NDArray[np.bool_]:
-        """One boolean a row."""
+        """One boolean per row."""
         return np.ones(self.part.size, bool) if self.alive is None else flags_of(self.alive, self.part.size)
 
     @property
@@ -70,7 +70,7 @@ class Visible:
 
 
 def count_by_tier(part: Part, bits: Bits) -> dict[Tier, int]:
-    """Rows set in a bitmap, tier by tier."""
+    """Number of rows set in a bitmap, by tier."""
     return {
         tier: count_before(bits, rows.stop) - count_before(bits, rows.start)
         for tier, rows in part.tier_rows().items()
@@ -82,7 +82,7 @@ def count_before(bits: Bits, row: int) -> int:
 
 
 def tiers_in(counts: Iterable[Mapping[Tier, int]]) -> tuple[Tier, ...]:
-    """The tiers of which there are any."""
+    """Tiers with a nonzero total."""
     totals = sum_by_tier(counts)
     return tuple(tier for tier in TIERS if totals[tier])
 

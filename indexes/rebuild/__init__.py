@@ -1,1 +1,1 @@
-"""How is a generation made? In a child process: placed, trained, written, measured, sealed."""
+"""How is a generation built? In a child process: place, train, write, measure, seal."""

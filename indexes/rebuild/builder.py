@@ -1,13 +1,13 @@
-"""Builds a generation from the log, in a process of its own: `python -m indexes.rebuild.builder REQUEST`.
+"""Builds a generation from the log, in a child process: `python -m indexes.rebuild.builder REQUEST`.
 
-    the ids of live passages -> place them hot or cold -> dense indexes -> lexical index and filters
-    -> load it all back, measure, choose settings -> checksums -> rename
+    ids of live passages -> place them hot or cold -> dense indexes -> lexical index and filters
+    -> load everything back, measure, choose settings -> checksums -> rename
 
-Vectors and texts stream from the log in blocks; ARCHITECTURE.md has the formula of the memory a build needs. The
-result appears under `generations/` complete or not at all. The outcome is the number of the generation.
+Vectors and texts stream from the log in blocks; ARCHITECTURE.md has the formula for a build's memory. The result
+appears under `generations/` atomically. The outcome is the number of the generation.
 
-A passage deleted while the build runs may or may not get in. Either is right: whoever adopts the generation hides
-every passage that was removed after `seq`.
+A passage deleted during the build may or may not be included. Either is correct: adoption hides every passage that was
+removed after `seq`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from indexes.residency import Files
 
 @dataclass(frozen=True, slots=True)
 class BuildRequest:
-    """What to build: the log in `collection` up to `seq`, whose newest passage is `last_passage`."""
+    """What to build: the log of `collection` up to `seq`, where the newest passage is `last_passage`."""
 
     collection: str
     number: int
@@ -63,7 +63,7 @@ class BuildRequest:
 
 
 class Rebuild:
-    """One build in a child process. `run` waits for it, from any thread but the loop's; `cancel` ends the child."""
+    """One build in a child process. `run` blocks until it ends, so not on the event loop; `cancel` kills the child."""
 
     def __init__(self, request: BuildRequest, *, timeout_s: float) -> None:
         self.request = request
@@ -72,17 +72,17 @@ class Rebuild:
         self.cancel = self.child.cancel
 
     def run(self, progress: Progress) -> int:
-        """Returns the number of the sealed generation. Raises as `Child.run` does."""
+        """Returns the number of the sealed generation. Raises like `Child.run`."""
         try:
             return self.child.run(self.request, progress)
         finally:
-            # A builder that was killed cannot clear up after itself, and the next one may need the room.
+            # A killed builder cannot clean up after itself, and the next one may need the disk space.
             if self.child.pid is not None:
                 Shelf(Path(self.request.collection)).sweep(builder=self.child.pid)
 
 
 def build(request: BuildRequest, progress: Progress) -> int:
-    """Build, measure and seal one generation; returns its number. Leaves no draft behind, whatever happens."""
+    """Build, measure and seal one generation; returns its number. Removes its draft even if it fails."""
     with PeakMemory() as memory:
 
         def watched(stage: str, done: int, total: int) -> None:
@@ -94,7 +94,7 @@ def build(request: BuildRequest, progress: Progress) -> int:
 
 
 def build_watched(request: BuildRequest, progress: Progress, peaks: dict[str, int]) -> None:
-    """`peaks` is filled meanwhile: the largest memory of each stage."""
+    """Build as `build` does. Another thread fills `peaks` with the peak memory of each stage."""
     started = time.monotonic()
     faiss.omp_set_num_threads(request.threads)
     collection = Path(request.collection)
@@ -127,7 +127,7 @@ def build_watched(request: BuildRequest, progress: Progress, peaks: dict[str, in
         failpoints.reach("build.measured")
         write_manifest(draft, manifest, measured, time.monotonic() - started, dict(peaks))
         failpoints.reach("build.manifest_written")
-        progress("publish", 0, 1)  # also the last look whether anybody still waits for this
+        progress("publish", 0, 1)  # last chance to exit if the parent is gone
         publish_folder(draft, shelf.path(request.number))
         failpoints.reach("build.published")
     finally:
@@ -136,7 +136,7 @@ def build_watched(request: BuildRequest, progress: Progress, peaks: dict[str, in
 
 
 def tiers_before(shelf: Shelf, placement: Placement) -> tuple[Ids, Ids]:
-    """The passages that were hot and those that were cold until now. Newer ones than the live generation were hot."""
+    """Passages that were hot and cold before this build. Those newer than the live generation count as hot."""
     everything = np.sort(np.concatenate([placement.hot, placement.cold]))
     folder = shelf.path(shelf.current())
     try:
@@ -149,7 +149,7 @@ def tiers_before(shelf: Shelf, placement: Placement) -> tuple[Ids, Ids]:
 
 
 def write_texts(draft: Path, log: LogReader, ids: Ids, last_passage: int, progress: Progress) -> None:
-    """The lexical index and the filters, from one pass over texts and metadata."""
+    """Write the lexical index and the filters in one pass over texts and metadata."""
     order = np.argsort(ids, kind="stable")
     sorted_ids = ids[order]
     filters = FiltersBuilder(len(ids))
@@ -162,8 +162,8 @@ def write_texts(draft: Path, log: LogReader, ids: Ids, last_passage: int, progre
             rows = np.where(found >= 0, order[found], -1)
             held = np.flatnonzero(rows >= 0)
             lexical.add(rows[held], [block[at][1] for at in held])
-            # Passages of one document follow each other and share their metadata. Compared as text: Python holds
-            # {"x": 1} and {"x": True} for equal, and they are not.
+            # A document's passages are adjacent and share its metadata. Compare the JSON text: in Python, {"x": 1} and
+            # {"x": True} are equal.
             for metadata, group in groupby(held, key=lambda at: block[at][2]):
                 filters.add(rows[list(group)], decode_metadata(metadata))
         lexical.save(draft / "lexical")
@@ -175,7 +175,7 @@ def write_texts(draft: Path, log: LogReader, ids: Ids, last_passage: int, progre
 
 
 def first_manifest(request: BuildRequest, log: LogReader, rows: DenseRows, moves: Moves) -> Manifest:
-    """Everything but what measuring tells."""
+    """The manifest without the measured values."""
     return Manifest(
         number=request.number,
         seq=request.seq,

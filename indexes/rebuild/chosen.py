@@ -1,8 +1,8 @@
-"""Search settings that were chosen for a collection after its generation was built: `search.json` beside `CURRENT`.
+"""Search settings chosen by tuning after a generation was built: `search.json` beside `CURRENT`.
 
-The file holds the recall that the collection wants, to which every later generation is built, and settings for one
-generation, named by the checksum of its manifest. Another generation, older or newer, searches with what its own
-manifest says. A file that is damaged is left alone and not used: it costs speed or recall, no data.
+The file holds the collection's recall target, for every later build, and settings for one generation, identified by
+its manifest's checksum. Other generations use the settings in their own manifests. A damaged file is left in place and
+ignored: that costs speed or recall, not data.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FILE = "search.json"
 
 
 class TunedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`recall` at 10 on queries the settings were not chosen by, by tier; `seal`: SHA-256 in the manifest."""
+    """`recall`: recall@10 by tier, on held-out queries; `seal`: the manifest's SHA-256."""
 
     format_version: int = FORMAT_VERSION
     recall_target: float
@@ -39,7 +39,7 @@ class TunedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return generation.manifest.sha256 == self.seal
 
     def apply(self, generation: Generation) -> None:
-        """To the generation they were chosen for; another one stays as it is."""
+        """Apply to the generation they were chosen for; any other is left unchanged."""
         if self.fits(generation):
             generation.tune(ef=self.ef, cold=self.search)
 
@@ -50,7 +50,7 @@ def save_chosen(collection: Path, chosen: TunedSettings) -> None:
 
 
 def read_chosen(collection: Path) -> TunedSettings | None:
-    """None where nothing was chosen, or where the file cannot be believed."""
+    """None if nothing was chosen, or the file is damaged."""
     path = collection / FILE
     try:
         content = path.read_bytes()

@@ -1,10 +1,10 @@
-"""The dense half of a build: the hot graph, the cold lists and the stored vectors, from one pass over the log.
+"""The dense half of a build: hot graph, cold lists and stored vectors, in one pass over the log.
 
-    sample -> train the lists -> one pass: hot into the graph, cold into lists, all into a draft of float16 rows
-           -> number the cold rows by list -> copy the draft in that order
+    sample -> train the lists -> one pass: hot into the graph, cold into lists, all into a spool of float16 rows
+           -> number the cold rows by list -> copy the spool in that order
 
-Memory holds the graph (about 1.7 KB a hot passage at 384 dimensions), the codes (about 60 bytes a cold passage, up to
-twice that while lists grow), some numbers a passage, and the training sample; never all vectors.
+Memory: the graph (about 1.7 KB per hot passage at 384 dimensions), the codes (about 60 bytes per cold passage, up to
+twice that while lists grow), a few numbers per passage, and the training sample; never all vectors.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ COPIED_ROWS = 8192
 
 @dataclass(frozen=True, slots=True)
 class DenseRows:
-    """Passage id of each row, the hot ones first, and how many are hot; how the cold lists were trained."""
+    """Passage id of each row, hot rows first; the number of hot rows; how the cold lists were trained."""
 
     ids: Ids
     hot: int
@@ -89,10 +89,10 @@ def train_lists(
 def spooled(
     log: LogReader, placement: Placement, last_passage: int, index: Any, spool: Halves, progress: Progress
 ) -> Iterator[tuple[Rows, Floats]]:
-    """Read all vectors once: yields (rows, vectors) of the hot ones, puts the cold ones into the lists, all into the
-    spool, whose rows are the hot and then the cold passages by id.
+    """Read all vectors once: yield (rows, vectors) of hot ones, add cold ones to the lists, and write all to the spool,
+    whose rows are the hot, then the cold passages, each by id.
 
-    A passage deleted meanwhile leaves zeros in the spool and is in no index.
+    A passage deleted during the build leaves zeros in the spool and is in no dense index.
     """
     hot, cold = placement.hot, placement.cold
     done = 0
@@ -110,9 +110,9 @@ def spooled(
 
 
 def number_by_list(index: Any, first_row: int) -> Rows:
-    """Give the entries of all lists consecutive row numbers from `first_row`, in place.
+    """Renumber the entries of all lists consecutively from `first_row`, in place.
 
-    Returns what they were numbered before, in their new order.
+    Returns the previous numbers, in the new order.
     """
     starts = list_starts(index)
     before = np.empty(int(starts[-1]), np.int64)
@@ -127,7 +127,7 @@ def number_by_list(index: Any, first_row: int) -> Rows:
 
 
 def lowest_of_lists(index: Any, rows: StoredVectors, first_row: int) -> Floats:
-    """For each list, the inner product of its centre, at length 1, with its farthest member; 1 for an empty list."""
+    """Inner product of each list's normalized centroid with its farthest member; 1 for an empty list."""
     centres = index.quantizer.reconstruct_n(0, index.nlist)
     centres /= np.maximum(np.linalg.norm(centres, axis=1, keepdims=True), 1e-12)
     starts = list_starts(index) + first_row

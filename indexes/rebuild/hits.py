@@ -1,8 +1,7 @@
-"""Counts which passages searches return, so that a rebuild can keep the wanted ones in the hot tier.
+"""Counts which passages searches return, so that a rebuild can keep popular ones in the hot tier.
 
-Hints, not data: they live in memory, are written beside the log at each rebuild and at closing, and a file that is
-missing or damaged only means that counting starts anew. Counts halve at every rebuild, so that what was asked
-for last month makes room for what is asked for now.
+Hints, not data: counts live in memory and are saved beside the log at each rebuild and on close; if the file is
+missing or damaged, counting starts from zero. Counts halve at every rebuild, so old demand gives way to current demand.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ FADING = 0.5
 
 
 class Hits:
-    """Bounded counts by passage id. Any thread counts; one call costs about a microsecond a passage."""
+    """Bounded counts by passage id. Thread-safe; `count` costs about a microsecond per passage."""
 
     def __init__(self, path: Path, *, hot_capacity: int) -> None:
         self._path = path
@@ -39,7 +38,7 @@ class Hits:
         return len(self._counts)
 
     def count(self, passages: Iterable[int]) -> None:
-        """One hit for each of these."""
+        """Add one hit to each passage."""
         with self._lock:
             counts = self._counts
             for passage in passages:
@@ -48,7 +47,7 @@ class Hits:
                 self._fade(least=1.0)
 
     def fade(self) -> None:
-        """Let old hits weigh half of new ones. Called at each rebuild."""
+        """Halve all counts. Called at each rebuild."""
         with self._lock:
             self._fade(least=FADING)
 
@@ -61,7 +60,7 @@ class Hits:
         return ids[order], counts[order]
 
     def save(self) -> None:
-        """Publish the counts. Trouble is logged: hits are not worth failing for."""
+        """Publish the counts. Errors are only logged: hits are not worth failing for."""
         ids, counts = self.most()
         content = msgspec.msgpack.encode((ids.tobytes(), counts.astype(np.float32).tobytes()))
         try:
@@ -70,7 +69,7 @@ class Hits:
             logger.warning("hit counts were not saved: %s", error.message)
 
     def _fade(self, *, least: float) -> None:
-        """Halve every count and forget those that fall below `least`. While even that leaves too many, go on."""
+        """Halve every count and drop those below `least`; repeat while there are too many."""
         while True:
             self._counts = {
                 passage: count * FADING for passage, count in self._counts.items() if count * FADING >= least

@@ -1,10 +1,10 @@
-"""Chooses how a generation is searched: the cheapest settings of both tiers together that reach a recall.
+"""Chooses a generation's search settings: the cheapest combination for both tiers that reaches a recall target.
 
-    queries and their true neighbors -> measure each tier by itself -> combine -> the cheapest pair that reaches it
+    queries and their true neighbors -> measure each tier separately -> combine -> cheapest pair that meets the target
 
-What two tiers find adds up, and so does their time: every combination is judged without being run. Recall is that of
-the whole answer, of a search for K. Time is CPU time of this thread, so that other processes hardly disturb it: the
-mean of a search for K and one for DEPTH, which is what a hybrid search asks for.
+The tiers' results and times are additive, so combinations are evaluated without running them. Recall is that of the
+whole answer to a search for K. Time is this thread's CPU time, which other processes hardly affect: the mean of a
+search for K and one for DEPTH, the depth of a hybrid search.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ from indexes.rebuild.truth import (
     true_neighbours,
 )
 
-DEPTH = 100  # `search.candidates` of the configuration, unless somebody changed it
-QUERIES = 300  # of a build
+DEPTH = 100  # the default of `search.candidates` in the configuration
+QUERIES = 300  # per build
 EFS = (10, 14, 20, 28, 40, 56, 80, 112, 160, 224, 320, 512)
-PROBED_64THS = (1, 2, 4, 6, 8, 16, 32, 64)  # of the lists
+PROBED_64THS = (1, 2, 4, 6, 8, 16, 32, 64)  # fractions of the lists to probe
 REACHES = (0.0, 0.1, 0.16, 0.2, 0.22, 0.24, 0.26, 0.28, 0.3, 0.32, 0.34, 0.36, 0.4, 0.5)
 RESCORED = (50, 70, 100, 140, 200, 300, 400)
 FILTERED_SHARES = (0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
-STEP = 0.002  # of predicted recall between two settings of the lists that are tried
-PREDICTED_BELOW = 0.005  # that recall may be predicted too low
-TRIED_BEYOND = 3  # dearer settings of the lists, that may do with less of the graph
-CONFIDENT = 1.645  # standard errors: 95 percent on one side
-MISS_MAX = 0.005  # that recall on new queries may lie below the target
-TIER_SLACK = 0.02  # that one tier may lie below it, while the other makes up for it
-TIER_MIN = 100  # true neighbors of a tier from which its own recall is held to that
+STEP = 0.002  # minimum gain in predicted recall between tried list settings
+PREDICTED_BELOW = 0.005  # by how much a prediction of recall may be too low
+TRIED_BEYOND = 3  # more expensive list settings to try: they may allow a cheaper `ef`
+CONFIDENT = 1.645  # standard errors: one-sided 95 percent
+MISS_MAX = 0.005  # by how much recall on new queries may miss the target
+TIER_SLACK = 0.02  # by how much one tier may miss it if the other compensates
+TIER_MIN = 100  # minimum of true neighbors in a tier for its own recall to count
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One setting of one tier, an `ef` or ColdSettings: true neighbors found for each query, microseconds a query."""
+    """One setting of one tier (`ef` or ColdSettings): true neighbors found per query, and microseconds per query."""
 
     setting: Any
     found: Counts
@@ -71,13 +71,13 @@ class Pair:
 
     @property
     def found(self) -> dict[str, Counts]:
-        """True neighbors found of each query, by cohort."""
+        """True neighbors found per query, by cohort."""
         return {"all": self.hot.found + self.cold.found, "hot": self.hot.found, "cold": self.cold.found}
 
 
 @dataclass(frozen=True, slots=True)
 class Optimum:
-    """`met`: whether `best` reaches the target; if not, it is what finds the most. `pairs`: all, cheapest first."""
+    """`met`: `best` reaches the target; otherwise it is the pair with the highest recall. `pairs`: cheapest first."""
 
     best: Pair
     met: bool
@@ -86,7 +86,7 @@ class Optimum:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a build puts in its manifest: settings, and recall@10 by cohort on the queries they were chosen by."""
+    """For the manifest: settings, and recall@10 by cohort on the queries used to choose them."""
 
     ef: int
     search: ColdSettings
@@ -94,7 +94,7 @@ class Measured:
 
 
 def choose_settings(generation: Generation, target: float, floor: float) -> Measured:
-    """For a new generation, by synthetic queries. If none reach the target, the settings that find the most."""
+    """Settings for a new generation, by synthetic queries: if none reach the target, those with the highest recall."""
     if not generation.size:
         return Measured(*generation.search_settings, {})
     truth = true_neighbours(generation, synthetic_queries(generation, QUERIES, seed=5))
@@ -115,7 +115,7 @@ def optimise(
     shown_from: float = 1.0,
     progress: Progress = lambda *_: None,
 ) -> Optimum:
-    """`floor` is the least recall of either tier. Also tries what is predicted to find `shown_from` or more."""
+    """`floor` is the minimum recall of each tier. Also tries settings with predicted recall from `shown_from` on."""
     search_with_one_thread()
     progress("hot", 0, 1)
     hot = try_tier(generation, "hot", EFS, truth)
@@ -141,7 +141,7 @@ def paired(hot: Sequence[Trial], cold: Sequence[Trial]) -> list[Pair]:
 
 
 def cold_ladder(generation: Generation, queries: Floats, least: float) -> list[ColdSettings]:
-    """Settings predicted to find `least` or more, cheapest first, each to find clearly more than the one before."""
+    """Settings with predicted recall of at least `least`, cheapest first, each at least STEP above the one before."""
     if generation.cold is None:
         return [generation.manifest.search]
     forecast = Forecast(generation.cold, queries)
@@ -158,10 +158,10 @@ def cold_ladder(generation: Generation, queries: Floats, least: float) -> list[C
 
 
 def try_tier(generation: Generation, tier: Tier, settings: Sequence[Any], truth: Truth) -> list[Trial]:
-    """Each setting in this order; those behind one that finds everything are left out.
+    """Measure the settings in this order; stop after one that finds everything.
 
-    Before each search that is timed the other tier is searched, as in use: a walk through a graph whose vectors are
-    still in the processor's caches would take half the time.
+    The other tier is searched before each timed search, as in real use: with the graph's vectors still in the CPU
+    caches, a search would take half the time.
     """
 
     def hot(query: Floats, depth: int) -> Found:
@@ -173,12 +173,12 @@ def try_tier(generation: Generation, tier: Tier, settings: Sequence[Any], truth:
     search, other = (hot, cold) if tier == "hot" else (cold, hot)
     queries, best = truth.queries, truth.hot if tier == "hot" else truth.cold
     trials: list[Trial] = []
-    if not generation.tier_rows()[tier]:  # finds nothing, in no time
+    if not generation.tier_rows()[tier]:  # an empty tier finds nothing and costs nothing
         return [Trial(settings[0], np.zeros(len(queries), np.int64), 0.0)]
     for setting in settings:
         generation.tune(**{"ef" if tier == "hot" else "cold": setting})
         for query in queries:
-            search(query, DEPTH)  # not timed: brings in pages of mapped files
+            search(query, DEPTH)  # untimed warm-up: pages in memory-mapped files
         took, results = 0, []
         for depth, query in product((K, DEPTH), queries):
             other(query, depth)
@@ -186,7 +186,9 @@ def try_tier(generation: Generation, tier: Tier, settings: Sequence[Any], truth:
             results.append(search(query, depth))
             took += time.thread_time_ns() - begun
         us = took / (2 * len(queries)) / 1000
-        found = [found_of(result, scores) for result, scores in zip(results, best, strict=False)]  # of K
+        found = [
+            found_of(result, scores) for result, scores in zip(results, best, strict=False)
+        ]  # for the K searches only
         trials.append(Trial(setting, np.array(found, np.int64), us))
         if sum(found) == sum(map(len, best)):
             break
@@ -194,9 +196,9 @@ def try_tier(generation: Generation, tier: Tier, settings: Sequence[Any], truth:
 
 
 def choose(pairs: Sequence[Pair], truth: Truth, target: float, floor: float) -> tuple[Pair, bool]:
-    """The first, that is cheapest, pair that reaches the target, True; or if none does what finds the most, False.
+    """The cheapest (first) pair that reaches the target, and True; else the one with the highest recall, and False.
 
-    No tier may fall further below the target than TIER_SLACK, nor below the floor, if it has TIER_MIN neighbors.
+    A tier with at least TIER_MIN true neighbors must stay within TIER_SLACK of the target and not below the floor.
     """
     held = [name for name, counts in truth.wanted.items() if counts.sum() >= TIER_MIN]
     least = {**dict.fromkeys(held, max(floor, target - TIER_SLACK)), "all": target}
@@ -209,7 +211,7 @@ def choose(pairs: Sequence[Pair], truth: Truth, target: float, floor: float) -> 
 def cover_filters(
     generation: Generation, chosen: ColdSettings, queries: Floats, target: float
 ) -> tuple[ColdSettings, float]:
-    """These settings with the smallest share of a filter's matches to cover that reaches the target, and the recall."""
+    """`chosen` with the smallest `filtered_share` that reaches the target, and its recall."""
     measured = filtered_recall(generation, queries)
     for share in FILTERED_SHARES:
         setting = msgspec.structs.replace(chosen, filtered_share=share)
@@ -219,7 +221,7 @@ def cover_filters(
 
 
 def filtered_recall(generation: Generation, queries: Floats) -> Callable[[ColdSettings], float]:
-    """Measures recall of cold passages under a made-up filter, with any settings."""
+    """A function that measures cold recall under a random filter, for any settings."""
     allowed = random_filter(generation)
     best = true_neighbours(generation, queries, allowed).cold
 
@@ -236,14 +238,14 @@ def filtered_recall(generation: Generation, queries: Floats) -> Callable[[ColdSe
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Recall, and the standard error with which it tells that of other queries."""
+    """Recall on a sample of queries, and its standard error."""
 
     recall: float
     error: float
 
     @staticmethod
     def of(found: Counts, wanted: Counts) -> Share:
-        """By query: what one walk misses it often misses all at once. The error is that of a ratio of two sums."""
+        """The error is that of a ratio of sums over queries: misses are clustered, as one search often misses many."""
         total = int(wanted.sum())
         if not total:
             return Share(1.0, 0.0)
@@ -253,7 +255,7 @@ class Share:
 
     @property
     def margin(self) -> float:
-        """What recall here must be above a target, so that on other queries it is not MISS_MAX below it."""
+        """By how much this recall must exceed a target, so that other queries do not miss it by more than MISS_MAX."""
         return max(0.0, CONFIDENT * self.error - MISS_MAX)
 
     @property
@@ -262,6 +264,6 @@ class Share:
 
 
 def shares(pair: Pair, truth: Truth) -> dict[str, Share]:
-    """Of the whole answer, "all", and of each tier that has any of the true neighbors."""
+    """Recall of the whole answer, "all", and of each tier that holds any true neighbors."""
     found = pair.found
     return {name: Share.of(found[name], counts) for name, counts in truth.wanted.items() if counts.any()}

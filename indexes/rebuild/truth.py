@@ -1,4 +1,4 @@
-"""Queries to measure a generation with, and what exact search finds for them."""
+"""Queries for measuring a generation, and their true neighbors by exact search."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from indexes.parts.generation import Generation
 Counts = NDArray[np.int64]
 
 K = RANKS
-FILTER_SHARE = 0.05  # of the cold rows pass the made-up filter that filtered search is measured with
-TIE = 3e-4  # more than float16 storage moves a score, less than lies between two ranks
+FILTER_SHARE = 0.05  # of the cold rows match the random filter used to measure filtered search
+TIE = 3e-4  # larger than the float16 error of a score, smaller than the gap between ranks
 
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """Queries [n, dimensions], and for each the scores of its true neighbors in each tier, best first."""
+    """Queries [n, dimensions], and the scores of each one's true neighbors in each tier, best first."""
 
     queries: Floats
     hot: list[Floats]
@@ -31,7 +31,7 @@ class Truth:
 
     @property
     def wanted(self) -> dict[str, Counts]:
-        """True neighbors of each query, by cohort: "all", "hot" and "cold"."""
+        """Number of true neighbors of each query, by cohort: "all", "hot" and "cold"."""
         hot, cold = (np.array([len(best) for best in tier], np.int64) for tier in (self.hot, self.cold))
         return {"all": hot + cold, "hot": hot, "cold": cold}
 
@@ -42,7 +42,7 @@ def true_neighbours(
     allowed: Bits | None = None,
     progress: Progress = lambda *_: None,
 ) -> Truth:
-    """The K nearest of the allowed rows over both tiers, by exact search over the stored vectors."""
+    """The K nearest allowed rows across both tiers, by exact search over the stored vectors."""
     selector = within(range(generation.size)) if allowed is None else among(allowed)
     first_cold = generation.manifest.hot
     truth = Truth(queries, [], [])
@@ -55,14 +55,14 @@ def true_neighbours(
 
 
 def found_of(result: Found, best: Floats) -> int:
-    """How many true neighbors, whose scores are `best`, a search returned. A row that ties with the last is as good."""
+    """How many true neighbors, with scores `best`, a search returned. Rows that tie with the last count."""
     return int(np.count_nonzero(result[1][: len(best)] >= best[-1] - TIE)) if len(best) else 0
 
 
 def synthetic_queries(generation: Generation, count: int, *, seed: int) -> Floats:
-    """Mixtures of two stored vectors, up to `count`: half of them near hot rows, half near cold ones.
+    """Mixtures of two stored vectors, up to `count`: half near hot rows, half near cold ones.
 
-    So the recall of a small hot tier rests on many queries too; and hot rows are hot because they are asked for.
+    So even a small hot tier's recall is measured on many queries; and hot rows are the ones users query.
     """
     rng = np.random.default_rng(seed)
     tiers = [rows for rows in generation.tier_rows().values() if len(rows)]
