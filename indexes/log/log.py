@@ -77,7 +77,7 @@ class Log(LogReader):
                 meta.get("digest_seed", "")
             )  # only logs created before digests have one
             self.newest_seq = self.position().seq
-            """Of the last commit begun, from just before anybody can read what it wrote."""
+            """Seq of the last commit started; set just before that commit becomes readable."""
             self.owed = Owed.read(meta[OWED]) if OWED in meta else self._owed_before()
             # Always connect: a log that is not writable should fail here, not at the first write.
             with contextlib.suppress(DiskFull), self._changing() as db:
