@@ -54,7 +54,10 @@ class LocalExecutor:
     snapshot: Snapshot
 
     def prepare(self, query: Query, watch: Stopwatch) -> LocalExecution:
-        return LocalExecution(self.collection, self.snapshot.prepare(query), watch)
+        stage = None if query.text is None else "lexical"  # it weighs the terms
+        return LocalExecution(
+            self.collection, watch.timed(stage, lambda: self.snapshot.prepare(query)), watch
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +67,10 @@ class LocalExecution:
     watch: Stopwatch
 
     def search(self) -> Candidates:
-        lexical = self.watch.timed("lexical", self.prepared.lexical)
-        return Candidates.join(self.watch.timed("dense", self.prepared.dense), lexical)
+        query = self.prepared.query
+        lexical = self.watch.timed(None if query.text is None else "lexical", self.prepared.lexical)
+        dense = self.watch.timed(None if query.vector is None else "dense", self.prepared.dense)
+        return Candidates.join(dense, lexical)
 
     def scores(self, ids: Ids) -> tuple[Floats, Floats]:
         return self.prepared.scores(ids)

@@ -261,13 +261,12 @@ class Receipt(msgspec.Struct):
 
 
 class Timings(msgspec.Struct):
-    """Milliseconds in each stage. `wait` is the time in which no stage ran: mostly in line for a search thread, or for
-    `min_seq`. All of them add up to `total`, less what `lexical` overlaps with `embed`."""
+    """Milliseconds in each stage. `wait` is the time in which no stage ran. All of them add up to `total`."""
 
     cache: Annotated[float, Doc("Looking into the result cache")] = 0.0
     embed: Annotated[float, Doc("Embedding the query")] = 0.0
     dense: Annotated[float, Doc("Searching by meaning")] = 0.0
-    lexical: Annotated[float, Doc("Searching by words, beside embedding")] = 0.0
+    lexical: Annotated[float, Doc("Searching by words")] = 0.0
     fuse: Annotated[float, Doc("Joining both rankings")] = 0.0
     hydrate: Annotated[float, Doc("Reading the hits from the log")] = 0.0
     wait: Annotated[

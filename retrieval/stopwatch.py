@@ -24,7 +24,10 @@ class Stopwatch:
     started: float = field(default_factory=time.perf_counter)
     spans: list[tuple[float, float, str]] = field(default_factory=list)  # begun, ended, stage
 
-    def timed(self, stage: str, work: Callable[[], T]) -> T:
+    def timed(self, stage: str | None, work: Callable[[], T]) -> T:
+        """`stage` None: not one that this search has."""
+        if stage is None:
+            return work()
         begun = time.perf_counter()
         try:
             return work()
