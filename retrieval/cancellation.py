@@ -10,11 +10,7 @@ from concurrent.futures import Executor
 from contextvars import copy_context
 from typing import TypeVar
 
-from indexes import (
-    DeadlineExceeded,
-    GoOn,
-    NotReady,
-)
+from indexes import DeadlineExceeded, GoOn, NotReady
 
 T = TypeVar("T")
 

@@ -23,13 +23,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import msgspec
 import numpy as np
 
-from indexes import (
-    Overloaded,
-    StoredPassage,
-    TooLarge,
-    give_back,
-    memory_bytes,
-)
+from indexes import Overloaded, StoredPassage, TooLarge, give_back, memory_bytes
 from retrieval.admission import Load
 from retrieval.cgroups import cgroup_bytes
 

@@ -7,13 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, field
 
-from indexes import (
-    NAME,
-    ColdState,
-    Moves,
-    SearchSettings,
-    Tier,
-)
+from indexes import NAME, ColdState, Moves, SearchSettings, Tier
 from retrieval.schemas import Doc, Request, Seq
 
 Capacity = Annotated[int, Meta(ge=0, le=1_000_000_000)]

@@ -8,10 +8,7 @@ from dataclasses import asdict
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from indexes import (
-    Catalog,
-    ColdState,
-)
+from indexes import Catalog, ColdState
 from retrieval.cache import EmbeddingCache, ResultCache, SharedVectors, Store
 from retrieval.ceiling import SHARES, Ceiling
 from retrieval.embedders import Embedders

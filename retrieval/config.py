@@ -20,10 +20,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
-from indexes import (
-    InvalidInput,
-    failpoints,
-)
+from indexes import InvalidInput, failpoints
 from retrieval.settings import Config
 
 __all__ = ["Config", "ignored_variables", "load_config"]

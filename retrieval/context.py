@@ -28,11 +28,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from indexes import (
-    GoOn,
-    nobody_waits,
-    terms,
-)
+from indexes import GoOn, nobody_waits, terms
 from retrieval.chunking import SENTENCE
 from retrieval.outline import PATH_SEPARATOR
 from retrieval.schemas import (

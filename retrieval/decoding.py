@@ -12,10 +12,7 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta, inspect
 
-from indexes import (
-    InvalidInput,
-    suggestion,
-)
+from indexes import InvalidInput, suggestion
 from retrieval.errors import MalformedRequest
 
 T = TypeVar("T")
@@ -145,5 +142,9 @@ def inside(one: inspect.Type, step: str) -> list[inspect.Type]:
 
 
 def alternatives(one: inspect.Type) -> list[inspect.Type]:
-    """Of a union each, else the one."""
-    return list(one.types) if isinstance(one, inspect.UnionType) else [one]
+    """Of a union each, else the one; without what describes it."""
+    while isinstance(one, inspect.Metadata):
+        one = one.type
+    if not isinstance(one, inspect.UnionType):
+        return [one]
+    return [inner for each in one.types for inner in alternatives(each)]

@@ -16,9 +16,7 @@ from email.utils import formatdate
 
 from aiohttp import web
 
-from indexes import (
-    Overloaded,
-)
+from indexes import Overloaded
 from retrieval.admission import Entry, Gates, Load
 from retrieval.browsers import protect
 from retrieval.dialects.errors import response

@@ -11,12 +11,7 @@ from contextvars import Context
 from dataclasses import dataclass
 from pathlib import Path
 
-from indexes import (
-    Collection,
-    Floats,
-    ModelMismatch,
-    NotFound,
-)
+from indexes import Collection, Floats, ModelMismatch, NotFound
 from retrieval.cache import EmbeddingCache, SharedVectors
 from retrieval.embedding.batcher import Batcher
 from retrieval.embedding.costs import CostModel

@@ -9,16 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from indexes import (
-    Candidates,
-    Collection,
-    Floats,
-    Ids,
-    Prepared,
-    Query,
-    Snapshot,
-    StoredPassage,
-)
+from indexes import Candidates, Collection, Floats, Ids, Prepared, Query, Snapshot, StoredPassage
 from retrieval.stopwatch import Stopwatch
 
 

@@ -12,10 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from indexes import (
-    Floats,
-    Ids,
-)
+from indexes import Floats, Ids
 
 Scores = NDArray[np.float64]
 

@@ -9,9 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
-from indexes import (
-    Catalog,
-)
+from indexes import Catalog
 from retrieval.admission import Gates, Load
 from retrieval.cache import Store
 from retrieval.cancellation import Stopping

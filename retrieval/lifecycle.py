@@ -14,16 +14,7 @@ from pathlib import Path
 from aiohttp import web
 from threadpoolctl import threadpool_limits
 
-from indexes import (
-    Budget,
-    Catalog,
-    ColdPolicy,
-    IndexOptions,
-    NearlineError,
-    StorageError,
-    failures,
-    publish,
-)
+from indexes import Budget, Catalog, ColdPolicy, IndexOptions, NearlineError, StorageError, failures, publish
 from retrieval import collectors
 from retrieval.cache import MemoryStore, ResultCache, SharedVectors, Store
 from retrieval.config import Config

@@ -13,13 +13,7 @@ from typing import Any
 
 import msgspec
 
-from indexes import (
-    InvalidInput,
-    Metadata,
-    Scalar,
-    TooLarge,
-    fits,
-)
+from indexes import InvalidInput, Metadata, Scalar, TooLarge, fits
 from retrieval.decoding import decode_part
 from retrieval.settings import Config
 

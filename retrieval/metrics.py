@@ -11,9 +11,7 @@ from functools import cache, partial
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import Metric
 
-from indexes import (
-    WriteResult,
-)
+from indexes import WriteResult
 from retrieval.collection_schemas import JobBody
 from retrieval.collectors import OnScrape
 from retrieval.embedding.results import Lane, Observer, WhyLeft

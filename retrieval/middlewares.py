@@ -9,15 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from indexes import (
-    Conflict,
-    InvalidInput,
-    NearlineError,
-    NotFound,
-    Quarantined,
-    StorageError,
-    TooLarge,
-)
+from indexes import Conflict, InvalidInput, NearlineError, NotFound, Quarantined, StorageError, TooLarge
 from retrieval.admission import Load
 from retrieval.browsers import require_known_caller
 from retrieval.dialects.errors import response

@@ -9,15 +9,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from indexes import (
-    ANALYSIS_VERSION,
-    Filter,
-    Floats,
-    InvalidInput,
-    Query,
-    TooLarge,
-    parse_filter,
-)
+from indexes import ANALYSIS_VERSION, Filter, Floats, InvalidInput, Query, TooLarge, parse_filter
 from retrieval.decoding import decode_part, is_absent
 from retrieval.schemas import Fusion, Mode, SearchRequest, Weights
 from retrieval.settings import Config

@@ -30,11 +30,7 @@ from typing import Any
 
 import msgspec
 
-from indexes import (
-    Collection,
-    StorageError,
-    replace_unsynced,
-)
+from indexes import Collection, StorageError, replace_unsynced
 from retrieval.schemas import Mode, SearchRequest
 from retrieval.settings import QueryLog as Settings
 

@@ -15,12 +15,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from indexes import (
-    Collection,
-    Filter,
-    Floats,
-    Ranking,
-)
+from indexes import Collection, Filter, Floats, Ranking
 from retrieval.cancellation import Abandoned
 
 

@@ -11,10 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType, field
 
-from indexes import (
-    Metadata,
-    Tier,
-)
+from indexes import Metadata, Tier
 from retrieval.decoding import (
     FilterJson,
     IdsJson,

@@ -8,12 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from indexes import (
-    TIERS,
-    Candidates,
-    Floats,
-    StoredPassage,
-)
+from indexes import TIERS, Candidates, Floats, StoredPassage
 from retrieval.ceiling import AnswerBudget, size_of
 from retrieval.executor import Execution
 from retrieval.fusion import best_first, reciprocal_rank, weighted

@@ -12,12 +12,7 @@ from typing import Annotated, TypeVar
 import msgspec
 from aiohttp import web
 
-from indexes import (
-    Floats,
-    InvalidInput,
-    NotFound,
-    TooLarge,
-)
+from indexes import Floats, InvalidInput, NotFound, TooLarge
 from retrieval.dialects.errors import ModelNotFound
 from retrieval.dialects.models import known_names, model_of
 from retrieval.embedders import Embedder

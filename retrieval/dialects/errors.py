@@ -16,12 +16,7 @@ from dataclasses import dataclass, field
 import msgspec
 from aiohttp import web
 
-from indexes import (
-    InvalidInput,
-    NearlineError,
-    NotFound,
-    TooLarge,
-)
+from indexes import InvalidInput, NearlineError, NotFound, TooLarge
 from retrieval import errors
 from retrieval.embedding.results import TooLong
 

@@ -13,9 +13,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from indexes import (
-    InvalidInput,
-)
+from indexes import InvalidInput
 from retrieval.dialects.embedding import (
     VectorJson,
     as_numbers,

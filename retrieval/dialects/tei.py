@@ -14,11 +14,7 @@ from typing import Literal
 import msgspec
 from aiohttp import web
 
-from indexes import (
-    InvalidInput,
-    NotReady,
-    TooLarge,
-)
+from indexes import InvalidInput, NotReady, TooLarge
 from retrieval.dialects.embedding import (
     Answered,
     Inputs,

@@ -25,12 +25,7 @@ from typing import Protocol
 
 import numpy as np
 
-from indexes import (
-    DeadlineExceeded,
-    Floats,
-    NotReady,
-    TooLarge,
-)
+from indexes import DeadlineExceeded, Floats, NotReady, TooLarge
 from retrieval.embedding.alone import LoneQueries
 from retrieval.embedding.bounds import TOO_LATE, Bounds, LargeRequests
 from retrieval.embedding.costs import CostModel, Load

@@ -6,10 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from indexes import (
-    DeadlineExceeded,
-    Overloaded,
-)
+from indexes import DeadlineExceeded, Overloaded
 from retrieval.embedding.costs import Load
 from retrieval.embedding.results import Embedded, Lane
 

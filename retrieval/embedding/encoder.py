@@ -15,9 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from indexes import (
-    Floats,
-)
+from indexes import Floats
 from retrieval.cgroups import cgroup_cores
 from retrieval.embedding.models import Kind, Model
 from retrieval.embedding.sessions import OUTPUT, open_model

@@ -20,9 +20,7 @@ from typing import Protocol
 
 import numpy as np
 
-from indexes import (
-    Floats,
-)
+from indexes import Floats
 from retrieval.embedding.models import Kind
 from retrieval.embedding.results import Embedded, Lane, Long, first_rows, joined, refuse_truncated
 from retrieval.embedding.tokens import Tokens

@@ -20,12 +20,7 @@ from typing import Literal
 
 import msgspec
 
-from indexes import (
-    Damaged,
-    InvalidInput,
-    NotFound,
-    verify,
-)
+from indexes import Damaged, InvalidInput, NotFound, verify
 
 FORMAT_VERSION = 1
 MANIFEST, MODEL, FALLBACK, TOKENIZER = "manifest.json", "model.onnx", "fallback.onnx", "tokenizer.json"

@@ -9,10 +9,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from indexes import (
-    Floats,
-    InvalidInput,
-)
+from indexes import Floats, InvalidInput
 from retrieval.embedding.tokens import Tokens
 
 Long = Literal["cut", "windows", "refuse"]

@@ -23,10 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
-from indexes import (
-    Damaged,
-    Floats,
-)
+from indexes import Damaged, Floats
 from retrieval.embedding.models import KnownAnswer, Model, Variant
 
 logger = logging.getLogger(__name__)

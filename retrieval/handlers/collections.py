@@ -6,9 +6,7 @@ import asyncio
 
 from aiohttp import web
 
-from indexes import (
-    Settings,
-)
+from indexes import Settings
 from retrieval.collection_schemas import (
     AliasBody,
     CollectionList,

@@ -6,12 +6,7 @@ import asyncio
 
 from aiohttp import web
 
-from indexes import (
-    Floats,
-    Overloaded,
-    TooLarge,
-    check_number,
-)
+from indexes import Floats, Overloaded, TooLarge, check_number
 from retrieval.collection_schemas import JobList, JobStarted, Nothing, Reindex, RolledBack, Tune
 from retrieval.embedders import Embedder
 from retrieval.handlers.wire import answer, body, collection_of

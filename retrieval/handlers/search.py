@@ -8,11 +8,7 @@ from functools import partial
 import msgspec
 from aiohttp import web
 
-from indexes import (
-    InvalidInput,
-    NearlineError,
-    TooLarge,
-)
+from indexes import InvalidInput, NearlineError, TooLarge
 from retrieval.cancellation import abandonable
 from retrieval.ceiling import AnswerBudget
 from retrieval.context import build_context, search_request

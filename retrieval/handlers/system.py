@@ -14,9 +14,7 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET, UnsetType
 
-from indexes import (
-    NotFound,
-)
+from indexes import NotFound
 from retrieval.admission import Load
 from retrieval.handlers.wire import answer
 from retrieval.keys import API, CATALOG, CEILING, METRICS, READY

@@ -10,10 +10,7 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
-from indexes import (
-    Collection,
-    InvalidInput,
-)
+from indexes import Collection, InvalidInput
 from retrieval.collection_schemas import CollectionBody, RequestLimits
 from retrieval.decoding import decode
 from retrieval.keys import CATALOG, CONFIG, HELD, TASKS
