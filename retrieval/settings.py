@@ -111,7 +111,7 @@ class Index(Section, frozen=True, kw_only=True):
 class Search(Section, frozen=True, kw_only=True):
     k: Positive = 10
     mode: Literal["hybrid", "dense", "lexical"] = "hybrid"
-    candidates: Positive = 50
+    candidates: Positive = 100
     fusion: Literal["rrf", "weighted"] = "rrf"
     rrf_k: Positive = 10
     weight_dense: Weight = 0.7

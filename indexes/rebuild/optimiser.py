@@ -33,7 +33,7 @@ from indexes.rebuild.truth import (
     true_neighbours,
 )
 
-DEPTH = 50  # the default of `search.candidates` in the configuration
+DEPTH = 100  # the default of `search.candidates` in the configuration
 QUERIES = 300  # per build
 EFS = (10, 14, 20, 28, 40, 56, 80, 112, 160, 224, 320, 512)
 PROBED_64THS = (1, 2, 4, 6, 8, 16, 32, 64)  # fractions of the lists to probe
