@@ -15,12 +15,14 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 import msgspec
 
 from indexes import failpoints, failures
 from indexes.errors import Damaged, DiskFull, Locked, OutOfDescriptors, StorageError
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 READ_BYTES = 1 << 20
 # The disk, the quota or the process's own limit is exhausted.
@@ -39,6 +41,19 @@ def with_checksum(document: msgspec.Struct) -> bytes:
 def format_of(content: bytes) -> int:
     """The `format_version` of a JSON file, the one field common to all formats. Raises msgspec.DecodeError."""
     return msgspec.json.decode(content, type=Versioned).format_version
+
+
+def decode_checked(path: Path, content: bytes, kind: type[T], version: int) -> T:
+    """The content of a file that `with_checksum` made, of this format version. Raises Damaged for any other."""
+    try:
+        if (found := format_of(content)) != version:
+            raise Damaged(f"{path}: format {found}; this version reads {version}")
+        document = msgspec.json.decode(content, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Damaged(f"{path}: {error}") from error
+    if content != with_checksum(document):
+        raise Damaged(f"{path} is damaged: its checksum differs")
+    return document
 
 
 class Versioned(msgspec.Struct, frozen=True):

@@ -190,7 +190,7 @@ class Pipeline:
             ranked = scan.rank(collection, plan.query.vector, plan.query.depth, plan.query.condition)
             exact = scanned(snapshot, await watch.awaited("dense", ranked))
         executor = LocalExecutor(collection, snapshot)
-        return await self._run(lambda: answered(plan, executor, watch, budget, exact))
+        return await self._run(lambda: run_stages(plan, executor, watch, budget, exact))
 
     async def _run(self, work: Callable[[], T]) -> T:
         context = copy_context()  # for what is logged there
@@ -216,7 +216,7 @@ def scanned(snapshot: Snapshot, ranking: Ranking) -> Candidates:
     return Candidates.join(DenseResult(ranking, snapshot.tiers, None), Ranking.empty())
 
 
-def answered(
+def run_stages(
     plan: Plan,
     executor: Executor,
     watch: Stopwatch,

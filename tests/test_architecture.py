@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import indexes
+
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("indexes", "retrieval", "jobs")
 MODULES = sorted(
@@ -84,3 +86,9 @@ def test_modules_are_rooms_not_halls(module: str) -> None:
     source = (ROOT / module.replace(".", "/")).with_suffix(".py").read_text()
     assert len(source.splitlines()) <= LINES_MAX
     assert ast.get_docstring(ast.parse(source))
+
+
+def test_what_the_index_library_exports_is_there() -> None:
+    """Each name listed in indexes/__init__.pyi can be imported."""
+    assert all(getattr(indexes, name) is not None for name in dir(indexes))
+    assert {"Catalog", "Collection", "Query"} <= set(dir(indexes))

@@ -33,7 +33,7 @@ from pathlib import Path
 import msgspec
 
 from indexes.catalog import MARKER, NAME, prepare
-from indexes.durable import READ_BYTES, disk_errors, format_of, publish_folder, sha256, with_checksum
+from indexes.durable import READ_BYTES, decode_checked, disk_errors, publish_folder, sha256, with_checksum
 from indexes.errors import (
     Conflict,
     Damaged,
@@ -313,14 +313,7 @@ def read_backup(folder: Path) -> Backup:
         raise NotFound(f"{folder} holds no backup: it has no {MANIFEST}")
     with disk_errors(path):
         content = path.read_bytes()
-    try:
-        if (found := format_of(content)) != FORMAT_VERSION:
-            raise Damaged(f"{path} has format {found}; this version of nearline reads {FORMAT_VERSION}")
-        backup = msgspec.json.decode(content, type=Backup)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Damaged(f"{path}: {error}") from error
-    if content != with_checksum(backup):
-        raise Damaged(f"{path} is damaged: its checksum differs")
+    backup = decode_checked(path, content, Backup, FORMAT_VERSION)
     for one in backup.collections:
         if not NAME.fullmatch(one.name) or not all(FILE.fullmatch(name) for name in one.files):
             raise Damaged(f"{path} names files that no backup has")

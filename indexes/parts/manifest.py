@@ -8,7 +8,7 @@ import msgspec
 
 from indexes.dense.cold import ColdSettings
 from indexes.dense.training import Training
-from indexes.durable import format_of, sha256, with_checksum
+from indexes.durable import decode_checked, sha256
 from indexes.errors import Damaged, NotFound
 from indexes.lexical import analysis
 
@@ -79,16 +79,7 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     if not path.is_file():
         raise NotFound(f"no generation in {folder}")
-    try:
-        content = path.read_bytes()
-        if (found := format_of(content)) != FORMAT_VERSION:
-            raise Damaged(f"{path}: format {found}; this version reads {FORMAT_VERSION}")
-        manifest = msgspec.json.decode(content, type=Manifest)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Damaged(f"{path}: {error}") from error
-    if content != with_checksum(manifest):
-        raise Damaged(f"{path} is damaged: its checksum differs")
-    return manifest
+    return decode_checked(path, path.read_bytes(), Manifest, FORMAT_VERSION)
 
 
 def seal_files(folder: Path) -> dict[str, SealedFile]:

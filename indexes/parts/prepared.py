@@ -94,12 +94,15 @@ class Prepared:
         """Passages with the highest BM25 scores above zero."""
         if self._weighed is None:
             return Ranking.empty()
-        depth = self.query.depth
-        rankings = [
-            as_ranking(chosen.part, best_of(chosen.part.lexical, self._weighed, depth, chosen.allowed))
-            for chosen in self.selection
-            if chosen.count
-        ]
+        depth, floor = self.query.depth, 0.0
+        rankings = []
+        # The largest part first: what it finds lets the others leave out more.
+        for chosen in sorted(self.selection, key=lambda one: -one.count):
+            if chosen.count:
+                found = best_of(chosen.part.lexical, self._weighed, depth, chosen.allowed, floor=floor)
+                rankings.append(as_ranking(chosen.part, found))
+                if len(found[1]) == depth:
+                    floor = max(floor, float(found[1][-1]))
         return Ranking.merge(rankings, depth)
 
     @searching

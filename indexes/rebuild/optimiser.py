@@ -160,8 +160,8 @@ def cold_ladder(generation: Generation, queries: Floats, least: float) -> list[C
 def try_tier(generation: Generation, tier: Tier, settings: Sequence[Any], truth: Truth) -> list[Trial]:
     """Measure the settings in this order; stop after one that finds everything.
 
-    The other tier is searched before each timed search, as in real use: with the graph's vectors still in the CPU
-    caches, a search would take half the time.
+    The other tier is searched before each timed search, as in real use, so that neither finds its data in the CPU
+    caches because it was just searched.
     """
 
     def hot(query: Floats, depth: int) -> Found:
