@@ -20,6 +20,12 @@ from jobs.benchmark.peers import SentenceTransformers, packaged_weights
 from jobs.benchmark.service import BareEmbedding, OverHttp
 from jobs.benchmark.texts import Material, model_folder
 from jobs.benchmark.turns import Engine, Row, Say, Tables, figures, rate, ratio, rotate, start, turns
+from jobs.export.architectures import build
+from jobs.export.graph import Graph
+from jobs.export.recipes import FP32
+from jobs.export.running import save
+from jobs.export.shapes import shape
+from jobs.export.weights import Weights
 from jobs.server_process import serving
 from retrieval.config import load_config
 from retrieval.embedders import Embedders
@@ -64,7 +70,7 @@ class Service(OverHttp):
 
 
 class PlainFp32(Engine):
-    """The export found in tutorials: onnxruntime's defaults, texts sorted by length, mean pooling in numpy."""
+    """The unquantized graph that exports are compared with, with onnxruntime's defaults and texts sorted by length."""
 
     def __init__(self, scratch: Path) -> None:
         self._path = scratch / "plain.onnx"
@@ -74,7 +80,7 @@ class PlainFp32(Engine):
         from tokenizers import Tokenizer
 
         weights = packaged_weights()
-        trace(weights, self._path)
+        save(build(Graph(Weights(weights), FP32.precision), shape(weights)), self._path)
         self._tokenizer = Tokenizer.from_file(str(weights / "tokenizer.json"))
         self._tokenizer.enable_truncation(TOKENS_MAX)
         self._tokenizer.enable_padding()
@@ -88,34 +94,9 @@ class PlainFp32(Engine):
             encodings = self._tokenizer.encode_batch([texts[row] for row in order[at : at + BATCH_TEXTS]])
             ids = np.array([one.ids for one in encodings], np.int64)
             mask = np.array([one.attention_mask for one in encodings], np.int64)
-            hidden = self._session.run(None, {"input_ids": ids, "attention_mask": mask})[0]
-            found.append((hidden * mask[:, :, None]).sum(axis=1) / mask.sum(axis=1, keepdims=True))
-        vectors = np.concatenate(found)[np.argsort(order)].astype(np.float32)
-        unit: Floats = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-        return unit
-
-
-def trace(weights: Path, path: Path) -> None:
-    """Export with PyTorch: no fused operators, token vectors as output."""
-    import torch
-    from transformers import AutoModel
-
-    class Hidden(torch.nn.Module):  # type: ignore[misc,unused-ignore]  # PyTorch may be absent
-        def __init__(self) -> None:
-            super().__init__()
-            self.encoder: Any = AutoModel.from_pretrained(weights, attn_implementation="eager").float().eval()
-
-        def forward(self, ids: Any, mask: Any) -> Any:
-            return self.encoder(input_ids=ids, attention_mask=mask).last_hidden_state
-
-    inputs, output = ["input_ids", "attention_mask"], "last_hidden_state"
-    example = (torch.tensor([[5, 6, 7, 8]] * 2), torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]]))
-    axes = {name: {0: "batch", 1: "sequence"} for name in (*inputs, output)}
-    with torch.inference_mode():
-        torch.onnx.export(
-            Hidden(), example, str(path), dynamo=False, opset_version=17, dynamic_axes=axes,
-            input_names=inputs, output_names=[output],
-        )  # fmt: skip
+            found.append(self._session.run(None, {"input_ids": ids, "attention_mask": mask})[0])
+        vectors: Floats = np.concatenate(found)[np.argsort(order)]
+        return vectors
 
 
 def run(material: Material, scratch: Path, say: Say, *, queries: int) -> Tables:
