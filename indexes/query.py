@@ -1,4 +1,8 @@
-"""A search's query and its candidates: plain values that can be sent to another process."""
+"""A search's query and its candidates: plain values that can be sent to another process.
+
+The service calls `snapshot.prepare`, `lexical`, `dense` and `Candidates.join`, in this order, on one search thread, and
+fuses the candidates itself.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +22,8 @@ NOT_FOUND = -1
 class Query:
     """`text` is for BM25, `vector` (unit length, float32 [dimensions]) for the dense indexes; None skips that searcher.
 
-    Each searcher returns `depth` candidates, of which the first `k` matter. `counted`: the query is real traffic, and
-    the cold policy learns from it.
+    BM25 and the dense indexes each return `depth` candidates. `k` results will be shown: the cold policy judges loss on
+    them. `counted`: the query is real traffic, and the cold policy learns from it.
     """
 
     k: int

@@ -285,7 +285,7 @@ def seal(folder: Path, progress: Progress) -> dict[str, SealedFile]:
 def aliases_of(data: Path) -> dict[str, str]:
     """The aliases. Raises NotADataDirectory if it is not one already: `prepare` alone would initialize it."""
     if not (data / MARKER).is_file():
-        raise NotADataDirectory(f"{data} is no nearline data directory: it has no {MARKER}")
+        raise NotADataDirectory(f"{data} is not a nearline data directory: it has no {MARKER}")
     return prepare(data)
 
 

@@ -109,7 +109,7 @@ def verify_collection(folder: Path, *, frozen: bool, progress: Progress) -> Iter
             yield found
             whole[number] = found.ok
         current = check_current(folder, whole, frozen) or Check(
-            folder.name, "CURRENT", True, "moves while we look"
+            folder.name, "CURRENT", True, "changed during the check"
         )
     yield current
 
@@ -182,15 +182,15 @@ def load_and_compare(request: LoadRequest, progress: Progress) -> str:
         raise Damaged("it was built with another analysis of text than this version's")
     if not state.covers(manifest.seq):
         raise Damaged(
-            f"it is of seq {manifest.seq}; the log's history is of seq {state.forgotten + 1} to {state.seq}"
+            f"it was built at seq {manifest.seq}; the log's history is of seq {state.forgotten + 1} to {state.seq}"
         )
     if (twice := len(ids) - len(np.unique(ids))) > 0:
-        raise Damaged(f"it holds {twice} passages twice")
+        raise Damaged(f"it contains {twice} duplicate passages")
     if missing := len(np.setdiff1d(live, ids, assume_unique=True)):
         raise Damaged(f"it lacks {missing} of {len(live)} live passages")
     dead = np.setdiff1d(ids, live, assume_unique=True)
     if unknown := int(np.count_nonzero(~np.isin(dead, removed))):
-        raise Damaged(f"it holds {unknown} passages of which the log knows nothing")
+        raise Damaged(f"it holds {unknown} passages that the log does not know")
     return f"{len(ids)} passages ({tiers}), {len(dead)} of them removed since, seq {manifest.seq}"
 
 

@@ -25,7 +25,7 @@ from indexes.model import Floats, Rows
 COLD_PASSAGES_MIN = 256  # fewer cannot train a quantizer and are not worth one
 OVERSAMPLING = 4  # minimum of rescored candidates per requested rank
 RANKS = 10  # settings are tuned for recall at this rank; a deeper search does not probe more lists
-WIDE_SHARE = 0.5  # allowed share of the rows from which the nearest lists are scanned with the filter
+WIDE_SHARE = 0.5  # from this allowed share on, scan the nearest lists and filter while scanning
 FILE_BYTES_MAX = 1 << 36
 
 
@@ -33,8 +33,8 @@ class ColdSettings(msgspec.Struct, frozen=True):
     """Search settings: `probes` lists are always probed, `reach` controls further ones, and `rescored` candidates are
     rescored from each scan.
 
-    `reach`: a further list is probed if its centroid scores less than this below the mean of two scores: that of the
-    nearest centroid, and that of the RANKS-th best passage so far (or the last one wanted). `filtered_share`: the share
+    `reach`: a further list is probed if its centroid's score exceeds the mean of the nearest centroid's and the
+    RANKS-th best passage's (or that of the last one wanted), minus this. `filtered_share`: the share
     of a filter's allowed rows that the probed lists must hold.
     """
 

@@ -95,7 +95,7 @@ def check_file(collection: str, path: Path, *, frozen: bool) -> Check:
         for (line,) in log.rows("PRAGMA integrity_check"):
             if line != "ok":
                 trouble.add(" ".join(str(line).split()))
-    return trouble.check(collection, "log file", "SQLite finds it whole", RESTORE)
+    return trouble.check(collection, "log file", "SQLite reports no errors", RESTORE)
 
 
 def check_rows(collection: str, log: PinnedLog, state: LogState, progress: Progress) -> Iterator[Check]:

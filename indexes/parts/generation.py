@@ -36,7 +36,7 @@ from indexes.parts.part import search_graph
 from indexes.residency import Files
 
 LOWEST = "lowest.npy"
-WARM_SHARES = 3  # times its share of the passages: results the hot tier may fill before a deeper search
+HOT_DEPTH_FACTOR = 3  # first search the hot tier for this many times its proportional share of the answer
 HOT, COLD = np.int8(TIERS.index("hot")), np.int8(TIERS.index("cold"))
 
 
@@ -119,7 +119,7 @@ class Generation:
 
         Graph search time grows with depth, and a hot tenth seldom holds more than a tenth of the answer.
         """
-        return min(depth, RANKS + WARM_SHARES * depth * self.manifest.hot // max(self.size, 1))
+        return min(depth, RANKS + HOT_DEPTH_FACTOR * depth * self.manifest.hot // max(self.size, 1))
 
     def nearest_warm(self, query: Floats, depth: int, allowed: Bits | None, scan_max: int) -> Found:
         if self._hot is None:

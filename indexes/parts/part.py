@@ -34,7 +34,7 @@ class Part(Protocol):
     def filters(self) -> FilterPart: ...
     @property
     def bytes(self) -> int:
-        """Memory held by the part, excluding memory-mapped files."""
+        """Memory held by the part, excluding what is counted elsewhere: files, and a delta's postings."""
         ...
 
     def tier_bytes(self) -> dict[Tier, int]:
@@ -52,9 +52,9 @@ class Part(Protocol):
         ...
 
     def nearest(self, query: Floats, depth: int, allowed: Bits | None, scan_max: int) -> Found:
-        """Up to `depth` allowed rows with exact scores, best first; fewer only if fewer are allowed.
+        """Up to `depth` allowed rows, best first; fewer only if fewer are allowed. Scores are exact to float16.
 
-        If a filter or deletions leave at most `scan_max` rows of a tier, they are scanned exactly.
+        With at most `scan_max` allowed rows a part may scan them exactly; each decides where that is cheaper.
         """
         ...
 

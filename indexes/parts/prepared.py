@@ -52,7 +52,10 @@ class Selected:
 
 
 def select(parts: Sequence[Visible], condition: Filter | None) -> list[Selected]:
-    """The live rows of each part that match the filter. Raises InvalidInput if nothing can ever match it."""
+    """The live rows of each part that match the filter.
+
+    Raises InvalidInput for a key or kind of value that no passage has.
+    """
     if condition is None:
         return [Selected(visible, visible.alive, visible.by_tier) for visible in parts]
     require_satisfiable(condition, [visible.part.filters for visible in parts])
