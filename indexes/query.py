@@ -39,7 +39,8 @@ class Candidates:
     """The union of both searchers' results: columns of n, dense results first.
 
     Scores are float32, NaN where that searcher did not find the passage; ranks count from 0, NOT_FOUND where it is not
-    in that ranking. `tiers` int8 index TIERS. `searched` lists the tiers the search covered.
+    in that ranking. `tiers` int8 index TIERS. `lexical_bound`: no passage can score more for this query's words.
+    `searched` lists the tiers the search covered.
     """
 
     ids: Ids
@@ -48,6 +49,7 @@ class Candidates:
     dense_ranks: Ranks
     lexical_ranks: Ranks
     tiers: NDArray[np.int8]
+    lexical_bound: float = 0.0
     searched: tuple[Tier, ...] = ()
     cold_skipped: str | None = None
 
@@ -55,7 +57,7 @@ class Candidates:
         return len(self.ids)
 
     @staticmethod
-    def join(dense: DenseResult, lexical: Ranking) -> Candidates:
+    def join(dense: DenseResult, lexical: Ranking, lexical_bound: float = 0.0) -> Candidates:
         first = dense.ranking
         places = places_in(first.ids, lexical.ids)
         new = places == NOT_FOUND
@@ -69,7 +71,15 @@ class Candidates:
         ranks[1, places] = np.arange(len(lexical))
         tiers = np.concatenate([first.tiers, lexical.tiers[new]])
         return Candidates(
-            ids, scores[0], scores[1], ranks[0], ranks[1], tiers, dense.tiers, dense.cold_skipped
+            ids=ids,
+            dense=scores[0],
+            lexical=scores[1],
+            dense_ranks=ranks[0],
+            lexical_ranks=ranks[1],
+            tiers=tiers,
+            lexical_bound=lexical_bound,
+            searched=dense.tiers,
+            cold_skipped=dense.cold_skipped,
         )
 
 

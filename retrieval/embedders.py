@@ -18,6 +18,7 @@ from retrieval.embedding.costs import CostModel
 from retrieval.embedding.counting import TokenCounter
 from retrieval.embedding.encoder import Encoder, available_threads
 from retrieval.embedding.models import MANIFEST, Kind, Manifest, find_models, load_model, read_manifest
+from retrieval.embedding.reading import share_read
 from retrieval.embedding.results import Embedded, Long, Observer
 from retrieval.settings import Config
 
@@ -56,6 +57,11 @@ class Embedder:
             if cached and self.shared is not None:
                 await self.shared.put(*key, vector)
         return self.cache.put(self.fingerprint, text, vector) if cached else vector
+
+    def share_read(self, text: str) -> float:
+        """How much of a query the model reads, 0 to 1, judged by its tokenizer."""
+        with self.encoder.tokenizers.borrow() as tokenizer:
+            return share_read(tokenizer, text)
 
     async def documents(self, texts: list[str]) -> Floats:
         """Vectors of passages, float32 [texts, dimensions]."""

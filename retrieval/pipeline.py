@@ -25,7 +25,6 @@ from indexes import (
     Collection,
     DeadlineExceeded,
     DenseResult,
-    Floats,
     Ranking,
     Snapshot,
     Tier,
@@ -55,6 +54,8 @@ class CachedAnswer(msgspec.Struct):
     hits: list[Hit]
     tiers: list[Tier]
     cold_skipped: str | None
+    share_read: float | None
+    weight_dense: float | None
 
 
 class Pipeline:
@@ -121,8 +122,7 @@ class Pipeline:
         if answer is None:
             # An exact search waits for the others that share its scan: all of them have to get there.
             async with nullcontext() if plan.request.exact else self._active:
-                if plan.text is not None:
-                    plan = plan.with_vector(await self._embedded(collection, plan, watch))
+                plan = await self._embedded(collection, plan, watch)
                 answer, vanished = await self._search(collection, snapshot, plan, watch, place, budget)
                 if vanished and collection.snapshot.seq > snapshot.seq:
                     # Hits were replaced or deleted meanwhile; their new versions are in the newer snapshot.
@@ -138,6 +138,8 @@ class Pipeline:
             seq=snapshot.seq,
             tiers=answer.tiers,
             cold_skipped=answer.cold_skipped,
+            share_read=answer.share_read,
+            weight_dense=answer.weight_dense,
             cache="hit" if cached else ("miss" if caching else "bypass"),
             model=collection.settings.model,
         )
@@ -168,11 +170,17 @@ class Pipeline:
         except msgspec.DecodeError:
             return None  # written by another version of this service
 
-    async def _embedded(self, collection: Collection, plan: Plan, watch: Stopwatch) -> Floats:
+    async def _embedded(self, collection: Collection, plan: Plan, watch: Stopwatch) -> Plan:
+        """The plan with the query's vector, and with what fusion should know of the model."""
+        if plan.text is None:
+            return plan
         embedder = await self._embedders.of(collection)
-        assert plan.text is not None
         query = embedder.query(plan.text, watch.deadline, cached=plan.request.cache)
-        return await watch.awaited("embed", query)
+        return plan.embedded(
+            await watch.awaited("embed", query),
+            embedder.share_read(plan.text),
+            embedder.manifest.similarity_floor,
+        )
 
     async def _search(
         self,
@@ -228,7 +236,14 @@ def run_stages(
     found = candidates or execution.search()
     fused = watch.timed("fuse", lambda: fuse(plan, found, execution))
     hits, vanished = watch.timed("hydrate", lambda: hydrate(plan, fused, execution, budget))
-    return CachedAnswer(hits, list(found.searched), found.cold_skipped), vanished
+    answer = CachedAnswer(
+        hits,
+        list(found.searched),
+        found.cold_skipped,
+        None if plan.share_read is None else round(plan.share_read, 3),
+        None if plan.weight_dense is None else round(plan.weight_dense, 3),
+    )
+    return answer, vanished
 
 
 def elapsed_ms(since: float) -> float:

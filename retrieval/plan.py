@@ -11,10 +11,12 @@ import numpy as np
 
 from indexes import ANALYSIS_VERSION, Filter, Floats, InvalidInput, Query, TooLarge, parse_filter
 from retrieval.decoding import decode_part, is_absent
+from retrieval.embedding.models import SIMILARITY_FLOOR
 from retrieval.schemas import Fusion, Mode, SearchRequest, Weights
 from retrieval.settings import Config
 
-ANSWER_VERSION = 3  # of what the cache keeps
+ANSWER_VERSION = 4  # of what the cache keeps
+SHARE_READ_MIN = 0.1  # numbers and names are read in any text
 SPARE_HITS = 16  # of a dense ranking beyond k, for candidates that die while they are on their way
 NUMBER_BYTES_MAX = 100  # of one number as JSON, with the white space before it
 
@@ -29,17 +31,29 @@ class Plan:
     mode: Mode
     method: Literal["rrf", "weighted"]
     rrf_k: int
-    weights: tuple[float, float]  # dense, lexical
+    base_weight: float  # of the dense score, from 0 to 1; the lexical score has the rest
     deadline_ms: int | None
     identity: bytes
+    share_read: float | None = None  # of the query, by the model; None: no text was embedded
+    similarity_floor: float = SIMILARITY_FLOOR  # of the model
 
     @property
     def text(self) -> str | None:
         """To be embedded; None if the vector is there, or not needed."""
         return None if self.mode == "lexical" or self.query.vector is not None else self.request.query
 
-    def with_vector(self, vector: Floats) -> Plan:
-        return replace(self, query=replace(self.query, vector=vector))
+    def embedded(self, vector: Floats, share_read: float, similarity_floor: float) -> Plan:
+        """With the query's vector, and what fusion should know of the model that made it."""
+        query = replace(self.query, vector=vector)
+        return replace(self, query=query, share_read=share_read, similarity_floor=similarity_floor)
+
+    @property
+    def weight_dense(self) -> float | None:
+        """Of the dense score, 0 to 1, less where the model reads less of the query. None unless scores are fused."""
+        if self.mode != "hybrid" or self.method != "weighted":
+            return None
+        share_read = 1.0 if self.share_read is None else max(self.share_read, SHARE_READ_MIN)
+        return self.base_weight * share_read
 
 
 def planned(request: SearchRequest, dimensions: int, config: Config) -> Plan:
@@ -79,7 +93,7 @@ def planned(request: SearchRequest, dimensions: int, config: Config) -> Plan:
         mode=mode,
         method=fusion.method or config.search.fusion,
         rrf_k=fusion.k or config.search.rrf_k,
-        weights=(weights.dense, weights.lexical),
+        base_weight=weights.dense / (weights.dense + weights.lexical),
         deadline_ms=request.deadline_ms or (None if request.exact else config.search.deadline_ms),
         identity=identity,
     )

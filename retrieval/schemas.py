@@ -171,8 +171,8 @@ class CountBody(msgspec.Struct):
 
 
 class Weights(Request, frozen=True, kw_only=True):
-    dense: Annotated[Weight, Doc("Of the ranking by meaning")] = 0.7
-    lexical: Annotated[Weight, Doc("Of the ranking by words")] = 0.3
+    dense: Annotated[Weight, Doc("Of the score by meaning")] = 0.45
+    lexical: Annotated[Weight, Doc("Of the score by words")] = 0.55
 
 
 class Fusion(Request, frozen=True, kw_only=True):
@@ -253,6 +253,15 @@ class Receipt(msgspec.Struct):
     seq: Seq
     tiers: Annotated[list[Tier], Doc("Tiers that were searched")]
     cold_skipped: Annotated[str | None, Doc("Why the cold tier was not searched; null if it was")]
+    share_read: Annotated[
+        float | None, Doc("How much of the query the model reads, 0 to 1; null if no text was embedded")
+    ]
+    weight_dense: Annotated[
+        float | None,
+        Doc(
+            "Weight of meaning in the scores, 0 to 1, less where the model reads less; null unless scores were fused"
+        ),
+    ]
     cache: Annotated[Literal["hit", "miss", "bypass"], Doc("Whether the answer came from the result cache")]
     model: Annotated[str, Doc("Name of the embedding model")]
 

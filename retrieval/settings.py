@@ -112,10 +112,10 @@ class Search(Section, frozen=True, kw_only=True):
     k: Positive = 10
     mode: Literal["hybrid", "dense", "lexical"] = "hybrid"
     candidates: Positive = 100
-    fusion: Literal["rrf", "weighted"] = "rrf"
+    fusion: Literal["rrf", "weighted"] = "weighted"
     rrf_k: Positive = 10
-    weight_dense: Weight = 0.7
-    weight_lexical: Weight = 0.3
+    weight_dense: Weight = 0.45
+    weight_lexical: Weight = 0.55
     exact_scan_passages_max: Count = 10_000
     cold: Literal["always", "calibrated", "never"] = "always"
     cold_loss_budget: Share = 0.005

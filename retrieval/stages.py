@@ -34,10 +34,15 @@ def fuse(plan: Plan, candidates: Candidates, execution: Execution) -> Fused:
     if plan.mode != "hybrid":
         scores = rounded(candidates.dense if plan.mode == "dense" else candidates.lexical)
         return Fused(candidates, np.arange(len(candidates)), scores)
-    if plan.method == "rrf":
+    if plan.weight_dense is None:
         fused = reciprocal_rank([candidates.dense_ranks, candidates.lexical_ranks], plan.rrf_k)
     else:
-        fused = weighted(scores_at(candidates, np.arange(len(candidates)), execution), plan.weights)
+        fused = weighted(
+            *scores_at(candidates, np.arange(len(candidates)), execution),
+            weight=plan.weight_dense,
+            floor=plan.similarity_floor,
+            bound=candidates.lexical_bound,
+        )
     return Fused(candidates, best_first(candidates.ids, fused), rounded(fused))
 
 

@@ -106,6 +106,11 @@ class WeightedQuery:
     bm25: Bm25
     met: tuple[tuple[LexicalPart, tuple[Postings, ...]], ...] = field(default=(), compare=False, repr=False)
 
+    @property
+    def bound(self) -> float:
+        """A score that no passage exceeds, however often it holds every term."""
+        return sum(weight for _, weight in self.weights) * (self.bm25.k1 + 1)
+
     def postings_in(self, part: LexicalPart) -> Sequence[Postings]:
         """The postings of each term of `weights` in a part, whether or not the query was weighed with it."""
         for known, postings in self.met:

@@ -155,6 +155,11 @@ class Prepared:
         held = any(visible.by_tier.get("cold") for visible in self._parts)
         return NO_COLD_MATCH if held else NO_COLD
 
+    @property
+    def lexical_bound(self) -> float:
+        """A BM25 score that no passage exceeds for this query; 0 without a text."""
+        return 0.0 if self._weighed is None else self._weighed.bound
+
     def scores(self, ids: Ids) -> tuple[Floats, Floats]:
         """Dense and BM25 scores of any passages; NaN if a passage is in no part or the query lacks that searcher."""
         dense, lexical = np.full((2, len(ids)), np.nan, np.float32)

@@ -26,6 +26,7 @@ FORMAT_VERSION = 1
 MANIFEST, MODEL, FALLBACK, TOKENIZER = "manifest.json", "model.onnx", "fallback.onnx", "tokenizer.json"
 WEIGHTS = ".weights"
 KNOWN_ANSWER_COSINE_MIN = 0.99  # rounding differs a little between CPUs; saturating kernels fall far below
+SIMILARITY_FLOOR = 0.2  # of all-MiniLM-L6-v2, for manifests that name none
 REMEDY = "create it with: nearline export-model"
 
 Kind = Literal["query", "document"]
@@ -98,6 +99,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     variant: str = "model"  # which candidate model.onnx is
     fallbacks: list[Variant] = []  # further graphs, tried in order where model.onnx computes something else
     candidates: list[Candidate] = []
+    similarity_floor: float = SIMILARITY_FLOOR  # cosine that few unrelated queries and documents reach
 
     @property
     def variants(self) -> list[Variant]:
