@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, field
 
-from indexes import NAME, ColdState, Moves, SearchSettings, Tier
+from indexes import NAME, ColdState, Evidence, Moves, SearchSettings, Tier
 from retrieval.schemas import Doc, Request, Seq
 
 Capacity = Annotated[int, Meta(ge=0, le=1_000_000_000)]
@@ -68,6 +68,9 @@ class CollectionBody(msgspec.Struct, kw_only=True):
     generation: Annotated[int, Doc("Number of the live build of the indexes; 0 before the first rebuild")]
     generations: Annotated[list[int], Doc("Builds on disk; the older ones can be rolled back to")]
     recall: Annotated[dict[str, float], Doc("Recall@10 measured by the last rebuild or tuning, by tier")]
+    recall_evidence: Annotated[
+        Evidence | None, Doc("What that rests on: queries, and a 95 percent interval for each recall")
+    ]
     recall_target: Annotated[float, Doc("Recall@10 that the next rebuild aims for")]
     search: Annotated[SearchSettings | None, Doc("Search settings in use; null before the first rebuild")]
     memory_bytes: Annotated[int, Doc("Memory of the indexes, mapped files not counted")]

@@ -264,7 +264,8 @@ def without_repetition(hits: list[Hit], go_on: GoOn = nobody_waits) -> list[Hit]
     seen: set[str] = set()
     for hit in hits:
         go_on()
-        words = " ".join(WORDS.findall(unicodedata.normalize("NFKC", hit.text).casefold()))
+        shown = hit.text or hit.title  # a document may have a title alone
+        words = " ".join(WORDS.findall(unicodedata.normalize("NFKC", shown).casefold()))
         others = by_document.setdefault(hit.document_id, [])
         if words in seen or any(overlapping(hit, other) for other in others):
             continue

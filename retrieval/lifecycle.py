@@ -14,11 +14,23 @@ from pathlib import Path
 from aiohttp import web
 from threadpoolctl import threadpool_limits
 
-from indexes import Budget, Catalog, ColdPolicy, IndexOptions, NearlineError, StorageError, failures, publish
+from indexes import (
+    Budget,
+    Catalog,
+    ColdPolicy,
+    Collection,
+    Floats,
+    IndexOptions,
+    NearlineError,
+    StorageError,
+    failures,
+    publish,
+)
 from retrieval import collectors
 from retrieval.cache import MemoryStore, ResultCache, SharedVectors, Store
 from retrieval.config import Config
 from retrieval.embedders import Embedders
+from retrieval.handlers.jobs import embedded
 from retrieval.keys import (
     CATALOG,
     CEILING,
@@ -44,6 +56,10 @@ Context = Callable[[web.Application], AsyncIterator[None]]
 SECRET_BYTES = 32
 LAG_EVERY_S = 0.05
 MEMORY_EVERY_S = 0.5
+LOGGED_MIN, LOGGED_MAX = (
+    200,
+    1000,
+)  # queries of the log that a rebuild measures with; of fewer the interval is too wide
 # While a new generation is swapped in, the old one's files are held beside it: half of the ceiling for a moment.
 RESIDENT_SHARE = 4
 
@@ -139,12 +155,24 @@ async def pipeline_ctx(app: web.Application) -> AsyncIterator[None]:
 
 
 async def tasks_ctx(app: web.Application) -> AsyncIterator[None]:
-    app[TASKS] = tasks = Tasks(app[METRICS].job_finished, app[FOLDERS])
+    app[TASKS] = tasks = Tasks(app[METRICS].job_finished, app[FOLDERS], partial(logged_queries, app))
     after_s = app[CONFIG].index.erase_after_h * 3600
     watching = asyncio.create_task(tasks.keep_up(lambda: app[CATALOG].collections, after_s))
     yield
     watching.cancel()
     await tasks.close()
+
+
+async def logged_queries(app: web.Application, collection: Collection) -> Floats | None:
+    """Vectors of what users asked last; None for too few to measure with, or if they cannot be embedded."""
+    texts = app[QUERY_LOG].texts(collection, LOGGED_MAX)
+    if len(texts) < LOGGED_MIN:
+        return None
+    try:
+        return await embedded(await app[EMBEDDERS].of(collection), texts)
+    except NearlineError as error:
+        logger.warning("%s is measured with synthetic queries: %s", collection.name, error.message)
+        return None
 
 
 async def loop_lag_ctx(app: web.Application) -> AsyncIterator[None]:

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from contextvars import copy_context
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -31,7 +32,7 @@ from indexes import (
     search_with_one_thread,
 )
 from retrieval.cache import ResultCache, ResultKey
-from retrieval.ceiling import AnswerBudget
+from retrieval.ceiling import AnswerBudget, BudgetShare
 from retrieval.embedders import Embedders
 from retrieval.executor import Executor, LocalExecutor
 from retrieval.plan import Plan, planned
@@ -114,7 +115,7 @@ class Pipeline:
         place: Place | None,
         budget: AnswerBudget,
     ) -> SearchAnswer:
-        caching = plan.request.cache
+        caching, share = plan.request.cache, BudgetShare(budget)
         snapshot = await reached(collection, plan.request.min_seq or 0)
         key = self._key(collection, snapshot, plan)
         cached = await watch.awaited("cache", self._cached(key, budget)) if caching else None
@@ -123,12 +124,12 @@ class Pipeline:
             # An exact search waits for the others that share its scan: all of them have to get there.
             async with nullcontext() if plan.request.exact else self._active:
                 plan = await self._embedded(collection, plan, watch)
-                answer, vanished = await self._search(collection, snapshot, plan, watch, place, budget)
+                answer, vanished = await self._search(collection, snapshot, plan, watch, place, share)
                 if vanished and collection.snapshot.seq > snapshot.seq:
                     # Hits were replaced or deleted meanwhile; their new versions are in the newer snapshot.
                     snapshot = collection.snapshot
                     key = self._key(collection, snapshot, plan)
-                    answer, _ = await self._search(collection, snapshot, plan, watch, place, budget)
+                    answer, _ = await self._search(collection, snapshot, plan, watch, place, share)
         # One that met a later commit (a hit gone from the log, an exact scan) would be wrong when this content is back.
         if caching and cached is None and not collection.moved_since(snapshot):
             await watch.awaited("cache", self._results.put(key, msgspec.msgpack.encode(answer)))
@@ -189,16 +190,21 @@ class Pipeline:
         plan: Plan,
         watch: Stopwatch,
         place: Place | None,
-        budget: AnswerBudget,
+        budget: BudgetShare,
     ) -> tuple[CachedAnswer, bool]:
-        """The answer, and whether candidates were gone from the log."""
-        exact: Candidates | None = None
-        if plan.request.exact and plan.query.vector is not None:
-            scan = place or self._scanner
-            ranked = scan.rank(collection, plan.query.vector, plan.query.depth, plan.query.condition)
-            exact = scanned(snapshot, await watch.awaited("dense", ranked))
+        """The answer, and whether candidates were gone from the log. Searches ever deeper, until there are k hits or
+        the rankings end; the deadline passes between two searches."""
         executor = LocalExecutor(collection, snapshot)
-        return await self._run(lambda: run_stages(plan, executor, watch, budget, exact))
+        while True:
+            exact: Candidates | None = None
+            if plan.request.exact and plan.query.vector is not None:
+                scan = place or self._scanner
+                ranked = scan.rank(collection, plan.query.vector, plan.query.depth, plan.query.condition)
+                exact = scanned(snapshot, await watch.awaited("dense", ranked))
+            found = await self._run(partial(run_stages, plan, executor, watch, budget, exact))
+            if found is not None:
+                return found
+            plan = plan.deeper()
 
     async def _run(self, work: Callable[[], T]) -> T:
         context = copy_context()  # for what is logged there
@@ -228,14 +234,20 @@ def run_stages(
     plan: Plan,
     executor: Executor,
     watch: Stopwatch,
-    budget: AnswerBudget,
+    budget: BudgetShare,
     candidates: Candidates | None = None,
-) -> tuple[CachedAnswer, bool]:
-    """One search on a search thread: its stages in order, from the `candidates` if they are there already."""
+) -> tuple[CachedAnswer, bool] | None:
+    """One search on a search thread: its stages in order, from the `candidates` if they are there already.
+
+    None if it has to be deeper, see `hydrate`.
+    """
     execution = executor.prepare(plan.query, watch)
     found = candidates or execution.search()
     fused = watch.timed("fuse", lambda: fuse(plan, found, execution))
-    hits, vanished = watch.timed("hydrate", lambda: hydrate(plan, fused, execution, budget))
+    hydrated = watch.timed("hydrate", lambda: hydrate(plan, fused, execution, budget))
+    if hydrated is None:
+        return None
+    hits, vanished = hydrated
     answer = CachedAnswer(
         hits,
         list(found.searched),

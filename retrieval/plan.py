@@ -24,9 +24,12 @@ NUMBER_BYTES_MAX = 100  # of one number as JSON, with the white space before it
 @dataclass(frozen=True, slots=True)
 class Plan:
     """A checked request with every choice made. `query` is what the indexes are asked, its vector absent until the text
-    is embedded. `identity` is equal for requests that must get the same answer."""
+    is embedded. `identity` is equal for requests that must get the same answer. Of a `counted` search the k hits are
+    remembered, for the hot tier."""
 
     request: SearchRequest
+    k: int
+    counted: bool
     query: Query
     mode: Mode
     method: Literal["rrf", "weighted"]
@@ -55,6 +58,11 @@ class Plan:
         share_read = 1.0 if self.share_read is None else max(self.share_read, SHARE_READ_MIN)
         return self.base_weight * share_read
 
+    def deeper(self) -> Plan:
+        """The same search with rankings of twice the depth, all of which matters now. Only the first one is counted."""
+        depth = 2 * self.query.depth
+        return replace(self, query=replace(self.query, k=depth, depth=depth, counted=False))
+
 
 def planned(request: SearchRequest, dimensions: int, config: Config) -> Plan:
     """Raises InvalidInput or TooLarge naming the field."""
@@ -74,7 +82,10 @@ def planned(request: SearchRequest, dimensions: int, config: Config) -> Plan:
     if weights.dense + weights.lexical <= 0:
         raise InvalidInput("one weight must be above 0", param="fusion.weights")
     asked = asked_of(request, text, k, mode)
-    # A ranking that is fused or grouped has a depth independent of k, so that the page size does not change the order.
+    # What bypasses the cache is a measurement: it moves no passage and teaches nothing.
+    counted = request.cache and not request.exact
+    # A ranking that is fused or grouped has a depth independent of k, so that the page size does not change the order,
+    # unless that depth does not hold enough hits (`deeper`).
     alone = mode == "dense" and not request.group_by_document
     query = Query(
         k=k,
@@ -82,13 +93,14 @@ def planned(request: SearchRequest, dimensions: int, config: Config) -> Plan:
         text=None if mode == "dense" else text,
         vector=None if mode == "lexical" else vector,
         condition=filter_of(request.filter, config),
-        # What bypasses the cache is a measurement: it moves no passage and teaches nothing.
-        counted=request.cache and not request.exact,
+        counted=counted,
     )
     # The configuration too: a cache in Redis outlives a restart with other settings.
     identity = msgspec.json.encode((ANSWER_VERSION, ANALYSIS_VERSION, config.search, asked))
     return Plan(
         request=msgspec.structs.replace(request, query=text),
+        k=k,
+        counted=counted,
         query=query,
         mode=mode,
         method=fusion.method or config.search.fusion,

@@ -57,10 +57,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class SentDocument(Request, frozen=True, kw_only=True):
-    """A document as people send it. A number as `id` is the string of its digits."""
+    """A document as people send it. A number as `id` is the string of its digits. Without a text it needs a title, and
+    is found by that."""
 
     id: Annotated[DocumentId, Doc("Unique in its collection; a number is the string of its digits")]
-    text: Annotated[str, Doc("The text")]
+    text: Annotated[str, Doc("The text; may be empty if there is a title")] = ""
     title: Annotated[str, Doc("Title of the document")] = ""
     metadata: MetadataJson = field(default_factory=no_metadata)
     vector: OwnVector = field(default_factory=absent)

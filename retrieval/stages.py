@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from indexes import TIERS, Candidates, Floats, StoredPassage
-from retrieval.ceiling import AnswerBudget, size_of
+from retrieval.ceiling import BudgetShare, size_of
 from retrieval.executor import Execution
 from retrieval.fusion import best_first, reciprocal_rank, weighted
 from retrieval.plan import SPARE_HITS, Plan
@@ -37,8 +37,11 @@ def fuse(plan: Plan, candidates: Candidates, execution: Execution) -> Fused:
     if plan.weight_dense is None:
         fused = reciprocal_rank([candidates.dense_ranks, candidates.lexical_ranks], plan.rrf_k)
     else:
+        dense, lexical = scores_at(candidates, np.arange(len(candidates)), execution)
+        candidates = replace(candidates, dense=dense, lexical=lexical)
         fused = weighted(
-            *scores_at(candidates, np.arange(len(candidates)), execution),
+            dense,
+            lexical,
             weight=plan.weight_dense,
             floor=plan.similarity_floor,
             bound=candidates.lexical_bound,
@@ -55,10 +58,12 @@ def scores_at(candidates: Candidates, at: Positions, execution: Execution) -> tu
     return dense, lexical
 
 
-def hydrate(plan: Plan, fused: Fused, execution: Execution, budget: AnswerBudget) -> tuple[list[Hit], bool]:
+def hydrate(
+    plan: Plan, fused: Fused, execution: Execution, budget: BudgetShare
+) -> tuple[list[Hit], bool] | None:
     """The first k candidates that still live, one a document if asked; and whether some did not.
 
-    Raises TooLarge as soon as they have no room.
+    None if these are fewer than k and a deeper search may find more. Raises TooLarge as soon as they have no room.
     """
     ids, order = fused.candidates.ids, fused.order
     if plan.request.min_score is not None:
@@ -66,7 +71,7 @@ def hydrate(plan: Plan, fused: Fused, execution: Execution, budget: AnswerBudget
     chosen: list[tuple[int, StoredPassage]] = []
     seen: set[str] = set()
     vanished = False
-    wanted, at = plan.query.k, 0
+    wanted, at, size = plan.k, 0, 0
     while at < len(order) and len(chosen) < wanted:
         # What is needed, at first: hardly any candidate dies between its search and here.
         step = min(wanted if at == 0 else wanted + SPARE_HITS, HITS_READ_MAX)
@@ -80,12 +85,23 @@ def hydrate(plan: Plan, fused: Fused, execution: Execution, budget: AnswerBudget
                 continue
             seen.add(passage.document_id)
             chosen.append((position, passage))
-        budget.take(sum(size_of(passage) for _, passage in chosen[already:wanted]))
+        size += sum(size_of(passage) for _, passage in chosen[already:wanted])
+        budget.reach(size)
         at += step
+    if len(chosen) < wanted and goes_on(plan, fused.candidates, order):
+        return None
     chosen = chosen[:wanted]
-    if plan.query.counted:
+    if plan.counted:
         execution.answered([passage.id for _, passage in chosen])
     return hits_of(plan, fused, execution, chosen), vanished
+
+
+def goes_on(plan: Plan, candidates: Candidates, order: Positions) -> bool:
+    """Whether passages beyond the depth of this search may pass: a ranking is longer than that, and whatever all of the
+    longer ones list is in `order`. Had one of those scored too little, all that lies behind it in each would."""
+    listed = [ranks >= 0 for ranks in (candidates.dense_ranks, candidates.lexical_ranks)]
+    longer = [those for those in listed if np.count_nonzero(those) >= plan.query.depth]
+    return bool(longer) and bool(np.isin(np.flatnonzero(np.logical_and.reduce(longer)), order).all())
 
 
 def hits_of(

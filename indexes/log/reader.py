@@ -240,8 +240,8 @@ def require_format(meta: Mapping[str, str], path: Path) -> int:
 
 
 def searchable_text(title: str, text: str) -> str:
-    """The text of a passage that is indexed: its document's title, then its own text."""
-    return f"{title}\n{text}" if title else text
+    """The text of a passage that is indexed: its document's title, then its own text. Either may be empty."""
+    return f"{title}\n{text}" if title and text else title or text
 
 
 def as_passage(row: Any) -> StoredPassage:

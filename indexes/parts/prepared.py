@@ -118,7 +118,9 @@ class Prepared:
         if watch is not None and (self.query.condition is None or watch.policy.mode == "never"):
             return self._sparing(vector, watch, tiers)
         rankings = [
-            as_ranking(chosen.part, chosen.part.nearest(vector, depth, chosen.allowed, self._scan_max))
+            as_ranking(
+                chosen.part, chosen.part.nearest(vector, depth, chosen.allowed, self._scan_max, self.query.k)
+            )
             for chosen in self.selection
             if chosen.count
         ]
@@ -147,7 +149,8 @@ class Prepared:
 
     def _of(self, chosen: Selected, vector: Floats, *, cold: bool) -> Ranking:
         nearest = chosen.part.nearest_cold if cold else chosen.part.nearest_warm
-        return as_ranking(chosen.part, nearest(vector, self.query.depth, chosen.allowed, self._scan_max))
+        found = nearest(vector, self.query.depth, chosen.allowed, self._scan_max, self.query.k)
+        return as_ranking(chosen.part, found)
 
     def _why_no_cold(self, tiers: tuple[Tier, ...]) -> str | None:
         if "cold" in tiers:

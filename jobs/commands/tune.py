@@ -117,8 +117,8 @@ def show(tuned: dict[str, Any], fusion: dict[str, Any] | None) -> None:
     ):
         one = tuned[name]
         tiers = ", ".join(f"{tier} {recall:.4f}" for tier, recall in one["tiers"].items())
-        recall, width = f"{one['recall']:.4f}", f"± {one['half_width']:.4f}"
-        table.add_row(label, str(one["queries"]), recall, width, tiers, f"{one['us']:.0f}")
+        recall, interval = f"{one['recall']:.4f}", f"{one['low']:.4f} to {one['high']:.4f}"
+        table.add_row(label, str(one["queries"]), recall, interval, tiers, f"{one['us']:.0f}")
     console.print(table)
     for line in notes(tuned, fusion):
         console.print(line)
@@ -136,7 +136,7 @@ def notes(tuned: dict[str, Any], fusion: dict[str, Any] | None) -> Iterator[str]
         halves = ", ".join(f"{half} {recall:.4f}" for half, recall in tuned["filtered"].items())
         yield f"recall@10 of cold passages under a filter: {halves}"
     if tuned["margin"]:
-        yield f"recall had to be {tuned['margin']:.4f} above the target: more queries would allow less"
+        yield f"recall had to be {tuned['margin']:.4f} above the target, to be sure: more queries would allow less"
     if tuned["held_out"]:
         yield "the queries were made of stored vectors; real ones (--queries) say more"
     if (policy := tuned["cold_policy"]) and policy["queries"]:
@@ -162,7 +162,7 @@ def plot(tuned: dict[str, Any], path: Path) -> None:
     axes.plot(us, recall, ".-", label="cheapest settings of each recall (tuning queries)")
     for name, marker, label in (("validation", "o", "chosen"), ("before", "s", "before")):
         one = tuned[name]
-        bar = [one["half_width"]]
+        bar = [[one["recall"] - one["low"]], [one["high"] - one["recall"]]]
         axes.errorbar([one["us"]], [one["recall"]], bar, fmt=marker, label=f"{label} (other queries)")
     axes.axhline(tuned["recall_target"], color="0.6", linestyle="--", label="target")
     axes.set(xscale="log", xlabel="CPU microseconds a query, in the indexes", ylabel="recall@10")

@@ -19,11 +19,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
 from indexes.errors import InvalidInput
+from indexes.rebuild.shares import share_interval
 from jobs.commands.evaluate import command
 from jobs.evaluation import textfile
 from jobs.evaluation.queries import from_file, from_log
 from jobs.evaluation.recall import Neighbor, add_cohort, compare
-from jobs.evaluation.report import Cohort, CohortKind, Report, Score, share_interval
+from jobs.evaluation.report import Cohort, CohortKind, Report, Score
 from jobs.evaluation.sections import show
 from jobs.evaluation.survey import Survey
 from jobs.evaluation.verdict import below_floors, fallen, keep, load_history, parse_floors
