@@ -123,9 +123,7 @@ def check_ranking(folder: Path) -> Check:
     try:
         read_ranking(folder)
     except (Damaged, OSError) as error:
-        advice = (
-            "the configuration ranks instead; delete it with the service stopped, or reset it over HTTP"
-        )
+        advice = "the configuration ranks instead; delete it with the service stopped, or run nearline learn --reset"
         return Check(folder.name, RANKING, False, str(error), advice)
     return Check(folder.name, RANKING, True, "ranking settings of its own")
 
