@@ -7,6 +7,7 @@ from .courtesy import give_way as give_way
 from .courtesy import nobody_waits as nobody_waits
 from .dense.cold_skips import ColdState as ColdState
 from .dense.vectors import search_with_one_thread as search_with_one_thread
+from .durable import append as append
 from .durable import publish as publish
 from .durable import replace_unsynced as replace_unsynced
 from .durable import verify as verify
@@ -34,6 +35,7 @@ from .filters.grammar import Filter as Filter
 from .filters.grammar import fits as fits
 from .filters.grammar import parse_filter as parse_filter
 from .info import SearchSettings as SearchSettings
+from .learned import RankingSettings as RankingSettings
 from .lexical.analysis import ANALYSIS_VERSION as ANALYSIS_VERSION
 from .lexical.analysis import terms as terms
 from .log.content import DIGEST_BYTES as DIGEST_BYTES

@@ -19,6 +19,7 @@ COMMANDS = {
     "reindex": "Rebuild the indexes of a collection and swap them in.",
     "erase": "Erase deleted and overwritten content from every file.",
     "tune": "Find the cheapest search settings of a recall, and use them.",
+    "learn": "Learn from judgments how to rank, and use it if that is a gain.",
     "reembed": "Copy a collection into one with another model while serving.",
     "evaluate": "Measure recall, and ranking quality where there are judgements.",
     "export-model": "Make a quantised ONNX model for serving.",

@@ -53,6 +53,17 @@ def make_examples(model: str) -> Examples:
             "two questions": {"searches": [{"query": QUERY, "k": 3}, {"query": "when do you ship?", "k": 3}]}
         },
         schemas.ContextRequest: {"for a prompt": {"query": QUERY, "token_budget": 500}},
+        collection_schemas.SendFeedback: {
+            "a judgment and a click": {
+                "feedback": [
+                    {"query": QUERY, "document_id": "refunds", "grade": 3},
+                    {"query": "delivery", "document_id": "shipping", "shown": ["refunds", "shipping"]},
+                ]
+            }
+        },
+        collection_schemas.SetRanking: {
+            "more weight on meaning": {"method": "weighted", "weight_dense": 0.85}
+        },
         schemas.ScrollDocuments: {
             "the first page": {"limit": 100},
             "with a filter, without texts": {"filter": ENGLISH, "text": False},

@@ -16,6 +16,7 @@ from retrieval.cancellation import Stopping
 from retrieval.ceiling import Ceiling, Held
 from retrieval.config import Config
 from retrieval.embedders import Embedders
+from retrieval.feedback import Feedback
 from retrieval.metrics import Metrics
 from retrieval.pipeline import Pipeline
 from retrieval.query_log import QueryLog
@@ -33,6 +34,7 @@ SHARED = web.AppKey[Store | None]("SHARED")  # what services share; None where t
 EMBEDDERS = web.AppKey("EMBEDDERS", Embedders)
 PIPELINE = web.AppKey("PIPELINE", Pipeline)
 QUERY_LOG = web.AppKey("QUERY_LOG", QueryLog)
+FEEDBACK = web.AppKey("FEEDBACK", Feedback)
 TASKS = web.AppKey("TASKS", Tasks)
 API = web.AppKey("API", dict[str, Any])
 READY = web.AppKey("READY", dict[str, bool])

@@ -30,6 +30,7 @@ from retrieval import collectors
 from retrieval.cache import MemoryStore, ResultCache, SharedVectors, Store
 from retrieval.config import Config
 from retrieval.embedders import Embedders
+from retrieval.feedback import Feedback
 from retrieval.handlers.jobs import embedded
 from retrieval.keys import (
     CATALOG,
@@ -37,6 +38,7 @@ from retrieval.keys import (
     CONFIG,
     EMBEDDERS,
     FAILED,
+    FEEDBACK,
     FOLDERS,
     METRICS,
     PIPELINE,
@@ -138,6 +140,15 @@ async def query_log_ctx(app: web.Application) -> AsyncIterator[None]:
     writing.cancel()
     await asyncio.gather(writing, return_exceptions=True)
     await log.write(list(catalog.collections.values()))
+
+
+async def feedback_ctx(app: web.Application) -> AsyncIterator[None]:
+    app[FEEDBACK] = feedback = Feedback(app[CONFIG].feedback, now=time.time)
+    forgetting = asyncio.create_task(
+        feedback.keep_forgetting(lambda: list(app[CATALOG].collections.values()))
+    )
+    yield
+    forgetting.cancel()
 
 
 async def pipeline_ctx(app: web.Application) -> AsyncIterator[None]:

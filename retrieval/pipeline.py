@@ -95,7 +95,8 @@ class Pipeline:
         """
         budget = budget or AnswerBudget(self._config.limits.answer_bytes_max)
         watch = Stopwatch()
-        plan = planned(request, collection.settings.dimensions, self._config)
+        ranking = collection.ranking.current
+        plan = planned(request, collection.settings.dimensions, self._config, ranking)
         if plan.deadline_ms is not None:
             watch.deadline = asyncio.get_running_loop().time() + plan.deadline_ms / 1000
         try:

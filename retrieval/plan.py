@@ -9,7 +9,16 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from indexes import ANALYSIS_VERSION, Filter, Floats, InvalidInput, Query, TooLarge, parse_filter
+from indexes import (
+    ANALYSIS_VERSION,
+    Filter,
+    Floats,
+    InvalidInput,
+    Query,
+    RankingSettings,
+    TooLarge,
+    parse_filter,
+)
 from retrieval.decoding import decode_part, is_absent
 from retrieval.embedding.models import SIMILARITY_FLOOR
 from retrieval.schemas import Fusion, Mode, SearchRequest, Weights
@@ -64,8 +73,13 @@ class Plan:
         return replace(self, query=replace(self.query, k=depth, depth=depth, counted=False))
 
 
-def planned(request: SearchRequest, dimensions: int, config: Config) -> Plan:
-    """Raises InvalidInput or TooLarge naming the field."""
+def planned(
+    request: SearchRequest, dimensions: int, config: Config, ranking: RankingSettings | None = None
+) -> Plan:
+    """What the request leaves open comes from `ranking`, the collection's own settings, else from the configuration.
+
+    Raises InvalidInput or TooLarge naming the field.
+    """
     text = check_query(request, config)
     numbers = vector_of(request.vector, dimensions, "vector")
     vector = None if numbers is None else unit_vector(numbers, dimensions, "vector")
@@ -76,9 +90,7 @@ def planned(request: SearchRequest, dimensions: int, config: Config) -> Plan:
         raise InvalidInput(f"exact search is dense search, found mode {mode}", param="exact")
     k = check_k(request.k, config)
     fusion = request.fusion or Fusion()
-    weights = fusion.weights or Weights(
-        dense=config.search.weight_dense, lexical=config.search.weight_lexical
-    )
+    weights = fusion.weights or default_weights(config, ranking)
     if weights.dense + weights.lexical <= 0:
         raise InvalidInput("one weight must be above 0", param="fusion.weights")
     asked = asked_of(request, text, k, mode)
@@ -96,19 +108,27 @@ def planned(request: SearchRequest, dimensions: int, config: Config) -> Plan:
         counted=counted,
     )
     # The configuration too: a cache in Redis outlives a restart with other settings.
-    identity = msgspec.json.encode((ANSWER_VERSION, ANALYSIS_VERSION, config.search, asked))
+    own = ranking and (ranking.method, ranking.weight_dense, ranking.coefficients)
+    identity = msgspec.json.encode((ANSWER_VERSION, ANALYSIS_VERSION, config.search, own, asked))
     return Plan(
         request=msgspec.structs.replace(request, query=text),
         k=k,
         counted=counted,
         query=query,
         mode=mode,
-        method=fusion.method or config.search.fusion,
+        method=fusion.method or (ranking and ranking.method) or config.search.fusion,
         rrf_k=fusion.k or config.search.rrf_k,
         base_weight=weights.dense / (weights.dense + weights.lexical),
         deadline_ms=request.deadline_ms or (None if request.exact else config.search.deadline_ms),
         identity=identity,
     )
+
+
+def default_weights(config: Config, ranking: RankingSettings | None) -> Weights:
+    """The collection's own, else the configured ones."""
+    if ranking is not None and ranking.weight_dense is not None:
+        return Weights(dense=ranking.weight_dense, lexical=1 - ranking.weight_dense)
+    return Weights(dense=config.search.weight_dense, lexical=config.search.weight_lexical)
 
 
 def asked_of(request: SearchRequest, query: str, k: int, mode: Mode) -> SearchRequest:

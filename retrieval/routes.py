@@ -11,7 +11,7 @@ from retrieval.admission import Load
 from retrieval.dialects import ollama, openai, tei
 from retrieval.dialects.errors import OllamaErrorBody, OpenAIErrorBody, TeiErrorBody
 from retrieval.examples import make_examples
-from retrieval.handlers import collections, documents, jobs, search, system
+from retrieval.handlers import collections, documents, feedback, jobs, search, system
 from retrieval.keys import API, CONFIG, LOADS
 from retrieval.openapi import Route, describe
 
@@ -19,6 +19,7 @@ C = "/v1/collections/{collection}"
 
 
 SEARCH, DOCUMENTS, COLLECTIONS, JOBS, SYSTEM = "search", "documents", "collections", "jobs", "system"
+FEEDBACK = "feedback"
 OPENAI, OLLAMA, TEI = "openai", "ollama", "tei"
 
 # method, path, handler, summary, tag; then the wire types of request and answer, the status, and what else applies
@@ -29,6 +30,11 @@ ROUTES = (
           schemas.SearchBatch, schemas.SearchBatchAnswer, load="heavy"),
     Route("POST", f"{C}/context", search.context, "Passages for a prompt, within a token budget", SEARCH,
           schemas.ContextRequest, schemas.ContextAnswer, load="heavy"),
+    Route("POST", f"{C}/feedback", feedback.write, "Judgments and clicks, for `nearline learn`", FEEDBACK,
+          collection_schemas.SendFeedback, collection_schemas.FeedbackKept),
+    Route("GET", f"{C}/feedback", feedback.listed, "All feedback about documents that exist", FEEDBACK,
+          None, collection_schemas.FeedbackList, load="heavy"),
+    Route("DELETE", f"{C}/feedback", feedback.deleted, "Forget all feedback of a collection", FEEDBACK, status=204),
     Route("POST", f"{C}/documents", documents.write, "Write documents, replacing those of the same id", DOCUMENTS,
           schemas.WriteDocuments, schemas.Written, gives={"id": "$request.body#/documents/0/id"}),
     Route("GET", f"{C}/documents", documents.listed, "List documents in the order they were written", DOCUMENTS,
@@ -56,6 +62,9 @@ ROUTES = (
     Route("POST", f"{C}/rename", collections.renamed, "Give a collection another name; its aliases follow", COLLECTIONS,
           collection_schemas.RenameCollection, collection_schemas.CollectionBody,
           gives={"collection": "$response.body#/name"}),
+    Route("PUT", f"{C}/ranking", collections.set_ranking, "Set how a collection ranks where a search does not say",
+          COLLECTIONS, collection_schemas.SetRanking, collection_schemas.CollectionBody),
+    Route("DELETE", f"{C}/ranking", collections.remove_ranking, "Rank as configured again", COLLECTIONS, status=204),
     Route("PUT", "/v1/aliases/{alias}", collections.set_alias, "Let an alias name a collection", COLLECTIONS,
           collection_schemas.SetAlias, collection_schemas.AliasBody,
           gives={"alias": "$response.body#/alias", "collection": "$response.body#/alias"}),

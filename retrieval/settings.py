@@ -86,6 +86,7 @@ class Limits(Section, frozen=True, kw_only=True):
     texts_per_request_max: Positive = 2048
     k_max: Positive = 1000
     searches_per_batch_max: Positive = 100
+    feedback_per_request_max: Positive = 1000
     filter_conditions_max: Positive = 64
     filter_bytes_max: Positive = 1_048_576
     token_budget_max: Positive = 100_000
@@ -153,6 +154,11 @@ class QueryLog(Section, frozen=True, kw_only=True):
     write_every_s: Duration = 60.0
 
 
+class Feedback(Section, frozen=True, kw_only=True):
+    days: Count = 90
+    file_bytes_max: Positive = 4_194_304
+
+
 class Log(Section, frozen=True, kw_only=True):
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["text", "json"] = "text"
@@ -173,4 +179,5 @@ class Config(Section, frozen=True, kw_only=True):
     cache: Cache = field(default_factory=Cache)
     redis: Redis = field(default_factory=Redis)
     query_log: QueryLog = field(default_factory=QueryLog)
+    feedback: Feedback = field(default_factory=Feedback)
     log: Log = field(default_factory=Log)

@@ -5,6 +5,7 @@
                      it, because a damaged index can crash the process; and every passage must be live, or removed
                      according to the log. An unreadable log does not count against a generation
     CURRENT          names one of these
+    ranking.json     its checksum, where there is one
 
 Read-only; nothing is repaired. Generations that a live service deletes during the check are skipped.
 """
@@ -23,6 +24,8 @@ from indexes.backup.backup import MANIFEST, CollectionBackup, aliases_of, choose
 from indexes.child import Child, answer
 from indexes.durable import verify
 from indexes.errors import Damaged, NearlineError
+from indexes.learned import FILE as RANKING
+from indexes.learned import read_ranking
 from indexes.lexical import analysis
 from indexes.log.checks import Check, check_log
 from indexes.log.pinned import pin
@@ -112,6 +115,17 @@ def verify_collection(folder: Path, *, frozen: bool, progress: Progress) -> Iter
             folder.name, "CURRENT", True, "changed during the check"
         )
     yield current
+    if (folder / RANKING).is_file():
+        yield check_ranking(folder)
+
+
+def check_ranking(folder: Path) -> Check:
+    try:
+        read_ranking(folder)
+    except (Damaged, OSError) as error:
+        advice = "the configuration ranks instead; delete it with the service stopped, or run nearline learn --reset"
+        return Check(folder.name, RANKING, False, str(error), advice)
+    return Check(folder.name, RANKING, True, "ranking settings of its own")
 
 
 # --- generations --------------------------------------------------------------------------------------------
