@@ -19,6 +19,7 @@ from retrieval.embedders import Embedders
 from retrieval.metrics import Metrics
 from retrieval.pipeline import Pipeline
 from retrieval.query_log import QueryLog
+from retrieval.reranking import Reranker
 from retrieval.tasks import Tasks
 
 CONFIG = web.AppKey("CONFIG", Config)
@@ -32,6 +33,7 @@ CATALOG = web.AppKey("CATALOG", Catalog)
 SHARED = web.AppKey[Store | None]("SHARED")  # what services share; None where there is no Redis
 EMBEDDERS = web.AppKey("EMBEDDERS", Embedders)
 PIPELINE = web.AppKey("PIPELINE", Pipeline)
+RERANKER = web.AppKey[Reranker | None]("RERANKER")  # None where none is configured, or it cannot be loaded
 QUERY_LOG = web.AppKey("QUERY_LOG", QueryLog)
 TASKS = web.AppKey("TASKS", Tasks)
 API = web.AppKey("API", dict[str, Any])

@@ -11,12 +11,21 @@ import numpy as np
 
 from indexes import ANALYSIS_VERSION, Filter, Floats, InvalidInput, Query, TooLarge, parse_filter
 from retrieval.decoding import decode_part, is_absent
-from retrieval.schemas import Fusion, Mode, SearchRequest, Weights
+from retrieval.schemas import Fusion, Mode, Rerank, SearchRequest, Weights
 from retrieval.settings import Config
 
-ANSWER_VERSION = 3  # of what the cache keeps
+ANSWER_VERSION = 4  # of what the cache keeps
 SPARE_HITS = 16  # of a dense ranking beyond k, for candidates that die while they are on their way
 NUMBER_BYTES_MAX = 100  # of one number as JSON, with the white space before it
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How many of the first candidates the reranker reads, for how long at most, and what its word weighs."""
+
+    candidates: int
+    budget_ms: float
+    weight: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +39,7 @@ class Plan:
     method: Literal["rrf", "weighted"]
     rrf_k: int
     weights: tuple[float, float]  # dense, lexical
+    rerank: Reading | None
     deadline_ms: int | None
     identity: bytes
 
@@ -59,7 +69,8 @@ def planned(request: SearchRequest, dimensions: int, config: Config) -> Plan:
     )
     if weights.dense + weights.lexical <= 0:
         raise InvalidInput("one weight must be above 0", param="fusion.weights")
-    asked = asked_of(request, text, k, mode)
+    reading = reading_of(request, text, config)
+    asked = asked_of(request, text, k, mode, reading)
     # A ranking that is fused or grouped has a depth independent of k, so that the page size does not change the order.
     alone = mode == "dense" and not request.group_by_document
     query = Query(
@@ -80,15 +91,45 @@ def planned(request: SearchRequest, dimensions: int, config: Config) -> Plan:
         method=fusion.method or config.search.fusion,
         rrf_k=fusion.k or config.search.rrf_k,
         weights=(weights.dense, weights.lexical),
+        rerank=reading,
         deadline_ms=request.deadline_ms or (None if request.exact else config.search.deadline_ms),
         identity=identity,
     )
 
 
-def asked_of(request: SearchRequest, query: str, k: int, mode: Mode) -> SearchRequest:
-    """The request without what does not change the answer."""
+def reading_of(request: SearchRequest, query: str, config: Config) -> Reading | None:
+    """Raises InvalidInput where nothing can be read."""
+    if request.rerank is None or request.rerank is False:
+        return None
+    settings = config.rerank
+    if not settings.model:
+        raise InvalidInput(
+            "no reranker is configured: name an exported cross-encoder in rerank.model", param="rerank"
+        )
+    if not query:
+        raise InvalidInput("rerank needs a query text, which is read beside the candidates", param="rerank")
+    wanted = Rerank() if request.rerank is True else request.rerank
+    return Reading(
+        candidates=wanted.candidates or settings.candidates,
+        budget_ms=wanted.budget_ms or settings.budget_ms,
+        weight=settings.weight if wanted.weight is None else wanted.weight,
+    )
+
+
+def asked_of(
+    request: SearchRequest, query: str, k: int, mode: Mode, reading: Reading | None
+) -> SearchRequest:
+    """The request without what does not change the answer: no budget, since answers it cut short are not kept."""
+    rerank = Rerank(candidates=reading.candidates, weight=reading.weight) if reading else None
     return msgspec.structs.replace(
-        request, query=query or None, k=k, mode=mode, min_seq=None, deadline_ms=None, cache=True
+        request,
+        query=query or None,
+        k=k,
+        mode=mode,
+        rerank=rerank,
+        min_seq=None,
+        deadline_ms=None,
+        cache=True,
     )
 
 
