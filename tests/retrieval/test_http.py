@@ -69,6 +69,7 @@ def test_the_receipt_and_timings(http: Http, facts: str) -> None:
         "cold_skipped": "the collection has no cold passages",
         "cache": "miss",
         "model": "all-MiniLM-L6-v2",
+        "reranked": None,
     }
     assert set(reply.body["timings_ms"]) == {
         "cache",
@@ -76,6 +77,7 @@ def test_the_receipt_and_timings(http: Http, facts: str) -> None:
         "dense",
         "lexical",
         "fuse",
+        "rerank",
         "hydrate",
         "wait",
         "total",

@@ -120,6 +120,7 @@ def write_reranker(folder: Path) -> Path:
         "architectures": ["BertForSequenceClassification"],
         "id2label": {"0": "LABEL_0"},
         "type_vocab_size": 2,
+        "vocab_size": VOCABULARY + 2,
     }
     _write(folder / "config.json", {**config, **head})
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
