@@ -182,7 +182,14 @@ def _scores(folder: Path, lines: Sequence[str], shape: Shape) -> Floats | None:
     model = AutoModelForSequenceClassification.from_pretrained(folder, local_files_only=True).float().eval()
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     pairs = [(texts.asked(line), line) for line in lines]
-    inputs = tokenizer(pairs, truncation=True, max_length=shape.tokens_max, padding=True, return_tensors="pt")
+    inputs = tokenizer(
+        pairs,
+        truncation=True,
+        max_length=shape.tokens_max,
+        padding=True,
+        return_token_type_ids=True,
+        return_tensors="pt",
+    )
     with torch.inference_mode():
         return np.asarray(model(**inputs).logits, dtype=np.float32)
 
