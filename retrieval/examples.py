@@ -1,4 +1,5 @@
-"""Examples for the API description: what its page sends when a reader tries a path. Each of them succeeds.
+"""Examples for the API description: what its page sends when a reader tries a path. Each of them succeeds, those that
+rerank where a reranker is configured.
 
 They tell one story, in the order of a first use: make the collection `docs`, write two documents, search them.
 """

@@ -37,6 +37,7 @@ def write_tokenizer(folder: Path, *, at_the_end_only: bool = False) -> Tokenizer
     tokenizer.train_from_iterator([*texts.SENTENCES, *texts.PASSAGES], trainer)
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"$A {END}" if at_the_end_only else f"{START} $A {END}",
+        pair=f"{START} $A {END} {END} $B {END}",
         special_tokens=[(START, 0), (END, 2)],
     )
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -137,7 +138,7 @@ def write_reranker(folder: Path) -> Path:
     words = tensors["bert.embeddings.word_embeddings.weight"]
     tensors["bert.embeddings.word_embeddings.weight"] = np.concatenate([words, words[:2] + 1])
     for name, rows in {"bert.pooler.dense": DIMENSIONS, "classifier": 1}.items():
-        tensors[f"{name}.weight"] = chance.normal(0, 0.4, (rows, DIMENSIONS)).astype(np.float32)
+        tensors[f"{name}.weight"] = chance.normal(0, 0.05, (rows, DIMENSIONS)).astype(np.float32)
         tensors[f"{name}.bias"] = np.zeros(rows, np.float32)
     write_safetensors(folder / "model.safetensors", tensors)
     return folder
