@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import cohere
 import numpy as np
 import pytest
 
@@ -179,6 +180,17 @@ def test_cohere(http: Http, reranker: Reranker) -> None:
     assert answer["results"][0]["relevance_score"] == pytest.approx(sigmoid(expected).max(), abs=1e-5)
     assert answer["meta"] == {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}}
     assert answer["id"]
+
+
+def test_coheres_own_client(http: Http, reranker: Reranker) -> None:
+    """Cohere's client reads the ranking, and raises its own error for a model that is not there."""
+    client = cohere.ClientV2(api_key="none", base_url=http.url)
+    found = client.rerank(model="tiny", query=QUERY, documents=TEXTS, top_n=3)
+    expected = reranker.scores(QUERY, TEXTS)
+    assert [one.index for one in found.results] == np.argsort(-expected)[:3].tolist()
+    assert found.results[0].relevance_score == pytest.approx(sigmoid(expected).max(), abs=1e-5)
+    with pytest.raises(cohere.NotFoundError, match="nobody"):
+        client.rerank(model="nobody", query=QUERY, documents=TEXTS)
 
 
 @pytest.mark.parametrize(
