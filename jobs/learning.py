@@ -24,9 +24,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from indexes.rebuild.shares import Z
 from jobs.evaluation.asking import Asker
 from jobs.evaluation.rankings import NDCG, scored
-from jobs.evaluation.report import Z
 from jobs.judgements import Judgement, Query
 from retrieval.client import JSON
 

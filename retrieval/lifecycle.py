@@ -29,7 +29,7 @@ from indexes import (
 from retrieval import collectors
 from retrieval.cache import MemoryStore, ResultCache, SharedVectors, Store
 from retrieval.config import Config
-from retrieval.embedders import Embedders
+from retrieval.embedders import Embedders, runs_of
 from retrieval.feedback import Feedback
 from retrieval.handlers.jobs import embedded
 from retrieval.keys import (
@@ -44,11 +44,13 @@ from retrieval.keys import (
     PIPELINE,
     QUERY_LOG,
     READY,
+    RERANKER,
     SHARED,
     TASKS,
 )
 from retrieval.pipeline import Pipeline
 from retrieval.query_log import QueryLog
+from retrieval.reranking import Reranker
 from retrieval.tasks import Tasks
 
 logger = logging.getLogger(__name__)
@@ -127,6 +129,19 @@ async def embedders_ctx(app: web.Application) -> AsyncIterator[None]:
     await embedders.close()
 
 
+async def reranker_ctx(app: web.Application) -> AsyncIterator[None]:
+    """One that cannot be loaded is a warning: searches that do not ask for it still work."""
+    app[RERANKER] = None
+    config = app[CONFIG]
+    if config.rerank.model:
+        try:
+            folder = Path(config.models.folder) / config.rerank.model
+            app[RERANKER] = await asyncio.to_thread(Reranker, folder, threads=runs_of(config)[0])
+        except NearlineError as error:
+            logger.warning("the reranker is not available: %s", error.message)
+    yield
+
+
 async def query_log_ctx(app: web.Application) -> AsyncIterator[None]:
     """Switched off, as by default, it reads and keeps nothing, and nothing runs for it."""
     catalog, settings = app[CATALOG], app[CONFIG].query_log
@@ -157,7 +172,7 @@ async def pipeline_ctx(app: web.Application) -> AsyncIterator[None]:
     results = ResultCache(near, far, ttl_s=ttl_s(config), now=time.time)
     app[METRICS].watch(partial(collectors.caches, results, app[EMBEDDERS].shared, near, far))
     app[CEILING].relief.append(near.clear)
-    app[PIPELINE] = Pipeline(app[EMBEDDERS], results, config)
+    app[PIPELINE] = Pipeline(app[EMBEDDERS], results, config, app[RERANKER])
     # Every product of a search is small; BLAS would spread it over all cores and wait for each of them.
     with threadpool_limits(1, user_api="blas"):
         yield

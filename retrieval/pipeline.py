@@ -1,6 +1,6 @@
 """One search, from text to hits.
 
-    plan -> result cache -> embed -> executor: BM25, dense -> fuse -> hydrate from the log -> answer with its receipt
+    plan -> result cache -> embed -> executor: BM25, dense -> fuse (-> rerank) -> hydrate -> answer with its receipt
 
 The event loop only coordinates: embedding runs on the batcher's threads, all stages after it in one step on a search
 thread. Everything one search reads comes from one snapshot; every hit is read from the log last, so that nothing
@@ -20,15 +20,18 @@ from functools import partial
 from typing import TypeVar
 
 import msgspec
+import numpy as np
 
 from indexes import (
     Candidates,
     Collection,
     DeadlineExceeded,
     DenseResult,
+    Floats,
     Ranking,
     Snapshot,
     Tier,
+    Unavailable,
     search_with_one_thread,
 )
 from retrieval.cache import ResultCache, ResultKey
@@ -36,8 +39,9 @@ from retrieval.ceiling import AnswerBudget, BudgetShare
 from retrieval.embedders import Embedders
 from retrieval.executor import Executor, LocalExecutor
 from retrieval.plan import Plan, planned
+from retrieval.reranking import PAIRS_A_RUN, Reranker, rerank
 from retrieval.scanning import JointScan, Place, Scanner
-from retrieval.schemas import Hit, Receipt, SearchAnswer, SearchRequest
+from retrieval.schemas import Hit, Receipt, Reranked, SearchAnswer, SearchRequest
 from retrieval.settings import Config
 from retrieval.stages import fuse, hydrate
 from retrieval.stopwatch import Stopwatch
@@ -57,12 +61,21 @@ class CachedAnswer(msgspec.Struct):
     cold_skipped: str | None
     share_read: float | None
     weight_dense: float | None
+    reranked: Reranked | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Not cut short by a budget: another try would give the same."""
+        return self.reranked is None or self.reranked.passages == self.reranked.of
 
 
 class Pipeline:
     """Answers searches."""
 
-    def __init__(self, embedders: Embedders, results: ResultCache, config: Config) -> None:
+    def __init__(
+        self, embedders: Embedders, results: ResultCache, config: Config, reranker: Reranker | None = None
+    ) -> None:
+        self._reranker = reranker
         self._embedders = embedders
         self._results = results
         self._config = config
@@ -75,6 +88,28 @@ class Pipeline:
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
+
+    @property
+    def reranker(self) -> Reranker:
+        """Raises Unavailable where it could not be loaded. Ask only where one is configured."""
+        if self._reranker is None:
+            raise Unavailable(
+                f"the reranker {self._config.rerank.model!r} could not be loaded when the service started",
+                param="rerank",
+            )
+        return self._reranker
+
+    async def reread(self, query: str, texts: list[str], *, refuse: bool = False) -> Floats:
+        """What the reranker says of each text, float32 [texts]. A few texts at a time, so that searches get their turn
+        in between; ends with its caller. With `refuse` raises TooLong for a text that would be cut."""
+        reranker = self.reranker
+        scores = np.empty(len(texts), np.float32)
+        order = sorted(range(len(texts)), key=lambda at: len(texts[at]))
+        for at in range(0, len(order), PAIRS_A_RUN):
+            some = order[at : at + PAIRS_A_RUN]
+            batch = [texts[one] for one in some]
+            scores[some] = await self._run(partial(reranker.scores, query, batch, refuse=refuse))
+        return scores
 
     def joint_scan(self, collection: Collection, members: int) -> JointScan:
         """One scan for so many exact searches of a collection; each gives its place in it to `search`."""
@@ -132,7 +167,7 @@ class Pipeline:
                     key = self._key(collection, snapshot, plan)
                     answer, _ = await self._search(collection, snapshot, plan, watch, place, share)
         # One that met a later commit (a hit gone from the log, an exact scan) would be wrong when this content is back.
-        if caching and cached is None and not collection.moved_since(snapshot):
+        if caching and cached is None and answer.whole and not collection.moved_since(snapshot):
             await watch.awaited("cache", self._results.put(key, msgspec.msgpack.encode(answer)))
         receipt = Receipt(
             collection=name,
@@ -144,14 +179,16 @@ class Pipeline:
             weight_dense=answer.weight_dense,
             cache="hit" if cached else ("miss" if caching else "bypass"),
             model=collection.settings.model,
+            reranked=answer.reranked,
         )
         return SearchAnswer(answer.hits, receipt, watch.stop())
 
     def _key(self, collection: Collection, snapshot: Snapshot, plan: Plan) -> ResultKey:
         settings = collection.settings
+        reader = self.reranker.manifest.fingerprint if plan.rerank else None
         return self._results.key(
             snapshot.content,
-            msgspec.json.encode((settings.fingerprint, settings.bm25)),
+            msgspec.json.encode((settings.fingerprint, settings.bm25, reader)),
             plan.identity,
             uid=collection.uid,
             generation=snapshot.generation,
@@ -202,7 +239,7 @@ class Pipeline:
                 scan = place or self._scanner
                 ranked = scan.rank(collection, plan.query.vector, plan.query.depth, plan.query.condition)
                 exact = scanned(snapshot, await watch.awaited("dense", ranked))
-            found = await self._run(partial(run_stages, plan, executor, watch, budget, exact))
+            found = await self._run(partial(run_stages, plan, executor, watch, budget, exact, self._reranker))
             if found is not None:
                 return found
             plan = plan.deeper()
@@ -237,6 +274,7 @@ def run_stages(
     watch: Stopwatch,
     budget: BudgetShare,
     candidates: Candidates | None = None,
+    reranker: Reranker | None = None,
 ) -> tuple[CachedAnswer, bool] | None:
     """One search on a search thread: its stages in order, from the `candidates` if they are there already.
 
@@ -245,16 +283,20 @@ def run_stages(
     execution = executor.prepare(plan.query, watch)
     found = candidates or execution.search()
     fused = watch.timed("fuse", lambda: fuse(plan, found, execution))
+    reranked = None
+    if plan.rerank is not None and reranker is not None:
+        fused, reranked = watch.timed("rerank", partial(rerank, plan, fused, execution, reranker))
     hydrated = watch.timed("hydrate", lambda: hydrate(plan, fused, execution, budget))
     if hydrated is None:
         return None
     hits, vanished = hydrated
     answer = CachedAnswer(
-        hits,
-        list(found.searched),
-        found.cold_skipped,
-        None if plan.share_read is None else round(plan.share_read, 3),
-        None if plan.weight_dense is None else round(plan.weight_dense, 3),
+        hits=hits,
+        tiers=list(found.searched),
+        cold_skipped=found.cold_skipped,
+        share_read=None if plan.share_read is None else round(plan.share_read, 3),
+        weight_dense=None if plan.weight_dense is None else round(plan.weight_dense, 3),
+        reranked=reranked,
     )
     return answer, vanished
 

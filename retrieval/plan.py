@@ -21,13 +21,22 @@ from indexes import (
 )
 from retrieval.decoding import decode_part, is_absent
 from retrieval.embedding.models import SIMILARITY_FLOOR
-from retrieval.schemas import Fusion, Mode, SearchRequest, Weights
+from retrieval.schemas import Fusion, Mode, Rerank, SearchRequest, Weights
 from retrieval.settings import Config
 
 ANSWER_VERSION = 4  # of what the cache keeps
 SHARE_READ_MIN = 0.1  # numbers and names are read in any text
 SPARE_HITS = 16  # of a dense ranking beyond k, for candidates that die while they are on their way
 NUMBER_BYTES_MAX = 100  # of one number as JSON, with the white space before it
+
+
+@dataclass(frozen=True, slots=True)
+class RerankOptions:
+    """How many of the first candidates the reranker reads, for how long at most, and what its word weighs."""
+
+    candidates: int
+    budget_ms: float
+    weight: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +53,7 @@ class Plan:
     method: Literal["rrf", "weighted"]
     rrf_k: int
     base_weight: float  # of the dense score, from 0 to 1; the lexical score has the rest
+    rerank: RerankOptions | None
     deadline_ms: int | None
     identity: bytes
     share_read: float | None = None  # of the query, by the model; None: no text was embedded
@@ -93,7 +103,8 @@ def planned(
     weights = fusion.weights or default_weights(config, ranking)
     if weights.dense + weights.lexical <= 0:
         raise InvalidInput("one weight must be above 0", param="fusion.weights")
-    asked = asked_of(request, text, k, mode)
+    reranking = rerank_options(request, text, config)
+    asked = asked_of(request, text, k, mode, reranking)
     # What bypasses the cache is a measurement: it moves no passage and teaches nothing.
     counted = request.cache and not request.exact
     # A ranking that is fused or grouped has a depth independent of k, so that the page size does not change the order,
@@ -119,6 +130,7 @@ def planned(
         method=fusion.method or (ranking and ranking.method) or config.search.fusion,
         rrf_k=fusion.k or config.search.rrf_k,
         base_weight=weights.dense / (weights.dense + weights.lexical),
+        rerank=reranking,
         deadline_ms=request.deadline_ms or (None if request.exact else config.search.deadline_ms),
         identity=identity,
     )
@@ -131,10 +143,39 @@ def default_weights(config: Config, ranking: RankingSettings | None) -> Weights:
     return Weights(dense=config.search.weight_dense, lexical=config.search.weight_lexical)
 
 
-def asked_of(request: SearchRequest, query: str, k: int, mode: Mode) -> SearchRequest:
-    """The request without what does not change the answer."""
+def rerank_options(request: SearchRequest, query: str, config: Config) -> RerankOptions | None:
+    """None for no reranking. Raises InvalidInput where it is asked for and cannot be done."""
+    if request.rerank is None or request.rerank is False:
+        return None
+    settings = config.rerank
+    if not settings.model:
+        raise InvalidInput(
+            "no reranker is configured: name an exported cross-encoder in rerank.model", param="rerank"
+        )
+    if not query:
+        raise InvalidInput("rerank needs a query text, which is read beside the candidates", param="rerank")
+    wanted = Rerank() if request.rerank is True else request.rerank
+    return RerankOptions(
+        candidates=wanted.candidates or settings.candidates,
+        budget_ms=wanted.budget_ms or settings.budget_ms,
+        weight=settings.weight if wanted.weight is None else wanted.weight,
+    )
+
+
+def asked_of(
+    request: SearchRequest, query: str, k: int, mode: Mode, reranking: RerankOptions | None
+) -> SearchRequest:
+    """The request without what does not change the answer: no budget, since answers it cut short are not kept."""
+    rerank = Rerank(candidates=reranking.candidates, weight=reranking.weight) if reranking else None
     return msgspec.structs.replace(
-        request, query=query or None, k=k, mode=mode, min_seq=None, deadline_ms=None, cache=True
+        request,
+        query=query or None,
+        k=k,
+        mode=mode,
+        rerank=rerank,
+        min_seq=None,
+        deadline_ms=None,
+        cache=True,
     )
 
 

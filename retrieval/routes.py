@@ -8,8 +8,8 @@ from aiohttp import web
 
 from retrieval import collection_schemas, schemas
 from retrieval.admission import Load
-from retrieval.dialects import ollama, openai, tei
-from retrieval.dialects.errors import OllamaErrorBody, OpenAIErrorBody, TeiErrorBody
+from retrieval.dialects import ollama, openai, rerank, tei
+from retrieval.dialects.errors import CohereErrorBody, OllamaErrorBody, OpenAIErrorBody, TeiErrorBody
 from retrieval.examples import make_examples
 from retrieval.handlers import collections, documents, feedback, jobs, search, system
 from retrieval.keys import API, CONFIG, LOADS
@@ -20,7 +20,7 @@ C = "/v1/collections/{collection}"
 
 SEARCH, DOCUMENTS, COLLECTIONS, JOBS, SYSTEM = "search", "documents", "collections", "jobs", "system"
 FEEDBACK = "feedback"
-OPENAI, OLLAMA, TEI = "openai", "ollama", "tei"
+OPENAI, OLLAMA, TEI, COHERE = "openai", "ollama", "tei", "cohere"
 
 # method, path, handler, summary, tag; then the wire types of request and answer, the status, and what else applies
 ROUTES = (
@@ -100,6 +100,10 @@ ROUTES = (
           tei.TeiEmbed, list[list[float]], error=TeiErrorBody, load="embed"),
     Route("POST", "/", tei.embed_inputs, "The same, where Hugging Face's client sends it", TEI,
           tei.TeiEmbed, list[list[float]], error=TeiErrorBody, load="embed"),
+    Route("POST", "/rerank", rerank.tei_rerank, "Order texts by a query, as Text Embeddings Inference does", TEI,
+          rerank.TeiRerank, list[rerank.TeiRank], error=TeiErrorBody, load="embed"),
+    Route("POST", "/v2/rerank", rerank.cohere_rerank, "Order texts by a query, as Cohere does", COHERE,
+          rerank.CohereRerank, rerank.CohereReranked, error=CohereErrorBody, load="embed"),
     Route("GET", "/info", tei.info, "The default model, as Text Embeddings Inference tells it", TEI,
           None, tei.TeiInfo, error=TeiErrorBody),
     Route("GET", "/health", tei.health, "Whether texts can be embedded", TEI, error=TeiErrorBody),
@@ -114,7 +118,9 @@ ROUTES = (
 
 
 def add_routes(app: web.Application) -> None:
-    app[API] = describe(ROUTES, make_examples(app[CONFIG].models.default))
+    app[API] = describe(
+        ROUTES, make_examples(app[CONFIG].models.default, app[CONFIG].rerank.model or "reranker")
+    )
     loads: dict[object, Load] = {route.handler: route.load for route in ROUTES if route.load}
     app[LOADS] = loads
     for route in ROUTES:

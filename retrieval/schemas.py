@@ -43,6 +43,9 @@ Seq = Annotated[
 ]
 OwnVector = Annotated[VectorJson, Doc("A vector of your own; it is normalized")]
 RankConstant = Annotated[int, Meta(ge=1, le=10_000)]
+RerankCount = Annotated[int, Meta(ge=1, le=1000)]
+RerankMs = Annotated[float, Meta(gt=0, le=60_000)]
+RerankWeight = Annotated[float, Meta(ge=0, le=1)]
 DeadlineMs = Annotated[int, Meta(ge=1, le=600_000)]
 Similarity = Annotated[float, Meta(ge=-1, le=1)]
 Start = Annotated[int, Doc("Start in the document's text, in characters")]
@@ -186,6 +189,14 @@ class Fusion(Request, frozen=True, kw_only=True):
     weights: Annotated[Weights | None, Doc("For `weighted`")] = None
 
 
+class Rerank(Request, frozen=True, kw_only=True):
+    """Read the first candidates beside the query; what is absent comes from the configuration."""
+
+    candidates: Annotated[RerankCount | None, Doc("How many of the first candidates are read")] = None
+    budget_ms: Annotated[RerankMs | None, Doc("Time for that; the rest keep their order")] = None
+    weight: Annotated[RerankWeight | None, Doc("Of the cross-encoder against the fused score, 0 to 1")] = None
+
+
 class SearchOptions(Request, frozen=True, kw_only=True):
     """What a search and a context have in common."""
 
@@ -193,6 +204,9 @@ class SearchOptions(Request, frozen=True, kw_only=True):
     mode: Annotated[Mode | None, Doc("By meaning (dense), by words (lexical) or both (hybrid)")] = None
     filter: Condition = field(default_factory=absent)
     fusion: Annotated[Fusion | None, Doc("How hybrid search joins both rankings")] = None
+    rerank: Annotated[
+        bool | Rerank | None, Doc("Let a cross-encoder read the first candidates: true, or how")
+    ] = None
     group_by_document: Annotated[bool, Doc("Only the best passage of each document")] = False
     min_score: Annotated[float | None, Doc("Drop hits that score less")] = None
     min_seq: Annotated[Count | None, Doc("Wait up to 5 s until this write is visible")] = None
@@ -214,10 +228,14 @@ class SearchBatch(Request, frozen=True, kw_only=True):
 
 
 class Scores(msgspec.Struct):
-    """Cosine similarity and BM25; null where the search did not ask for that kind."""
+    """Cosine similarity and BM25; null where the search did not ask for that kind. `rerank` only where it was asked
+    for; null where time ran out before."""
 
     dense: Annotated[float | None, Doc("Cosine similarity")] = None
     lexical: Annotated[float | None, Doc("BM25")] = None
+    rerank: Annotated[
+        float | UnsetType | None, Doc("Of the cross-encoder; at 0 the odds are even that it answers")
+    ] = UNSET
 
 
 class Ranks(msgspec.Struct):
@@ -246,6 +264,14 @@ class Hit(msgspec.Struct, omit_defaults=True):
     tokens: Annotated[int, Doc("Number of tokens")] = 0
 
 
+class Reranked(msgspec.Struct):
+    """`passages` were read `of` those wanted: less where the budget ended."""
+
+    model: Annotated[str, Doc("Name of the cross-encoder")]
+    passages: Annotated[int, Doc("Candidates it read, the first ones")]
+    of: Annotated[int, Doc("Candidates it was to read")]
+
+
 class Receipt(msgspec.Struct):
     """What an answer says about itself."""
 
@@ -265,6 +291,7 @@ class Receipt(msgspec.Struct):
     ]
     cache: Annotated[Literal["hit", "miss", "bypass"], Doc("Whether the answer came from the result cache")]
     model: Annotated[str, Doc("Name of the embedding model")]
+    reranked: Annotated[Reranked | None, Doc("With `rerank`: how much was read in time")] = None
 
 
 class Timings(msgspec.Struct):
@@ -275,6 +302,7 @@ class Timings(msgspec.Struct):
     dense: Annotated[float, Doc("Searching by meaning")] = 0.0
     lexical: Annotated[float, Doc("Searching by words")] = 0.0
     fuse: Annotated[float, Doc("Joining both rankings")] = 0.0
+    rerank: Annotated[float, Doc("Reading candidates beside the query")] = 0.0
     hydrate: Annotated[float, Doc("Reading the hits from the log")] = 0.0
     wait: Annotated[
         float, Doc("Time in which no stage ran: mostly waiting for a search thread or for `min_seq`")

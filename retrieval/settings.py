@@ -125,6 +125,13 @@ class Search(Section, frozen=True, kw_only=True):
     threads: Positive = 2
 
 
+class Rerank(Section, frozen=True, kw_only=True):
+    model: str = ""
+    candidates: Positive = 20
+    budget_ms: Duration = 200.0
+    weight: Annotated[float, Meta(ge=0, le=1)] = 0.7
+
+
 class Context(Section, frozen=True, kw_only=True):
     excerpt_tokens: Count = 32
     min_similarity: Annotated[float, Meta(ge=-1, le=1)] = 0.2
@@ -175,6 +182,7 @@ class Config(Section, frozen=True, kw_only=True):
     limits: Limits = field(default_factory=Limits)
     index: Index = field(default_factory=Index)
     search: Search = field(default_factory=Search)
+    rerank: Rerank = field(default_factory=Rerank)
     context: Context = field(default_factory=Context)
     cache: Cache = field(default_factory=Cache)
     redis: Redis = field(default_factory=Redis)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from msgspec import UNSET
 from numpy.typing import NDArray
 
 from indexes import TIERS, Candidates, Floats, StoredPassage
@@ -23,11 +24,15 @@ Positions = NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """Candidates with their final order: positions among them, best first, and the score of each position."""
+    """Candidates with their final order: positions among them, best first, and the score of each position.
+
+    `reranked`: what the cross-encoder said of each, NaN where it said nothing.
+    """
 
     candidates: Candidates
     order: Positions
     scores: NDArray[np.float64]
+    reranked: NDArray[np.float64] | None = None
 
 
 def fuse(plan: Plan, candidates: Candidates, execution: Execution) -> Fused:
@@ -112,7 +117,10 @@ def hits_of(
     dense, lexical = candidates.dense[at], candidates.lexical[at]
     if plan.mode == "hybrid":
         dense, lexical = scores_at(candidates, at, execution)
-    columns = zip(rounded(dense).tolist(), rounded(lexical).tolist(), fused.scores[at].tolist(), strict=True)
+    read = [UNSET] * len(at) if fused.reranked is None else map(known, fused.reranked[at].tolist())
+    columns = zip(
+        rounded(dense).tolist(), rounded(lexical).tolist(), read, fused.scores[at].tolist(), strict=True
+    )
     return [
         Hit(
             document_id=passage.document_id,
@@ -123,13 +131,15 @@ def hits_of(
             title=passage.title,
             metadata=passage.metadata,
             score=score,
-            scores=Scores(known(by_meaning), known(by_words)),
+            scores=Scores(known(by_meaning), known(by_words), by_reading),
             tier=TIERS[candidates.tiers[position]],
             ranks=ranks_of(candidates, position) if plan.request.explain else None,
             heading=passage.heading,
             tokens=passage.tokens,
         )
-        for (position, passage), (by_meaning, by_words, score) in zip(chosen, columns, strict=True)
+        for (position, passage), (by_meaning, by_words, by_reading, score) in zip(
+            chosen, columns, strict=True
+        )
     ]
 
 

@@ -123,8 +123,8 @@ def export_model(
             quantisation=kept.recipe.quantisation,
             files={},
             known_answers=[
-                models.KnownAnswer(text, [round(float(value), 5) for value in vector])
-                for text, vector in zip(texts.KNOWN_ANSWER_TEXTS, answers)
+                models.KnownAnswer(text, [round(float(value), 5) for value in vector], query)
+                for text, vector, query in zip(texts.KNOWN_ANSWER_TEXTS, answers, material.known_queries)
             ],
             checks={what: round(value, 6) for what, value in (checks | kept.checks).items()},
             source=found.label,
@@ -133,6 +133,7 @@ def export_model(
             variant=kept.recipe.name,
             fallbacks=fallbacks,
             candidates=candidates,
+            makes=shape.makes,
         )
         return publish(manifest, graphs, material.path, out)
 
@@ -155,7 +156,9 @@ def _compare_with_source(plain: Path, folder: Path, shape: Shape, material: Text
 
 
 def reference(folder: Path, lines: Sequence[str], shape: Shape) -> Floats | None:
-    """Vectors of `lines` by sentence-transformers, or None if it is not installed."""
+    """Vectors of `lines` by sentence-transformers, or None if it is not installed. Of a reranker, scores of pairs."""
+    if shape.makes == "scores":
+        return _scores(folder, lines, shape)
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError:
@@ -167,6 +170,28 @@ def reference(folder: Path, lines: Sequence[str], shape: Shape) -> Floats | None
         list(lines), prompt="", normalize_embeddings=shape.normalise, show_progress_bar=False
     )
     return np.asarray(found, dtype=np.float32)
+
+
+def _scores(folder: Path, lines: Sequence[str], shape: Shape) -> Floats | None:
+    """By transformers, which sentence-transformers runs cross-encoders with."""
+    try:
+        import torch
+        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+    except ImportError:
+        return None
+    model = AutoModelForSequenceClassification.from_pretrained(folder, local_files_only=True).float().eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    pairs = [(texts.asked(line), line) for line in lines]
+    inputs = tokenizer(
+        pairs,
+        truncation=True,
+        max_length=shape.tokens_max,
+        padding=True,
+        return_token_type_ids=True,
+        return_tensors="pt",
+    )
+    with torch.inference_mode():
+        return np.asarray(model(**inputs).logits, dtype=np.float32)
 
 
 # -- publishing -------------------------------------------------------------------------------------------------------

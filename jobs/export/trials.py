@@ -25,7 +25,7 @@ from indexes.model import Floats
 from jobs.export import texts
 from jobs.export.architectures import build
 from jobs.export.graph import Graph, Range
-from jobs.export.recipes import FP32, Recipe
+from jobs.export.recipes import FP32, SCORE_FLOORS, Recipe
 from jobs.export.running import cosines, save, session, vectors
 from jobs.export.shapes import Shape
 from jobs.export.sources import Progress
@@ -101,7 +101,8 @@ class Workshop:
             # Older runtimes lack some kernels; the other candidates may still work.
             trial.refused = f"it cannot be run here: {str(error).splitlines()[0]}"
         else:
-            trial.refused = below(trial.checks, recipe.floors)
+            scores = self._shape.makes == "scores"
+            trial.refused = below(trial.checks, SCORE_FLOORS if scores else recipe.floors)
         return trial
 
     def known_answers(self, trial: Trial) -> Floats:

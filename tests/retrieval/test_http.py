@@ -71,6 +71,7 @@ def test_the_receipt_and_timings(http: Http, facts: str) -> None:
         "weight_dense": 0.45,
         "cache": "miss",
         "model": "all-MiniLM-L6-v2",
+        "reranked": None,
     }
     assert set(reply.body["timings_ms"]) == {
         "cache",
@@ -78,6 +79,7 @@ def test_the_receipt_and_timings(http: Http, facts: str) -> None:
         "dense",
         "lexical",
         "fuse",
+        "rerank",
         "hydrate",
         "wait",
         "total",

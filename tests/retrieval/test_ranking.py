@@ -20,14 +20,13 @@ def test_request_then_collection_then_configuration() -> None:
     weighted = SearchRequest(query="x", fusion=Fusion(method="weighted", weights=Weights(dense=3, lexical=1)))
     ranked = SearchRequest(query="x", fusion=Fusion(method="rrf"))
     plans = [planned(one, 384, CONFIG, OWN) for one in (ask, weighted, ranked)]
-    assert [(plan.method, plan.weights) for plan in plans] == [
-        ("weighted", (0.25, 0.75)),
-        ("weighted", (3, 1)),
-        ("rrf", (0.25, 0.75)),
+    assert [(plan.method, plan.base_weight) for plan in plans] == [
+        ("weighted", 0.25),
+        ("weighted", 0.75),
+        ("rrf", 0.25),
     ]
-    configured = CONFIG.search.weight_dense, CONFIG.search.weight_lexical
     partly = planned(ask, 384, CONFIG, RankingSettings(coefficients={"a": [1.0]}, set_ms=1))
-    assert (partly.method, partly.weights) == (CONFIG.search.fusion, configured)
+    assert (partly.method, partly.base_weight) == (CONFIG.search.fusion, CONFIG.search.weight_dense)
 
 
 def test_only_what_ranks_tells_answers_apart() -> None:
