@@ -38,6 +38,7 @@ class CollectionInfo:
     """
 
     documents: int
+    languages: dict[str, int]
     passages: dict[Tier, int]
     dead_passages: int
     segments: int
@@ -72,6 +73,7 @@ def describe(
     tuned = chosen if chosen and generation and chosen.fits(generation) else None
     return CollectionInfo(
         documents=documents,
+        languages=snapshot.languages(),
         passages=snapshot.counts(),
         dead_passages=snapshot.dead,
         segments=segment_passages(snapshot)[0],

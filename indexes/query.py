@@ -18,6 +18,8 @@ NOT_FOUND = -1
 class Query:
     """`text` is for BM25, `vector` (unit length, float32 [dimensions]) for the dense indexes; None skips that searcher.
 
+    `language` is that of the text; None: guessed among those of the passages.
+
     Each searcher returns `depth` candidates, of which the first `k` matter. `counted`: the query is real traffic, and
     the cold policy learns from it.
     """
@@ -28,6 +30,7 @@ class Query:
     vector: Floats | None = None
     condition: Filter | None = None
     counted: bool = True
+    language: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

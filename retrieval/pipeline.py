@@ -147,7 +147,7 @@ class Pipeline:
         settings = collection.settings
         return self._results.key(
             snapshot.content,
-            msgspec.json.encode((settings.fingerprint, settings.bm25)),
+            msgspec.json.encode((settings.fingerprint, settings.bm25, settings.language)),
             plan.identity,
             uid=collection.uid,
             generation=snapshot.generation,

@@ -9,7 +9,17 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from indexes import ANALYSIS_VERSION, Filter, Floats, InvalidInput, Query, TooLarge, parse_filter
+from indexes import (
+    ANALYSIS_VERSION,
+    AUTO,
+    Filter,
+    Floats,
+    InvalidInput,
+    Query,
+    TooLarge,
+    check_language,
+    parse_filter,
+)
 from retrieval.decoding import decode_part, is_absent
 from retrieval.schemas import Fusion, Mode, SearchRequest, Weights
 from retrieval.settings import Config
@@ -68,6 +78,7 @@ def planned(request: SearchRequest, dimensions: int, config: Config) -> Plan:
         text=None if mode == "dense" else text,
         vector=None if mode == "lexical" else vector,
         condition=filter_of(request.filter, config),
+        language=given_language(request.language, "language"),
         # What bypasses the cache is a measurement: it moves no passage and teaches nothing.
         counted=request.cache and not request.exact,
     )
@@ -117,6 +128,11 @@ def check_query(request: SearchRequest, config: Config) -> str:
             param="query",
         )
     return query
+
+
+def given_language(code: str | None, where: str) -> str | None:
+    """None if it is left to us. Raises InvalidInput naming the field."""
+    return None if code in {None, AUTO} else check_language(str(code), where)
 
 
 def check_k(k: int | None, config: Config) -> int:

@@ -6,7 +6,7 @@ import asyncio
 
 from aiohttp import web
 
-from indexes import Settings
+from indexes import Settings, check_language
 from retrieval.collection_schemas import (
     AliasBody,
     CollectionList,
@@ -24,12 +24,14 @@ async def create(request: web.Request) -> web.Response:
     wanted = await body(request, CreateCollection)
     config, catalog = request.app[CONFIG], request.app[CATALOG]
     model = wanted.model or config.models.default
+    language = check_language(wanted.language, "language")
     embedder = await request.app[EMBEDDERS].get(model)
     settings = Settings(
         dimensions=embedder.encoder.dimensions,
         fingerprint=embedder.fingerprint,
         model=model,
         hot_capacity=config.index.hot_capacity if wanted.hot_capacity is None else wanted.hot_capacity,
+        language=language,
     )
     collection = await asyncio.to_thread(catalog.create, wanted.name, settings)
     return await answer_from(lambda: describe(request.app, collection), status=201)

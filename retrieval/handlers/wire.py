@@ -86,6 +86,7 @@ def describe(app: web.Application, collection: Collection) -> CollectionBody:
         fingerprint=settings.fingerprint,
         dimensions=settings.dimensions,
         hot_capacity=settings.hot_capacity,
+        language=settings.language,
         **asdict(collection.info()),
         rebuild_due=app[TASKS].rebuild_due(name, collection),
         limits=RequestLimits(

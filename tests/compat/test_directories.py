@@ -187,7 +187,7 @@ def raise_marker(data: Path) -> None:
 
 def raise_log(data: Path) -> None:
     db = apsw.Connection(str(data / "notes" / "log.db"))
-    db.execute("UPDATE meta SET value = '4' WHERE key = 'format_version'")
+    db.execute("UPDATE meta SET value = '5' WHERE key = 'format_version'")
     db.close()
 
 
@@ -195,7 +195,7 @@ def raise_log(data: Path) -> None:
     ("make_newer", "reason"),
     [
         (raise_marker, "it has format 2, this version reads 1"),
-        (raise_log, "it has log format 4, this version reads 1 to 3"),
+        (raise_log, "it has log format 5, this version reads 1 to 4"),
     ],
 )
 def test_a_newer_directory_is_refused_and_left_alone(
