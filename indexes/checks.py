@@ -27,12 +27,13 @@ def check_upsert(upsert: Upsert, dimensions: int) -> None:
 
 
 def with_language(operation: Operation, default: str) -> Operation:
-    """An upsert with its language: the one given, else the collection's `default`, else what is found out."""
-    if not isinstance(operation, Upsert) or operation.language not in ("", AUTO):
+    """An upsert with its language: the one given, or the collection's `default`; found out if that is "auto"."""
+    if not isinstance(operation, Upsert):
         return operation
-    if default == AUTO:
-        default = language_of(operation.title, operation.text)
-    return replace(operation, language=default)
+    language = operation.language or default
+    if language == AUTO:
+        language = language_of(operation.title, operation.text)
+    return replace(operation, language=language)
 
 
 def check_vector(vector: Floats, dimensions: int) -> None:

@@ -45,7 +45,7 @@ class Upsert:
     """Insert a document, replacing any with the same id.
 
     `digest`, 32 bytes, is equal for documents with equal text, title, metadata and passages. The default is random,
-    so the document compares equal to no other. `language` is a BCP 47 code; empty: the collection finds out.
+    so the document compares equal to no other. `language` is a BCP 47 code; empty: the collection's; "auto": found out.
     """
 
     id: str

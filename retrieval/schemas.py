@@ -65,7 +65,10 @@ class SentDocument(Request, frozen=True, kw_only=True):
     metadata: MetadataJson = field(default_factory=no_metadata)
     vector: OwnVector = field(default_factory=absent)
     language: Annotated[
-        str | None, Doc("BCP 47 code of its language, such as `en` or `pt-BR`; absent: the collection's")
+        str | None,
+        Doc(
+            "BCP 47 code of its language, such as `en` or `pt-BR`; `auto`: found out; absent: the collection's"
+        ),
     ] = None
 
 

@@ -31,6 +31,7 @@ from indexes import (
     TooLarge,
     Upsert,
     WriteResult,
+    check_language,
     give_way,
     nobody_waits,
     searchable_text,
@@ -39,7 +40,7 @@ from retrieval.cancellation import abandonable
 from retrieval.chunking import CHUNKING_VERSION, Span, split
 from retrieval.embedders import Embedder, Embedders
 from retrieval.metadata import Patch, check_limits, flattened, metadata_of
-from retrieval.plan import given_language, unit_vector, vector_of
+from retrieval.plan import unit_vector, vector_of
 from retrieval.schemas import NewDocument, SentDocument
 from retrieval.settings import Config, Passages
 
@@ -155,7 +156,7 @@ def check_documents(documents: list[SentDocument], dimensions: int, config: Conf
             title=sent.title,
             metadata=flattened(metadata_of(sent.metadata, f"{where}.metadata", config), f"{where}.metadata"),
             vector=vector_of(sent.vector, dimensions, f"{where}.vector"),
-            language=given_language(sent.language, f"{where}.language") or "",
+            language=check_language(sent.language, f"{where}.language") if sent.language else "",
         )
         check_document(document, where, config)
         if (first := seen.setdefault(document.id, at)) != at:

@@ -104,6 +104,7 @@ def as_written(collection: Collection, wanted: CollectionExpected) -> None:
         stored = collection.log.upsert_of(name)
         assert stored is not None
         assert as_expected(stored) == one
+        assert stored.language == wanted.languages.get(name, stored.language) != ""
     for name in wanted.deleted:
         with pytest.raises(NotFound):
             collection.document(name)
@@ -147,6 +148,7 @@ def test_it_is_written_rebuilt_verified_and_backed_up(kept: tuple[Path, Expected
 def forget(wanted: CollectionExpected, name: str) -> None:
     del wanted.words[wanted.documents.pop(name).title]
     wanted.vectors.pop(name, None)
+    wanted.languages.pop(name, None)
     wanted.deleted.append(name)
 
 
