@@ -35,8 +35,11 @@ from .filters.grammar import Filter as Filter
 from .filters.grammar import fits as fits
 from .filters.grammar import parse_filter as parse_filter
 from .info import SearchSettings as SearchSettings
+from .languages import AUTO as AUTO
+from .languages import check_language as check_language
 from .learned import RankingSettings as RankingSettings
 from .lexical.analysis import ANALYSIS_VERSION as ANALYSIS_VERSION
+from .lexical.analysis import query_terms as query_terms
 from .lexical.analysis import terms as terms
 from .log.content import DIGEST_BYTES as DIGEST_BYTES
 from .log.reader import searchable_text as searchable_text
@@ -62,6 +65,7 @@ from .model import WriteResult as WriteResult
 from .parts.manifest import Evidence as Evidence
 from .parts.manifest import Moves as Moves
 from .parts.prepared import Prepared as Prepared
+from .parts.snapshot import QueryLanguage as QueryLanguage
 from .parts.snapshot import Snapshot as Snapshot
 from .query import Candidates as Candidates
 from .query import Query as Query

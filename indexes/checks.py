@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from indexes.errors import InvalidInput
 from indexes.filters.grammar import fits
-from indexes.model import Floats, Upsert
+from indexes.languages import AUTO, check_language, language_of
+from indexes.model import Floats, Operation, Upsert
 
 UNIT_TOLERANCE = 1e-3
 
@@ -19,6 +22,18 @@ def check_upsert(upsert: Upsert, dimensions: int) -> None:
     for key, value in upsert.metadata.items():
         if not all(fits(one) for one in (value if isinstance(value, list) else [value])):
             raise InvalidInput(f"metadata {key!r} does not fit into 64 bits", param="metadata")
+    if upsert.language:
+        check_language(upsert.language, "language")
+
+
+def with_language(operation: Operation, default: str) -> Operation:
+    """An upsert with its language: the one given, or the collection's `default`; found out if that is "auto"."""
+    if not isinstance(operation, Upsert):
+        return operation
+    language = operation.language or default
+    if language == AUTO:
+        language = language_of(operation.title, operation.text)
+    return replace(operation, language=language)
 
 
 def check_vector(vector: Floats, dimensions: int) -> None:

@@ -23,7 +23,7 @@ from typing import TypeVar
 
 from indexes import failpoints
 from indexes.arrivals import Arrivals
-from indexes.checks import check_upsert
+from indexes.checks import check_upsert, with_language
 from indexes.courtesy import GoOn, nobody_waits
 from indexes.dense.exact import nearest
 from indexes.durable import disk_errors, publish_folder
@@ -186,7 +186,9 @@ class Collection:
         for operation in operations:
             if isinstance(operation, Upsert):
                 check_upsert(operation, self.settings.dimensions)
-        return self._writer.write(operations)
+        return self._writer.write(
+            [with_language(operation, self.settings.language) for operation in operations]
+        )
 
     def delete_holding(self, passages: Ids) -> Future[WriteResult]:
         """Delete the documents that hold these passages, in one commit.
@@ -211,7 +213,7 @@ class Collection:
             if changed is stored:
                 return []
             check_upsert(changed, self.settings.dimensions)
-            return [changed]
+            return [with_language(changed, self.settings.language)]
 
         return self._writer.write(choose)
 

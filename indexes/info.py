@@ -39,6 +39,7 @@ class CollectionInfo:
     """
 
     documents: int
+    languages: dict[str, int]
     passages: dict[Tier, int]
     dead_passages: int
     segments: int
@@ -75,6 +76,7 @@ def describe(
     measured = tuned or (generation.manifest if generation else None)
     return CollectionInfo(
         documents=documents,
+        languages=snapshot.languages(),
         passages=snapshot.counts(),
         dead_passages=snapshot.dead,
         segments=segment_passages(snapshot)[0],

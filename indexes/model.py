@@ -45,7 +45,7 @@ class Upsert:
     """Insert a document, replacing any with the same id.
 
     `digest`, 32 bytes, is equal for documents with equal text, title, metadata and passages. The default is random,
-    so the document compares equal to no other.
+    so the document compares equal to no other. `language` is a BCP 47 code; empty: the collection's; "auto": found out.
     """
 
     id: str
@@ -54,6 +54,7 @@ class Upsert:
     metadata: Metadata
     passages: tuple[NewPassage, ...]
     digest: bytes = field(default_factory=lambda: secrets.token_bytes(32))
+    language: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +134,7 @@ class StoredPassage(msgspec.Struct, frozen=True):
     title: str
     metadata: Metadata
     heading: str = ""
+    language: str = ""
 
 
 class StoredDocument(msgspec.Struct, frozen=True):
@@ -144,6 +146,7 @@ class StoredDocument(msgspec.Struct, frozen=True):
     title: str
     metadata: Metadata
     passages: int
+    language: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,13 +159,14 @@ class Bm25:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings of one collection, fixed at creation and stored in its log."""
+    """Settings of one collection, fixed at creation and stored in its log. `language`: of documents that name none."""
 
     dimensions: int
     fingerprint: str
     model: str
     hot_capacity: int = 10_000
     bm25: Bm25 = field(default_factory=Bm25)
+    language: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,9 @@ NOT_FOUND = -1
 class Query:
     """`text` is for BM25, `vector` (unit length, float32 [dimensions]) for the dense indexes; None skips that searcher.
 
-    BM25 and the dense indexes each return `depth` candidates. `k` results will be shown: the cold policy judges loss on
-    them. `counted`: the query is real traffic, and the cold policy learns from it.
+    `language` is that of the text; None: guessed among those of the passages. BM25 and the dense indexes each return
+    `depth` candidates. `k` results will be shown: the cold policy judges loss on them. `counted`: the query is real
+    traffic, and the cold policy learns from it.
     """
 
     k: int
@@ -32,6 +33,7 @@ class Query:
     vector: Floats | None = None
     condition: Filter | None = None
     counted: bool = True
+    language: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ NUMBER_JSON_BYTES = 20  # a float32 at full precision
 LOOKED_UP = 10_000  # passages per query
 CATCHING_UP_TRIES, CATCHING_UP_S = 1000, 0.002
 
-DOCUMENTS = "SELECT pk, first_passage, id, seq, {text}, title, metadata, passages FROM documents"
+DOCUMENTS = "SELECT pk, first_passage, id, seq, {text}, title, metadata, passages, language FROM documents"
 AT_POSITIONS = "WHERE pk IN (SELECT value FROM json_each(?)) ORDER BY pk"
 PASSAGES = (
     "SELECT d.pk, p.ordinal, p.start, p.end, p.tokens, v.vector FROM documents d CROSS JOIN passages p"
@@ -133,7 +133,7 @@ def take(rows: Iterable[Any], limit: int, passage_bytes: int, bytes_max: int) ->
     taken: list[Any] = []
     size = 0
     for row in rows:
-        _, _, document_id, _, text, title, metadata, passages = row
+        _, _, document_id, _, text, title, metadata, passages, _ = row
         size += sum(map(len, (document_id, text, title, metadata))) + passages * passage_bytes
         if len(taken) == limit or (taken and size > bytes_max):
             return taken, True
@@ -150,10 +150,10 @@ def with_passages(db: apsw.Connection, rows: list[Any], vectors: bool) -> list[S
     return [
         ScrolledDocument(
             pk,
-            StoredDocument(document_id, seq, text, title, decode_metadata(metadata), count),
+            StoredDocument(document_id, seq, text, title, decode_metadata(metadata), count, language),
             passages[pk] if vectors else None,
         )
-        for pk, _, document_id, seq, text, title, metadata, count in rows
+        for pk, _, document_id, seq, text, title, metadata, count, language in rows
     ]
 
 

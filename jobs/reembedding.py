@@ -169,7 +169,7 @@ class Copy:
 
     async def _write(self, batch: list[JSON]) -> None:
         await self._pace(len(batch))
-        wanted = ("id", "text", "title", "metadata")
+        wanted = ("id", "text", "title", "metadata", "language")
         await self._writer.write([{name: one[name] for name in wanted} for one in batch])
         self.known.update((one["id"], digest(one)) for one in batch)
         self.copied.written += len(batch)
@@ -195,5 +195,10 @@ def conflict(message: str) -> ServiceError:
 
 def digest(document: JSON) -> bytes:
     """Equal for documents that are embedded, found and shown alike."""
-    values = [document["text"], document["title"], sorted(document["metadata"].items())]
+    values = [
+        document["text"],
+        document["title"],
+        document.get("language", ""),
+        sorted(document["metadata"].items()),
+    ]
     return blake2b(msgspec.json.encode(values), digest_size=16).digest()

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, field
 
-from indexes import NAME, ColdState, Evidence, Moves, SearchSettings, Tier
+from indexes import AUTO, NAME, ColdState, Evidence, Moves, SearchSettings, Tier
 from retrieval.schemas import Doc, DocumentId, NonEmpty, Request, Seq
 from retrieval.settings import Count
 
@@ -35,6 +35,9 @@ class CreateCollection(Request, frozen=True, kw_only=True):
     name: Annotated[CollectionName, Doc("1 to 63 of a-z, 0-9, '-' and '_', beginning with a letter or digit")]
     model: Annotated[str | None, Doc("Name of the embedding model")] = None
     hot_capacity: Annotated[Capacity | None, Doc("Passages to keep in the hot tier")] = None
+    language: Annotated[
+        str, Doc("BCP 47 code of the language of documents that name none; `auto` finds it out for each")
+    ] = AUTO
 
 
 class RenameCollection(Request, frozen=True, kw_only=True):
@@ -101,6 +104,8 @@ class CollectionBody(msgspec.Struct, kw_only=True):
     fingerprint: Annotated[str, Doc("Hash of everything that shapes a vector")]
     dimensions: Annotated[int, Doc("Length of a vector")]
     hot_capacity: Annotated[int, Doc("Passages to keep in the hot tier")]
+    language: Annotated[str, Doc("Language of documents that name none; `auto`: found out for each")]
+    languages: Annotated[dict[str, int], Doc("Live passages by language, the most frequent first")]
     documents: Annotated[int, Doc("Number of documents")]
     passages: Annotated[dict[Tier, int], Doc("Live passages by tier")]
     dead_passages: Annotated[int, Doc("Deleted passages that are still in an index")]

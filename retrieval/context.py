@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from indexes import GoOn, nobody_waits, terms
+from indexes import GoOn, nobody_waits, query_terms, terms
 from retrieval.chunking import SENTENCE
 from retrieval.outline import PATH_SEPARATOR
 from retrieval.schemas import (
@@ -188,7 +188,6 @@ def pack(hits: list[Hit], wanted: ContextRequest, packer: Packer, config: Config
     per_document = 1 if wanted.group_by_document else wanted.per_document
     pages: dict[str, Page] = {}
     whole_left = WHOLE_SHARE * wanted.token_budget
-    asked = frozenset(terms(wanted.query))
     for hit in hits:
         packer.go_on()
         if packer.left < LEAST_TOKENS:
@@ -201,7 +200,8 @@ def pack(hits: list[Hit], wanted: ContextRequest, packer: Packer, config: Config
         if not (long and pages and packer.tokens(block) > whole_left) and (fits := packer.put(page, [block])):
             whole_left -= page.tokens if long else 0
         if fits or (
-            long and packer.put(page, [excerpt(hit, asked, excerpt_tokens, packer.starts_of, packer.go_on)])
+            long
+            and packer.put(page, [excerpt(hit, wanted.query, excerpt_tokens, packer.starts_of, packer.go_on)])
         ):
             pages[hit.document_id] = page
     for page in pages.values():
@@ -219,20 +219,19 @@ def pack(hits: list[Hit], wanted: ContextRequest, packer: Packer, config: Config
     return [page for page in pages.values() if page.blocks]
 
 
-def excerpt(
-    hit: Hit, asked: frozenset[str], tokens_max: int, starts_of: StartsOf, go_on: GoOn = nobody_waits
-) -> Block:
+def excerpt(hit: Hit, query: str, tokens_max: int, starts_of: StartsOf, go_on: GoOn = nobody_waits) -> Block:
     """Of a longer passage: the run of sentences with the most words of the query, the first among equals.
 
     At most `tokens_max` tokens. A single sentence that is longer is cut after a word.
     """
     text = hit.text
+    asked = frozenset(query_terms(query, [hit.language]))
     starts = starts_of(text)
     bounds = sorted({0, *(match.end() for match in SENTENCE.finditer(text)), len(text)})
     sentences = []
     for start, end in pairwise(bounds):
         go_on()
-        sentences.append((start, end, frozenset(terms(text[start:end]))))
+        sentences.append((start, end, frozenset(terms(text[start:end], hit.language))))
     best, best_words = (0, bounds[1]), -1
     for first, (start, end, words) in enumerate(sentences):
         limit, stop, found = after_tokens(text, starts, start, tokens_max), end, words & asked

@@ -30,6 +30,7 @@ def make_examples(model: str, reranker: str = "reranker") -> Examples:
         collection_schemas.CreateCollection: {
             "a collection": {"name": "docs"},
             "with a small hot tier": {"name": "tickets", "hot_capacity": 2_000},
+            "of German documents": {"name": "handbuch", "language": "de"},
         },
         collection_schemas.RenameCollection: {"another name": {"name": "handbook"}},
         collection_schemas.SetAlias: {"an alias": {"collection": "docs"}},
@@ -43,6 +44,7 @@ def make_examples(model: str, reranker: str = "reranker") -> Examples:
                 "mode": "lexical",
                 "group_by_document": True,
             },
+            "in a language that is known": {"query": QUERY, "language": "en"},
             "weighted fusion, explained": {
                 "query": QUERY,
                 "fusion": {"method": "weighted", "weights": {"dense": 0.7, "lexical": 0.3}},

@@ -188,7 +188,7 @@ class Pipeline:
         reader = self.reranker.manifest.fingerprint if plan.rerank else None
         return self._results.key(
             snapshot.content,
-            msgspec.json.encode((settings.fingerprint, settings.bm25, reader)),
+            msgspec.json.encode((settings.fingerprint, settings.bm25, settings.language, reader)),
             plan.identity,
             uid=collection.uid,
             generation=snapshot.generation,

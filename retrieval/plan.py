@@ -11,12 +11,14 @@ import numpy as np
 
 from indexes import (
     ANALYSIS_VERSION,
+    AUTO,
     Filter,
     Floats,
     InvalidInput,
     Query,
     RankingSettings,
     TooLarge,
+    check_language,
     parse_filter,
 )
 from retrieval.decoding import decode_part, is_absent
@@ -116,6 +118,7 @@ def planned(
         text=None if mode == "dense" else text,
         vector=None if mode == "lexical" else vector,
         condition=filter_of(request.filter, config),
+        language=given_language(request.language, "language"),
         counted=counted,
     )
     # The configuration too: a cache in Redis outlives a restart with other settings.
@@ -204,6 +207,11 @@ def check_query(request: SearchRequest, config: Config) -> str:
             param="query",
         )
     return query
+
+
+def given_language(code: str | None, where: str) -> str | None:
+    """None if it is left to us. Raises InvalidInput naming the field."""
+    return None if code in {None, AUTO} else check_language(str(code), where)
 
 
 def check_k(k: int | None, config: Config) -> int:

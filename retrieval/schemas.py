@@ -68,6 +68,12 @@ class SentDocument(Request, frozen=True, kw_only=True):
     title: Annotated[str, Doc("Title of the document")] = ""
     metadata: MetadataJson = field(default_factory=no_metadata)
     vector: OwnVector = field(default_factory=absent)
+    language: Annotated[
+        str | None,
+        Doc(
+            "BCP 47 code of its language, such as `en` or `pt-BR`; `auto`: found out; absent: the collection's"
+        ),
+    ] = None
 
 
 class NewDocument(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +84,7 @@ class NewDocument(msgspec.Struct, frozen=True, kw_only=True):
     title: Annotated[str, Doc("Title of the document")] = ""
     metadata: Annotated[Metadata, Doc("Strings, numbers, booleans and lists of them")] = {}
     vector: Annotated[list[float] | None, Doc("A vector of your own; it is normalized")] = None
+    language: Annotated[str, Doc("BCP 47 code of its language; empty: the collection's")] = ""
 
 
 class WriteDocuments(Request, frozen=True, kw_only=True):
@@ -147,6 +154,7 @@ class DocumentBody(msgspec.Struct, kw_only=True):
     title: Annotated[str, Doc("Title of the document")]
     metadata: Annotated[Metadata, Doc("Strings, numbers, booleans and lists of them")]
     passages: Annotated[int | list[PassageBody], Doc("Number of passages")]
+    language: Annotated[str, Doc("BCP 47 code of its language, given or found out when it was written")]
 
 
 class DocumentPage(msgspec.Struct):
@@ -212,6 +220,9 @@ class SearchOptions(Request, frozen=True, kw_only=True):
     min_seq: Annotated[Count | None, Doc("Wait up to 5 s until this write is visible")] = None
     deadline_ms: Annotated[DeadlineMs | None, Doc("Give up after this time, with status 503")] = None
     cache: Annotated[bool, Doc("False bypasses the result cache and the query vector cache")] = True
+    language: Annotated[
+        str | None, Doc("BCP 47 code of the query's language; absent: guessed among those of the documents")
+    ] = None
 
 
 class SearchRequest(SearchOptions, frozen=True, kw_only=True):
@@ -262,6 +273,7 @@ class Hit(msgspec.Struct, omit_defaults=True):
     ranks: Annotated[Ranks | None, Doc("With `explain`: rank in each ranking")] = None
     heading: Annotated[str, Doc("Headings above the passage, outermost first")] = ""
     tokens: Annotated[int, Doc("Number of tokens")] = 0
+    language: Annotated[str, Doc("BCP 47 code of the document's language")] = ""
 
 
 class Reranked(msgspec.Struct):

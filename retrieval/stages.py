@@ -136,6 +136,7 @@ def hits_of(
             ranks=ranks_of(candidates, position) if plan.request.explain else None,
             heading=passage.heading,
             tokens=passage.tokens,
+            language=passage.language,
         )
         for (position, passage), (by_meaning, by_words, by_reading, score) in zip(
             chosen, columns, strict=True

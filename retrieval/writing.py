@@ -31,6 +31,7 @@ from indexes import (
     TooLarge,
     Upsert,
     WriteResult,
+    check_language,
     give_way,
     nobody_waits,
     searchable_text,
@@ -107,8 +108,9 @@ async def delete_matching(collection: Collection, condition: Filter) -> WriteRes
 def digest_of(document: NewDocument, passages: Passages) -> bytes:
     """Equal for documents that would be stored alike by one model. The order of metadata keys does not matter."""
     shaped_by = (CHUNKING_VERSION, passages.tokens_max, passages.overlap_tokens)
+    language = (document.language,) if document.language else ()  # digests are older than languages
     encoded = msgspec.msgpack.encode(
-        (document.text, document.title, document.metadata, document.vector or shaped_by),
+        (document.text, document.title, document.metadata, document.vector or shaped_by, *language),
         order="deterministic",
     )
     return blake2b(encoded, digest_size=DIGEST_BYTES, person=b"nearline-docum-1").digest()
@@ -154,6 +156,7 @@ def check_documents(documents: list[SentDocument], dimensions: int, config: Conf
             title=sent.title,
             metadata=flattened(metadata_of(sent.metadata, f"{where}.metadata", config), f"{where}.metadata"),
             vector=vector_of(sent.vector, dimensions, f"{where}.vector"),
+            language=check_language(sent.language, f"{where}.language") if sent.language else "",
         )
         check_document(document, where, config)
         if (first := seen.setdefault(document.id, at)) != at:
@@ -256,12 +259,16 @@ def upsert_of(document: NewDocument, pieces: list[Piece], vectors: Floats) -> Up
         NewPassage(piece.span.start, piece.span.end, piece.span.tokens, vector, piece.span.heading)
         for piece, vector in zip(pieces, vectors, strict=True)
     )
-    return Upsert(document.id, document.text, document.title, document.metadata, passages)
+    return upsert(document, passages)
 
 
 def with_vector(document: NewDocument) -> Upsert:
     """A document that brings its vector is one passage, whatever its length."""
     assert document.vector is not None
     vector = unit_vector(document.vector, len(document.vector), "vector")
-    passage = NewPassage(0, len(document.text), 0, vector)
-    return Upsert(document.id, document.text, document.title, document.metadata, (passage,))
+    return upsert(document, (NewPassage(0, len(document.text), 0, vector),))
+
+
+def upsert(document: NewDocument, passages: tuple[NewPassage, ...]) -> Upsert:
+    language = document.language
+    return Upsert(document.id, document.text, document.title, document.metadata, passages, language=language)

@@ -192,8 +192,6 @@ def load_and_compare(request: LoadRequest, progress: Progress) -> str:
     settings = state.settings
     if (manifest.fingerprint, manifest.dimensions) != (settings.fingerprint, settings.dimensions):
         raise Damaged("it was built for another model")
-    if manifest.analysis != analysis.ANALYSIS_VERSION:
-        raise Damaged("it was built with another analysis of text than this version's")
     if not state.covers(manifest.seq):
         raise Damaged(
             f"it was built at seq {manifest.seq}; the log's history is of seq {state.forgotten + 1} to {state.seq}"
@@ -205,7 +203,10 @@ def load_and_compare(request: LoadRequest, progress: Progress) -> str:
     dead = np.setdiff1d(ids, live, assume_unique=True)
     if unknown := int(np.count_nonzero(~np.isin(dead, removed))):
         raise Damaged(f"it holds {unknown} passages that the log does not know")
-    return f"{len(ids)} passages ({tiers}), {len(dead)} of them removed since, seq {manifest.seq}"
+    detail = f"{len(ids)} passages ({tiers}), {len(dead)} of them removed since, seq {manifest.seq}"
+    if manifest.analysis != analysis.ANALYSIS_VERSION:  # an upgrade starts a rebuild, which replaces it
+        detail += f", of text analysis {manifest.analysis}: this version does not search it"
+    return detail
 
 
 def check_current(collection: Path, whole: dict[int, bool], frozen: bool) -> Check | None:

@@ -1,95 +1,139 @@
 """Text analysis: turns passages and queries into terms of the same vocabulary.
 
-Unicode is folded (NFKC, case), words are runs of letters and digits, English stopwords are dropped, and the rest is
-reduced to Snowball stems. Scripts written without spaces become overlapping character bigrams, the usual substitute
-for word segmentation. A text made only of stopwords keeps them: "to be or not to be".
+    text -> words, of identifiers whole and parts (`words`) -> lower case -> Snowball stem of the language -> folded
+
+A passage is analysed in its document's language. A query may meet documents in several: each of its words is looked up
+as it would be indexed in each of them, so that a wrong guess of its language loses no word that is written the same.
+Stopwords are indexed, and left out of queries that have other words.
 """
 
 from __future__ import annotations
 
-import re
 import threading
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import chain
 
+import regex
 import Stemmer
 
-ANALYSIS_VERSION = "snowball-english-1"  # recorded in every generation: other rules produce other terms
+from indexes.languages import primary
+from indexes.lexical.stopwords import STOPWORDS
+from indexes.lexical.words import CLITIC, fold, words
 
-# Function words without topical meaning. Includes question words, because queries are usually questions.
-STOPWORDS = frozenset(
-    """
-    a about after all also am an and any are as at be because been before being between both but by can could did do
-    does doing down during each few for from further had has have having he her here hers him his how i if in into is it
-    its just me more most my no nor not of off on once only or other our out over own same she should so some such than
-    that the their them then there these they this those through to too under until up very was we were what when where
-    which while who whom why will with would you your s t
-    """.split()  # noqa: SIM905 - a page of quoted words is harder to read than the words
-)
+ANALYSIS_VERSION = "unicode-1"  # recorded in every generation: other rules produce other terms
 
-UNSPACED = (
-    "\u0e00-\u0eff"  # Thai, Lao
-    "\u1000-\u109f\u1780-\u17ff"  # Burmese, Khmer
-    "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # Japanese, Han
-)
-WORD = re.compile(rf"[^\W_{UNSPACED}]+|[{UNSPACED}]+")
-FIRST_UNSPACED = re.compile(f"[{UNSPACED}]")
-# For ASCII, which NFKC leaves unchanged: lower case, and a space for everything but letters and digits.
-ASCII_FOLDED = "".join(chr(code).lower() if chr(code).isalnum() else " " for code in range(128))
+SNOWBALL = {
+    "ar": "arabic", "ca": "catalan", "cs": "czech", "da": "danish", "de": "german", "el": "greek", "en": "english",
+    "eo": "esperanto", "es": "spanish", "et": "estonian", "eu": "basque", "fa": "persian", "fi": "finnish",
+    "fr": "french", "ga": "irish", "hi": "hindi", "hu": "hungarian", "hy": "armenian", "id": "indonesian",
+    "it": "italian", "lt": "lithuanian", "nb": "norwegian", "ne": "nepali", "nl": "dutch", "nn": "norwegian",
+    "no": "norwegian", "pl": "polish", "pt": "portuguese", "ro": "romanian", "ru": "russian", "sr": "serbian",
+    "st": "sesotho", "sv": "swedish", "ta": "tamil", "tr": "turkish", "yi": "yiddish",
+}  # fmt: skip
+TAG = "\0"  # before a language; no term begins with it
+DOTTED_I = ("az", "tr")  # the capital of i is İ, that of ı is I
+TONAL = ("vi", "yo")  # marks tell words apart
 
-# A few words make up most of a text, and a lookup costs a tenth of stemming. Together the limits bound the cache's
-# memory: 4 MiB with English words, less than 20 MiB in the worst case.
-WORDS_CACHED_MAX = 32_768
-WORD_CACHED_CHARS_MAX = 32
+# Most of a text are a few words, and finding one takes a hundredth of analysing it. About 10 MB with English words.
+TOKENS_CACHED_MAX = 32_768  # over all languages
+TOKEN_CACHED_CHARS_MAX = 32
 
 _local = threading.local()
 
 
-def terms(text: str) -> list[str]:
-    """The terms of a text, in order, with repetitions. Thread-safe."""
-    words = text.translate(ASCII_FOLDED).split() if text.isascii() else _words(text)
-    kept = [stem for stem in map(_stems.__getitem__, words) if stem is not None]
-    return kept or [_stem(word) for word in words]
+def terms(text: str, language: str = "en") -> list[str]:
+    """The terms of a passage, with repetitions. `language` is any BCP 47 code, stemmer or not. Thread-safe."""
+    code = primary(language)
+    known = _known[code] if code in _known else _known.setdefault(code, _Known(code))
+    return list(chain.from_iterable(map(known.__getitem__, text.split())))
 
 
-def _words(text: str) -> list[str]:
-    folded = unicodedata.normalize("NFKC", text).casefold()
-    words: list[str] = WORD.findall(folded)
-    return list(_pairs(words)) if FIRST_UNSPACED.search(folded) else words
+def indexed(text: str, language: str) -> list[str]:
+    """What a passage is indexed under: its terms and, unless it has none, the tag of its language."""
+    found = terms(text, language)
+    return [*found, TAG + primary(language)] if found else []
 
 
-def _pairs(words: Iterable[str]) -> Iterator[str]:
-    for word in words:
-        if len(word) > 1 and FIRST_UNSPACED.match(word):
-            yield from (word[i : i + 2] for i in range(len(word) - 1))
-        else:
-            yield word
+def query_terms(text: str, languages: Sequence[str] = ("en",)) -> list[str]:
+    """The terms of a query, with repetitions: what its words become in each of these languages, its own first.
+
+    Without stopwords of its own language, unless it has nothing else. A single capital letter ("vitamin A"), and a word
+    in capitals among others that are not ("WHO guidelines"), are no stopwords.
+    """
+    tokens = text.split()
+    stopwords = STOPWORDS.get(primary(languages[0]), frozenset())
+    kept = [
+        token
+        for at, token in enumerate(tokens)
+        if not _stops(token, stopwords, marked=at > 0 and not text.isupper())
+    ]
+    codes = tuple(dict.fromkeys(map(primary, languages)))
+    return [term for token in kept or tokens for term in _looked_up(token, codes)]
 
 
-def _stem(word: str) -> str:
+def _stops(token: str, stopwords: frozenset[str], *, marked: bool) -> bool:
+    bare = BARE.sub("", CLITIC.sub("", unicodedata.normalize("NFKC", token)))
+    return bare.casefold() in stopwords and not (marked and bare.isupper() and bare != "I")
+
+
+BARE = regex.compile(r"^[^\w]+|[^\w]+$")
+
+
+@lru_cache(4096)
+def _looked_up(token: str, languages: tuple[str, ...]) -> tuple[str, ...]:
+    """What to look up for a token of a query: each word once for each different form."""
+    return tuple(
+        term
+        for word in words(token)
+        for term in dict.fromkeys(next(_forms(word, language)) for language in languages)
+    )
+
+
+def _forms(word: str, language: str) -> Iterator[str]:
+    """What a word is indexed as: folded stem, or where accents tell words apart the word with them; then, for those who
+    type none, the stem of the folded word if it is another."""
+    lower = word.replace("İ", "i").replace("I", "ı") if language in DOTTED_I else word
+    lower = lower.casefold().replace("i\u0307", "i")
+    plain = fold(lower)
+    first = lower if language in TONAL else fold(_stem(lower, language)) or plain
+    yield first
+    second = _stem(plain, language) if plain != lower else first
+    if second != first:
+        yield second
+
+
+def _stem(word: str, language: str) -> str:
     """The Snowball stem. Stemmers are not thread-safe, so every thread has its own."""
-    stemmer: Stemmer.Stemmer | None = getattr(_local, "stemmer", None)
-    if stemmer is None:
-        stemmer = _local.stemmer = Stemmer.Stemmer("english")
-        stemmer.maxCacheSize = 0  # `_stems` caches instead, shared by all threads
-    stem: str = stemmer.stemWord(word)
+    stemmers: dict[str, Stemmer.Stemmer] = _local.__dict__.setdefault("stemmers", {})
+    if language not in SNOWBALL:
+        return word
+    if language not in stemmers:
+        stemmers[language] = Stemmer.Stemmer(SNOWBALL[language])
+        stemmers[language].maxCacheSize = 0  # `_known` caches instead, shared by all threads
+    stem: str = stemmers[language].stemWord(word)
     return stem
 
 
-class _Stems(dict[str, str | None]):
-    """Cache of word to stem, None for a stopword.
+class _Known(dict[str, tuple[str, ...]]):
+    """Cache of a language's tokens, that is what stands between white space, to their terms.
 
-    Shared by all threads: single dict reads and writes are atomic, and a word lost when another thread clears the
-    cache is simply stemmed again.
+    Shared by all threads: single dict reads and writes are atomic, and a token lost when another thread clears the
+    caches is simply analysed again.
     """
 
-    def __missing__(self, word: str) -> str | None:
-        stem = None if word in STOPWORDS else _stem(word)
-        if len(word) <= WORD_CACHED_CHARS_MAX:
-            if len(self) >= WORDS_CACHED_MAX:
-                self.clear()  # frequent words return within a few texts
-            self[word] = word if stem == word else stem
-        return stem
+    def __init__(self, language: str) -> None:
+        self.language = language
+
+    def __missing__(self, token: str) -> tuple[str, ...]:
+        found = tuple(form for word in words(token) for form in _forms(word, self.language))
+        if len(token) <= TOKEN_CACHED_CHARS_MAX:
+            if sum(map(len, _known.copy().values())) >= TOKENS_CACHED_MAX:
+                for known in _known.copy().values():
+                    known.clear()  # frequent words return within a few texts
+            self[token] = found
+        return found
 
 
-_stems = _Stems()
+_known: dict[str, _Known] = {}

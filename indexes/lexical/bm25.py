@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexes.arrays import changes, top
-from indexes.lexical.analysis import terms as terms_of
+from indexes.lexical.analysis import query_terms
 from indexes.masks import Bits, bits_at
 from indexes.model import Bm25, Floats, Rows
 
@@ -56,6 +56,11 @@ class LexicalPart(Protocol):
     @property
     def length(self) -> int:
         """Terms in all rows."""
+        ...
+
+    @property
+    def languages(self) -> Mapping[str, int]:
+        """Number of rows in each language, dead ones included."""
         ...
 
     def postings(self, term: str) -> Postings:
@@ -119,13 +124,19 @@ class WeightedQuery:
         return [part.postings(term) for term, _ in self.weights]
 
 
-def weigh(text: str, parts: Sequence[LexicalPart], statistics: Statistics, bm25: Bm25) -> WeightedQuery:
-    """Compute each query term's document frequency over all parts, and its weight.
+def weigh(
+    text: str,
+    parts: Sequence[LexicalPart],
+    statistics: Statistics,
+    bm25: Bm25,
+    languages: Sequence[str] = ("en",),
+) -> WeightedQuery:
+    """Compute each query term's document frequency over all parts, and its weight. `languages` as for `query_terms`.
 
     Document frequency is at least 1, even if only dead passages hold the term: a search on an older snapshot may see
     newer deletion counts, and must still find passages that were live then.
     """
-    counts = Counter(terms_of(text))
+    counts = Counter(query_terms(text, languages))
     met = [[part.postings(term) for term in counts] for part in parts]
     weights = {}
     for at, (term, count) in enumerate(counts.items()):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import heapq
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, repeat
 from pathlib import Path
 from typing import Self
@@ -26,7 +26,7 @@ from indexes.arrays import changes, ends_of
 from indexes.courtesy import GoOn, nobody_waits
 from indexes.durable import disk_errors
 from indexes.errors import InvalidInput
-from indexes.lexical.analysis import terms
+from indexes.lexical.analysis import indexed
 from indexes.lexical.postings import TERMS_AT_ONCE, TF_MAX, SealedLexical
 from indexes.lexical.runs import Runs
 from indexes.lexical.scratch import new_array, save_array
@@ -52,20 +52,22 @@ class LexicalBuilder:
         self._rows = array("I")  # rows of the buffered texts
         self._occurrences = array("I")  # their term numbers, concatenated
 
-    def add(self, rows: NDArray[np.int64], texts: Sequence[str]) -> None:
-        """Index each text under its row. A row without a text has no terms.
+    def add(
+        self, rows: NDArray[np.int64], texts: Sequence[str], languages: Iterable[str] = repeat("en")
+    ) -> None:
+        """Index each text, in its language, under its row. A row without a text has no terms.
 
         Raises InvalidInput for a row outside the index, and for one that already has a text.
         """
         if len(rows) and (rows.min() < 0 or rows.max() >= len(self._lengths)):
             raise InvalidInput(f"rows must be 0 to {len(self._lengths) - 1}", param="rows")
-        for row, text in zip(rows.tolist(), texts, strict=True):
-            found = terms(text)
+        for row, text, language in zip(rows.tolist(), texts, languages, strict=False):
+            found = indexed(text, language)
             if not found:
                 continue
             if self._lengths[row]:
                 raise InvalidInput(f"row {row} has a text already", param="rows")
-            self._lengths[row] = len(found)
+            self._lengths[row] = len(found) - 1  # the tag is no word
             self._rows.append(row)
             self._occurrences.extend(map(self._numbers.__getitem__, found))
             if len(self._occurrences) >= self._capacity:
@@ -112,7 +114,7 @@ class LexicalBuilder:
         rows = np.frombuffer(self._rows, np.uint32)
         keys = ranks[np.frombuffer(self._occurrences, np.uint32)].astype(np.uint64)
         keys <<= np.uint64(32)
-        keys |= np.repeat(rows, self._lengths[rows])
+        keys |= np.repeat(rows, self._lengths[rows] + 1)
         self._rows, self._occurrences = array("I"), array("I")
         keys.sort()
         first = np.flatnonzero(changes(keys))

@@ -12,6 +12,8 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from numpy.typing import NDArray
 
 from indexes.arrays import ends_of
 from indexes.courtesy import GoOn, nobody_waits
-from indexes.lexical.analysis import terms as terms_of
+from indexes.lexical.analysis import TAG, indexed
 from indexes.lexical.bm25 import DRIFT_MAX, NO_POSTINGS, Impacts, Postings, saturated
 from indexes.model import Bm25, Rows
 from indexes.residency import Files
@@ -40,15 +42,15 @@ class GrowingLexical:
         self._frequencies: dict[str, array[int]] = {}
         self._lengths: array[int] = array("I")
 
-    def add(self, text: str) -> int:
+    def add(self, text: str, language: str = "en") -> int:
         """Index a passage as the next row; returns its number of terms."""
         row = len(self._lengths)
-        counts = Counter(terms_of(text))
+        counts = Counter(indexed(text, language))
         for term, count in counts.items():
             # Append frequencies first: a reader that sees a row must also find its frequency.
             self._frequencies.setdefault(term, array("H")).append(min(count, TF_MAX))
             self._rows.setdefault(term, array("I")).append(row)
-        length = counts.total()
+        length = max(counts.total() - 1, 0)  # the tag is no word
         self._lengths.append(length)
         return length
 
@@ -65,6 +67,10 @@ class GrowingLexical:
         rows = np.frombuffer(stored.tobytes(), np.uint32)
         rows = rows[: np.searchsorted(rows, size)]
         return rows, np.frombuffer(self._frequencies[term].tobytes(), np.uint16)[: len(rows)]
+
+    def languages(self, size: int) -> dict[str, int]:
+        tags = [term for term in self._rows.copy() if term.startswith(TAG)]
+        return {tag.removeprefix(TAG): len(self.read(tag, size)[0]) for tag in tags}
 
     def seal(self, size: int, go_on: GoOn = nobody_waits) -> SealedLexical:
         """The first `size` rows as an immutable in-memory index. `go_on` is called periodically, and may raise."""
@@ -110,6 +116,10 @@ class GrowingView:
 
     def postings(self, term: str) -> Postings:
         return self.index.read(term, self.size)
+
+    @property
+    def languages(self) -> Mapping[str, int]:
+        return self.index.languages(self.size)
 
     def impacts(self, term: str, bm25: Bm25, mean_length: float) -> Impacts:
         rows, frequencies = self.postings(term)
@@ -196,6 +206,12 @@ class SealedLexical:
                 found = self.rows[start:end], self.frequencies[start:end]
             _cache(self._found, term, found)
         return found
+
+    @cached_property
+    def languages(self) -> Mapping[str, int]:
+        tags = takewhile(lambda name: name.startswith(TAG.encode()), self.names)  # they sort first
+        codes = [name.decode().removeprefix(TAG) for name in tags]
+        return {code: int(self.starts[at + 1] - self.starts[at]) for at, code in enumerate(codes)}
 
     def impacts(self, term: str, bm25: Bm25, mean_length: float) -> Impacts:
         """Cached, at one byte per posting, for terms of pruned queries."""

@@ -14,8 +14,8 @@ from indexes.log.reader import searchable_text
 from indexes.model import Operation, Upsert
 
 INSERT_DOCUMENT = (
-    "INSERT INTO documents(id, seq, first_passage, passages, digest, title, metadata, text)"
-    " VALUES(?, 0, 0, ?, ?, ?, ?, ?)"
+    "INSERT INTO documents(id, seq, first_passage, passages, digest, title, metadata, language, text)"
+    " VALUES(?, 0, 0, ?, ?, ?, ?, ?, ?)"
 )
 INSERT_PASSAGE = (
     "INSERT INTO passages(document, ordinal, start, end, tokens, heading, text) VALUES(?, ?, ?, ?, ?, ?, ?)"
@@ -27,7 +27,7 @@ INSERT_OPERATION = (
     " VALUES(?, '', ?, ?, ?, ?)"
 )
 REMOVED_DOCUMENT = (
-    "SELECT pk, seq, first_passage, passages, digest, title, text,"
+    "SELECT pk, seq, first_passage, passages, digest, title, language, text,"
     " octet_length(id) + octet_length(title) + octet_length(metadata) + octet_length(text)"
     " FROM documents WHERE id = ?"
 )
@@ -40,7 +40,8 @@ REMOVE_VECTORS = "DELETE FROM vectors WHERE id >= ? AND id < ? RETURNING octet_l
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """One committed operation, as the indexes need it: passages added, passages removed, and the removed texts.
+    """One committed operation, as the indexes need it: passages added, passages removed, and the removed texts
+    with their language.
 
     `dead_bytes` is the size in the log of the removed passages and their document.
     """
@@ -50,6 +51,7 @@ class Applied:
     upsert: Upsert | None
     dead: range
     dead_texts: tuple[str, ...]
+    dead_language: str
     dead_bytes: int
 
 
@@ -58,7 +60,7 @@ def apply(db: apsw.Connection, operation: Operation, content: ContentHash, seed:
 
     Returns None for the deletion of a missing document, which records nothing.
     """
-    dead, dead_texts, dead_bytes = remove(db, operation.id, content, seed)
+    dead, dead_texts, dead_language, dead_bytes = remove(db, operation.id, content, seed)
     upsert = operation if isinstance(operation, Upsert) else None
     if not dead and upsert is None:
         return None
@@ -69,30 +71,33 @@ def apply(db: apsw.Connection, operation: Operation, content: ContentHash, seed:
     if upsert:
         db.execute("UPDATE documents SET seq = ? WHERE id = ?", (seq, operation.id))
         content.add(upsert.id, upsert.digest)
-    return Applied(seq, first, upsert, dead, dead_texts, dead_bytes)
+    return Applied(seq, first, upsert, dead, dead_texts, dead_language, dead_bytes)
 
 
 def remove(
     db: apsw.Connection, document_id: str, content: ContentHash, seed: bytes
-) -> tuple[range, tuple[str, ...], int]:
-    """Remove a document. Returns its passage ids, their searchable texts in the same order, and the total bytes."""
+) -> tuple[range, tuple[str, ...], str, int]:
+    """Remove a document. Returns its passage ids, their searchable texts in the same order, its language, and the total
+    bytes."""
     row: Any = db.execute(REMOVED_DOCUMENT, (document_id,)).fetchone()
     if row is None:
-        return range(0), (), 0
-    pk, seq, first, count, digest, title, text, size = row
+        return range(0), (), "", 0
+    pk, seq, first, count, digest, title, language, text, size = row
     spans: Any = db.execute(REMOVED_PASSAGES, (first, first + count)).fetchall()
     vectors: Any = db.execute(REMOVE_VECTORS, (first, first + count)).fetchall()
     db.execute("DELETE FROM passages WHERE id >= ? AND id < ?", (first, first + count))
     db.execute("DELETE FROM documents WHERE pk = ?", (pk,))
     content.remove(document_id, stand_in(seed, document_id, seq) if digest is None else digest)
     texts = tuple(searchable_text(title, text[start:end]) for start, end, _ in spans)
-    return range(first, first + count), texts, size + sum(one[-1] for one in [*spans, *vectors])
+    size += sum(one[-1] for one in [*spans, *vectors])
+    return range(first, first + count), texts, language, size
 
 
 def insert(db: apsw.Connection, new: Upsert) -> int:
     """Insert a document and its passages, which get consecutive ids. Returns the first passage id."""
     metadata = msgspec.json.encode(new.metadata).decode()
-    db.execute(INSERT_DOCUMENT, (new.id, len(new.passages), new.digest, new.title, metadata, new.text))
+    values = (new.id, len(new.passages), new.digest, new.title, metadata, new.language, new.text)
+    db.execute(INSERT_DOCUMENT, values)
     pk = db.last_insert_rowid()
     first = 0
     for ordinal, passage in enumerate(new.passages):

@@ -231,7 +231,7 @@ class Log(LogReader):
         self.owed = owed
 
     def _migrate(self) -> None:
-        """Format 2 to 3: a copy replaces the log, as in an erasure. A crash leaves either the old or the new log."""
+        """To the present format: a copy replaces the log, as in an erasure. A crash leaves one or the other."""
         size, free = self.path.stat().st_size, shutil.disk_usage(self.path.parent).free
         name = f"{self.path.parent.name}/{self.path.name}"
         if free < size:

@@ -31,18 +31,18 @@ from indexes.model import (
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 3
-FORMATS_READ = ("1", "2", "3")  # writers migrate older ones first
+FORMAT_VERSION = 4
+FORMATS_READ = ("1", "2", "3", "4")  # writers migrate older ones first
 SCAN_ROWS = 2048
 METADATA = msgspec.json.Decoder(Metadata)  # reused: passing the type on each call is twenty times slower
 
 LIVE = "FROM passages p JOIN documents d ON d.pk = p.document"
 ONE_PASSAGE = (
     "SELECT p.id, d.id, p.ordinal, p.start, p.end, p.tokens, coalesce(p.text, d.text), d.title, d.metadata,"
-    " p.heading"
+    " p.heading, d.language"
 )
-ONE_DOCUMENT = "SELECT id, seq, text, title, metadata, passages, pk FROM documents"
-WHOLE_DOCUMENT = "SELECT text, title, metadata, first_passage, passages FROM documents WHERE id = ?"
+ONE_DOCUMENT = "SELECT id, seq, text, title, metadata, passages, language FROM documents"
+WHOLE_DOCUMENT = "SELECT text, title, metadata, language, first_passage, passages FROM documents WHERE id = ?"
 ITS_PASSAGES = (
     "SELECT start, end, tokens, heading, vector FROM passages JOIN vectors USING (id)"
     " WHERE id >= ? AND id < ? ORDER BY id"
@@ -60,6 +60,7 @@ class Entry:
     text: str
     metadata: Metadata
     vector: Floats
+    language: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,13 +152,13 @@ class LogReader:
             row: Any = db.execute(WHOLE_DOCUMENT, (document_id,)).fetchone()
             if row is None:
                 return None
-            text, title, metadata, first, count = row
+            text, title, metadata, language, first, count = row
             passages: Any = db.execute(ITS_PASSAGES, (first, first + count)).fetchall()
         pieces = (
             NewPassage(start, end, tokens, np.frombuffer(vector, np.float32), heading)
             for start, end, tokens, heading, vector in passages
         )
-        return Upsert(document_id, text, title, decode_metadata(metadata), tuple(pieces))
+        return Upsert(document_id, text, title, decode_metadata(metadata), tuple(pieces), language=language)
 
     def dead_since(self, seq: int) -> list[range]:
         """Id ranges of the passages that operations after `seq` removed."""
@@ -206,24 +207,26 @@ class LogReader:
         ):
             yield [(passage, searchable_text(title, text)) for passage, title, text in rows]
 
-    def searchable(self, after: int, upto: int) -> Iterator[list[tuple[int, str, str]]]:
-        """(passage id, searchable text, its document's metadata as JSON)."""
-        sql = f"SELECT p.id, d.title, coalesce(p.text, d.text), d.metadata {LIVE} {BETWEEN}"
+    def searchable(self, after: int, upto: int) -> Iterator[list[tuple[int, str, str, str]]]:
+        """(passage id, searchable text, its document's language, its document's metadata as JSON)."""
+        sql = f"SELECT p.id, d.title, coalesce(p.text, d.text), d.language, d.metadata {LIVE} {BETWEEN}"
         for rows in self._scan(sql, after, upto):
             yield [
-                (passage, searchable_text(title, text), metadata) for passage, title, text, metadata in rows
+                (passage, searchable_text(title, text), language, metadata)
+                for passage, title, text, language, metadata in rows
             ]
 
     def entries(self, after: int, upto: int) -> Iterator[Entry]:
         """Every field that indexes need, passage by passage."""
         sql = (
-            "SELECT p.id, d.title, coalesce(p.text, d.text), d.metadata, v.vector"
+            "SELECT p.id, d.title, coalesce(p.text, d.text), d.language, d.metadata, v.vector"
             f" {LIVE} JOIN vectors v ON v.id = p.id {BETWEEN}"
         )
         for rows in self._scan(sql, after, upto):
-            for passage, title, text, metadata, vector in rows:
+            for passage, title, text, language, metadata, vector in rows:
                 values = np.frombuffer(vector, np.float32)
-                yield Entry(passage, searchable_text(title, text), decode_metadata(metadata), values)
+                searched = searchable_text(title, text)
+                yield Entry(passage, searched, decode_metadata(metadata), values, language)
 
     def _scan(self, sql: str, after: int, upto: int) -> Iterator[list[Any]]:
         """Each block is a separate transaction, so a long scan never blocks checkpoints."""
@@ -251,14 +254,25 @@ def searchable_text(title: str, text: str) -> str:
 
 
 def as_passage(row: Any) -> StoredPassage:
-    passage, document_id, ordinal, start, end, tokens, text, title, metadata, heading = row
-    decoded = decode_metadata(metadata)
-    return StoredPassage(passage, document_id, ordinal, start, end, tokens, text, title, decoded, heading)
+    passage, document_id, ordinal, start, end, tokens, text, title, metadata, heading, language = row
+    return StoredPassage(
+        passage,
+        document_id,
+        ordinal,
+        start,
+        end,
+        tokens,
+        text,
+        title,
+        decode_metadata(metadata),
+        heading,
+        language,
+    )
 
 
 def as_document(row: Any) -> StoredDocument:
-    document_id, seq, text, title, metadata, passages, _ = row
-    return StoredDocument(document_id, seq, text, title, decode_metadata(metadata), passages)
+    document_id, seq, text, title, metadata, passages, language = row
+    return StoredDocument(document_id, seq, text, title, decode_metadata(metadata), passages, language)
 
 
 def decode_metadata(text: str) -> Metadata:

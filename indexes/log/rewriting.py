@@ -24,9 +24,10 @@ import apsw
 
 from indexes.courtesy import GoOn, nobody_waits
 from indexes.durable import sync_file
+from indexes.languages import language_of
 from indexes.log.owed import OWED, Owed
 from indexes.log.reader import FORMAT_VERSION
-from indexes.log.schema import PASSAGES, VECTORS
+from indexes.log.schema import DOCUMENTS, PASSAGES, VECTORS
 from indexes.log.sqlite import BUSY_TIMEOUT_MS, WRITER_CACHE_KIB, sqlite_errors
 
 ROWS = 1024  # per statement: searches run between statements
@@ -35,7 +36,7 @@ TABLES_OF = "SELECT name, sql FROM old.sqlite_schema WHERE name NOT LIKE 'sqlite
 TABLES = (
     ("vectors", "id", "id, vector"),
     ("passages", "id", "id, document, ordinal, start, end, tokens, heading, text"),
-    ("documents", "pk", "*"),
+    ("documents", "pk", "pk, id, seq, first_passage, passages, digest, title, metadata, {language}, text"),
     ("operations", "seq", "seq, at_ms, '', first_passage, passages, dead_first, dead_passages"),
 )
 BLOCK_ENDS = (
@@ -79,7 +80,10 @@ class Copy:
             self._sources = {table: table for table in self._reached}
             if "vectors" not in tables:
                 self._sources["vectors"] = "passages"
-            for sql in (tables | {"passages": PASSAGES, "vectors": VECTORS}).values():
+            # Documents from before languages were stored: found out as they are copied.
+            self._language = "language" if "language" in tables["documents"] else "language_of(title, text)"
+            present = {"documents": DOCUMENTS, "passages": PASSAGES, "vectors": VECTORS}
+            for sql in (tables | present).values():
                 db.execute(sql)
 
     def follow(self, go_on: GoOn = nobody_waits) -> int:
@@ -116,9 +120,8 @@ class Copy:
                 ends = db.execute(BLOCK_ENDS.format(source=source, key=key), (at, upto, ROWS)).get
                 if not isinstance(ends, int):
                     break
-                db.execute(
-                    COPY_BLOCK.format(table=table, source=source, key=key, columns=columns), (at, ends)
-                )
+                chosen = columns.format(language=self._language)
+                db.execute(COPY_BLOCK.format(table=table, source=source, key=key, columns=chosen), (at, ends))
                 at = ends
         self._reached = now
         return now["operations"] - before["operations"]
@@ -136,10 +139,16 @@ class Copy:
                 db.execute("PRAGMA journal_mode = OFF")
                 db.execute("PRAGMA synchronous = OFF")
                 db.execute(f"PRAGMA cache_size = -{WRITER_CACHE_KIB}")
+                db.create_scalar_function("language_of", language_of_row, 2, deterministic=True)
                 db.execute("ATTACH ? AS old", (f"file:{quote(str(self._log))}?mode=ro",))
                 yield db
         finally:
             db.close()
+
+
+def language_of_row(*columns: Any) -> str:
+    title, text = columns
+    return language_of(title, text)
 
 
 def remove_copies(log: Path) -> None:

@@ -1,13 +1,15 @@
 """The tables of a log in its current format, and the first step of migrating older logs.
 
     meta         format version, uid, settings, owed erasures
-    documents    what users sent; passage ids are consecutive from `first_passage`
+    documents    what users sent; passage ids are consecutive from `first_passage`; `digest` is null if the document is
+                 older than digests; `language` stands before `text`, to be read without it
     passages     each passage's span in its document; `text` is null if it spans the whole document
     vectors      float32, by passage id; in a separate table so that reading texts never touches the larger pages
     operations   passage id ranges that each operation added and removed
     content      the content hash: a single row, because it changes with every commit and fits on one page
 
-Format 1 had no content hash, digests or headings; format 2 kept the vectors in `passages`.
+Format 1 had no content hash, digests or headings; format 2 kept the vectors in `passages`; format 3
+had no languages.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ META = "CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROW
 DOCUMENTS = """CREATE TABLE documents(
     pk INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, seq INTEGER NOT NULL,
     first_passage INTEGER NOT NULL, passages INTEGER NOT NULL,
-    digest BLOB NOT NULL, title TEXT NOT NULL, metadata TEXT NOT NULL, text TEXT NOT NULL)"""
+    digest BLOB, title TEXT NOT NULL, metadata TEXT NOT NULL, language TEXT NOT NULL, text TEXT NOT NULL)"""
 PASSAGES = """CREATE TABLE passages(
     id INTEGER PRIMARY KEY AUTOINCREMENT, document INTEGER NOT NULL, ordinal INTEGER NOT NULL,
     start INTEGER NOT NULL, end INTEGER NOT NULL, tokens INTEGER NOT NULL, heading TEXT NOT NULL DEFAULT '',

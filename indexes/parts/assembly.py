@@ -14,7 +14,7 @@ import numpy as np
 
 from indexes.courtesy import give_way
 from indexes.errors import Conflict
-from indexes.lexical.analysis import terms
+from indexes.lexical.analysis import indexed
 from indexes.log.applying import Applied
 from indexes.log.reader import Entry, searchable_text
 from indexes.masks import rows_in
@@ -94,7 +94,7 @@ class Assembly:
                 self.rotate()
             give_way()
             text = searchable_text(upsert.title, upsert.text[passage.start : passage.end])
-            self._delta.append(number, passage.vector, text, upsert.metadata)
+            self._delta.append(number, passage.vector, text, upsert.metadata, upsert.language)
 
     def _show_growth(self) -> None:
         """Replace the last part with a fresh view of the delta."""
@@ -109,17 +109,19 @@ class Assembly:
 
     def _hide(self, applied: Sequence[Applied]) -> None:
         dead = [
-            (passage, text) for one in applied for passage, text in zip(one.dead, one.dead_texts, strict=True)
+            (passage, text, one.dead_language)
+            for one in applied
+            for passage, text in zip(one.dead, one.dead_texts, strict=True)
         ]
         if not dead:
             return
-        ids = np.array([passage for passage, _ in dead], np.int64)
+        ids = np.array([passage for passage, _, _ in dead], np.int64)
         for at, visible in enumerate(self._parts):
             rows = visible.part.rows_of(ids)
             counts: Counter[str] = Counter()
-            for (_, text), row in zip(dead, rows, strict=True):
+            for (_, text, language), row in zip(dead, rows, strict=True):
                 if row >= 0:
-                    counts.update(set(terms(text)))
+                    counts.update(set(indexed(text, language)))
             self._parts[at] = visible.without(rows[rows >= 0], counts)
 
     def _new_delta(self) -> Delta:
@@ -216,7 +218,7 @@ class Assembly:
             if delta.full:
                 views.append(delta.view())
                 delta = self._new_delta()
-            delta.append(entry.passage, entry.vector, entry.text, entry.metadata)
+            delta.append(entry.passage, entry.vector, entry.text, entry.metadata, entry.language)
         if delta.size:
             views.append(delta.view())
         return views

@@ -30,11 +30,13 @@ class Delta:
     def full(self) -> bool:
         return self.size >= self.capacity
 
-    def append(self, passage: int, vector: Floats, text: str, metadata: Metadata) -> None:
+    def append(
+        self, passage: int, vector: Floats, text: str, metadata: Metadata, language: str = "en"
+    ) -> None:
         """Add one passage; ids must ascend. Existing views do not change."""
         self._ids[self.size] = passage
         self._vectors.halves[self.size] = vector
-        self._lexical.add(text)
+        self._lexical.add(text, language)
         self._filters.add(metadata)
         self.size += 1
 

@@ -6,6 +6,8 @@ never waits for a write or a build.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,11 +15,27 @@ from numpy.typing import NDArray
 
 from indexes.dense.cold_skips import ColdSkipper
 from indexes.filters.grammar import Filter
+from indexes.languages import UNSURE, guessed, primary
+from indexes.lexical.analysis import TAG
 from indexes.lexical.bm25 import Statistics, weigh
 from indexes.model import Bm25, DenseResult, Floats, Ids, Ranking, Tier
 from indexes.parts.prepared import Prepared, select, tiers_of
 from indexes.parts.visible import Visible, sum_by_tier, tiers_in
 from indexes.query import Query
+
+OTHER_SHARE_MIN = (
+    0.01  # of the passages: words of a query are looked up as each of these languages would have them
+)
+OTHERS_MAX = 7
+
+
+@dataclass(frozen=True, slots=True)
+class QueryLanguage:
+    """The language of a query, the others its words are looked up in, and the number of live passages by language."""
+
+    language: str
+    others: tuple[str, ...]
+    held: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +59,9 @@ class Snapshot:
         weighed = None
         if query.text is not None:
             lexical = [visible.part.lexical for visible in self.parts]
-            weighed = weigh(query.text, lexical, self.statistics(), self.bm25)
+            spoken = self.language_of(query.text, query.language)
+            languages = (spoken.language, *spoken.others)
+            weighed = weigh(query.text, lexical, self.statistics(), self.bm25, languages)
         return Prepared(self.parts, query, weighed, self.exact_scan_max, self.watch)
 
     def matching(self, condition: Filter) -> Ids:
@@ -63,6 +83,29 @@ class Snapshot:
     def lexical(self, text: str, depth: int, condition: Filter | None = None) -> Ranking:
         """The `depth` passages with the highest BM25 scores above zero."""
         return self.prepare(Query(depth, depth, text, condition=condition)).lexical()
+
+    # --- languages --------------------------------------------------------------------------------------------
+
+    def languages(self) -> dict[str, int]:
+        """Live passages by language, the most frequent first."""
+        held: Counter[str] = Counter()
+        for visible in self.parts:
+            for code, rows in visible.part.lexical.languages.items():
+                held[code] += rows - visible.dead_terms[TAG + code]
+        return dict(
+            sorted(((code, n) for code, n in held.items() if n > 0), key=lambda one: (-one[1], one[0]))
+        )
+
+    def language_of(self, query: str, given: str | None = None) -> QueryLanguage:
+        """The language of a query: the one given, else a guess among those of the passages, weighed by their number."""
+        held = self.languages()
+        if given is not None:
+            language = primary(given)
+        else:
+            language = guessed(query, held) if held else UNSURE
+        least = OTHER_SHARE_MIN * sum(held.values())
+        others = [code for code, n in held.items() if code != language and n >= least]
+        return QueryLanguage(language, tuple(others[:OTHERS_MAX]), held)
 
     # --- counting ---------------------------------------------------------------------------------------------
 

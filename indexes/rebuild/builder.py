@@ -175,10 +175,10 @@ def write_texts(draft: Path, log: LogReader, ids: Ids, last_passage: int, progre
             found = find_sorted(sorted_ids, np.fromiter((one[0] for one in block), np.int64, len(block)))
             rows = np.where(found >= 0, order[found], -1)
             held = np.flatnonzero(rows >= 0)
-            lexical.add(rows[held], [block[at][1] for at in held])
+            lexical.add(rows[held], [block[at][1] for at in held], [block[at][2] for at in held])
             # A document's passages are adjacent and share its metadata. Compare the JSON text: in Python, {"x": 1} and
             # {"x": True} are equal.
-            for metadata, group in groupby(held, key=lambda at: block[at][2]):
+            for metadata, group in groupby(held, key=lambda at: block[at][3]):
                 filters.add(rows[list(group)], decode_metadata(metadata))
         lexical.save(draft / "lexical")
     progress("filters", 0, 1)

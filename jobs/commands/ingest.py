@@ -29,6 +29,11 @@ LINE_EVERY_S = 15.0
 @COLLECTION
 @click.option("--create", is_flag=True, help="Make the collection if it does not exist.")
 @click.option(
+    "--language",
+    metavar="CODE",
+    help="With --create: BCP 47 code of the language of its documents. [default: found out for each document]",
+)
+@click.option(
     "--id-field",
     help="Column or field that holds the id. [default: id, else _id; rows with neither get FILE#LINE]",
 )
@@ -66,6 +71,7 @@ def command(
     url: str,
     collection: str,
     create: bool,
+    language: str | None,
     text_field: str,
     types: tuple[str, ...],
     lenient: bool,
@@ -85,7 +91,7 @@ def command(
 
     async def send(client: Client) -> None:
         if create:
-            await client.ensure_collection(collection)
+            await client.ensure_collection(collection, **({"language": language} if language else {}))
         await ingest(client, collection, documents, on_progress, report, done)
 
     try:

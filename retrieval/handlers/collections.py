@@ -8,7 +8,7 @@ import time
 import msgspec
 from aiohttp import web
 
-from indexes import InvalidInput, RankingSettings, Settings
+from indexes import InvalidInput, RankingSettings, Settings, check_language
 from retrieval.collection_schemas import (
     AliasBody,
     CollectionList,
@@ -27,12 +27,14 @@ async def create(request: web.Request) -> web.Response:
     wanted = await body(request, CreateCollection)
     config, catalog = request.app[CONFIG], request.app[CATALOG]
     model = wanted.model or config.models.default
+    language = check_language(wanted.language, "language")
     embedder = await request.app[EMBEDDERS].get(model)
     settings = Settings(
         dimensions=embedder.encoder.dimensions,
         fingerprint=embedder.fingerprint,
         model=model,
         hot_capacity=config.index.hot_capacity if wanted.hot_capacity is None else wanted.hot_capacity,
+        language=language,
     )
     collection = await asyncio.to_thread(catalog.create, wanted.name, settings)
     return await answer_from(lambda: describe(request.app, collection), status=201)

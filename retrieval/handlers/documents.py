@@ -210,6 +210,7 @@ def document_body(found: ScrolledDocument, *, text: bool = True) -> DocumentBody
         title=document.title,
         metadata=document.metadata,
         passages=document.passages if passages is None else [passage_body(one) for one in passages],
+        language=document.language,
     )
 
 

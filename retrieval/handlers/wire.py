@@ -87,6 +87,7 @@ def describe(app: web.Application, collection: Collection) -> CollectionBody:
         fingerprint=settings.fingerprint,
         dimensions=settings.dimensions,
         hot_capacity=settings.hot_capacity,
+        language=settings.language,
         **asdict(collection.info()),
         rebuild_due=app[TASKS].rebuild_due(name, collection),
         ranking=None if ranking is None else msgspec.convert(ranking, RankingBody, from_attributes=True),

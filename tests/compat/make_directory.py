@@ -56,7 +56,8 @@ class Document(msgspec.Struct):
 
 
 class CollectionExpected(msgspec.Struct):
-    """`passages` by tier, `content` as hex; `words` are in one document each, `vectors` in a passage of one."""
+    """`passages` by tier, `content` as hex; `words` are in one document each, `vectors` in a passage of one;
+    `languages` were given."""
 
     uid: str
     seq: int
@@ -68,6 +69,7 @@ class CollectionExpected(msgspec.Struct):
     deleted: list[str]
     words: dict[str, str]
     vectors: dict[str, list[float]]
+    languages: dict[str, str] = {}
 
 
 class Expected(msgspec.Struct):
@@ -127,7 +129,8 @@ def make_tiers(docs: Collection) -> list[str]:
 def make_delta(notes: Collection) -> list[str]:
     """Documents that brought their own vectors, and one without anything but a text; no generation."""
     own = [replace(one, passages=(replace(one.passages[0], tokens=0),)) for one in map(document, range(5))]
-    notes.write([*own, document(5, metadata={}), Delete("d0")]).result()
+    other = replace(document(6), language="pt-BR")
+    notes.write([*own, document(5, metadata={}), other, Delete("d0")]).result()
     return ["d0"]
 
 
@@ -151,6 +154,7 @@ def expected_of(collection: Collection, deleted: list[str]) -> CollectionExpecte
         deleted=deleted,
         words={upsert.title: one for one, upsert in live.items()},
         vectors={one: live[one].passages[-1].vector.tolist() for one in list(live)[::10]},
+        languages={one: upsert.language for one, upsert in live.items()},
     )
 
 

@@ -104,6 +104,7 @@ def as_written(collection: Collection, wanted: CollectionExpected) -> None:
         stored = collection.log.upsert_of(name)
         assert stored is not None
         assert as_expected(stored) == one
+        assert stored.language == wanted.languages.get(name, stored.language) != ""
     for name in wanted.deleted:
         with pytest.raises(NotFound):
             collection.document(name)
@@ -147,6 +148,7 @@ def test_it_is_written_rebuilt_verified_and_backed_up(kept: tuple[Path, Expected
 def forget(wanted: CollectionExpected, name: str) -> None:
     del wanted.words[wanted.documents.pop(name).title]
     wanted.vectors.pop(name, None)
+    wanted.languages.pop(name, None)
     wanted.deleted.append(name)
 
 
@@ -187,7 +189,7 @@ def raise_marker(data: Path) -> None:
 
 def raise_log(data: Path) -> None:
     db = apsw.Connection(str(data / "notes" / "log.db"))
-    db.execute("UPDATE meta SET value = '4' WHERE key = 'format_version'")
+    db.execute("UPDATE meta SET value = '5' WHERE key = 'format_version'")
     db.close()
 
 
@@ -195,7 +197,7 @@ def raise_log(data: Path) -> None:
     ("make_newer", "reason"),
     [
         (raise_marker, "it has format 2, this version reads 1"),
-        (raise_log, "it has log format 4, this version reads 1 to 3"),
+        (raise_log, "it has log format 5, this version reads 1 to 4"),
     ],
 )
 def test_a_newer_directory_is_refused_and_left_alone(

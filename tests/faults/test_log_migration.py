@@ -20,7 +20,7 @@ from indexes.log.log import Log
 from indexes.log.owed import Owed
 from indexes.log.pinned import pin
 from indexes.log.reader import FORMAT_VERSION
-from indexes.log.schema import VECTORS
+from indexes.log.schema import DOCUMENTS, VECTORS
 from tests.compat.make_directory import FOLDER
 
 OPEN = "import sys; from pathlib import Path; from indexes.log.log import Log; Log(Path(sys.argv[1])).close()"
@@ -42,13 +42,15 @@ def old(tmp_path: Path) -> Path:
 
 
 def contents(path: Path) -> dict[str, list[Any]]:
-    """Every row; of an operation without the id, which is forgotten, and of a passage with its vector."""
+    """Every row; of an operation without the id, which is forgotten, of a passage with its vector, and of a document
+    without the language, which older formats lack."""
+    columns = "pk, id, seq, first_passage, passages, digest, title, metadata, text"
     with pin(path) as log:
         passages = (
             "SELECT p.id, document, ordinal, start, end, tokens, heading, text, v.vector FROM passages p"
         )
         return {
-            "documents": list(log.rows("SELECT * FROM documents ORDER BY pk")),
+            "documents": list(log.rows(f"SELECT {columns} FROM documents ORDER BY pk")),
             "passages": list(log.rows(f"{passages} JOIN vectors v ON v.id = p.id ORDER BY p.id")),
             "operations": list(log.rows("SELECT seq, at_ms, dead_first, dead_passages FROM operations")),
             "meta": list(log.rows("SELECT * FROM meta WHERE key IN ('settings', 'uid') ORDER BY key")),
@@ -60,6 +62,8 @@ def contents(path: Path) -> dict[str, list[Any]]:
 def is_present(path: Path) -> bool:
     with pin(path) as log:
         assert log.value("SELECT sql FROM sqlite_schema WHERE name = 'vectors'") == VECTORS
+        assert log.value("SELECT sql FROM sqlite_schema WHERE name = 'documents'") == DOCUMENTS
+        assert not log.value("SELECT count(*) FROM documents WHERE language = ''")
         return log.state().format_version == FORMAT_VERSION
 
 

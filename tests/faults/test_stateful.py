@@ -27,7 +27,7 @@ from rank_bm25 import BM25Okapi
 from indexes.collection import Collection
 from indexes.errors import Conflict
 from indexes.filters.grammar import Comparison
-from indexes.lexical.analysis import terms
+from indexes.lexical.analysis import query_terms, terms
 from indexes.log.reader import searchable_text
 from indexes.model import Bm25, Delete, Floats, IndexOptions
 from indexes.rebuild.builder import BuildRequest, build
@@ -234,7 +234,7 @@ def bm25(texts: list[str], query: str) -> list[float]:
     for term in reference.idf:
         frequency = sum(term in words for words in corpus)
         reference.idf[term] = float(np.log1p((len(texts) - frequency + 0.5) / (frequency + 0.5)))
-    return [float(score) for score in reference.get_scores(terms(query))]
+    return [float(score) for score in reference.get_scores(query_terms(query))]
 
 
 def run(examples: int) -> None:

@@ -246,7 +246,7 @@ def test_a_later_format_is_refused(tmp_path: Path) -> None:
     """The error names both formats."""
     path = old_log(tmp_path / "log.db")
     with sqlite3.connect(path) as db:
-        db.execute("UPDATE meta SET value = '4' WHERE key = 'format_version'")
+        db.execute("UPDATE meta SET value = '5' WHERE key = 'format_version'")
     db.close()
-    with pytest.raises(NewerFormat, match="log format 4, this version reads 1 to 3"):
+    with pytest.raises(NewerFormat, match="log format 5, this version reads 1 to 4"):
         Log(path)

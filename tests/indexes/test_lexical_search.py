@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexes.lexical.analysis import terms
+from indexes.lexical.analysis import indexed
 from indexes.lexical.bm25 import (
     PRUNED_POSTINGS_MIN,
     LexicalPart,
@@ -137,7 +137,7 @@ def test_chosen_rows_are_counted(shared_data: Path) -> None:
     part = sealed(texts)
     assert len(part.rows) > SLICE_POSTINGS
     chosen = np.random.default_rng(2).choice(len(texts), 300, replace=False)
-    expected = Counter(term for row in chosen for term in set(terms(texts[row])))
+    expected = Counter(term for row in chosen for term in set(indexed(texts[row], "en")))
     assert part.frequencies_of(chosen) == expected
 
 

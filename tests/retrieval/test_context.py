@@ -151,7 +151,7 @@ def test_an_excerpt_is_a_piece_of_its_passage(text: str, more: int, data: st.Dat
     text += "a " * more
     passage = hit("a", text, start=5)
     tokens_max = data.draw(st.integers(1, len(words(text))))
-    piece = excerpt(passage, frozenset({"asked"}), tokens_max, words)
+    piece = excerpt(passage, "asked", tokens_max, words)
     assert piece.text == passage.text[piece.start - 5 : piece.end - 5]
     assert piece.tokens - 1 == len(words(piece.text)) <= tokens_max
 
