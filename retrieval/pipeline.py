@@ -35,6 +35,7 @@ from retrieval.ceiling import AnswerBudget
 from retrieval.embedders import Embedders
 from retrieval.executor import Executor, LocalExecutor
 from retrieval.plan import Plan, planned
+from retrieval.relevance import is_supported
 from retrieval.scanning import JointScan, Place, Scanner
 from retrieval.schemas import Hit, Receipt, SearchAnswer, SearchRequest
 from retrieval.settings import Config
@@ -56,6 +57,8 @@ class CachedAnswer(msgspec.Struct):
     cold_skipped: str | None
     share_read: float | None
     weight_dense: float | None
+    supported: bool | None
+    support_from: float | None
 
 
 class Pipeline:
@@ -142,6 +145,8 @@ class Pipeline:
             weight_dense=answer.weight_dense,
             cache="hit" if cached else ("miss" if caching else "bypass"),
             model=collection.settings.model,
+            supported=answer.supported,
+            support_from=answer.support_from,
         )
         return SearchAnswer(answer.hits, receipt, watch.stop())
 
@@ -242,6 +247,8 @@ def run_stages(
         found.cold_skipped,
         None if plan.share_read is None else round(plan.share_read, 3),
         None if plan.weight_dense is None else round(plan.weight_dense, 3),
+        is_supported([hit.relevance for hit in hits], plan.calibration),
+        plan.calibration.support if plan.calibration else None,
     )
     return answer, vanished
 

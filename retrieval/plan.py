@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import msgspec
@@ -12,6 +12,7 @@ import numpy as np
 from indexes import ANALYSIS_VERSION, Filter, Floats, InvalidInput, Query, TooLarge, parse_filter
 from retrieval.decoding import decode_part, is_absent
 from retrieval.embedding.models import SIMILARITY_FLOOR
+from retrieval.relevance import BUILT_IN, Calibration, Calibrations, calibration_for
 from retrieval.schemas import Fusion, Mode, SearchRequest, Weights
 from retrieval.settings import Config
 
@@ -36,6 +37,7 @@ class Plan:
     identity: bytes
     share_read: float | None = None  # of the query, by the model; None: no text was embedded
     similarity_floor: float = SIMILARITY_FLOOR  # of the model
+    calibrations: Calibrations = field(default_factory=lambda: BUILT_IN)
 
     @property
     def text(self) -> str | None:
@@ -55,6 +57,11 @@ class Plan:
         share_read = 1.0 if self.share_read is None else max(self.share_read, SHARE_READ_MIN)
         return self.base_weight * share_read
 
+    @property
+    def calibration(self) -> Calibration | None:
+        """By which hits are judged once the query is embedded."""
+        return calibration_for(self.calibrations, self.mode, self.share_read)
+
 
 def planned(request: SearchRequest, dimensions: int, config: Config) -> Plan:
     """Raises InvalidInput or TooLarge naming the field."""
@@ -67,6 +74,11 @@ def planned(request: SearchRequest, dimensions: int, config: Config) -> Plan:
     if request.exact and mode != "dense":
         raise InvalidInput(f"exact search is dense search, found mode {mode}", param="exact")
     k = check_k(request.k, config)
+    if request.min_relevance is not None and mode == "dense" and vector is not None:
+        raise InvalidInput(
+            "hits of a vector of your own have no relevance: only cosines of the collection's model are calibrated",
+            param="min_relevance",
+        )
     fusion = request.fusion or Fusion()
     weights = fusion.weights or Weights(
         dense=config.search.weight_dense, lexical=config.search.weight_lexical
@@ -86,7 +98,7 @@ def planned(request: SearchRequest, dimensions: int, config: Config) -> Plan:
         counted=request.cache and not request.exact,
     )
     # The configuration too: a cache in Redis outlives a restart with other settings.
-    identity = msgspec.json.encode((ANSWER_VERSION, ANALYSIS_VERSION, config.search, asked))
+    identity = msgspec.json.encode((ANSWER_VERSION, ANALYSIS_VERSION, config.search, BUILT_IN, asked))
     return Plan(
         request=msgspec.structs.replace(request, query=text),
         query=query,

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from retrieval.relevance import BUILT_IN
 from tests.support.http import Http
 
 FACTS = [
@@ -71,6 +72,8 @@ def test_the_receipt_and_timings(http: Http, facts: str) -> None:
         "weight_dense": 0.45,
         "cache": "miss",
         "model": "all-MiniLM-L6-v2",
+        "supported": True,
+        "support_from": BUILT_IN["all-MiniLM-L6-v2"]["hybrid"].support,
     }
     assert set(reply.body["timings_ms"]) == {
         "cache",
