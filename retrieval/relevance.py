@@ -2,10 +2,10 @@
 
     relevance = 1 / (1 + exp(-(w0 + w1 meaning + w2 words + w3 meaning_lead + w4 words_lead)))
 
-`meaning` is the cosine on a scale from what unrelated texts reach to 1, and `words` is BM25 over what a passage with all
-words of the query could score, also those that no passage holds. A lead is what a hit has beyond the candidate in place
-LEAD_OVER of that ranking, where an absent candidate has 0: among passages about one subject all are similar, and only
-the lead tells. The fused score is no evidence: its best is the best of nothing, too.
+`meaning` is the cosine on a scale from what unrelated texts reach to 1, and `words` is BM25 over what a passage with
+all words of the query could score, also those that no passage holds. A lead is what a hit has beyond the candidate in
+place LEAD_OVER of that ranking, where an absent candidate has 0: among passages about one subject all are similar, and
+only the lead tells. The fused score is no evidence: its best is the best of nothing, too.
 
 Weights are never below 0, so that a hit with higher scores is never less relevant. docs/relevance.md says what the
 built-in ones were fitted on, and how far they hold.
@@ -41,8 +41,8 @@ class Calibration(msgspec.Struct, frozen=True):
 Calibrations = Mapping[str, Calibration]  # by mode
 
 BUILT_IN: Calibrations = {
-    "hybrid": Calibration((-4.3603, 1.7504, 2.3427, 5.4278, 5.1534), 0.097),
-    "dense": Calibration((-4.9511, 3.3319, 0.0, 10.6092, 0.0), 0.0908),
+    "hybrid": Calibration((-3.979, 1.496, 2.0409, 4.3217, 5.3915), 0.0955),
+    "dense": Calibration((-4.2847, 2.6655, 0.0, 8.4874, 0.0), 0.0908),
     "lexical": Calibration((-3.8956, 0.0, 2.0901, 0.0, 11.5107), 0.0832),
 }
 
@@ -78,7 +78,8 @@ def features_of(candidates: Candidates, dense: Floats, lexical: Floats, floor: f
 
 def tenth(scores: Floats, ranks: NDArray[np.int32]) -> Floats:
     """The score in place LEAD_OVER of a ranking; none if it is shorter."""
-    return scores[ranks == LEAD_OVER - 1]
+    found: Floats = scores[ranks == LEAD_OVER - 1]
+    return found
 
 
 def relevance_of(features: Columns, calibration: Calibration | None) -> Columns:

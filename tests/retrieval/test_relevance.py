@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -21,10 +22,9 @@ from jobs.judgements import read_judgements
 from retrieval.plan import planned
 from retrieval.relevance import (
     BUILT_IN,
-    WORDS,
     Calibration,
     Columns,
-    calibration_of,
+    calibration_for,
     features_of,
     fit,
     is_supported,
@@ -35,7 +35,9 @@ from retrieval.schemas import SearchRequest
 from retrieval.settings import Config
 from tests.support.http import Http
 
-CALIBRATIONS = [WORDS, *(one for modes in BUILT_IN.values() for one in modes.values())]
+CALIBRATIONS = list(BUILT_IN.values())
+WORDS = BUILT_IN["lexical"]
+FLOOR = 0.2
 PRIOR = (-5.0, 3.0, 3.0, 6.0, 6.0)
 SHOES = [
     "Waterproof hiking boots with a sturdy sole.",
@@ -51,19 +53,19 @@ def candidates_of(dense: list[float], lexical: list[float], best: float) -> Cand
         Ranking(np.arange(len(one)), np.array(one, np.float32), np.zeros(len(one), np.int8))
         for one in (dense, lexical)
     ]
-    return Candidates.join(DenseResult(both[0], (), None), both[1], best)
+    return Candidates.join(DenseResult(both[0], (), None), both[1], lexical_asked=best)
 
 
 def test_features_by_hand() -> None:
-    """Cosine, BM25 over its bound, and what both have beyond the tenth candidate; a shorter ranking ends in zeros."""
+    """Cosine from the floor to 1, BM25 over what was asked, and their lead over the tenth; absent ones have 0."""
     found = candidates_of([0.9 - at / 20 for at in range(12)], [6.0, 4.0], 8.0)
-    features = features_of(found, found.dense[:2], found.lexical[:2])
-    assert features[0].tolist() == pytest.approx([1, 0.9, 0.75, 0.45, 0.75])
-    assert features[1].tolist() == pytest.approx([1, 0.85, 0.5, 0.4, 0.5])
+    features = features_of(found, found.dense[:2], found.lexical[:2], 0.5)
+    assert features[0].tolist() == pytest.approx([1, 0.8, 0.75, 0.9, 0.75])
+    assert features[1].tolist() == pytest.approx([1, 0.7, 0.5, 0.8, 0.5])
     unasked = np.full(2, np.nan, np.float32)
-    assert features_of(found, unasked, found.lexical[:2])[:, 1].tolist() == [0, 0]
+    assert features_of(found, unasked, found.lexical[:2], FLOOR)[:, 1].tolist() == [0, 0]
     empty = candidates_of([], [], 0.0)
-    assert features_of(empty, empty.dense, empty.lexical).shape == (0, 5)
+    assert features_of(empty, empty.dense, empty.lexical, FLOOR).shape == (0, 5)
 
 
 @pytest.mark.parametrize("calibration", CALIBRATIONS)
@@ -78,14 +80,14 @@ def test_a_higher_score_is_never_less_relevant(
     at = data.draw(st.integers(0, len(cosines) - 2))
     first, second = (
         relevance_of(
-            features_of(found, found.dense[[at, at + 1]][::step], found.lexical[[at, at]]), calibration
+            features_of(found, found.dense[[at, at + 1]][::step], found.lexical[[at, at]], FLOOR), calibration
         )
         for step in (1, -1)
     )
     assert first[0] >= first[1]
     assert second[1] >= second[0]
     lexical = relevance_of(
-        features_of(found, found.dense[[at, at]], found.lexical[[at, at + 1]]), calibration
+        features_of(found, found.dense[[at, at]], found.lexical[[at, at + 1]], FLOOR), calibration
     )
     assert lexical[0] >= lexical[1]
 
@@ -176,13 +178,20 @@ def test_only_first_hits_support() -> None:
     assert is_supported([None], None) is None
 
 
-def test_a_model_without_calibration_is_judged_by_words() -> None:
-    """In hybrid search too; dense search does not know, and refuses a floor."""
-    assert calibration_of("other", "hybrid") == calibration_of("other", "lexical") == WORDS
-    assert calibration_of("other", "dense") is None
-    assert planned(SearchRequest(query="x", min_relevance=0.5), 4, Config(), "other").calibration == WORDS
-    with pytest.raises(InvalidInput, match="no calibrated relevance") as caught:
-        planned(SearchRequest(query="x", mode="dense", min_relevance=0.5), 4, Config(), "other")
+def test_cosines_that_say_nothing_are_left_out() -> None:
+    """Hybrid search of a query that the model hardly reads, or with a vector of one's own, is judged by words."""
+    assert calibration_for(BUILT_IN, "hybrid", 1.0) == BUILT_IN["hybrid"]
+    assert calibration_for(BUILT_IN, "hybrid", 0.3) == calibration_for(BUILT_IN, "hybrid", None) == WORDS
+    assert calibration_for(BUILT_IN, "lexical", None) == WORDS
+    assert calibration_for(BUILT_IN, "dense", 1.0) == BUILT_IN["dense"]
+    assert calibration_for(BUILT_IN, "dense", None) is None
+
+
+def test_a_floor_needs_relevance() -> None:
+    """Dense search with a vector of one's own has none, and says so."""
+    search = SearchRequest(vector=msgspec.Raw(b"[1, 0]"), min_relevance=0.5)
+    with pytest.raises(InvalidInput, match="have no relevance") as caught:
+        planned(search, 2, Config())
     assert caught.value.param == "min_relevance"
 
 
@@ -208,7 +217,10 @@ def test_what_is_not_there_has_no_support(http: Http, shoes: str, mode: str) -> 
     first = found["hits"][0]
     assert first["document_id"] == "s1"
     assert first["relevance"] >= found["receipt"]["support_from"]
-    assert first["evidence"]["cosine"] == pytest.approx(first["scores"]["dense"] or 0.0)
+    cosine = first["scores"]["dense"]
+    assert first["evidence"]["meaning"] == pytest.approx(
+        0 if cosine is None else (cosine - FLOOR) / (1 - FLOOR)
+    )
     again = http.search(shoes, query="running shoes", mode=mode, explain=True)
     assert (again["receipt"]["cache"], again["hits"]) == ("hit", found["hits"])
     assert again["receipt"]["supported"] is True
