@@ -312,6 +312,7 @@ def cite(block: Block, number: int, tokens: int) -> Citation:
         heading=first.heading,
         metadata=first.metadata,
         score=max(hit.score for hit in block.hits),
+        relevance=max((hit.relevance for hit in block.hits if hit.relevance is not None), default=None),
         excerpt=block.excerpt,
         tokens=tokens,
     )

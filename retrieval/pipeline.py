@@ -39,6 +39,7 @@ from retrieval.ceiling import AnswerBudget, BudgetShare
 from retrieval.embedders import Embedders
 from retrieval.executor import Executor, LocalExecutor
 from retrieval.plan import Plan, planned
+from retrieval.relevance import is_supported
 from retrieval.reranking import PAIRS_A_RUN, Reranker, rerank
 from retrieval.scanning import JointScan, Place, Scanner
 from retrieval.schemas import Hit, Receipt, Reranked, SearchAnswer, SearchRequest
@@ -61,6 +62,8 @@ class CachedAnswer(msgspec.Struct):
     cold_skipped: str | None
     share_read: float | None
     weight_dense: float | None
+    supported: bool | None
+    support_from: float | None
     reranked: Reranked | None = None
 
     @property
@@ -180,6 +183,8 @@ class Pipeline:
             cache="hit" if cached else ("miss" if caching else "bypass"),
             model=collection.settings.model,
             reranked=answer.reranked,
+            supported=answer.supported,
+            support_from=answer.support_from,
         )
         return SearchAnswer(answer.hits, receipt, watch.stop())
 
@@ -296,6 +301,8 @@ def run_stages(
         cold_skipped=found.cold_skipped,
         share_read=None if plan.share_read is None else round(plan.share_read, 3),
         weight_dense=None if plan.weight_dense is None else round(plan.weight_dense, 3),
+        supported=is_supported([hit.relevance for hit in hits], plan.calibration),
+        support_from=plan.calibration.support if plan.calibration else None,
         reranked=reranked,
     )
     return answer, vanished

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import msgspec
@@ -23,6 +23,7 @@ from indexes import (
 )
 from retrieval.decoding import decode_part, is_absent
 from retrieval.embedding.models import SIMILARITY_FLOOR
+from retrieval.relevance import BUILT_IN, Calibration, Calibrations, calibration_for
 from retrieval.schemas import Fusion, Mode, Rerank, SearchRequest, Weights
 from retrieval.settings import Config
 
@@ -60,6 +61,7 @@ class Plan:
     identity: bytes
     share_read: float | None = None  # of the query, by the model; None: no text was embedded
     similarity_floor: float = SIMILARITY_FLOOR  # of the model
+    calibrations: Calibrations = field(default_factory=lambda: BUILT_IN)
 
     @property
     def text(self) -> str | None:
@@ -84,6 +86,11 @@ class Plan:
         depth = 2 * self.query.depth
         return replace(self, query=replace(self.query, k=depth, depth=depth, counted=False))
 
+    @property
+    def calibration(self) -> Calibration | None:
+        """By which hits are judged once the query is embedded."""
+        return calibration_for(self.calibrations, self.mode, self.share_read)
+
 
 def planned(
     request: SearchRequest, dimensions: int, config: Config, ranking: RankingSettings | None = None
@@ -101,6 +108,11 @@ def planned(
     if request.exact and mode != "dense":
         raise InvalidInput(f"exact search is dense search, found mode {mode}", param="exact")
     k = check_k(request.k, config)
+    if request.min_relevance is not None and mode == "dense" and vector is not None:
+        raise InvalidInput(
+            "hits of a vector of your own have no relevance: only cosines of the collection's model are calibrated",
+            param="min_relevance",
+        )
     fusion = request.fusion or Fusion()
     weights = fusion.weights or default_weights(config, ranking)
     if weights.dense + weights.lexical <= 0:
@@ -123,7 +135,7 @@ def planned(
     )
     # The configuration too: a cache in Redis outlives a restart with other settings.
     own = ranking and (ranking.method, ranking.weight_dense, ranking.coefficients)
-    identity = msgspec.json.encode((ANSWER_VERSION, ANALYSIS_VERSION, config.search, own, asked))
+    identity = msgspec.json.encode((ANSWER_VERSION, ANALYSIS_VERSION, config.search, BUILT_IN, own, asked))
     return Plan(
         request=msgspec.structs.replace(request, query=text),
         k=k,

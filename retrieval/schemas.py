@@ -48,6 +48,7 @@ RerankMs = Annotated[float, Meta(gt=0, le=60_000)]
 RerankWeight = Annotated[float, Meta(ge=0, le=1)]
 DeadlineMs = Annotated[int, Meta(ge=1, le=600_000)]
 Similarity = Annotated[float, Meta(ge=-1, le=1)]
+Chance = Annotated[float, Meta(ge=0, le=1)]
 Start = Annotated[int, Doc("Start in the document's text, in characters")]
 End = Annotated[int, Doc("End in the document's text, in characters, exclusive")]
 
@@ -217,6 +218,7 @@ class SearchOptions(Request, frozen=True, kw_only=True):
     ] = None
     group_by_document: Annotated[bool, Doc("Only the best passage of each document")] = False
     min_score: Annotated[float | None, Doc("Drop hits that score less")] = None
+    min_relevance: Annotated[Chance | None, Doc("Drop hits of less `relevance`")] = None
     min_seq: Annotated[Count | None, Doc("Wait up to 5 s until this write is visible")] = None
     deadline_ms: Annotated[DeadlineMs | None, Doc("Give up after this time, with status 503")] = None
     cache: Annotated[bool, Doc("False bypasses the result cache and the query vector cache")] = True
@@ -230,7 +232,9 @@ class SearchRequest(SearchOptions, frozen=True, kw_only=True):
 
     query: Annotated[str | None, Doc("The text to search for")] = None
     vector: OwnVector = field(default_factory=absent)
-    explain: Annotated[bool, Doc("Add each hit's rank in both rankings")] = False
+    explain: Annotated[
+        bool, Doc("Add each hit's rank in both rankings and the evidence of its relevance")
+    ] = False
     exact: Annotated[bool, Doc("With mode dense: score every stored vector, the ground truth. Slow")] = False
 
 
@@ -256,6 +260,15 @@ class Ranks(msgspec.Struct):
     lexical: Annotated[int | None, Doc("In the ranking by words")] = None
 
 
+class Evidence(msgspec.Struct):
+    """What `relevance` is computed from. A lead is what the hit has beyond the tenth candidate of that ranking."""
+
+    meaning: Annotated[float, Doc("Cosine, from 0 where unrelated texts are to 1; 0 if it was not asked for")]
+    words: Annotated[float, Doc("BM25 over what a passage with all words of the query could score")]
+    meaning_lead: Annotated[float, Doc("Beyond the tenth candidate by meaning")]
+    words_lead: Annotated[float, Doc("Beyond the tenth candidate by words")]
+
+
 class Hit(msgspec.Struct, omit_defaults=True):
     """One passage: which part of which document, its text (`text[start:end]` of the document), the headings it stands
     under, outermost first, and why it is here."""
@@ -273,6 +286,11 @@ class Hit(msgspec.Struct, omit_defaults=True):
     ranks: Annotated[Ranks | None, Doc("With `explain`: rank in each ranking")] = None
     heading: Annotated[str, Doc("Headings above the passage, outermost first")] = ""
     tokens: Annotated[int, Doc("Number of tokens")] = 0
+    relevance: Annotated[
+        float | None,
+        Doc("How likely the passage is a relevant one; absent where the search's scores cannot tell"),
+    ] = None
+    evidence: Annotated[Evidence | None, Doc("With `explain`: what `relevance` is computed from")] = None
     language: Annotated[str, Doc("BCP 47 code of the document's language")] = ""
 
 
@@ -304,6 +322,13 @@ class Receipt(msgspec.Struct):
     cache: Annotated[Literal["hit", "miss", "bypass"], Doc("Whether the answer came from the result cache")]
     model: Annotated[str, Doc("Name of the embedding model")]
     reranked: Annotated[Reranked | None, Doc("With `rerank`: how much was read in time")] = None
+    supported: Annotated[
+        bool | None,
+        Doc("False: no hit is relevant enough to say that the collection answers this; null where unknown"),
+    ] = None
+    support_from: Annotated[
+        float | None, Doc("One of the first ten hits needs this `relevance` for `supported`")
+    ] = None
 
 
 class Timings(msgspec.Struct):
@@ -364,6 +389,7 @@ class Citation(msgspec.Struct):
     heading: Annotated[str, Doc("Headings above the passage, outermost first")]
     metadata: Annotated[Metadata, Doc("Strings, numbers, booleans and lists of them")]
     score: Annotated[float, Doc("What the hits are ordered by")]
+    relevance: Annotated[float | None, Doc("Of the most relevant of its passages; null where unknown")]
     excerpt: Annotated[bool, Doc("Whether only part of the passage is shown")]
     tokens: Annotated[int, Doc("Number of tokens")]
 

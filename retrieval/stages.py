@@ -14,7 +14,8 @@ from retrieval.ceiling import BudgetShare, size_of
 from retrieval.executor import Execution
 from retrieval.fusion import best_first, reciprocal_rank, weighted
 from retrieval.plan import SPARE_HITS, Plan
-from retrieval.schemas import Hit, Ranks, Scores
+from retrieval.relevance import Columns, features_of, relevance_of
+from retrieval.schemas import Evidence, Hit, Ranks, Scores
 
 DECIMALS = 6
 HITS_READ_MAX = 128  # at once, so that too large an answer is refused before all of it is in memory
@@ -73,6 +74,9 @@ def hydrate(
     ids, order = fused.candidates.ids, fused.order
     if plan.request.min_score is not None:
         order = order[fused.scores[order] >= plan.request.min_score]
+    if plan.request.min_relevance is not None:
+        *_, relevance = judged(plan, fused.candidates, order, execution)
+        order = order[relevance >= plan.request.min_relevance]
     chosen: list[tuple[int, StoredPassage]] = []
     seen: set[str] = set()
     vanished = False
@@ -114,13 +118,11 @@ def hits_of(
 ) -> list[Hit]:
     candidates = fused.candidates
     at = np.array([position for position, _ in chosen], np.intp)
-    dense, lexical = candidates.dense[at], candidates.lexical[at]
-    if plan.mode == "hybrid":
-        dense, lexical = scores_at(candidates, at, execution)
+    (dense, lexical), features, relevance = judged(plan, candidates, at, execution)
+    evidence = [Evidence(*row[1:]) if plan.request.explain else None for row in rounded(features).tolist()]
     read = [UNSET] * len(at) if fused.reranked is None else map(known, fused.reranked[at].tolist())
-    columns = zip(
-        rounded(dense).tolist(), rounded(lexical).tolist(), read, fused.scores[at].tolist(), strict=True
-    )
+    shown = rounded(dense), rounded(lexical), fused.scores[at], relevance
+    columns = zip(*(one.tolist() for one in shown), read, evidence, strict=True)
     return [
         Hit(
             document_id=passage.document_id,
@@ -137,11 +139,24 @@ def hits_of(
             heading=passage.heading,
             tokens=passage.tokens,
             language=passage.language,
+            relevance=known(likely),
+            evidence=why,
         )
-        for (position, passage), (by_meaning, by_words, by_reading, score) in zip(
+        for (position, passage), (by_meaning, by_words, score, likely, by_reading, why) in zip(
             chosen, columns, strict=True
         )
     ]
+
+
+def judged(
+    plan: Plan, candidates: Candidates, at: Positions, execution: Execution
+) -> tuple[tuple[Floats, Floats], Columns, Columns]:
+    """Both scores of these candidates, the features of their relevance, and it, NaN where it is unknown."""
+    dense, lexical = candidates.dense[at], candidates.lexical[at]
+    if plan.mode == "hybrid":
+        dense, lexical = scores_at(candidates, at, execution)
+    features = features_of(candidates, dense, lexical, plan.similarity_floor)
+    return (dense, lexical), features, relevance_of(features, plan.calibration)
 
 
 def ranks_of(candidates: Candidates, position: int) -> Ranks:
@@ -151,7 +166,7 @@ def ranks_of(candidates: Candidates, position: int) -> Ranks:
 
 def rounded(scores: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
     """As they are shown, so that `min_score` compares with what the client sees."""
-    shown: NDArray[np.float64] = np.round(scores, DECIMALS, out=np.empty(len(scores), np.float64))
+    shown: NDArray[np.float64] = np.round(scores, DECIMALS, out=np.empty(scores.shape, np.float64))
     return shown
 
 

@@ -103,12 +103,14 @@ class Statistics:
 class WeightedQuery:
     """A query ready to score: each term with idf times its count in the query, and the mean passage length.
 
-    `met` keeps the postings that `weigh` found in each part, so scoring does not look terms up again.
+    `asked` is what `bound` would be if some passage held those terms of the query that none holds. `met` keeps the
+    postings that `weigh` found in each part, so scoring does not look terms up again.
     """
 
     weights: tuple[tuple[str, float], ...]
     mean_length: float
     bm25: Bm25
+    asked: float
     met: tuple[tuple[LexicalPart, tuple[Postings, ...]], ...] = field(default=(), compare=False, repr=False)
 
     @property
@@ -139,16 +141,20 @@ def weigh(
     counts = Counter(query_terms(text, languages))
     met = [[part.postings(term) for term in counts] for part in parts]
     weights = {}
+    mass = 0.0
     for at, (term, count) in enumerate(counts.items()):
         held = sum(len(postings[at][0]) for postings in met)
+        df = max(held - sum(dead.get(term, 0) for dead in statistics.dead), 1) if held else 0
+        rest = max(statistics.passages - df, 0)
+        weight = count * math.log1p((rest + 0.5) / (df + 0.5))
+        mass += weight
         if held:
-            df = max(held - sum(dead.get(term, 0) for dead in statistics.dead), 1)
-            rest = max(statistics.passages - df, 0)
-            weights[at] = (term, count * math.log1p((rest + 0.5) / (df + 0.5)))
+            weights[at] = (term, weight)
     return WeightedQuery(
         tuple(weights.values()),
         max(statistics.length / max(statistics.passages, 1), 1e-9),
         bm25,
+        mass * (bm25.k1 + 1),
         tuple((part, tuple(found[at] for at in weights)) for part, found in zip(parts, met, strict=True)),
     )
 

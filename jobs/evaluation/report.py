@@ -46,6 +46,29 @@ class Cohort(Score, frozen=True, kw_only=True):
     share: float | None = None
 
 
+class Bin(msgspec.Struct, frozen=True, kw_only=True):
+    """Hits whose relevance is from `since` to a tenth above: its mean, and the share that is relevant by judgments."""
+
+    since: float
+    hits: int
+    relevance: float
+    relevant: float
+
+
+class Reliability(msgspec.Struct, frozen=True, kw_only=True):
+    """How far relevance holds. `calibration_error` is the mean distance of `relevance` and `relevant` over the hits.
+
+    `lost` is the share of the questions with a relevant hit that are called unsupported, None if there is none; `false`
+    the share called supported once what is relevant is dropped from their hits.
+    """
+
+    calibration_error: float
+    support_from: float
+    lost: Score | None
+    false: Score
+    bins: list[Bin]
+
+
 class Report(msgspec.Struct, kw_only=True):
     """One evaluation. `time` is in UTC; `regressions` is relative to the report of `compared_with`.
 
@@ -76,6 +99,7 @@ class Report(msgspec.Struct, kw_only=True):
     not_measured: dict[str, str] = {}
     rankings: dict[str, dict[str, Score]] = {}
     contexts: dict[str, Score] = {}
+    relevance: Reliability | None = None
     judged: int = 0
     judged_missing: int = 0
     latency_ms: dict[str, dict[str, dict[str, float]]] = {}

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from retrieval.relevance import BUILT_IN
 from tests.support.http import Http
 
 FACTS = [
@@ -72,6 +73,8 @@ def test_the_receipt_and_timings(http: Http, facts: str) -> None:
         "cache": "miss",
         "model": "all-MiniLM-L6-v2",
         "reranked": None,
+        "supported": True,
+        "support_from": BUILT_IN["hybrid"].support,
     }
     assert set(reply.body["timings_ms"]) == {
         "cache",
