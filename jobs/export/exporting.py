@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import re
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -36,6 +37,7 @@ from retrieval.embedding.models import Manifest, Pooling, Variant
 
 SOURCE_COSINE_MIN = 0.9999  # between the fp32 graph and sentence-transformers
 REFERENCE_TEXTS = 64
+LANGUAGE = re.compile(r"[A-Za-z]{2,3}(-[A-Za-z0-9]{1,8})*")
 FALLBACK_MARGIN = 0.001  # fp32 arithmetic differs between machines only in its last bits
 
 
@@ -43,14 +45,16 @@ FALLBACK_MARGIN = 0.001  # fp32 arithmetic differs between machines only in its 
 class Options:
     """Options beyond source and name.
 
-    The prefixes, `pooling` and `tokens_max` override the source's. `calibrate`: a text file, one text per line, that
-    replaces the bundled texts. `only`: build and keep this candidate, without measuring times.
+    The prefixes, `pooling`, `tokens_max` and `languages` (BCP 47 codes) override the source's. `calibrate`: a text
+    file, one text per line, that replaces the bundled texts. `only`: build and keep this candidate, without measuring
+    times.
     """
 
     query_prefix: str | None = None
     document_prefix: str | None = None
     pooling: Pooling | None = None
     tokens_max: int | None = None
+    languages: tuple[str, ...] | None = None
     calibrate: Path | None = None
     only: str | None = None
 
@@ -74,6 +78,9 @@ def export_model(
         raise NotFound("exporting a model needs onnx: pip install onnx")
     if options.only not in {None, *RECIPES}:
         raise InvalidInput(f"no candidate {options.only!r}; there are {', '.join(RECIPES)}", param="only")
+    for code in options.languages or ():
+        if not LANGUAGE.fullmatch(code):
+            raise InvalidInput(f"{code!r} is not a BCP 47 code such as en or pt-BR", param="languages")
     with sources.find(source, name, progress) as found, tempfile.TemporaryDirectory() as folder:
         shape = shapes.shape(found.folder, pooling=options.pooling, tokens_max=options.tokens_max)
         prefixes: dict[str, Any] = {
@@ -94,6 +101,7 @@ def export_model(
             workshop.measure(trials)
         kept = choose(trials)
         answers = workshop.known_answers(kept)
+        languages = options.languages or found.languages
         candidates = [trial.described("kept" if trial is kept else "slower") for trial in trials]
         graphs, fallbacks = [kept.graph], []
         if kept.recipe.fallback is not None:
@@ -134,6 +142,8 @@ def export_model(
             fallbacks=fallbacks,
             candidates=candidates,
             makes=shape.makes,
+            languages=None if languages is None else list(languages),
+            similarity_floor=round(workshop.similarity_floor(kept), 2) if shape.makes == "vectors" else 0.0,
         )
         return publish(manifest, graphs, material.path, out)
 

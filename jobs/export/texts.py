@@ -122,6 +122,11 @@ class Texts:
     def known_queries(self) -> Sequence[str | None]:
         return KNOWN_ANSWER_QUERIES if self._shape.makes == "scores" else [None] * len(KNOWN_ANSWER_TEXTS)
 
+    def both_sides(self, lines: Sequence[str]) -> tuple[list[Feed], list[Feed]]:
+        """`lines` as queries and as documents, each with its prefix."""
+        queries = self.feeds([self._shape.query_prefix + line for line in lines])
+        return queries, self.feeds([self._shape.document_prefix + line for line in lines])
+
     def noise(self, rows: int, length: int) -> Feed:
         """Random tokens for timing."""
         return padded(np.random.default_rng(SEED).choice(self.vocabulary, (rows, length)).tolist(), self.pad)

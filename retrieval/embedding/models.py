@@ -104,6 +104,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     variant: str = "model"  # which candidate model.onnx is
     fallbacks: list[Variant] = []  # further graphs, tried in order where model.onnx computes something else
     candidates: list[Candidate] = []
+    languages: list[str] | None = None  # BCP 47 codes of those it reads; None: not known
     similarity_floor: float = SIMILARITY_FLOOR  # cosine that few unrelated queries and documents reach
     makes: Makes = "vectors"
 
