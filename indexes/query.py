@@ -41,9 +41,8 @@ class Candidates:
     """The union of both searchers' results: columns of n, dense results first.
 
     Scores are float32, NaN where that searcher did not find the passage; ranks count from 0, NOT_FOUND where it is not
-    in that ranking. `tiers` int8 index TIERS. `lexical_bound`: no passage can score more for this query's words;
-    `lexical_asked`: the same if some passage held those words that none holds. `searched` lists the tiers the search
-    covered.
+    in that ranking. `tiers` int8 index TIERS. `lexical_bound`: the score of a passage that held every word of the
+    query, those that no passage holds too, as often as can be. `searched` lists the tiers the search covered.
     """
 
     ids: Ids
@@ -53,7 +52,6 @@ class Candidates:
     lexical_ranks: Ranks
     tiers: NDArray[np.int8]
     lexical_bound: float = 0.0
-    lexical_asked: float = 0.0
     searched: tuple[Tier, ...] = ()
     cold_skipped: str | None = None
 
@@ -61,9 +59,7 @@ class Candidates:
         return len(self.ids)
 
     @staticmethod
-    def join(
-        dense: DenseResult, lexical: Ranking, lexical_bound: float = 0.0, lexical_asked: float = 0.0
-    ) -> Candidates:
+    def join(dense: DenseResult, lexical: Ranking, lexical_bound: float = 0.0) -> Candidates:
         first = dense.ranking
         places = places_in(first.ids, lexical.ids)
         new = places == NOT_FOUND
@@ -84,7 +80,6 @@ class Candidates:
             lexical_ranks=ranks[1],
             tiers=tiers,
             lexical_bound=lexical_bound,
-            lexical_asked=lexical_asked,
             searched=dense.tiers,
             cold_skipped=dense.cold_skipped,
         )

@@ -62,7 +62,7 @@ class LocalExecution:
         lexical = self.watch.timed(None if query.text is None else "lexical", self.prepared.lexical)
         dense = self.watch.timed(None if query.vector is None else "dense", self.prepared.dense)
         prepared = self.prepared
-        return Candidates.join(dense, lexical, prepared.lexical_bound, prepared.lexical_asked)
+        return Candidates.join(dense, lexical, prepared.lexical_bound)
 
     def scores(self, ids: Ids) -> tuple[Floats, Floats]:
         return self.prepared.scores(ids)

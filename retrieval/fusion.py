@@ -28,7 +28,7 @@ def reciprocal_rank(rankings: Sequence[NDArray[np.int32]], k: int) -> Scores:
 def weighted(dense: Floats, lexical: Floats, *, weight: float, floor: float, bound: float) -> Scores:
     """`weight` of the scaled cosine and the rest of the scaled BM25 score; NaN counts as nothing.
 
-    `floor` is a cosine that few unrelated texts reach, `bound` a BM25 score that no passage exceeds.
+    `floor` is a cosine that few unrelated texts reach, `bound` the BM25 score of a passage with all that was asked for.
     """
     by_meaning = np.nan_to_num((dense.astype(np.float64) - floor) / (1 - floor), nan=0.0)
     by_words = np.nan_to_num(lexical.astype(np.float64), nan=0.0) / (bound or 1.0)

@@ -26,7 +26,7 @@ Weights = tuple[float, ...]  # five: w0 to w4
 
 LEAD_OVER = 10
 SUPPORT_HITS = 10  # an answer is supported by one of so many first hits
-READ_MIN = 0.8  # of a query: where the model reads less of it, its cosines are no evidence
+READ_MIN = 0.55  # of a query: where the model reads less of it, its cosines are no evidence
 DECIMALS = 4
 STEPS_MAX = 5000  # of fitting; it takes hundreds
 
@@ -68,7 +68,7 @@ def features_of(candidates: Candidates, dense: Floats, lexical: Floats, floor: f
         return np.nan_to_num((cosine.astype(np.float64) - floor) / (1 - floor))
 
     features = np.ones((len(dense), 5))
-    asked = candidates.lexical_asked or 1.0
+    asked = candidates.lexical_bound or 1.0
     features[:, 1] = scaled(dense)
     features[:, 2] = np.nan_to_num(lexical) / asked
     features[:, 3] = features[:, 1] - scaled(tenth(candidates.dense, candidates.dense_ranks)).sum()

@@ -103,20 +103,15 @@ class Statistics:
 class WeightedQuery:
     """A query ready to score: each term with idf times its count in the query, and the mean passage length.
 
-    `asked` is what `bound` would be if some passage held those terms of the query that none holds. `met` keeps the
-    postings that `weigh` found in each part, so scoring does not look terms up again.
+    `bound` is the score of a passage that held all terms, those that no passage holds too, as often as can be. `met`
+    keeps the postings that `weigh` found in each part, so scoring does not look terms up again.
     """
 
     weights: tuple[tuple[str, float], ...]
     mean_length: float
     bm25: Bm25
-    asked: float
+    bound: float
     met: tuple[tuple[LexicalPart, tuple[Postings, ...]], ...] = field(default=(), compare=False, repr=False)
-
-    @property
-    def bound(self) -> float:
-        """A score that no passage exceeds, however often it holds every term."""
-        return sum(weight for _, weight in self.weights) * (self.bm25.k1 + 1)
 
     def postings_in(self, part: LexicalPart) -> Sequence[Postings]:
         """The postings of each term of `weights` in a part, whether or not the query was weighed with it."""

@@ -160,13 +160,8 @@ class Prepared:
 
     @property
     def lexical_bound(self) -> float:
-        """A BM25 score that no passage exceeds for this query; 0 without a text."""
+        """The BM25 score of a passage that held every word of the query as often as can be; 0 without a text."""
         return 0.0 if self._weighed is None else self._weighed.bound
-
-    @property
-    def lexical_asked(self) -> float:
-        """The same if some passage held those words of the query that none holds."""
-        return 0.0 if self._weighed is None else self._weighed.asked
 
     def scores(self, ids: Ids) -> tuple[Floats, Floats]:
         """Dense and BM25 scores of any passages; NaN if a passage is in no part or the query lacks that searcher."""

@@ -12,7 +12,7 @@ CHARS_MAX = 512  # of a text; its beginning is enough
 UNKNOWN = frozenset({"[UNK]", "<unk>"})
 # Letters per token from which on nothing, and all, is read. Measured on questions in eleven languages with an English
 # and a multilingual model, see docs/evaluation.md.
-LETTERS_NONE, LETTERS_ALL = 1.7, 3.0
+LETTERS_NONE, LETTERS_ALL = 2.2, 3.2
 # A Chinese or Japanese character says as much as three letters, a Korean syllable as two.
 IDEOGRAPHS = ((0x3040, 0x30FF), (0x3400, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x3FFFF))
 SYLLABLES = ((0xAC00, 0xD7A3),)

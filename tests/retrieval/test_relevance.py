@@ -53,7 +53,7 @@ def candidates_of(dense: list[float], lexical: list[float], best: float) -> Cand
         Ranking(np.arange(len(one)), np.array(one, np.float32), np.zeros(len(one), np.int8))
         for one in (dense, lexical)
     ]
-    return Candidates.join(DenseResult(both[0], (), None), both[1], lexical_asked=best)
+    return Candidates.join(DenseResult(both[0], (), None), both[1], lexical_bound=best)
 
 
 def test_features_by_hand() -> None:
