@@ -92,20 +92,13 @@ def run(
             values, written = asyncio.run(measured(server.url, parts, hot, say))
         notes += [f"{each}: {note}" for note in written]
         found.append(values)
-        rows = grouped(parts, values)
-        tables[f"nDCG@10, {each}"] = [
-            {"set": name, **{search: interval([one[search] for one in some]) for search in SEARCHES_ASKED}}
-            for name, some in rows
-        ]
+        tables[f"nDCG@10, {each}"] = scores(parts, values, Score)
         tables[f"The default on the same questions, {each}"] = [
-            {"set": name, **compared(some)} for name, some in rows
+            {"set": name, **compared(some)} for name, some in grouped(parts, values)
         ]
     if against:
         less = [{search: one[search] - other[search] for search in one} for one, other in zip(*found)]
-        tables[" less ".join(models)] = [
-            {"set": name, **{search: difference([one[search] for one in some]) for search in SEARCHES_ASKED}}
-            for name, some in grouped(parts, less)
-        ]
+        tables[" less ".join(models)] = scores(parts, less, Difference)
     return tables, notes
 
 
@@ -177,6 +170,13 @@ async def ask(asker: Asker, part: Part) -> Values:
     return dict(zip(SEARCHES_ASKED, found))
 
 
+def scores(parts: Sequence[Part], found: Sequence[Values], kind: type[Score]) -> list[Row]:
+    return [
+        {"set": name, **{search: interval([one[search] for one in some], kind) for search in SEARCHES_ASKED}}
+        for name, some in grouped(parts, found)
+    ]
+
+
 def grouped(parts: Sequence[Part], found: Sequence[Values]) -> list[tuple[str, list[Values]]]:
     """Name and values of each row: every part alone, then the means of the groups of several."""
     groups: dict[str, list[Values]] = defaultdict(list)
@@ -189,21 +189,18 @@ def grouped(parts: Sequence[Part], found: Sequence[Values]) -> list[tuple[str, l
 def compared(some: Sequence[Values]) -> Row:
     """The default less rank fusion, and less the better of the two lists, which each part has its own of."""
     better = [max(LISTS, key=lambda name: float(one[name].mean())) for one in some]
+    rank = [one["default"] - one["hybrid rrf"] for one in some]
+    lists = [one["default"] - one[name] for one, name in zip(some, better)]
     return {
-        "less hybrid rrf": difference([one["default"] - one["hybrid rrf"] for one in some]),
-        "less the better list": difference([one["default"] - one[name] for one, name in zip(some, better)]),
+        "less hybrid rrf": interval(rank, Difference),
+        "less the better list": interval(lists, Difference),
         "which is": " or ".join(sorted(set(better))),
     }
 
 
-def interval(groups: Sequence[NDArray[np.float64]]) -> Score:
+def interval(groups: Sequence[NDArray[np.float64]], kind: type[Score] = Score) -> Score:
     """The mean of the groups' means; its bounds are percentiles over resampled questions of each group."""
     rng = np.random.default_rng(0)
     drawn = [one[rng.integers(len(one), size=(RESAMPLES, len(one)))].mean(axis=1) for one in groups]
     low, high = np.percentile(np.mean(drawn, axis=0), (2.5, 97.5))
-    return Score(value=float(np.mean([one.mean() for one in groups])), low=float(low), high=float(high))
-
-
-def difference(groups: Sequence[NDArray[np.float64]]) -> Difference:
-    found = interval(groups)
-    return Difference(value=found.value, low=found.low, high=found.high)
+    return kind(value=float(np.mean([one.mean() for one in groups])), low=float(low), high=float(high))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.benchmark.ranking import Part, compared, difference, grouped, interval, read_parts
+from jobs.benchmark.ranking import Difference, Part, compared, grouped, interval, read_parts
 
 ROOT = Path(__file__).parents[2]
 COLORS = {"en": ("red", "green", "blue", "white"), "de": ("rot", "gelb", "blau", "braun")}
@@ -106,7 +106,7 @@ def test_an_interval_is_of_the_mean_over_questions() -> None:
 def test_differences_are_of_the_same_questions() -> None:
     """A gain on every question is certain, however much the questions differ."""
     values = np.random.default_rng(1).normal(0.5, 0.2, 400)
-    found = difference([(values + 0.01) - values])
+    found = interval([(values + 0.01) - values], Difference)
     assert (found.low, found.high) == pytest.approx((0.01, 0.01))
     assert str(found) == "+0.0100 (+0.010 to +0.010)"
 
