@@ -25,6 +25,7 @@ from indexes.model import Floats, Rows
 COLD_PASSAGES_MIN = 256  # fewer cannot train a quantizer and are not worth one
 OVERSAMPLING = 4  # minimum of rescored candidates per requested rank
 RANKS_OVERSAMPLING = 5  # and per rank that matters
+MORE_LISTS = 0.125  # power of the ranks that matter, over RANKS, by which more lists are always scanned
 RANKS = 10  # settings are tuned for recall at this rank
 WIDE_SHARE = 0.5  # from this allowed share on, scan the nearest lists and filter while scanning
 FILE_BYTES_MAX = 1 << 36
@@ -151,7 +152,10 @@ class ColdShard:
         answer and the nearest centroid with those of the unvisited centroids tells the two kinds apart.
         """
         order, similarities = self._ranked(query)
-        first = self.first_lists(settings, wanted, share)
+        first = math.ceil(
+            self.first_lists(settings, wanted, share) * (max(ranks, RANKS) / RANKS) ** MORE_LISTS
+        )
+        first = min(first, self.lists)
         rows = self._scan_lists(query, wanted, order[:first], similarities[:first], allowed)
         found = self._vectors.best(rows, query, depth)
         horizon = settings.horizon(float(similarities[0]), found[1], min(depth, max(ranks, RANKS)))

@@ -213,11 +213,9 @@ def try_tier(generation: Generation, tier: Tier, settings: Sequence[Any], truth:
 
 def retried(generation: Generation, ef: int, search: ColdSettings, truth: Truth) -> Pair:
     """These settings, measured on other queries."""
-    hot, cold = (
-        try_tier(generation, tier, [one], truth)[0]
-        for tier, one in zip(("hot", "cold"), (ef, search), strict=True)
+    return Pair(
+        try_tier(generation, "hot", [ef], truth)[0], try_tier(generation, "cold", [search], truth)[0]
     )
-    return Pair(hot, cold)
 
 
 def choose(pairs: Sequence[Pair], truth: Truth, target: float, floor: float) -> tuple[Pair, bool]:

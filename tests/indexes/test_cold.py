@@ -67,6 +67,22 @@ def test_further_reach_finds_more(shard: ColdShard, queries: Floats) -> None:
     assert recalls[2] > 0.98
 
 
+def test_a_search_for_more_looks_further(shard: ColdShard, queries: Floats) -> None:
+    """Where a hundred ranks matter, the settings chosen for ten find about as much of them; ten cost what they did."""
+    settings, depth = ColdSettings(shard.lists // 4, 100, reach=0.05), 100
+
+    def found(ranks: int) -> float:
+        shares = []
+        for query in queries:
+            best, _ = shard._vectors.best(np.arange(SIZE), query, depth)
+            shares.append(np.isin(best, shard.nearest(query, depth, None, SIZE, settings, ranks)[0]).mean())
+        return float(np.mean(shares))
+
+    assert found(RANKS) == found(1)
+    assert found(depth) > found(RANKS) + 0.01
+    assert found(depth) > recall(shard, queries, settings) - 0.02
+
+
 def test_the_foretold_scan_is_the_one_that_happens(
     shard: ColdShard, queries: Floats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,11 +141,11 @@ def test_too_few_found_means_all_lists(shard: ColdShard, queries: Floats) -> Non
     assert flags[rows].all()
 
 
-def test_who_asks_for_more_does_not_reach_further() -> None:
-    """The horizon is that of the tenth passage, however many are wanted; of the last one where fewer are."""
+def test_the_horizon_is_that_of_the_last_passage_that_matters() -> None:
+    """A later one lies further away, and with it the horizon."""
     scores = np.linspace(0.9, 0.1, 200, dtype=np.float32)
     one = ColdSettings(reach=0.2)
-    assert one.horizon(0.8, scores, 200) == one.horizon(0.8, scores, RANKS)
+    assert one.horizon(0.8, scores, 200) < one.horizon(0.8, scores, RANKS)
     assert one.horizon(0.8, scores, 3) == pytest.approx((0.8 + float(scores[2])) / 2 - 0.2)
 
 

@@ -133,6 +133,20 @@ def test_a_line_that_is_not_utf8(tmp_path: Path) -> None:
     assert [d.id for d in read(path)[0]] == ["1"]
 
 
+def test_a_title_is_a_document(tmp_path: Path) -> None:
+    """Rows and front matter with a title and an empty text are kept; a row without a field for the text is an error."""
+    rows = [{"id": "1", "title": "Moby Dick", "text": ""}, {"id": "2", "title": "Emma", "text": None}]
+    path = put(tmp_path, "a.jsonl", "\n".join(json.dumps(row) for row in rows))
+    table = put(tmp_path, "b.csv", "id,title,text\n3,Ulysses,\n4, ,\n")
+    page = put(tmp_path, "c.md", "---\ntitle: Persuasion\n---\n")
+    documents, report = read(path, table, page)
+    assert [(one.title, one.text) for one in documents] == [
+        ("Moby Dick", ""), ("Emma", ""), ("Ulysses", ""), ("Persuasion", "")
+    ]  # fmt: skip
+    assert report.empty == 1
+    assert "no field 'text'" in refusal(put(tmp_path, "d.jsonl", '{"id": "5", "title": "Walden"}'))
+
+
 def test_rows_without_text_are_skipped_and_counted(tmp_path: Path) -> None:
     """Empty, blank and null texts are no documents, and no errors either."""
     rows = [{"id": str(n), "text": text} for n, text in enumerate(["", "  \n\t", None, "x"])]
