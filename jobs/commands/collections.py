@@ -82,6 +82,7 @@ def show(name: str, url: str, as_json: bool) -> None:
             ", ".join(f"{tier} {value:.3f}" for tier, value in found["recall"].items()) or "not yet"
         )
         + interval_of(found["recall_evidence"]),
+        "ranking": ranking_of(found["ranking"]),
         "last operation": f"seq {found['seq']}",
         "index memory": f"{megabytes(found['memory_bytes'])}, resident files {megabytes(found['resident_bytes'])}, "
         f"mapped files {megabytes(found['mapped_bytes'])}",
@@ -91,6 +92,14 @@ def show(name: str, url: str, as_json: bool) -> None:
     for label, value in rows.items():
         table.add_row(label, escape(value))
     console.print(table)
+
+
+def ranking_of(ranking: dict[str, Any] | None) -> str:
+    if ranking is None:
+        return "as configured"
+    weight = "" if ranking["weight_dense"] is None else f", dense {ranking['weight_dense']:g}"
+    learned = f", learned from {ranking['queries']} queries" if ranking["queries"] else ""
+    return f"{ranking['method'] or 'as configured'}{weight}{learned}"
 
 
 @command.command(epilog="Example: nearline collections delete docs --yes")

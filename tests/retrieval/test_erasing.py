@@ -79,6 +79,8 @@ def lay_out(http: Http, name: str, flock: Flock) -> None:
     write(http, name, [*canaries[half + half // 2 :], *others[half:]])
     for mark in flock.marks[:20]:
         http.search(name, query=f"who says {mark}?")
+        said = {"query": f"who says {mark}?", "document_id": f"{mark}/id", "grade": 3}
+        http.ok("POST", f"/v1/collections/{name}/feedback", {"feedback": [said]})
     remove(http, name, flock)
 
 
@@ -113,6 +115,7 @@ def erased_everywhere(data: Path, model_folder: Path, flock: Flock) -> None:
         assert min(np.sum(in_log, axis=0)[:2]) >= len(flock.marks)
         assert found["vectors.f16"][2]
         assert found["queries.jsonl"][0]
+        assert found["feedback.jsonl"][0]
         ended = nearline("erase", "--collection", "docs", "--url", server.url)
         assert ended.returncode == 0, ended.stderr
         assert ended.stdout.startswith("docs: ")
