@@ -267,7 +267,9 @@ def run_stages(
     fused = watch.timed("fuse", lambda: fuse(plan, found, execution))
     reranked = None
     if plan.rerank is not None and reranker is not None:
-        fused, reranked = watch.timed("rerank", partial(rerank, plan, fused, execution, reranker))
+        fused, reranked = watch.timed(
+            "rerank", partial(rerank, plan, fused, execution, reranker, watch.deadline)
+        )
     hits, vanished = watch.timed("hydrate", lambda: hydrate(plan, fused, execution, budget))
     return CachedAnswer(hits, list(found.searched), found.cold_skipped, reranked), vanished
 
