@@ -70,7 +70,8 @@ class Metrics:
         self._searches.labels(receipt.collection, receipt.cache, cold).inc()
         self._stage_time("total").observe(timings.total / 1000)
         if receipt.cache != "hit":
-            for stage in ("embed", "dense", "lexical", "fuse", "hydrate", "wait"):
+            reranked = ("rerank",) if receipt.reranked else ()
+            for stage in ("embed", "dense", "lexical", "fuse", *reranked, "hydrate", "wait"):
                 self._stage_time(stage).observe(getattr(timings, stage) / 1000)
 
     def written(self, collection: str, result: WriteResult, seconds: float) -> None:

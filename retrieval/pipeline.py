@@ -290,7 +290,9 @@ def run_stages(
     fused = watch.timed("fuse", lambda: fuse(plan, found, execution))
     reranked = None
     if plan.rerank is not None and reranker is not None:
-        fused, reranked = watch.timed("rerank", partial(rerank, plan, fused, execution, reranker))
+        fused, reranked = watch.timed(
+            "rerank", partial(rerank, plan, fused, execution, reranker, watch.deadline)
+        )
     hydrated = watch.timed("hydrate", lambda: hydrate(plan, fused, execution, budget))
     if hydrated is None:
         return None

@@ -34,6 +34,7 @@ from retrieval.schemas import Reranked
 from retrieval.stages import Fused, rounded
 
 PAIRS_A_RUN = 4  # the budget is looked at between runs
+FETCHED = 16  # texts in memory at once
 WARM_UP_QUERY, WARM_UP_TOKENS = "warm up", (8, 32, 120)
 
 Doubles = npt.NDArray[np.float64]
@@ -57,7 +58,7 @@ class Reranker:
     def scores(
         self, query: str, texts: Sequence[str], until: float = math.inf, *, refuse: bool = False
     ) -> Floats:
-        """Of as many texts as can be read `until` then (perf_counter), in order, float32 [read]; 0 is even odds.
+        """Of as many texts as can be read `until` then (monotonic), in order, float32 [read]; 0 is even odds.
 
         With `refuse` raises TooLong for a text that would be cut.
         """
@@ -67,32 +68,40 @@ class Reranker:
             if refuse and any(tokens.truncated for tokens in batch):
                 raise TooLong("a text and the query are longer together", self.encoder.tokens_max)
             longest = max(map(len, batch))
-            begun = time.perf_counter()
+            begun = time.monotonic()
             if begun + self._costs.seconds(len(batch), longest) > until:
                 break
             found.append(self.encoder.run(batch)[:, 0])
             with self._learning:
-                self._costs.learn(len(batch), longest, time.perf_counter() - begun)
+                self._costs.learn(len(batch), longest, time.monotonic() - begun)
         return np.concatenate(found)
 
 
-def rerank(plan: Plan, fused: Fused, execution: Execution, reranker: Reranker) -> tuple[Fused, Reranked]:
-    """The candidates in their new order, and how many were read of how many, for at most the plan's budget."""
-    begun = time.perf_counter()
+def rerank(
+    plan: Plan, fused: Fused, execution: Execution, reranker: Reranker, deadline: float | None = None
+) -> tuple[Fused, Reranked]:
+    """The candidates in their new order, and how many were read of how many: within the plan's budget, and before the
+    `deadline` (monotonic) of the search, since it holds one of few threads."""
     wanted, query = plan.rerank, plan.request.query
     assert wanted is not None
     assert query
-    ids = fused.candidates.ids
-    first = fused.order[: wanted.candidates]
-    stored = execution.fetch(ids[first].tolist())
-    first = np.array([at for at in first.tolist() if int(ids[at]) in stored], np.intp)
-    texts = [searchable_text(stored[one].title, stored[one].text) for one in ids[first].tolist()]
-    scores = reranker.scores(query, texts, begun + wanted.budget_ms / 1000)
+    until = min(time.monotonic() + wanted.budget_ms / 1000, deadline or math.inf)
+    ids, first = fused.candidates.ids, fused.order[: wanted.candidates].tolist()
     found: Doubles = np.full(len(ids), np.nan)
-    found[first[: len(scores)]] = scores
+    read, gone = 0, 0
+    for at in range(0, len(first), FETCHED):
+        some = first[at : at + FETCHED]
+        stored = execution.fetch(ids[some].tolist())
+        live = [(place, stored[int(ids[place])]) for place in some if int(ids[place]) in stored]
+        texts = [searchable_text(passage.title, passage.text) for _, passage in live]
+        scores = reranker.scores(query, texts, until)
+        found[[place for place, _ in live[: len(scores)]]] = scores
+        read, gone = read + len(scores), gone + len(some) - len(live)
+        if len(scores) < len(live):
+            break
     combined = rounded(mixed(fused.scores, found, wanted.weight))
     answer = Fused(fused.candidates, best_first(ids, combined), combined, rounded(found))
-    return answer, Reranked(reranker.manifest.name, len(scores), len(first))
+    return answer, Reranked(reranker.manifest.name, read, len(first) - gone)
 
 
 def mixed(fused: Doubles, scores: Doubles, weight: float) -> Doubles:

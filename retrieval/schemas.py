@@ -44,7 +44,7 @@ Seq = Annotated[
 OwnVector = Annotated[VectorJson, Doc("A vector of your own; it is normalized")]
 RankConstant = Annotated[int, Meta(ge=1, le=10_000)]
 RerankCount = Annotated[int, Meta(ge=1, le=1000)]
-RerankMs = Annotated[float, Meta(gt=0, le=60_000)]
+RerankMs = Annotated[float, Meta(gt=0, le=10_000)]
 RerankWeight = Annotated[float, Meta(ge=0, le=1)]
 DeadlineMs = Annotated[int, Meta(ge=1, le=600_000)]
 Similarity = Annotated[float, Meta(ge=-1, le=1)]

@@ -22,14 +22,24 @@ SHOWN_CHARS = 240
 @click.option(
     "--filter", "condition", help='A filter in JSON, such as \'{"type":"eq","key":"lang","value":"en"}\'.'
 )
+@click.option("--rerank", is_flag=True, help="Let the service's reranker read the first candidates.")
 @JSON
 def command(
-    query: str, url: str, collection: str, k: int, mode: str | None, condition: str | None, as_json: bool
+    query: str,
+    url: str,
+    collection: str,
+    k: int,
+    mode: str | None,
+    condition: str | None,
+    rerank: bool,
+    as_json: bool,
 ) -> None:
     """Ask a running service."""
     search: dict[str, Any] = {"query": query, "k": k}
     if mode:
         search["mode"] = mode
+    if rerank:
+        search["rerank"] = True
     if condition:
         try:
             search["filter"] = msgspec.json.decode(condition)

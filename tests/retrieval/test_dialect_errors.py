@@ -27,7 +27,8 @@ from retrieval.middlewares import errors_as_json
 from tests.support.http import Http, Reply
 
 OPENAI, OLLAMA, TEI = "/v1/embeddings", "/api/embed", "/embed"
-DIALECTS = [OPENAI, OLLAMA, TEI]
+COHERE = "/v2/rerank"
+DIALECTS = [OPENAI, OLLAMA, TEI, COHERE]
 
 
 def shaped(path: str, body: Any) -> bool:
@@ -35,6 +36,8 @@ def shaped(path: str, body: Any) -> bool:
     match path:
         case "/v1/embeddings":
             return set(body) == {"error"} and set(body["error"]) == {"message", "type", "param", "code"}
+        case "/v2/rerank":
+            return set(body) == {"message"} and isinstance(body["message"], str)
         case "/api/embed":
             return set(body) == {"error"} and isinstance(body["error"], str)
         case _:
@@ -62,7 +65,7 @@ ERRORS: list[tuple[NearlineError, int, int, int]] = [
 @pytest.mark.parametrize(("error", "openai", "ollama", "tei"), ERRORS, ids=lambda e: type(e).__name__)
 def test_statuses(error: NearlineError, openai: int, ollama: int, tei: int) -> None:
     """Each dialect has its own statuses, and every body its shape."""
-    for path, status in zip(DIALECTS, (openai, ollama, tei)):
+    for path, status in zip(DIALECTS, (openai, ollama, tei, openai)):
         answer = response(path, error)
         assert answer.status == status
         assert isinstance(answer.body, bytes)
