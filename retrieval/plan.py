@@ -23,7 +23,7 @@ from indexes import (
 )
 from retrieval.decoding import decode_part, is_absent
 from retrieval.embedding.models import SIMILARITY_FLOOR
-from retrieval.relevance import BUILT_IN, Calibration, Calibrations, calibration_for
+from retrieval.relevance import BUILT_IN, Calibration, Calibrations, calibration_for, calibrations_of
 from retrieval.schemas import Fusion, Mode, Rerank, SearchRequest, Weights
 from retrieval.settings import Config
 
@@ -148,6 +148,7 @@ def planned(
         rerank=reranking,
         deadline_ms=request.deadline_ms or (None if request.exact else config.search.deadline_ms),
         identity=identity,
+        calibrations=calibrations_of(ranking.coefficients) if ranking else BUILT_IN,
     )
 
 

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from indexes import Candidates, Floats
+from indexes import Candidates, Floats, InvalidInput
 
 Columns = NDArray[np.float64]
 Weights = tuple[float, ...]  # five: w0 to w4
@@ -41,10 +41,28 @@ class Calibration(msgspec.Struct, frozen=True):
 Calibrations = Mapping[str, Calibration]  # by mode
 
 BUILT_IN: Calibrations = {
-    "hybrid": Calibration((-3.979, 1.496, 2.0409, 4.3217, 5.3915), 0.0955),
+    "hybrid": Calibration((-3.999, 1.5951, 2.0556, 3.6592, 5.8263), 0.0959),
     "dense": Calibration((-4.2847, 2.6655, 0.0, 8.4874, 0.0), 0.0908),
-    "lexical": Calibration((-3.8956, 0.0, 2.0901, 0.0, 11.5107), 0.0832),
+    "lexical": Calibration((-3.7691, 0.0, 1.9904, 0.0, 11.1861), 0.087),
 }
+
+
+def calibrations_of(coefficients: Mapping[str, Sequence[float]]) -> Calibrations:
+    """The built-in ones, but for those that a collection has of its own: five weights and the support under
+    `relevance.hybrid`, `relevance.dense` or `relevance.lexical`. Raises InvalidInput."""
+    own = {}
+    for name, numbers in coefficients.items():
+        kind, _, mode = name.partition(".")
+        if kind == "relevance":
+            *weights, support = numbers or [0.0]
+            if mode not in BUILT_IN or len(weights) != len(BUILT_IN[mode].weights) or min(weights[1:]) < 0:
+                raise InvalidInput(
+                    f"coefficients of {name} must be w0 to w4, from w1 on at least 0, and the support, for one of "
+                    f"{', '.join(f'relevance.{one}' for one in BUILT_IN)}",
+                    param="coefficients",
+                )
+            own[mode] = Calibration(tuple(weights), support)
+    return {**BUILT_IN, **own}
 
 
 def calibration_for(calibrations: Calibrations, mode: str, share_read: float | None) -> Calibration | None:

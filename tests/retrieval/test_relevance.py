@@ -261,6 +261,23 @@ def test_a_floor_drops_and_goes_on(http: Http, shoes: str) -> None:
 
 
 @pytest.mark.model
+def test_a_collection_has_its_own_calibration(http: Http, shoes: str) -> None:
+    """Six numbers among its ranking settings are used at once, also where an answer was kept; others are refused."""
+    path = f"/v1/collections/{shoes}/ranking"
+    before = http.search(shoes, query="running shoes")
+    http.ok("PUT", path, {"coefficients": {"relevance.hybrid": [0, 0, 0, 0, 0, 0.6]}})
+    after = http.search(shoes, query="running shoes")
+    assert {hit["relevance"] for hit in after["hits"]} == {0.5}
+    assert (after["receipt"]["supported"], after["receipt"]["support_from"]) == (False, 0.6)
+    for numbers in ([], [1, 2], [0, 0, 0, -1, 0, 0.5]):
+        reply = http.call("PUT", path, {"coefficients": {"relevance.hybrid": numbers}})
+        assert (reply.status, reply.body["error"]["param"]) == (422, "coefficients")
+    assert http.call("PUT", path, {"coefficients": {"relevance.other": [0] * 6}}).status == 422
+    http.call("DELETE", path)
+    assert http.search(shoes, query="running shoes")["hits"] == before["hits"]
+
+
+@pytest.mark.model
 @pytest.mark.parametrize("path", ["search", "context"])
 @pytest.mark.parametrize("value", [-0.1, 1.01, "high"])
 def test_a_wrong_floor_is_refused(http: Http, shoes: str, path: str, value: object) -> None:
