@@ -148,6 +148,8 @@ def _expected(section: str, key: str, error: msgspec.DecodeError) -> str:
         return 'names and what they stand for: { "a" = "b" } in the file, {"a": "b"} in a variable'
     if key == "cors_origins":
         return 'a list of origins without a path, ["https://app.example.com"], or ["*"]'
+    if key == "min_similarity":
+        return 'a cosine from -1 to 1, or "model"'
     if key == "hosts":
         return 'a list of names in lower case without a port, ["nearline.example.com"], or ["*"]'
     if get_origin(declared) is list:

@@ -66,13 +66,18 @@ def build_context(
     starts_of: StartsOf,
     config: Config,
     go_on: GoOn = nobody_waits,
+    *,
+    similarity_floor: float,
 ) -> ContextAnswer:
     """Never more than `wanted.token_budget` tokens; a passage that does not fit makes room for a smaller one.
 
+    `similarity_floor` is the model's, for requests and settings that name none.
+
     `go_on` is called between its steps, and `starts_of` should do the same in long texts.
     """
-    floor = config.context.min_similarity if wanted.min_similarity is None else wanted.min_similarity
-    relevant = relevant_of(found.hits, floor)
+    usual = config.context.min_similarity
+    floor = similarity_floor if usual == "model" else usual
+    relevant = relevant_of(found.hits, floor if wanted.min_similarity is None else wanted.min_similarity)
     distinct = without_repetition(relevant, go_on)
     packer = Packer(wanted.token_budget, starts_of, go_on)
     pages = pack(distinct, wanted, packer, config)

@@ -11,7 +11,7 @@ from contextvars import Context
 from dataclasses import dataclass
 from pathlib import Path
 
-from indexes import Collection, Floats, InvalidInput, ModelMismatch, NearlineError, NotFound
+from indexes import Collection, Damaged, Floats, InvalidInput, ModelMismatch, NearlineError, NotFound
 from retrieval.cache import EmbeddingCache, SharedVectors
 from retrieval.embedding.batcher import Batcher
 from retrieval.embedding.costs import CostModel
@@ -121,6 +121,13 @@ class Embedders:
         """What an exported model says of itself, without loading it. Raises NotFound, or Damaged."""
         found = self._open.get(name)
         return found.manifest if found else read_manifest(self._folder / name)
+
+    def languages(self, name: str) -> list[str] | None:
+        """Of those an exported model reads, the BCP 47 codes; None if it does not say, or cannot be read."""
+        try:
+            return self.manifest(name).languages
+        except (NotFound, Damaged, InvalidInput):
+            return None
 
     async def of(self, collection: Collection) -> Embedder:
         """The embedder whose vectors the collection holds. Raises ModelMismatch if the model has changed."""

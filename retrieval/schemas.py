@@ -373,7 +373,10 @@ class ContextRequest(SearchOptions, frozen=True, kw_only=True):
     excerpt_tokens: Annotated[Count | None, Doc("Size of an excerpt; 0 shows whole passages only")] = None
     min_similarity: Annotated[
         Similarity | None,
-        Doc("Drop passages less similar to the query (cosine) that do not contain its words"),
+        Doc(
+            "Drop passages less similar to the query (cosine) that do not contain its words; "
+            "where neither this nor the settings name a cosine, the model does"
+        ),
     ] = None
 
 

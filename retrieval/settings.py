@@ -134,7 +134,7 @@ class Rerank(Section, frozen=True, kw_only=True):
 
 class Context(Section, frozen=True, kw_only=True):
     excerpt_tokens: Count = 32
-    min_similarity: Annotated[float, Meta(ge=-1, le=1)] = 0.2
+    min_similarity: Annotated[float, Meta(ge=-1, le=1)] | Literal["model"] = "model"
 
 
 class Cache(Section, frozen=True, kw_only=True):

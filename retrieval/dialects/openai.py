@@ -70,12 +70,14 @@ class OpenAIEmbeddingList(msgspec.Struct, tag_field="object", tag="list"):
 
 
 class OpenAIModel(msgspec.Struct, tag_field="object", tag="model"):
-    """`root` is the exported model behind the name, as vLLM reports it."""
+    """`root` is the exported model behind the name, as vLLM reports it. `languages` are BCP 47 codes of those it reads,
+    null if it does not say."""
 
     id: str
     created: int
     owned_by: str
     root: str
+    languages: list[str] | None
 
 
 class OpenAIModelList(msgspec.Struct, tag_field="object", tag="list"):
@@ -134,4 +136,5 @@ async def texts_of(request: web.Request, given: Inputs) -> list[str]:
 
 
 def entry_of(listed: Listed) -> OpenAIModel:
-    return OpenAIModel(listed.name, int(listed.exported.timestamp()), OWNER, listed.model)
+    exported = int(listed.exported.timestamp())
+    return OpenAIModel(listed.name, exported, OWNER, listed.model, listed.manifest.languages)

@@ -55,12 +55,14 @@ class TeiModelType(msgspec.Struct):
 
 
 class ServedModel(msgspec.Struct):
-    """`variant` is the graph that runs, `refused` says why others do not; null for a model that is not in use yet."""
+    """`languages` are BCP 47 codes of those it reads, null if it does not say. `variant` is the graph that runs,
+    `refused` says why others do not; both are null for a model that is not in use yet."""
 
     name: str
     fingerprint: str
     dimensions: int
     tokens_max: int
+    languages: list[str] | None
     variant: str | None
     refused: list[RefusedVariant] | None
 
@@ -160,6 +162,7 @@ def served_model(listed: Listed, loaded: Embedder | None) -> ServedModel:
         fingerprint=manifest.fingerprint,
         dimensions=manifest.dimensions,
         tokens_max=manifest.tokens_max,
+        languages=manifest.languages,
         variant=encoder.variant if encoder else None,
         refused=[RefusedVariant(one.variant, one.reason) for one in encoder.refused] if encoder else None,
     )

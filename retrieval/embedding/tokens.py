@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,38 +26,28 @@ class Tokens:
 
 
 class TokenizerPool:
-    """Lends each tokenizer to one thread at a time: sharing one raises "Already borrowed" under load.
+    """Lends one tokenizer, which neither pads nor truncates, to every thread that asks, also at the same time.
 
-    There are never more than threads that tokenise at the same moment; each takes some 10 MB, so all who tokenise for
-    a model share one pool. Its tokenizers neither pad nor truncate.
+    Nothing changes it once it is made: only that made threads meet "Already borrowed". XLM-R's takes 260 MB, too much
+    for one each.
     """
 
     def __init__(self, path: Path) -> None:
-        self._content = path.read_bytes()
         self._path = path
-        self._idle: deque[Tokenizer] = deque()
-        with self.borrow():
-            pass  # a file that cannot be parsed is reported now, not on the first request
+        self._tokenizer = self._create()
 
     @property
     def content(self) -> bytes:
         """The tokenizer's file, which is JSON."""
-        return self._content
+        return self._path.read_bytes()
 
     @contextlib.contextmanager
     def borrow(self) -> Iterator[Tokenizer]:
-        try:
-            tokenizer = self._idle.pop()  # atomic: no lock needed
-        except IndexError:
-            tokenizer = self._create()
-        try:
-            yield tokenizer
-        finally:
-            self._idle.append(tokenizer)
+        yield self._tokenizer
 
     def _create(self) -> Tokenizer:
         try:
-            tokenizer = Tokenizer.from_buffer(self._content)
+            tokenizer = Tokenizer.from_buffer(self.content)
         except Exception as error:
             raise Damaged(f"{self._path} is not a tokenizer: {error}") from error
         tokenizer.no_padding()

@@ -104,7 +104,12 @@ async def context(request: web.Request) -> web.Response:
     request.app[QUERY_LOG].note(collection, search)
     built = await abandonable(
         lambda go_on: build_context(
-            found, wanted, partial(embedder.counter.starts, go_on=go_on), config, go_on
+            found,
+            wanted,
+            partial(embedder.counter.starts, go_on=go_on),
+            config,
+            go_on,
+            similarity_floor=embedder.manifest.similarity_floor,
         ),
         deadline=deadline,
     )

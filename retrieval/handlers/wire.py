@@ -13,7 +13,7 @@ from aiohttp import web
 from indexes import Collection, InvalidInput
 from retrieval.collection_schemas import CollectionBody, RankingBody, RequestLimits
 from retrieval.decoding import decode
-from retrieval.keys import CATALOG, CONFIG, HELD, TASKS
+from retrieval.keys import CATALOG, CONFIG, EMBEDDERS, HELD, TASKS
 
 T = TypeVar("T")
 
@@ -85,6 +85,7 @@ def describe(app: web.Application, collection: Collection) -> CollectionBody:
         aliases=aliases_of(name, app[CATALOG].aliases),
         model=settings.model,
         fingerprint=settings.fingerprint,
+        languages=app[EMBEDDERS].languages(settings.model),
         dimensions=settings.dimensions,
         hot_capacity=settings.hot_capacity,
         language=settings.language,

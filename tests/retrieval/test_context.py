@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from retrieval.context import build_context, excerpt, without_repetition
 from retrieval.schemas import ContextAnswer, ContextRequest, Hit, Receipt, Scores, SearchAnswer, Timings
-from retrieval.settings import Config
+from retrieval.settings import Config, Context
 
 RECEIPT = Receipt("c", 1, 1, ["hot"], None, None, None, "miss", "m")
 
@@ -46,7 +47,9 @@ def words(text: str) -> list[int]:
 
 def context(*hits: Hit, budget: int, query: str = "asked", **options: Any) -> ContextAnswer:
     wanted = ContextRequest(query=query, token_budget=budget, **options)
-    return build_context(SearchAnswer(list(hits), RECEIPT, Timings()), wanted, words, Config())
+    return build_context(
+        SearchAnswer(list(hits), RECEIPT, Timings()), wanted, words, Config(), similarity_floor=0.2
+    )
 
 
 def shown(built: ContextAnswer) -> list[tuple[str, list[int]]]:
@@ -168,6 +171,22 @@ def test_what_is_far_from_the_query_is_left_out() -> None:
     assert [document for document, _ in shown(built)] == ["near", "words"]
     assert built.irrelevant == 2
     assert len(context(*hits, budget=200, min_similarity=-1).citations) == 4
+
+
+@pytest.mark.parametrize(
+    ("setting", "model", "left_out"), [("model", 0.3, 1), ("model", 0.6, 2), (0.1, 0.6, 0)]
+)
+def test_the_models_floor_of_similarity(setting: Any, model: float, left_out: int) -> None:
+    """Where a request names no floor, the setting does, and where that leaves it to the model, the model's counts."""
+    hits = [hit("near", "near", scores=Scores(0.5, 0.0)), hit("far", "far", scores=Scores(0.2, 0.0))]
+    built = build_context(
+        SearchAnswer(hits, RECEIPT, Timings()),
+        ContextRequest(query="q", token_budget=200),
+        words,
+        Config(context=Context(min_similarity=setting)),
+        similarity_floor=model,
+    )
+    assert built.irrelevant == left_out
 
 
 def test_citations_say_where_it_comes_from() -> None:

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 
 from jobs.server_process import ServerProcess
 from retrieval.dialects.embedding import listed
+from retrieval.embedding.models import read_manifest
 from tests.support.http import Http
 
 MODEL = "all-MiniLM-L6-v2"
@@ -248,6 +249,16 @@ def test_models(client: OpenAI) -> None:
     assert listed[MODEL].object == "model"
     assert listed[MODEL].created > 1_600_000_000
     assert client.models.retrieve(MODEL) == listed[MODEL]
+
+
+def test_languages(http: Http, model_folder: Path) -> None:
+    """The languages that a model reads are shown with it and with a collection of it; null where it does not say."""
+    languages = read_manifest(model_folder).languages
+    http.call("POST", "/v1/collections", {"name": "languages"})
+    assert http.call("GET", "/v1/collections/languages").body["languages"] == languages
+    assert http.call("GET", f"/v1/models/{MODEL}").body["languages"] == languages
+    (served,) = (one for one in http.call("GET", "/info").body["nearline"]["models"] if one["name"] == MODEL)
+    assert served["languages"] == languages
 
 
 def test_stage_times(http: Http) -> None:

@@ -14,6 +14,7 @@ from indexes.errors import NotFound
 from retrieval.embedders import Embedders, runs_of
 from retrieval.embedding.results import Observer
 from retrieval.settings import Config, Models
+from tests.support.models import variation
 
 pytestmark = pytest.mark.model
 
@@ -101,6 +102,18 @@ def test_what_is_not_there_can_come_later(model_folder: Path, tmp_path: Path) ->
         assert (await embedders.get(model_folder.name)).fingerprint == described.fingerprint
 
     with_embedders(tmp_path / model_folder.name, story)
+
+
+def test_languages(model_folder: Path, tmp_path: Path) -> None:
+    """A model says which languages it reads; one that says nothing, or is not there, leaves it open."""
+    variation(model_folder, tmp_path / "some", languages=["en", "pt-BR"])
+    variation(model_folder, tmp_path / "none", languages=None)
+
+    async def story(embedders: Embedders, loads: list[str]) -> None:
+        assert embedders.languages("some") == ["en", "pt-BR"]
+        assert embedders.languages("none") is embedders.languages("absent") is None
+
+    with_embedders(tmp_path / "some", story)
 
 
 @pytest.mark.parametrize(
