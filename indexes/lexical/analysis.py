@@ -52,7 +52,7 @@ def terms(text: str, language: str = "en") -> list[str]:
 
 
 def indexed(text: str, language: str) -> list[str]:
-    """What a passage is indexed under: its terms and, unless it has none, the tag of its language."""
+    """What a passage is indexed under: its terms and, unless it has none, the tag of its language, last."""
     found = terms(text, language)
     return [*found, TAG + primary(language)] if found else []
 
@@ -73,7 +73,9 @@ def query_terms(text: str, language: str = "en", others: Mapping[str, float] = N
     ]
     weights: dict[str, float] = {}
     for token in kept or tokens:
-        for term, code in _looked_up(token, own, tuple(others)):
+        cached = len(token) <= TOKEN_CACHED_CHARS_MAX
+        look_up = _looked_up if cached else _looked_up.__wrapped__
+        for term, code in look_up(token, own, tuple(others)):
             weights[term] = weights.get(term, 0.0) + (1.0 if code == own else others[code])
     return weights
 
