@@ -7,6 +7,7 @@ from .courtesy import give_way as give_way
 from .courtesy import nobody_waits as nobody_waits
 from .dense.cold_skips import ColdState as ColdState
 from .dense.vectors import search_with_one_thread as search_with_one_thread
+from .durable import append as append
 from .durable import publish as publish
 from .durable import replace_unsynced as replace_unsynced
 from .durable import verify as verify
@@ -36,6 +37,7 @@ from .filters.grammar import parse_filter as parse_filter
 from .info import SearchSettings as SearchSettings
 from .languages import AUTO as AUTO
 from .languages import check_language as check_language
+from .learned import RankingSettings as RankingSettings
 from .lexical.analysis import ANALYSIS_VERSION as ANALYSIS_VERSION
 from .lexical.analysis import query_terms as query_terms
 from .lexical.analysis import terms as terms
@@ -60,6 +62,7 @@ from .model import StoredPassage as StoredPassage
 from .model import Tier as Tier
 from .model import Upsert as Upsert
 from .model import WriteResult as WriteResult
+from .parts.manifest import Evidence as Evidence
 from .parts.manifest import Moves as Moves
 from .parts.prepared import Prepared as Prepared
 from .parts.snapshot import QueryLanguage as QueryLanguage

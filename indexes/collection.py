@@ -30,6 +30,7 @@ from indexes.durable import disk_errors, publish_folder
 from indexes.errors import Conflict, Damaged, NearlineError, NotFound, StorageError
 from indexes.filters.grammar import Filter
 from indexes.info import CollectionInfo, describe
+from indexes.learned import RankingFile
 from indexes.log.applying import Applied
 from indexes.log.log import Log
 from indexes.log.writer import Writer
@@ -65,8 +66,7 @@ class Collection:
     """An open collection. `Collection.create` makes one, `Collection(folder, options)` opens one. Call `close`."""
 
     def __init__(self, folder: Path, options: IndexOptions) -> None:
-        self.folder, self.name = folder, folder.name  # its own name, not an alias
-        self.options = options
+        self.options, self.folder, self.name = options, folder, folder.name  # its own name, not an alias
         self.log = Log(folder / "log.db")
         most, rest = options.commit_ops_max, self.log.rest
         self._writer = Writer(folder.name, self._commit, operations_max=most, on_idle=rest)
@@ -76,12 +76,13 @@ class Collection:
             self.shelf = Shelf(folder)
             self._adopting = threading.Lock()
             self.chosen = read_chosen(folder)
+            self.ranking = RankingFile(folder)
             self._lost_generation: str | None = None  # why the generation named by CURRENT was unusable
             self.hits = Hits(folder / "hits.msgpack", hot_capacity=self.settings.hot_capacity)
             self._documents = self.log.document_count()
             self._assembly = Assembly(self.settings, options)
-            on_writer, publish = self._writer.call, self._publish
-            self._sealing = Sealing(folder.name, self._assembly, on_writer=on_writer, publish=publish)
+            on_writer = self._writer.call
+            self._sealing = Sealing(folder.name, self._assembly, on_writer=on_writer, publish=self._publish)
             self.shelf.sweep()
             failpoints.reach("open.swept")
             self._snapshot = self._recover()
@@ -233,9 +234,8 @@ class Collection:
             self._show(applied)
         except Exception as error:
             # The log has the write, but the indexes may have only part of it: they agree again after a reopen.
-            raise StorageError(
-                f"{self.folder.name}: written, but the indexes failed: {error!r}; restart"
-            ) from error
+            words = f"{self.folder.name}: written, but the indexes failed: {error!r}; restart"
+            raise StorageError(words) from error
         return results
 
     def _show(self, applied: list[Applied]) -> None:

@@ -108,6 +108,18 @@ def publish(path: Path, content: bytes, mode: int = 0o666) -> None:
         draft.unlink(missing_ok=True)
 
 
+def append(path: Path, content: bytes, at: int) -> None:
+    """Write `content` to an existing file from byte `at` on, dropping what follows; durable once this returns.
+
+    After a failure or a crash the file holds any part of `content` behind its first `at` bytes, which stay as they are.
+    """
+    with disk_errors(path), path.open("r+b") as file:
+        file.truncate(at)
+        file.seek(at)
+        disk.write(file, content)
+        sync(file.fileno(), path)
+
+
 def replace_unsynced(path: Path, content: bytes, mode: int = 0o666) -> None:
     """Replace `path` with `content`, atomically but not durably; a new file has `mode`, less the umask.
 

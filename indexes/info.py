@@ -9,7 +9,7 @@ from indexes.log.owed import Owed
 from indexes.model import Tier
 from indexes.parts.assembly import segment_passages
 from indexes.parts.generation import Generation
-from indexes.parts.manifest import Moves
+from indexes.parts.manifest import Evidence, Moves
 from indexes.parts.snapshot import Snapshot
 from indexes.parts.visible import sum_by_tier
 from indexes.rebuild.chosen import TunedSettings
@@ -33,7 +33,8 @@ class CollectionInfo:
     `resident_bytes` of them are copied into memory, and `mapped_bytes` are memory-mapped.
 
     `moves`: passages that the live generation's rebuild moved between tiers; `cold`: how often queries needed the cold
-    tier; `recall`: measured by that rebuild, or by tuning since; `recall_target`: for the next rebuild. `owed_bytes`:
+    tier; `recall`: measured by that rebuild, or by tuning since, on the queries of `recall_evidence` (None: an earlier
+    version measured it); `recall_target`: for the next rebuild. `owed_bytes`:
     deleted or replaced content that is not erased yet, the oldest since `owed_since_ms`.
     """
 
@@ -46,6 +47,7 @@ class CollectionInfo:
     generation: int
     generations: list[int]
     recall: dict[str, float]
+    recall_evidence: Evidence | None
     recall_target: float
     search: SearchSettings | None
     memory_bytes: int
@@ -71,6 +73,7 @@ def describe(
     parts = [visible.part for visible in snapshot.parts]
     generation = next((part for part in parts if isinstance(part, Generation)), None)
     tuned = chosen if chosen and generation and chosen.fits(generation) else None
+    measured = tuned or (generation.manifest if generation else None)
     return CollectionInfo(
         documents=documents,
         languages=snapshot.languages(),
@@ -80,7 +83,8 @@ def describe(
         seq=snapshot.seq,
         generation=snapshot.generation,
         generations=generations,
-        recall=(tuned or generation.manifest).recall if generation else {},
+        recall=measured.recall if measured else {},
+        recall_evidence=(measured.evidence or None) if measured else None,
         recall_target=recall_target,
         search=search_settings(generation, tuned=tuned is not None) if generation else None,
         memory_bytes=sum(part.bytes for part in parts),

@@ -1,4 +1,8 @@
-"""A search's query and its candidates: plain values that can be sent to another process."""
+"""A search's query and its candidates: plain values that can be sent to another process.
+
+The service calls `snapshot.prepare`, `lexical`, `dense` and `Candidates.join`, in this order, on one search thread, and
+fuses the candidates itself.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +22,9 @@ NOT_FOUND = -1
 class Query:
     """`text` is for BM25, `vector` (unit length, float32 [dimensions]) for the dense indexes; None skips that searcher.
 
-    `language` is that of the text; None: guessed among those of the passages.
-
-    Each searcher returns `depth` candidates, of which the first `k` matter. `counted`: the query is real traffic, and
-    the cold policy learns from it.
+    `language` is that of the text; None: guessed among those of the passages. BM25 and the dense indexes each return
+    `depth` candidates. `k` results will be shown: the cold policy judges loss on them. `counted`: the query is real
+    traffic, and the cold policy learns from it.
     """
 
     k: int
@@ -38,7 +41,8 @@ class Candidates:
     """The union of both searchers' results: columns of n, dense results first.
 
     Scores are float32, NaN where that searcher did not find the passage; ranks count from 0, NOT_FOUND where it is not
-    in that ranking. `tiers` int8 index TIERS. `searched` lists the tiers the search covered.
+    in that ranking. `tiers` int8 index TIERS. `lexical_bound`: the score of a passage that held every word of the
+    query, those that no passage holds too, as often as can be. `searched` lists the tiers the search covered.
     """
 
     ids: Ids
@@ -47,6 +51,7 @@ class Candidates:
     dense_ranks: Ranks
     lexical_ranks: Ranks
     tiers: NDArray[np.int8]
+    lexical_bound: float = 0.0
     searched: tuple[Tier, ...] = ()
     cold_skipped: str | None = None
 
@@ -54,7 +59,7 @@ class Candidates:
         return len(self.ids)
 
     @staticmethod
-    def join(dense: DenseResult, lexical: Ranking) -> Candidates:
+    def join(dense: DenseResult, lexical: Ranking, lexical_bound: float = 0.0) -> Candidates:
         first = dense.ranking
         places = places_in(first.ids, lexical.ids)
         new = places == NOT_FOUND
@@ -68,7 +73,15 @@ class Candidates:
         ranks[1, places] = np.arange(len(lexical))
         tiers = np.concatenate([first.tiers, lexical.tiers[new]])
         return Candidates(
-            ids, scores[0], scores[1], ranks[0], ranks[1], tiers, dense.tiers, dense.cold_skipped
+            ids=ids,
+            dense=scores[0],
+            lexical=scores[1],
+            dense_ranks=ranks[0],
+            lexical_ranks=ranks[1],
+            tiers=tiers,
+            lexical_bound=lexical_bound,
+            searched=dense.tiers,
+            cold_skipped=dense.cold_skipped,
         )
 
 

@@ -22,7 +22,7 @@ def suggestion(name: str, known: Collection[str], alike: Alike = ()) -> str:
     if meant is not None:
         return f"did you mean {meant!r}?"
     listed = ", ".join(sorted(known)[:LISTED_MAX]) or "none"
-    return f"known are: {listed}" + (", ..." if len(known) > LISTED_MAX else "")
+    return f"known names: {listed}" + (", ..." if len(known) > LISTED_MAX else "")
 
 
 def synonym(name: str, known: Collection[str], alike: Alike) -> str | None:

@@ -24,41 +24,46 @@ from indexes.dense.forecast import Forecast
 from indexes.errors import Conflict, InvalidInput
 from indexes.model import Floats, Progress
 from indexes.parts.generation import Generation
+from indexes.parts.manifest import Evidence
 from indexes.parts.shelf import Shelf
 from indexes.rebuild.chosen import TunedSettings, read_chosen
 from indexes.rebuild.optimiser import (
+    FILTERED_QUERIES,
     Optimum,
     Pair,
     cover_filters,
     filtered_recall,
     optimise,
+    retried,
     shares,
-    try_tier,
 )
-from indexes.rebuild.truth import Truth, synthetic_queries, true_neighbours
+from indexes.rebuild.truth import Truth, halves, synthetic_queries, true_neighbours
 
 QUERIES_MIN = 20
 QUERIES = 1000  # synthetic, if none are given
-FILTERED_QUERIES = 300
 CURVE_POINTS, CURVE_FROM = 40, 0.8
 
 
 class Measure(msgspec.Struct, frozen=True):
-    """Recall@10 on some queries, the half-width of its 95 percent confidence interval, and microseconds per query."""
+    """Recall@10 on some queries, the ends of 95 percent intervals, and microseconds per query."""
 
     queries: int
     recall: float
-    half_width: float
+    low: float
+    high: float
     tiers: dict[str, float]
+    intervals: dict[str, tuple[float, float]]
     us: float
 
     @staticmethod
     def of(pair: Pair, truth: Truth) -> Measure:
         found = shares(pair, truth)
+        intervals = {name: (round(share.low, 4), round(share.high, 4)) for name, share in found.items()}
         total = found.pop("all")
         tiers = {name: round(share.recall, 4) for name, share in found.items()}
-        half_width = round(1.96 * total.error, 4)
-        return Measure(len(truth.queries), round(total.recall, 4), half_width, tiers, round(pair.us, 1))
+        return Measure(
+            len(truth.queries), round(total.recall, 4), *intervals["all"], tiers, intervals, round(pair.us, 1)
+        )
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -115,6 +120,11 @@ class TuneOutcome(msgspec.Struct, frozen=True, kw_only=True):
             ef=self.ef,
             search=self.search,
             recall={"all": self.validation.recall, **self.validation.tiers, **filtered},
+            evidence=Evidence(
+                "synthetic queries" if self.held_out else "given queries",
+                self.validation.queries,
+                self.validation.intervals,
+            ),
             chosen_ms=time.time_ns() // 1_000_000,
         )
 
@@ -188,11 +198,7 @@ def tune(request: TuneRequest, progress: Progress) -> TuneOutcome:
     if present := read_chosen(Path(request.collection)):
         present.apply(generation)
     before_ef, before_search = generation.search_settings
-    order = np.random.default_rng(7).permutation(len(queries))
-    truth, other = (
-        true_neighbours(generation, np.ascontiguousarray(queries[order[at::2]]), progress=progress)
-        for at in (0, 1)
-    )
+    truth, other = halves(true_neighbours(generation, queries, progress=progress))
     target = request.recall_target
     optimum = optimise(
         generation, truth, target, request.recall_floor, shown_from=CURVE_FROM, progress=progress
@@ -204,10 +210,8 @@ def tune(request: TuneRequest, progress: Progress) -> TuneOutcome:
         search, recall = cover_filters(generation, search, truth.queries[:FILTERED_QUERIES], target)
         others = filtered_recall(generation, other.queries[:FILTERED_QUERIES])(search)
         filtered = {"tuning": round(recall, 4), "validation": round(others, 4)}
-    chosen, before = (
-        Pair(try_tier(generation, "hot", [one], other)[0], try_tier(generation, "cold", [two], other)[0])
-        for one, two in ((ef, search), (before_ef, before_search))
-    )
+    chosen = retried(generation, ef, search, other)
+    before = retried(generation, before_ef, before_search, other)
     return TuneOutcome(
         generation=generation.number,
         seal=generation.manifest.sha256,

@@ -185,6 +185,20 @@ class AnswerBudget:
         )
 
 
+class BudgetShare:
+    """What one search takes of a budget. Repeated, it takes only what it has more of."""
+
+    def __init__(self, budget: AnswerBudget) -> None:
+        self._budget = budget
+        self._taken = 0
+
+    def reach(self, size: int) -> None:
+        """Hold this much in all. Raises as `AnswerBudget.take` does."""
+        if size > self._taken:
+            self._budget.take(size - self._taken)
+            self._taken = size
+
+
 def size_of(passage: StoredPassage) -> int:
     """About how many bytes a hit of this passage takes as JSON."""
     metadata = len(msgspec.json.encode(passage.metadata)) if passage.metadata else 0

@@ -26,7 +26,8 @@ StartsOf = Callable[[str], Sequence[int]]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Characters `start` up to, not including, `end` of a text; never empty, no white space at either end.
+    """Characters `start` up to, not including, `end` of a text; no white space at either end. `split` makes none that
+    is empty.
 
     `tokens` of them, and the headings that they begin under, outermost first, joined by " > ".
     """

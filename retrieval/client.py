@@ -198,6 +198,26 @@ class Client:
                 raise refusal(result["error"], status=422)
         return results
 
+    # -- ranking and feedback
+
+    async def set_ranking(self, collection: str, **settings: object) -> JSON:
+        """Rank so where a search does not say; returns the collection."""
+        return await self._json("PUT", path_of(collection, "ranking"), settings)
+
+    async def reset_ranking(self, collection: str) -> None:
+        """Rank as configured again."""
+        await self.request("DELETE", path_of(collection, "ranking"))
+
+    async def send_feedback(self, collection: str, feedback: Sequence[JSON]) -> int:
+        """Judgments and clicks; returns how many were kept."""
+        return int(
+            (await self._json("POST", path_of(collection, "feedback"), {"feedback": feedback}))["kept"]
+        )
+
+    async def feedback(self, collection: str) -> list[JSON]:
+        found: list[JSON] = (await self.request("GET", path_of(collection, "feedback")))["feedback"]
+        return found
+
     # -- jobs: each of these starts one and returns its id
 
     async def reindex(self, collection: str, **options: object) -> str:

@@ -1,4 +1,4 @@
-"""The wire types of collections and of their jobs: rebuilds, tunings and erasures."""
+"""The wire types of collections, of feedback about their hits, and of their jobs: rebuilds, tunings and erasures."""
 
 from __future__ import annotations
 
@@ -7,12 +7,24 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, field
 
-from indexes import AUTO, NAME, ColdState, Moves, SearchSettings, Tier
-from retrieval.schemas import Doc, Request, Seq
+from indexes import AUTO, NAME, ColdState, Evidence, Moves, SearchSettings, Tier
+from retrieval.schemas import Doc, DocumentId, NonEmpty, Request, Seq
+from retrieval.settings import Count
 
 Capacity = Annotated[int, Meta(ge=0, le=1_000_000_000)]
 # Only described here: the catalog refuses other names, and says what one is made of.
 CollectionName = Annotated[str, Meta(extra_json_schema={"pattern": f"^{NAME.pattern}$"})]
+RankingMethod = Annotated[
+    Literal["rrf", "weighted"] | None, Doc("`rrf` joins by rank, `weighted` by score; null: as configured")
+]
+DenseWeight = Annotated[
+    Annotated[float, Meta(ge=0, le=1)] | None,
+    Doc("Of the ranking by meaning, that by words has the rest; null: as configured"),
+]
+JudgedQueries = Annotated[Count, Doc("Judged queries it was learned from; 0 if set by hand")]
+Gain = Annotated[float | None, Doc("Gain in nDCG@10 on held-out queries; null if set by hand")]
+GainLow = Annotated[float | None, Doc("Lower bound of its 95 percent interval")]
+GainHigh = Annotated[float | None, Doc("Upper bound of its 95 percent interval")]
 JobStatus = Literal["queued", "running", "succeeded", "failed", "refused"]
 
 
@@ -53,6 +65,35 @@ class RebuildDue(msgspec.Struct):
     next_ms: Annotated[int | None, Doc("Unix time of the next attempt in milliseconds")] = None
 
 
+class SetRanking(Request, frozen=True, kw_only=True):
+    """How a collection ranks where a search does not say. What is absent comes from the configuration."""
+
+    method: RankingMethod = None
+    weight_dense: DenseWeight = None
+    coefficients: Annotated[
+        dict[Annotated[str, Meta(max_length=64)], Annotated[list[float], Meta(max_length=256)]],
+        Meta(max_length=64),
+        Doc("Further numbers by name, such as those of a calibration of relevance"),
+    ] = field(default_factory=dict)
+    queries: JudgedQueries = 0
+    gain: Gain = None
+    gain_low: GainLow = None
+    gain_high: GainHigh = None
+
+
+class RankingBody(msgspec.Struct, kw_only=True):
+    """A collection's own ranking settings. `gain` is in nDCG@10, on queries that they were not chosen by."""
+
+    method: RankingMethod
+    weight_dense: DenseWeight
+    coefficients: Annotated[dict[str, list[float]], Doc("Further numbers by name")]
+    queries: JudgedQueries
+    gain: Gain
+    gain_low: GainLow
+    gain_high: GainHigh
+    set_ms: Annotated[int, Doc("Unix time of the setting in milliseconds")]
+
+
 class CollectionBody(msgspec.Struct, kw_only=True):
     """One collection. Recall is what the last rebuild measured at 10, with its settings; memory is of the indexes,
     less the files that they read in place: copies of those are `resident_bytes`, the others `mapped_bytes`."""
@@ -73,6 +114,9 @@ class CollectionBody(msgspec.Struct, kw_only=True):
     generation: Annotated[int, Doc("Number of the live build of the indexes; 0 before the first rebuild")]
     generations: Annotated[list[int], Doc("Builds on disk; the older ones can be rolled back to")]
     recall: Annotated[dict[str, float], Doc("Recall@10 measured by the last rebuild or tuning, by tier")]
+    recall_evidence: Annotated[
+        Evidence | None, Doc("What that rests on: queries, and a 95 percent interval for each recall")
+    ]
     recall_target: Annotated[float, Doc("Recall@10 that the next rebuild aims for")]
     search: Annotated[SearchSettings | None, Doc("Search settings in use; null before the first rebuild")]
     memory_bytes: Annotated[int, Doc("Memory of the indexes, mapped files not counted")]
@@ -89,6 +133,9 @@ class CollectionBody(msgspec.Struct, kw_only=True):
     owed_since_ms: Annotated[int | None, Doc("Unix time of the oldest of them in milliseconds")]
     rebuild_due: Annotated[
         RebuildDue | None, Doc("A rebuild that the service starts by itself; null if none is due")
+    ]
+    ranking: Annotated[
+        RankingBody | None, Doc("Ranking settings of this collection's own; null if it ranks as configured")
     ]
     limits: Annotated[RequestLimits, Doc("What one write may hold")]
 
@@ -109,6 +156,46 @@ class CollectionList(msgspec.Struct):
 class AliasBody(msgspec.Struct):
     alias: Annotated[str, Doc("The other name; it can be moved to another collection atomically")]
     collection: Annotated[str, Doc("Name or alias of a collection")]
+
+
+# --- feedback -------------------------------------------------------------------------------------------------
+
+
+class SentFeedback(Request, frozen=True, kw_only=True):
+    """With a `grade`, a judgment; without, the user opened this document, and passed over what was shown above it."""
+
+    query: Annotated[NonEmpty, Doc("The text that was searched for")]
+    document_id: Annotated[DocumentId, Doc("Id of the document, as hits show it")]
+    grade: Annotated[
+        Annotated[int, Meta(ge=0, le=3)] | None,
+        Doc("From 0, not relevant, to 3; null: the user opened the document"),
+    ] = None
+    shown: Annotated[
+        Annotated[list[DocumentId], Meta(max_length=100)],
+        Doc("Ids of the documents that the user saw, best first, this one among them"),
+    ] = field(default_factory=list)
+
+
+class SendFeedback(Request, frozen=True, kw_only=True):
+    feedback: Annotated[list[SentFeedback], Doc("Kept all or none")]
+
+
+class FeedbackKept(msgspec.Struct):
+    """What is counted here is on the disk."""
+
+    kept: Annotated[int, Doc("How many were kept")]
+
+
+class FeedbackBody(msgspec.Struct, kw_only=True):
+    time_ms: Annotated[int, Doc("Unix time of its arrival in milliseconds")]
+    query: Annotated[str, Doc("The text that was searched for")]
+    document_id: Annotated[str, Doc("Id of the document")]
+    grade: Annotated[int | None, Doc("From 0 to 3; null: the user opened the document")]
+    passed: Annotated[list[str], Doc("Ids of the documents shown above the one that the user opened")]
+
+
+class FeedbackList(msgspec.Struct):
+    feedback: Annotated[list[FeedbackBody], Doc("Oldest first; without documents that are gone")]
 
 
 # --- jobs -----------------------------------------------------------------------------------------------------

@@ -263,7 +263,8 @@ def without_repetition(hits: list[Hit], go_on: GoOn = nobody_waits) -> list[Hit]
     seen: set[str] = set()
     for hit in hits:
         go_on()
-        words = " ".join(WORDS.findall(unicodedata.normalize("NFKC", hit.text).casefold()))
+        shown = hit.text or hit.title  # a document may have a title alone
+        words = " ".join(WORDS.findall(unicodedata.normalize("NFKC", shown).casefold()))
         others = by_document.setdefault(hit.document_id, [])
         if words in seen or any(overlapping(hit, other) for other in others):
             continue
@@ -311,6 +312,7 @@ def cite(block: Block, number: int, tokens: int) -> Citation:
         heading=first.heading,
         metadata=first.metadata,
         score=max(hit.score for hit in block.hits),
+        relevance=max((hit.relevance for hit in block.hits if hit.relevance is not None), default=None),
         excerpt=block.excerpt,
         tokens=tokens,
     )

@@ -11,13 +11,14 @@ from contextvars import Context
 from dataclasses import dataclass
 from pathlib import Path
 
-from indexes import Collection, Floats, ModelMismatch, NotFound
+from indexes import Collection, Floats, InvalidInput, ModelMismatch, NearlineError, NotFound
 from retrieval.cache import EmbeddingCache, SharedVectors
 from retrieval.embedding.batcher import Batcher
 from retrieval.embedding.costs import CostModel
 from retrieval.embedding.counting import TokenCounter
 from retrieval.embedding.encoder import Encoder, available_threads
 from retrieval.embedding.models import MANIFEST, Kind, Manifest, find_models, load_model, read_manifest
+from retrieval.embedding.reading import share_read
 from retrieval.embedding.results import Embedded, Long, Observer
 from retrieval.settings import Config
 
@@ -56,6 +57,11 @@ class Embedder:
             if cached and self.shared is not None:
                 await self.shared.put(*key, vector)
         return self.cache.put(self.fingerprint, text, vector) if cached else vector
+
+    def share_read(self, text: str) -> float:
+        """How much of a query the model reads, 0 to 1, judged by its tokenizer."""
+        with self.encoder.tokenizers.borrow() as tokenizer:
+            return share_read(tokenizer, text)
 
     async def documents(self, texts: list[str]) -> Floats:
         """Vectors of passages, float32 [texts, dimensions]."""
@@ -100,7 +106,7 @@ class Embedders:
 
     def names(self) -> list[str]:
         """Exported models, whether in use or not, sorted."""
-        return sorted(find_models(self._folder))
+        return sorted(name for name, folder in find_models(self._folder).items() if embeds(folder))
 
     def exported(self, name: str) -> bool:
         """Whether there is a model of this name: one look at the disk. Not for names as clients send them."""
@@ -143,6 +149,8 @@ class Embedders:
     async def _load(self, name: str, folder: Path) -> Embedder:
         threads, workers = runs_of(self._config)
         model = await asyncio.to_thread(load_model, folder)
+        if model.manifest.makes != "vectors":
+            raise InvalidInput(f"{name} is a reranker, not an embedding model", param="model")
         encoder = await asyncio.to_thread(Encoder, model, threads=threads)
         counter = TokenCounter(encoder.tokenizers)
         limits, costs = self._config.embedding, CostModel()
@@ -179,6 +187,14 @@ def runs_of(config: Config) -> tuple[int, int]:
     cores = config.models.threads or available_threads()
     threads = min(config.models.run_threads, cores)
     return threads, max(1, cores // threads)
+
+
+def embeds(folder: Path) -> bool:
+    """Whether the model there makes vectors; one whose manifest cannot be read may."""
+    try:
+        return read_manifest(folder).makes == "vectors"
+    except NearlineError:
+        return True
 
 
 def missing(name: str, folder: Path) -> NotFound:

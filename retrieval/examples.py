@@ -1,4 +1,5 @@
-"""Examples for the API description: what its page sends when a reader tries a path. Each of them succeeds.
+"""Examples for the API description: what its page sends when a reader tries a path. Each of them succeeds, those that
+rerank where a reranker is configured.
 
 They tell one story, in the order of a first use: make the collection `docs`, write two documents, search them.
 """
@@ -8,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from retrieval import collection_schemas, schemas
-from retrieval.dialects import ollama, openai, tei
+from retrieval.dialects import ollama, openai, rerank, tei
 from retrieval.openapi import Examples
 
 JSON = dict[str, Any]
@@ -22,8 +23,8 @@ DOCUMENTS = [
 ]
 
 
-def make_examples(model: str) -> Examples:
-    """`model` is the one that collections have by default."""
+def make_examples(model: str, reranker: str = "reranker") -> Examples:
+    """`model` is the one that collections have by default, `reranker` the one configured."""
     path = {"collection": "docs", "id": "refunds", "alias": "help", "model": model}
     bodies: dict[type[Any], dict[str, JSON]] = {
         collection_schemas.CreateCollection: {
@@ -55,6 +56,17 @@ def make_examples(model: str) -> Examples:
             "two questions": {"searches": [{"query": QUERY, "k": 3}, {"query": "when do you ship?", "k": 3}]}
         },
         schemas.ContextRequest: {"for a prompt": {"query": QUERY, "token_budget": 500}},
+        collection_schemas.SendFeedback: {
+            "a judgment and a click": {
+                "feedback": [
+                    {"query": QUERY, "document_id": "refunds", "grade": 3},
+                    {"query": "delivery", "document_id": "shipping", "shown": ["refunds", "shipping"]},
+                ]
+            }
+        },
+        collection_schemas.SetRanking: {
+            "more weight on meaning": {"method": "weighted", "weight_dense": 0.85}
+        },
         schemas.ScrollDocuments: {
             "the first page": {"limit": 100},
             "with a filter, without texts": {"filter": ENGLISH, "text": False},
@@ -74,5 +86,7 @@ def make_examples(model: str) -> Examples:
         ollama.OllamaEmbeddings: {"a text": {"model": model, "prompt": TEXTS[0]}},
         ollama.OllamaShow: {"the default model": {"model": model}},
         tei.TeiEmbed: {"two texts": {"inputs": TEXTS}},
+        rerank.TeiRerank: {"two texts": {"query": QUERY, "texts": TEXTS}},
+        rerank.CohereRerank: {"two texts": {"model": reranker, "query": QUERY, "documents": TEXTS}},
     }
     return Examples(path, bodies)

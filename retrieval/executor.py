@@ -61,7 +61,8 @@ class LocalExecution:
         query = self.prepared.query
         lexical = self.watch.timed(None if query.text is None else "lexical", self.prepared.lexical)
         dense = self.watch.timed(None if query.vector is None else "dense", self.prepared.dense)
-        return Candidates.join(dense, lexical)
+        prepared = self.prepared
+        return Candidates.join(dense, lexical, prepared.lexical_bound)
 
     def scores(self, ids: Ids) -> tuple[Floats, Floats]:
         return self.prepared.scores(ids)

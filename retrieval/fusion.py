@@ -1,8 +1,8 @@
 """Joining rankings: pure functions of columns, one row a candidate; larger scores are better.
 
-Reciprocal rank fusion (Cormack, Clarke and Buettcher 2009) sums `1 / (k + rank)` over the rankings and needs no
-comparable scores. Weighted fusion sums `weight * score / largest score` of each ranking; it uses more of what the
-searchers know and needs every candidate scored by both.
+Weighted fusion adds both scores, each on a scale of its own that does not depend on the other candidates: the cosine
+from what unrelated texts reach to 1, and BM25 as a share of the most that the query's words could score. Reciprocal
+rank fusion (Cormack, Clarke and Buettcher 2009) sums `1 / (k + rank)` and uses no scores.
 """
 
 from __future__ import annotations
@@ -25,18 +25,15 @@ def reciprocal_rank(rankings: Sequence[NDArray[np.int32]], k: int) -> Scores:
     return fused
 
 
-def weighted(scores: Sequence[Floats], weights: Sequence[float]) -> Scores:
-    """From each searcher's scores of all candidates; NaN counts as 0."""
-    fused: Scores = np.zeros(len(scores[0]))
-    for one, weight in zip(scores, weights, strict=True):
-        fused += weight * _scaled(one)
+def weighted(dense: Floats, lexical: Floats, *, weight: float, floor: float, bound: float) -> Scores:
+    """`weight` of the scaled cosine and the rest of the scaled BM25 score; NaN counts as nothing.
+
+    `floor` is a cosine that few unrelated texts reach, `bound` the BM25 score of a passage with all that was asked for.
+    """
+    by_meaning = np.nan_to_num((dense.astype(np.float64) - floor) / (1 - floor), nan=0.0)
+    by_words = np.nan_to_num(lexical.astype(np.float64), nan=0.0) / (bound or 1.0)
+    fused: Scores = weight * by_meaning + (1 - weight) * by_words
     return fused
-
-
-def _scaled(scores: Floats) -> Scores:
-    known = np.nan_to_num(scores.astype(np.float64), nan=0.0)
-    largest = known.max(initial=0.0)
-    return known / largest if largest > 0 else np.zeros(len(known))
 
 
 def best_first(ids: Ids, scores: Scores) -> NDArray[np.intp]:

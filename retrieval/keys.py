@@ -16,9 +16,11 @@ from retrieval.cancellation import Stopping
 from retrieval.ceiling import Ceiling, Held
 from retrieval.config import Config
 from retrieval.embedders import Embedders
+from retrieval.feedback import Feedback
 from retrieval.metrics import Metrics
 from retrieval.pipeline import Pipeline
 from retrieval.query_log import QueryLog
+from retrieval.reranking import Reranker
 from retrieval.tasks import Tasks
 
 CONFIG = web.AppKey("CONFIG", Config)
@@ -32,7 +34,9 @@ CATALOG = web.AppKey("CATALOG", Catalog)
 SHARED = web.AppKey[Store | None]("SHARED")  # what services share; None where there is no Redis
 EMBEDDERS = web.AppKey("EMBEDDERS", Embedders)
 PIPELINE = web.AppKey("PIPELINE", Pipeline)
+RERANKER = web.AppKey[Reranker | None]("RERANKER")  # None where none is configured, or it cannot be loaded
 QUERY_LOG = web.AppKey("QUERY_LOG", QueryLog)
+FEEDBACK = web.AppKey("FEEDBACK", Feedback)
 TASKS = web.AppKey("TASKS", Tasks)
 API = web.AppKey("API", dict[str, Any])
 READY = web.AppKey("READY", dict[str, bool])

@@ -14,27 +14,43 @@ from pathlib import Path
 from aiohttp import web
 from threadpoolctl import threadpool_limits
 
-from indexes import Budget, Catalog, ColdPolicy, IndexOptions, NearlineError, StorageError, failures, publish
+from indexes import (
+    Budget,
+    Catalog,
+    ColdPolicy,
+    Collection,
+    Floats,
+    IndexOptions,
+    NearlineError,
+    StorageError,
+    failures,
+    publish,
+)
 from retrieval import collectors
 from retrieval.cache import MemoryStore, ResultCache, SharedVectors, Store
 from retrieval.config import Config
-from retrieval.embedders import Embedders
+from retrieval.embedders import Embedders, runs_of
+from retrieval.feedback import Feedback
+from retrieval.handlers.jobs import embedded
 from retrieval.keys import (
     CATALOG,
     CEILING,
     CONFIG,
     EMBEDDERS,
     FAILED,
+    FEEDBACK,
     FOLDERS,
     METRICS,
     PIPELINE,
     QUERY_LOG,
     READY,
+    RERANKER,
     SHARED,
     TASKS,
 )
 from retrieval.pipeline import Pipeline
 from retrieval.query_log import QueryLog
+from retrieval.reranking import Reranker
 from retrieval.tasks import Tasks
 
 logger = logging.getLogger(__name__)
@@ -44,6 +60,10 @@ Context = Callable[[web.Application], AsyncIterator[None]]
 SECRET_BYTES = 32
 LAG_EVERY_S = 0.05
 MEMORY_EVERY_S = 0.5
+LOGGED_MIN, LOGGED_MAX = (
+    200,
+    1000,
+)  # queries of the log that a rebuild measures with; of fewer the interval is too wide
 # While a new generation is swapped in, the old one's files are held beside it: half of the ceiling for a moment.
 RESIDENT_SHARE = 4
 
@@ -109,6 +129,19 @@ async def embedders_ctx(app: web.Application) -> AsyncIterator[None]:
     await embedders.close()
 
 
+async def reranker_ctx(app: web.Application) -> AsyncIterator[None]:
+    """One that cannot be loaded is a warning: searches that do not ask for it still work."""
+    app[RERANKER] = None
+    config = app[CONFIG]
+    if config.rerank.model:
+        try:
+            folder = Path(config.models.folder) / config.rerank.model
+            app[RERANKER] = await asyncio.to_thread(Reranker, folder, threads=runs_of(config)[0])
+        except NearlineError as error:
+            logger.warning("the reranker is not available: %s", error.message)
+    yield
+
+
 async def query_log_ctx(app: web.Application) -> AsyncIterator[None]:
     """Switched off, as by default, it reads and keeps nothing, and nothing runs for it."""
     catalog, settings = app[CATALOG], app[CONFIG].query_log
@@ -124,13 +157,22 @@ async def query_log_ctx(app: web.Application) -> AsyncIterator[None]:
     await log.write(list(catalog.collections.values()))
 
 
+async def feedback_ctx(app: web.Application) -> AsyncIterator[None]:
+    app[FEEDBACK] = feedback = Feedback(app[CONFIG].feedback, now=time.time)
+    forgetting = asyncio.create_task(
+        feedback.keep_forgetting(lambda: list(app[CATALOG].collections.values()))
+    )
+    yield
+    forgetting.cancel()
+
+
 async def pipeline_ctx(app: web.Application) -> AsyncIterator[None]:
     config = app[CONFIG]
     near, far = MemoryStore(config.cache.results_bytes_max, time.monotonic), app[SHARED]
     results = ResultCache(near, far, ttl_s=ttl_s(config), now=time.time)
     app[METRICS].watch(partial(collectors.caches, results, app[EMBEDDERS].shared, near, far))
     app[CEILING].relief.append(near.clear)
-    app[PIPELINE] = Pipeline(app[EMBEDDERS], results, config)
+    app[PIPELINE] = Pipeline(app[EMBEDDERS], results, config, app[RERANKER])
     # Every product of a search is small; BLAS would spread it over all cores and wait for each of them.
     with threadpool_limits(1, user_api="blas"):
         yield
@@ -139,12 +181,24 @@ async def pipeline_ctx(app: web.Application) -> AsyncIterator[None]:
 
 
 async def tasks_ctx(app: web.Application) -> AsyncIterator[None]:
-    app[TASKS] = tasks = Tasks(app[METRICS].job_finished, app[FOLDERS])
+    app[TASKS] = tasks = Tasks(app[METRICS].job_finished, app[FOLDERS], partial(logged_queries, app))
     after_s = app[CONFIG].index.erase_after_h * 3600
     watching = asyncio.create_task(tasks.keep_up(lambda: app[CATALOG].collections, after_s))
     yield
     watching.cancel()
     await tasks.close()
+
+
+async def logged_queries(app: web.Application, collection: Collection) -> Floats | None:
+    """Vectors of what users asked last; None for too few to measure with, or if they cannot be embedded."""
+    texts = app[QUERY_LOG].texts(collection, LOGGED_MAX)
+    if len(texts) < LOGGED_MIN:
+        return None
+    try:
+        return await embedded(await app[EMBEDDERS].of(collection), texts)
+    except NearlineError as error:
+        logger.warning("%s is measured with synthetic queries: %s", collection.name, error.message)
+        return None
 
 
 async def loop_lag_ctx(app: web.Application) -> AsyncIterator[None]:

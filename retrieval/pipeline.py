@@ -1,6 +1,6 @@
 """One search, from text to hits.
 
-    plan -> result cache -> embed -> executor: BM25, dense -> fuse -> hydrate from the log -> answer with its receipt
+    plan -> result cache -> embed -> executor: BM25, dense -> fuse (-> rerank) -> hydrate -> answer with its receipt
 
 The event loop only coordinates: embedding runs on the batcher's threads, all stages after it in one step on a search
 thread. Everything one search reads comes from one snapshot; every hit is read from the log last, so that nothing
@@ -16,9 +16,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from contextvars import copy_context
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 import msgspec
+import numpy as np
 
 from indexes import (
     Candidates,
@@ -29,15 +31,18 @@ from indexes import (
     Ranking,
     Snapshot,
     Tier,
+    Unavailable,
     search_with_one_thread,
 )
 from retrieval.cache import ResultCache, ResultKey
-from retrieval.ceiling import AnswerBudget
+from retrieval.ceiling import AnswerBudget, BudgetShare
 from retrieval.embedders import Embedders
 from retrieval.executor import Executor, LocalExecutor
 from retrieval.plan import Plan, planned
+from retrieval.relevance import is_supported
+from retrieval.reranking import PAIRS_A_RUN, Reranker, rerank
 from retrieval.scanning import JointScan, Place, Scanner
-from retrieval.schemas import Hit, Receipt, SearchAnswer, SearchRequest
+from retrieval.schemas import Hit, Receipt, Reranked, SearchAnswer, SearchRequest
 from retrieval.settings import Config
 from retrieval.stages import fuse, hydrate
 from retrieval.stopwatch import Stopwatch
@@ -55,12 +60,25 @@ class CachedAnswer(msgspec.Struct):
     hits: list[Hit]
     tiers: list[Tier]
     cold_skipped: str | None
+    share_read: float | None
+    weight_dense: float | None
+    supported: bool | None
+    support_from: float | None
+    reranked: Reranked | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Not cut short by a budget: another try would give the same."""
+        return self.reranked is None or self.reranked.passages == self.reranked.of
 
 
 class Pipeline:
     """Answers searches."""
 
-    def __init__(self, embedders: Embedders, results: ResultCache, config: Config) -> None:
+    def __init__(
+        self, embedders: Embedders, results: ResultCache, config: Config, reranker: Reranker | None = None
+    ) -> None:
+        self._reranker = reranker
         self._embedders = embedders
         self._results = results
         self._config = config
@@ -73,6 +91,28 @@ class Pipeline:
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
+
+    @property
+    def reranker(self) -> Reranker:
+        """Raises Unavailable where it could not be loaded. Ask only where one is configured."""
+        if self._reranker is None:
+            raise Unavailable(
+                f"the reranker {self._config.rerank.model!r} could not be loaded when the service started",
+                param="rerank",
+            )
+        return self._reranker
+
+    async def reread(self, query: str, texts: list[str], *, refuse: bool = False) -> Floats:
+        """What the reranker says of each text, float32 [texts]. A few texts at a time, so that searches get their turn
+        in between; ends with its caller. With `refuse` raises TooLong for a text that would be cut."""
+        reranker = self.reranker
+        scores = np.empty(len(texts), np.float32)
+        order = sorted(range(len(texts)), key=lambda at: len(texts[at]))
+        for at in range(0, len(order), PAIRS_A_RUN):
+            some = order[at : at + PAIRS_A_RUN]
+            batch = [texts[one] for one in some]
+            scores[some] = await self._run(partial(reranker.scores, query, batch, refuse=refuse))
+        return scores
 
     def joint_scan(self, collection: Collection, members: int) -> JointScan:
         """One scan for so many exact searches of a collection; each gives its place in it to `search`."""
@@ -93,7 +133,8 @@ class Pipeline:
         """
         budget = budget or AnswerBudget(self._config.limits.answer_bytes_max)
         watch = Stopwatch()
-        plan = planned(request, collection.settings.dimensions, self._config)
+        ranking = collection.ranking.current
+        plan = planned(request, collection.settings.dimensions, self._config, ranking)
         if plan.deadline_ms is not None:
             watch.deadline = asyncio.get_running_loop().time() + plan.deadline_ms / 1000
         try:
@@ -113,7 +154,7 @@ class Pipeline:
         place: Place | None,
         budget: AnswerBudget,
     ) -> SearchAnswer:
-        caching = plan.request.cache
+        caching, share = plan.request.cache, BudgetShare(budget)
         snapshot = await reached(collection, plan.request.min_seq or 0)
         key = self._key(collection, snapshot, plan)
         cached = await watch.awaited("cache", self._cached(key, budget)) if caching else None
@@ -121,16 +162,15 @@ class Pipeline:
         if answer is None:
             # An exact search waits for the others that share its scan: all of them have to get there.
             async with nullcontext() if plan.request.exact else self._active:
-                if plan.text is not None:
-                    plan = plan.with_vector(await self._embedded(collection, plan, watch))
-                answer, vanished = await self._search(collection, snapshot, plan, watch, place, budget)
+                plan = await self._embedded(collection, plan, watch)
+                answer, vanished = await self._search(collection, snapshot, plan, watch, place, share)
                 if vanished and collection.snapshot.seq > snapshot.seq:
                     # Hits were replaced or deleted meanwhile; their new versions are in the newer snapshot.
                     snapshot = collection.snapshot
                     key = self._key(collection, snapshot, plan)
-                    answer, _ = await self._search(collection, snapshot, plan, watch, place, budget)
+                    answer, _ = await self._search(collection, snapshot, plan, watch, place, share)
         # One that met a later commit (a hit gone from the log, an exact scan) would be wrong when this content is back.
-        if caching and cached is None and not collection.moved_since(snapshot):
+        if caching and cached is None and answer.whole and not collection.moved_since(snapshot):
             await watch.awaited("cache", self._results.put(key, msgspec.msgpack.encode(answer)))
         receipt = Receipt(
             collection=name,
@@ -138,16 +178,22 @@ class Pipeline:
             seq=snapshot.seq,
             tiers=answer.tiers,
             cold_skipped=answer.cold_skipped,
+            share_read=answer.share_read,
+            weight_dense=answer.weight_dense,
             cache="hit" if cached else ("miss" if caching else "bypass"),
             model=collection.settings.model,
+            reranked=answer.reranked,
+            supported=answer.supported,
+            support_from=answer.support_from,
         )
         return SearchAnswer(answer.hits, receipt, watch.stop())
 
     def _key(self, collection: Collection, snapshot: Snapshot, plan: Plan) -> ResultKey:
         settings = collection.settings
+        reader = self.reranker.manifest.fingerprint if plan.rerank else None
         return self._results.key(
             snapshot.content,
-            msgspec.json.encode((settings.fingerprint, settings.bm25, settings.language)),
+            msgspec.json.encode((settings.fingerprint, settings.bm25, settings.language, reader)),
             plan.identity,
             uid=collection.uid,
             generation=snapshot.generation,
@@ -168,11 +214,17 @@ class Pipeline:
         except msgspec.DecodeError:
             return None  # written by another version of this service
 
-    async def _embedded(self, collection: Collection, plan: Plan, watch: Stopwatch) -> Floats:
+    async def _embedded(self, collection: Collection, plan: Plan, watch: Stopwatch) -> Plan:
+        """The plan with the query's vector, and with what fusion should know of the model."""
+        if plan.text is None:
+            return plan
         embedder = await self._embedders.of(collection)
-        assert plan.text is not None
         query = embedder.query(plan.text, watch.deadline, cached=plan.request.cache)
-        return await watch.awaited("embed", query)
+        return plan.embedded(
+            await watch.awaited("embed", query),
+            embedder.share_read(plan.text),
+            embedder.manifest.similarity_floor,
+        )
 
     async def _search(
         self,
@@ -181,16 +233,21 @@ class Pipeline:
         plan: Plan,
         watch: Stopwatch,
         place: Place | None,
-        budget: AnswerBudget,
+        budget: BudgetShare,
     ) -> tuple[CachedAnswer, bool]:
-        """The answer, and whether candidates were gone from the log."""
-        exact: Candidates | None = None
-        if plan.request.exact and plan.query.vector is not None:
-            scan = place or self._scanner
-            ranked = scan.rank(collection, plan.query.vector, plan.query.depth, plan.query.condition)
-            exact = scanned(snapshot, await watch.awaited("dense", ranked))
+        """The answer, and whether candidates were gone from the log. Searches ever deeper, until there are k hits or
+        the rankings end; the deadline passes between two searches."""
         executor = LocalExecutor(collection, snapshot)
-        return await self._run(lambda: run_stages(plan, executor, watch, budget, exact))
+        while True:
+            exact: Candidates | None = None
+            if plan.request.exact and plan.query.vector is not None:
+                scan = place or self._scanner
+                ranked = scan.rank(collection, plan.query.vector, plan.query.depth, plan.query.condition)
+                exact = scanned(snapshot, await watch.awaited("dense", ranked))
+            found = await self._run(partial(run_stages, plan, executor, watch, budget, exact, self._reranker))
+            if found is not None:
+                return found
+            plan = plan.deeper()
 
     async def _run(self, work: Callable[[], T]) -> T:
         context = copy_context()  # for what is logged there
@@ -220,15 +277,35 @@ def run_stages(
     plan: Plan,
     executor: Executor,
     watch: Stopwatch,
-    budget: AnswerBudget,
+    budget: BudgetShare,
     candidates: Candidates | None = None,
-) -> tuple[CachedAnswer, bool]:
-    """One search on a search thread: its stages in order, from the `candidates` if they are there already."""
+    reranker: Reranker | None = None,
+) -> tuple[CachedAnswer, bool] | None:
+    """One search on a search thread: its stages in order, from the `candidates` if they are there already.
+
+    None if it has to be deeper, see `hydrate`.
+    """
     execution = executor.prepare(plan.query, watch)
     found = candidates or execution.search()
     fused = watch.timed("fuse", lambda: fuse(plan, found, execution))
-    hits, vanished = watch.timed("hydrate", lambda: hydrate(plan, fused, execution, budget))
-    return CachedAnswer(hits, list(found.searched), found.cold_skipped), vanished
+    reranked = None
+    if plan.rerank is not None and reranker is not None:
+        fused, reranked = watch.timed("rerank", partial(rerank, plan, fused, execution, reranker))
+    hydrated = watch.timed("hydrate", lambda: hydrate(plan, fused, execution, budget))
+    if hydrated is None:
+        return None
+    hits, vanished = hydrated
+    answer = CachedAnswer(
+        hits=hits,
+        tiers=list(found.searched),
+        cold_skipped=found.cold_skipped,
+        share_read=None if plan.share_read is None else round(plan.share_read, 3),
+        weight_dense=None if plan.weight_dense is None else round(plan.weight_dense, 3),
+        supported=is_supported([hit.relevance for hit in hits], plan.calibration),
+        support_from=plan.calibration.support if plan.calibration else None,
+        reranked=reranked,
+    )
+    return answer, vanished
 
 
 def elapsed_ms(since: float) -> float:

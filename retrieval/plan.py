@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import msgspec
@@ -16,44 +16,89 @@ from indexes import (
     Floats,
     InvalidInput,
     Query,
+    RankingSettings,
     TooLarge,
     check_language,
     parse_filter,
 )
 from retrieval.decoding import decode_part, is_absent
-from retrieval.schemas import Fusion, Mode, SearchRequest, Weights
+from retrieval.embedding.models import SIMILARITY_FLOOR
+from retrieval.relevance import BUILT_IN, Calibration, Calibrations, calibration_for
+from retrieval.schemas import Fusion, Mode, Rerank, SearchRequest, Weights
 from retrieval.settings import Config
 
-ANSWER_VERSION = 3  # of what the cache keeps
+ANSWER_VERSION = 4  # of what the cache keeps
+SHARE_READ_MIN = 0.1  # numbers and names are read in any text
 SPARE_HITS = 16  # of a dense ranking beyond k, for candidates that die while they are on their way
 NUMBER_BYTES_MAX = 100  # of one number as JSON, with the white space before it
 
 
 @dataclass(frozen=True, slots=True)
+class RerankOptions:
+    """How many of the first candidates the reranker reads, for how long at most, and what its word weighs."""
+
+    candidates: int
+    budget_ms: float
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """A checked request with every choice made. `query` is what the indexes are asked, its vector absent until the text
-    is embedded. `identity` is equal for requests that must get the same answer."""
+    is embedded. `identity` is equal for requests that must get the same answer. Of a `counted` search the k hits are
+    remembered, for the hot tier."""
 
     request: SearchRequest
+    k: int
+    counted: bool
     query: Query
     mode: Mode
     method: Literal["rrf", "weighted"]
     rrf_k: int
-    weights: tuple[float, float]  # dense, lexical
+    base_weight: float  # of the dense score, from 0 to 1; the lexical score has the rest
+    rerank: RerankOptions | None
     deadline_ms: int | None
     identity: bytes
+    share_read: float | None = None  # of the query, by the model; None: no text was embedded
+    similarity_floor: float = SIMILARITY_FLOOR  # of the model
+    calibrations: Calibrations = field(default_factory=lambda: BUILT_IN)
 
     @property
     def text(self) -> str | None:
         """To be embedded; None if the vector is there, or not needed."""
         return None if self.mode == "lexical" or self.query.vector is not None else self.request.query
 
-    def with_vector(self, vector: Floats) -> Plan:
-        return replace(self, query=replace(self.query, vector=vector))
+    def embedded(self, vector: Floats, share_read: float, similarity_floor: float) -> Plan:
+        """With the query's vector, and what fusion should know of the model that made it."""
+        query = replace(self.query, vector=vector)
+        return replace(self, query=query, share_read=share_read, similarity_floor=similarity_floor)
+
+    @property
+    def weight_dense(self) -> float | None:
+        """Of the dense score, 0 to 1, less where the model reads less of the query. None unless scores are fused."""
+        if self.mode != "hybrid" or self.method != "weighted":
+            return None
+        share_read = 1.0 if self.share_read is None else max(self.share_read, SHARE_READ_MIN)
+        return self.base_weight * share_read
+
+    def deeper(self) -> Plan:
+        """The same search with rankings of twice the depth, all of which matters now. Only the first one is counted."""
+        depth = 2 * self.query.depth
+        return replace(self, query=replace(self.query, k=depth, depth=depth, counted=False))
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """By which hits are judged once the query is embedded."""
+        return calibration_for(self.calibrations, self.mode, self.share_read)
 
 
-def planned(request: SearchRequest, dimensions: int, config: Config) -> Plan:
-    """Raises InvalidInput or TooLarge naming the field."""
+def planned(
+    request: SearchRequest, dimensions: int, config: Config, ranking: RankingSettings | None = None
+) -> Plan:
+    """What the request leaves open comes from `ranking`, the collection's own settings, else from the configuration.
+
+    Raises InvalidInput or TooLarge naming the field.
+    """
     text = check_query(request, config)
     numbers = vector_of(request.vector, dimensions, "vector")
     vector = None if numbers is None else unit_vector(numbers, dimensions, "vector")
@@ -63,14 +108,21 @@ def planned(request: SearchRequest, dimensions: int, config: Config) -> Plan:
     if request.exact and mode != "dense":
         raise InvalidInput(f"exact search is dense search, found mode {mode}", param="exact")
     k = check_k(request.k, config)
+    if request.min_relevance is not None and mode == "dense" and vector is not None:
+        raise InvalidInput(
+            "hits of a vector of your own have no relevance: only cosines of the collection's model are calibrated",
+            param="min_relevance",
+        )
     fusion = request.fusion or Fusion()
-    weights = fusion.weights or Weights(
-        dense=config.search.weight_dense, lexical=config.search.weight_lexical
-    )
+    weights = fusion.weights or default_weights(config, ranking)
     if weights.dense + weights.lexical <= 0:
         raise InvalidInput("one weight must be above 0", param="fusion.weights")
-    asked = asked_of(request, text, k, mode)
-    # A ranking that is fused or grouped has a depth independent of k, so that the page size does not change the order.
+    reranking = rerank_options(request, text, config)
+    asked = asked_of(request, text, k, mode, reranking)
+    # What bypasses the cache is a measurement: it moves no passage and teaches nothing.
+    counted = request.cache and not request.exact
+    # A ranking that is fused or grouped has a depth independent of k, so that the page size does not change the order,
+    # unless that depth does not hold enough hits (`deeper`).
     alone = mode == "dense" and not request.group_by_document
     query = Query(
         k=k,
@@ -79,27 +131,66 @@ def planned(request: SearchRequest, dimensions: int, config: Config) -> Plan:
         vector=None if mode == "lexical" else vector,
         condition=filter_of(request.filter, config),
         language=given_language(request.language, "language"),
-        # What bypasses the cache is a measurement: it moves no passage and teaches nothing.
-        counted=request.cache and not request.exact,
+        counted=counted,
     )
     # The configuration too: a cache in Redis outlives a restart with other settings.
-    identity = msgspec.json.encode((ANSWER_VERSION, ANALYSIS_VERSION, config.search, asked))
+    own = ranking and (ranking.method, ranking.weight_dense, ranking.coefficients)
+    identity = msgspec.json.encode((ANSWER_VERSION, ANALYSIS_VERSION, config.search, BUILT_IN, own, asked))
     return Plan(
         request=msgspec.structs.replace(request, query=text),
+        k=k,
+        counted=counted,
         query=query,
         mode=mode,
-        method=fusion.method or config.search.fusion,
+        method=fusion.method or (ranking and ranking.method) or config.search.fusion,
         rrf_k=fusion.k or config.search.rrf_k,
-        weights=(weights.dense, weights.lexical),
+        base_weight=weights.dense / (weights.dense + weights.lexical),
+        rerank=reranking,
         deadline_ms=request.deadline_ms or (None if request.exact else config.search.deadline_ms),
         identity=identity,
     )
 
 
-def asked_of(request: SearchRequest, query: str, k: int, mode: Mode) -> SearchRequest:
-    """The request without what does not change the answer."""
+def default_weights(config: Config, ranking: RankingSettings | None) -> Weights:
+    """The collection's own, else the configured ones."""
+    if ranking is not None and ranking.weight_dense is not None:
+        return Weights(dense=ranking.weight_dense, lexical=1 - ranking.weight_dense)
+    return Weights(dense=config.search.weight_dense, lexical=config.search.weight_lexical)
+
+
+def rerank_options(request: SearchRequest, query: str, config: Config) -> RerankOptions | None:
+    """None for no reranking. Raises InvalidInput where it is asked for and cannot be done."""
+    if request.rerank is None or request.rerank is False:
+        return None
+    settings = config.rerank
+    if not settings.model:
+        raise InvalidInput(
+            "no reranker is configured: name an exported cross-encoder in rerank.model", param="rerank"
+        )
+    if not query:
+        raise InvalidInput("rerank needs a query text, which is read beside the candidates", param="rerank")
+    wanted = Rerank() if request.rerank is True else request.rerank
+    return RerankOptions(
+        candidates=wanted.candidates or settings.candidates,
+        budget_ms=wanted.budget_ms or settings.budget_ms,
+        weight=settings.weight if wanted.weight is None else wanted.weight,
+    )
+
+
+def asked_of(
+    request: SearchRequest, query: str, k: int, mode: Mode, reranking: RerankOptions | None
+) -> SearchRequest:
+    """The request without what does not change the answer: no budget, since answers it cut short are not kept."""
+    rerank = Rerank(candidates=reranking.candidates, weight=reranking.weight) if reranking else None
     return msgspec.structs.replace(
-        request, query=query or None, k=k, mode=mode, min_seq=None, deadline_ms=None, cache=True
+        request,
+        query=query or None,
+        k=k,
+        mode=mode,
+        rerank=rerank,
+        min_seq=None,
+        deadline_ms=None,
+        cache=True,
     )
 
 

@@ -125,6 +125,13 @@ class QueryLog:
                 # At the end where fewer are left: the file is bounded too.
                 day.kept[place : place + 1] = [one]
 
+    def texts(self, collection: Collection, most: int) -> list[str]:
+        """Different queries of a collection, the newest ones."""
+        sample = self._samples.get(collection.uid, Sample())
+        kept = [one for day in sample.days.values() for one in day.kept]
+        kept.sort(key=lambda one: -one.time_ms)
+        return list(dict.fromkeys(one.query for one in kept))[:most]
+
     async def keep_writing(self, collections: Callable[[], Sequence[Collection]]) -> None:
         """Write what is new every so often, for ever."""
         while True:

@@ -8,10 +8,10 @@ from aiohttp import web
 
 from retrieval import collection_schemas, schemas
 from retrieval.admission import Load
-from retrieval.dialects import ollama, openai, tei
-from retrieval.dialects.errors import OllamaErrorBody, OpenAIErrorBody, TeiErrorBody
+from retrieval.dialects import ollama, openai, rerank, tei
+from retrieval.dialects.errors import CohereErrorBody, OllamaErrorBody, OpenAIErrorBody, TeiErrorBody
 from retrieval.examples import make_examples
-from retrieval.handlers import collections, documents, jobs, search, system
+from retrieval.handlers import collections, documents, feedback, jobs, search, system
 from retrieval.keys import API, CONFIG, LOADS
 from retrieval.openapi import Route, describe
 
@@ -19,7 +19,8 @@ C = "/v1/collections/{collection}"
 
 
 SEARCH, DOCUMENTS, COLLECTIONS, JOBS, SYSTEM = "search", "documents", "collections", "jobs", "system"
-OPENAI, OLLAMA, TEI = "openai", "ollama", "tei"
+FEEDBACK = "feedback"
+OPENAI, OLLAMA, TEI, COHERE = "openai", "ollama", "tei", "cohere"
 
 # method, path, handler, summary, tag; then the wire types of request and answer, the status, and what else applies
 ROUTES = (
@@ -29,6 +30,11 @@ ROUTES = (
           schemas.SearchBatch, schemas.SearchBatchAnswer, load="heavy"),
     Route("POST", f"{C}/context", search.context, "Passages for a prompt, within a token budget", SEARCH,
           schemas.ContextRequest, schemas.ContextAnswer, load="heavy"),
+    Route("POST", f"{C}/feedback", feedback.write, "Judgments and clicks, for `nearline learn`", FEEDBACK,
+          collection_schemas.SendFeedback, collection_schemas.FeedbackKept),
+    Route("GET", f"{C}/feedback", feedback.listed, "All feedback about documents that exist", FEEDBACK,
+          None, collection_schemas.FeedbackList, load="heavy"),
+    Route("DELETE", f"{C}/feedback", feedback.deleted, "Forget all feedback of a collection", FEEDBACK, status=204),
     Route("POST", f"{C}/documents", documents.write, "Write documents, replacing those of the same id", DOCUMENTS,
           schemas.WriteDocuments, schemas.Written, gives={"id": "$request.body#/documents/0/id"}),
     Route("GET", f"{C}/documents", documents.listed, "List documents in the order they were written", DOCUMENTS,
@@ -56,6 +62,9 @@ ROUTES = (
     Route("POST", f"{C}/rename", collections.renamed, "Give a collection another name; its aliases follow", COLLECTIONS,
           collection_schemas.RenameCollection, collection_schemas.CollectionBody,
           gives={"collection": "$response.body#/name"}),
+    Route("PUT", f"{C}/ranking", collections.set_ranking, "Set how a collection ranks where a search does not say",
+          COLLECTIONS, collection_schemas.SetRanking, collection_schemas.CollectionBody),
+    Route("DELETE", f"{C}/ranking", collections.remove_ranking, "Rank as configured again", COLLECTIONS, status=204),
     Route("PUT", "/v1/aliases/{alias}", collections.set_alias, "Let an alias name a collection", COLLECTIONS,
           collection_schemas.SetAlias, collection_schemas.AliasBody,
           gives={"alias": "$response.body#/alias", "collection": "$response.body#/alias"}),
@@ -91,6 +100,10 @@ ROUTES = (
           tei.TeiEmbed, list[list[float]], error=TeiErrorBody, load="embed"),
     Route("POST", "/", tei.embed_inputs, "The same, where Hugging Face's client sends it", TEI,
           tei.TeiEmbed, list[list[float]], error=TeiErrorBody, load="embed"),
+    Route("POST", "/rerank", rerank.tei_rerank, "Order texts by a query, as Text Embeddings Inference does", TEI,
+          rerank.TeiRerank, list[rerank.TeiRank], error=TeiErrorBody, load="embed"),
+    Route("POST", "/v2/rerank", rerank.cohere_rerank, "Order texts by a query, as Cohere does", COHERE,
+          rerank.CohereRerank, rerank.CohereReranked, error=CohereErrorBody, load="embed"),
     Route("GET", "/info", tei.info, "The default model, as Text Embeddings Inference tells it", TEI,
           None, tei.TeiInfo, error=TeiErrorBody),
     Route("GET", "/health", tei.health, "Whether texts can be embedded", TEI, error=TeiErrorBody),
@@ -105,7 +118,9 @@ ROUTES = (
 
 
 def add_routes(app: web.Application) -> None:
-    app[API] = describe(ROUTES, make_examples(app[CONFIG].models.default))
+    app[API] = describe(
+        ROUTES, make_examples(app[CONFIG].models.default, app[CONFIG].rerank.model or "reranker")
+    )
     loads: dict[object, Load] = {route.handler: route.load for route in ROUTES if route.load}
     app[LOADS] = loads
     for route in ROUTES:

@@ -43,8 +43,12 @@ Seq = Annotated[
 ]
 OwnVector = Annotated[VectorJson, Doc("A vector of your own; it is normalized")]
 RankConstant = Annotated[int, Meta(ge=1, le=10_000)]
+RerankCount = Annotated[int, Meta(ge=1, le=1000)]
+RerankMs = Annotated[float, Meta(gt=0, le=60_000)]
+RerankWeight = Annotated[float, Meta(ge=0, le=1)]
 DeadlineMs = Annotated[int, Meta(ge=1, le=600_000)]
 Similarity = Annotated[float, Meta(ge=-1, le=1)]
+Chance = Annotated[float, Meta(ge=0, le=1)]
 Start = Annotated[int, Doc("Start in the document's text, in characters")]
 End = Annotated[int, Doc("End in the document's text, in characters, exclusive")]
 
@@ -57,10 +61,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class SentDocument(Request, frozen=True, kw_only=True):
-    """A document as people send it. A number as `id` is the string of its digits."""
+    """A document as people send it. A number as `id` is the string of its digits. Without a text it needs a title, and
+    is found by that."""
 
     id: Annotated[DocumentId, Doc("Unique in its collection; a number is the string of its digits")]
-    text: Annotated[str, Doc("The text")]
+    text: Annotated[str, Doc("The text; may be empty if there is a title")] = ""
     title: Annotated[str, Doc("Title of the document")] = ""
     metadata: MetadataJson = field(default_factory=no_metadata)
     vector: OwnVector = field(default_factory=absent)
@@ -179,8 +184,8 @@ class CountBody(msgspec.Struct):
 
 
 class Weights(Request, frozen=True, kw_only=True):
-    dense: Annotated[Weight, Doc("Of the ranking by meaning")] = 0.7
-    lexical: Annotated[Weight, Doc("Of the ranking by words")] = 0.3
+    dense: Annotated[Weight, Doc("Of the score by meaning")] = 0.45
+    lexical: Annotated[Weight, Doc("Of the score by words")] = 0.55
 
 
 class Fusion(Request, frozen=True, kw_only=True):
@@ -193,6 +198,14 @@ class Fusion(Request, frozen=True, kw_only=True):
     weights: Annotated[Weights | None, Doc("For `weighted`")] = None
 
 
+class Rerank(Request, frozen=True, kw_only=True):
+    """Read the first candidates beside the query; what is absent comes from the configuration."""
+
+    candidates: Annotated[RerankCount | None, Doc("How many of the first candidates are read")] = None
+    budget_ms: Annotated[RerankMs | None, Doc("Time for that; the rest keep their order")] = None
+    weight: Annotated[RerankWeight | None, Doc("Of the cross-encoder against the fused score, 0 to 1")] = None
+
+
 class SearchOptions(Request, frozen=True, kw_only=True):
     """What a search and a context have in common."""
 
@@ -200,8 +213,12 @@ class SearchOptions(Request, frozen=True, kw_only=True):
     mode: Annotated[Mode | None, Doc("By meaning (dense), by words (lexical) or both (hybrid)")] = None
     filter: Condition = field(default_factory=absent)
     fusion: Annotated[Fusion | None, Doc("How hybrid search joins both rankings")] = None
+    rerank: Annotated[
+        bool | Rerank | None, Doc("Let a cross-encoder read the first candidates: true, or how")
+    ] = None
     group_by_document: Annotated[bool, Doc("Only the best passage of each document")] = False
     min_score: Annotated[float | None, Doc("Drop hits that score less")] = None
+    min_relevance: Annotated[Chance | None, Doc("Drop hits of less `relevance`")] = None
     min_seq: Annotated[Count | None, Doc("Wait up to 5 s until this write is visible")] = None
     deadline_ms: Annotated[DeadlineMs | None, Doc("Give up after this time, with status 503")] = None
     cache: Annotated[bool, Doc("False bypasses the result cache and the query vector cache")] = True
@@ -215,7 +232,9 @@ class SearchRequest(SearchOptions, frozen=True, kw_only=True):
 
     query: Annotated[str | None, Doc("The text to search for")] = None
     vector: OwnVector = field(default_factory=absent)
-    explain: Annotated[bool, Doc("Add each hit's rank in both rankings")] = False
+    explain: Annotated[
+        bool, Doc("Add each hit's rank in both rankings and the evidence of its relevance")
+    ] = False
     exact: Annotated[bool, Doc("With mode dense: score every stored vector, the ground truth. Slow")] = False
 
 
@@ -224,10 +243,14 @@ class SearchBatch(Request, frozen=True, kw_only=True):
 
 
 class Scores(msgspec.Struct):
-    """Cosine similarity and BM25; null where the search did not ask for that kind."""
+    """Cosine similarity and BM25; null where the search did not ask for that kind. `rerank` only where it was asked
+    for; null where time ran out before."""
 
     dense: Annotated[float | None, Doc("Cosine similarity")] = None
     lexical: Annotated[float | None, Doc("BM25")] = None
+    rerank: Annotated[
+        float | UnsetType | None, Doc("Of the cross-encoder; at 0 the odds are even that it answers")
+    ] = UNSET
 
 
 class Ranks(msgspec.Struct):
@@ -235,6 +258,15 @@ class Ranks(msgspec.Struct):
 
     dense: Annotated[int | None, Doc("In the ranking by meaning")] = None
     lexical: Annotated[int | None, Doc("In the ranking by words")] = None
+
+
+class Evidence(msgspec.Struct):
+    """What `relevance` is computed from. A lead is what the hit has beyond the tenth candidate of that ranking."""
+
+    meaning: Annotated[float, Doc("Cosine, from 0 where unrelated texts are to 1; 0 if it was not asked for")]
+    words: Annotated[float, Doc("BM25 over what a passage with all words of the query could score")]
+    meaning_lead: Annotated[float, Doc("Beyond the tenth candidate by meaning")]
+    words_lead: Annotated[float, Doc("Beyond the tenth candidate by words")]
 
 
 class Hit(msgspec.Struct, omit_defaults=True):
@@ -254,7 +286,20 @@ class Hit(msgspec.Struct, omit_defaults=True):
     ranks: Annotated[Ranks | None, Doc("With `explain`: rank in each ranking")] = None
     heading: Annotated[str, Doc("Headings above the passage, outermost first")] = ""
     tokens: Annotated[int, Doc("Number of tokens")] = 0
+    relevance: Annotated[
+        float | None,
+        Doc("How likely the passage is a relevant one; absent where the search's scores cannot tell"),
+    ] = None
+    evidence: Annotated[Evidence | None, Doc("With `explain`: what `relevance` is computed from")] = None
     language: Annotated[str, Doc("BCP 47 code of the document's language")] = ""
+
+
+class Reranked(msgspec.Struct):
+    """`passages` were read `of` those wanted: less where the budget ended."""
+
+    model: Annotated[str, Doc("Name of the cross-encoder")]
+    passages: Annotated[int, Doc("Candidates it read, the first ones")]
+    of: Annotated[int, Doc("Candidates it was to read")]
 
 
 class Receipt(msgspec.Struct):
@@ -265,8 +310,25 @@ class Receipt(msgspec.Struct):
     seq: Seq
     tiers: Annotated[list[Tier], Doc("Tiers that were searched")]
     cold_skipped: Annotated[str | None, Doc("Why the cold tier was not searched; null if it was")]
+    share_read: Annotated[
+        float | None, Doc("How much of the query the model reads, 0 to 1; null if no text was embedded")
+    ]
+    weight_dense: Annotated[
+        float | None,
+        Doc(
+            "Weight of meaning in the scores, 0 to 1, less where the model reads less; null unless scores were fused"
+        ),
+    ]
     cache: Annotated[Literal["hit", "miss", "bypass"], Doc("Whether the answer came from the result cache")]
     model: Annotated[str, Doc("Name of the embedding model")]
+    reranked: Annotated[Reranked | None, Doc("With `rerank`: how much was read in time")] = None
+    supported: Annotated[
+        bool | None,
+        Doc("False: no hit is relevant enough to say that the collection answers this; null where unknown"),
+    ] = None
+    support_from: Annotated[
+        float | None, Doc("One of the first ten hits needs this `relevance` for `supported`")
+    ] = None
 
 
 class Timings(msgspec.Struct):
@@ -277,6 +339,7 @@ class Timings(msgspec.Struct):
     dense: Annotated[float, Doc("Searching by meaning")] = 0.0
     lexical: Annotated[float, Doc("Searching by words")] = 0.0
     fuse: Annotated[float, Doc("Joining both rankings")] = 0.0
+    rerank: Annotated[float, Doc("Reading candidates beside the query")] = 0.0
     hydrate: Annotated[float, Doc("Reading the hits from the log")] = 0.0
     wait: Annotated[
         float, Doc("Time in which no stage ran: mostly waiting for a search thread or for `min_seq`")
@@ -326,6 +389,7 @@ class Citation(msgspec.Struct):
     heading: Annotated[str, Doc("Headings above the passage, outermost first")]
     metadata: Annotated[Metadata, Doc("Strings, numbers, booleans and lists of them")]
     score: Annotated[float, Doc("What the hits are ordered by")]
+    relevance: Annotated[float | None, Doc("Of the most relevant of its passages; null where unknown")]
     excerpt: Annotated[bool, Doc("Whether only part of the passage is shown")]
     tokens: Annotated[int, Doc("Number of tokens")]
 

@@ -86,6 +86,7 @@ class Limits(Section, frozen=True, kw_only=True):
     texts_per_request_max: Positive = 2048
     k_max: Positive = 1000
     searches_per_batch_max: Positive = 100
+    feedback_per_request_max: Positive = 1000
     filter_conditions_max: Positive = 64
     filter_bytes_max: Positive = 1_048_576
     token_budget_max: Positive = 100_000
@@ -112,16 +113,23 @@ class Search(Section, frozen=True, kw_only=True):
     k: Positive = 10
     mode: Literal["hybrid", "dense", "lexical"] = "hybrid"
     candidates: Positive = 100
-    fusion: Literal["rrf", "weighted"] = "rrf"
+    fusion: Literal["rrf", "weighted"] = "weighted"
     rrf_k: Positive = 10
-    weight_dense: Weight = 0.7
-    weight_lexical: Weight = 0.3
+    weight_dense: Weight = 0.45
+    weight_lexical: Weight = 0.55
     exact_scan_passages_max: Count = 10_000
     cold: Literal["always", "calibrated", "never"] = "always"
     cold_loss_budget: Share = 0.005
     cold_audit_share: Share = 0.01
     deadline_ms: Positive = 10_000
     threads: Positive = 2
+
+
+class Rerank(Section, frozen=True, kw_only=True):
+    model: str = ""
+    candidates: Positive = 20
+    budget_ms: Duration = 200.0
+    weight: Annotated[float, Meta(ge=0, le=1)] = 0.7
 
 
 class Context(Section, frozen=True, kw_only=True):
@@ -153,6 +161,11 @@ class QueryLog(Section, frozen=True, kw_only=True):
     write_every_s: Duration = 60.0
 
 
+class Feedback(Section, frozen=True, kw_only=True):
+    days: Count = 90
+    file_bytes_max: Positive = 4_194_304
+
+
 class Log(Section, frozen=True, kw_only=True):
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["text", "json"] = "text"
@@ -169,8 +182,10 @@ class Config(Section, frozen=True, kw_only=True):
     limits: Limits = field(default_factory=Limits)
     index: Index = field(default_factory=Index)
     search: Search = field(default_factory=Search)
+    rerank: Rerank = field(default_factory=Rerank)
     context: Context = field(default_factory=Context)
     cache: Cache = field(default_factory=Cache)
     redis: Redis = field(default_factory=Redis)
     query_log: QueryLog = field(default_factory=QueryLog)
+    feedback: Feedback = field(default_factory=Feedback)
     log: Log = field(default_factory=Log)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from msgspec import UNSET
 from numpy.typing import NDArray
 
 from indexes import TIERS, Candidates, Floats, StoredPassage
-from retrieval.ceiling import AnswerBudget, size_of
+from retrieval.ceiling import BudgetShare, size_of
 from retrieval.executor import Execution
 from retrieval.fusion import best_first, reciprocal_rank, weighted
 from retrieval.plan import SPARE_HITS, Plan
-from retrieval.schemas import Hit, Ranks, Scores
+from retrieval.relevance import Columns, features_of, relevance_of
+from retrieval.schemas import Evidence, Hit, Ranks, Scores
 
 DECIMALS = 6
 HITS_READ_MAX = 128  # at once, so that too large an answer is refused before all of it is in memory
@@ -23,21 +25,33 @@ Positions = NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """Candidates with their final order: positions among them, best first, and the score of each position."""
+    """Candidates with their final order: positions among them, best first, and the score of each position.
+
+    `reranked`: what the cross-encoder said of each, NaN where it said nothing.
+    """
 
     candidates: Candidates
     order: Positions
     scores: NDArray[np.float64]
+    reranked: NDArray[np.float64] | None = None
 
 
 def fuse(plan: Plan, candidates: Candidates, execution: Execution) -> Fused:
     if plan.mode != "hybrid":
         scores = rounded(candidates.dense if plan.mode == "dense" else candidates.lexical)
         return Fused(candidates, np.arange(len(candidates)), scores)
-    if plan.method == "rrf":
+    if plan.weight_dense is None:
         fused = reciprocal_rank([candidates.dense_ranks, candidates.lexical_ranks], plan.rrf_k)
     else:
-        fused = weighted(scores_at(candidates, np.arange(len(candidates)), execution), plan.weights)
+        dense, lexical = scores_at(candidates, np.arange(len(candidates)), execution)
+        candidates = replace(candidates, dense=dense, lexical=lexical)
+        fused = weighted(
+            dense,
+            lexical,
+            weight=plan.weight_dense,
+            floor=plan.similarity_floor,
+            bound=candidates.lexical_bound,
+        )
     return Fused(candidates, best_first(candidates.ids, fused), rounded(fused))
 
 
@@ -50,18 +64,23 @@ def scores_at(candidates: Candidates, at: Positions, execution: Execution) -> tu
     return dense, lexical
 
 
-def hydrate(plan: Plan, fused: Fused, execution: Execution, budget: AnswerBudget) -> tuple[list[Hit], bool]:
+def hydrate(
+    plan: Plan, fused: Fused, execution: Execution, budget: BudgetShare
+) -> tuple[list[Hit], bool] | None:
     """The first k candidates that still live, one a document if asked; and whether some did not.
 
-    Raises TooLarge as soon as they have no room.
+    None if these are fewer than k and a deeper search may find more. Raises TooLarge as soon as they have no room.
     """
     ids, order = fused.candidates.ids, fused.order
     if plan.request.min_score is not None:
         order = order[fused.scores[order] >= plan.request.min_score]
+    if plan.request.min_relevance is not None:
+        *_, relevance = judged(plan, fused.candidates, order, execution)
+        order = order[relevance >= plan.request.min_relevance]
     chosen: list[tuple[int, StoredPassage]] = []
     seen: set[str] = set()
     vanished = False
-    wanted, at = plan.query.k, 0
+    wanted, at, size = plan.k, 0, 0
     while at < len(order) and len(chosen) < wanted:
         # What is needed, at first: hardly any candidate dies between its search and here.
         step = min(wanted if at == 0 else wanted + SPARE_HITS, HITS_READ_MAX)
@@ -75,12 +94,23 @@ def hydrate(plan: Plan, fused: Fused, execution: Execution, budget: AnswerBudget
                 continue
             seen.add(passage.document_id)
             chosen.append((position, passage))
-        budget.take(sum(size_of(passage) for _, passage in chosen[already:wanted]))
+        size += sum(size_of(passage) for _, passage in chosen[already:wanted])
+        budget.reach(size)
         at += step
+    if len(chosen) < wanted and goes_on(plan, fused.candidates, order):
+        return None
     chosen = chosen[:wanted]
-    if plan.query.counted:
+    if plan.counted:
         execution.answered([passage.id for _, passage in chosen])
     return hits_of(plan, fused, execution, chosen), vanished
+
+
+def goes_on(plan: Plan, candidates: Candidates, order: Positions) -> bool:
+    """Whether passages beyond the depth of this search may pass: a ranking is longer than that, and whatever all of the
+    longer ones list is in `order`. Had one of those scored too little, all that lies behind it in each would."""
+    listed = [ranks >= 0 for ranks in (candidates.dense_ranks, candidates.lexical_ranks)]
+    longer = [those for those in listed if np.count_nonzero(those) >= plan.query.depth]
+    return bool(longer) and bool(np.isin(np.flatnonzero(np.logical_and.reduce(longer)), order).all())
 
 
 def hits_of(
@@ -88,10 +118,11 @@ def hits_of(
 ) -> list[Hit]:
     candidates = fused.candidates
     at = np.array([position for position, _ in chosen], np.intp)
-    dense, lexical = candidates.dense[at], candidates.lexical[at]
-    if plan.mode == "hybrid":
-        dense, lexical = scores_at(candidates, at, execution)
-    columns = zip(rounded(dense).tolist(), rounded(lexical).tolist(), fused.scores[at].tolist(), strict=True)
+    (dense, lexical), features, relevance = judged(plan, candidates, at, execution)
+    evidence = [Evidence(*row[1:]) if plan.request.explain else None for row in rounded(features).tolist()]
+    read = [UNSET] * len(at) if fused.reranked is None else map(known, fused.reranked[at].tolist())
+    shown = rounded(dense), rounded(lexical), fused.scores[at], relevance
+    columns = zip(*(one.tolist() for one in shown), read, evidence, strict=True)
     return [
         Hit(
             document_id=passage.document_id,
@@ -102,15 +133,30 @@ def hits_of(
             title=passage.title,
             metadata=passage.metadata,
             score=score,
-            scores=Scores(known(by_meaning), known(by_words)),
+            scores=Scores(known(by_meaning), known(by_words), by_reading),
             tier=TIERS[candidates.tiers[position]],
             ranks=ranks_of(candidates, position) if plan.request.explain else None,
             heading=passage.heading,
             tokens=passage.tokens,
             language=passage.language,
+            relevance=known(likely),
+            evidence=why,
         )
-        for (position, passage), (by_meaning, by_words, score) in zip(chosen, columns, strict=True)
+        for (position, passage), (by_meaning, by_words, score, likely, by_reading, why) in zip(
+            chosen, columns, strict=True
+        )
     ]
+
+
+def judged(
+    plan: Plan, candidates: Candidates, at: Positions, execution: Execution
+) -> tuple[tuple[Floats, Floats], Columns, Columns]:
+    """Both scores of these candidates, the features of their relevance, and it, NaN where it is unknown."""
+    dense, lexical = candidates.dense[at], candidates.lexical[at]
+    if plan.mode == "hybrid":
+        dense, lexical = scores_at(candidates, at, execution)
+    features = features_of(candidates, dense, lexical, plan.similarity_floor)
+    return (dense, lexical), features, relevance_of(features, plan.calibration)
 
 
 def ranks_of(candidates: Candidates, position: int) -> Ranks:
@@ -120,7 +166,7 @@ def ranks_of(candidates: Candidates, position: int) -> Ranks:
 
 def rounded(scores: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
     """As they are shown, so that `min_score` compares with what the client sees."""
-    shown: NDArray[np.float64] = np.round(scores, DECIMALS, out=np.empty(len(scores), np.float64))
+    shown: NDArray[np.float64] = np.round(scores, DECIMALS, out=np.empty(scores.shape, np.float64))
     return shown
 
 

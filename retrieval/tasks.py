@@ -45,6 +45,7 @@ LOOK_EVERY_S = 2.0  # for what is due while nobody writes
 Finished = Callable[[JobBody], None]
 Work = Callable[[JobBody], Awaitable[None]]  # puts what it made into the job's result
 Queries = Callable[[], Awaitable[Floats]]
+Asked = Callable[[Collection], Awaitable[Floats | None]]
 Forget = Callable[[], Awaitable[object]]
 
 
@@ -67,8 +68,11 @@ class Failure:
 class Tasks:
     """Starts jobs and remembers the last JOBS_KEPT. For the event loop; `close` ends what still runs."""
 
-    def __init__(self, on_finish: Finished, folders: tuple[Path, ...] = ()) -> None:
-        """`folders` are told to clients by their last names."""
+    def __init__(
+        self, on_finish: Finished, folders: tuple[Path, ...] = (), asked: Asked | None = None
+    ) -> None:
+        """`folders` are told to clients by their last names. `asked` gives vectors of a collection's logged queries for
+        its rebuilds to measure with; None for too few."""
         self._jobs: OrderedDict[str, JobBody] = OrderedDict()
         self._running: dict[str, asyncio.Task[None]] = {}
         self._children: dict[str, Child] = {}
@@ -77,6 +81,7 @@ class Tasks:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="job")
         self._failures: dict[str, Failure] = {}
         self._folders = folders
+        self._asked = asked
         self._closing = False
         self._on_finish = on_finish
 
@@ -255,7 +260,9 @@ class Tasks:
         self._require_open()
         request = await self._waiting(collection.begin_build, hot_capacity)
         self._require_open()
-        rebuild = Rebuild(request, timeout_s=collection.options.build_timeout_s)
+        queries = await self._embedded(job, partial(self._asked, collection)) if self._asked else None
+        self._require_open()
+        rebuild = Rebuild(request, timeout_s=collection.options.build_timeout_s, queries=queries)
         self._children[job.id] = rebuild
         number = await self._waiting(rebuild.run, progress)
         progress("adopt", 0, 1)
@@ -273,6 +280,7 @@ class Tasks:
             "cold": manifest.cold,
             "moves": manifest.moves,
             "recall": manifest.recall,
+            "recall_evidence": manifest.evidence or None,
             "build_s": manifest.build_s,
         }
 
@@ -313,7 +321,7 @@ class Tasks:
             await self._waiting(collection.set_search, tuned.chosen())
             job.result["applied"] = True
 
-    async def _embedded(self, job: JobBody, queries: Queries) -> Floats:
+    async def _embedded(self, job: JobBody, queries: Callable[[], Awaitable[T]]) -> T:
         embedding = asyncio.ensure_future(queries())
         self._children[job.id] = embedding
         try:

@@ -172,8 +172,8 @@ def check_documents(documents: list[SentDocument], dimensions: int, config: Conf
 
 def check_document(document: NewDocument, where: str, config: Config) -> None:
     limits = config.limits
-    if not document.text.strip():
-        raise InvalidInput(f"{where}.text is empty, expected text", param=f"{where}.text")
+    if not document.text.strip() and not document.title.strip():
+        raise InvalidInput(f"{where}.text is empty, expected text or a title", param=f"{where}.text")
     size = len(document.text.encode())
     if size > limits.document_bytes_max:
         raise TooLarge(
@@ -235,15 +235,20 @@ class Piece(msgspec.Struct, frozen=True):
 def chunk(
     document: NewDocument, embedder: Embedder, config: Config, go_on: GoOn = nobody_waits
 ) -> list[Piece]:
+    """The document's passages. One that has only a title is one empty passage, found by the title."""
     if document.vector is not None:
         return []
     counter = embedder.counter
     title = document.title
+    tokens_max = min(config.passages.tokens_max, embedder.encoder.tokens_max - SPECIAL_TOKENS)
+    if not document.text.strip():
+        starts = counter.starts(title)
+        return [Piece(Span(0, 0), title if len(starts) <= tokens_max else title[: starts[tokens_max]])]
     title_starts = counter.starts(title) if title else ()
     if len(title_starts) > TITLE_TOKENS_MAX:
         title = title[: title_starts[TITLE_TOKENS_MAX]]
     room = embedder.encoder.tokens_max - SPECIAL_TOKENS - min(len(title_starts), TITLE_TOKENS_MAX)
-    tokens_max = min(config.passages.tokens_max, room)
+    tokens_max = min(tokens_max, room)
     overlap = min(config.passages.overlap_tokens, tokens_max // 4)
     starts_of = partial(counter.starts, go_on=go_on)
     spans = split(document.text, starts_of, tokens_max=tokens_max, overlap_tokens=overlap)

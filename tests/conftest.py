@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from indexes import failures
+from jobs.export.exporting import Options, export_model
 from jobs.server_process import ServerProcess, serving
+from tests.support.encoders import write_reranker
 from tests.support.http import Http
 
 ROOT = Path(__file__).parent.parent
@@ -55,10 +57,24 @@ def shared_data() -> Path:
 
 
 @pytest.fixture(scope="session")
-def service(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Iterator[ServerProcess]:
+def rerank_environ(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> dict[str, str]:
+    """For a service with the default model and a small reranker of random weights, "tiny"."""
+    folder = tmp_path_factory.mktemp("models")
+    (folder / model_folder.name).symlink_to(model_folder.resolve())
+    source = write_reranker(folder / ".source")
+    export_model(
+        str(source), folder / "tiny", name="tiny", progress=lambda _: None, options=Options(only="fp32")
+    )
+    return {"NEARLINE_MODELS_FOLDER": str(folder), "NEARLINE_RERANK_MODEL": "tiny"}
+
+
+@pytest.fixture(scope="session")
+def service(
+    tmp_path_factory: pytest.TempPathFactory, rerank_environ: dict[str, str]
+) -> Iterator[ServerProcess]:
     """One real service, shared by tests that each make a collection of their own."""
     data = tmp_path_factory.mktemp("service") / "data"
-    with serving(data, {"NEARLINE_MODELS_FOLDER": str(model_folder.parent)}) as server:
+    with serving(data, rerank_environ) as server:
         yield server
 
 

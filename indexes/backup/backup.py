@@ -5,6 +5,7 @@
     FOLDER/<collection>/log.db             a copy at one commit, without a write-ahead log
     FOLDER/<collection>/hits.msgpack       as in a data directory; omitted without indexes
     FOLDER/<collection>/search.json        as in a data directory, if the collection was tuned
+    FOLDER/<collection>/ranking.json       as in a data directory, if the collection has ranking settings of its own
     FOLDER/<collection>/CURRENT            as in a data directory, but with at most one generation; omitted without
     FOLDER/<collection>/generations/000007/    indexes, or if there was none
 
@@ -44,6 +45,7 @@ from indexes.errors import (
     NotFound,
     Unavailable,
 )
+from indexes.learned import FILE as RANKING
 from indexes.log.pinned import LogState, pin
 from indexes.model import Progress
 from indexes.parts.manifest import MANIFEST as GENERATION_MANIFEST
@@ -58,7 +60,7 @@ MANIFEST = "backup.json"
 GENERATIONS_TRIED = 10
 HITS = "hits.msgpack"
 FILE = re.compile(
-    r"log\.db|CURRENT|hits\.msgpack|search\.json|generations/[0-9]+(/[A-Za-z0-9_][A-Za-z0-9_.-]*)+"
+    r"log\.db|CURRENT|hits\.msgpack|search\.json|ranking\.json|generations/[0-9]+(/[A-Za-z0-9_][A-Za-z0-9_.-]*)+"
 )
 
 
@@ -185,8 +187,11 @@ def back_up_collection(source: Path, target: Path, indexes: bool, progress: Prog
     if indexes:
         with contextlib.suppress(FileNotFoundError):  # optional: hints for the next rebuild
             copy_file(source / HITS, target / HITS)
-    with contextlib.suppress(FileNotFoundError):  # exists only if the collection was tuned
-        copy_file(source / CHOSEN, target / CHOSEN)
+    for name in (CHOSEN, RANKING):
+        with contextlib.suppress(
+            FileNotFoundError
+        ):  # exists only if the collection was tuned, or has learned
+            copy_file(source / name, target / name)
     return described(source.name, state, manifest, seal(target, progress))
 
 
@@ -285,7 +290,7 @@ def seal(folder: Path, progress: Progress) -> dict[str, SealedFile]:
 def aliases_of(data: Path) -> dict[str, str]:
     """The aliases. Raises NotADataDirectory if it is not one already: `prepare` alone would initialize it."""
     if not (data / MARKER).is_file():
-        raise NotADataDirectory(f"{data} is no nearline data directory: it has no {MARKER}")
+        raise NotADataDirectory(f"{data} is not a nearline data directory: it has no {MARKER}")
     return prepare(data)
 
 

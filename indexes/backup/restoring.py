@@ -124,7 +124,7 @@ def place(source: Path, one: CollectionBackup, target: Path, progress: Progress)
             try:
                 copied = copy_file(source / name, draft / name, on_block)
             except FileNotFoundError:
-                raise Damaged(f"{source / name} has gone away") from None
+                raise Damaged(f"{source / name} is missing") from None
             if copied != sealed:
                 raise Damaged(f"{source / name} changed while it was read")
         uid = renew_uid(draft / "log.db")

@@ -5,6 +5,7 @@
                      it, because a damaged index can crash the process; and every passage must be live, or removed
                      according to the log. An unreadable log does not count against a generation
     CURRENT          names one of these
+    ranking.json     its checksum, where there is one
 
 Read-only; nothing is repaired. Generations that a live service deletes during the check are skipped.
 """
@@ -23,6 +24,8 @@ from indexes.backup.backup import MANIFEST, CollectionBackup, aliases_of, choose
 from indexes.child import Child, answer
 from indexes.durable import verify
 from indexes.errors import Damaged, NearlineError
+from indexes.learned import FILE as RANKING
+from indexes.learned import read_ranking
 from indexes.lexical import analysis
 from indexes.log.checks import Check, check_log
 from indexes.log.pinned import pin
@@ -109,9 +112,20 @@ def verify_collection(folder: Path, *, frozen: bool, progress: Progress) -> Iter
             yield found
             whole[number] = found.ok
         current = check_current(folder, whole, frozen) or Check(
-            folder.name, "CURRENT", True, "moves while we look"
+            folder.name, "CURRENT", True, "changed during the check"
         )
     yield current
+    if (folder / RANKING).is_file():
+        yield check_ranking(folder)
+
+
+def check_ranking(folder: Path) -> Check:
+    try:
+        read_ranking(folder)
+    except (Damaged, OSError) as error:
+        advice = "the configuration ranks instead; delete it with the service stopped, or run nearline learn --reset"
+        return Check(folder.name, RANKING, False, str(error), advice)
+    return Check(folder.name, RANKING, True, "ranking settings of its own")
 
 
 # --- generations --------------------------------------------------------------------------------------------
@@ -180,19 +194,17 @@ def load_and_compare(request: LoadRequest, progress: Progress) -> str:
         raise Damaged("it was built for another model")
     if not state.covers(manifest.seq):
         raise Damaged(
-            f"it is of seq {manifest.seq}; the log's history is of seq {state.forgotten + 1} to {state.seq}"
+            f"it was built at seq {manifest.seq}; the log's history is of seq {state.forgotten + 1} to {state.seq}"
         )
     if (twice := len(ids) - len(np.unique(ids))) > 0:
-        raise Damaged(f"it holds {twice} passages twice")
+        raise Damaged(f"it contains {twice} duplicate passages")
     if missing := len(np.setdiff1d(live, ids, assume_unique=True)):
         raise Damaged(f"it lacks {missing} of {len(live)} live passages")
     dead = np.setdiff1d(ids, live, assume_unique=True)
     if unknown := int(np.count_nonzero(~np.isin(dead, removed))):
-        raise Damaged(f"it holds {unknown} passages of which the log knows nothing")
+        raise Damaged(f"it holds {unknown} passages that the log does not know")
     detail = f"{len(ids)} passages ({tiers}), {len(dead)} of them removed since, seq {manifest.seq}"
-    if (
-        manifest.analysis != analysis.ANALYSIS_VERSION
-    ):  # whole, and replaced by the rebuild that an upgrade starts
+    if manifest.analysis != analysis.ANALYSIS_VERSION:  # an upgrade starts a rebuild, which replaces it
         detail += f", of text analysis {manifest.analysis}: this version does not search it"
     return detail
 

@@ -24,8 +24,9 @@ from indexes.model import Floats, Rows
 
 COLD_PASSAGES_MIN = 256  # fewer cannot train a quantizer and are not worth one
 OVERSAMPLING = 4  # minimum of rescored candidates per requested rank
-RANKS = 10  # settings are tuned for recall at this rank; a deeper search does not probe more lists
-WIDE_SHARE = 0.5  # allowed share of the rows from which the nearest lists are scanned with the filter
+RANKS_OVERSAMPLING = 5  # and per rank that matters
+RANKS = 10  # settings are tuned for recall at this rank
+WIDE_SHARE = 0.5  # from this allowed share on, scan the nearest lists and filter while scanning
 FILE_BYTES_MAX = 1 << 36
 
 
@@ -33,9 +34,9 @@ class ColdSettings(msgspec.Struct, frozen=True):
     """Search settings: `probes` lists are always probed, `reach` controls further ones, and `rescored` candidates are
     rescored from each scan.
 
-    `reach`: a further list is probed if its centroid scores less than this below the mean of two scores: that of the
-    nearest centroid, and that of the RANKS-th best passage so far (or the last one wanted). `filtered_share`: the share
-    of a filter's allowed rows that the probed lists must hold.
+    `reach`: a further list is probed if its centroid's score exceeds the mean of the nearest centroid's and the last
+    relevant passage's, minus this: the RANKS-th best, or a later one in a search for more, so that it reaches further.
+    `filtered_share`: the share of a filter's allowed rows that the probed lists must hold.
     """
 
     probes: int = 0
@@ -43,9 +44,9 @@ class ColdSettings(msgspec.Struct, frozen=True):
     filtered_share: float = 1.0
     reach: float = 0.0
 
-    def horizon(self, nearest: float, scores: Floats, depth: int) -> float:
-        """The score a further list's centroid must exceed; `scores` are of the passages found, best first."""
-        rank = min(depth, RANKS)
+    def horizon(self, nearest: float, scores: Floats, rank: int) -> float:
+        """The score a further list's centroid must exceed; `scores` are of the passages found, best first, of which
+        that of `rank` is the last relevant one."""
         if len(scores) < rank:
             return -math.inf
         return float(middle(nearest, scores[rank - 1])) - self.reach
@@ -112,18 +113,20 @@ class ColdShard:
         allowed: Bits | None,
         count: int,
         settings: ColdSettings | None = None,
+        ranks: int = RANKS,
     ) -> Found:
         """Up to `depth` of the `count` allowed rows, with exact scores, best first. May find fewer than exist.
 
-        `settings` overrides the shard's own.
+        `settings` overrides the shard's own. They are for recall at RANKS; a search whose first `ranks` matter instead
+        reads more.
         """
         depth = min(depth, count)
         if depth == 0:
             return NOTHING
         settings = settings or self.settings  # read once: another thread may change them
-        wanted = candidates_of(settings, depth, count)
+        wanted = candidates_of(settings, depth, count, ranks)
         if allowed is None or count >= WIDE_SHARE * self.size:
-            return self._nearest_lists(settings, query, depth, wanted, allowed, count / self.size)
+            return self._nearest_lists(settings, query, depth, wanted, allowed, count / self.size, ranks)
         return self._nearest_allowed(settings, query, depth, wanted, allowed, count)
 
     def _ranked(self, query: Floats) -> tuple[Rows, Floats]:
@@ -140,6 +143,7 @@ class ColdShard:
         wanted: int,
         allowed: Bits | None,
         share: float,
+        ranks: int,
     ) -> Found:
         """Scan the lists nearest to the query, then any further lists that may hold better rows.
 
@@ -150,7 +154,7 @@ class ColdShard:
         first = self.first_lists(settings, wanted, share)
         rows = self._scan_lists(query, wanted, order[:first], similarities[:first], allowed)
         found = self._vectors.best(rows, query, depth)
-        horizon = settings.horizon(float(similarities[0]), found[1], depth)
+        horizon = settings.horizon(float(similarities[0]), found[1], min(depth, max(ranks, RANKS)))
         near = int(np.count_nonzero(similarities > horizon))
         if near <= first:
             return found
@@ -211,9 +215,9 @@ class ColdShard:
         return np.diff(ends_of(flags)[self._starts])
 
 
-def candidates_of(settings: ColdSettings, depth: int, count: int) -> int:
-    """How many of `count` rows each scan rescores for an answer of `depth`."""
-    return min(count, max(settings.rescored, OVERSAMPLING * depth))
+def candidates_of(settings: ColdSettings, depth: int, count: int, ranks: int = RANKS) -> int:
+    """How many of `count` rows each scan rescores for an answer of `depth` whose first `ranks` matter."""
+    return min(count, max(settings.rescored, OVERSAMPLING * depth, RANKS_OVERSAMPLING * ranks))
 
 
 @functools.lru_cache(maxsize=1024)

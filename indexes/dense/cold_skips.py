@@ -49,7 +49,11 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class ColdState:
-    """Status for operators. Counts start when this generation is loaded."""
+    """Status for operators. Counts start when this generation is loaded.
+
+    `proven`: queries for which no cold passage could score high enough. `audits`: skips searched anyway, to measure
+    what skipping loses. `stops`: times that skipping stopped because it lost too much.
+    """
 
     state: Literal["always", "never", "learning", "skipping"]
     queries: int = 0

@@ -1,4 +1,4 @@
-"""Between roaring bitmaps and numpy, with no Python object for a row.
+"""Converts between roaring bitmaps and numpy arrays without a Python object per row.
 
 The fastest input pyroaring takes is a sorted `array`, number by number. Where many rows are set, it is several times
 faster to go through the serialised form, which is public (github.com/RoaringBitmap/RoaringFormatSpec):

@@ -13,13 +13,13 @@ A comparison is one slice of the sorted values of a column, found by bisection:
     wide_starts.npy   int64   [wide + 1]  where each of these begins in bitmaps.npy
     bitmaps.npy       uint8   serialised roaring bitmaps
 
-(uint: four bytes, or eight where four do not hold the largest.) A value is wide if it has more than LISTED_MIN rows
+(uint: four bytes, or eight if the largest does not fit in four.) A value is wide if it has more than LISTED_MAX rows
 and more than one in WIDE of the part. Its rows are stored as a bitmap instead, which takes at most two bytes a row and
 loads in microseconds, where building it from listed rows takes hundreds; so nothing needs a cache. A column of single
 values has fewer than WIDE of them, so a range has few to join. The listed rows of a slice of values are contiguous.
 
-Bytes a row of a column: 16 where every number differs, 12 and the text where every string does, 4 and less where
-values repeat, at most an eighth a value where they are wide. Nothing but the directory is on the heap when mapped.
+Bytes per row: 16 if all numbers differ; 12 plus the text if all strings do; 4 or less where values repeat; at most an
+eighth of a byte for each wide value. Nothing but the directory is on the heap when mapped.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from indexes.model import Scalar
 from indexes.residency import Files
 
 WIDE = 64
-LISTED_MIN = 512  # rows: below, building a bitmap is as fast as reading one
+LISTED_MAX = 512  # rows: up to here, building a bitmap is as fast as reading one
 DIRECTORY = "directory.msgpack"
 ARRAYS = ("texts", "offsets", "numbers", "residues", "starts", "rows", "wide", "wide_starts", "bitmaps")
 
@@ -75,7 +75,7 @@ class ColumnData:
         begins = np.flatnonzero(changes(ranks))
         counts = np.diff(begins, append=len(ranks))
         self.values = values.take(firsts[ranks[begins]])
-        self.wide = np.flatnonzero(counts > max(LISTED_MIN, size // WIDE))
+        self.wide = np.flatnonzero(counts > max(LISTED_MAX, size // WIDE))
         self.bitmaps = [
             bitmap_of(rows[begins[at] : begins[at] + counts[at]], size).serialize() for at in self.wide
         ]

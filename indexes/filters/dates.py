@@ -1,6 +1,6 @@
 """Dates in strings: which strings are ISO 8601 dates, and which instants they mean.
 
-Without numpy, because `nearline ingest` asks too and is to start quickly; instants of many texts are in `values`.
+Without numpy, because `nearline ingest` uses it too and must start quickly; instants of many texts are in `values`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime, timedelta
 
-NO_DATE = -(2**63)  # in the place of an instant; no date is that early
+NO_DATE = -(2**63)  # stands for no date; none is that early
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 _DATE_ALIKE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}", re.ASCII)

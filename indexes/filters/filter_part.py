@@ -41,7 +41,7 @@ class Column(ABC):
 
     @abstractmethod
     def ordered(self, ordering: str, bound: Scalar) -> BitMap:
-        """Rows that have a value gt, gte, lt or lte the bound, or (prefix) one that starts with it."""
+        """Rows with a value for which the comparison with `bound` holds (`prefix`: that starts with it)."""
 
     @abstractmethod
     def instants(self) -> Instants:

@@ -9,7 +9,7 @@ Meaning: a value compares with values of its own kind (string, number, boolean).
 is not a number; integers and floats compare exactly, also beyond 2**53. Strings sort by code points, but gt, gte, lt
 and lte with an ISO date compare instants, and only strings that are dates match them (`dates`). A list matches a
 comparison if one of its values does; an empty list is no value. `ne` and `nin` are the complement of `eq` and `in`:
-documents without the key match them. What no value can satisfy is an error (`satisfiable`).
+documents without the key match them. A key or kind of value that no passage has is an error (`satisfiable`).
 
 `filter_part` finds the rows that satisfy a filter.
 """
@@ -46,7 +46,7 @@ class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def instant(self) -> int | None:
-        """The bound, where it is a date and the comparison one of instants."""
+        """The bound as an instant, if it is a date in a comparison of instants."""
         if self.type not in ORDERINGS or not isinstance(self.value, str):
             return None
         instant = instant_of(self.value)

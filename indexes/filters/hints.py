@@ -38,7 +38,7 @@ DEPTH_MAX = 8
 
 
 def about(value: dict[str, Any], is_filter: Callable[[object], bool]) -> tuple[str, str]:
-    """Why an object without a type of ours is no filter and how it should look; and the field at fault, or "".
+    """Why an object without a known type is not a filter and how it should look; and the field at fault, or "".
 
     `is_filter` says whether a suggestion is one.
     """

@@ -1,4 +1,4 @@
-"""Refuses a filter that asks for what no value is: a key nobody has, a kind of value that the key never holds.
+"""Rejects filters on a metadata key, or a kind of value, that no passage has, wherever in the filter it stands.
 
 Such a filter is nearly always a slip, and an empty answer would hide it; or, with `ne` or `not`, an answer that is
 everything, in front of a deletion. A value that merely does not occur is no error. Removed passages still count until

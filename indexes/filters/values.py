@@ -63,7 +63,7 @@ class Texts:
         return offsets[1:] - offsets[:-1]
 
     def slice_of(self, comparison: str, value: Scalar) -> tuple[int, int]:
-        """In sorted, distinct texts: those that are eq, gt, gte, lt or lte the value, or (prefix) start with it."""
+        """Range of the sorted, distinct texts for which the comparison with `value` holds."""
         wanted = self.comparable(value)
         low = bisect.bisect_left(self, wanted)
         if comparison == "prefix":
@@ -171,7 +171,7 @@ class Numbers:
         return int(key) + residue if key.is_integer() else key
 
     def slice_of(self, comparison: str, value: Scalar) -> tuple[int, int]:
-        """In sorted, distinct numbers: those that are eq, gt, gte, lt or lte the value."""
+        """Range of the sorted, distinct numbers for which the comparison with `value` holds."""
         key, residue = self.comparable(value)
         low = bisect.bisect_left(self._keys, key)
         high = bisect.bisect_right(self._keys, key, low)
@@ -207,7 +207,7 @@ Values = Texts | Numbers
 
 
 def ranked(values: Values) -> tuple[Positions, Positions]:
-    """Where each distinct value is found, the values ascending; and each value's place among the distinct."""
+    """Position of each distinct value, in ascending order of the values; and each value's rank among them."""
     order, distinct = values.order()
     ranks = np.empty(len(values), np.int64)
     ranks[order] = np.cumsum(distinct) - 1
@@ -215,11 +215,11 @@ def ranked(values: Values) -> tuple[Positions, Positions]:
 
 
 def _slice(comparison: str, low: int, high: int, size: int) -> tuple[int, int]:
-    """Of `size` sorted values, those that are eq, gt, gte, lt or lte one, where low to high are equal to it."""
+    """Range of `size` sorted values for which the comparison with a value holds that low to high are equal to."""
     begin = {"lt": 0, "lte": 0, "gt": high}.get(comparison, low)
     return begin, {"lt": low, "gt": size, "gte": size}.get(comparison, high)
 
 
 def narrow(offsets: Positions) -> NDArray[np.unsignedinteger]:
-    """In four bytes each, if the last and largest fits."""
+    """Four bytes each, if the last and largest fits."""
     return offsets.astype(np.uint32 if offsets[-1] < 2**32 else np.uint64)

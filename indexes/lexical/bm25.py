@@ -102,12 +102,14 @@ class Statistics:
 class WeightedQuery:
     """A query ready to score: each term with idf times its count in the query, and the mean passage length.
 
-    `met` keeps the postings that `weigh` found in each part, so scoring does not look terms up again.
+    `bound` is the score of a passage that held all terms, those that no passage holds too, as often as can be. `met`
+    keeps the postings that `weigh` found in each part, so scoring does not look terms up again.
     """
 
     weights: tuple[tuple[str, float], ...]
     mean_length: float
     bm25: Bm25
+    bound: float
     met: tuple[tuple[LexicalPart, tuple[Postings, ...]], ...] = field(default=(), compare=False, repr=False)
 
     def postings_in(self, part: LexicalPart) -> Sequence[Postings]:
@@ -135,16 +137,21 @@ def weigh(
     counts = query_terms(text, language, others)
     met = [[part.postings(term) for term in counts] for part in parts]
     weights = {}
+    mass = 0.0
     for at, (term, count) in enumerate(counts.items()):
         held = sum(len(postings[at][0]) for postings in met)
+        df = max(held - sum(dead.get(term, 0) for dead in statistics.dead), 1) if held else 0
+        rest = max(statistics.passages - df, 0)
+        weight = count * math.log1p((rest + 0.5) / (df + 0.5))
+        if held or count >= 1:  # below 1: what a word would be in another language, which is no word missed
+            mass += weight
         if held:
-            df = max(held - sum(dead.get(term, 0) for dead in statistics.dead), 1)
-            rest = max(statistics.passages - df, 0)
-            weights[at] = (term, count * math.log1p((rest + 0.5) / (df + 0.5)))
+            weights[at] = (term, weight)
     return WeightedQuery(
         tuple(weights.values()),
         max(statistics.length / max(statistics.passages, 1), 1e-9),
         bm25,
+        mass * (bm25.k1 + 1),
         tuple((part, tuple(found[at] for at in weights)) for part, found in zip(parts, met, strict=True)),
     )
 

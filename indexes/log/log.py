@@ -236,10 +236,10 @@ class Log(LogReader):
         name = f"{self.path.parent.name}/{self.path.name}"
         if free < size:
             raise DiskFull(
-                f"{name} has log format {self.format_version}. To bring it to format {FORMAT_VERSION} it is copied, "
-                f"which takes {size} bytes, and {free} are free"
+                f"{name} has log format {self.format_version}. Migrating it to format {FORMAT_VERSION} needs "
+                f"{size} bytes for a copy; {free} are free"
             )
-        logger.info("%s is brought from log format %d to %d", name, self.format_version, FORMAT_VERSION)
+        logger.info("%s is migrated from log format %d to %d", name, self.format_version, FORMAT_VERSION)
         until = time.monotonic() + READ_ELSEWHERE_S_MAX
         try:
             copy = Copy(self.path)

@@ -140,6 +140,12 @@ class LogReader:
         rows = self._rows(f"{ONE_DOCUMENT} WHERE id = ?", (document_id,))
         return as_document(rows[0]) if rows else None
 
+    def known(self, document_ids: Iterable[str]) -> set[str]:
+        """Those among these ids that documents have."""
+        wanted = msgspec.json.encode(list(document_ids)).decode()
+        sql = "SELECT id FROM documents WHERE id IN (SELECT value FROM json_each(?))"
+        return {one for (one,) in self._rows(sql, (wanted,))}
+
     def upsert_of(self, document_id: str) -> Upsert | None:
         """The upsert that would recreate this document with its passages and vectors; None if it does not exist."""
         with self.transaction() as db:
@@ -243,8 +249,8 @@ def require_format(meta: Mapping[str, str], path: Path) -> int:
 
 
 def searchable_text(title: str, text: str) -> str:
-    """The text of a passage that is indexed: its document's title, then its own text."""
-    return f"{title}\n{text}" if title else text
+    """The text of a passage that is indexed: its document's title, then its own text. Either may be empty."""
+    return f"{title}\n{text}" if title and text else title or text
 
 
 def as_passage(row: Any) -> StoredPassage:

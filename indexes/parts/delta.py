@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexes.arrays import find_sorted
+from indexes.dense.cold import RANKS
 from indexes.dense.vectors import NOTHING, Found, StoredVectors
 from indexes.filters.index import GrowingFilters
 from indexes.lexical.postings import GrowingLexical
@@ -80,11 +81,17 @@ class DeltaView:
     def tier_rows(self) -> dict[Tier, range]:
         return {"delta": range(self.size)}
 
-    def nearest(self, query: Floats, depth: int, allowed: Bits | None, scan_max: int) -> Found:
+    def nearest(
+        self, query: Floats, depth: int, allowed: Bits | None, scan_max: int, ranks: int = RANKS
+    ) -> Found:
         return scan(self, query, depth, allowed)
 
-    def nearest_warm(self, query: Floats, depth: int, allowed: Bits | None, scan_max: int) -> Found:
+    def nearest_warm(
+        self, query: Floats, depth: int, allowed: Bits | None, scan_max: int, ranks: int = RANKS
+    ) -> Found:
         return self.nearest(query, depth, allowed, scan_max)
 
-    def nearest_cold(self, query: Floats, depth: int, allowed: Bits | None, scan_max: int) -> Found:
+    def nearest_cold(
+        self, query: Floats, depth: int, allowed: Bits | None, scan_max: int, ranks: int = RANKS
+    ) -> Found:
         return NOTHING

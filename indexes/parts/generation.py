@@ -36,7 +36,7 @@ from indexes.parts.part import search_graph
 from indexes.residency import Files
 
 LOWEST = "lowest.npy"
-WARM_SHARES = 3  # times its share of the passages: results the hot tier may fill before a deeper search
+HOT_DEPTH_FACTOR = 3  # first search the hot tier for this many times its proportional share of the answer
 HOT, COLD = np.int8(TIERS.index("hot")), np.int8(TIERS.index("cold"))
 
 
@@ -101,13 +101,15 @@ class Generation:
     def tier_rows(self) -> dict[Tier, range]:
         return {"hot": range(self.manifest.hot), "cold": range(self.manifest.hot, self.size)}
 
-    def nearest(self, query: Floats, depth: int, allowed: Bits | None, scan_max: int) -> Found:
+    def nearest(
+        self, query: Floats, depth: int, allowed: Bits | None, scan_max: int, ranks: int = RANKS
+    ) -> Found:
         """Search hot, then cold. Both return exact scores, so results merge by score."""
         if allowed is not None and count_bits(allowed) <= scan_max:
             return self.vectors.nearest(query, depth, among(allowed))
         expected = self.warm_depth(depth)
         hot = self.nearest_warm(query, expected, allowed, scan_max)
-        cold = self.nearest_cold(query, depth, allowed, scan_max)
+        cold = self.nearest_cold(query, depth, allowed, scan_max, ranks)
         found = merge(hot, cold, depth)
         if len(hot[0]) == expected < depth and (len(found[0]) < depth or hot[1][-1] >= found[1][-1]):
             # Every hot candidate made the answer, so more hot rows may belong in it: search to the full depth.
@@ -119,9 +121,11 @@ class Generation:
 
         Graph search time grows with depth, and a hot tenth seldom holds more than a tenth of the answer.
         """
-        return min(depth, RANKS + WARM_SHARES * depth * self.manifest.hot // max(self.size, 1))
+        return min(depth, RANKS + HOT_DEPTH_FACTOR * depth * self.manifest.hot // max(self.size, 1))
 
-    def nearest_warm(self, query: Floats, depth: int, allowed: Bits | None, scan_max: int) -> Found:
+    def nearest_warm(
+        self, query: Floats, depth: int, allowed: Bits | None, scan_max: int, ranks: int = RANKS
+    ) -> Found:
         if self._hot is None:
             return NOTHING
         hot = self.manifest.hot
@@ -135,7 +139,9 @@ class Generation:
                 return found
         return self._scan(query, depth, bits, self.tier_rows()["hot"])
 
-    def nearest_cold(self, query: Floats, depth: int, allowed: Bits | None, scan_max: int) -> Found:
+    def nearest_cold(
+        self, query: Floats, depth: int, allowed: Bits | None, scan_max: int, ranks: int = RANKS
+    ) -> Found:
         if self._cold is None:
             return NOTHING
         cold = self.tier_rows()["cold"]
@@ -144,7 +150,7 @@ class Generation:
             return NOTHING
         if allowed is not None and count <= scan_max:
             return self._scan(query, depth, allowed, cold)
-        found = self._cold.nearest(query, depth, allowed, count)
+        found = self._cold.nearest(query, depth, allowed, count, ranks=ranks)
         if len(found[0]) < min(depth, count):
             # The probed lists hold too few allowed rows: scan all allowed rows.
             return self._scan(query, depth, allowed, cold)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from indexes.dense.cold import ColdSettings
 from indexes.dense.training import Training
@@ -30,10 +31,19 @@ class Moves(msgspec.Struct, frozen=True):
     to_cold: int = 0
 
 
+class Evidence(msgspec.Struct, frozen=True):
+    """What measured recalls rest on: the kind and number of queries, and a 95 percent interval for each recall."""
+
+    source: str
+    queries: int
+    intervals: dict[str, tuple[float, float]]
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Description of a generation.
 
-    Recalls are recall@10, measured by the builder on the loaded index; `peak_bytes` is the builder's memory by stage.
+    Recalls are recall@10, measured by the builder on the loaded index; earlier versions left no `evidence` of them.
+    `peak_bytes` is the builder's memory by stage.
     """
 
     format_version: int = FORMAT_VERSION
@@ -50,6 +60,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     training: Training
     search: ColdSettings
     recall: dict[str, float]
+    evidence: Evidence | UnsetType = UNSET
     built_ms: int
     build_s: float
     peak_bytes: dict[str, int]

@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from indexes.dense.cold import RANKS
 from indexes.dense.hot import HotGraph
 from indexes.dense.vectors import NOTHING, Found, StoredVectors, among, within
 from indexes.filters.filter_part import FilterPart
@@ -34,7 +35,7 @@ class Part(Protocol):
     def filters(self) -> FilterPart: ...
     @property
     def bytes(self) -> int:
-        """Memory held by the part, excluding memory-mapped files."""
+        """Memory held by the part, excluding what is counted elsewhere: files, and a delta's postings."""
         ...
 
     def tier_bytes(self) -> dict[Tier, int]:
@@ -51,18 +52,25 @@ class Part(Protocol):
         """The rows of each tier the part holds."""
         ...
 
-    def nearest(self, query: Floats, depth: int, allowed: Bits | None, scan_max: int) -> Found:
-        """Up to `depth` allowed rows with exact scores, best first; fewer only if fewer are allowed.
+    def nearest(
+        self, query: Floats, depth: int, allowed: Bits | None, scan_max: int, ranks: int = RANKS
+    ) -> Found:
+        """Up to `depth` allowed rows, best first; fewer only if fewer are allowed. Scores are exact to float16.
 
-        If a filter or deletions leave at most `scan_max` rows of a tier, they are scanned exactly.
+        The first `ranks` are found with the recall that the settings were chosen for, those behind them with less.
+        With at most `scan_max` allowed rows a part may scan them exactly; each decides where that is cheaper.
         """
         ...
 
-    def nearest_warm(self, query: Floats, depth: int, allowed: Bits | None, scan_max: int) -> Found:
+    def nearest_warm(
+        self, query: Floats, depth: int, allowed: Bits | None, scan_max: int, ranks: int = RANKS
+    ) -> Found:
         """`nearest` over all rows except the cold ones."""
         ...
 
-    def nearest_cold(self, query: Floats, depth: int, allowed: Bits | None, scan_max: int) -> Found:
+    def nearest_cold(
+        self, query: Floats, depth: int, allowed: Bits | None, scan_max: int, ranks: int = RANKS
+    ) -> Found:
         """`nearest` over the cold rows only."""
         ...
 

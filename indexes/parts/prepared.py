@@ -52,7 +52,10 @@ class Selected:
 
 
 def select(parts: Sequence[Visible], condition: Filter | None) -> list[Selected]:
-    """The live rows of each part that match the filter. Raises InvalidInput if nothing can ever match it."""
+    """The live rows of each part that match the filter.
+
+    Raises InvalidInput for a key or kind of value that no passage has.
+    """
     if condition is None:
         return [Selected(visible, visible.alive, visible.by_tier) for visible in parts]
     require_satisfiable(condition, [visible.part.filters for visible in parts])
@@ -115,7 +118,9 @@ class Prepared:
         if watch is not None and (self.query.condition is None or watch.policy.mode == "never"):
             return self._sparing(vector, watch, tiers)
         rankings = [
-            as_ranking(chosen.part, chosen.part.nearest(vector, depth, chosen.allowed, self._scan_max))
+            as_ranking(
+                chosen.part, chosen.part.nearest(vector, depth, chosen.allowed, self._scan_max, self.query.k)
+            )
             for chosen in self.selection
             if chosen.count
         ]
@@ -144,13 +149,19 @@ class Prepared:
 
     def _of(self, chosen: Selected, vector: Floats, *, cold: bool) -> Ranking:
         nearest = chosen.part.nearest_cold if cold else chosen.part.nearest_warm
-        return as_ranking(chosen.part, nearest(vector, self.query.depth, chosen.allowed, self._scan_max))
+        found = nearest(vector, self.query.depth, chosen.allowed, self._scan_max, self.query.k)
+        return as_ranking(chosen.part, found)
 
     def _why_no_cold(self, tiers: tuple[Tier, ...]) -> str | None:
         if "cold" in tiers:
             return None
         held = any(visible.by_tier.get("cold") for visible in self._parts)
         return NO_COLD_MATCH if held else NO_COLD
+
+    @property
+    def lexical_bound(self) -> float:
+        """The BM25 score of a passage that held every word of the query as often as can be; 0 without a text."""
+        return 0.0 if self._weighed is None else self._weighed.bound
 
     def scores(self, ids: Ids) -> tuple[Floats, Floats]:
         """Dense and BM25 scores of any passages; NaN if a passage is in no part or the query lacks that searcher."""

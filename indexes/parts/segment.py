@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from indexes.arrays import find_sorted
 from indexes.courtesy import GoOn, nobody_waits
 from indexes.dense.codes import Codes, rescored_for
+from indexes.dense.cold import RANKS
 from indexes.dense.vectors import NOTHING, Found, StoredVectors
 from indexes.filters.columns import SealedFilters
 from indexes.lexical.building import merge_sealed
@@ -101,7 +102,9 @@ class Segment:
     def tier_rows(self) -> dict[Tier, range]:
         return {"hot": range(self.size)}
 
-    def nearest(self, query: Floats, depth: int, allowed: Bits | None, scan_max: int) -> Found:
+    def nearest(
+        self, query: Floats, depth: int, allowed: Bits | None, scan_max: int, ranks: int = RANKS
+    ) -> Found:
         count = self.size if allowed is None else count_bits(allowed)
         enough = rescored_for(depth)
         # With this few rows, at least half would be rescored anyway: scan them all.
@@ -123,10 +126,14 @@ class Segment:
         kept: Rows = rows[bits_at(allowed, rows)][:enough]
         return kept if len(kept) == enough else None
 
-    def nearest_warm(self, query: Floats, depth: int, allowed: Bits | None, scan_max: int) -> Found:
+    def nearest_warm(
+        self, query: Floats, depth: int, allowed: Bits | None, scan_max: int, ranks: int = RANKS
+    ) -> Found:
         return self.nearest(query, depth, allowed, scan_max)
 
-    def nearest_cold(self, query: Floats, depth: int, allowed: Bits | None, scan_max: int) -> Found:
+    def nearest_cold(
+        self, query: Floats, depth: int, allowed: Bits | None, scan_max: int, ranks: int = RANKS
+    ) -> Found:
         return NOTHING
 
 

@@ -61,18 +61,18 @@ class Shelf:
             try:
                 found[number] = read_manifest(self.path(number))
             except (Damaged, NotFound) as error:
-                logger.warning("generation %d is of no use: %s", number, error.message)
+                logger.warning("generation %d is unusable: %s", number, error.message)
         return found
 
     def before(self, live: int, floor: float) -> int:
         """The newest generation before the live one that meets this recall floor. Raises Conflict if there is none."""
         earlier = {number: one for number, one in self.manifests().items() if number < live}
         low = {number: reason for number, one in earlier.items() if (reason := one.below(floor))}
-        whole = [number for number in earlier if number not in low]
-        if not whole:
+        eligible = [number for number in earlier if number not in low]
+        if not eligible:
             passed_over = "".join(f"; generation {number} has {reason}" for number, reason in low.items())
             raise Conflict(f"there is no earlier generation to roll back to{passed_over}")
-        return whole[-1]
+        return eligible[-1]
 
     def require_recall(self, number: int, floor: float) -> None:
         """If a generation measured below the floor, move it aside and raise RecallTooLow. Exempts the live one."""

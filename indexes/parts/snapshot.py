@@ -39,7 +39,7 @@ class QueryLanguage:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One frozen view of a collection. Safe from any thread.
+    """One frozen view of a collection, but for the term counts of `Visible`. Safe from any thread.
 
     `content`, 32 bytes, is equal for snapshots of equal documents, in any collection (`log.content`).
     """
@@ -53,7 +53,8 @@ class Snapshot:
     watch: ColdSkipper | None = None
 
     def prepare(self, query: Query) -> Prepared:
-        """Prepare a query. The methods of the result raise InvalidInput for a filter that nothing can ever match."""
+        """Prepare a query. The methods of the result raise InvalidInput for a filter on a key or kind of
+        value that no passage has."""
         weighed = None
         if query.text is not None:
             lexical = [visible.part.lexical for visible in self.parts]

@@ -16,8 +16,9 @@ import os
 import platform
 import shutil
 import sys
+import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields, replace
 from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
@@ -37,7 +38,7 @@ from indexes.lexical import analysis
 from indexes.lexical.building import LexicalBuilder
 from indexes.log.reader import LogReader, decode_metadata
 from indexes.memory import PeakMemory
-from indexes.model import Ids, Progress
+from indexes.model import Floats, Ids, Progress
 from indexes.parts.generation import Generation
 from indexes.parts.manifest import MANIFEST, Manifest, Moves, read_manifest, seal_files
 from indexes.parts.shelf import Shelf
@@ -50,7 +51,8 @@ from indexes.residency import Files
 
 @dataclass(frozen=True, slots=True)
 class BuildRequest:
-    """What to build: the log of `collection` up to `seq`, where the newest passage is `last_passage`."""
+    """What to build: the log of `collection` up to `seq`, where the newest passage is `last_passage`. `queries` is the
+    path of a .npy file of float32 unit vectors [n, dimensions] that users asked; empty: measure with synthetic ones."""
 
     collection: str
     number: int
@@ -60,25 +62,34 @@ class BuildRequest:
     recall_target: float
     threads: int
     recall_floor: float = 0.0
+    queries: str = ""
 
 
 class Rebuild:
     """One build in a child process. `run` blocks until it ends, so not on the event loop; `cancel` kills the child."""
 
-    def __init__(self, request: BuildRequest, *, timeout_s: float) -> None:
+    def __init__(self, request: BuildRequest, *, timeout_s: float, queries: Floats | None = None) -> None:
+        """`queries` as in BuildRequest."""
         self.request = request
+        self._queries = queries
         what = f"build of generation {request.number}"
         self.child = Child("indexes.rebuild.builder", int, what=what, timeout_s=timeout_s)
         self.cancel = self.child.cancel
 
     def run(self, progress: Progress) -> int:
         """Returns the number of the sealed generation. Raises like `Child.run`."""
-        try:
-            return self.child.run(self.request, progress)
-        finally:
-            # A killed builder cannot clean up after itself, and the next one may need the disk space.
-            if self.child.pid is not None:
-                Shelf(Path(self.request.collection)).sweep(builder=self.child.pid)
+        with tempfile.TemporaryDirectory(prefix="nearline-build-") as folder:
+            request = self.request
+            if self._queries is not None:
+                path = Path(folder) / "queries.npy"
+                np.save(path, self._queries)
+                request = replace(request, queries=str(path))
+            try:
+                return self.child.run(request, progress)
+            finally:
+                # A killed builder cannot clean up after itself, and the next one may need the disk space.
+                if self.child.pid is not None:
+                    Shelf(Path(request.collection)).sweep(builder=self.child.pid)
 
 
 def build(request: BuildRequest, progress: Progress) -> int:
@@ -123,7 +134,10 @@ def build_watched(request: BuildRequest, progress: Progress, peaks: dict[str, in
         failpoints.reach("build.texts_written")
         manifest = first_manifest(request, log, rows, moves)
         progress("measure", 0, 1)
-        measured = choose_settings(Generation(draft, manifest), request.recall_target, request.recall_floor)
+        asked = np.load(request.queries) if request.queries else None
+        measured = choose_settings(
+            Generation(draft, manifest), request.recall_target, request.recall_floor, asked
+        )
         failpoints.reach("build.measured")
         write_manifest(draft, manifest, measured, time.monotonic() - started, dict(peaks))
         failpoints.reach("build.manifest_written")
@@ -203,7 +217,11 @@ def write_manifest(
     draft: Path, manifest: Manifest, measured: Measured, build_s: float, peaks: dict[str, int]
 ) -> None:
     final = msgspec.structs.replace(
-        manifest, **asdict(measured), build_s=round(build_s, 3), peak_bytes=peaks, files=seal_files(draft)
+        manifest,
+        **{field.name: getattr(measured, field.name) for field in fields(measured)},
+        build_s=round(build_s, 3),
+        peak_bytes=peaks,
+        files=seal_files(draft),
     )
     (draft / MANIFEST).write_bytes(with_checksum(final))
 

@@ -11,10 +11,12 @@ import logging
 from pathlib import Path
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from indexes.dense.cold import ColdSettings
 from indexes.durable import publish, with_checksum
 from indexes.parts.generation import Generation
+from indexes.parts.manifest import Evidence
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +25,7 @@ FILE = "search.json"
 
 
 class TunedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`recall`: recall@10 by tier, on held-out queries; `seal`: the manifest's SHA-256."""
+    """`recall`: recall@10 by tier, on held-out queries, with its `evidence`; `seal`: the manifest's SHA-256."""
 
     format_version: int = FORMAT_VERSION
     recall_target: float
@@ -32,6 +34,7 @@ class TunedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ef: int
     search: ColdSettings
     recall: dict[str, float]
+    evidence: Evidence | UnsetType = UNSET
     chosen_ms: int
     sha256: str = ""
 

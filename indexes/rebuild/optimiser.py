@@ -17,34 +17,37 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import UNSET, UnsetType
 
 from indexes.dense.cold import ColdSettings
 from indexes.dense.forecast import Forecast
 from indexes.dense.vectors import Found, search_with_one_thread
 from indexes.model import Floats, Progress, Tier
 from indexes.parts.generation import Generation
+from indexes.parts.manifest import Evidence
+from indexes.rebuild.shares import Share
 from indexes.rebuild.truth import (
     Counts,
     K,
     Truth,
     found_of,
+    halves,
     random_filter,
     synthetic_queries,
     true_neighbours,
 )
 
 DEPTH = 100  # the default of `search.candidates` in the configuration
-QUERIES = 300  # per build
+QUERIES = 800  # synthetic, per build: half of them to choose by, half to measure with
 EFS = (10, 14, 20, 28, 40, 56, 80, 112, 160, 224, 320, 512)
 PROBED_64THS = (1, 2, 4, 6, 8, 16, 32, 64)  # fractions of the lists to probe
 REACHES = (0.0, 0.1, 0.16, 0.2, 0.22, 0.24, 0.26, 0.28, 0.3, 0.32, 0.34, 0.36, 0.4, 0.5)
 RESCORED = (50, 70, 100, 140, 200, 300, 400)
+FILTERED_QUERIES = 300
 FILTERED_SHARES = (0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
 STEP = 0.002  # minimum gain in predicted recall between tried list settings
 PREDICTED_BELOW = 0.005  # by how much a prediction of recall may be too low
 TRIED_BEYOND = 3  # more expensive list settings to try: they may allow a cheaper `ef`
-CONFIDENT = 1.645  # standard errors: one-sided 95 percent
-MISS_MAX = 0.005  # by how much recall on new queries may miss the target
 TIER_SLACK = 0.02  # by how much one tier may miss it if the other compensates
 TIER_MIN = 100  # minimum of true neighbors in a tier for its own recall to count
 
@@ -86,24 +89,37 @@ class Optimum:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """For the manifest: settings, and recall@10 by cohort on the queries used to choose them."""
+    """For the manifest: settings, and recall@10 by cohort on queries they were not chosen by, with its evidence."""
 
     ef: int
     search: ColdSettings
     recall: dict[str, float]
+    evidence: Evidence | UnsetType = UNSET
 
 
-def choose_settings(generation: Generation, target: float, floor: float) -> Measured:
-    """Settings for a new generation, by synthetic queries: if none reach the target, those with the highest recall."""
+def choose_settings(
+    generation: Generation, target: float, floor: float, asked: Floats | None = None
+) -> Measured:
+    """Settings for a new generation, by real queries that were `asked`, else by synthetic ones. If none reach the
+    target, those with the highest recall."""
     if not generation.size:
         return Measured(*generation.search_settings, {})
-    truth = true_neighbours(generation, synthetic_queries(generation, QUERIES, seed=5))
+    queries = synthetic_queries(generation, QUERIES, seed=5) if asked is None else asked
+    truth, other = halves(true_neighbours(generation, queries))
     best = optimise(generation, truth, target, floor).best
-    recall = {name: share.recall for name, share in shares(best, truth).items()}
-    search: ColdSettings = best.cold.setting
+    ef, search = best.hot.setting, best.cold.setting
+    measured = shares(retried(generation, ef, search, other), other)
+    recall = {name: share.recall for name, share in measured.items()}
     if generation.manifest.cold:
-        search, recall["cold_filtered"] = cover_filters(generation, search, truth.queries, target)
-    return Measured(best.hot.setting, search, {name: round(value, 4) for name, value in recall.items()})
+        search, recall["cold_filtered"] = cover_filters(
+            generation, search, truth.queries[:FILTERED_QUERIES], target
+        )
+    evidence = Evidence(
+        "synthetic queries" if asked is None else "logged queries",
+        len(other.queries),
+        {name: (round(share.low, 4), round(share.high, 4)) for name, share in measured.items()},
+    )
+    return Measured(ef, search, {name: round(value, 4) for name, value in recall.items()}, evidence)
 
 
 def optimise(
@@ -195,15 +211,31 @@ def try_tier(generation: Generation, tier: Tier, settings: Sequence[Any], truth:
     return trials
 
 
-def choose(pairs: Sequence[Pair], truth: Truth, target: float, floor: float) -> tuple[Pair, bool]:
-    """The cheapest (first) pair that reaches the target, and True; else the one with the highest recall, and False.
+def retried(generation: Generation, ef: int, search: ColdSettings, truth: Truth) -> Pair:
+    """These settings, measured on other queries."""
+    hot, cold = (
+        try_tier(generation, tier, [one], truth)[0]
+        for tier, one in zip(("hot", "cold"), (ef, search), strict=True)
+    )
+    return Pair(hot, cold)
 
-    A tier with at least TIER_MIN true neighbors must stay within TIER_SLACK of the target and not below the floor.
+
+def choose(pairs: Sequence[Pair], truth: Truth, target: float, floor: float) -> tuple[Pair, bool]:
+    """The cheapest (first) pair whose recall reaches the target by its lower bound, and True; else the one with the
+    highest recall, and False.
+
+    A tier with at least TIER_MIN true neighbors must not be surely further below the target than TIER_SLACK, nor below
+    the floor: by its upper bound. By the lower one, a few losses in a tier with few neighbors would rule out what is
+    cheaper and finds more.
     """
     held = [name for name, counts in truth.wanted.items() if counts.sum() >= TIER_MIN]
-    least = {**dict.fromkeys(held, max(floor, target - TIER_SLACK)), "all": target}
+    least = dict.fromkeys(held, max(floor, target - TIER_SLACK))
     for pair in pairs:
-        if all(share.sure >= least.get(name, 0) for name, share in shares(pair, truth).items()):
+        found = shares(pair, truth)
+        total = found.pop("all")
+        if total.sure >= target and all(
+            share.recall + share.margin >= least.get(name, 0) for name, share in found.items()
+        ):
             return pair, True
     return max(pairs, key=lambda pair: (int(pair.found["all"].sum()), -pair.us)), False
 
@@ -234,33 +266,6 @@ def filtered_recall(generation: Generation, queries: Floats) -> Callable[[ColdSe
         return sum(found) / sum(map(len, best))
 
     return measure
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """Recall on a sample of queries, and its standard error."""
-
-    recall: float
-    error: float
-
-    @staticmethod
-    def of(found: Counts, wanted: Counts) -> Share:
-        """The error is that of a ratio of sums over queries: misses are clustered, as one search often misses many."""
-        total = int(wanted.sum())
-        if not total:
-            return Share(1.0, 0.0)
-        recall = int(found.sum()) / total
-        spread = float(np.square(found - recall * wanted).sum())
-        return Share(recall, float(np.sqrt(spread * len(found) / max(len(found) - 1, 1))) / total)
-
-    @property
-    def margin(self) -> float:
-        """By how much this recall must exceed a target, so that other queries do not miss it by more than MISS_MAX."""
-        return max(0.0, CONFIDENT * self.error - MISS_MAX)
-
-    @property
-    def sure(self) -> float:
-        return self.recall - self.margin
 
 
 def shares(pair: Pair, truth: Truth) -> dict[str, Share]:

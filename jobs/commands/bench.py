@@ -109,16 +109,46 @@ def cold(passages: int, **options: Any) -> None:
     measure("cold", run, passages, options)
 
 
+@command.command(epilog="Example: nearline bench ranking --data judged --sets scifact --queries 200")
+@option(
+    "--data",
+    None,
+    "Folder of judged sets: corpus.jsonl.gz, queries.jsonl.gz and qrels.tsv each.",
+    FILE,
+    required=True,
+)
+@option("--sets", (), "One of them; may be repeated. [default: all]", multiple=True)
+@option("--queries", 500, "Asked of each set, or of each language of one.", COUNT)
+@option("--hot", 0.1, "Share of the passages kept hot.", click.FloatRange(0, 1))
+@option("--model", None, "Model to embed with. [default: the configured one]")
+@option("--against", None, "Another model, measured alike; the differences are a table of their own.")
+@option("--together/--apart", False, "All languages of a set in one collection, or each in its own.")
+@OUT
+@JSON
+def ranking(data: Path, out: Path, as_json: bool, **options: Any) -> None:
+    """Measure nDCG@10 of every way of searching on judged collections. Collections stay in --out for the next run."""
+    from jobs.benchmark.ranking import run
+
+    publish("ranking", options, run(data, out, errors.print, **options), out, as_json)
+
+
 def measure(name: str, run: Any, texts: int, options: dict[str, Any], *, vectors: bool = True) -> None:
     """Run a bench on `texts` texts in a temporary folder; write its report and print it."""
-    from jobs.benchmark.report import report
+    from jobs.benchmark.report import TURNS
     from jobs.benchmark.texts import gather
 
     corpora, out, as_json = (options.pop(name) for name in ("corpus", "out", "as_json"))
     material = gather(corpora, texts, out, errors.print, vectors=vectors)
     with tempfile.TemporaryDirectory(prefix="nearline-bench-") as folder:
         tables, notes = run(material, Path(folder), errors.print, **options)
-    made = report(name, {"passages": texts, **options}, tables, notes)
+    publish(name, {"passages": texts, **options}, (tables, [*TURNS, *notes]), out, as_json)
+
+
+def publish(name: str, settings: dict[str, Any], found: Any, out: Path, as_json: bool) -> None:
+    """Write the report of a bench's tables and notes, and print it."""
+    from jobs.benchmark.report import report
+
+    made = report(name, settings, *found)
     path = made.write(out)
     if as_json:
         print_json(made)

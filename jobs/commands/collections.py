@@ -21,6 +21,7 @@ from jobs.commands.options import (
     print_json,
     print_result,
 )
+from jobs.commands.rebuilds import interval_of
 from retrieval.client import Client
 
 NAME = click.argument("name")
@@ -77,8 +78,10 @@ def show(name: str, url: str, as_json: bool) -> None:
         "to erase": megabytes(found["owed_bytes"]) + since(found["owed_since_ms"]),
         "generation": f"{found['generation']}, kept: {', '.join(map(str, found['generations'])) or 'none'}",
         "rebuild": rebuild_of(found["rebuild_due"]),
-        "recall@10 measured": ", ".join(f"{tier} {value:.3f}" for tier, value in found["recall"].items())
-        or "not yet",
+        "recall@10 measured": (
+            ", ".join(f"{tier} {value:.3f}" for tier, value in found["recall"].items()) or "not yet"
+        )
+        + interval_of(found["recall_evidence"]),
         "last operation": f"seq {found['seq']}",
         "index memory": f"{megabytes(found['memory_bytes'])}, resident files {megabytes(found['resident_bytes'])}, "
         f"mapped files {megabytes(found['mapped_bytes'])}",

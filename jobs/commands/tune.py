@@ -14,11 +14,9 @@ from rich.table import Table
 
 from indexes.model import Progress
 from jobs.commands.options import COLLECTION, JSON, PATH, URL, console, print_json, require_matplotlib, stages
-from jobs.evaluation.asking import Asker
 from jobs.evaluation.private import served
 from jobs.evaluation.queries import from_log
-from jobs.evaluation.rankings import suggest_weights
-from jobs.judgements import read_judgements, read_queries
+from jobs.judgements import read_queries
 from retrieval.client import Client, failure_of
 
 
@@ -35,7 +33,6 @@ from retrieval.client import Client, failure_of
 @click.option(
     "--query-log", type=PATH, help="Instead: a collection's queries.jsonl, the sample of its users' queries."
 )
-@click.option("--qrels", type=PATH, help="Judgments (query, document, grade): suggests fusion weights.")
 @click.option("--data", type=PATH, help="Tune in a data directory that no service uses, without one.")
 @click.option("--config", type=PATH, help="With --data: the TOML file that `nearline serve` is given.")
 @click.option("--plot", "picture", type=PATH, help="Write the curve as SVG.")
@@ -47,7 +44,6 @@ def command(
     recall_target: float,
     queries: Path | None,
     query_log: Path | None,
-    qrels: Path | None,
     data: Path | None,
     config: Path | None,
     picture: Path | None,
@@ -56,7 +52,6 @@ def command(
 ) -> None:
     """Find the cheapest search settings that reach a recall, on this machine, and use them from now on."""
     for wrong, words in (
-        (qrels and not queries, "--qrels needs --queries"),
         (config and not data, "--config needs --data"),
         (queries and query_log, "--queries and --query-log exclude each other"),
         (picture and not picture.absolute().parent.is_dir(), f"--plot: {picture} is in no folder"),
@@ -68,7 +63,6 @@ def command(
     asked = read_queries(queries) if queries else []
     if query_log is not None:
         asked = from_log(query_log, sys.maxsize, 0).chosen
-    judgements = read_judgements(qrels) if qrels else []
     wanted: dict[str, Any] = {"recall_target": recall_target, "apply": not dry_run}
     if asked:
         wanted["queries"] = [query.text for query in asked]
@@ -80,23 +74,21 @@ def command(
             job = await client.ended(job_id, on_progress=progress, timeout_s=math.inf)
             if not job["result"]:
                 raise failure_of(job)
-            asker = Asker(client, collection, progress=progress)
-            fusion = await suggest_weights(asker, asked, judgements) if judgements else None
-        return {"result": job["result"], "fusion": fusion, "error": job["error"]}
+        return {"result": job["result"], "error": job["error"]}
 
     with stages(hidden=as_json) as on_progress:
         report = asyncio.run(tuned(on_progress))
     if as_json:
         print_json(report)
     else:
-        show(report["result"], report["fusion"])
+        show(report["result"])
     if picture is not None:
         plot(report["result"], picture)
     if report["error"]:
         raise click.ClickException(report["error"])
 
 
-def show(tuned: dict[str, Any], fusion: dict[str, Any] | None) -> None:
+def show(tuned: dict[str, Any]) -> None:
     search = tuned["search"]
     chosen = {"ef": tuned["ef"], **{name: search[name] for name in ("probes", "reach", "rescored")}}
     table = Table(
@@ -117,14 +109,14 @@ def show(tuned: dict[str, Any], fusion: dict[str, Any] | None) -> None:
     ):
         one = tuned[name]
         tiers = ", ".join(f"{tier} {recall:.4f}" for tier, recall in one["tiers"].items())
-        recall, width = f"{one['recall']:.4f}", f"± {one['half_width']:.4f}"
-        table.add_row(label, str(one["queries"]), recall, width, tiers, f"{one['us']:.0f}")
+        recall, interval = f"{one['recall']:.4f}", f"{one['low']:.4f} to {one['high']:.4f}"
+        table.add_row(label, str(one["queries"]), recall, interval, tiers, f"{one['us']:.0f}")
     console.print(table)
-    for line in notes(tuned, fusion):
+    for line in notes(tuned):
         console.print(line)
 
 
-def notes(tuned: dict[str, Any], fusion: dict[str, Any] | None) -> Iterator[str]:
+def notes(tuned: dict[str, Any]) -> Iterator[str]:
     """What is to be said beside the tables, a line each."""
     search = tuned["search"]
     yield (
@@ -136,20 +128,12 @@ def notes(tuned: dict[str, Any], fusion: dict[str, Any] | None) -> Iterator[str]
         halves = ", ".join(f"{half} {recall:.4f}" for half, recall in tuned["filtered"].items())
         yield f"recall@10 of cold passages under a filter: {halves}"
     if tuned["margin"]:
-        yield f"recall had to be {tuned['margin']:.4f} above the target: more queries would allow less"
+        yield f"recall had to be {tuned['margin']:.4f} above the target, to be sure: more queries would allow less"
     if tuned["held_out"]:
         yield "the queries were made of stored vectors; real ones (--queries) say more"
     if (policy := tuned["cold_policy"]) and policy["queries"]:
         skipped = policy["skipped"] + policy["proven"]
         yield f"times are of searches of both tiers; {skipped} of {policy['queries']} queries skipped the cold one"
-    if fusion is not None:
-        found, now = fusion["ndcg@10"]["validation"], fusion["configured"]
-        yield (
-            f"suggested fusion weights: dense {fusion['weight_dense']:g}, lexical {fusion['weight_lexical']:g}, nDCG@10"
-            f" {found:.4f} on {fusion['queries']['validation']} queries it was not chosen by; as configured: weighted "
-            f"{now['weighted']:.4f}, rrf {now['rrf']:.4f}"
-        )
-        yield "fusion weights are not written: set search.weight_dense and search.weight_lexical"
 
 
 def plot(tuned: dict[str, Any], path: Path) -> None:
@@ -162,7 +146,7 @@ def plot(tuned: dict[str, Any], path: Path) -> None:
     axes.plot(us, recall, ".-", label="cheapest settings of each recall (tuning queries)")
     for name, marker, label in (("validation", "o", "chosen"), ("before", "s", "before")):
         one = tuned[name]
-        bar = [one["half_width"]]
+        bar = [[one["recall"] - one["low"]], [one["high"] - one["recall"]]]
         axes.errorbar([one["us"]], [one["recall"]], bar, fmt=marker, label=f"{label} (other queries)")
     axes.axhline(tuned["recall_target"], color="0.6", linestyle="--", label="target")
     axes.set(xscale="log", xlabel="CPU microseconds a query, in the indexes", ylabel="recall@10")

@@ -14,6 +14,7 @@ from jobs.evaluation import queries as sources
 from jobs.evaluation.asking import Asker
 from jobs.evaluation.rankings import judged_queries, measure_contexts, measure_rankings
 from jobs.evaluation.recall import Outcome, add_cohort, outcomes
+from jobs.evaluation.relevance import judged_hits, reliability
 from jobs.evaluation.report import Report
 from jobs.evaluation.survey import Survey, make_filters, survey
 from jobs.judgements import Query, read_judgements
@@ -80,6 +81,8 @@ async def evaluate(client: Client, options: Options, progress: Progress) -> Repo
     if judged:
         report.rankings = await measure_rankings(asker, judged, judgements)
         report.contexts = await measure_contexts(asker, judged, judgements)
+        hits, support = await judged_hits(asker, judged, judgements)
+        report.relevance = None if support is None else reliability(hits, support)
         asked = {query.id for query in judged}
         about = {one.document for one in judgements if one.query in asked}
         report.judged, report.judged_missing = len(about), len(about - documents.present)

@@ -1,6 +1,6 @@
 """A report as one HTML file that needs nothing else: no server, no script, no other file.
 
-A section each for recall, ranking, latency and history: what it says in a sentence, a plot, and the numbers.
+A section each for recall, ranking, relevance, latency and history: what it says in a sentence, a plot, and the numbers.
 """
 
 from __future__ import annotations
@@ -104,6 +104,18 @@ def plot_ranking(axes: Axes, reports: Sequence[Report]) -> float:
     return 3 * len(labels)
 
 
+def plot_relevance(axes: Axes, reports: Sequence[Report]) -> float:
+    """The share of hits that are relevant over what they say; on the line, both are equal."""
+    measured = reports[-1].relevance
+    assert measured is not None
+    axes.plot([0, 1], [0, 1], color="gray", linewidth=1)
+    axes.plot(
+        [one.relevance for one in measured.bins], [one.relevant for one in measured.bins], "o-", markersize=5
+    )
+    axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="mean relevance", ylabel="relevant by judgments")
+    return 8
+
+
 def plot_latency(axes: Axes, reports: Sequence[Report]) -> float:
     """Percentiles of each stage of an unfiltered dense search."""
     stages = dict(reversed(reports[-1].latency_ms["dense"].items()))
@@ -138,4 +150,10 @@ def legend(axes: Axes, columns: int) -> None:
     axes.figure.legend(loc="outside lower center", ncols=columns, frameon=False, fontsize=9.5)
 
 
-PLOTS = {"Recall": plot_recall, "Ranking": plot_ranking, "Latency": plot_latency, "History": plot_history}
+PLOTS = {
+    "Recall": plot_recall,
+    "Ranking": plot_ranking,
+    "Relevance": plot_relevance,
+    "Latency": plot_latency,
+    "History": plot_history,
+}

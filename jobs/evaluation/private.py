@@ -1,7 +1,8 @@
 """A service for one job over a data directory that nobody serves, on a free loopback port.
 
 It takes the directory's lock, as every service does, so it is refused beside a running one. It starts no rebuild,
-keeps no log of queries, and uses no shared cache. Opening recovers what a crash may have left, like any start.
+keeps no log of queries, forgets no feedback, and uses no shared cache. Opening recovers what a crash may have left,
+like any start.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ async def served(url: str, data: Path | None, config_file: Path | None) -> Async
         config,
         index=replace(config.index, segments_max=0, dead_fraction_max=1.0),
         query_log=replace(config.query_log, enabled=False),
+        feedback=replace(config.feedback, days=0),
         redis=replace(config.redis, url=""),
     )
     app = create_app(config, data)

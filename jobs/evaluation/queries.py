@@ -63,7 +63,7 @@ def from_log(path: Path, sample: int, seed: int) -> Queries:
 
 
 async def from_documents(asker: Asker, ids: Sequence[str]) -> Queries:
-    """The first words of these documents, without those deleted since."""
+    """The first words of these documents, or their titles where they have no text, without those deleted since."""
     queries = []
     for at, document_id in enumerate(ids):
         asker.progress("sampling passages", at, len(ids))
@@ -74,5 +74,6 @@ async def from_documents(asker: Asker, ids: Sequence[str]) -> Queries:
             if error.status != 404:
                 raise
             continue
-        queries.append(Query(document_id, " ".join(document["text"].split()[:SAMPLED_QUERY_WORDS])))
+        words = (document["text"].split() or document["title"].split())[:SAMPLED_QUERY_WORDS]
+        queries.append(Query(document_id, " ".join(words)))
     return Queries("sampled passages", queries)

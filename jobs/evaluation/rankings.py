@@ -6,13 +6,11 @@ how deep one asks may decide which tiers are searched.
 
 from __future__ import annotations
 
-import random
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 import ir_measures
-import numpy as np
 from ir_measures import RR, R, nDCG
 
 from indexes.errors import InvalidInput
@@ -29,8 +27,6 @@ SEARCHES: dict[str, JSON] = {
     "hybrid weighted": {"mode": "hybrid", "fusion": {"method": "weighted"}},
 }
 NDCG = {"ndcg@10": nDCG @ 10}
-WEIGHTS = tuple(at / 10 for at in range(11))  # of the dense ranking; the lexical one has the rest
-JUDGED_MIN = 20
 
 
 async def measure_rankings(
@@ -96,41 +92,3 @@ def judged_queries(queries: Sequence[Query], judgements: Sequence[Judgement]) ->
     if judged and not asked:
         raise InvalidInput("none of the queries has a judgment", param="qrels")
     return asked
-
-
-async def suggest_weights(
-    asker: Asker, queries: Sequence[Query], judgements: Sequence[Judgement], *, seed: int = 0
-) -> dict[str, Any]:
-    """nDCG@10 of weighted fusion for each of WEIGHTS on one half of the judged queries; of the best on the other too.
-
-    Nothing is written: weights are the operator's to configure. Raises InvalidInput where fewer than JUDGED_MIN of the
-    queries have judgments.
-    """
-    asked = judged_queries(queries, judgements)
-    if len(asked) < JUDGED_MIN:
-        words = f"{len(asked)} of the queries have judgments; at least {JUDGED_MIN} are needed"
-        raise InvalidInput(words, param="qrels")
-    random.Random(seed).shuffle(asked)
-    halves = {"tuning": asked[::2], "validation": asked[1::2]}
-
-    async def ndcg(fusion: JSON, half: str) -> float:
-        search = {"k": 10, "mode": "hybrid", "fusion": fusion}
-        values = await scored(asker, "fusion weights", halves[half], judgements, NDCG, **search)
-        return round(float(np.mean(values["ndcg@10"])), 4)
-
-    fusions: dict[float, JSON] = {
-        dense: {"method": "weighted", "weights": {"dense": dense, "lexical": round(1 - dense, 1)}}
-        for dense in WEIGHTS
-    }
-    grid = {dense: await ndcg(fusion, "tuning") for dense, fusion in fusions.items()}
-    best = max(grid, key=lambda dense: grid[dense])
-    return {
-        "weight_dense": best,
-        "weight_lexical": round(1 - best, 1),
-        "queries": {name: len(half) for name, half in halves.items()},
-        "ndcg@10": {"tuning": grid[best], "validation": await ndcg(fusions[best], "validation")},
-        "configured": {
-            method: await ndcg({"method": method}, "validation") for method in ("weighted", "rrf")
-        },
-        "grid": [{"weight_dense": dense, "ndcg@10": value} for dense, value in grid.items()],
-    }

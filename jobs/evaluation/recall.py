@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from indexes.rebuild.shares import share_interval
 from jobs.evaluation.asking import Asker
-from jobs.evaluation.report import Cohort, CohortKind, Report, share_interval
+from jobs.evaluation.report import Cohort, CohortKind, Report
 from jobs.judgements import Query
 from retrieval.client import JSON
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import ArrayLike
 
+from indexes.rebuild.shares import share_interval
+
 VERSION = 2
-Z = 1.959964  # of the normal distribution, for 95 percent
 METHOD = "95 percent: Wilson's, for as many trials as the queries' spread is worth"
 
 CohortKind = Literal["overall", "tier", "age", "filter", "tenant"]
@@ -46,6 +46,29 @@ class Cohort(Score, frozen=True, kw_only=True):
     share: float | None = None
 
 
+class Bin(msgspec.Struct, frozen=True, kw_only=True):
+    """Hits whose relevance is from `since` to a tenth above: its mean, and the share that is relevant by judgments."""
+
+    since: float
+    hits: int
+    relevance: float
+    relevant: float
+
+
+class Reliability(msgspec.Struct, frozen=True, kw_only=True):
+    """How far relevance holds. `calibration_error` is the mean distance of `relevance` and `relevant` over the hits.
+
+    `lost` is the share of the questions with a relevant hit that are called unsupported, None if there is none; `false`
+    the share called supported once what is relevant is dropped from their hits.
+    """
+
+    calibration_error: float
+    support_from: float
+    lost: Score | None
+    false: Score
+    bins: list[Bin]
+
+
 class Report(msgspec.Struct, kw_only=True):
     """One evaluation. `time` is in UTC; `regressions` is relative to the report of `compared_with`.
 
@@ -76,6 +99,7 @@ class Report(msgspec.Struct, kw_only=True):
     not_measured: dict[str, str] = {}
     rankings: dict[str, dict[str, Score]] = {}
     contexts: dict[str, Score] = {}
+    relevance: Reliability | None = None
     judged: int = 0
     judged_missing: int = 0
     latency_ms: dict[str, dict[str, dict[str, float]]] = {}
@@ -113,20 +137,3 @@ class Report(msgspec.Struct, kw_only=True):
         """Everything a reader should be warned of, in words."""
         changed = ["the collection changed while it was measured"] if self.changed_meanwhile else []
         return changed + self.regressions + self.below
-
-
-def share_interval(found: ArrayLike, total: ArrayLike) -> tuple[float, float, float]:
-    """sum(found) / sum(total) with its interval, given both for each query [n], n and all totals above 0.
-
-    The neighbors of one query are lost together, so the variance is that of a ratio of sums over queries (Cochran
-    1977, 6.4). Wilson's interval is computed for the number of independent trials that would have that variance (Kish's
-    effective sample size). Where the queries do not differ, as when all are perfect, each query is one trial.
-    """
-    found_, total_ = np.asarray(found, np.float64), np.asarray(total, np.float64)
-    n, share = len(found_), float(found_.sum() / total_.sum())
-    spread = float(np.sum((found_ - share * total_) ** 2)) * n / max(n - 1, 1) / float(total_.sum()) ** 2
-    trials = share * (1 - share) / spread if spread > 0 and 0 < share < 1 else n
-    center = (share + Z * Z / (2 * trials)) / (1 + Z * Z / trials)
-    half = Z / (1 + Z * Z / trials) * math.sqrt(share * (1 - share) / trials + (Z / (2 * trials)) ** 2)
-    # At the ends the formula gives the end itself, apart from rounding.
-    return share, (0.0 if share == 0 else center - half), (1.0 if share == 1 else center + half)

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from indexes.model import TIERS
-from jobs.evaluation.report import Report
+from jobs.evaluation.report import Reliability, Report
 
 PERCENTILES = ("p50", "p95", "p99")
 
@@ -31,6 +31,8 @@ def sections(report: Report, earlier: Sequence[Report]) -> list[Section]:
     found = [recall(report, earlier[-1] if earlier else None)]
     if report.rankings:
         found.append(ranking(report))
+    if report.relevance:
+        found.append(relevance(report.relevance))
     if report.latency_ms.get("dense"):
         found.append(latency(report))
     if earlier:
@@ -90,6 +92,22 @@ def ranking(report: Report) -> Section:
         notes.append(f"{report.judged_missing} of {report.judged} judged documents are not in the collection")
     words = "How well each kind of search ranks documents, by relevance judgments."
     return Section("Ranking", words, ("search", *labels), rows, notes)
+
+
+def relevance(measured: Reliability) -> Section:
+    rows = [
+        (f"{one.since:.1f}", str(one.hits), f"{one.relevance:.3f}", f"{one.relevant:.3f}")
+        for one in measured.bins
+    ]
+    notes = [
+        f"calibration error {measured.calibration_error:.4f}",
+        f"lost, unsupported though a hit is relevant: {measured.lost or 'not measured, no hit is relevant'}",
+        f"false, supported though what is relevant was dropped: {measured.false}",
+    ]
+    words = "Whether hits are as often relevant as they say: hybrid search, each question with and without its answer."
+    return Section(
+        "Relevance", words, ("from", "hits", "mean relevance", "relevant by judgments"), rows, notes
+    )
 
 
 def latency(report: Report) -> Section:

@@ -35,6 +35,8 @@ def build(graph: Graph, shape: Shape) -> onnx.ModelProto:
     """
     hidden = (decoder if shape.architecture in DECODERS else _bert)(graph, shape)
     pooled = {"mean": _mean, "cls": _first, "last": _last}[shape.pooling](graph, hidden)
+    if shape.makes == "scores":
+        pooled = _score(graph, pooled)
     if shape.normalise:
         pooled = graph.add("LpNormalization", pooled, axis=-1, p=2)
     return graph.model(pooled, OUTPUT, shape.dimensions)
@@ -83,6 +85,8 @@ def _embedded(graph: Graph, shape: Shape) -> str:
     if "embeddings.token_type_embeddings.weight" in graph.weights:
         table = table + graph.weights["embeddings.token_type_embeddings.weight"][0]
     positions = graph.constant("positions", table)
+    if shape.separator is not None:
+        words = graph.add("Add", words, _second_text(graph, shape.separator))
     if shape.architecture not in POSITIONS_AFTER_PADDING:
         length = graph.add("Shape", "input_ids", start=1, end=2)
         return graph.add(
@@ -95,6 +99,18 @@ def _embedded(graph: Graph, shape: Shape) -> str:
     counted = graph.add("Mul", graph.add("CumSum", real, graph.integers(1)), real)
     places = graph.add("Add", counted, graph.integers(padding))
     return graph.add("Add", words, graph.add("Gather", positions, places))
+
+
+def _second_text(graph: Graph, separator: int) -> str:
+    """What tells a pair's second text from its first, whose token type is in the positions: 0 up to and with the first
+    separator, then the difference of both types."""
+    types = graph.weights["embeddings.token_type_embeddings.weight"]
+    found = graph.add("Equal", "input_ids", graph.integers(separator))
+    before = graph.add("CumSum", graph.add("Cast", found, to=7), graph.integers(1), exclusive=1)
+    second = graph.add("Min", before, graph.integers(1))
+    return graph.add(
+        "Gather", graph.constant("second_text", np.stack([types[0] * 0, types[1] - types[0]])), second
+    )
 
 
 def _distance_biases(graph: Graph, shape: Shape) -> str:
@@ -147,3 +163,17 @@ def _last(graph: Graph, hidden: str) -> str:
     """The last token whose mask is 1, with padding on either side."""
     last = graph.add("ArgMax", "attention_mask", axis=1, keepdims=1, select_last_index=1)
     return graph.add("GatherND", hidden, last, batch_dims=1)
+
+
+def _score(graph: Graph, first: str) -> str:
+    """A reranker's score of a pair [n, 1], from its first token. In fp32: the head is small and decides the order."""
+    if "classifier.out_proj.weight" in graph.weights:  # RoBERTa's head
+        layers = ("classifier.dense", "classifier.out_proj")
+    else:
+        layers = ("pooler.dense", "classifier")
+    for layer, last in zip(layers, (False, True), strict=True):
+        first = graph.add(
+            "Gemm", first, graph.weight(f"{layer}.weight"), graph.weight(f"{layer}.bias"), transB=1
+        )
+        first = first if last else graph.add("Tanh", first)
+    return first

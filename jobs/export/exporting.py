@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import re
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -36,6 +37,7 @@ from retrieval.embedding.models import Manifest, Pooling, Variant
 
 SOURCE_COSINE_MIN = 0.9999  # between the fp32 graph and sentence-transformers
 REFERENCE_TEXTS = 64
+LANGUAGE = re.compile(r"[A-Za-z]{2,3}(-[A-Za-z0-9]{1,8})*")
 FALLBACK_MARGIN = 0.001  # fp32 arithmetic differs between machines only in its last bits
 
 
@@ -43,14 +45,16 @@ FALLBACK_MARGIN = 0.001  # fp32 arithmetic differs between machines only in its 
 class Options:
     """Options beyond source and name.
 
-    The prefixes, `pooling` and `tokens_max` override the source's. `calibrate`: a text file, one text per line, that
-    replaces the bundled texts. `only`: build and keep this candidate, without measuring times.
+    The prefixes, `pooling`, `tokens_max` and `languages` (BCP 47 codes) override the source's. `calibrate`: a text
+    file, one text per line, that replaces the bundled texts. `only`: build and keep this candidate, without measuring
+    times.
     """
 
     query_prefix: str | None = None
     document_prefix: str | None = None
     pooling: Pooling | None = None
     tokens_max: int | None = None
+    languages: tuple[str, ...] | None = None
     calibrate: Path | None = None
     only: str | None = None
 
@@ -74,6 +78,9 @@ def export_model(
         raise NotFound("exporting a model needs onnx: pip install onnx")
     if options.only not in {None, *RECIPES}:
         raise InvalidInput(f"no candidate {options.only!r}; there are {', '.join(RECIPES)}", param="only")
+    for code in options.languages or ():
+        if not LANGUAGE.fullmatch(code):
+            raise InvalidInput(f"{code!r} is not a BCP 47 code such as en or pt-BR", param="languages")
     with sources.find(source, name, progress) as found, tempfile.TemporaryDirectory() as folder:
         shape = shapes.shape(found.folder, pooling=options.pooling, tokens_max=options.tokens_max)
         prefixes: dict[str, Any] = {
@@ -94,6 +101,7 @@ def export_model(
             workshop.measure(trials)
         kept = choose(trials)
         answers = workshop.known_answers(kept)
+        languages = options.languages or found.languages
         candidates = [trial.described("kept" if trial is kept else "slower") for trial in trials]
         graphs, fallbacks = [kept.graph], []
         if kept.recipe.fallback is not None:
@@ -123,8 +131,8 @@ def export_model(
             quantisation=kept.recipe.quantisation,
             files={},
             known_answers=[
-                models.KnownAnswer(text, [round(float(value), 5) for value in vector])
-                for text, vector in zip(texts.KNOWN_ANSWER_TEXTS, answers)
+                models.KnownAnswer(text, [round(float(value), 5) for value in vector], query)
+                for text, vector, query in zip(texts.KNOWN_ANSWER_TEXTS, answers, material.known_queries)
             ],
             checks={what: round(value, 6) for what, value in (checks | kept.checks).items()},
             source=found.label,
@@ -133,6 +141,9 @@ def export_model(
             variant=kept.recipe.name,
             fallbacks=fallbacks,
             candidates=candidates,
+            makes=shape.makes,
+            languages=None if languages is None else list(languages),
+            similarity_floor=round(workshop.similarity_floor(kept), 2) if shape.makes == "vectors" else 0.0,
         )
         return publish(manifest, graphs, material.path, out)
 
@@ -155,7 +166,9 @@ def _compare_with_source(plain: Path, folder: Path, shape: Shape, material: Text
 
 
 def reference(folder: Path, lines: Sequence[str], shape: Shape) -> Floats | None:
-    """Vectors of `lines` by sentence-transformers, or None if it is not installed."""
+    """Vectors of `lines` by sentence-transformers, or None if it is not installed. Of a reranker, scores of pairs."""
+    if shape.makes == "scores":
+        return _scores(folder, lines, shape)
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError:
@@ -167,6 +180,28 @@ def reference(folder: Path, lines: Sequence[str], shape: Shape) -> Floats | None
         list(lines), prompt="", normalize_embeddings=shape.normalise, show_progress_bar=False
     )
     return np.asarray(found, dtype=np.float32)
+
+
+def _scores(folder: Path, lines: Sequence[str], shape: Shape) -> Floats | None:
+    """By transformers, which sentence-transformers runs cross-encoders with."""
+    try:
+        import torch
+        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+    except ImportError:
+        return None
+    model = AutoModelForSequenceClassification.from_pretrained(folder, local_files_only=True).float().eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    pairs = [(texts.asked(line), line) for line in lines]
+    inputs = tokenizer(
+        pairs,
+        truncation=True,
+        max_length=shape.tokens_max,
+        padding=True,
+        return_token_type_ids=True,
+        return_tensors="pt",
+    )
+    with torch.inference_mode():
+        return np.asarray(model(**inputs).logits, dtype=np.float32)
 
 
 # -- publishing -------------------------------------------------------------------------------------------------------

@@ -43,6 +43,9 @@ FLOORS = {"alone_vs_batch_min": 0.9999, "cosine_min": 0.95, "cosine_mean": 0.994
 # A mean of .988 cost .0040 (of .7283), worth it on small devices for a file a third as large. 4 bits everywhere saved
 # only another 2 MB, for a mean of .974 and a cost of .0114.
 SMALL_FLOORS = FLOORS | {"cosine_mean": 0.985}
+# Of rerankers, whose agreement is the difference of two scores as a share of the range of all. A pair far off moves one
+# candidate; what counts is that the mean error is small beside the difference between passages.
+SCORE_FLOORS = {"alone_vs_batch_min": 0.9999, "cosine_min": 0.8, "cosine_mean": 0.99}
 
 Codes = npt.NDArray[np.uint8]
 

@@ -12,11 +12,13 @@ from indexes.model import Floats
 from jobs.export.texts import Feed
 from retrieval.embedding.encoder import available_threads
 from retrieval.embedding.models import weights_of
-from retrieval.embedding.sessions import open_session
+from retrieval.embedding.sessions import cosines, open_session
 
 if TYPE_CHECKING:
     import onnx
     import onnxruntime
+
+__all__ = ["cosines", "save", "session", "vectors"]
 
 OUTSIDE_BYTES_MIN = 1024  # smaller weights stay in the graph's own file
 
@@ -45,10 +47,3 @@ def session(path: Path) -> onnxruntime.InferenceSession:
 def vectors(running: onnxruntime.InferenceSession, feeds: Sequence[Feed]) -> Floats:
     """The vectors of all feeds, in order, float32 [texts, dimensions]."""
     return np.concatenate([np.asarray(running.run(None, feed)[0], dtype=np.float32) for feed in feeds])
-
-
-def cosines(left: Floats, right: Floats) -> Floats:
-    """Row-wise cosines; NaN if a row is zero or not finite."""
-    with np.errstate(all="ignore"):
-        lengths = np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)
-        return np.asarray((left * right).sum(axis=1) / lengths, dtype=np.float32)

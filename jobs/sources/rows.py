@@ -55,7 +55,7 @@ def _object(file: SourceFile, number: int, content: bytes) -> Mapping[str, objec
 def documents_of(
     file: SourceFile, rows: Iterator[Row], options: SourceOptions, report: SourceReport
 ) -> Iterator[SourceDocument]:
-    """The documents of `rows`. Rows without text are skipped and counted; each bad row fails on its own."""
+    """The documents of `rows`. Rows without text and title are skipped and counted; each bad row fails on its own."""
     numbered = vectors = False
     for line, fields in rows:
         try:
@@ -67,7 +67,7 @@ def documents_of(
             continue
         if document is None:
             report.empty += 1
-            report.note(f"{file.place(line)}: no text, skipped")
+            report.note(f"{file.place(line)}: no text and no title, skipped")
             continue
         if not vectors and fields.get("vector") is not None:
             vectors = True
@@ -95,12 +95,13 @@ def _document(
         found = ", ".join(fields) or "none"
         raise file.error(f"no field {missing}; found: {found}; --text-field says which holds the text", line)
     text = "\n\n".join(text for text in map(text_of, options.text_fields) if text.strip())
-    if not text:
+    title = text_of(options.title_field)
+    if not text and not title.strip():
         return None
     return SourceDocument(
         id=_id(file, line, fields, options),
         text=text,
-        title=text_of(options.title_field) or None,
+        title=title or None,
         metadata=_metadata(fields, options),
         source=file.place(line),
         bytes_read=file.bytes_read,

@@ -18,7 +18,8 @@ def read_text(file: SourceFile, options: SourceOptions, report: SourceReport) ->
 def read_markdown(file: SourceFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:
     """The file as one document: front matter becomes metadata, the rest is text, headings included.
 
-    The title is the first of: `title` in the front matter, the first heading, the file's path.
+    The title is the first of: `title` in the front matter, the first heading, the file's path. A blank file with a
+    title in its front matter is a document too.
     """
     metadata, text = split_front_matter(file.text(options.document_bytes_max))
     title = metadata.pop("title", None)
@@ -28,7 +29,7 @@ def read_markdown(file: SourceFile, options: SourceOptions, report: SourceReport
 def _document(
     file: SourceFile, text: str, metadata: dict[str, object], title: str | None, report: SourceReport
 ) -> Iterator[SourceDocument]:
-    if not text.strip():
+    if not text.strip() and not title:
         report.empty += 1
         report.note(f"{file.place()}: no text, skipped")
         return

@@ -4,6 +4,7 @@ dialect's, a wrong method or a broken body are answered in it too.
     OpenAI   {"error": {"message", "type", "param", "code"}}
     Ollama   {"error": "..."}
     TEI      {"error": "...", "error_type": "Validation"}
+    Cohere   {"message": "..."}
     ours     everywhere else: `retrieval/errors.py`
 """
 
@@ -32,6 +33,15 @@ class ModelNotFound(NotFound):
         super().__init__(f"the model '{self.name}' does not exist; models here: {listed}", param="model")
 
 
+class NoReranker(NotFound):
+    """A request wants texts reranked, and no model for that is configured."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "no reranker is configured: name an exported cross-encoder in rerank.model", param="model"
+        )
+
+
 class EmptyInput(InvalidInput):
     """There is no text to embed."""
 
@@ -49,6 +59,10 @@ class OpenAIErrorBody(msgspec.Struct):
 
 class OllamaErrorBody(msgspec.Struct):
     error: str
+
+
+class CohereErrorBody(msgspec.Struct):
+    message: str
 
 
 class TeiErrorBody(msgspec.Struct):
@@ -89,7 +103,7 @@ class Dialect:
 @functools.lru_cache(maxsize=1024)
 def dialect_of(path: str) -> Dialect | None:
     """Whose path it is; None for ours."""
-    for dialect in (OPENAI, OLLAMA, TEI):
+    for dialect in (OPENAI, OLLAMA, TEI, COHERE):
         if any(path == own or path.startswith(f"{own}/") for own in dialect.paths):
             return dialect
     return None
@@ -142,6 +156,10 @@ def tei_body(error: NearlineError, status: int) -> TeiErrorBody:
             return TeiErrorBody(error.message, "Validation")
 
 
+def cohere_body(error: NearlineError, status: int) -> CohereErrorBody:
+    return CohereErrorBody(error.message)
+
+
 OPENAI = Dialect(("/v1/embeddings", "/v1/models"), openai_body, {413: 400, 422: 400})
 OLLAMA = Dialect(("/api",), ollama_body, {413: 400, 422: 400, 429: 503})
 # With what TEI serves and Nearline does not (yet), so that its clients read why.
@@ -150,5 +168,6 @@ TEI = Dialect(
     tuple(TEI_PATHS.split()),
     tei_body,
     {409: 424, 500: 424, 507: 424},
-    {EmptyInput: 400, ModelNotFound: 424},
+    {EmptyInput: 400, ModelNotFound: 424, NoReranker: 424},
 )
+COHERE = Dialect(("/v2/rerank",), cohere_body, {413: 400, 422: 400})

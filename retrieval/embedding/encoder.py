@@ -17,7 +17,8 @@ from tokenizers import Tokenizer
 
 from indexes import Floats
 from retrieval.cgroups import cgroup_cores
-from retrieval.embedding.models import Kind, Model
+from retrieval.embedding.models import Kind, KnownAnswer, Model
+from retrieval.embedding.pairs import pairs
 from retrieval.embedding.sessions import OUTPUT, open_model
 from retrieval.embedding.tokens import Frame, TokenizerPool, Tokens, pad_id, windows
 
@@ -46,7 +47,8 @@ class Encoder:
         with self.tokenizers.borrow() as tokenizer:
             self._pad = pad_id(tokenizer)
             self._frame = Frame.of(tokenizer)
-        known = self.tokenise([answer.text for answer in manifest.known_answers], "document")
+        self.makes = manifest.makes
+        known = [self._known(answer) for answer in manifest.known_answers]
         opened = open_model(model, self._feed(known) if known else None, threads=threads)
         self._session = opened.session
         self.variant = opened.variant  # the graph that runs here
@@ -64,6 +66,16 @@ class Encoder:
                 else self._tokens_of_long(tokenizer, prefix + text, chars)
                 for text, encoding in zip(texts, encodings)
             ]
+
+    def _known(self, answer: KnownAnswer) -> Tokens:
+        if answer.query is None:
+            return self.tokenise([answer.text], "document")[0]
+        return self.pairs(answer.query, [answer.text])[0]
+
+    def pairs(self, query: str, texts: Sequence[str]) -> list[Tokens]:
+        """For a reranker: one Tokens a text, in order, with the query before it. Long texts are cut."""
+        with self.tokenizers.borrow() as tokenizer:
+            return pairs(tokenizer, self._frame, query, texts, self.tokens_max)
 
     def _tokens_of_long(self, tokenizer: Tokenizer, text: str, chars: int) -> Tokens:
         """Read no more of a huge text than fills the window: tokenising all of a megabyte takes a second."""

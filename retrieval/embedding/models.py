@@ -26,9 +26,11 @@ FORMAT_VERSION = 1
 MANIFEST, MODEL, FALLBACK, TOKENIZER = "manifest.json", "model.onnx", "fallback.onnx", "tokenizer.json"
 WEIGHTS = ".weights"
 KNOWN_ANSWER_COSINE_MIN = 0.99  # rounding differs a little between CPUs; saturating kernels fall far below
+SIMILARITY_FLOOR = 0.2  # of all-MiniLM-L6-v2, for manifests that name none
 REMEDY = "create it with: nearline export-model"
 
 Kind = Literal["query", "document"]
+Makes = Literal["vectors", "scores"]  # of texts; of pairs of a query and a passage: a reranker
 Pooling = Literal["mean", "cls", "last"]
 
 
@@ -39,11 +41,15 @@ class FileSeal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bytes: int
 
 
-class KnownAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A document text and the vector the exporter's machine gave it; any machine must come close."""
+class KnownAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A document text and the vector the exporter's machine gave it; any machine must come close.
+
+    Of a reranker: a passage, its score, and the `query` it was read with.
+    """
 
     text: str
     vector: list[float]
+    query: str | None = None
 
 
 class Variant(msgspec.Struct, frozen=True):
@@ -98,6 +104,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     variant: str = "model"  # which candidate model.onnx is
     fallbacks: list[Variant] = []  # further graphs, tried in order where model.onnx computes something else
     candidates: list[Candidate] = []
+    languages: list[str] | None = None  # BCP 47 codes of those it reads; None: not known
+    similarity_floor: float = SIMILARITY_FLOOR  # cosine that few unrelated queries and documents reach
+    makes: Makes = "vectors"
 
     @property
     def variants(self) -> list[Variant]:
@@ -201,6 +210,8 @@ def fingerprint(manifest: Manifest) -> str:
         "tokens_max": manifest.tokens_max,
         "dimensions": manifest.dimensions,
     }
+    if manifest.makes != "vectors":
+        parts["makes"] = manifest.makes
     if (weights := manifest.files.get(weights_of(Path(MODEL)).name)) is not None:
         parts["weights"] = SAME_VECTORS.get(weights.sha256, weights.sha256)
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

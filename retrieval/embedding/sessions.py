@@ -80,17 +80,29 @@ def _compare(
         found: Floats = session.run([OUTPUT], dict(known))[0]
     except Exception as error:
         raise Damaged(f"{variant.file} cannot be run: {error}") from error
-    for answer, vector in zip(answers, found):
-        expected = np.asarray(answer.vector, dtype=np.float32)
-        if vector.shape != expected.shape:
-            raise Damaged(f"{variant.file} gives vectors of {vector.size} dimensions, not of {expected.size}")
-        with np.errstate(all="ignore"):  # a vector of zeros gives NaN, which is refused below
-            cosine = float(vector @ expected / (np.linalg.norm(vector) * np.linalg.norm(expected)))
-        if not cosine >= variant.known_answer_cosine_min:  # written so that NaN fails too
+    expected = np.array([answer.vector for answer in answers], dtype=np.float32)
+    if found.shape != expected.shape:
+        raise Damaged(
+            f"{variant.file} gives vectors of {found.shape[-1]} dimensions, not of {expected.shape[-1]}"
+        )
+    for answer, alike in zip(answers, cosines(found, expected).tolist(), strict=True):
+        if not alike >= variant.known_answer_cosine_min:  # written so that NaN fails too
             raise Damaged(
-                f"{variant.file} computes another vector here than where it was exported: cosine {cosine:.3f} for "
+                f"{variant.file} computes another vector here than where it was exported: cosine {alike:.3f} for "
                 f"{answer.text[:QUOTED_CHARS]!r}, expected at least {variant.known_answer_cosine_min}"
             )
+
+
+def cosines(left: Floats, right: Floats) -> Floats:
+    """Row-wise cosines; NaN if a row is zero or not finite.
+
+    Of scores, which have one dimension: 1 minus the difference, as a share of the range of those on the right.
+    """
+    with np.errstate(all="ignore"):
+        if right.shape[1] == 1:
+            return np.asarray(1 - np.abs(left - right)[:, 0] / np.ptp(right), dtype=np.float32)
+        lengths = np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)
+        return np.asarray((left * right).sum(axis=1) / lengths, dtype=np.float32)
 
 
 def open_session(path: Path, *, threads: int) -> onnxruntime.InferenceSession:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
+import msgspec
 from aiohttp import web
 
-from indexes import Settings, check_language
+from indexes import InvalidInput, RankingSettings, Settings, check_language
 from retrieval.collection_schemas import (
     AliasBody,
     CollectionList,
@@ -14,6 +16,7 @@ from retrieval.collection_schemas import (
     QuarantinedBody,
     RenameCollection,
     SetAlias,
+    SetRanking,
 )
 from retrieval.errors import without_folders
 from retrieval.handlers.wire import aliases_of, answer, answer_from, body, collection_of, describe
@@ -80,6 +83,23 @@ async def renamed(request: web.Request) -> web.Response:
     collection = await asyncio.to_thread(request.app[CATALOG].rename, name, wanted.name)
     forget(request.app, name)
     return await answer_from(lambda: describe(request.app, collection))
+
+
+async def set_ranking(request: web.Request) -> web.Response:
+    wanted = await body(request, SetRanking)
+    _, collection = collection_of(request)
+    if wanted.method is None and wanted.weight_dense is None and not wanted.coefficients:
+        raise InvalidInput("nothing to set: expected method, weight_dense or coefficients", param="method")
+    settings = RankingSettings(**msgspec.structs.asdict(wanted), set_ms=time.time_ns() // 1_000_000)
+    await asyncio.to_thread(collection.ranking.set, settings)
+    return await answer_from(lambda: describe(request.app, collection))
+
+
+async def remove_ranking(request: web.Request) -> web.Response:
+    """Also where there is none: what was asked for is then so."""
+    _, collection = collection_of(request)
+    await asyncio.to_thread(collection.ranking.clear)
+    return web.Response(status=204)
 
 
 async def set_alias(request: web.Request) -> web.Response:

@@ -11,7 +11,7 @@ import msgspec
 from aiohttp import web
 
 from indexes import Collection, InvalidInput
-from retrieval.collection_schemas import CollectionBody, RequestLimits
+from retrieval.collection_schemas import CollectionBody, RankingBody, RequestLimits
 from retrieval.decoding import decode
 from retrieval.keys import CATALOG, CONFIG, HELD, TASKS
 
@@ -79,6 +79,7 @@ def aliases_of(name: str, aliases: Mapping[str, str]) -> list[str]:
 def describe(app: web.Application, collection: Collection) -> CollectionBody:
     """Reads the collection's folder: for a thread, not for the event loop."""
     name, settings, config = collection.name, collection.settings, app[CONFIG]
+    ranking = collection.ranking.current
     return CollectionBody(
         name=name,
         aliases=aliases_of(name, app[CATALOG].aliases),
@@ -89,6 +90,7 @@ def describe(app: web.Application, collection: Collection) -> CollectionBody:
         language=settings.language,
         **asdict(collection.info()),
         rebuild_due=app[TASKS].rebuild_due(name, collection),
+        ranking=None if ranking is None else msgspec.convert(ranking, RankingBody, from_attributes=True),
         limits=RequestLimits(
             documents_per_request=config.limits.documents_per_request_max,
             document_bytes=config.limits.document_bytes_max,

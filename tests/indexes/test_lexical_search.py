@@ -118,6 +118,18 @@ def test_a_query_scores_parts_it_was_not_weighed_with() -> None:
         assert best_of(other, weighed, 2)[0].tolist() == [1, 0]
 
 
+def test_words_that_nothing_holds_count() -> None:
+    """A passage with one of two words has at most half of what the query could score, also if none has the other."""
+    part = sealed(["apple pear", "plum fig", "fig"])
+    whole, half = (
+        weigh(text, [part], statistics_of(part), Bm25()) for text in ("apple", "apple chromodynamics")
+    )
+    scores = [float(best_of(part, one, 1)[1][0]) for one in (whole, half)]
+    assert scores[0] == scores[1]
+    assert half.bound > 2 * whole.bound > 2 * scores[0]
+    assert weigh("chromodynamics", [part], statistics_of(part), Bm25()).bound > 0
+
+
 @given(st.lists(st.text(alphabet="abcé東", min_size=1, max_size=4), max_size=300), st.text(max_size=3))
 @settings(max_examples=100, deadline=None)
 def test_every_term_is_found_and_no_other(words: list[str], other: str) -> None:

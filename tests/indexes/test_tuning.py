@@ -25,17 +25,16 @@ from indexes.rebuild.builder import Rebuild
 from indexes.rebuild.chosen import FILE, TunedSettings, read_chosen
 from indexes.rebuild.optimiser import (
     FILTERED_SHARES,
-    MISS_MAX,
     TIER_SLACK,
     Optimum,
     Pair,
-    Share,
     Trial,
     choose,
     cover_filters,
     filtered_recall,
     paired,
 )
+from indexes.rebuild.shares import Share
 from indexes.rebuild.truth import TIE, Truth
 from indexes.tuner import TuneOutcome, TuneRun, curve
 from retrieval.tasks import Tasks
@@ -205,20 +204,33 @@ def test_one_tier_cannot_make_up_for_the_other() -> None:
     assert choose([lopsided, even], truth, 0.9, 0.5) == (even, True)
 
 
+def test_what_is_cheaper_and_finds_more_is_not_passed_over() -> None:
+    """The hot tier holds 150 of 3,000 neighbors, and one query loses three of them: that is chance. It used to rule
+    these settings out, and dearer ones that lost thirty cold neighbors were taken."""
+    hot, cold = [10] * 15 + [0] * 285, [0] * 15 + [10] * 285
+    few = [np.zeros(count, np.float32) for count in hot], [np.zeros(count, np.float32) for count in cold]
+    truth = Truth(np.zeros((300, 32), np.float32), *few)
+    cheap = pair_of(170, [7, *hot[1:]], cold)
+    dear = pair_of(184, hot, [*cold[:-10], *[9] * 10])
+    assert choose([cheap, dear], truth, 0.99, 0.9) == (cheap, True)
+
+
 def test_few_queries_ask_for_more() -> None:
-    """The margin grows with the spread over queries, and is 0 where they are many."""
+    """The margin grows with the spread over queries, and shrinks with their number; so does the interval."""
     each = np.array([10] * 19 + [0])
     few = Share.of(each, np.full(20, 10))
     many = Share.of(np.tile(each, 1000), np.full(20_000, 10))
     assert few.recall == many.recall == 0.95
     assert few.margin > 0.05
-    assert many.margin == 0
+    assert many.margin < 0.003
     assert few.sure < many.sure
-    assert Share.of(np.zeros(3, np.int64), np.zeros(3, np.int64)).sure == 1
+    assert few.low < many.low < 0.95 < many.high < few.high
+    nothing = Share.of(np.zeros(3, np.int64), np.zeros(3, np.int64))
+    assert (nothing.sure, nothing.low, nothing.high) == (1, 0, 1)
 
 
 def test_few_queries_seldom_flatter() -> None:
-    """Settings that miss the target by as much as is allowed pass one time in twenty; good ones nearly always."""
+    """Settings that just miss the target pass one time in twenty; good ones nearly always."""
     rng = np.random.default_rng(3)
 
     def passed(true_recall: float) -> float:
@@ -227,7 +239,7 @@ def test_few_queries_seldom_flatter() -> None:
         pairs = [pair_of(10, found, found) for found in draws]
         return float(np.mean([choose([pair], truth_of(5, 5, 200), 0.95, 0.5)[1] for pair in pairs]))
 
-    assert passed(0.95 - MISS_MAX) <= 0.07
+    assert passed(0.95 - 0.001) <= 0.07
     assert passed(0.98) >= 0.95
 
 

@@ -286,7 +286,7 @@ def test_a_generation_with_unknown_passages(data: Path) -> None:
     """Passages that neither live nor are known as removed could not be hidden."""
     sql("UPDATE operations SET dead_passages = 0, dead_first = 0 WHERE seq > 445")(data)
     found = {check.name: check for check in verified(data) if not check.ok}
-    assert "16 passages of which the log knows nothing" in found["generation 2"].detail
+    assert "16 passages that the log does not know" in found["generation 2"].detail
 
 
 def test_a_generation_whose_history_is_gone(data: Path) -> None:

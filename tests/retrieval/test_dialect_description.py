@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from retrieval.routes import OLLAMA, OPENAI, ROUTES, TEI
+from retrieval.routes import COHERE, OLLAMA, OPENAI, ROUTES, TEI
 from tests.support.http import Http
 
 MODEL = "all-MiniLM-L6-v2"
@@ -29,6 +29,10 @@ CALLS: list[tuple[str, str, str, object]] = [
     ("POST", "/", "/", {"inputs": ["a", "b"]}),
     ("POST", "/", "/", {"inputs": []}),
     ("GET", "/info", "/info", None),
+    ("POST", "/rerank", "/rerank", {"query": "a", "texts": ["a", "b"], "return_text": True}),
+    ("POST", "/rerank", "/rerank", {"query": "a", "texts": []}),
+    ("POST", "/v2/rerank", "/v2/rerank", {"model": "tiny", "query": "a", "documents": ["a", "b"]}),
+    ("POST", "/v2/rerank", "/v2/rerank", {"model": "nobody", "query": "a", "documents": ["a"]}),
 ]
 
 
@@ -43,7 +47,7 @@ def test_every_path_is_called_below() -> None:
     routed = {
         (route.method, route.path.replace(":.+", ""))
         for route in ROUTES
-        if route.tag in {OPENAI, OLLAMA, TEI}
+        if route.tag in {OPENAI, OLLAMA, TEI, COHERE}
     }
     assert called == routed
 

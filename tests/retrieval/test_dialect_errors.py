@@ -171,7 +171,7 @@ def test_paths_and_methods_that_are_not_there(http: Http, path: str) -> None:
     assert shaped(path, reply.body)
 
 
-@pytest.mark.parametrize("path", ["/rerank", "/embed_sparse", "/tokenize"])
+@pytest.mark.parametrize("path", ["/predict", "/embed_sparse", "/tokenize"])
 def test_what_tei_serves_and_nearline_does_not(http: Http, path: str) -> None:
     """404 in TEI's shape."""
     reply = http.call("POST", path, {"query": "q", "texts": ["a"]})

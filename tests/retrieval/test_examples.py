@@ -22,9 +22,9 @@ LAST = ("post_collections_collection_documents_delete", "delete_collections_coll
 
 
 @pytest.fixture
-def fresh(tmp_path: Path, model_folder: Path) -> Iterator[Http]:
+def fresh(tmp_path: Path, rerank_environ: dict[str, str]) -> Iterator[Http]:
     """A service without collections: the examples name theirs."""
-    with serving(tmp_path / "data", {"NEARLINE_MODELS_FOLDER": str(model_folder.parent)}) as server:
+    with serving(tmp_path / "data", rerank_environ) as server:
         yield Http(server.url)
 
 

@@ -23,15 +23,16 @@ def test_reciprocal_rank_by_hand() -> None:
 
 
 def test_weighted_by_hand() -> None:
-    """Each score over its own maximum, times its weight; NaN counts as nothing."""
-    both = [np.array([0.5, 0.25], np.float32), np.array([np.nan, 8.0], np.float32)]
-    assert weighted(both, [0.7, 0.3]).tolist() == pytest.approx([0.7, 0.35 + 0.3])
+    """The cosine from the floor to 1, the BM25 score as a share of its bound; NaN counts as nothing."""
+    dense, lexical = np.array([0.6, 0.2, np.nan], np.float32), np.array([np.nan, 8.0, 4.0], np.float32)
+    scores = weighted(dense, lexical, weight=0.7, floor=0.2, bound=16)
+    assert scores.tolist() == pytest.approx([0.7 * 0.5, 0.3 * 0.5, 0.3 * 0.25])
 
 
 def test_nothing_to_fuse() -> None:
     """No candidates give no scores; all-zero scores do not divide by zero."""
     assert len(reciprocal_rank([np.empty(0, np.int32)] * 2, 60)) == 0
-    assert weighted([np.zeros(1, np.float32)], [1.0]).tolist() == [0]
+    assert weighted(*np.zeros((2, 1), np.float32), weight=0.5, floor=0, bound=0).tolist() == [0]
 
 
 RANKINGS = st.lists(

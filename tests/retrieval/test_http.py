@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from retrieval.relevance import BUILT_IN
 from tests.support.http import Http
 
 FACTS = [
@@ -67,8 +68,13 @@ def test_the_receipt_and_timings(http: Http, facts: str) -> None:
         "seq": 4,
         "tiers": ["delta"],
         "cold_skipped": "the collection has no cold passages",
+        "share_read": 1.0,
+        "weight_dense": 0.45,
         "cache": "miss",
         "model": "all-MiniLM-L6-v2",
+        "reranked": None,
+        "supported": True,
+        "support_from": BUILT_IN["hybrid"].support,
     }
     assert set(reply.body["timings_ms"]) == {
         "cache",
@@ -76,6 +82,7 @@ def test_the_receipt_and_timings(http: Http, facts: str) -> None:
         "dense",
         "lexical",
         "fuse",
+        "rerank",
         "hydrate",
         "wait",
         "total",
@@ -358,3 +365,19 @@ def test_the_description_is_valid_openapi(http: Http) -> None:
     page = http.ok("GET", "/docs")
     for asset in re.findall(r'(?:src|href)="(/[^"]+)"', page):
         assert http.call("GET", asset).status == 200
+
+
+def test_what_the_model_cannot_read_is_found_by_words(http: Http) -> None:
+    """The receipt says that the model reads none of a Russian question, and the words decide."""
+    name = http.new_collection()
+    http.write(
+        name,
+        {"id": "lighthouse", "text": "Смотритель маяка пишет письма каждую ночь."},
+        {"id": "market", "text": "На рынке продают рыбу и хлеб."},
+        {"id": "harbor", "text": "В порту стоят корабли, и чайки кричат."},
+    )
+    answer = http.search(name, query="кто пишет письма на маяке?")
+    assert answer["hits"][0]["document_id"] == "lighthouse"
+    assert answer["receipt"]["share_read"] == 0
+    assert answer["receipt"]["weight_dense"] == pytest.approx(0.045)
+    assert http.search(name, query="who writes letters?", mode="dense")["receipt"]["weight_dense"] is None

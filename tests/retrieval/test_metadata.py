@@ -126,7 +126,7 @@ def test_filters(http: Http, papers: str, condition: object, found: str) -> None
             "'note' holds strings (such as \"in May\"), no date (2026-01-05, 2026-01-05T10:00:00Z) is among them",
         ),
         ({"type": "eq", "key": "yaer", "value": "2023"}, "metadata key 'yaer'; did you mean 'year'?"),
-        ({"type": "exists", "key": "zzz"}, "metadata key 'zzz'; known are: day, mixed, note, ok, year"),
+        ({"type": "exists", "key": "zzz"}, "metadata key 'zzz'; known names: day, mixed, note, ok, year"),
     ],
 )
 def test_what_no_value_can_satisfy_is_an_error(

@@ -37,6 +37,7 @@ def write_tokenizer(folder: Path, *, at_the_end_only: bool = False) -> Tokenizer
     tokenizer.train_from_iterator([*texts.SENTENCES, *texts.PASSAGES], trainer)
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"$A {END}" if at_the_end_only else f"{START} $A {END}",
+        pair=f"{START} $A {END} {END} $B {END}",
         special_tokens=[(START, 0), (END, 2)],
     )
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -107,7 +108,44 @@ def write_bert(folder: Path) -> Path:
         "intermediate_size": WIDE, "max_position_embeddings": 256, "vocab_size": VOCABULARY, "pad_token_id": 1,
     }  # fmt: skip
     _write(folder / "config.json", {"model_type": "bert", "architectures": ["BertModel"], **sizes})
-    chance = np.random.default_rng(5)
+    write_safetensors(folder / "model.safetensors", bert_tensors())
+    return folder
+
+
+def write_reranker(folder: Path) -> Path:
+    """A BERT of two layers that scores pairs, as a cross-encoder of any hub; no PyTorch is needed."""
+    write_bert(folder)
+    (folder / "modules.json").unlink()
+    config = json.loads((folder / "config.json").read_text())
+    head = {
+        "architectures": ["BertForSequenceClassification"],
+        "id2label": {"0": "LABEL_0"},
+        "type_vocab_size": 2,
+        "vocab_size": VOCABULARY + 2,
+    }
+    _write(folder / "config.json", {**config, **head})
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens(["[CLS]", "[SEP]"])
+    start, separator = (tokenizer.token_to_id(name) for name in ("[CLS]", "[SEP]"))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", start), ("[SEP]", separator)],
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    chance = np.random.default_rng(6)
+    tensors = {f"bert.{name}": tensor for name, tensor in bert_tensors().items()}
+    words = tensors["bert.embeddings.word_embeddings.weight"]
+    tensors["bert.embeddings.word_embeddings.weight"] = np.concatenate([words, words[:2] + 1])
+    for name, rows in {"bert.pooler.dense": DIMENSIONS, "classifier": 1}.items():
+        tensors[f"{name}.weight"] = chance.normal(0, 0.05, (rows, DIMENSIONS)).astype(np.float32)
+        tensors[f"{name}.bias"] = np.zeros(rows, np.float32)
+    write_safetensors(folder / "model.safetensors", tensors)
+    return folder
+
+
+def bert_tensors(seed: int = 5) -> dict[str, Floats]:
+    chance = np.random.default_rng(seed)
 
     def normal(*size: int, scale: float = 1.0) -> Floats:
         return (chance.normal(size=size) * scale).astype(np.float32)
@@ -139,8 +177,7 @@ def write_bert(folder: Path) -> Path:
             f"{norm}.bias": normal(DIMENSIONS, scale=0.2),
         }
     tensors["encoder.layer.0.intermediate.dense.weight"][0, 0] = np.float32(3)  # an outlier
-    write_safetensors(folder / "model.safetensors", tensors)
-    return folder
+    return tensors
 
 
 def decoder_tensors(seed: int = 5) -> dict[str, Floats]:

@@ -38,7 +38,7 @@ from indexes.erasing import Erasure
 from indexes.errors import NearlineError, RecallTooLow
 from indexes.filters.grammar import Comparison, Compound, Filter
 from indexes.log import log, sqlite
-from indexes.model import Delete, IndexOptions, Operation, WriteResult
+from indexes.model import Delete, Floats, IndexOptions, Operation, WriteResult
 from indexes.parts.generation import Generation
 from indexes.parts.manifest import read_manifest
 from indexes.rebuild import builder
@@ -269,8 +269,8 @@ def first_life(actor: Actor, options: Options) -> None:
 
 @contextlib.contextmanager
 def measuring_badly() -> Iterator[None]:
-    def measure(generation: Generation, target: float, floor: float) -> Measured:
-        measured = choose_settings(generation, target, floor)
+    def measure(generation: Generation, target: float, floor: float, asked: Floats | None = None) -> Measured:
+        measured = choose_settings(generation, target, floor, asked)
         return replace(measured, recall=dict.fromkeys(measured.recall, 0.5))
 
     vars(builder)["choose_settings"] = measure

@@ -1,0 +1,133 @@
+"""nearline learn"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+
+from indexes.model import Progress
+from jobs.commands.options import COLLECTION, JSON, PATH, URL, ask, console, print_json, print_result, stages
+from jobs.evaluation.asking import Asker
+from jobs.evaluation.private import served
+from jobs.evaluation.rankings import judged_queries
+from jobs.judgements import read_judgements, read_queries
+from jobs.learning import CHOICES, JUDGED_MIN, from_feedback, learn, usable
+from jobs.pace import Pace
+from retrieval.client import Client
+
+
+@click.command(epilog="Example: nearline learn -c docs --queries queries.jsonl --qrels qrels.tsv")
+@URL
+@COLLECTION
+@click.option("--queries", type=PATH, help="JSON lines of id and text. [default: the collection's feedback]")
+@click.option("--qrels", type=PATH, help="Judgments of these queries: query, document, grade.")
+@click.option("--data", type=PATH, help="Learn in a data directory that no service uses, without one.")
+@click.option("--config", type=PATH, help="With --data: the TOML file that `nearline serve` is given.")
+@click.option(
+    "--sample",
+    type=click.IntRange(JUDGED_MIN),
+    default=1000,
+    show_default=True,
+    help="At most so many queries.",
+)
+@click.option(
+    "--rate", type=click.FloatRange(0.1), default=50.0, show_default=True, help="Searches a second, at most."
+)
+@click.option("--dry-run", is_flag=True, help="Only report: change nothing.")
+@click.option("--reset", is_flag=True, help="Rank as configured again, instead of learning.")
+@JSON
+def command(
+    url: str,
+    collection: str,
+    queries: Path | None,
+    qrels: Path | None,
+    data: Path | None,
+    config: Path | None,
+    sample: int,
+    rate: float,
+    dry_run: bool,
+    reset: bool,
+    as_json: bool,
+) -> None:
+    """Learn from judgments how hybrid search should rank, and use it if that is a gain beyond chance."""
+    for wrong, words in (
+        (bool(queries) != bool(qrels), "--queries and --qrels need each other"),
+        (config and not data, "--config needs --data"),
+        (reset and (queries or dry_run or data), "--reset goes alone"),
+    ):
+        if wrong:
+            raise click.UsageError(words)
+    if reset:
+        ask(url, lambda client: client.reset_ranking(collection))
+        print_result({"ranking": None}, f"{collection} ranks as configured", as_json=as_json)
+        return
+
+    async def learned(progress: Progress) -> dict[str, Any]:
+        async with served(url, data, config) as address, Client(address) as client:
+            asker = Asker(client, collection, progress=progress, pace=Pace(rate))
+            return await learn_and_adopt(asker, queries, qrels, sample, adopt=not dry_run)
+
+    with stages(hidden=as_json) as on_progress:
+        report = asyncio.run(learned(on_progress))
+    if as_json:
+        print_json(report)
+    else:
+        show(report)
+
+
+async def learn_and_adopt(
+    asker: Asker, queries: Path | None, qrels: Path | None, sample: int, *, adopt: bool
+) -> dict[str, Any]:
+    """The report. Raises ServiceError, and InvalidInput for files that cannot be used."""
+    client, name = asker.client, asker.collection
+    present = (await client.collection(name))["ranking"]
+    if queries and qrels:
+        given, judgements = read_queries(queries), read_judgements(qrels)
+        judged_queries(given, judgements)
+    else:
+        given, judgements = from_feedback(await client.feedback(name))
+    source = "judgments" if queries else "feedback"
+    asked = usable(given, judgements, sample)
+    report: dict[str, Any] = {"source": source, "queries": len(asked), "before": present, "adopted": False}
+    if len(asked) < JUDGED_MIN:
+        return {**report, "reason": f"{len(asked)} queries have a relevant document, {JUDGED_MIN} are needed"}
+    found = await learn(asker, asked, judgements)
+    settings = found.settings()
+    report |= {
+        "ndcg@10": found.ndcg,
+        "ndcg@10_before": found.ndcg_in_force,
+        "best": settings,
+        "grid": found.grid,
+    }
+    if not found.helps:
+        return {**report, "reason": "the gain on held-out queries may be chance"}
+    if not adopt:
+        return {**report, "reason": "a dry run"}
+    kept = present["coefficients"] if present else {}
+    await client.set_ranking(name, **settings, coefficients=kept)
+    return {**report, "adopted": True, "reason": "the gain on held-out queries is beyond chance"}
+
+
+def show(report: dict[str, Any]) -> None:
+    if "best" in report:
+        best = report["best"]
+        table = Table("ranking", "nDCG@10", title=f"{report['queries']} queries, {report['source']}")
+        table.add_row("as it is", f"{report['ndcg@10_before']:.4f}")
+        for choice, one in zip(CHOICES, report["grid"], strict=True):
+            is_best = (choice.method, choice.weight_dense) == (best["method"], best["weight_dense"])
+            table.add_row(words_of(one), f"{one['ndcg@10']:.4f}", style="bold" if is_best else None)
+        console.print(table)
+        console.print(
+            f"{words_of(best)}: gain on held-out queries {best['gain']:+.4f}, "
+            f"95 percent from {best['gain_low']:+.4f} to {best['gain_high']:+.4f}"
+        )
+    console.print(f"{'adopted' if report['adopted'] else 'nothing changed'}: {report['reason']}")
+
+
+def words_of(one: dict[str, Any]) -> str:
+    weight = one["weight_dense"]
+    return "by rank" if weight is None else f"dense {weight:g}, lexical {1 - weight:g}"

@@ -1,0 +1,115 @@
+"""nearline train-reranker"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import click
+import msgspec
+
+from indexes.durable import replace_unsynced
+from indexes.errors import InvalidInput
+from indexes.model import Progress
+from jobs.commands.options import URL, errors, stages
+from jobs.export import sources
+from jobs.judgements import lines_of
+from jobs.reranker.mining import Example, mine
+from jobs.reranker.training import Options, train
+from retrieval.client import Client
+
+EXAMPLES = "examples.jsonl"
+FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+@click.command(
+    epilog="Example: nearline train-reranker --judged docs queries.jsonl qrels.tsv --out rerankers/docs --minutes 60"
+)
+@URL
+@click.option(
+    "--judged",
+    type=(str, FILE, FILE),
+    multiple=True,
+    required=True,
+    metavar="COLLECTION QUERIES QRELS",
+    help="A collection, its queries (JSON lines of id and text) and judgments (query, document, grade). Repeatable.",
+)
+@click.option("--hold-out", type=FILE, help="Ids of documents, one a line, that training must not see.")
+@click.option(
+    "--from",
+    "source",
+    default="auto",
+    show_default=True,
+    help="The encoder to start from: a folder, a hub repository, 'wheel' or 'hub', as for export-model.",
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder to write."
+)
+@click.option(
+    "--minutes", type=click.FloatRange(0.01), default=60.0, show_default=True, help="To train, at most."
+)
+@click.option(
+    "--epochs",
+    type=click.IntRange(1),
+    default=3,
+    show_default=True,
+    help="Passes over the examples, at most.",
+)
+@click.option("--tokens-max", type=click.IntRange(16, 512), default=128, show_default=True, help="Of a pair.")
+@click.option(
+    "--seed", default=0, show_default=True, help="Chooses the order of examples and their negatives."
+)
+@click.option(
+    "--bf16", is_flag=True, help="Products in bfloat16: faster where the CPU has instructions for it."
+)
+def command(
+    url: str,
+    judged: tuple[tuple[str, Path, Path], ...],
+    hold_out: Path | None,
+    source: str,
+    out: Path,
+    minutes: float,
+    epochs: int,
+    tokens_max: int,
+    seed: int,
+    bf16: bool,
+) -> None:
+    """Train a reranker on judged queries of a running service.
+
+    Needs torch and transformers. The folder is then exported with `nearline export-model --from`. A run that was ended
+    goes on where it was when started again with the same folder.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    kept = out / EXAMPLES
+    if not kept.is_file():
+        held_out = frozenset(line.strip() for _, line in lines_of(hold_out)) if hold_out else frozenset()
+        with stages(hidden=False) as on_progress:
+            found = asyncio.run(mined(url, judged, held_out, on_progress))
+        if not found:
+            raise InvalidInput(
+                "no judged document was found by its query: nothing to train on", param="judged"
+            )
+        replace_unsynced(kept, b"".join(msgspec.json.encode(one) + b"\n" for one in found))
+    examples = [msgspec.json.decode(line, type=Example) for _, line in lines_of(kept)]
+    options = Options(minutes=minutes, epochs=epochs, tokens_max=tokens_max, seed=seed, bf16=bf16)
+
+    def said(text: str) -> None:
+        errors.print(text, highlight=False)
+
+    with sources.find(None if source == "auto" else source, sources.DEFAULT_NAME, said) as started:
+        said(f"{len(examples)} examples; training from {started.label}")
+        train(started.folder, examples, out, options, said)
+    click.echo(f"{out}: trained; serve it after nearline export-model --from {out} --name NAME")
+
+
+async def mined(
+    url: str, judged: tuple[tuple[str, Path, Path], ...], held_out: frozenset[str], progress: Progress
+) -> list[Example]:
+    async with Client(url) as client:
+        return [
+            example
+            for collection, queries, qrels in judged
+            async for example in mine(
+                client, collection, queries, qrels, held_out=held_out, progress=progress
+            )
+        ]

@@ -1,0 +1,104 @@
+"""How far the relevance of hits holds on judged questions, and the calibration that these questions would give.
+
+An unanswerable question is made of each judged one by dropping what is relevant from its hits: what is left are the
+passages most like an answer, so this is harder than a question about something else. Passages without a judgment count
+as not relevant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from jobs.evaluation.asking import Asker
+from jobs.evaluation.report import Bin, Reliability, Score
+from jobs.judgements import Judgement, Query
+from retrieval.relevance import SUPPORT_HITS, Calibration, Columns, fit, relevance_of, support_from
+
+BINS = 10
+LOST_MAX = 0.1  # of the questions with an answer among their first hits, those that may be called unsupported
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedHits:
+    """The hits of one question, best first: the features of `retrieval.relevance` [n, 5], the relevance that was shown
+    [n], and 1 where they are relevant, else 0 [n]."""
+
+    features: Columns
+    relevance: Columns
+    labels: Columns
+
+    def first(self, *, answerable: bool) -> JudgedHits:
+        """The first hits; if not `answerable`, of a collection without what is relevant."""
+        kept = np.flatnonzero(self.labels == 0 if not answerable else self.labels >= 0)[:SUPPORT_HITS]
+        return JudgedHits(self.features[kept], self.relevance[kept], self.labels[kept])
+
+
+async def judged_hits(
+    asker: Asker, queries: Sequence[Query], judgements: Sequence[Judgement]
+) -> tuple[list[JudgedHits], float | None]:
+    """Of each question; and the relevance from which the service calls an answer supported, None if it knows none.
+
+    Twice as many hits as count are asked for, so that enough are left without the relevant ones.
+    """
+    relevant = {(one.query, one.document) for one in judgements if one.grade > 0}
+    found: list[JudgedHits] = []
+    support: float | None = None
+    async for query, answer in asker.answers("relevance", queries, k=2 * SUPPORT_HITS, explain=True):
+        hits, support = answer["hits"], answer["receipt"]["support_from"]
+        features = [[1.0, *hit["evidence"].values()] for hit in hits]
+        found.append(
+            JudgedHits(
+                np.array(features, np.float64).reshape(-1, 5),
+                np.array([hit.get("relevance", 0.0) for hit in hits], np.float64),
+                np.array([(query.id, hit["document_id"]) in relevant for hit in hits], np.float64),
+            )
+        )
+    return found, support
+
+
+def reliability(questions: Sequence[JudgedHits], support: float) -> Reliability:
+    """Of one question or more, each counted twice: as it is, and without an answer."""
+    as_is, emptied = ([one.first(answerable=kind) for one in questions] for kind in (True, False))
+    relevance = np.concatenate([one.relevance for one in as_is + emptied])
+    labels = np.concatenate([one.labels for one in as_is + emptied])
+    place = np.minimum((relevance * BINS).astype(int), BINS - 1)
+    bins = [
+        Bin(
+            since=at / BINS,
+            hits=int(here.sum()),
+            relevance=round(float(relevance[here].mean()), 4),
+            relevant=round(float(labels[here].mean()), 4),
+        )
+        for at in range(BINS)
+        if (here := place == at).any()
+    ]
+    error = sum(one.hits * abs(one.relevance - one.relevant) for one in bins) / max(len(labels), 1)
+    answered = [one for one in as_is if one.labels.any()]
+    return Reliability(
+        calibration_error=round(error, 4),
+        support_from=support,
+        lost=Score.mean(best_of(answered) < support) if answered else None,
+        false=Score.mean(best_of(emptied) >= support),
+        bins=bins,
+    )
+
+
+def calibrated(questions: Sequence[JudgedHits], prior: Calibration) -> Calibration:
+    """What these questions say of relevance; where they are few, mostly what the prior says. Of further questions like
+    them with an answer among their first hits, its support loses at most LOST_MAX."""
+    halves = [one.first(answerable=kind) for one in questions for kind in (True, False)]
+    weights = fit(
+        np.concatenate([one.features for one in halves]),
+        np.concatenate([one.labels for one in halves]),
+        prior.weights,
+    )
+    answered = [relevance_of(one.features, Calibration(weights, 0.0)) for one in halves if one.labels.any()]
+    return Calibration(weights, support_from([one.max() for one in answered], LOST_MAX))
+
+
+def best_of(questions: Sequence[JudgedHits]) -> Columns:
+    """The largest relevance among each question's hits; 0 without any."""
+    return np.array([one.relevance.max(initial=0.0) for one in questions])

@@ -1,0 +1,74 @@
+"""Judgments and clicks: kept, listed, forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import msgspec
+from aiohttp import web
+
+from indexes import InvalidInput, TooLarge
+from retrieval.collection_schemas import FeedbackBody, FeedbackKept, FeedbackList, SendFeedback, SentFeedback
+from retrieval.feedback import Entry
+from retrieval.handlers.wire import answer, answer_from, body, collection_of
+from retrieval.keys import CONFIG, FEEDBACK, HELD
+from retrieval.settings import Config
+
+
+async def write(request: web.Request) -> web.Response:
+    wanted = await body(request, SendFeedback)
+    _, collection = collection_of(request)
+    app, sent = request.app, wanted.feedback
+    most = app[CONFIG].limits.feedback_per_request_max
+    if not sent:
+        raise InvalidInput("feedback is empty, expected at least one", param="feedback")
+    if len(sent) > most:
+        raise TooLarge(f"{len(sent)} in one request, at most {most} are allowed", param="feedback")
+    now_ms = time.time_ns() // 1_000_000
+    entries = [checked(one, f"feedback[{at}]", now_ms, app[CONFIG]) for at, one in enumerate(sent)]
+    await asyncio.to_thread(app[FEEDBACK].keep, collection, entries)
+    return answer(FeedbackKept(len(entries)))
+
+
+async def listed(request: web.Request) -> web.Response:
+    _, collection = collection_of(request)
+    held, feedback = request[HELD], request.app[FEEDBACK]
+
+    def work() -> FeedbackList:
+        entries = feedback.read(collection)
+        known = collection.log.known({one.document_id for one in entries})
+        about = [one for one in entries if one.document_id in known]
+        held.answer(sum(len(one.query) + len(one.document_id) for one in about))
+        return FeedbackList([msgspec.convert(one, FeedbackBody, from_attributes=True) for one in about])
+
+    return await answer_from(work)
+
+
+async def deleted(request: web.Request) -> web.Response:
+    """Also where there is none: what was asked for is then so."""
+    _, collection = collection_of(request)
+    await asyncio.to_thread(request.app[FEEDBACK].forget, collection)
+    return web.Response(status=204)
+
+
+def checked(one: SentFeedback, where: str, now_ms: int, config: Config) -> Entry:
+    """As it is kept: of what was shown, what is above the document. Raises InvalidInput or TooLarge."""
+    query, document_id, shown = one.query.strip(), str(one.document_id), [str(each) for each in one.shown]
+    limits = config.limits
+    if not query:
+        raise InvalidInput(f"{where}.query is empty, expected text", param=f"{where}.query")
+    if len(query) > limits.query_chars_max:
+        words = f"{where}.query has {len(query)} characters, at most {limits.query_chars_max} are allowed"
+        raise TooLarge(words, param=f"{where}.query")
+    for field, ids in (("document_id", [document_id]), ("shown", shown)):
+        if any(len(each) > limits.id_chars_max for each in ids):
+            words = f"{where}.{field}: an id is longer than {limits.id_chars_max} characters"
+            raise TooLarge(words, param=f"{where}.{field}")
+    if shown and one.grade is not None:
+        words = f"{where}.shown goes with a document that was opened, not with a grade"
+        raise InvalidInput(words, param=f"{where}.shown")
+    if shown and document_id not in shown:
+        raise InvalidInput(f"{where}.shown does not hold {document_id!r}", param=f"{where}.shown")
+    passed = shown[: shown.index(document_id)] if shown else []
+    return Entry(now_ms, query, document_id, one.grade, passed)

@@ -1,0 +1,233 @@
+"""`nearline learn`: what it learns from judgments and clicks, and that chance teaches it nothing."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from indexes.errors import InvalidInput
+from jobs.commands.learn import command
+from jobs.judgements import Judgement, Query
+from jobs.learning import CHOICES, from_feedback, held_out_gains, mean_interval, usable
+from jobs.server_process import ServerProcess
+from tests.support.http import Http
+
+QUERIES, DECOYS = 26, 3
+BY_WORDS = {"method": "weighted", "weight_dense": 0.2}
+WORDS = (
+    "harbour",
+    "quarry",
+    "orchard",
+    "library",
+    "glacier",
+    "market",
+    "mill",
+    "lantern",
+    "violin",
+    "compass",
+)
+
+
+def learn(*arguments: object) -> Result:
+    """The command in this process: to start Python each time would take longer than to learn."""
+    return CliRunner().invoke(command, [str(one) for one in arguments])
+
+
+def query(number: int) -> str:
+    first, second, third = random.Random(number).sample(WORDS, 3)
+    return f"{first} {second} {third} number {number}"
+
+
+@pytest.fixture
+def misleading(http: Http) -> str:
+    """Each query's words stand in documents that do not answer it; the one that does lies where the query does. The
+    ranking goes by words, so that what is learned does not depend on the configuration."""
+    name = http.new_collection()
+    texts = [query(number) for number in range(QUERIES)]
+    reply = http.ok("POST", "/v1/embeddings", {"model": "all-MiniLM-L6-v2", "input": texts})
+    chance = np.random.default_rng(1)
+    for number, one in enumerate(reply["data"]):
+        vector = np.array(one["embedding"])
+        near = vector + 0.6 * chance.normal(size=len(vector)) / np.sqrt(len(vector))
+        answer = {"id": f"answer {number}", "text": "The page itself.", "vector": near.tolist()}
+        far = chance.normal(size=(DECOYS, len(vector)))
+        decoys = [
+            {
+                "id": f"decoy {number} {at}",
+                "text": f"{texts[number]}: {WORDS[at]}",
+                "vector": far[at].tolist(),
+            }
+            for at in range(DECOYS)
+        ]
+        http.write(name, answer, *decoys)
+    http.ok("PUT", f"/v1/collections/{name}/ranking", {**BY_WORDS, "coefficients": {"kept": [1.0]}})
+    return name
+
+
+@pytest.fixture
+def queries(tmp_path: Path) -> Path:
+    path = tmp_path / "queries.jsonl"
+    path.write_text("".join(json.dumps({"id": f"q{n}", "text": query(n)}) + "\n" for n in range(QUERIES)))
+    return path
+
+
+def qrels(folder: Path, about: dict[int, str]) -> Path:
+    path = folder / "qrels.tsv"
+    path.write_text("".join(f"q{number}\t{document}\t1\n" for number, document in about.items()))
+    return path
+
+
+def first_hits(http: Http, name: str) -> list[str]:
+    return [http.found(name, query=query(number), k=1)[0] for number in range(QUERIES)]
+
+
+def ranking_of(http: Http, name: str) -> Any:
+    return http.ok("GET", f"/v1/collections/{name}")["ranking"]
+
+
+@pytest.mark.model
+def test_words_that_mislead_lose_their_weight(
+    service: ServerProcess, http: Http, misleading: str, queries: Path, tmp_path: Path
+) -> None:
+    """Learned from judgments, adopted with its evidence, used at once, not adopted twice, and reset."""
+    answers = [f"answer {number}" for number in range(QUERIES)]
+    judgments = qrels(tmp_path, dict(enumerate(answers)))
+    to = ["--url", service.url, "-c", misleading, "--rate", "10000"]
+    assert not set(first_hits(http, misleading)) & set(answers)
+    report = json.loads(learn(*to, "--queries", queries, "--qrels", judgments, "--dry-run", "--json").stdout)
+    assert (report["adopted"], report["reason"]) == (False, "a dry run")
+    assert ranking_of(http, misleading)["weight_dense"] == 0.2
+    ended = learn(*to, "--queries", queries, "--qrels", judgments)
+    assert ended.exit_code == 0, ended.output
+    assert "adopted: the gain on held-out queries is beyond chance" in " ".join(ended.stdout.split())
+    ranking = ranking_of(http, misleading)
+    assert (ranking["method"], ranking["queries"]) == ("weighted", QUERIES)
+    assert ranking["weight_dense"] > 0.5
+    assert ranking["coefficients"] == {"kept": [1.0]}
+    assert 0 < ranking["gain_low"] <= ranking["gain"] <= ranking["gain_high"]
+    assert first_hits(http, misleading) == answers
+    again = json.loads(learn(*to, "--queries", queries, "--qrels", judgments, "--json").stdout)
+    assert (again["adopted"], again["before"]) == (False, ranking)
+    assert again["ndcg@10_before"] == again["ndcg@10"]
+    assert learn(*to, "--reset").exit_code == 0
+    assert ranking_of(http, misleading) is None
+
+
+@pytest.mark.model
+def test_clicks_teach_too(service: ServerProcess, http: Http, misleading: str) -> None:
+    """From feedback alone; what is said about documents that are deleted since is left out."""
+    clicks = [
+        {"query": query(n), "document_id": f"answer {n}", "shown": [f"decoy {n} 0", f"answer {n}"]}
+        for n in range(QUERIES)
+    ]
+    http.ok("POST", f"/v1/collections/{misleading}/feedback", {"feedback": clicks})
+    to = ["--url", service.url, "-c", misleading, "--rate", "10000", "--json"]
+    gone = [f"answer {number}" for number in range(QUERIES - 22)]
+    http.ok("POST", f"/v1/collections/{misleading}/documents/delete", {"ids": gone})
+    report = json.loads(learn(*to).stdout)
+    assert (report["source"], report["queries"], report["adopted"]) == ("feedback", 22, True)
+    assert ranking_of(http, misleading)["weight_dense"] > 0.5
+    more = {"ids": [f"answer {number}" for number in range(QUERIES - 22, QUERIES - 19)]}
+    http.ok("POST", f"/v1/collections/{misleading}/documents/delete", more)
+    report = json.loads(learn(*to).stdout)
+    assert report["reason"] == "19 queries have a relevant document, 20 are needed"
+
+
+@pytest.mark.model
+def test_random_judgments_change_nothing(
+    service: ServerProcess, http: Http, misleading: str, queries: Path, tmp_path: Path
+) -> None:
+    """Judgments that have nothing to do with the queries leave the ranking as it is, and say so."""
+    chance = random.Random(5)
+    about = {n: f"decoy {chance.randrange(QUERIES)} {chance.randrange(DECOYS)}" for n in range(QUERIES)}
+    to = ["--url", service.url, "-c", misleading, "--rate", "10000"]
+    ended = learn(*to, "--queries", queries, "--qrels", qrels(tmp_path, about))
+    assert ended.exit_code == 0, ended.output
+    assert "nothing changed: the gain on held-out queries may be chance" in " ".join(ended.stdout.split())
+    assert ranking_of(http, misleading)["weight_dense"] == 0.2
+
+
+def test_chance_is_seldom_adopted() -> None:
+    """Where all choices rank equally well, 400 times on 40 queries, the lower bound is above 0 in 5 percent at most."""
+    adopted = 0
+    for seed in range(400):
+        chance = np.random.default_rng(seed)
+        places = np.exp(1.2 + 1.3 * correlated(chance, 40)).astype(int) + 1
+        table = np.where(places <= 10, 1 / np.log2(1 + places), 0.0)
+        adopted += mean_interval(held_out_gains(table, table[8], seed))[1] > 0
+    assert adopted <= 20
+
+
+def correlated(chance: np.random.Generator, count: int) -> Any:
+    """[choices, count] of unit normals, each choice like its neighbors."""
+    rows = [chance.normal(size=count)]
+    for _ in CHOICES[1:]:
+        rows.append(0.95 * rows[-1] + np.sqrt(1 - 0.95**2) * chance.normal(size=count))
+    return np.array(rows)
+
+
+def test_the_last_grade_counts_and_clicks_are_weighed() -> None:
+    """Opened at least as often as passed over is relevant; a grade goes before any number of clicks."""
+
+    def said(text: str, document: str, grade: int | None = None, *passed: str) -> dict[str, Any]:
+        return {"query": text, "document_id": document, "grade": grade, "passed": list(passed)}
+
+    queries, judgements = from_feedback(
+        [
+            said("a", "d1", 3),
+            said("a", "d1", 1),
+            said("a", "d1"),
+            said("b", "d2", None, "d3"),
+            said("b", "d3"),
+            said("b", "d4", None, "d3", "d5"),
+            said("c", "d6"),
+            said("c", "d6", 0),
+        ]
+    )
+    assert queries == [Query("a", "a"), Query("b", "b"), Query("c", "c")]
+    assert {(one.query, one.document): one.grade for one in judgements} == {
+        ("a", "d1"): 1,
+        ("b", "d2"): 1,
+        ("b", "d3"): 0,
+        ("b", "d4"): 1,
+        ("c", "d6"): 0,
+    }
+    assert {one.id for one in usable(queries, judgements, 10)} == {"a", "b"}
+    assert (
+        len(usable([Query(str(n), "") for n in range(9)], [Judgement(str(n), "d", 1) for n in range(9)], 4))
+        == 4
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--qrels", "x"], "need each other"),
+        (["--queries", "x"], "need each other"),
+        (["--config", "x"], "--config needs --data"),
+        (["--reset", "--dry-run"], "--reset goes alone"),
+    ],
+)
+def test_options_that_need_others(arguments: list[str], words: str) -> None:
+    """A wrong call says what is wrong."""
+    ended = learn("-c", "docs", *arguments)
+    assert ended.exit_code == 2
+    assert words in " ".join(ended.stderr.split())
+
+
+@pytest.mark.model
+def test_judgments_of_other_queries(
+    service: ServerProcess, http: Http, queries: Path, tmp_path: Path
+) -> None:
+    """Files that do not belong together are refused, naming the option."""
+    other = tmp_path / "qrels.tsv"
+    other.write_text("z1\td1\t1\n")
+    ended = learn("--url", service.url, "-c", http.new_collection(), "--queries", queries, "--qrels", other)
+    assert isinstance(ended.exception, InvalidInput)
+    assert ended.exception.param == "qrels"

@@ -1,0 +1,176 @@
+"""A search goes as deep as it must for k hits: one page of a document, a floor, a deletion do not starve it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from indexes.collection import Collection
+from indexes.errors import TooLarge
+from indexes.model import Delete, Floats, NewPassage, Upsert
+from indexes.query import Query
+from indexes.rebuild.builder import Rebuild
+from retrieval.cache import MemoryStore, ResultCache
+from retrieval.ceiling import AnswerBudget, BudgetShare
+from retrieval.embedders import Embedders
+from retrieval.embedding.results import Observer
+from retrieval.executor import LocalExecution, LocalExecutor
+from retrieval.pipeline import Pipeline
+from retrieval.plan import planned
+from retrieval.schemas import Fusion, SearchAnswer, SearchRequest
+from retrieval.settings import Config
+from retrieval.stopwatch import Stopwatch
+from tests.support.vectors import DIMENSIONS, make_collection
+
+LONG_PASSAGES, OTHERS = 260, 40
+AXIS = msgspec.Raw(msgspec.json.encode([1.0] + [0.0] * (DIMENSIONS - 1)))
+
+
+def near(rng: np.random.Generator, distance: float) -> Floats:
+    """A unit vector at about this distance from the axis."""
+    values = rng.normal(size=DIMENSIONS) * distance / np.sqrt(DIMENSIONS)
+    values[0] = 1
+    unit: Floats = (values / np.linalg.norm(values)).astype(np.float32)
+    return unit
+
+
+def documents() -> Iterator[Upsert]:
+    """A long one, whose passages are the best for the axis and for the word; then others, each further away."""
+    rng = np.random.default_rng(1)
+    pages = [NewPassage(7 * at, 7 * at + 6, 1, near(rng, 0.1)) for at in range(LONG_PASSAGES)]
+    yield Upsert("long", "needle " * LONG_PASSAGES, "", {}, tuple(pages))
+    for number in range(OTHERS):
+        text = "needle in hay" + " and straw" * number
+        yield Upsert(f"d{number}", text, "", {}, (NewPassage(0, len(text), 3, near(rng, 1 + number)),))
+
+
+@pytest.fixture(scope="module", params=["delta", "generation"])
+def collection(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Collection]:
+    """Nobody changes it."""
+    with closing(written(tmp_path_factory.mktemp("deep"))) as made:
+        if request.param == "generation":
+            made.adopt(Rebuild(made.begin_build(), timeout_s=120).run(lambda *_: None))
+        yield made
+
+
+def written(folder: Path) -> Collection:
+    made = make_collection(folder / "c", hot_capacity=60)
+    made.write(list(documents())).result()
+    return made
+
+
+@pytest.fixture
+def pipeline() -> Iterator[Pipeline]:
+    config = Config()
+    results = ResultCache(MemoryStore(0, time.monotonic), None, ttl_s=60, now=time.time)
+    made = Pipeline(Embedders(config, lambda name: Observer()), results, config)
+    with closing(made):
+        yield made
+
+
+def search(pipeline: Pipeline, collection: Collection, budget: int = 1 << 24, **options: Any) -> SearchAnswer:
+    request = SearchRequest(**{"query": "needle", "vector": AXIS, "cache": False, **options})
+    return asyncio.run(pipeline.search("c", collection, request, budget=AnswerBudget(budget)))
+
+
+WEIGHTED = Fusion(method="weighted")
+MODES: list[dict[str, Any]] = [
+    {"mode": "hybrid"},
+    {"mode": "hybrid", "fusion": WEIGHTED},
+    {"mode": "dense"},
+    {"mode": "dense", "exact": True},
+    {"mode": "lexical"},
+]
+
+
+@pytest.mark.parametrize("options", MODES, ids=str)
+def test_one_long_document_leaves_room(
+    pipeline: Pipeline, collection: Collection, options: dict[str, Any]
+) -> None:
+    """Grouped, an answer has k documents, or all that there are, each once, the best first."""
+    for k in (1, 2, 10, OTHERS, 100):
+        hits = search(pipeline, collection, k=k, group_by_document=True, **options).hits
+        found = [hit.document_id for hit in hits]
+        assert len(found) == len(set(found)) == min(k, OTHERS + 1)
+        assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
+        assert found[0] == "long"
+
+
+def test_pages_that_need_the_same_depth_agree(pipeline: Pipeline, collection: Collection) -> None:
+    """A smaller page is the beginning of a larger one. With weighted fusion this holds wherever the lists are exact."""
+    for options in MODES[:2]:
+        ten, five = (
+            search(pipeline, collection, k=k, group_by_document=True, **options).hits for k in (10, 5)
+        )
+        assert ten[:5] == five
+
+
+def test_a_deeper_search_pays_once_for_its_hits(pipeline: Pipeline, collection: Collection) -> None:
+    """The bytes of an answer are those of its hits, however often it was begun again."""
+    options: dict[str, Any] = {"mode": "dense", "group_by_document": True, "k": 10}
+    budget = AnswerBudget(1 << 24)
+    request = SearchRequest(vector=AXIS, cache=False, **options)
+    hits = asyncio.run(pipeline.search("c", collection, request, budget=budget)).hits
+    assert len(hits) == 10
+    search(pipeline, collection, budget=budget.taken, **options)
+    with pytest.raises(TooLarge):
+        search(pipeline, collection, budget=budget.taken - 1, **options)
+
+
+def test_a_deeper_search_is_one_search(pipeline: Pipeline, collection: Collection) -> None:
+    """Each hit is counted once."""
+    collection.hits.fade()
+    before = collection.hits.most()[1].sum()
+    search(pipeline, collection, mode="dense", group_by_document=True, k=10, cache=True)
+    assert collection.hits.most()[1].sum() == before + 10
+
+
+def test_passages_deleted_meanwhile_are_made_up_for(pipeline: Pipeline, tmp_path: Path) -> None:
+    """More of the nearest are gone from the log than an answer has to spare, and the next ones take their places."""
+    collection = written(tmp_path)
+    before = collection.snapshot
+    collection.write([Delete("long"), Delete("d0")]).result()
+    plan = planned(SearchRequest(vector=AXIS, mode="dense", k=10), DIMENSIONS, Config())
+    share = BudgetShare(AnswerBudget(1 << 24))
+    answer, vanished = asyncio.run(pipeline._search(collection, before, plan, Stopwatch(), None, share))
+    assert vanished
+    assert answer.hits == search(pipeline, collection, mode="dense", k=10).hits
+    collection.close()
+
+
+@pytest.mark.parametrize("options", MODES, ids=str)
+def test_a_floor_ends_a_search(
+    pipeline: Pipeline, collection: Collection, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where `min_score` cuts off the end of what was found, nothing deeper can pass, and nothing deeper is searched."""
+    depths: list[int] = []
+    prepare = LocalExecutor.prepare
+
+    def noted(self: LocalExecutor, query: Query, watch: Stopwatch) -> LocalExecution:
+        depths.append(query.depth)
+        return prepare(self, query, watch)
+
+    monkeypatch.setattr(LocalExecutor, "prepare", noted)
+    best = search(pipeline, collection, k=1, **options).hits[0].score
+    depths.clear()
+    hits = search(pipeline, collection, k=280, min_score=best, **options).hits
+    assert 1 <= len(hits) < 280
+    assert len(depths) == 1
+
+
+def test_a_floor_does_not_starve_a_grouped_search(pipeline: Pipeline, collection: Collection) -> None:
+    """Documents beyond the first depth that score enough are found."""
+    options: dict[str, Any] = {"mode": "dense", "group_by_document": True}
+    scores = [hit.score for hit in search(pipeline, collection, k=20, **options).hits]
+    hits = search(pipeline, collection, k=20, min_score=scores[9], **options).hits
+    assert [hit.score for hit in hits] == scores[:10]

@@ -1,0 +1,304 @@
+"""Relevance: what the weights may do, what fitting and the conformal bound promise, and what a service says."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from indexes.errors import InvalidInput
+from indexes.model import DenseResult, Ranking
+from indexes.query import Candidates
+from jobs.evaluation.relevance import JudgedHits, calibrated, reliability
+from jobs.judgements import read_judgements
+from retrieval.plan import planned
+from retrieval.relevance import (
+    BUILT_IN,
+    Calibration,
+    Columns,
+    calibration_for,
+    features_of,
+    fit,
+    is_supported,
+    relevance_of,
+    support_from,
+)
+from retrieval.schemas import SearchRequest
+from retrieval.settings import Config
+from tests.support.http import Http
+
+CALIBRATIONS = list(BUILT_IN.values())
+WORDS = BUILT_IN["lexical"]
+FLOOR = 0.2
+PRIOR = (-5.0, 3.0, 3.0, 6.0, 6.0)
+SHOES = [
+    "Waterproof hiking boots with a sturdy sole.",
+    "Light running shoes for long distances.",
+    "Leather sandals for the summer.",
+    "Wool socks that keep your feet warm.",
+]
+
+
+def candidates_of(dense: list[float], lexical: list[float], best: float) -> Candidates:
+    """Passages 0, 1, ... as both searchers rank them, given their scores, best first."""
+    both = [
+        Ranking(np.arange(len(one)), np.array(one, np.float32), np.zeros(len(one), np.int8))
+        for one in (dense, lexical)
+    ]
+    return Candidates.join(DenseResult(both[0], (), None), both[1], lexical_bound=best)
+
+
+def test_features_by_hand() -> None:
+    """Cosine from the floor to 1, BM25 over what was asked, and their lead over the tenth; absent ones have 0."""
+    found = candidates_of([0.9 - at / 20 for at in range(12)], [6.0, 4.0], 8.0)
+    features = features_of(found, found.dense[:2], found.lexical[:2], 0.5)
+    assert features[0].tolist() == pytest.approx([1, 0.8, 0.75, 0.9, 0.75])
+    assert features[1].tolist() == pytest.approx([1, 0.7, 0.5, 0.8, 0.5])
+    unasked = np.full(2, np.nan, np.float32)
+    assert features_of(found, unasked, found.lexical[:2], FLOOR)[:, 1].tolist() == [0, 0]
+    empty = candidates_of([], [], 0.0)
+    assert features_of(empty, empty.dense, empty.lexical, FLOOR).shape == (0, 5)
+
+
+@pytest.mark.parametrize("calibration", CALIBRATIONS)
+@given(st.lists(st.floats(-1, 1, width=32), min_size=2, max_size=30), st.data())
+def test_a_higher_score_is_never_less_relevant(
+    calibration: Calibration, cosines: list[float], data: Any
+) -> None:
+    """Neither by meaning nor by words, whatever the other candidates are."""
+    cosines = sorted(cosines, reverse=True)
+    words = sorted((abs(one) for one in cosines), reverse=True)
+    found = candidates_of(cosines, words, 1.0)
+    at = data.draw(st.integers(0, len(cosines) - 2))
+    first, second = (
+        relevance_of(
+            features_of(found, found.dense[[at, at + 1]][::step], found.lexical[[at, at]], FLOOR), calibration
+        )
+        for step in (1, -1)
+    )
+    assert first[0] >= first[1]
+    assert second[1] >= second[0]
+    lexical = relevance_of(
+        features_of(found, found.dense[[at, at]], found.lexical[[at, at + 1]], FLOOR), calibration
+    )
+    assert lexical[0] >= lexical[1]
+
+
+# --- fitting ----------------------------------------------------------------------------------------------------
+
+
+def drawn(weights: tuple[float, ...], rows: int, seed: int = 0) -> tuple[Columns, Columns]:
+    """Hits with features between 0 and 1, relevant as often as the weights say."""
+    rng = np.random.default_rng(seed)
+    features = np.column_stack([np.ones(rows), rng.random((rows, 4))])
+    return features, (rng.random(rows) < relevance_of(features, Calibration(weights, 0))).astype(float)
+
+
+def test_fitting_finds_the_weights() -> None:
+    """Those by which the labels were drawn, when there are many."""
+    true = (-4.0, 5.0, 1.0, 2.0, 0.5)
+    features, labels = drawn(true, 50_000)
+    assert fit(features, labels, PRIOR) == pytest.approx(true, abs=0.3)
+
+
+def test_few_labels_change_little() -> None:
+    """Without any nothing changes; with ten, no weight by more than one."""
+    features, labels = drawn((-1.0, 0.0, 0.0, 0.0, 0.0), 10)
+    assert fit(features[:0], labels[:0], PRIOR) == PRIOR
+    assert fit(features, labels, PRIOR, strength=10.0) == pytest.approx(PRIOR, abs=1)
+
+
+def test_no_weight_is_negative() -> None:
+    """Labels that fall with a score make it count nothing, and what counted nothing before stays so."""
+    features, labels = drawn((2.0, 4.0, 0.0, -6.0, 1.0), 5000)
+    weights = fit(features, labels, PRIOR)
+    assert weights[3] == 0
+    assert min(weights[1:]) == 0
+    assert relevance_of(features, Calibration(weights, 0)).mean() == pytest.approx(labels.mean(), abs=0.02)
+    assert fit(features, labels, WORDS.weights)[1] == 0
+
+
+def test_the_bound_holds_for_new_questions() -> None:
+    """Over many draws, new questions stay below it at most as often as asked; too few to choose by choose 0."""
+    rng = np.random.default_rng(0)
+    lost = [
+        np.mean(rng.beta(2, 3, 1000) < support_from(rng.beta(2, 3, n), 0.1))
+        for n in (12, 45)
+        for _ in range(500)
+    ]
+    assert 0.08 < np.mean(lost) <= 0.1
+    assert support_from([0.5] * 8, 0.1) == 0.0
+
+
+def test_a_collection_refits_what_does_not_fit_it() -> None:
+    """Its own calibration is closer to its judgments than the built-in one, and loses a tenth of its answers."""
+    true = Calibration((-6.0, 2.0, 2.0, 8.0, 1.0), 0.0)
+    questions = []
+    for seed in range(300):
+        features, labels = drawn(true.weights, 20, seed)
+        questions.append(JudgedHits(features, relevance_of(features, WORDS), labels))
+    own = calibrated(questions[:150], WORDS)
+    tested = [
+        JudgedHits(one.features, relevance_of(one.features, own), one.labels) for one in questions[150:]
+    ]
+    before, after = reliability(questions[150:], WORDS.support), reliability(tested, own.support)
+    assert after.calibration_error < before.calibration_error
+    assert after.lost is not None
+    assert after.lost.low < 0.1
+
+
+def test_reliability_by_hand() -> None:
+    """One question, answered by its second hit: said .9 and .4, was 0 and 1; emptied, said .9 and was 0."""
+    hits = JudgedHits(np.ones((2, 5)), np.array([0.9, 0.4]), np.array([0.0, 1.0]))
+    measured = reliability([hits], 0.5)
+    assert measured.calibration_error == pytest.approx((0.9 + 0.6 + 0.9) / 3, abs=1e-4)
+    assert [(one.since, one.hits, one.relevant) for one in measured.bins] == [(0.4, 1, 1.0), (0.9, 2, 0.0)]
+    assert measured.lost is not None
+    assert (measured.lost.value, measured.false.value) == (0.0, 1.0)
+    assert reliability([JudgedHits(np.ones((0, 5)), np.ones(0), np.ones(0))], 0.5).lost is None
+
+
+# --- support and requests ---------------------------------------------------------------------------------------
+
+
+def test_only_first_hits_support() -> None:
+    """One of the first ten, at the bound or above; unknown without a calibration."""
+    relevance = [0.0] * 9 + [WORDS.support]
+    assert is_supported(relevance, WORDS) is True
+    assert is_supported([0.0, *relevance], WORDS) is False
+    assert is_supported([], WORDS) is False
+    assert is_supported([None], None) is None
+
+
+def test_cosines_that_say_nothing_are_left_out() -> None:
+    """Hybrid search of a query that the model hardly reads, or with a vector of one's own, is judged by words."""
+    assert calibration_for(BUILT_IN, "hybrid", 1.0) == BUILT_IN["hybrid"]
+    assert calibration_for(BUILT_IN, "hybrid", 0.3) == calibration_for(BUILT_IN, "hybrid", None) == WORDS
+    assert calibration_for(BUILT_IN, "lexical", None) == WORDS
+    assert calibration_for(BUILT_IN, "dense", 1.0) == BUILT_IN["dense"]
+    assert calibration_for(BUILT_IN, "dense", None) is None
+
+
+def test_a_floor_needs_relevance() -> None:
+    """Dense search with a vector of one's own has none, and says so."""
+    search = SearchRequest(vector=msgspec.Raw(b"[1, 0]"), min_relevance=0.5)
+    with pytest.raises(InvalidInput, match="have no relevance") as caught:
+        planned(search, 2, Config())
+    assert caught.value.param == "min_relevance"
+
+
+# --- a real service ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shoes(http: Http) -> str:
+    name = http.new_collection()
+    http.write(name, *({"id": f"s{at}", "text": text} for at, text in enumerate(SHOES)))
+    return name
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("mode", ["hybrid", "dense", "lexical"])
+def test_what_is_not_there_has_no_support(http: Http, shoes: str, mode: str) -> None:
+    """Quantum chromodynamics among shoes, although its best hit scores like any other; shoes have it."""
+    nothing = http.search(shoes, query="quantum chromodynamics", mode=mode)
+    assert nothing["receipt"]["supported"] is False
+    assert all(hit["relevance"] < 0.05 for hit in nothing["hits"])
+    found = http.search(shoes, query="running shoes", mode=mode, explain=True)
+    assert found["receipt"]["supported"] is True
+    first = found["hits"][0]
+    assert first["document_id"] == "s1"
+    assert first["relevance"] >= found["receipt"]["support_from"]
+    cosine = first["scores"]["dense"]
+    assert first["evidence"]["meaning"] == pytest.approx(
+        0 if cosine is None else (cosine - FLOOR) / (1 - FLOOR)
+    )
+    again = http.search(shoes, query="running shoes", mode=mode, explain=True)
+    assert (again["receipt"]["cache"], again["hits"]) == ("hit", found["hits"])
+    assert again["receipt"]["supported"] is True
+
+
+@pytest.mark.model
+def test_a_context_says_it_too(http: Http, shoes: str) -> None:
+    """It is returned, with the relevance of each citation and the verdict in its receipt."""
+
+    def context(query: str, **more: Any) -> Any:
+        return http.ok(
+            "POST", f"/v1/collections/{shoes}/context", {"query": query, "token_budget": 300, **more}
+        )
+
+    found = context("running shoes")
+    assert found["receipt"]["supported"] is True
+    assert found["citations"][0]["relevance"] > 0.9
+    nothing = context("quantum chromodynamics", min_similarity=-1)
+    assert nothing["receipt"]["supported"] is False
+    assert len(nothing["citations"]) == len(SHOES)
+    assert not context("quantum chromodynamics", min_similarity=-1, min_relevance=0.1)["citations"]
+
+
+@pytest.mark.model
+def test_a_floor_drops_and_goes_on(http: Http, shoes: str) -> None:
+    """Hits below it go, the next that reach it come up to k, and none left is said in the receipt."""
+    everything = http.search(shoes, query="running shoes", k=4)["hits"]
+    floor = sorted(hit["relevance"] for hit in everything)[2]
+    kept = http.search(shoes, query="running shoes", k=4, min_relevance=floor)
+    assert [hit["document_id"] for hit in kept["hits"]] == [
+        hit["document_id"] for hit in everything if hit["relevance"] >= floor
+    ]
+    most = max(everything, key=lambda hit: hit["relevance"])
+    only = http.search(shoes, query="running shoes", k=1, min_relevance=most["relevance"])
+    assert [hit["document_id"] for hit in only["hits"]] == [most["document_id"]]
+    none = http.search(shoes, query="quantum chromodynamics", min_relevance=0.5)
+    assert (none["hits"], none["receipt"]["supported"]) == ([], False)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("path", ["search", "context"])
+@pytest.mark.parametrize("value", [-0.1, 1.01, "high"])
+def test_a_wrong_floor_is_refused(http: Http, shoes: str, path: str, value: object) -> None:
+    """It names the field."""
+    body = {"query": "shoes", "token_budget": 100, "min_relevance": value}
+    if path == "search":
+        del body["token_budget"]
+    reply = http.call("POST", f"/v1/collections/{shoes}/{path}", body)
+    assert (reply.status, reply.body["error"]["param"]) == (422, "min_relevance")
+
+
+@pytest.mark.model
+def test_relevance_is_calibrated_on_real_questions(http: Http, shared_data: Path) -> None:
+    """600 sentences of squad-sent and 200 questions about them: the calibration error is below .06, at most a fifth of
+    the answered questions lack support, and of 100 claims of scifact, about medicine, less than a twentieth have it."""
+    squad = shared_data / "squad-sent"
+    name = http.new_collection()
+    with gzip.open(squad / "corpus.jsonl.gz", "rt") as lines:
+        rows = [json.loads(line) for line in islice(lines, 600)]
+    http.write(name, *({"id": row["id"], "text": row["text"]} for row in rows))
+    here = {row["id"] for row in rows}
+    answers = {
+        one.query: one.document for one in read_judgements(squad / "qrels.tsv") if one.document in here
+    }
+    with gzip.open(squad / "queries.jsonl.gz", "rt") as lines:
+        asked = [row for row in map(json.loads, lines) if row["id"] in answers][::4][:200]
+    hits = []
+    for row in asked:
+        found = http.search(name, query=row["text"], k=20, explain=True)
+        features = [[1, *hit["evidence"].values()] for hit in found["hits"]]
+        relevance = np.array([hit["relevance"] for hit in found["hits"]])
+        labels = np.array([hit["document_id"] == answers[row["id"]] for hit in found["hits"]], float)
+        hits.append(JudgedHits(np.array(features), relevance, labels))
+    measured = reliability(hits, found["receipt"]["support_from"])
+    assert measured.calibration_error < 0.06, measured
+    assert measured.lost is not None
+    assert measured.lost.value < 0.2, measured
+    with gzip.open(shared_data / "scifact" / "queries.jsonl.gz", "rt") as lines:
+        claims = [json.loads(line)["text"] for line in islice(lines, 100)]
+    false = [http.search(name, query=one)["receipt"]["supported"] for one in claims]
+    assert np.mean(false) < 0.05
