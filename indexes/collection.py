@@ -186,9 +186,7 @@ class Collection:
         for operation in operations:
             if isinstance(operation, Upsert):
                 check_upsert(operation, self.settings.dimensions)
-        return self._writer.write(
-            [with_language(operation, self.settings.language) for operation in operations]
-        )
+        return self._writer.write([with_language(one, self.settings.language) for one in operations])
 
     def delete_holding(self, passages: Ids) -> Future[WriteResult]:
         """Delete the documents that hold these passages, in one commit.
@@ -213,7 +211,7 @@ class Collection:
             if changed is stored:
                 return []
             check_upsert(changed, self.settings.dimensions)
-            return [with_language(changed, self.settings.language)]
+            return [changed]
 
         return self._writer.write(choose)
 

@@ -38,9 +38,10 @@ def primary(code: str) -> str:
 
 def language_of(title: str, text: str) -> str:
     """The likeliest language of a document, as a two- or three-letter code. Thread-safe."""
-    found = probabilities(f"{title}\n{text[:CHARS_READ]}")
+    sample = f"{title[:CHARS_READ]}\n{text[:CHARS_READ]}"[:CHARS_READ]
+    found = probabilities(sample)
     best = max(found, key=found.__getitem__, default=UNSURE)
-    return best if found.get(best, 0) >= SURE_MIN or not is_latin(text[:CHARS_READ]) else UNSURE
+    return best if found.get(best, 0) >= SURE_MIN or not is_latin(sample) else UNSURE
 
 
 def guessed(query: str, held: Mapping[str, int]) -> str:
@@ -52,10 +53,10 @@ def guessed(query: str, held: Mapping[str, int]) -> str:
 
 
 def probabilities(text: str) -> dict[str, float]:
-    """The likelier languages of a text, by the detector alone."""
+    """The likelier languages of a text's beginning, by the detector alone."""
     found: dict[str, float] = {}
     if text and not text.isspace():
-        for one in detector().detect(text, k=10):
+        for one in detector().detect(text[:CHARS_READ], k=10):
             code = VARIETIES.get(one["lang"], one["lang"])
             found[code] = found.get(code, 0.0) + one["score"]
     return found

@@ -195,10 +195,6 @@ def conflict(message: str) -> ServiceError:
 
 def digest(document: JSON) -> bytes:
     """Equal for documents that are embedded, found and shown alike."""
-    values = [
-        document["text"],
-        document["title"],
-        document.get("language", ""),
-        sorted(document["metadata"].items()),
-    ]
+    title, language = document["title"], document["language"]
+    values = [document["text"], title, language, sorted(document["metadata"].items())]
     return blake2b(msgspec.json.encode(values), digest_size=16).digest()

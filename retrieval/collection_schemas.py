@@ -102,7 +102,7 @@ class CollectionBody(msgspec.Struct, kw_only=True):
     aliases: Annotated[list[str], Doc("Other names of this collection")]
     model: Annotated[str, Doc("Name of the embedding model")]
     fingerprint: Annotated[str, Doc("Hash of everything that shapes a vector")]
-    languages: Annotated[
+    model_languages: Annotated[
         list[str] | None, Doc("BCP 47 codes of the languages that the model reads; null if it does not say")
     ]
     dimensions: Annotated[int, Doc("Length of a vector")]

@@ -230,7 +230,7 @@ def excerpt(hit: Hit, query: str, tokens_max: int, starts_of: StartsOf, go_on: G
     At most `tokens_max` tokens. A single sentence that is longer is cut after a word.
     """
     text = hit.text
-    asked = frozenset(query_terms(query, [hit.language]))
+    asked = frozenset(query_terms(query, hit.language))
     starts = starts_of(text)
     bounds = sorted({0, *(match.end() for match in SENTENCE.finditer(text)), len(text)})
     sentences = []

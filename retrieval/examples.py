@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from retrieval import collection_schemas, schemas
+from retrieval import collection_schemas, document_schemas, schemas
 from retrieval.dialects import ollama, openai, rerank, tei
 from retrieval.openapi import Examples
 
@@ -34,8 +34,10 @@ def make_examples(model: str, reranker: str = "reranker") -> Examples:
         },
         collection_schemas.RenameCollection: {"another name": {"name": "handbook"}},
         collection_schemas.SetAlias: {"an alias": {"collection": "docs"}},
-        schemas.WriteDocuments: {"two documents": {"documents": DOCUMENTS}},
-        schemas.PatchDocument: {"a new year, no language": {"metadata": {"year": 2027, "lang": None}}},
+        document_schemas.WriteDocuments: {"two documents": {"documents": DOCUMENTS}},
+        document_schemas.PatchDocument: {
+            "a new year, no language": {"metadata": {"year": 2027, "lang": None}}
+        },
         schemas.SearchRequest: {
             "a question": {"query": QUERY, "k": 5},
             "with a filter": {"query": QUERY, "k": 5, "filter": ENGLISH},
@@ -67,12 +69,12 @@ def make_examples(model: str, reranker: str = "reranker") -> Examples:
         collection_schemas.SetRanking: {
             "more weight on meaning": {"method": "weighted", "weight_dense": 0.85}
         },
-        schemas.ScrollDocuments: {
+        document_schemas.ScrollDocuments: {
             "the first page": {"limit": 100},
             "with a filter, without texts": {"filter": ENGLISH, "text": False},
         },
-        schemas.CountDocuments: {"all": {}, "those that match": {"filter": ENGLISH}},
-        schemas.DeleteDocuments: {
+        document_schemas.CountDocuments: {"all": {}, "those that match": {"filter": ENGLISH}},
+        document_schemas.DeleteDocuments: {
             "by id": {"ids": ["shipping"]},
             "by filter": {"filter": {"type": "lt", "key": "year", "value": 2020}},
         },

@@ -6,7 +6,7 @@ from typing import Any
 
 from aiohttp import web
 
-from retrieval import collection_schemas, schemas
+from retrieval import collection_schemas, document_schemas, schemas
 from retrieval.admission import Load
 from retrieval.dialects import ollama, openai, rerank, tei
 from retrieval.dialects.errors import CohereErrorBody, OllamaErrorBody, OpenAIErrorBody, TeiErrorBody
@@ -36,21 +36,21 @@ ROUTES = (
           None, collection_schemas.FeedbackList, load="heavy"),
     Route("DELETE", f"{C}/feedback", feedback.deleted, "Forget all feedback of a collection", FEEDBACK, status=204),
     Route("POST", f"{C}/documents", documents.write, "Write documents, replacing those of the same id", DOCUMENTS,
-          schemas.WriteDocuments, schemas.Written, gives={"id": "$request.body#/documents/0/id"}),
+          document_schemas.WriteDocuments, document_schemas.Written, gives={"id": "$request.body#/documents/0/id"}),
     Route("GET", f"{C}/documents", documents.listed, "List documents in the order they were written", DOCUMENTS,
-          None, schemas.DocumentPage, parameters=("cursor", "limit", "vectors"), load="heavy"),
+          None, document_schemas.DocumentPage, parameters=("cursor", "limit", "vectors"), load="heavy"),
     Route("POST", f"{C}/documents/scroll", documents.scroll, "Follow all documents, or those that match", DOCUMENTS,
-          schemas.ScrollDocuments, schemas.ScrollPage, load="heavy"),
+          document_schemas.ScrollDocuments, document_schemas.ScrollPage, load="heavy"),
     Route("POST", f"{C}/documents/count", documents.count, "Count all documents, or those that match", DOCUMENTS,
-          schemas.CountDocuments, schemas.CountBody, load="search"),
+          document_schemas.CountDocuments, document_schemas.CountBody, load="search"),
     Route("POST", f"{C}/documents/delete", documents.delete_many, "Delete documents by id or by filter", DOCUMENTS,
-          schemas.DeleteDocuments, schemas.Deleted),
+          document_schemas.DeleteDocuments, document_schemas.Deleted),
     Route("GET", f"{C}/documents/{{id:.+}}", documents.shown, "One document", DOCUMENTS,
-          None, schemas.DocumentBody, parameters=("vectors",), load="search"),
+          None, document_schemas.DocumentBody, parameters=("vectors",), load="search"),
     Route("PATCH", f"{C}/documents/{{id:.+}}", documents.patched, "Change the metadata of one document", DOCUMENTS,
-          schemas.PatchDocument, schemas.Written),
+          document_schemas.PatchDocument, document_schemas.Written),
     Route("DELETE", f"{C}/documents/{{id:.+}}", documents.deleted, "Delete one document", DOCUMENTS,
-          None, schemas.Deleted),
+          None, document_schemas.Deleted),
     Route("POST", "/v1/collections", collections.create, "Create a collection", COLLECTIONS,
           collection_schemas.CreateCollection, collection_schemas.CollectionBody, 201,
           gives={"collection": "$response.body#/name"}),

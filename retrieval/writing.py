@@ -38,10 +38,10 @@ from indexes import (
 )
 from retrieval.cancellation import abandonable
 from retrieval.chunking import CHUNKING_VERSION, Span, split
+from retrieval.document_schemas import NewDocument, SentDocument
 from retrieval.embedders import Embedder, Embedders
 from retrieval.metadata import Patch, check_limits, flattened, metadata_of
 from retrieval.plan import unit_vector, vector_of
-from retrieval.schemas import NewDocument, SentDocument
 from retrieval.settings import Config, Passages
 
 T = TypeVar("T")
@@ -79,7 +79,8 @@ async def write_documents(
         upserts = await off_loop(chars, lambda: [with_vector(document) for document in fresh])
     upserts = [replace(upsert, digest=changed[upsert.id]) for upsert in upserts]
     # Also where nothing is left to write: what was found unchanged is searchable when the writer comes to this.
-    result = await asyncio.wrap_future(await off_loop(chars, lambda: collection.write(upserts)))
+    # In a thread: languages are found out there, and the first of all loads the detector.
+    result = await asyncio.wrap_future(await asyncio.to_thread(collection.write, upserts))
     return replace(result, unchanged=len(documents) - len(fresh))
 
 

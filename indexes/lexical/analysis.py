@@ -2,8 +2,8 @@
 
     text -> words, of identifiers whole and parts (`words`) -> lower case -> Snowball stem of the language -> folded
 
-A passage is analysed in its document's language. A query may meet documents in several: each of its words is looked up
-as it would be indexed in each of them, so that a wrong guess of its language loses no word that is written the same.
+A passage is analysed in its document's language. A query may meet documents in several: its words are looked up as each
+of them would have them, so that a wrong guess of its language loses no word that is written the same.
 Stopwords are indexed, and left out of queries that have other words.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from itertools import chain
 
@@ -32,6 +32,7 @@ SNOWBALL = {
     "no": "norwegian", "pl": "polish", "pt": "portuguese", "ro": "romanian", "ru": "russian", "sr": "serbian",
     "st": "sesotho", "sv": "swedish", "ta": "tamil", "tr": "turkish", "yi": "yiddish",
 }  # fmt: skip
+NONE: Mapping[str, float] = {}
 TAG = "\0"  # before a language; no term begins with it
 DOTTED_I = ("az", "tr")  # the capital of i is İ, that of ı is I
 TONAL = ("vi", "yo")  # marks tell words apart
@@ -51,26 +52,32 @@ def terms(text: str, language: str = "en") -> list[str]:
 
 
 def indexed(text: str, language: str) -> list[str]:
-    """What a passage is indexed under: its terms and, unless it has none, the tag of its language."""
+    """What a passage is indexed under: its terms and, unless it has none, the tag of its language, last."""
     found = terms(text, language)
     return [*found, TAG + primary(language)] if found else []
 
 
-def query_terms(text: str, languages: Sequence[str] = ("en",)) -> list[str]:
-    """The terms of a query, with repetitions: what its words become in each of these languages, its own first.
+def query_terms(text: str, language: str = "en", others: Mapping[str, float] = NONE) -> dict[str, float]:
+    """The terms of a query in this language, each with its weight: how often it occurs.
 
-    Without stopwords of its own language, unless it has nothing else. A single capital letter ("vitamin A"), and a word
-    in capitals among others that are not ("WHO guidelines"), are no stopwords.
+    What its words would be in `others`, languages of the passages and their shares, is looked up too, weighed by the
+    share. Stopwords are left out unless there is nothing else; a single capital letter ("vitamin A") and a word in
+    capitals among others that are not ("WHO guidelines") are none.
     """
-    tokens = text.split()
-    stopwords = STOPWORDS.get(primary(languages[0]), frozenset())
+    tokens, own = text.split(), primary(language)
+    stopwords, shouting = STOPWORDS.get(own, frozenset()), text.isupper()
     kept = [
         token
         for at, token in enumerate(tokens)
-        if not _stops(token, stopwords, marked=at > 0 and not text.isupper())
+        if not _stops(token, stopwords, marked=at > 0 and not shouting)
     ]
-    codes = tuple(dict.fromkeys(map(primary, languages)))
-    return [term for token in kept or tokens for term in _looked_up(token, codes)]
+    weights: dict[str, float] = {}
+    for token in kept or tokens:
+        cached = len(token) <= TOKEN_CACHED_CHARS_MAX
+        look_up = _looked_up if cached else _looked_up.__wrapped__
+        for term, code in look_up(token, own, tuple(others)):
+            weights[term] = weights.get(term, 0.0) + (1.0 if code == own else others[code])
+    return weights
 
 
 def _stops(token: str, stopwords: frozenset[str], *, marked: bool) -> bool:
@@ -82,13 +89,16 @@ BARE = regex.compile(r"^[^\w]+|[^\w]+$")
 
 
 @lru_cache(4096)
-def _looked_up(token: str, languages: tuple[str, ...]) -> tuple[str, ...]:
-    """What to look up for a token of a query: each word once for each different form."""
-    return tuple(
-        term
-        for word in words(token)
-        for term in dict.fromkeys(next(_forms(word, language)) for language in languages)
-    )
+def _looked_up(token: str, own: str, others: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """The terms of a token of a query: of each word its own, and what else it would be in other languages, which is
+    named with it."""
+    found: list[tuple[str, str]] = []
+    for word in words(token):
+        forms: dict[str, str] = {}
+        for code in (own, *others):
+            forms.setdefault(next(_forms(word, code)), code)
+        found += forms.items()
+    return tuple(found)
 
 
 def _forms(word: str, language: str) -> Iterator[str]:

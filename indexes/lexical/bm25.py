@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexes.arrays import changes, top
-from indexes.lexical.analysis import query_terms
+from indexes.lexical.analysis import NONE, query_terms
 from indexes.masks import Bits, bits_at
 from indexes.model import Bm25, Floats, Rows
 
@@ -126,14 +125,16 @@ def weigh(
     parts: Sequence[LexicalPart],
     statistics: Statistics,
     bm25: Bm25,
-    languages: Sequence[str] = ("en",),
+    language: str = "en",
+    others: Mapping[str, float] = NONE,
 ) -> WeightedQuery:
-    """Compute each query term's document frequency over all parts, and its weight. `languages` as for `query_terms`.
+    """Compute each query term's document frequency over all parts, and its weight. `language` and `others` as for
+    `query_terms`.
 
     Document frequency is at least 1, even if only dead passages hold the term: a search on an older snapshot may see
     newer deletion counts, and must still find passages that were live then.
     """
-    counts = Counter(query_terms(text, languages))
+    counts = query_terms(text, language, others)
     met = [[part.postings(term) for term in counts] for part in parts]
     weights = {}
     mass = 0.0
@@ -142,7 +143,8 @@ def weigh(
         df = max(held - sum(dead.get(term, 0) for dead in statistics.dead), 1) if held else 0
         rest = max(statistics.passages - df, 0)
         weight = count * math.log1p((rest + 0.5) / (df + 0.5))
-        mass += weight
+        if held or count >= 1:  # below 1: what a word would be in another language, which is no word missed
+            mass += weight
         if held:
             weights[at] = (term, weight)
     return WeightedQuery(

@@ -41,11 +41,15 @@ class GrowingLexical:
         self._rows: dict[str, array[int]] = {}
         self._frequencies: dict[str, array[int]] = {}
         self._lengths: array[int] = array("I")
+        self._tags: list[str] = []  # of the languages met
 
     def add(self, text: str, language: str = "en") -> int:
         """Index a passage as the next row; returns its number of terms."""
         row = len(self._lengths)
-        counts = Counter(indexed(text, language))
+        found = indexed(text, language)
+        if found and found[-1] not in self._tags:
+            self._tags.append(found[-1])
+        counts = Counter(found)
         for term, count in counts.items():
             # Append frequencies first: a reader that sees a row must also find its frequency.
             self._frequencies.setdefault(term, array("H")).append(min(count, TF_MAX))
@@ -69,8 +73,7 @@ class GrowingLexical:
         return rows, np.frombuffer(self._frequencies[term].tobytes(), np.uint16)[: len(rows)]
 
     def languages(self, size: int) -> dict[str, int]:
-        tags = [term for term in self._rows.copy() if term.startswith(TAG)]
-        return {tag.removeprefix(TAG): len(self.read(tag, size)[0]) for tag in tags}
+        return {tag.removeprefix(TAG): len(self.read(tag, size)[0]) for tag in self._tags.copy()}
 
     def seal(self, size: int, go_on: GoOn = nobody_waits) -> SealedLexical:
         """The first `size` rows as an immutable in-memory index. `go_on` is called periodically, and may raise."""

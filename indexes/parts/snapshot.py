@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,19 +24,17 @@ from indexes.parts.prepared import Prepared, select, tiers_of
 from indexes.parts.visible import Visible, sum_by_tier, tiers_in
 from indexes.query import Query
 
-OTHER_SHARE_MIN = (
-    0.01  # of the passages: words of a query are looked up as each of these languages would have them
-)
-OTHERS_MAX = 7
+OTHERS_MAX = 15
 
 
 @dataclass(frozen=True, slots=True)
 class QueryLanguage:
-    """The language of a query, the others its words are looked up in, and the number of live passages by language."""
+    """The language of a query; the live passages by language, the most frequent first; and the shares of the other
+    languages, at most OTHERS_MAX, that its words are looked up in too."""
 
     language: str
-    others: tuple[str, ...]
     held: Mapping[str, int]
+    others: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +59,7 @@ class Snapshot:
         if query.text is not None:
             lexical = [visible.part.lexical for visible in self.parts]
             spoken = self.language_of(query.text, query.language)
-            languages = (spoken.language, *spoken.others)
-            weighed = weigh(query.text, lexical, self.statistics(), self.bm25, languages)
+            weighed = weigh(query.text, lexical, self.statistics(), self.bm25, spoken.language, spoken.others)
         return Prepared(self.parts, query, weighed, self.exact_scan_max, self.watch)
 
     def matching(self, condition: Filter) -> Ids:
@@ -103,9 +101,9 @@ class Snapshot:
             language = primary(given)
         else:
             language = guessed(query, held) if held else UNSURE
-        least = OTHER_SHARE_MIN * sum(held.values())
-        others = [code for code, n in held.items() if code != language and n >= least]
-        return QueryLanguage(language, tuple(others[:OTHERS_MAX]), held)
+        total = sum(held.values())
+        others = {code: n / total for code, n in held.items() if code != language}
+        return QueryLanguage(language, held, dict(islice(others.items(), OTHERS_MAX)))
 
     # --- counting ---------------------------------------------------------------------------------------------
 

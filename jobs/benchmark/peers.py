@@ -192,7 +192,7 @@ class Bm25Index(Engine):
         self._best = self._build(terms(text) for text in Material(self._material).texts[: self._rows])
 
     def ask(self, query: tuple[str, int]) -> list[int]:
-        return [int(row) for row in self._best(query_terms(query[0]), query[1])]
+        return [int(row) for row in self._best(list(query_terms(query[0])), query[1])]
 
 
 class SentenceTransformers(Engine):

@@ -24,12 +24,7 @@ from indexes import (
     scrolling,
 )
 from retrieval.decoding import decode_part, is_absent
-from retrieval.handlers.wire import answer, answer_from, body, collection_of, query_int
-from retrieval.keys import CONFIG, EMBEDDERS, HELD, METRICS, TASKS
-from retrieval.metadata import Patch, metadata_of
-from retrieval.pipeline import elapsed_ms
-from retrieval.plan import filter_of
-from retrieval.schemas import (
+from retrieval.document_schemas import (
     CountBody,
     CountDocuments,
     Deleted,
@@ -41,6 +36,11 @@ from retrieval.schemas import (
     WriteDocuments,
     Written,
 )
+from retrieval.handlers.wire import answer, answer_from, body, collection_of, query_int
+from retrieval.keys import CONFIG, EMBEDDERS, HELD, METRICS, TASKS
+from retrieval.metadata import Patch, metadata_of
+from retrieval.pipeline import elapsed_ms
+from retrieval.plan import filter_of
 from retrieval.settings import Config
 from retrieval.writing import delete_matching, patch_metadata, write_documents
 

@@ -85,7 +85,7 @@ def describe(app: web.Application, collection: Collection) -> CollectionBody:
         aliases=aliases_of(name, app[CATALOG].aliases),
         model=settings.model,
         fingerprint=settings.fingerprint,
-        languages=app[EMBEDDERS].languages(settings.model),
+        model_languages=app[EMBEDDERS].languages(settings.model),
         dimensions=settings.dimensions,
         hot_capacity=settings.hot_capacity,
         language=settings.language,

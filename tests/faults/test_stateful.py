@@ -62,7 +62,9 @@ class Histories(RuleBasedStateMachine):
     @initialize(filled=st.booleans())
     def create(self, filled: bool) -> None:
         """Empty, or with enough documents for a cold tier: short histories seldom come to that by themselves."""
-        self.collection = make_collection(self.folder / "c", options=TUNING, hot_capacity=HOT_CAPACITY)
+        self.collection = make_collection(
+            self.folder / "c", options=TUNING, hot_capacity=HOT_CAPACITY, language="en"
+        )
         if filled:
             self.upsert(range(NUMBERS))
 
@@ -234,7 +236,8 @@ def bm25(texts: list[str], query: str) -> list[float]:
     for term in reference.idf:
         frequency = sum(term in words for words in corpus)
         reference.idf[term] = float(np.log1p((len(texts) - frequency + 0.5) / (frequency + 0.5)))
-    return [float(score) for score in reference.get_scores(query_terms(query))]
+    asked = [term for term, count in query_terms(query).items() for _ in range(int(count))]
+    return [float(score) for score in reference.get_scores(asked)]
 
 
 def run(examples: int) -> None:

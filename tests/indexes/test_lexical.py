@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -24,19 +26,29 @@ WORLD = World()
 K1, B = Bm25().k1, Bm25().b
 
 
-def reference(texts: list[str], query: str) -> list[float]:
+def reference(texts: list[str], languages: list[str], weights: Mapping[str, float]) -> list[float]:
     """rank-bm25's scores, with the one thing it does otherwise replaced: its idf, which may turn negative."""
-    corpus = [terms(text) for text in texts]
+    corpus = [terms(text, language) for text, language in zip(texts, languages, strict=True)]
     bm25 = BM25Okapi(corpus, k1=K1, b=B)
     for term in bm25.idf:
         df = sum(term in words for words in corpus)
         bm25.idf[term] = float(np.log1p((len(texts) - df + 0.5) / (df + 0.5)))
-    return [float(score) for score in bm25.get_scores(query_terms(query))]
+    scores = sum((weight * bm25.get_scores([term]) for term, weight in weights.items()), np.zeros(len(texts)))
+    return [float(score) for score in scores]
 
 
-def assert_like_rank_bm25(collection: Collection, texts: dict[str, str], query: str) -> None:
+def assert_like_rank_bm25(
+    collection: Collection, texts: dict[str, str], query: str, languages: Mapping[str, str] | None = None
+) -> None:
     """Every live document scores what a fresh rank-bm25 index over the live documents gives it."""
-    expected = dict(zip(texts, reference(list(texts.values()), query), strict=True)) if texts else {}
+    spoken = collection.snapshot.language_of(query)
+    assert spoken.held == Counter((languages or dict.fromkeys(texts, "en")).values())
+    expected = {}
+    if texts:
+        codes = [(languages or {}).get(name, "en") for name in texts]
+        weights = query_terms(query, spoken.language, spoken.others)
+        scores = reference(list(texts.values()), codes, weights)
+        expected = dict(zip(texts, scores, strict=True))
     ranking = collection.snapshot.lexical(query, 10_000)
     stored = collection.passages(ranking.ids.tolist())
     found = {
@@ -51,7 +63,7 @@ QUERIES = ["word1", "word3 word50 word200", "word1 word1 word2", "word399 word7 
 
 def test_scores_are_those_of_rank_bm25(tmp_path: Path) -> None:
     """In delta, segments, hot and cold, before and after deletions, replacements and a rebuild."""
-    collection = make_collection(tmp_path / "c")
+    collection = make_collection(tmp_path / "c", language="en")
     texts = {f"d{n}": WORLD.text(n, 0) for n in range(900)}
     fill(collection, WORLD, range(900))
     for query in QUERIES:
@@ -72,13 +84,14 @@ def test_scores_are_those_of_rank_bm25(tmp_path: Path) -> None:
     again.close()
 
 
-WORDS = st.sampled_from(["apple", "pear", "plum", "fig", "nut"])
+WORDS = st.sampled_from(["apples", "häuser", "plums", "the", "истории", "книги"])
+LANGUAGES = st.sampled_from(["en", "de", "ru"])
 TEXTS = st.lists(WORDS, min_size=1, max_size=8).map(" ".join)
 STEPS = st.lists(
     st.one_of(
-        st.tuples(st.just("write"), st.integers(0, 6), TEXTS),
-        st.tuples(st.just("delete"), st.integers(0, 6), st.just("")),
-        st.tuples(st.just("reopen"), st.just(0), st.just("")),
+        st.tuples(st.just("write"), st.integers(0, 6), TEXTS, LANGUAGES),
+        st.tuples(st.just("delete"), st.integers(0, 6), st.just(""), st.just("")),
+        st.tuples(st.just("reopen"), st.just(0), st.just(""), st.just("")),
     ),
     max_size=12,
 )
@@ -87,28 +100,29 @@ STEPS = st.lists(
 @given(STEPS, TEXTS)
 @settings(max_examples=25, deadline=None)
 def test_any_history_of_writes_scores_like_a_fresh_index(
-    steps: list[tuple[str, int, str]], query: str
+    steps: list[tuple[str, int, str, str]], query: str
 ) -> None:
-    """Writes, replacements, deletions and restarts in any order leave no trace in the statistics."""
+    """Writes, replacements, deletions and restarts in any order leave no trace in the statistics, in any language."""
     with tempfile.TemporaryDirectory() as folder:
         collection = make_collection(Path(folder) / "c")
         texts: dict[str, str] = {}
-        for step, number, text in steps:
+        languages: dict[str, str] = {}
+        for step, number, text, language in steps:
             name = f"d{number}"
             if step == "write":
                 passage = WORLD.document(number).passages[0]
-                collection.write(
-                    [Upsert(name, text, "", {}, (type(passage)(0, len(text), 1, passage.vector),))]
-                ).result()
+                piece = type(passage)(0, len(text), 1, passage.vector)
+                collection.write([Upsert(name, text, "", {}, (piece,), language=language)]).result()
                 texts.pop(name, None)
-                texts[name] = text
+                texts[name], languages[name] = text, language
             elif step == "delete":
                 collection.write([Delete(name)]).result()
                 texts.pop(name, None)
+                languages.pop(name, None)
             else:
                 collection.close()
                 collection = Collection(Path(folder) / "c", collection.options)
-        assert_like_rank_bm25(collection, texts, query)
+        assert_like_rank_bm25(collection, texts, query, languages)
         collection.close()
 
 

@@ -46,6 +46,7 @@ def document(number: int, version: int = 0) -> dict[str, object]:
         "text": f"Note {number}, version {version}, about code q{number}z.",
         "title": f"Note {number}",
         "metadata": {"number": number},
+        "language": "en",
     }
 
 

@@ -21,9 +21,10 @@ from indexes.collection import Collection
 from indexes.log.applying import Applied
 from indexes.model import Delete, IndexOptions
 from retrieval.cache import MemoryStore, ResultCache
+from retrieval.document_schemas import SentDocument
 from retrieval.embedders import Embedders
 from retrieval.pipeline import Pipeline
-from retrieval.schemas import SearchAnswer, SearchRequest, SentDocument
+from retrieval.schemas import SearchAnswer, SearchRequest
 from retrieval.settings import Config
 from retrieval.writing import write_documents
 from tests.support.vectors import WORDS, World, settings

@@ -14,7 +14,7 @@ from jobs.server_process import serving
 from retrieval.admission import Load
 from retrieval.ceiling import ANSWER_FACTOR, BODY_FACTOR, PAGE_BYTES_MIN, Ceiling, decoded_bytes
 from retrieval.cgroups import cgroup_bytes
-from retrieval.schemas import SentDocument
+from retrieval.document_schemas import SentDocument
 from tests.support.http import Http
 
 MEGABYTE = 1_000_000

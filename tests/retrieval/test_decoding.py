@@ -6,7 +6,8 @@ import pytest
 
 from indexes.errors import InvalidInput
 from retrieval.decoding import decode, decode_part
-from retrieval.schemas import ContextRequest, ScrollDocuments, SearchRequest, WriteDocuments
+from retrieval.document_schemas import ScrollDocuments, WriteDocuments
+from retrieval.schemas import ContextRequest, SearchRequest
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from jobs.server_process import ServerProcess, log_of, serving
-from retrieval import collection_schemas, errors, schemas
+from retrieval import collection_schemas, document_schemas, errors, schemas
 from retrieval.examples import make_examples
 from retrieval.openapi import describe
 from retrieval.routes import ROUTES
@@ -87,7 +87,7 @@ def test_links_lead_everywhere() -> None:
 def test_every_field_says_what_it_means() -> None:
     """Each field of our own wire types has a description."""
     components = describe(ROUTES, make_examples("m"))["components"]["schemas"]
-    kinds = {**vars(schemas), **vars(collection_schemas), **vars(errors)}
+    kinds = {**vars(schemas), **vars(document_schemas), **vars(collection_schemas), **vars(errors)}
     ours = {
         name for name in kinds.keys() & components.keys() if kinds[name].__module__.startswith("retrieval.")
     }

@@ -255,7 +255,7 @@ def test_languages(http: Http, model_folder: Path) -> None:
     """The languages that a model reads are shown with it and with a collection of it; null where it does not say."""
     languages = read_manifest(model_folder).languages
     http.call("POST", "/v1/collections", {"name": "languages"})
-    assert http.call("GET", "/v1/collections/languages").body["languages"] == languages
+    assert http.call("GET", "/v1/collections/languages").body["model_languages"] == languages
     assert http.call("GET", f"/v1/models/{MODEL}").body["languages"] == languages
     (served,) = (one for one in http.call("GET", "/info").body["nearline"]["models"] if one["name"] == MODEL)
     assert served["languages"] == languages

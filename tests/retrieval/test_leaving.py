@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from retrieval import writing
+from retrieval.document_schemas import NewDocument
 from retrieval.embedders import Embedders
 from retrieval.embedding.results import Observer
-from retrieval.schemas import NewDocument
 from retrieval.settings import Config, Models
 from tests.support.http import Http
 

@@ -17,9 +17,9 @@ from aiohttp import web
 
 from retrieval import writing
 from retrieval.app import create_app
+from retrieval.document_schemas import SentDocument
 from retrieval.keys import CATALOG
 from retrieval.plan import unit_vector
-from retrieval.schemas import SentDocument
 from retrieval.settings import Config
 from retrieval.writing import write_documents
 from tests.support.vectors import DIMENSIONS, World, fill, make_collection, settings

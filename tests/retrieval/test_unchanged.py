@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from retrieval import writing
-from retrieval.schemas import NewDocument
+from retrieval.document_schemas import NewDocument
 from retrieval.settings import Passages
 from retrieval.writing import digest_of
 from tests.support.http import Http

@@ -1,0 +1,76 @@
+"""Which language a text is in, and which a query is asked in."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from indexes.errors import InvalidInput
+from indexes.languages import check_language, guessed, language_of
+from indexes.model import Upsert
+from tests.support.vectors import World, make_collection
+
+
+def test_languages_of_sentences_are_found(shared_data: Path) -> None:
+    """Of eleven languages, by single sentences, from several threads at once."""
+    with gzip.open(shared_data / "xquad-r" / "corpus.jsonl.gz", "rt") as file:
+        rows = [json.loads(line) for line in list(file)[::20]]
+    right: list[bool] = []
+
+    def work(rows: list[dict[str, str]]) -> None:
+        right.extend(language_of("", row["text"]) == row["id"].partition("-")[0] for row in rows)
+
+    threads = [threading.Thread(target=work, args=(rows[at::4],)) for at in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(right) == len(rows)
+    assert sum(right) / len(right) > 0.98
+
+
+@pytest.mark.parametrize("text", ["E 4711", "...", "4711-0815", ""])
+def test_what_has_no_language_is_english(text: str) -> None:
+    """Codes and numbers are analysed as English, whatever the collection holds."""
+    assert language_of("", text) == "en"
+
+
+def test_a_query_is_in_a_language_of_the_documents() -> None:
+    """The detector chooses among those, weighed by their number; what it cannot tell is in the most frequent one."""
+    assert guessed("Wo ist der Bahnhof?", {"en": 50, "de": 50}) == "de"
+    assert guessed("Wo ist der Bahnhof?", {"en": 50, "fr": 1}) == "en"
+    assert guessed("E 4711", {"ru": 9, "de": 100}) == "de"
+
+
+def test_a_snapshot_tells_the_language_of_a_query(tmp_path: Path) -> None:
+    """And the shares of the others, by which its words are looked up in them."""
+    collection = make_collection(tmp_path / "c")
+    piece = World().document(0).passages[0]
+    codes = ["de"] * 150 + ["en"] * 149 + ["fr"]
+    collection.write(
+        [Upsert(f"d{at}", "words of text", "", {}, (piece,), language=code) for at, code in enumerate(codes)]
+    ).result()
+    snapshot = collection.snapshot
+    found = snapshot.language_of("the opening of libraries in the morning")
+    assert (found.language, found.held) == ("en", {"de": 150, "en": 149, "fr": 1})
+    assert found.others == {"de": 0.5, "fr": 1 / 300}
+    assert snapshot.language_of("anything", "fr-CA").language == "fr"
+    collection.close()
+
+
+@pytest.mark.parametrize("code", ["en", "pt-BR", "zh-Hant-TW", "gsw", "auto"])
+def test_codes_are_taken_as_they_are(code: str) -> None:
+    """Known to a stemmer or not."""
+    assert check_language(code, "language") == code
+
+
+@pytest.mark.parametrize("code", ["", "english", "en_US", "-", "en-", "d\u00e9"])
+def test_other_codes_are_refused(code: str) -> None:
+    """Naming the field."""
+    with pytest.raises(InvalidInput, match="no BCP 47 code") as caught:
+        check_language(code, "documents[3].language")
+    assert caught.value.param == "documents[3].language"
