@@ -26,7 +26,7 @@ Weights = tuple[float, ...]  # five: w0 to w4
 
 LEAD_OVER = 10
 SUPPORT_HITS = 10  # an answer is supported by one of so many first hits
-READ_MIN = 0.55  # of a query: where the model reads less of it, its cosines are no evidence
+READ_MIN = 0.5  # of a query: where the model reads less of it, its cosines are no evidence
 DECIMALS = 4
 STEPS_MAX = 5000  # of fitting; it takes hundreds
 

@@ -1,10 +1,13 @@
-"""How well a model reads a text, judged by its tokenizer: text that a vocabulary was not made for falls into fragments.
+"""How well a model reads a text, judged by its tokenizer: words that a vocabulary does not have fall into fragments.
 
-An English vocabulary has about four letters in a token of an English question, 2.5 of a German one, one of a Russian
+An English vocabulary has about five letters in a token of an English question, three of a German one, one of a Russian
 one, and no token at all for Thai. How close the vectors of such fragments are says little about what they mean.
 """
 
 from __future__ import annotations
+
+import unicodedata
+from collections import defaultdict
 
 from tokenizers import Tokenizer
 
@@ -12,7 +15,8 @@ CHARS_MAX = 512  # of a text; its beginning is enough
 UNKNOWN = frozenset({"[UNK]", "<unk>"})
 # Letters per token from which on nothing, and all, is read. Measured on questions in eleven languages with an English
 # and a multilingual model, see docs/evaluation.md.
-LETTERS_NONE, LETTERS_ALL = 2.2, 3.2
+LETTERS_NONE, LETTERS_ALL = 2.8, 3.8
+WORD_LETTERS = 4  # at least, of a word that is one token: it may be short, but it is known
 # A Chinese or Japanese character says as much as three letters, a Korean syllable as two.
 IDEOGRAPHS = ((0x3040, 0x30FF), (0x3400, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x3FFFF))
 SYLLABLES = ((0xAC00, 0xD7A3),)
@@ -22,18 +26,21 @@ def share_read(tokenizer: Tokenizer, text: str) -> float:
     """From 0, where the tokenizer knows next to nothing of the text, to 1."""
     text = text[:CHARS_MAX]
     encoding = tokenizer.encode(text, add_special_tokens=False)
-    if not encoding.tokens:
+    words: dict[int | None, list[int]] = defaultdict(list)  # letters of the tokens of each, 0 of unknown ones
+    for token, word, (start, end) in zip(encoding.tokens, encoding.word_ids, encoding.offsets, strict=True):
+        if letters := sum(map(letters_in, text[start:end])):
+            words[word].append(0 if token in UNKNOWN else letters)
+    tokens = sum(map(len, words.values()))
+    if not tokens:
         return 0.0
-    known: set[int] = set()
-    for token, (start, end) in zip(encoding.tokens, encoding.offsets, strict=True):
-        if token not in UNKNOWN:
-            known.update(range(start, end))
-    letters = sum(letters_in(text[at]) for at in known) / len(encoding.tokens)
-    return min(1.0, max(0.0, (letters - LETTERS_NONE) / (LETTERS_ALL - LETTERS_NONE)))
+    letters = sum(
+        sum(one) if len(one) > 1 or not one[0] else max(one[0], WORD_LETTERS) for one in words.values()
+    )
+    return min(1.0, max(0.0, (letters / tokens - LETTERS_NONE) / (LETTERS_ALL - LETTERS_NONE)))
 
 
 def letters_in(character: str) -> int:
-    """Letters that a character counts for: none if it is white space or punctuation."""
+    """Letters that a character counts for: none if it is neither a letter, a mark nor a digit."""
     if character.isascii():
         return int(character.isalnum())
     code = ord(character)
@@ -41,4 +48,4 @@ def letters_in(character: str) -> int:
         return 3
     if any(first <= code <= last for first, last in SYLLABLES):
         return 2
-    return int(not character.isspace())
+    return int(character.isalnum() or unicodedata.category(character).startswith("M"))

@@ -53,7 +53,7 @@ def test_other_scripts_are_not_read(tokenizer: Tokenizer, text: str) -> None:
 
 def test_other_languages_are_read_in_part(tokenizer: Tokenizer) -> None:
     """Pieces of German words are in an English vocabulary: more than nothing, less than all."""
-    assert 0.1 < share_read(tokenizer, "Wie viele Punkte ließ die Verteidigung der Panthers zu?") < 0.9
+    assert 0 < share_read(tokenizer, "Wie viele Punkte ließ die Verteidigung der Panthers zu?") < 0.5
 
 
 def test_long_texts_cost_little(tokenizer: Tokenizer) -> None:
