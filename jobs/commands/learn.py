@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from jobs.evaluation.asking import Asker
 from jobs.evaluation.private import served
 from jobs.evaluation.rankings import judged_queries
 from jobs.judgements import read_judgements, read_queries
-from jobs.learning import CHOICES, JUDGED_MIN, from_feedback, learn, usable
+from jobs.learning import CHOICES, JUDGED_MIN, from_feedback, learn, learn_relevance, usable
 from jobs.pace import Pace
 from retrieval.client import Client
+from retrieval.relevance import calibrations_of
 
 
 @click.command(epilog="Example: nearline learn -c docs --queries queries.jsonl --qrels qrels.tsv")
@@ -37,6 +39,11 @@ from retrieval.client import Client
 @click.option(
     "--rate", type=click.FloatRange(0.1), default=50.0, show_default=True, help="Searches a second, at most."
 )
+@click.option(
+    "--relevance",
+    is_flag=True,
+    help="Fit the relevance of hits too. Needs judgments of nearly all that is relevant: the rest counts as not.",
+)
 @click.option("--dry-run", is_flag=True, help="Only report: change nothing.")
 @click.option("--reset", is_flag=True, help="Rank as configured again, instead of learning.")
 @JSON
@@ -49,6 +56,7 @@ def command(
     config: Path | None,
     sample: int,
     rate: float,
+    relevance: bool,
     dry_run: bool,
     reset: bool,
     as_json: bool,
@@ -57,7 +65,7 @@ def command(
     for wrong, words in (
         (bool(queries) != bool(qrels), "--queries and --qrels need each other"),
         (config and not data, "--config needs --data"),
-        (reset and (queries or dry_run or data), "--reset goes alone"),
+        (reset and (queries or dry_run or data or relevance), "--reset goes alone"),
     ):
         if wrong:
             raise click.UsageError(words)
@@ -69,7 +77,9 @@ def command(
     async def learned(progress: Progress) -> dict[str, Any]:
         async with served(url, data, config) as address, Client(address) as client:
             asker = Asker(client, collection, progress=progress, pace=Pace(rate))
-            return await learn_and_adopt(asker, queries, qrels, sample, adopt=not dry_run)
+            return await learn_and_adopt(
+                asker, queries, qrels, sample, relevance=relevance, adopt=not dry_run
+            )
 
     with stages(hidden=as_json) as on_progress:
         report = asyncio.run(learned(on_progress))
@@ -80,7 +90,7 @@ def command(
 
 
 async def learn_and_adopt(
-    asker: Asker, queries: Path | None, qrels: Path | None, sample: int, *, adopt: bool
+    asker: Asker, queries: Path | None, qrels: Path | None, sample: int, *, relevance: bool, adopt: bool
 ) -> dict[str, Any]:
     """The report. Raises ServiceError, and InvalidInput for files that cannot be used."""
     client, name = asker.client, asker.collection
@@ -103,12 +113,24 @@ async def learn_and_adopt(
         "best": settings,
         "grid": found.grid,
     }
-    if not found.helps:
+    coefficients = dict(present["coefficients"]) if present else {}
+    fitted = False
+    if relevance:
+        prior = calibrations_of(coefficients)["hybrid"]
+        likely = await learn_relevance(asker, asked, judgements, prior)
+        fitted = likely.gain_low > 0
+        report["relevance"] = {**asdict(likely), "adopted": fitted and adopt}
+        if fitted:
+            coefficients["relevance.hybrid"] = likely.coefficients
+    if not found.helps and not fitted:
         return {**report, "reason": "the gain on held-out queries may be chance"}
     if not adopt:
         return {**report, "reason": "a dry run"}
-    kept = present["coefficients"] if present else {}
-    await client.set_ranking(name, **settings, coefficients=kept)
+    if not found.helps:
+        settings = {name: present[name] for name in settings} if present else {}
+    await client.set_ranking(name, **settings, coefficients=coefficients)
+    if not found.helps:
+        return {**report, "reason": "only relevance gains beyond chance on held-out queries"}
     return {**report, "adopted": True, "reason": "the gain on held-out queries is beyond chance"}
 
 
@@ -124,6 +146,12 @@ def show(report: dict[str, Any]) -> None:
         console.print(
             f"{words_of(best)}: gain on held-out queries {best['gain']:+.4f}, "
             f"95 percent from {best['gain_low']:+.4f} to {best['gain_high']:+.4f}"
+        )
+    if "relevance" in report:
+        one = report["relevance"]
+        console.print(
+            f"relevance: {'adopted' if one['adopted'] else 'unchanged'}; gain in log loss on held-out queries "
+            f"{one['gain']:+.4f}, 95 percent from {one['gain_low']:+.4f} to {one['gain_high']:+.4f}"
         )
     console.print(f"{'adopted' if report['adopted'] else 'nothing changed'}: {report['reason']}")
 

@@ -103,13 +103,15 @@ def test_words_that_mislead_lose_their_weight(
     report = json.loads(learn(*to, "--queries", queries, "--qrels", judgments, "--dry-run", "--json").stdout)
     assert (report["adopted"], report["reason"]) == (False, "a dry run")
     assert ranking_of(http, misleading)["weight_dense"] == 0.2
-    ended = learn(*to, "--queries", queries, "--qrels", judgments)
+    ended = learn(*to, "--queries", queries, "--qrels", judgments, "--relevance")
     assert ended.exit_code == 0, ended.output
+    assert "relevance: adopted" in " ".join(ended.stdout.split())
     assert "adopted: the gain on held-out queries is beyond chance" in " ".join(ended.stdout.split())
     ranking = ranking_of(http, misleading)
     assert (ranking["method"], ranking["queries"]) == ("weighted", QUERIES)
-    assert ranking["weight_dense"] > 0.5
-    assert ranking["coefficients"] == {"kept": [1.0]}
+    assert ranking["weight_dense"] > 0.2
+    assert ranking["coefficients"]["kept"] == [1.0]
+    assert len(ranking["coefficients"]["relevance.hybrid"]) == 6
     assert 0 < ranking["gain_low"] <= ranking["gain"] <= ranking["gain_high"]
     assert first_hits(http, misleading) == answers
     again = json.loads(learn(*to, "--queries", queries, "--qrels", judgments, "--json").stdout)
@@ -132,7 +134,7 @@ def test_clicks_teach_too(service: ServerProcess, http: Http, misleading: str) -
     http.ok("POST", f"/v1/collections/{misleading}/documents/delete", {"ids": gone})
     report = json.loads(learn(*to).stdout)
     assert (report["source"], report["queries"], report["adopted"]) == ("feedback", 22, True)
-    assert ranking_of(http, misleading)["weight_dense"] > 0.5
+    assert ranking_of(http, misleading)["weight_dense"] > 0.2
     more = {"ids": [f"answer {number}" for number in range(QUERIES - 22, QUERIES - 19)]}
     http.ok("POST", f"/v1/collections/{misleading}/documents/delete", more)
     report = json.loads(learn(*to).stdout)
