@@ -213,9 +213,7 @@ def try_tier(generation: Generation, tier: Tier, settings: Sequence[Any], truth:
 
 def retried(generation: Generation, ef: int, search: ColdSettings, truth: Truth) -> Pair:
     """These settings, measured on other queries."""
-    return Pair(
-        try_tier(generation, "hot", [ef], truth)[0], try_tier(generation, "cold", [search], truth)[0]
-    )
+    return Pair(try_tier(generation, "hot", [ef], truth)[0], try_tier(generation, "cold", [search], truth)[0])
 
 
 def choose(pairs: Sequence[Pair], truth: Truth, target: float, floor: float) -> tuple[Pair, bool]:
