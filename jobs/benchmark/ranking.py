@@ -31,7 +31,7 @@ from jobs.ingesting import REQUEST_S_MAX, ingest
 from jobs.judgements import Judgement, Query, read_judgements, read_queries
 from jobs.server_process import serving
 from jobs.sources import SourceReport, read_documents
-from retrieval.client import JSON, Client
+from retrieval.client import JSON, Client, ServiceError
 from retrieval.embedding.models import read_manifest
 
 CORPUS, QUERIES, QRELS = "corpus.jsonl.gz", "queries.jsonl.gz", "qrels.tsv"
@@ -151,11 +151,23 @@ async def fill(client: Client, part: Part, hot: float) -> str:
     done = await ingest(client, part.collection, documents, lambda _: None, report)
     held = await client.count(part.collection)
     capacity = max(1, round(hot * held["passages"]))
-    await client.finished(await client.reindex(part.collection, hot_capacity=capacity))
+    await rebuilt(client, part.collection, capacity)
     return (
         f"{part.collection}: {held['documents']} documents, {held['passages']} passages; {done.documents} documents "
         f"were written by this run, {report.failures} refused"
     )
+
+
+async def rebuilt(client: Client, collection: str, capacity: int) -> None:
+    """Waits for the rebuild that an upgrade began by itself, if there is one."""
+    while True:
+        try:
+            await client.finished(await client.reindex(collection, hot_capacity=capacity))
+            return
+        except ServiceError as error:
+            if error.kind != "conflict":
+                raise
+            await asyncio.sleep(1)
 
 
 async def ask(asker: Asker, part: Part) -> Values:
