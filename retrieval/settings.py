@@ -129,7 +129,7 @@ class Rerank(Section, frozen=True, kw_only=True):
     model: str = ""
     candidates: Positive = 20
     budget_ms: Duration = 200.0
-    weight: Annotated[float, Meta(ge=0, le=1)] = 0.7
+    weight: Annotated[float, Meta(ge=0, le=1)] = 0.3
 
 
 class Context(Section, frozen=True, kw_only=True):

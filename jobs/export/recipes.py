@@ -44,7 +44,8 @@ FLOORS = {"alone_vs_batch_min": 0.9999, "cosine_min": 0.95, "cosine_mean": 0.994
 # only another 2 MB, for a mean of .974 and a cost of .0114.
 SMALL_FLOORS = FLOORS | {"cosine_mean": 0.985}
 # Of rerankers, whose agreement is the difference of two scores as a share of the range of all. A pair far off moves one
-# candidate; what counts is that the mean error is small beside the difference between passages.
+# candidate; what counts is that the mean error is small beside the difference between passages. A mean of .996 cost
+# .0008 nDCG@10 (95 percent interval -.0054 to +.0039; 250 questions of squad-sent, 20 candidates each).
 SCORE_FLOORS = {"alone_vs_batch_min": 0.9999, "cosine_min": 0.8, "cosine_mean": 0.99}
 
 Codes = npt.NDArray[np.uint8]
