@@ -220,17 +220,18 @@ def choose(pairs: Sequence[Pair], truth: Truth, target: float, floor: float) -> 
     """The cheapest (first) pair whose recall reaches the target by its lower bound, and True; else the one with the
     highest recall, and False.
 
-    A tier with at least TIER_MIN true neighbors must not be surely further below the target than TIER_SLACK, nor below
-    the floor: by its upper bound. By the lower one, a few losses in a tier with few neighbors would rule out what is
-    cheaper and finds more.
+    A tier with at least TIER_MIN true neighbors must be within TIER_SLACK of the target, and its lower bound above the
+    floor, below which the build is refused. The lower bound of the slack would be too strict: a few losses in a tier
+    with few neighbors would rule out what is cheaper and finds more.
     """
-    held = [name for name, counts in truth.wanted.items() if counts.sum() >= TIER_MIN]
-    least = dict.fromkeys(held, max(floor, target - TIER_SLACK))
+    held = {name for name, counts in truth.wanted.items() if counts.sum() >= TIER_MIN}
     for pair in pairs:
         found = shares(pair, truth)
         total = found.pop("all")
         if total.sure >= target and all(
-            share.recall + share.margin >= least.get(name, 0) for name, share in found.items()
+            share.recall >= target - TIER_SLACK and share.sure >= floor
+            for name, share in found.items()
+            if name in held
         ):
             return pair, True
     return max(pairs, key=lambda pair: (int(pair.found["all"].sum()), -pair.us)), False

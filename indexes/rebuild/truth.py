@@ -55,7 +55,7 @@ def true_neighbours(
 
 
 def halves(truth: Truth, *, seed: int = 7) -> tuple[Truth, Truth]:
-    """Two random halves: to choose settings by, and to measure them with."""
+    """Two random halves: to choose settings by, and to measure them with. A single query is in both."""
     order = np.random.default_rng(seed).permutation(len(truth.queries))
     one, other = (
         Truth(
@@ -63,7 +63,7 @@ def halves(truth: Truth, *, seed: int = 7) -> tuple[Truth, Truth]:
             [truth.hot[at] for at in half],
             [truth.cold[at] for at in half],
         )
-        for half in (order[::2], order[1::2])
+        for half in (order[::2], order[1::2] if len(order) > 1 else order)
     )
     return one, other
 

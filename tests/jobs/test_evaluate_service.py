@@ -238,7 +238,7 @@ def test_judgements_history_and_every_output(place: Place, server: ServerProcess
     assert second["regressions"] == []
     assert len(list((tmp_path / "history").iterdir())) == 2
     page = check_page((tmp_path / "r.html").read_text())
-    assert len(page.sections) == 4
+    assert len(page.sections) == 5  # overall, rankings, contexts, relevance, latency
     names = {one.name for one in text_string_to_metric_families((tmp_path / "r.prom").read_text())}
     assert {
         "nearline_evaluate_recall",

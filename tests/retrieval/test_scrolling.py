@@ -51,6 +51,7 @@ def test_scrolling(http: Http, name: str) -> None:
     assert [one["id"] for one in everything] == [f"n{n}" for n in range(120)]
     assert everything[3] == {
         "id": "n3", "seq": 4, "text": "Number 3. ", "title": "T3", "metadata": {"even": False}, "passages": 1,
+        "language": "en",
     }  # fmt: skip
     http.ok("PUT", f"/v1/aliases/{name}-alias", {"collection": name})
     found = scroll(http, f"{name}-alias", limit=7, filter=EVEN, text=False)

@@ -220,10 +220,10 @@ def test_trouble_is_one_clear_line(stopped: Path, tmp_path: Path, model_folder: 
         (["backup", "--data", stopped, "--to", tmp_path / "backup"], "exists already"),
         (["backup", "--data", stopped, "--to", stopped / "docs" / "x"], "inside the data directory"),
         (["backup", "--data", stopped, "--to", tmp_path / "x", "-c", "nobody"], "no collection 'nobody'"),
-        (["backup", "--data", tmp_path, "--to", tmp_path / "x"], "no nearline data directory"),
+        (["backup", "--data", tmp_path, "--to", tmp_path / "x"], "not a nearline data directory"),
         (["restore", "--from", tmp_path, "--data", tmp_path / "new"], "holds no backup"),
         (["restore", "--from", tmp_path / "backup", "--data", stopped], "'docs' is taken"),
-        (["verify", "--data", tmp_path], "no nearline data directory"),
+        (["verify", "--data", tmp_path], "not a nearline data directory"),
     ]:
         ended = nearline(*arguments)
         assert (ended.returncode, len(ended.stderr.strip().splitlines())) == (1, 1), ended.stderr
