@@ -110,7 +110,7 @@ def _forms(word: str, language: str) -> Iterator[str]:
     first = lower if language in TONAL else fold(_stem(lower, language)) or plain
     yield first
     second = _stem(plain, language) if plain != lower else first
-    if second != first:
+    if second and second != first:  # a stemmer may leave nothing of a word without its accents
         yield second
 
 
