@@ -79,7 +79,7 @@ class Collection:
             self.ranking = RankingFile(folder)
             self._lost_generation: str | None = None  # why the generation named by CURRENT was unusable
             self.hits = Hits(folder / "hits.msgpack", hot_capacity=self.settings.hot_capacity)
-            self._documents = self.log.document_count()
+            self.documents = self.log.document_count()
             self._assembly = Assembly(self.settings, options)
             on_writer = self._writer.call
             self._sealing = Sealing(folder.name, self._assembly, on_writer=on_writer, publish=self._publish)
@@ -169,7 +169,7 @@ class Collection:
     def info(self) -> CollectionInfo:
         return describe(
             self.snapshot,
-            documents=self._documents,
+            documents=self.documents,
             generations=self.shelf.numbers(),
             recall_target=self.recall_target,
             chosen=self.chosen,
@@ -239,7 +239,7 @@ class Collection:
         return results
 
     def _show(self, applied: list[Applied]) -> None:
-        self._documents += sum((one.upsert is not None) - (len(one.dead) > 0) for one in applied)
+        self.documents += sum((one.upsert is not None) - (len(one.dead) > 0) for one in applied)
         self._assembly.apply(applied)
         if applied:
             self._snapshot = self._assembly.snapshot(applied[-1].seq, self.log.content)

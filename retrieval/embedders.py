@@ -17,7 +17,15 @@ from retrieval.embedding.batcher import Batcher
 from retrieval.embedding.costs import CostModel
 from retrieval.embedding.counting import TokenCounter
 from retrieval.embedding.encoder import Encoder, available_threads
-from retrieval.embedding.models import MANIFEST, Kind, Manifest, find_models, load_model, read_manifest
+from retrieval.embedding.models import (
+    MANIFEST,
+    SIMILARITY_FLOOR,
+    Kind,
+    Manifest,
+    find_models,
+    load_model,
+    read_manifest,
+)
 from retrieval.embedding.reading import share_read
 from retrieval.embedding.results import Embedded, Long, Observer
 from retrieval.settings import Config
@@ -86,6 +94,7 @@ class Embedders:
         self._observer = observer
         self._folder = Path(config.models.folder)
         self._open: dict[str, Embedder] = {}
+        self._floors: dict[str, float] = {}  # of models named by collections
         self._opening: dict[str, asyncio.Task[Embedder]] = {}
         self._turn = asyncio.Lock()
         self.cutting = ThreadPoolExecutor(CUTTING_THREADS, thread_name_prefix="cut")
@@ -121,6 +130,15 @@ class Embedders:
         """What an exported model says of itself, without loading it. Raises NotFound, or Damaged."""
         found = self._open.get(name)
         return found.manifest if found else read_manifest(self._folder / name)
+
+    async def similarity_floor(self, name: str) -> float:
+        """A cosine that few unrelated texts reach, by the model's manifest; the usual one if that cannot be read."""
+        if name not in self._floors:
+            try:
+                self._floors[name] = (await asyncio.to_thread(self.manifest, name)).similarity_floor
+            except (NotFound, Damaged, InvalidInput):
+                return SIMILARITY_FLOOR
+        return self._floors[name]
 
     def languages(self, name: str) -> list[str] | None:
         """Of those an exported model reads, the BCP 47 codes; None if it does not say, or cannot be read."""

@@ -39,12 +39,12 @@ from retrieval.ceiling import AnswerBudget, BudgetShare
 from retrieval.embedders import Embedders
 from retrieval.executor import Executor, LocalExecutor
 from retrieval.plan import Plan, planned
-from retrieval.relevance import is_supported
+from retrieval.relevance import SUPPORT_HITS, is_supported
 from retrieval.reranking import PAIRS_A_RUN, Reranker, rerank
 from retrieval.scanning import JointScan, Place, Scanner
 from retrieval.schemas import Hit, Receipt, Reranked, SearchAnswer, SearchRequest
 from retrieval.settings import Config
-from retrieval.stages import fuse, hydrate
+from retrieval.stages import Rounds, fuse, hydrate, judged
 from retrieval.stopwatch import Stopwatch
 
 T = TypeVar("T")
@@ -88,6 +88,8 @@ class Pipeline:
         )
 
         self._active = asyncio.Semaphore(ACTIVE_PER_THREAD * config.search.threads)
+        # Reranking holds a thread for long: one is left to other searches, if there are several.
+        self._rereading = asyncio.Semaphore(max(1, config.search.threads - 1))
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
@@ -111,7 +113,8 @@ class Pipeline:
         for at in range(0, len(order), PAIRS_A_RUN):
             some = order[at : at + PAIRS_A_RUN]
             batch = [texts[one] for one in some]
-            scores[some] = await self._run(partial(reranker.scores, query, batch, refuse=refuse))
+            async with self._rereading:
+                scores[some] = await self._run(partial(reranker.scores, query, batch, refuse=refuse))
         return scores
 
     def joint_scan(self, collection: Collection, members: int) -> JointScan:
@@ -161,7 +164,8 @@ class Pipeline:
         answer = cached
         if answer is None:
             # An exact search waits for the others that share its scan: all of them have to get there.
-            async with nullcontext() if plan.request.exact else self._active:
+            active = nullcontext() if plan.request.exact else self._active
+            async with active, self._rereading if plan.rerank else nullcontext():
                 plan = await self._embedded(collection, plan, watch)
                 answer, vanished = await self._search(collection, snapshot, plan, watch, place, share)
                 if vanished and collection.snapshot.seq > snapshot.seq:
@@ -217,7 +221,10 @@ class Pipeline:
     async def _embedded(self, collection: Collection, plan: Plan, watch: Stopwatch) -> Plan:
         """The plan with the query's vector, and with what fusion should know of the model."""
         if plan.text is None:
-            return plan
+            if plan.query.vector is None:
+                return plan
+            floor = await self._embedders.similarity_floor(collection.settings.model)
+            return replace(plan, similarity_floor=floor)
         embedder = await self._embedders.of(collection)
         query = embedder.query(plan.text, watch.deadline, cached=plan.request.cache)
         return plan.embedded(
@@ -238,13 +245,14 @@ class Pipeline:
         """The answer, and whether candidates were gone from the log. Searches ever deeper, until there are k hits or
         the rankings end; the deadline passes between two searches."""
         executor = LocalExecutor(collection, snapshot)
+        rounds = Rounds(budget, collection.documents if plan.query.condition is None else None)
         while True:
             exact: Candidates | None = None
             if plan.request.exact and plan.query.vector is not None:
                 scan = place or self._scanner
                 ranked = scan.rank(collection, plan.query.vector, plan.query.depth, plan.query.condition)
                 exact = scanned(snapshot, await watch.awaited("dense", ranked))
-            found = await self._run(partial(run_stages, plan, executor, watch, budget, exact, self._reranker))
+            found = await self._run(partial(run_stages, plan, executor, watch, rounds, exact, self._reranker))
             if found is not None:
                 return found
             plan = plan.deeper()
@@ -277,7 +285,7 @@ def run_stages(
     plan: Plan,
     executor: Executor,
     watch: Stopwatch,
-    budget: BudgetShare,
+    rounds: Rounds,
     candidates: Candidates | None = None,
     reranker: Reranker | None = None,
 ) -> tuple[CachedAnswer, bool] | None:
@@ -291,19 +299,20 @@ def run_stages(
     reranked = None
     if plan.rerank is not None and reranker is not None:
         fused, reranked = watch.timed(
-            "rerank", partial(rerank, plan, fused, execution, reranker, watch.deadline)
+            "rerank", partial(rerank, plan, fused, execution, reranker, rounds, watch.deadline)
         )
-    hydrated = watch.timed("hydrate", lambda: hydrate(plan, fused, execution, budget))
+    hydrated = watch.timed("hydrate", lambda: hydrate(plan, fused, execution, rounds))
     if hydrated is None:
         return None
     hits, vanished = hydrated
+    *_, first = judged(plan, fused.candidates, fused.order[:SUPPORT_HITS], execution)
     answer = CachedAnswer(
         hits=hits,
         tiers=list(found.searched),
         cold_skipped=found.cold_skipped,
         share_read=None if plan.share_read is None else round(plan.share_read, 3),
         weight_dense=None if plan.weight_dense is None else round(plan.weight_dense, 3),
-        supported=is_supported([hit.relevance for hit in hits], plan.calibration),
+        supported=is_supported(first.tolist(), plan.calibration),
         support_from=plan.calibration.support if plan.calibration else None,
         reranked=reranked,
     )

@@ -82,8 +82,11 @@ class Plan:
         return self.base_weight * share_read
 
     def deeper(self) -> Plan:
-        """The same search with rankings of twice the depth, all of which matters now. Only the first one is counted."""
-        depth = 2 * self.query.depth
+        """The same search with deeper rankings, all of which matters now. Only the first one is counted.
+
+        Each round costs what the depth does, so it grows fast; an exact round scans everything, so it grows faster.
+        """
+        depth = (16 if self.request.exact else 4) * self.query.depth
         return replace(self, query=replace(self.query, k=depth, depth=depth, counted=False))
 
     @property

@@ -31,7 +31,7 @@ from retrieval.executor import Execution
 from retrieval.fusion import best_first
 from retrieval.plan import Plan
 from retrieval.schemas import Reranked
-from retrieval.stages import Fused, rounded
+from retrieval.stages import Fused, Rounds, rounded
 
 PAIRS_A_RUN = 4  # the budget is looked at between runs
 FETCHED = 16  # texts in memory at once
@@ -78,29 +78,37 @@ class Reranker:
 
 
 def rerank(
-    plan: Plan, fused: Fused, execution: Execution, reranker: Reranker, deadline: float | None = None
+    plan: Plan,
+    fused: Fused,
+    execution: Execution,
+    reranker: Reranker,
+    rounds: Rounds,
+    deadline: float | None = None,
 ) -> tuple[Fused, Reranked]:
-    """The candidates in their new order, and how many were read of how many: within the plan's budget, and before the
-    `deadline` (monotonic) of the search, since it holds one of few threads."""
-    wanted, query = plan.rerank, plan.request.query
+    """The candidates in their new order, and how many were read of how many: within the plan's budget for all rounds of
+    the search, and before its `deadline` (monotonic), since it holds one of few threads."""
+    wanted, query, known = plan.rerank, plan.request.query, rounds.rerank_scores
     assert wanted is not None
     assert query
-    until = min(time.monotonic() + wanted.budget_ms / 1000, deadline or math.inf)
-    ids, first = fused.candidates.ids, fused.order[: wanted.candidates].tolist()
-    found: Doubles = np.full(len(ids), np.nan)
-    read, gone = 0, 0
-    for at in range(0, len(first), FETCHED):
-        some = first[at : at + FETCHED]
-        stored = execution.fetch(ids[some].tolist())
-        live = [(place, stored[int(ids[place])]) for place in some if int(ids[place]) in stored]
-        texts = [searchable_text(passage.title, passage.text) for _, passage in live]
-        scores = reranker.scores(query, texts, until)
-        found[[place for place, _ in live[: len(scores)]]] = scores
-        read, gone = read + len(scores), gone + len(some) - len(live)
+    if rounds.rerank_until is None:
+        rounds.rerank_until = min(time.monotonic() + wanted.budget_ms / 1000, deadline or math.inf)
+    ids, first = fused.candidates.ids, fused.order[: wanted.candidates]
+    firsts = ids[first].tolist()
+    unread, gone = [one for one in firsts if one not in known], 0
+    for at in range(0, len(unread), FETCHED):
+        stored = execution.fetch(unread[at : at + FETCHED])
+        gone += len(unread[at : at + FETCHED]) - len(stored)
+        live = [stored[one] for one in unread[at : at + FETCHED] if one in stored]
+        texts = [searchable_text(passage.title, passage.text) for passage in live]
+        scores = reranker.scores(query, texts, rounds.rerank_until).tolist()
+        known.update(zip((passage.id for passage in live), scores))
         if len(scores) < len(live):
             break
+    found: Doubles = np.full(len(ids), np.nan)
+    found[first] = [known.get(one, math.nan) for one in firsts]
     combined = rounded(mixed(fused.scores, found, wanted.weight))
     answer = Fused(fused.candidates, best_first(ids, combined), combined, rounded(found))
+    read = sum(one in known for one in firsts)
     return answer, Reranked(reranker.manifest.name, read, len(first) - gone)
 
 

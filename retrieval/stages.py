@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from retrieval.relevance import Columns, features_of, relevance_of
 from retrieval.schemas import Evidence, Hit, Ranks, Scores
 
 DECIMALS = 6
+DEPTH_MAX = 32_768  # of a ranking: a search that still lacks hits there ends with those it has
 HITS_READ_MAX = 128  # at once, so that too large an answer is refused before all of it is in memory
 
 Positions = NDArray[np.intp]
@@ -64,14 +65,27 @@ def scores_at(candidates: Candidates, at: Positions, execution: Execution) -> tu
     return dense, lexical
 
 
-def hydrate(
-    plan: Plan, fused: Fused, execution: Execution, budget: BudgetShare
-) -> tuple[list[Hit], bool] | None:
+@dataclass(slots=True)
+class Rounds:
+    """What the rounds of one search share, each deeper than the one before.
+
+    `documents` is how many there are in all, None if a filter leaves out some. `document_of` keeps whose passages were
+    read, `rerank_scores` what the reranker said, until `rerank_until` (monotonic).
+    """
+
+    budget: BudgetShare
+    documents: int | None = None
+    document_of: dict[int, str] = field(default_factory=dict)
+    rerank_scores: dict[int, float] = field(default_factory=dict)
+    rerank_until: float | None = None
+
+
+def hydrate(plan: Plan, fused: Fused, execution: Execution, rounds: Rounds) -> tuple[list[Hit], bool] | None:
     """The first k candidates that still live, one a document if asked; and whether some did not.
 
     None if these are fewer than k and a deeper search may find more. Raises TooLarge as soon as they have no room.
     """
-    ids, order = fused.candidates.ids, fused.order
+    ids, order, grouped = fused.candidates.ids, fused.order, plan.request.group_by_document
     if plan.request.min_score is not None:
         order = order[fused.scores[order] >= plan.request.min_score]
     if plan.request.min_relevance is not None:
@@ -84,20 +98,27 @@ def hydrate(
     while at < len(order) and len(chosen) < wanted:
         # What is needed, at first: hardly any candidate dies between its search and here.
         step = min(wanted if at == 0 else wanted + SPARE_HITS, HITS_READ_MAX)
-        positions = order[at : at + step].tolist()
+        positions = [
+            position
+            for position in order[at : at + step].tolist()
+            if not (grouped and rounds.document_of.get(int(ids[position])) in seen)
+        ]
         stored = execution.fetch(ids[positions].tolist())
         already = len(chosen)
         for position in positions:
             passage = stored.get(int(ids[position]))
             vanished |= passage is None
-            if passage is None or (plan.request.group_by_document and passage.document_id in seen):
+            if passage is None:
+                continue
+            rounds.document_of[passage.id] = passage.document_id
+            if grouped and passage.document_id in seen:
                 continue
             seen.add(passage.document_id)
             chosen.append((position, passage))
         size += sum(size_of(passage) for _, passage in chosen[already:wanted])
-        budget.reach(size)
+        rounds.budget.reach(size)
         at += step
-    if len(chosen) < wanted and goes_on(plan, fused.candidates, order):
+    if len(chosen) < wanted and (not grouped or len(seen) != rounds.documents) and goes_on(plan, fused):
         return None
     chosen = chosen[:wanted]
     if plan.counted:
@@ -105,12 +126,35 @@ def hydrate(
     return hits_of(plan, fused, execution, chosen), vanished
 
 
-def goes_on(plan: Plan, candidates: Candidates, order: Positions) -> bool:
-    """Whether passages beyond the depth of this search may pass: a ranking is longer than that, and whatever all of the
-    longer ones list is in `order`. Had one of those scored too little, all that lies behind it in each would."""
-    listed = [ranks >= 0 for ranks in (candidates.dense_ranks, candidates.lexical_ranks)]
-    longer = [those for those in listed if np.count_nonzero(those) >= plan.query.depth]
-    return bool(longer) and bool(np.isin(np.flatnonzero(np.logical_and.reduce(longer)), order).all())
+def goes_on(plan: Plan, fused: Fused) -> bool:
+    """Whether passages beyond the depth of this search may pass its floors: a ranking is longer than that, and one with
+    the last scores of both would. No later one scores more."""
+    found, depth = fused.candidates, plan.query.depth
+    rankings = (found.dense, found.dense_ranks), (found.lexical, found.lexical_ranks)
+    lasts = [scores[ranks >= 0] for scores, ranks in rankings]
+    if depth >= DEPTH_MAX or all(len(listed) < depth for listed in lasts):
+        return False
+    dense, lexical = (np.array([listed.min(initial=np.inf)], np.float32) for listed in lasts)
+    dense[np.isinf(dense)], lexical[np.isinf(lexical)] = np.nan, 0.0
+    if plan.request.min_relevance is not None:
+        features = features_of(found, dense, lexical, plan.similarity_floor)
+        if relevance_of(features, plan.calibration)[0] < plan.request.min_relevance:
+            return False
+    if plan.request.min_score is None or fused.reranked is not None:
+        return True
+    best = last_score(plan, found, dense, lexical)
+    return bool(best >= plan.request.min_score)
+
+
+def last_score(plan: Plan, found: Candidates, dense: Floats, lexical: Floats) -> float:
+    """What a passage would score that has these scores, or the places after the last."""
+    if plan.mode != "hybrid":
+        return float((dense if plan.mode == "dense" else lexical)[0])
+    if plan.weight_dense is None:
+        place = np.array([plan.query.depth], np.int32)
+        return float(reciprocal_rank([place, place], plan.rrf_k)[0])
+    weight, floor = plan.weight_dense, plan.similarity_floor
+    return float(weighted(dense, lexical, weight=weight, floor=floor, bound=found.lexical_bound)[0])
 
 
 def hits_of(

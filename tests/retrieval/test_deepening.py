@@ -85,7 +85,7 @@ def search(pipeline: Pipeline, collection: Collection, budget: int = 1 << 24, **
 
 WEIGHTED = Fusion(method="weighted")
 MODES: list[dict[str, Any]] = [
-    {"mode": "hybrid"},
+    {"mode": "hybrid", "fusion": Fusion(method="rrf")},
     {"mode": "hybrid", "fusion": WEIGHTED},
     {"mode": "dense"},
     {"mode": "dense", "exact": True},
@@ -148,19 +148,62 @@ def test_passages_deleted_meanwhile_are_made_up_for(pipeline: Pipeline, tmp_path
     collection.close()
 
 
-@pytest.mark.parametrize("options", MODES, ids=str)
-def test_a_floor_ends_a_search(
-    pipeline: Pipeline, collection: Collection, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where `min_score` cuts off the end of what was found, nothing deeper can pass, and nothing deeper is searched."""
-    depths: list[int] = []
+@pytest.fixture
+def depths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Of every search, round by round."""
+    found: list[int] = []
     prepare = LocalExecutor.prepare
 
     def noted(self: LocalExecutor, query: Query, watch: Stopwatch) -> LocalExecution:
-        depths.append(query.depth)
+        found.append(query.depth)
         return prepare(self, query, watch)
 
     monkeypatch.setattr(LocalExecutor, "prepare", noted)
+    return found
+
+
+def test_a_search_that_has_every_document_ends(pipeline: Pipeline, tmp_path: Path, depths: list[int]) -> None:
+    """Grouped, it does not look through the passages of the documents that it has already."""
+    rng = np.random.default_rng(2)
+    with closing(make_collection(tmp_path / "c")) as made:
+        for name in "ab":
+            pages = [NewPassage(7 * at, 7 * at + 6, 1, near(rng, 0.5)) for at in range(300)]
+            made.write([Upsert(name, "needle " * 300, "", {}, tuple(pages))]).result()
+        hits = search(pipeline, made, k=10, group_by_document=True, mode="dense").hits
+    assert {hit.document_id for hit in hits} == {"a", "b"}
+    assert len(depths) == 1
+
+
+@pytest.mark.parametrize("floor", [{"min_score": 0.99}, {"min_relevance": 1.0}], ids=str)
+@pytest.mark.parametrize("options", MODES[:2], ids=str)
+def test_a_floor_that_nothing_reaches_ends_a_search(
+    pipeline: Pipeline,
+    collection: Collection,
+    depths: list[int],
+    options: dict[str, Any],
+    floor: dict[str, Any],
+) -> None:
+    """Also where both rankings list different passages, so that none of either is in both."""
+    assert not search(pipeline, collection, query="straw", k=10, **options, **floor).hits
+    assert len(depths) == 1
+
+
+def test_an_own_vector_is_scaled_by_the_floor_of_the_model(
+    pipeline: Pipeline, collection: Collection
+) -> None:
+    """Scores added for a vector of the client's are those of the same vector made of a text."""
+    pipeline._embedders._floors[collection.settings.model] = 0.8
+    (hit,) = search(pipeline, collection, k=1, fusion=WEIGHTED).hits
+    assert hit.scores.dense is not None
+    by_meaning = (hit.scores.dense - 0.8) / 0.2
+    assert 0.45 * by_meaning < hit.score < 0.45 * by_meaning + 0.55
+
+
+@pytest.mark.parametrize("options", MODES, ids=str)
+def test_a_floor_ends_a_search(
+    pipeline: Pipeline, collection: Collection, options: dict[str, Any], depths: list[int]
+) -> None:
+    """Where `min_score` cuts off the end of what was found, nothing deeper can pass, and nothing deeper is searched."""
     best = search(pipeline, collection, k=1, **options).hits[0].score
     depths.clear()
     hits = search(pipeline, collection, k=280, min_score=best, **options).hits
