@@ -9,7 +9,6 @@ It loads its own copy of the generation, so trials do not affect the service's s
 from __future__ import annotations
 
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,7 +160,7 @@ class TuneRun:
 
     def run(self, progress: Progress) -> TuneOutcome:
         """Raises like `Child.run`. Does not change how the live generation is searched."""
-        with tempfile.TemporaryDirectory(prefix="nearline-tune-") as folder:
+        with self._collection.shelf.scratch() as folder:
             path = Path(folder) / "queries.npy"
             if self._queries is not None:
                 np.save(path, self._queries)

@@ -30,7 +30,7 @@ from jobs.evaluation.rankings import NDCG, scored
 from jobs.evaluation.relevance import JudgedHits, calibrated, judged_hits
 from jobs.judgements import Judgement, Query
 from retrieval.client import JSON
-from retrieval.relevance import Calibration, relevance_of
+from retrieval.relevance import READ_MIN, Calibration, relevance_of
 
 JUDGED_MIN = 20  # queries with a relevant document; fewer say nothing of the next ones
 DIVISIONS = 10
@@ -132,8 +132,9 @@ def held_out_gains(table: Values, in_force: Values, seed: int = 0) -> Values:
 @dataclass(frozen=True, slots=True)
 class LearnedRelevance:
     """A calibration fitted on all judged queries; the mean `gain` in log loss, per hit, of one fitted in the same way
-    on queries it was not fitted on, with its 95 percent interval."""
+    on queries it was not fitted on, with its 95 percent interval. `queries` are those that the model reads."""
 
+    queries: int
     calibration: Calibration
     gain: float
     gain_low: float
@@ -146,10 +147,23 @@ class LearnedRelevance:
 
 
 async def learn_relevance(
-    asker: Asker, queries: Sequence[Query], judgements: Sequence[Judgement], prior: Calibration
-) -> LearnedRelevance:
-    """What the queries teach of hybrid search's relevance, against what is in force; see `learn`."""
-    questions, _ = await judged_hits(asker, queries, judgements)
+    asker: Asker,
+    queries: Sequence[Query],
+    judgements: Sequence[Judgement],
+    prior: Calibration,
+    fusion: JSON | None = None,
+) -> LearnedRelevance | None:
+    """What the queries teach of hybrid search's relevance, against what is in force; see `learn`. `fusion` as a search
+    asks for it, None for what is in force.
+
+    Queries that the model hardly reads are left out: the service judges their hits by words alone. None if fewer than
+    JUDGED_MIN remain.
+    """
+    search = {"fusion": fusion} if fusion else {}
+    found = await judged_hits(asker, queries, judgements, **search)
+    questions = [one for one in found if one.share_read >= READ_MIN]
+    if len(questions) < JUDGED_MIN:
+        return None
     chance, gains = np.random.default_rng(0), np.zeros(len(questions))
     for _ in range(DIVISIONS):
         half = chance.permutation(len(questions)) % 2
@@ -157,7 +171,7 @@ async def learn_relevance(
             fitted = calibrated([one for one, own in zip(questions, half) if own != held_out], prior)
             for at in np.flatnonzero(half == held_out):
                 gains[at] += (log_loss(questions[at], prior) - log_loss(questions[at], fitted)) / DIVISIONS
-    return LearnedRelevance(calibrated(questions, prior), *mean_interval(gains))
+    return LearnedRelevance(len(questions), calibrated(questions, prior), *mean_interval(gains))
 
 
 def log_loss(question: JudgedHits, calibration: Calibration) -> float:

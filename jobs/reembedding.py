@@ -3,8 +3,10 @@
     digest the target's documents  ->  write what is missing or differs, in passes until one finds little
     ->  delete what the source no longer has  ->  move the alias  ->  catch up with writes and deletions since
 
-Documents with equal text, title and metadata in both are skipped, so a killed copy resumes where it stopped and a
-later run copies only changes. Vectors supplied by clients are not copied: they belong to the old model.
+Documents with equal text, title, metadata and language in both are skipped, so a killed copy resumes where it stopped
+and a later run copies only changes. A language that the target gives a document by itself is not sent: whoever writes
+the document again without one finds it unchanged. Vectors supplied by clients are not copied: they belong to the old
+model.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from indexes.languages import AUTO, language_of
 from jobs.ingesting import CHARS_PER_REQUEST, DOCUMENTS_PER_REQUEST, PatientWriter
 from jobs.pace import Pace
 from retrieval.client import JSON, Client, ServiceError
@@ -56,17 +59,18 @@ async def reembed(
     the source changes faster than it is copied.
     """
     begun = time.monotonic()
-    source = (await client.collection(source))["name"]
+    origin = await client.collection(source)
+    source = origin["name"]
     if alias is not None:
         named = await found(client.collection(alias))
         if alias == (named["name"] if named else target):
             raise conflict(f"{alias!r} is the name of a collection, so it cannot be an alias")
-    made = await client.ensure_collection(target, model=model)
+    made = await client.ensure_collection(target, model=model, language=origin["language"])
     if made["name"] == source:
         raise conflict("source and target are the same collection")
     if made["model"] != model:
         raise conflict(f"{target} exists with the model {made['model']}, not {model}")
-    copy = Copy(client, source, made["name"], pace)
+    copy = Copy(client, source, made["name"], pace, made["language"])
     await copy.look()
     before = math.inf
     while (fresh := await copy.one_pass(progress)) > DOCUMENTS_PER_REQUEST:
@@ -82,15 +86,17 @@ async def reembed(
 
 
 class Copy:
-    """A copy in progress. `known` maps ids to digests of documents found in or written to the target."""
+    """A copy in progress. `known` maps ids to digests of documents found in or written to the target; `language` is the
+    target's, of documents that name none."""
 
-    def __init__(self, client: Client, source: str, target: str, pace: Pace) -> None:
+    def __init__(self, client: Client, source: str, target: str, pace: Pace, language: str) -> None:
         self.target = target
         self.copied = Copied()
         self.known: dict[str, bytes] = {}
         self._client = client
         self._source = source
         self._pace = pace
+        self._language = language
         self._writer = PatientWriter(client, target)
         self._seen: set[str] = set()
 
@@ -169,10 +175,20 @@ class Copy:
 
     async def _write(self, batch: list[JSON]) -> None:
         await self._pace(len(batch))
-        wanted = ("id", "text", "title", "metadata", "language")
-        await self._writer.write([{name: one[name] for name in wanted} for one in batch])
+        await self._writer.write([self._sent(one) for one in batch])
         self.known.update((one["id"], digest(one)) for one in batch)
         self.copied.written += len(batch)
+
+    def _sent(self, document: JSON) -> JSON:
+        given = language_of(document["title"], document["text"]) if self._language == AUTO else self._language
+        wanted = (
+            "id",
+            "text",
+            "title",
+            "metadata",
+            *(("language",) if document["language"] != given else ()),
+        )
+        return {name: document[name] for name in wanted}
 
     async def _delete(self, document_id: str) -> None:
         await self._client.delete(self.target, document_id)

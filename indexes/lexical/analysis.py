@@ -14,6 +14,7 @@ import unicodedata
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from itertools import chain
+from math import inf
 
 import regex
 import Stemmer
@@ -61,15 +62,15 @@ def query_terms(text: str, language: str = "en", others: Mapping[str, float] = N
     """The terms of a query in this language, each with its weight: how often it occurs.
 
     What its words would be in `others`, languages of the passages and their shares, is looked up too, weighed by the
-    share. Stopwords are left out unless there is nothing else; a single capital letter ("vitamin A") and a word in
-    capitals among others that are not ("WHO guidelines") are none.
+    share. Stopwords are left out unless there is nothing else. A word of two or more capitals is none where the query
+    is not all in capitals ("WHO guidelines"), nor is a single one but "I" after other words ("vitamin A").
     """
     tokens, own = text.split(), primary(language)
     stopwords, shouting = STOPWORDS.get(own, frozenset()), text.isupper()
     kept = [
         token
         for at, token in enumerate(tokens)
-        if not _stops(token, stopwords, marked=at > 0 and not shouting)
+        if not _stops(token, stopwords, capitals_min=inf if shouting else 2 - (at > 0))
     ]
     weights: dict[str, float] = {}
     for token in kept or tokens:
@@ -80,9 +81,10 @@ def query_terms(text: str, language: str = "en", others: Mapping[str, float] = N
     return weights
 
 
-def _stops(token: str, stopwords: frozenset[str], *, marked: bool) -> bool:
+def _stops(token: str, stopwords: frozenset[str], *, capitals_min: float) -> bool:
+    """Whether a token is a stopword; not in capitals, of so many letters or more."""
     bare = BARE.sub("", CLITIC.sub("", unicodedata.normalize("NFKC", token)))
-    return bare.casefold() in stopwords and not (marked and bare.isupper() and bare != "I")
+    return bare.casefold() in stopwords and not (bare.isupper() and bare != "I" and len(bare) >= capitals_min)
 
 
 BARE = regex.compile(r"^[^\w]+|[^\w]+$")

@@ -132,21 +132,21 @@ def weigh(
     `query_terms`.
 
     Document frequency is at least 1, even if only dead passages hold the term: a search on an older snapshot may see
-    newer deletion counts, and must still find passages that were live then.
+    newer deletion counts, and must still find passages that were live then. The bound counts such a term as one that
+    no passage holds, as it would be after a rebuild.
     """
     counts = query_terms(text, language, others)
+    own = query_terms(text, language) if others else counts
     met = [[part.postings(term) for term in counts] for part in parts]
     weights = {}
     mass = 0.0
     for at, (term, count) in enumerate(counts.items()):
         held = sum(len(postings[at][0]) for postings in met)
-        df = max(held - sum(dead.get(term, 0) for dead in statistics.dead), 1) if held else 0
-        rest = max(statistics.passages - df, 0)
-        weight = count * math.log1p((rest + 0.5) / (df + 0.5))
-        if held or count >= 1:  # below 1: what a word would be in another language, which is no word missed
-            mass += weight
+        live = max(held - sum(dead.get(term, 0) for dead in statistics.dead), 0)
+        if live or term in own:  # what a word would be in another language is no word missed
+            mass += count * idf(live, statistics.passages)
         if held:
-            weights[at] = (term, weight)
+            weights[at] = (term, count * idf(max(live, 1), statistics.passages))
     return WeightedQuery(
         tuple(weights.values()),
         max(statistics.length / max(statistics.passages, 1), 1e-9),
@@ -154,6 +154,10 @@ def weigh(
         mass * (bm25.k1 + 1),
         tuple((part, tuple(found[at] for at in weights)) for part, found in zip(parts, met, strict=True)),
     )
+
+
+def idf(df: int, passages: int) -> float:
+    return math.log1p((max(passages - df, 0) + 0.5) / (df + 0.5))
 
 
 def best_of(

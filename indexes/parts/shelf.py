@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import tempfile
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -135,6 +136,12 @@ class Shelf:
         for pattern in patterns:
             for leftover in self.folder.glob(pattern):
                 shutil.rmtree(leftover, ignore_errors=True)
+
+    def scratch(self) -> tempfile.TemporaryDirectory[str]:
+        """A folder for as long as its context. If this process is killed, the next `sweep` removes it."""
+        with disk_errors(self.folder):
+            self.folder.mkdir(exist_ok=True)
+            return tempfile.TemporaryDirectory(prefix=".draft-scratch-", dir=self.folder)
 
     def next_number(self) -> int:
         return max([0, self.current(), *self.numbers(), *self.aside()]) + 1

@@ -16,8 +16,8 @@ import os
 import platform
 import shutil
 import sys
-import tempfile
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from importlib.metadata import version
 from itertools import groupby
@@ -78,8 +78,8 @@ class Rebuild:
 
     def run(self, progress: Progress) -> int:
         """Returns the number of the sealed generation. Raises like `Child.run`."""
-        with tempfile.TemporaryDirectory(prefix="nearline-build-") as folder:
-            request = self.request
+        request, shelf = self.request, Shelf(Path(self.request.collection))
+        with nullcontext("") if self._queries is None else shelf.scratch() as folder:
             if self._queries is not None:
                 path = Path(folder) / "queries.npy"
                 np.save(path, self._queries)
@@ -89,7 +89,7 @@ class Rebuild:
             finally:
                 # A killed builder cannot clean up after itself, and the next one may need the disk space.
                 if self.child.pid is not None:
-                    Shelf(Path(request.collection)).sweep(builder=self.child.pid)
+                    shelf.sweep(builder=self.child.pid)
 
 
 def build(request: BuildRequest, progress: Progress) -> int:

@@ -111,9 +111,8 @@ def choose_settings(
     measured = shares(retried(generation, ef, search, other), other)
     recall = {name: share.recall for name, share in measured.items()}
     if generation.manifest.cold:
-        search, recall["cold_filtered"] = cover_filters(
-            generation, search, truth.queries[:FILTERED_QUERIES], target
-        )
+        search, _ = cover_filters(generation, search, truth.queries[:FILTERED_QUERIES], target)
+        recall["cold_filtered"] = filtered_recall(generation, other.queries[:FILTERED_QUERIES])(search)
     evidence = Evidence(
         "synthetic queries" if asked is None else "logged queries",
         len(other.queries),

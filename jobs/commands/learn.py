@@ -117,10 +117,11 @@ async def learn_and_adopt(
     fitted = False
     if relevance:
         prior = calibrations_of(coefficients)["hybrid"]
-        likely = await learn_relevance(asker, asked, judgements, prior)
-        fitted = likely.gain_low > 0
-        report["relevance"] = {**asdict(likely), "adopted": fitted and adopt}
-        if fitted:
+        fusion = found.best.fusion if found.helps else None
+        likely = await learn_relevance(asker, asked, judgements, prior, fusion)
+        fitted = likely is not None and likely.gain_low > 0
+        report["relevance"] = {**(asdict(likely) if likely else {}), "adopted": fitted and adopt}
+        if likely and fitted:
             coefficients["relevance.hybrid"] = likely.coefficients
     if not found.helps and not fitted:
         return {**report, "reason": "the gain on held-out queries may be chance"}
@@ -149,10 +150,13 @@ def show(report: dict[str, Any]) -> None:
         )
     if "relevance" in report:
         one = report["relevance"]
-        console.print(
-            f"relevance: {'adopted' if one['adopted'] else 'unchanged'}; gain in log loss on held-out queries "
-            f"{one['gain']:+.4f}, 95 percent from {one['gain_low']:+.4f} to {one['gain_high']:+.4f}"
+        gained = (
+            f"gain in log loss on held-out queries {one['gain']:+.4f}, "
+            f"95 percent from {one['gain_low']:+.4f} to {one['gain_high']:+.4f}"
+            if "gain" in one
+            else f"the model reads fewer than {JUDGED_MIN} of the queries"
         )
+        console.print(f"relevance: {'adopted' if one['adopted'] else 'unchanged'}; {gained}")
     console.print(f"{'adopted' if report['adopted'] else 'nothing changed'}: {report['reason']}")
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -18,7 +20,7 @@ from jobs.reranker.mining import Example, mine
 from jobs.reranker.training import Options, train
 from retrieval.client import Client
 
-EXAMPLES = "examples.jsonl"
+EXAMPLES, MADE_FROM = "examples.jsonl", "examples-from.json"
 FILE = click.Path(path_type=Path, dir_okay=False)
 
 
@@ -77,11 +79,14 @@ def command(
     """Train a reranker on judged queries of a running service.
 
     Needs torch and transformers. The folder is then exported with `nearline export-model --from`. A run that was ended
-    goes on where it was when started again with the same folder.
+    goes on where it was when started again with the same folder, judgments and held-out documents.
     """
     out.mkdir(parents=True, exist_ok=True)
     kept = out / EXAMPLES
-    if not kept.is_file():
+    made_from = MadeFrom.of(judged, hold_out)
+    if kept.is_file():
+        made_from.require(out)
+    else:
         held_out = frozenset(line.strip() for _, line in lines_of(hold_out)) if hold_out else frozenset()
         with stages(hidden=False) as on_progress:
             found = asyncio.run(mined(url, judged, held_out, on_progress))
@@ -89,6 +94,7 @@ def command(
             raise InvalidInput(
                 "no judged document was found by its query: nothing to train on", param="judged"
             )
+        replace_unsynced(out / MADE_FROM, msgspec.json.encode(made_from))
         replace_unsynced(kept, b"".join(msgspec.json.encode(one) + b"\n" for one in found))
     examples = [msgspec.json.decode(line, type=Example) for _, line in lines_of(kept)]
     options = Options(minutes=minutes, epochs=epochs, tokens_max=tokens_max, seed=seed, bf16=bf16)
@@ -100,6 +106,40 @@ def command(
         said(f"{len(examples)} examples; training from {started.label}")
         train(started.folder, examples, out, options, said)
     click.echo(f"{out}: trained; serve it after nearline export-model --from {out} --name NAME")
+
+
+class MadeFrom(msgspec.Struct, frozen=True):
+    """What examples were made from: each collection with its queries and judgments, files by SHA-256 of what they hold.
+    `hold_out` is empty without such a file."""
+
+    judged: list[tuple[str, str, str]]
+    hold_out: str
+
+    @staticmethod
+    def of(judged: Sequence[tuple[str, Path, Path]], hold_out: Path | None) -> MadeFrom:
+        """Raises InvalidInput for a file that is not there."""
+        return MadeFrom(
+            [(name, sha256(queries), sha256(qrels)) for name, queries, qrels in judged],
+            sha256(hold_out) if hold_out else "",
+        )
+
+    def require(self, out: Path) -> None:
+        """Raises InvalidInput, naming the option, unless the examples in `out` were made from the same."""
+        path = out / MADE_FROM
+        before = msgspec.json.decode(path.read_bytes(), type=MadeFrom) if path.is_file() else MadeFrom([], "")
+        for name, option in (("judged", "--judged"), ("hold_out", "--hold-out")):
+            if getattr(self, name) != getattr(before, name):
+                raise InvalidInput(
+                    f"the examples in {out} were made with another {option}: name a new folder with --out",
+                    param=name,
+                )
+
+
+def sha256(path: Path) -> str:
+    if not path.is_file():
+        raise InvalidInput(f"{path} is not a file")
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 async def mined(

@@ -81,8 +81,7 @@ async def evaluate(client: Client, options: Options, progress: Progress) -> Repo
     if judged:
         report.rankings = await measure_rankings(asker, judged, judgements)
         report.contexts = await measure_contexts(asker, judged, judgements)
-        hits, support = await judged_hits(asker, judged, judgements)
-        report.relevance = None if support is None else reliability(hits, support)
+        report.relevance = reliability(await judged_hits(asker, judged, judgements))
         asked = {query.id for query in judged}
         about = {one.document for one in judgements if one.query in asked}
         report.judged, report.judged_missing = len(about), len(about - documents.present)

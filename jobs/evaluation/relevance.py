@@ -8,9 +8,11 @@ as not relevant.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from jobs.evaluation.asking import Asker
 from jobs.evaluation.report import Bin, Reliability, Score
@@ -24,42 +26,52 @@ LOST_MAX = 0.1  # of the questions with an answer among their first hits, those 
 @dataclass(frozen=True, slots=True)
 class JudgedHits:
     """The hits of one question, best first: the features of `retrieval.relevance` [n, 5], the relevance that was shown
-    [n], and 1 where they are relevant, else 0 [n]."""
+    [n], and 1 where they are relevant, else 0 [n]. `support` is the relevance from which the service calls this answer
+    supported; `share_read` how much of the question its model reads."""
 
     features: Columns
     relevance: Columns
     labels: Columns
+    support: float
+    share_read: float = 1.0
 
     def first(self, *, answerable: bool) -> JudgedHits:
         """The first hits; if not `answerable`, of a collection without what is relevant."""
         kept = np.flatnonzero(self.labels == 0 if not answerable else self.labels >= 0)[:SUPPORT_HITS]
-        return JudgedHits(self.features[kept], self.relevance[kept], self.labels[kept])
+        return replace(
+            self,
+            features=self.features[kept],
+            relevance=self.relevance[kept],
+            labels=self.labels[kept],
+        )
 
 
 async def judged_hits(
-    asker: Asker, queries: Sequence[Query], judgements: Sequence[Judgement]
-) -> tuple[list[JudgedHits], float | None]:
-    """Of each question; and the relevance from which the service calls an answer supported, None if it knows none.
+    asker: Asker, queries: Sequence[Query], judgements: Sequence[Judgement], **search: object
+) -> list[JudgedHits]:
+    """Of each question, by hybrid search with these further options.
 
     Twice as many hits as count are asked for, so that enough are left without the relevant ones.
     """
     relevant = {(one.query, one.document) for one in judgements if one.grade > 0}
     found: list[JudgedHits] = []
-    support: float | None = None
-    async for query, answer in asker.answers("relevance", queries, k=2 * SUPPORT_HITS, explain=True):
-        hits, support = answer["hits"], answer["receipt"]["support_from"]
+    asked: dict[str, Any] = {"k": 2 * SUPPORT_HITS, "mode": "hybrid", "explain": True, **search}
+    async for query, answer in asker.answers("relevance", queries, **asked):
+        hits, receipt = answer["hits"], answer["receipt"]
         features = [[1.0, *hit["evidence"].values()] for hit in hits]
         found.append(
             JudgedHits(
                 np.array(features, np.float64).reshape(-1, 5),
                 np.array([hit.get("relevance", 0.0) for hit in hits], np.float64),
                 np.array([(query.id, hit["document_id"]) in relevant for hit in hits], np.float64),
+                receipt["support_from"],
+                receipt["share_read"],
             )
         )
-    return found, support
+    return found
 
 
-def reliability(questions: Sequence[JudgedHits], support: float) -> Reliability:
+def reliability(questions: Sequence[JudgedHits]) -> Reliability:
     """Of one question or more, each counted twice: as it is, and without an answer."""
     as_is, emptied = ([one.first(answerable=kind) for one in questions] for kind in (True, False))
     relevance = np.concatenate([one.relevance for one in as_is + emptied])
@@ -79,9 +91,8 @@ def reliability(questions: Sequence[JudgedHits], support: float) -> Reliability:
     answered = [one for one in as_is if one.labels.any()]
     return Reliability(
         calibration_error=round(error, 4),
-        support_from=support,
-        lost=Score.mean(best_of(answered) < support) if answered else None,
-        false=Score.mean(best_of(emptied) >= support),
+        lost=Score.mean(~supported(answered)) if answered else None,
+        false=Score.mean(supported(emptied)),
         bins=bins,
     )
 
@@ -99,6 +110,6 @@ def calibrated(questions: Sequence[JudgedHits], prior: Calibration) -> Calibrati
     return Calibration(weights, support_from([one.max() for one in answered], LOST_MAX))
 
 
-def best_of(questions: Sequence[JudgedHits]) -> Columns:
-    """The largest relevance among each question's hits; 0 without any."""
-    return np.array([one.relevance.max(initial=0.0) for one in questions])
+def supported(questions: Sequence[JudgedHits]) -> NDArray[np.bool_]:
+    """Whether the service would call each answer supported."""
+    return np.array([one.relevance.max(initial=0.0) >= one.support for one in questions], np.bool_)

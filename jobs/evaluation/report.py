@@ -59,11 +59,10 @@ class Reliability(msgspec.Struct, frozen=True, kw_only=True):
     """How far relevance holds. `calibration_error` is the mean distance of `relevance` and `relevant` over the hits.
 
     `lost` is the share of the questions with a relevant hit that are called unsupported, None if there is none; `false`
-    the share called supported once what is relevant is dropped from their hits.
+    the share called supported once what is relevant is dropped from their hits. Each by its own `support_from`.
     """
 
     calibration_error: float
-    support_from: float
     lost: Score | None
     false: Score
     bins: list[Bin]

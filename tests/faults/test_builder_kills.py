@@ -103,6 +103,25 @@ def test_a_cancelled_build(collection: Collection) -> None:
     assert state(collection) == before
 
 
+def test_queries_lie_where_they_are_swept(collection: Collection) -> None:
+    """Vectors of users' queries lie in the collection's folder; what a killed service leaves goes when it opens."""
+    queries = WORLD.queries(20)
+    rebuild = Rebuild(collection.begin_build(), timeout_s=60, queries=queries)
+    seen: list[Path] = []
+
+    def progress(stage: str, done: int, total: int) -> None:
+        if not seen:
+            seen.extend(collection.shelf.folder.glob(".draft-*/queries.npy"))
+            collection.shelf.sweep()  # as opening does
+            rebuild.cancel()
+
+    with pytest.raises(NotReady):
+        rebuild.run(progress)
+    assert len(seen) == 1
+    assert not seen[0].parent.exists()
+    assert not list(collection.shelf.folder.glob(".draft-*"))
+
+
 def test_a_killed_builder_leaves_its_room(collection: Collection, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it had written is removed when its death is noticed: on a full disk the next build needs the room."""
     monkeypatch.setenv(VARIABLE, "build.measured=kill")

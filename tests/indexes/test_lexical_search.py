@@ -130,6 +130,36 @@ def test_words_that_nothing_holds_count() -> None:
     assert weigh("chromodynamics", [part], statistics_of(part), Bm25()).bound > 0
 
 
+def test_the_bound_forgets_what_only_dead_passages_hold() -> None:
+    """A term of another language that only a deleted passage holds adds no more to the bound than after a rebuild."""
+    live = ["apple pear", "plum fig", "fig"]
+    grown = GrowingLexical()
+    for text in live:
+        grown.add(text)
+    grown.add("quarrelling", "es")
+    before, after = grown.seal(4), sealed(live)
+    dead = before.frequencies_of(np.array([3]))
+    now = Statistics(after.size, after.length, (dead,))
+    others = {"es": 0.5}
+    bounds = [
+        weigh(text, [part], statistics, Bm25(), "en", others).bound
+        for text in ("quarrelling", "quarrelling apple")
+        for part, statistics in ((before, now), (after, statistics_of(after)))
+    ]
+    assert bounds[0] == bounds[1]
+    assert bounds[2] == bounds[3]
+
+
+def test_a_repeated_word_is_missed_as_often() -> None:
+    """What it would be in other languages is not missed, however often the query repeats it."""
+    part = sealed(["apple pear", "plum fig", "fig"])
+    once, twice = (
+        weigh(text, [part], statistics_of(part), Bm25(), "en", {"es": 0.5}).bound
+        for text in ("quarrelling", "quarrelling quarrelling")
+    )
+    assert twice == pytest.approx(2 * once)
+
+
 @given(st.lists(st.text(alphabet="abcé東", min_size=1, max_size=4), max_size=300), st.text(max_size=3))
 @settings(max_examples=100, deadline=None)
 def test_every_term_is_found_and_no_other(words: list[str], other: str) -> None:

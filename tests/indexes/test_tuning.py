@@ -22,6 +22,7 @@ from indexes.errors import Conflict, InvalidInput, NotReady
 from indexes.model import Floats, IndexOptions
 from indexes.parts.generation import Generation
 from indexes.parts.shelf import Shelf
+from indexes.rebuild import optimiser
 from indexes.rebuild.builder import Rebuild
 from indexes.rebuild.chosen import FILE, TunedSettings, read_chosen
 from indexes.rebuild.optimiser import (
@@ -31,12 +32,13 @@ from indexes.rebuild.optimiser import (
     Pair,
     Trial,
     choose,
+    choose_settings,
     cover_filters,
     filtered_recall,
     paired,
 )
 from indexes.rebuild.shares import Share
-from indexes.rebuild.truth import TIE, Truth
+from indexes.rebuild.truth import TIE, Truth, halves, true_neighbours
 from indexes.tuner import TuneOutcome, TuneRun, curve
 from retrieval.tasks import Tasks
 from tests.support.vectors import World, fill, make_collection
@@ -258,6 +260,21 @@ def test_filters_are_covered_as_far_as_the_target_asks(
     for target in [*sorted(set(found)), 1.01]:
         at = next((at for at, one in enumerate(found) if one >= target), len(ladder) - 1)
         assert cover_filters(generation, POOR, QUERIES, target) == (ladder[at], found[at])
+
+
+def test_recall_under_filters_is_measured_on_other_queries(
+    generation: Generation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A build says what its settings find for the half of the queries that they were not chosen by."""
+    monkeypatch.setattr(cold, "RANKS_OVERSAMPLING", 1)
+    monkeypatch.setattr(optimiser, "RESCORED", (1,))
+    monkeypatch.setattr(optimiser, "FILTERED_SHARES", (0.1,))
+    chosen = choose_settings(generation, 0.1, 0.0, QUERIES[:150])
+    by, other = (
+        round(filtered_recall(generation, half.queries)(chosen.search), 4)
+        for half in halves(true_neighbours(generation, QUERIES[:150]))
+    )
+    assert chosen.recall["cold_filtered"] == other != by
 
 
 def test_pairs_are_of_every_combination() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from indexes.errors import InvalidInput
-from jobs.commands.learn import command
+from jobs.commands.learn import command, learn_and_adopt, show
 from jobs.judgements import Judgement, Query
 from jobs.learning import CHOICES, from_feedback, held_out_gains, mean_interval, usable
 from jobs.server_process import ServerProcess
@@ -153,6 +155,56 @@ def test_random_judgments_change_nothing(
     assert ended.exit_code == 0, ended.output
     assert "nothing changed: the gain on held-out queries may be chance" in " ".join(ended.stdout.split())
     assert ranking_of(http, misleading)["weight_dense"] == 0.2
+
+
+class Fake:
+    """A service that ranks right where meaning weighs at least half, and whose model reads no question of an odd
+    number. Keeps the searches that asked for evidence."""
+
+    collection = "docs"
+
+    def __init__(self) -> None:
+        self.client = FakeClient()
+        self.explained: list[Any] = []
+
+    async def answers(self, stage: str, queries: list[Query], **search: Any) -> AsyncIterator[Any]:
+        right = search.get("fusion", {}).get("weights", {}).get("dense", 0.0) >= 0.5
+        for at, one in enumerate(queries):
+            hits = [hit(f"d{one.id}", 0.9)] if right else []
+            hits += [hit(f"{one.id} {other}", 0.1) for other in range(11)]
+            receipt = {"support_from": 0.1, "share_read": 0.2 if at % 2 else 1.0}
+            if search.get("explain"):
+                self.explained.append(search)
+            yield one, {"hits": hits, "receipt": receipt}
+
+
+class FakeClient:
+    async def collection(self, name: str) -> Any:
+        return {"ranking": None}
+
+
+def hit(document: str, value: float) -> Any:
+    names = ("meaning", "words", "meaning_lead", "words_lead")
+    return {"document_id": document, "relevance": value, "evidence": dict.fromkeys(names, value)}
+
+
+@pytest.mark.parametrize(("asked", "judged"), [(60, 30), (30, None)])
+def test_relevance_is_learned_as_it_will_be_judged(asked: int, judged: int | None, tmp_path: Path) -> None:
+    """By hybrid search with the ranking that is about to be adopted, from queries that the model reads, if enough."""
+    queries = [Query(str(number), f"query {number}") for number in range(asked)]
+    (tmp_path / "queries").write_text(
+        "".join(json.dumps({"id": one.id, "text": one.text}) + "\n" for one in queries)
+    )
+    (tmp_path / "qrels").write_text("".join(f"{one.id}\td{one.id}\t1\n" for one in queries))
+    fake: Any = Fake()
+    report = asyncio.run(
+        learn_and_adopt(fake, tmp_path / "queries", tmp_path / "qrels", 100, relevance=True, adopt=False)
+    )
+    assert len(fake.explained) == asked
+    for search in fake.explained:
+        assert (search["mode"], search["fusion"]["weights"]["dense"]) == ("hybrid", 0.5)
+    assert report["relevance"].get("queries") == judged
+    show(report)
 
 
 def test_chance_is_seldom_adopted() -> None:

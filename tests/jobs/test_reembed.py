@@ -81,6 +81,23 @@ def test_a_copy_holds_everything_with_the_new_model(http: Http, service: ServerP
     assert len(http.search("notes-1", query="a note about a code", mode="dense", k=5)["hits"]) == 5
 
 
+@pytest.mark.parametrize("language", ["auto", "de"])
+def test_languages_are_those_of_the_source(http: Http, service: ServerProcess, language: str) -> None:
+    """The target gives documents the language that the source gave them, keeps one that a client named, and finds a
+    document that is written again as it came to the source unchanged."""
+    source, target = http.new_collection(model=OLD, language=language), f"copy-{language}"
+    documents = [
+        {"id": "en", "text": "The opening hours of the library in the morning."},
+        {"id": "de", "text": "Wo ist der Bahnhof, und wann ist er geöffnet?"},
+        {"id": "named", "text": "Où est la bibliothèque du quartier ?", "language": "pt-BR"},
+    ]
+    http.write(source, *documents)
+    copy(service, source, target)
+    assert http.ok("GET", f"/v1/collections/{target}")["language"] == language
+    assert contents(http, target) == contents(http, source)
+    assert http.write(target, *documents)["unchanged"] == 3
+
+
 def test_only_what_changed_is_copied_again(http: Http, service: ServerProcess) -> None:
     """A second copy, here into the alias, writes changed and new documents, deletes what is gone, and leaves the rest
     alone."""
@@ -178,7 +195,7 @@ def test_the_last_changes_follow_but_not_over_newer_ones(http: Http, service: Se
 
     async def run() -> Copied:
         async with Client(service.url) as client:
-            under_way = Copy(client, source, target, Pace(0))
+            under_way = Copy(client, source, target, Pace(0), "auto")
             under_way.known = known
             await under_way.catch_up()
             return under_way.copied

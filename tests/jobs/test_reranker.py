@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 from indexes.errors import InvalidInput, NotFound
 from jobs.cli import cli
+from jobs.commands import train_reranker
 from jobs.export import running, texts
 from jobs.export.architectures import build
 from jobs.export.exporting import Options, export_model, reference
@@ -27,6 +28,7 @@ from jobs.export.weights import Weights
 from jobs.reranker import training
 from jobs.reranker.mining import Example, mine
 from jobs.reranker.training import batches
+from jobs.server_process import ServerProcess
 from retrieval.client import Client
 from retrieval.reranking import Reranker
 from tests.support.encoders import VOCABULARY, write_bert, write_reranker, write_tokenizer
@@ -176,6 +178,32 @@ def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
     )
     assert isinstance(result.exception, InvalidInput)
     assert "is not a file" in str(result.exception)
+
+
+def test_examples_are_only_used_again_for_the_same_options(
+    service: ServerProcess, judged: tuple[str, Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run goes on with the examples it has; other judgments or held-out documents are refused, naming the option."""
+    trained: list[int] = []
+    monkeypatch.setattr(
+        train_reranker, "train", lambda source, examples, *rest: trained.append(len(examples))
+    )
+    source, hold_out, other = write_bert(tmp_path / "source"), tmp_path / "hold-out", tmp_path / "other"
+    hold_out.write_text("red\nblue\n")
+    name, queries, qrels = judged
+    other.write_text(qrels.read_text() + "x\tred\t1\n")
+
+    def run(qrels: Path, *options: object) -> Any:
+        fixed = ["--url", service.url, "--from", source, "--out", tmp_path / "out"]
+        arguments = ["train-reranker", *fixed, "--judged", name, queries, qrels, *options]
+        return CliRunner().invoke(cli, [str(one) for one in arguments]).exception
+
+    assert [run(qrels), run(qrels)] == [None, None]
+    assert trained == [10, 10]
+    for refused, option in ((run(qrels, "--hold-out", hold_out), "--hold-out"), (run(other), "--judged")):
+        assert isinstance(refused, InvalidInput)
+        assert option in refused.message
+    assert trained == [10, 10]
 
 
 # --- export --------------------------------------------------------------------------------------------------

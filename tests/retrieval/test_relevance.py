@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -144,12 +145,13 @@ def test_a_collection_refits_what_does_not_fit_it() -> None:
     questions = []
     for seed in range(300):
         features, labels = drawn(true.weights, 20, seed)
-        questions.append(JudgedHits(features, relevance_of(features, WORDS), labels))
+        questions.append(JudgedHits(features, relevance_of(features, WORDS), labels, WORDS.support))
     own = calibrated(questions[:150], WORDS)
     tested = [
-        JudgedHits(one.features, relevance_of(one.features, own), one.labels) for one in questions[150:]
+        JudgedHits(one.features, relevance_of(one.features, own), one.labels, own.support)
+        for one in questions[150:]
     ]
-    before, after = reliability(questions[150:], WORDS.support), reliability(tested, own.support)
+    before, after = reliability(questions[150:]), reliability(tested)
     assert after.calibration_error < before.calibration_error
     assert after.lost is not None
     assert after.lost.low < 0.1
@@ -157,13 +159,15 @@ def test_a_collection_refits_what_does_not_fit_it() -> None:
 
 def test_reliability_by_hand() -> None:
     """One question, answered by its second hit: said .9 and .4, was 0 and 1; emptied, said .9 and was 0."""
-    hits = JudgedHits(np.ones((2, 5)), np.array([0.9, 0.4]), np.array([0.0, 1.0]))
-    measured = reliability([hits], 0.5)
+    hits = JudgedHits(np.ones((2, 5)), np.array([0.9, 0.4]), np.array([0.0, 1.0]), 0.5)
+    measured = reliability([hits])
     assert measured.calibration_error == pytest.approx((0.9 + 0.6 + 0.9) / 3, abs=1e-4)
     assert [(one.since, one.hits, one.relevant) for one in measured.bins] == [(0.4, 1, 1.0), (0.9, 2, 0.0)]
     assert measured.lost is not None
     assert (measured.lost.value, measured.false.value) == (0.0, 1.0)
-    assert reliability([JudgedHits(np.ones((0, 5)), np.ones(0), np.ones(0))], 0.5).lost is None
+    lexical = replace(hits, relevance=np.array([0.2, 0.1]), support=0.15)
+    assert reliability([hits, lexical]).false.value == reliability([lexical, hits]).false.value == 1
+    assert reliability([JudgedHits(np.ones((0, 5)), np.ones(0), np.ones(0), 0.5)]).lost is None
 
 
 # --- support and requests ---------------------------------------------------------------------------------------
@@ -310,8 +314,8 @@ def test_relevance_is_calibrated_on_real_questions(http: Http, shared_data: Path
         features = [[1, *hit["evidence"].values()] for hit in found["hits"]]
         relevance = np.array([hit["relevance"] for hit in found["hits"]])
         labels = np.array([hit["document_id"] == answers[row["id"]] for hit in found["hits"]], float)
-        hits.append(JudgedHits(np.array(features), relevance, labels))
-    measured = reliability(hits, found["receipt"]["support_from"])
+        hits.append(JudgedHits(np.array(features), relevance, labels, found["receipt"]["support_from"]))
+    measured = reliability(hits)
     assert measured.calibration_error < 0.06, measured
     assert measured.lost is not None
     assert measured.lost.value < 0.2, measured
