@@ -129,6 +129,13 @@ class Embedders:
         except (NotFound, Damaged, InvalidInput):
             return None
 
+    def similarity_floor(self, name: str) -> float | None:
+        """That of an exported model, which its fingerprint does not cover; None if it cannot be read."""
+        try:
+            return self.manifest(name).similarity_floor
+        except NearlineError:
+            return None
+
     async def of(self, collection: Collection) -> Embedder:
         """The embedder whose vectors the collection holds. Raises ModelMismatch if the model has changed."""
         settings = collection.settings
