@@ -164,6 +164,7 @@ async def feedback_ctx(app: web.Application) -> AsyncIterator[None]:
     )
     yield
     forgetting.cancel()
+    await asyncio.to_thread(feedback.close)
 
 
 async def pipeline_ctx(app: web.Application) -> AsyncIterator[None]:

@@ -79,7 +79,7 @@ async def erase(request: web.Request) -> web.Response:
     async def forget() -> None:
         # Nobody knows which queries quote what was deleted, so all of the collection's go.
         await app[QUERY_LOG].forget(collection)
-        await asyncio.to_thread(app[FEEDBACK].forget, collection)
+        await app[FEEDBACK].on_thread(app[FEEDBACK].forget, collection)
         app[PIPELINE].forget_answers()
         app[EMBEDDERS].cache.clear()
 
