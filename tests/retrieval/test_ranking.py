@@ -34,7 +34,7 @@ def test_request_then_collection_then_configuration() -> None:
         ask,
         384,
         CONFIG,
-        RankingSettings(coefficients={"relevance.dense": [-4.0, 3.0, 0.0, 8.0, 0.0, 0.1]}, set_ms=1),
+        RankingSettings(coefficients={"of a later version": [1.0]}, set_ms=1),
     )
     assert (partly.method, partly.base_weight) == (CONFIG.search.fusion, CONFIG.search.weight_dense)
 
