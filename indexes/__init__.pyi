@@ -65,8 +65,8 @@ from .model import StoredPassage as StoredPassage
 from .model import Tier as Tier
 from .model import Upsert as Upsert
 from .model import WriteResult as WriteResult
-from .parts.manifest import Evidence as Evidence
 from .parts.manifest import Moves as Moves
+from .parts.manifest import RecallEvidence as RecallEvidence
 from .parts.prepared import Prepared as Prepared
 from .parts.snapshot import QueryLanguage as QueryLanguage
 from .parts.snapshot import Snapshot as Snapshot
