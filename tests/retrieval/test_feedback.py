@@ -178,7 +178,8 @@ def test_what_was_passed_over_counts_as_memory() -> None:
 
 
 def test_feedback_survives_a_kill(tmp_path: Path, model_folder: Path) -> None:
-    """What was answered is there after kill -9 and a restart, and moves with a renamed collection."""
+    """Feedback and ranking settings that were answered are there after kill -9 and a restart; feedback moves with a
+    renamed collection."""
     data, environ = tmp_path / "data", {"NEARLINE_MODELS_FOLDER": str(model_folder.parent)}
     server = ServerProcess(data, environ)
     http = Http(server.url)
@@ -190,9 +191,12 @@ def test_feedback_survives_a_kill(tmp_path: Path, model_folder: Path) -> None:
         {"query": "refunds", "document_id": "gone", "grade": 1},
     ]
     assert http.ok("POST", "/v1/collections/docs/feedback", {"feedback": sent}) == {"kept": 3}
+    ranking = {"method": "rrf", "coefficients": {"relevance.dense": [-4.0, 3.0, 0.0, 8.0, 0.0, 0.1]}}
+    learned = http.ok("PUT", "/v1/collections/docs/ranking", ranking)["ranking"]
     server.kill()
     with serving(data, environ) as again:
         http = Http(again.url)
+        assert http.ok("GET", "/v1/collections/docs")["ranking"] == learned
         http.ok("POST", "/v1/collections/docs/rename", {"name": "handbook"})
         found = http.ok("GET", "/v1/collections/handbook/feedback")["feedback"]
         assert [(one["query"], one["document_id"], one["grade"], one["passed"]) for one in found] == [
