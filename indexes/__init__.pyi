@@ -8,7 +8,10 @@ from .courtesy import nobody_waits as nobody_waits
 from .dense.cold_skips import ColdState as ColdState
 from .dense.vectors import search_with_one_thread as search_with_one_thread
 from .durable import append as append
+from .durable import disk_errors as disk_errors
+from .durable import draft_of as draft_of
 from .durable import publish as publish
+from .durable import remove as remove
 from .durable import replace_unsynced as replace_unsynced
 from .durable import verify as verify
 from .erasing import Erasure as Erasure
@@ -62,8 +65,8 @@ from .model import StoredPassage as StoredPassage
 from .model import Tier as Tier
 from .model import Upsert as Upsert
 from .model import WriteResult as WriteResult
-from .parts.manifest import Evidence as Evidence
 from .parts.manifest import Moves as Moves
+from .parts.manifest import RecallEvidence as RecallEvidence
 from .parts.prepared import Prepared as Prepared
 from .parts.snapshot import QueryLanguage as QueryLanguage
 from .parts.snapshot import Snapshot as Snapshot

@@ -91,7 +91,7 @@ def keep_private() -> None:
 
 def publish(path: Path, content: bytes, mode: int = 0o666) -> None:
     """Replace `path` with `content`, atomically and durably; the new file has `mode`, less the umask."""
-    draft = path.with_name(f".{path.name}.draft")
+    draft = draft_of(path)
     try:
         with disk_errors(path):
             draft.unlink(missing_ok=True)  # a leftover would keep its old mode
@@ -106,6 +106,19 @@ def publish(path: Path, content: bytes, mode: int = 0o666) -> None:
             failpoints.reach("publish.folder_synced")
     finally:
         draft.unlink(missing_ok=True)
+
+
+def draft_of(path: Path) -> Path:
+    """Where the next content of a file is until it is whole; a kill may leave it there."""
+    return path.with_name(f".{path.name}.draft")
+
+
+def remove(path: Path) -> None:
+    """Remove a file, and what a kill left of replacing it, durably. Idempotent."""
+    with disk_errors(path):
+        draft_of(path).unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+        sync_folder(path.parent)
 
 
 def append(path: Path, content: bytes, at: int) -> None:
@@ -125,7 +138,7 @@ def replace_unsynced(path: Path, content: bytes, mode: int = 0o666) -> None:
 
     For files that can be recreated or done without: they are not worth a failed sync, which stops the service.
     """
-    draft = path.with_name(f".{path.name}.draft")
+    draft = draft_of(path)
     with disk_errors(path):
         try:
             with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:

@@ -9,7 +9,7 @@ from indexes.log.owed import Owed
 from indexes.model import Tier
 from indexes.parts.assembly import segment_passages
 from indexes.parts.generation import Generation
-from indexes.parts.manifest import Evidence, Moves
+from indexes.parts.manifest import Moves, RecallEvidence
 from indexes.parts.snapshot import Snapshot
 from indexes.parts.visible import sum_by_tier
 from indexes.rebuild.chosen import TunedSettings
@@ -47,7 +47,7 @@ class CollectionInfo:
     generation: int
     generations: list[int]
     recall: dict[str, float]
-    recall_evidence: Evidence | None
+    recall_evidence: RecallEvidence | None
     recall_target: float
     search: SearchSettings | None
     memory_bytes: int

@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from indexes.durable import decode_checked, disk_errors, publish, sync_folder, with_checksum
+from indexes.durable import decode_checked, publish, remove, with_checksum
 from indexes.errors import Damaged
 
 logger = logging.getLogger(__name__)
@@ -61,9 +61,8 @@ class RankingFile:
 
     def clear(self) -> None:
         """Go back to the configuration, durably. Idempotent."""
-        with self._change, disk_errors(self._path):
-            self._path.unlink(missing_ok=True)
-            sync_folder(self._path.parent)
+        with self._change:
+            remove(self._path)
             self.current = None
 
 

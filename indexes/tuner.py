@@ -23,7 +23,7 @@ from indexes.dense.forecast import Forecast
 from indexes.errors import Conflict, InvalidInput
 from indexes.model import Floats, Progress
 from indexes.parts.generation import Generation
-from indexes.parts.manifest import Evidence
+from indexes.parts.manifest import RecallEvidence
 from indexes.parts.shelf import Shelf
 from indexes.rebuild.chosen import TunedSettings, read_chosen
 from indexes.rebuild.optimiser import (
@@ -119,7 +119,7 @@ class TuneOutcome(msgspec.Struct, frozen=True, kw_only=True):
             ef=self.ef,
             search=self.search,
             recall={"all": self.validation.recall, **self.validation.tiers, **filtered},
-            evidence=Evidence(
+            evidence=RecallEvidence(
                 "synthetic queries" if self.held_out else "given queries",
                 self.validation.queries,
                 self.validation.intervals,

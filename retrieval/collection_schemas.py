@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, field
 
-from indexes import AUTO, NAME, ColdState, Evidence, Moves, SearchSettings, Tier
+from indexes import AUTO, NAME, ColdState, Moves, RecallEvidence, SearchSettings, Tier
 from retrieval.schemas import Doc, DocumentId, NonEmpty, Request, Seq
 from retrieval.settings import Count
 
@@ -118,7 +118,7 @@ class CollectionBody(msgspec.Struct, kw_only=True):
     generations: Annotated[list[int], Doc("Builds on disk; the older ones can be rolled back to")]
     recall: Annotated[dict[str, float], Doc("Recall@10 measured by the last rebuild or tuning, by tier")]
     recall_evidence: Annotated[
-        Evidence | None, Doc("What that rests on: queries, and a 95 percent interval for each recall")
+        RecallEvidence | None, Doc("What that rests on: queries, and a 95 percent interval for each recall")
     ]
     recall_target: Annotated[float, Doc("Recall@10 that the next rebuild aims for")]
     search: Annotated[SearchSettings | None, Doc("Search settings in use; null before the first rebuild")]

@@ -131,11 +131,12 @@ class Embedders:
         found = self._open.get(name)
         return found.manifest if found else read_manifest(self._folder / name)
 
-    async def similarity_floor(self, name: str) -> float:
-        """A cosine that few unrelated texts reach, by the model's manifest; the usual one if that cannot be read."""
+    def similarity_floor(self, name: str) -> float:
+        """A cosine that few unrelated texts reach, by the model's manifest; the usual one if that cannot be read. A small
+        file is read when the model is first asked for and not open."""
         if name not in self._floors:
             try:
-                self._floors[name] = (await asyncio.to_thread(self.manifest, name)).similarity_floor
+                self._floors[name] = self.manifest(name).similarity_floor
             except (NotFound, Damaged, InvalidInput):
                 return SIMILARITY_FLOOR
         return self._floors[name]

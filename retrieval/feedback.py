@@ -20,16 +20,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from functools import partial
 from pathlib import Path
+from typing import ParamSpec, TypeVar
+from weakref import WeakKeyDictionary
 
 import msgspec
 
-from indexes import Collection, StorageError, TooLarge, append, publish
+from indexes import (
+    Collection,
+    NearlineError,
+    TooLarge,
+    append,
+    disk_errors,
+    draft_of,
+    publish,
+    remove,
+)
 from retrieval.settings import Feedback as Settings
 
 logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 FILE = "feedback.jsonl"
 VERSION = 1
@@ -54,12 +70,28 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Feedback:
-    """The feedback about a service's collections. Its methods wait for the disk: for a thread, not for the loop."""
+    """The feedback about a service's collections.
+
+    What changes a file waits for the disk and takes turns: a service calls it with `on_thread`, whose one thread is
+    its own, so that slow syncs do not use up those that reads need. `close` ends it.
+    """
 
     def __init__(self, settings: Settings, *, now: Callable[[], float]) -> None:
         self._settings = settings
         self._now = now
-        self._changing = threading.Lock()
+        self._sizes: WeakKeyDictionary[Collection, int] = (
+            WeakKeyDictionary()
+        )  # of files, as they were left whole
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="feedback")
+
+    def close(self) -> None:
+        """Wait for what is under way."""
+        self._thread.shutdown()
+
+    async def on_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """What `work` returns, after all that was asked for before."""
+        call = partial(copy_context().run, work, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
 
     def keep(self, collection: Collection, entries: Sequence[Entry]) -> None:
         """Durable once this returns. Raises TooLarge for more than half of what may be kept."""
@@ -67,15 +99,27 @@ class Feedback:
         if len(lines) > (half := self._settings.file_bytes_max // 2):
             raise TooLarge(f"{len(lines)} bytes of feedback at once, at most {half}", param="feedback")
         path = collection.folder / FILE
-        with self._changing:
-            present = lines_of(path, collection.uid)
-            end = sum(map(len, present))
-            if not present:
-                publish(path, header(collection.uid) + lines, MODE)
-            elif end + len(lines) <= self._settings.file_bytes_max:
-                append(path, lines, end)
-            else:
-                publish(path, header(collection.uid) + newest(present[1:], half) + lines, MODE)
+        end = self._end(collection)
+        if end and end + len(lines) <= self._settings.file_bytes_max:
+            append(path, lines, end)
+            self._sizes[collection] = end + len(lines)
+        else:
+            present = lines_of(path, collection.uid)[1:]
+            self._replace(collection, newest(present, half) + lines)
+
+    def _end(self, collection: Collection) -> int:
+        """Bytes of whole lines; 0 if there are none. Only a file that is not as it was left is read for that."""
+        path = collection.folder / FILE
+        known = self._sizes.get(collection)
+        with disk_errors(path):
+            if known is not None and path.is_file() and path.stat().st_size == known:
+                return known
+        return sum(map(len, lines_of(path, collection.uid)))
+
+    def _replace(self, collection: Collection, lines: bytes) -> None:
+        content = header(collection.uid) + lines
+        publish(collection.folder / FILE, content, MODE)
+        self._sizes[collection] = len(content)
 
     def read(self, collection: Collection) -> list[Entry]:
         """Oldest first, of the last `days`."""
@@ -83,28 +127,28 @@ class Feedback:
         return [one for one in kept if one.time_ms >= self._first_ms()]
 
     def forget(self, collection: Collection) -> None:
-        """All of it, with the file."""
-        with self._changing:
-            (collection.folder / FILE).unlink(missing_ok=True)
+        """All of it, with the file, durably."""
+        remove(collection.folder / FILE)
 
     def forget_old(self, collection: Collection) -> None:
-        """What is older than `days`."""
+        """What is older than `days`, and what a kill left of a file that was being replaced."""
         path = collection.folder / FILE
-        with self._changing:
-            present = lines_of(path, collection.uid)[1:]
-            kept = [one for one in present if decoded(one).time_ms >= self._first_ms()]
-            if len(kept) < len(present):
-                publish(path, header(collection.uid) + b"".join(kept), MODE)
+        with disk_errors(path):
+            draft_of(path).unlink(missing_ok=True)
+        present = lines_of(path, collection.uid)[1:]
+        kept = [one for one in present if decoded(one).time_ms >= self._first_ms()]
+        if len(kept) < len(present):
+            self._replace(collection, b"".join(kept))
 
     async def keep_forgetting(self, collections: Callable[[], Sequence[Collection]]) -> None:
-        """Forget what is old, every so often, for ever."""
+        """Forget what is old, at once and then every so often, for ever."""
         while True:
-            await asyncio.sleep(FORGET_EVERY_S)
             for collection in collections():
                 try:
-                    await asyncio.to_thread(self.forget_old, collection)
-                except (StorageError, OSError) as error:
+                    await self.on_thread(self.forget_old, collection)
+                except NearlineError as error:
                     logger.warning("old feedback of %s is not forgotten: %s", collection.name, error)
+            await asyncio.sleep(FORGET_EVERY_S)
 
     def _first_ms(self) -> float:
         days = self._settings.days
@@ -113,10 +157,11 @@ class Feedback:
 
 def lines_of(path: Path, uid: str) -> list[bytes]:
     """The whole lines of a file, its header first; none if there is no file, or it is not of this collection."""
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        return []
+    with disk_errors(path):
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            return []
     lines = content[: content.rfind(b"\n") + 1].splitlines(keepends=True)  # the last may be torn by a crash
     with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
         if lines and msgspec.json.decode(lines[0], type=Header) == Header(VERSION, uid):

@@ -195,9 +195,11 @@ class Pipeline:
     def _key(self, collection: Collection, snapshot: Snapshot, plan: Plan) -> ResultKey:
         settings = collection.settings
         reader = self.reranker.manifest.fingerprint if plan.rerank else None
+        embeds = plan.mode != "lexical" and plan.request.query
+        floor = self._embedders.similarity_floor(settings.model) if embeds else None
         return self._results.key(
             snapshot.content,
-            msgspec.json.encode((settings.fingerprint, settings.bm25, settings.language, reader)),
+            msgspec.json.encode((settings.fingerprint, settings.bm25, settings.language, reader, floor)),
             plan.identity,
             uid=collection.uid,
             generation=snapshot.generation,
@@ -223,7 +225,7 @@ class Pipeline:
         if plan.text is None:
             if plan.query.vector is None:
                 return plan
-            floor = await self._embedders.similarity_floor(collection.settings.model)
+            floor = self._embedders.similarity_floor(collection.settings.model)
             return replace(plan, similarity_floor=floor)
         embedder = await self._embedders.of(collection)
         query = embedder.query(plan.text, watch.deadline, cached=plan.request.cache)

@@ -145,7 +145,10 @@ def planned(
         counted=counted,
         query=query,
         mode=mode,
-        method=fusion.method or (ranking and ranking.method) or config.search.fusion,
+        method=fusion.method
+        or (fusion.weights and "weighted")
+        or (ranking and ranking.method)
+        or config.search.fusion,
         rrf_k=fusion.k or config.search.rrf_k,
         base_weight=weights.dense / (weights.dense + weights.lexical),
         rerank=reranking,

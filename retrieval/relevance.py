@@ -65,6 +65,19 @@ def calibrations_of(coefficients: Mapping[str, Sequence[float]]) -> Calibrations
     return {**BUILT_IN, **own}
 
 
+def check_coefficients(coefficients: Mapping[str, Sequence[float]]) -> None:
+    """Raises InvalidInput for those that no search could use. `calibrations_of` leaves out unknown names: those of a
+    later version, in the file that it left, must not fail every search."""
+    known = [f"relevance.{mode}" for mode in BUILT_IN]
+    for name in coefficients:
+        if name not in known:
+            raise InvalidInput(
+                f"coefficients has the unknown name {name!r}, expected one of {', '.join(known)}",
+                param="coefficients",
+            )
+    calibrations_of(coefficients)
+
+
 def calibration_for(calibrations: Calibrations, mode: str, share_read: float | None) -> Calibration | None:
     """The one for a search; `share_read` of its query was read by the model, None if the vector is the client's own.
 

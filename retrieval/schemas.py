@@ -131,7 +131,7 @@ class Ranks(msgspec.Struct):
     lexical: Annotated[int | None, Doc("In the ranking by words")] = None
 
 
-class Evidence(msgspec.Struct):
+class RelevanceEvidence(msgspec.Struct):
     """What `relevance` is computed from. A lead is what the hit has beyond the tenth candidate of that ranking."""
 
     meaning: Annotated[float, Doc("Cosine, from 0 where unrelated texts are to 1; 0 if it was not asked for")]
@@ -161,7 +161,9 @@ class Hit(msgspec.Struct, omit_defaults=True):
         float | None,
         Doc("How likely the passage is a relevant one; absent where the search's scores cannot tell"),
     ] = None
-    evidence: Annotated[Evidence | None, Doc("With `explain`: what `relevance` is computed from")] = None
+    evidence: Annotated[
+        RelevanceEvidence | None, Doc("With `explain`: what `relevance` is computed from")
+    ] = None
     language: Annotated[str, Doc("BCP 47 code of the document's language")] = ""
 
 

@@ -15,7 +15,7 @@ from retrieval.executor import Execution
 from retrieval.fusion import best_first, reciprocal_rank, weighted
 from retrieval.plan import SPARE_HITS, Plan
 from retrieval.relevance import Columns, features_of, relevance_of
-from retrieval.schemas import Evidence, Hit, Ranks, Scores
+from retrieval.schemas import Hit, Ranks, RelevanceEvidence, Scores
 
 DECIMALS = 6
 DEPTH_MAX = 32_768  # of a ranking: a search that still lacks hits there ends with those it has
@@ -163,7 +163,9 @@ def hits_of(
     candidates = fused.candidates
     at = np.array([position for position, _ in chosen], np.intp)
     (dense, lexical), features, relevance = judged(plan, candidates, at, execution)
-    evidence = [Evidence(*row[1:]) if plan.request.explain else None for row in rounded(features).tolist()]
+    evidence = [
+        RelevanceEvidence(*row[1:]) if plan.request.explain else None for row in rounded(features).tolist()
+    ]
     read = [UNSET] * len(at) if fused.reranked is None else map(known, fused.reranked[at].tolist())
     shown = rounded(dense), rounded(lexical), fused.scores[at], relevance
     columns = zip(*(one.tolist() for one in shown), read, evidence, strict=True)

@@ -46,7 +46,7 @@ Finished = Callable[[JobBody], None]
 Work = Callable[[JobBody], Awaitable[None]]  # puts what it made into the job's result
 Queries = Callable[[], Awaitable[Floats]]
 Asked = Callable[[Collection], Awaitable[Floats | None]]
-Forget = Callable[[], Awaitable[object]]
+Forget = Callable[[Collection], Awaitable[object]]
 
 
 class Child(Protocol):
@@ -69,10 +69,14 @@ class Tasks:
     """Starts jobs and remembers the last JOBS_KEPT. For the event loop; `close` ends what still runs."""
 
     def __init__(
-        self, on_finish: Finished, folders: tuple[Path, ...] = (), asked: Asked | None = None
+        self,
+        on_finish: Finished,
+        folders: tuple[Path, ...] = (),
+        asked: Asked | None = None,
+        forget: Forget | None = None,
     ) -> None:
         """`folders` are told to clients by their last names. `asked` gives vectors of a collection's logged queries for
-        its rebuilds to measure with; None for too few."""
+        its rebuilds to measure with; None for too few. `forget` does what is left to do elsewhere after an erasure."""
         self._jobs: OrderedDict[str, JobBody] = OrderedDict()
         self._running: dict[str, asyncio.Task[None]] = {}
         self._children: dict[str, Child] = {}
@@ -82,6 +86,7 @@ class Tasks:
         self._failures: dict[str, Failure] = {}
         self._folders = folders
         self._asked = asked
+        self._forget = forget
         self._closing = False
         self._on_finish = on_finish
 
@@ -117,12 +122,12 @@ class Tasks:
             "tune", name, lambda job: self._tune(job, collection, recall_target, queries, apply)
         )
 
-    def erase(self, name: str, collection: Collection, forget: Forget | None = None) -> JobBody:
-        """Queue the erasure of what was deleted or overwritten; `forget` does what is left to do elsewhere.
+    def erase(self, name: str, collection: Collection) -> JobBody:
+        """Queue the erasure of what was deleted or overwritten.
 
         It waits behind a rebuild or tuning that is under way. Raises Conflict while another erasure is.
         """
-        return self._start("erase", name, lambda job: self._erase(job, collection, forget))
+        return self._start("erase", name, lambda job: self._erase(job, collection))
 
     def erase_if_due(self, name: str, collection: Collection, after_s: float) -> None:
         """Start an erasure if the oldest of what is owed went so long ago. Cheap."""
@@ -284,7 +289,7 @@ class Tasks:
             "build_s": manifest.build_s,
         }
 
-    async def _erase(self, job: JobBody, collection: Collection, forget: Forget | None) -> None:
+    async def _erase(self, job: JobBody, collection: Collection) -> None:
         self._require_open()
         erasure = await self._waiting(Erasure, collection)
         if erasure.needs_rebuild:
@@ -292,8 +297,8 @@ class Tasks:
         self._require_open()
         self._children[job.id] = erasure
         erased = await self._waiting(erasure.run, progress_of(job))
-        if forget is not None:
-            await forget()
+        if self._forget is not None:
+            await self._forget(collection)
         job.result = asdict(erased)
 
     async def _tune(

@@ -31,7 +31,7 @@ class Moves(msgspec.Struct, frozen=True):
     to_cold: int = 0
 
 
-class Evidence(msgspec.Struct, frozen=True):
+class RecallEvidence(msgspec.Struct, frozen=True):
     """What measured recalls rest on: the kind and number of queries, and a 95 percent interval for each recall."""
 
     source: str
@@ -60,7 +60,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     training: Training
     search: ColdSettings
     recall: dict[str, float]
-    evidence: Evidence | UnsetType = UNSET
+    evidence: RecallEvidence | UnsetType = UNSET
     built_ms: int
     build_s: float
     peak_bytes: dict[str, int]

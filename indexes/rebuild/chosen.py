@@ -16,7 +16,7 @@ from msgspec import UNSET, UnsetType
 from indexes.dense.cold import ColdSettings
 from indexes.durable import publish, with_checksum
 from indexes.parts.generation import Generation
-from indexes.parts.manifest import Evidence
+from indexes.parts.manifest import RecallEvidence
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class TunedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ef: int
     search: ColdSettings
     recall: dict[str, float]
-    evidence: Evidence | UnsetType = UNSET
+    evidence: RecallEvidence | UnsetType = UNSET
     chosen_ms: int
     sha256: str = ""
 

@@ -24,7 +24,7 @@ from indexes.dense.forecast import Forecast
 from indexes.dense.vectors import Found, search_with_one_thread
 from indexes.model import Floats, Progress, Tier
 from indexes.parts.generation import Generation
-from indexes.parts.manifest import Evidence
+from indexes.parts.manifest import RecallEvidence
 from indexes.rebuild.shares import Share
 from indexes.rebuild.truth import (
     Counts,
@@ -94,7 +94,7 @@ class Measured:
     ef: int
     search: ColdSettings
     recall: dict[str, float]
-    evidence: Evidence | UnsetType = UNSET
+    evidence: RecallEvidence | UnsetType = UNSET
 
 
 def choose_settings(
@@ -113,7 +113,7 @@ def choose_settings(
     if generation.manifest.cold:
         search, _ = cover_filters(generation, search, truth.queries[:FILTERED_QUERIES], target)
         recall["cold_filtered"] = filtered_recall(generation, other.queries[:FILTERED_QUERIES])(search)
-    evidence = Evidence(
+    evidence = RecallEvidence(
         "synthetic queries" if asked is None else "logged queries",
         len(other.queries),
         {name: (round(share.low, 4), round(share.high, 4)) for name, share in measured.items()},

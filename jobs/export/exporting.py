@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import re
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ import numpy as np
 
 from indexes.durable import disk_errors, publish_folder, sha256
 from indexes.errors import InvalidInput, NotFound
+from indexes.languages import CODE
 from indexes.model import Floats
 from jobs.export import recipes, shapes, sources, texts
 from jobs.export.recipes import RECIPES
@@ -37,7 +37,6 @@ from retrieval.embedding.models import Manifest, Pooling, Variant
 
 SOURCE_COSINE_MIN = 0.9999  # between the fp32 graph and sentence-transformers
 REFERENCE_TEXTS = 64
-LANGUAGE = re.compile(r"[A-Za-z]{2,3}(-[A-Za-z0-9]{1,8})*")
 FALLBACK_MARGIN = 0.001  # fp32 arithmetic differs between machines only in its last bits
 
 
@@ -79,7 +78,7 @@ def export_model(
     if options.only not in {None, *RECIPES}:
         raise InvalidInput(f"no candidate {options.only!r}; there are {', '.join(RECIPES)}", param="only")
     for code in options.languages or ():
-        if not LANGUAGE.fullmatch(code):
+        if not CODE.fullmatch(code):
             raise InvalidInput(f"{code!r} is not a BCP 47 code such as en or pt-BR", param="languages")
     with sources.find(source, name, progress) as found, tempfile.TemporaryDirectory() as folder:
         shape = shapes.shape(found.folder, pooling=options.pooling, tokens_max=options.tokens_max)

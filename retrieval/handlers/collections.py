@@ -21,7 +21,7 @@ from retrieval.collection_schemas import (
 from retrieval.errors import without_folders
 from retrieval.handlers.wire import aliases_of, answer, answer_from, body, collection_of, describe
 from retrieval.keys import CATALOG, CONFIG, EMBEDDERS, FOLDERS, METRICS, TASKS
-from retrieval.relevance import calibrations_of
+from retrieval.relevance import check_coefficients
 
 
 async def create(request: web.Request) -> web.Response:
@@ -91,7 +91,7 @@ async def set_ranking(request: web.Request) -> web.Response:
     _, collection = collection_of(request)
     if wanted.method is None and wanted.weight_dense is None and not wanted.coefficients:
         raise InvalidInput("nothing to set: expected method, weight_dense or coefficients", param="method")
-    calibrations_of(wanted.coefficients)  # refuses what no search could use
+    check_coefficients(wanted.coefficients)
     settings = RankingSettings(**msgspec.structs.asdict(wanted), set_ms=time.time_ns() // 1_000_000)
     await asyncio.to_thread(collection.ranking.set, settings)
     return await answer_from(lambda: describe(request.app, collection))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 
 import msgspec
@@ -27,7 +26,7 @@ async def write(request: web.Request) -> web.Response:
         raise TooLarge(f"{len(sent)} in one request, at most {most} are allowed", param="feedback")
     now_ms = time.time_ns() // 1_000_000
     entries = [checked(one, f"feedback[{at}]", now_ms, app[CONFIG]) for at, one in enumerate(sent)]
-    await asyncio.to_thread(app[FEEDBACK].keep, collection, entries)
+    await app[FEEDBACK].on_thread(app[FEEDBACK].keep, collection, entries)
     return answer(FeedbackKept(len(entries)))
 
 
@@ -39,7 +38,7 @@ async def listed(request: web.Request) -> web.Response:
         entries = feedback.read(collection)
         known = collection.log.known({one.document_id for one in entries})
         about = [one for one in entries if one.document_id in known]
-        held.answer(sum(len(one.query) + len(one.document_id) for one in about))
+        held.answer(sum(map(chars_of, about)))
         return FeedbackList([msgspec.convert(one, FeedbackBody, from_attributes=True) for one in about])
 
     return await answer_from(work)
@@ -48,8 +47,13 @@ async def listed(request: web.Request) -> web.Response:
 async def deleted(request: web.Request) -> web.Response:
     """Also where there is none: what was asked for is then so."""
     _, collection = collection_of(request)
-    await asyncio.to_thread(request.app[FEEDBACK].forget, collection)
+    feedback = request.app[FEEDBACK]
+    await feedback.on_thread(feedback.forget, collection)
     return web.Response(status=204)
+
+
+def chars_of(one: Entry) -> int:
+    return len(one.query) + len(one.document_id) + sum(map(len, one.passed))
 
 
 def checked(one: SentFeedback, where: str, now_ms: int, config: Config) -> Entry:

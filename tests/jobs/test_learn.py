@@ -22,6 +22,7 @@ from tests.support.http import Http
 
 QUERIES, DECOYS = 26, 3
 BY_WORDS = {"method": "weighted", "weight_dense": 0.2}
+DENSE = [-4.0, 3.0, 0.0, 8.0, 0.0, 0.1]  # coefficients that learning for hybrid search leaves alone
 WORDS = (
     "harbour",
     "quarry",
@@ -68,7 +69,9 @@ def misleading(http: Http) -> str:
             for at in range(DECOYS)
         ]
         http.write(name, answer, *decoys)
-    http.ok("PUT", f"/v1/collections/{name}/ranking", {**BY_WORDS, "coefficients": {"kept": [1.0]}})
+    http.ok(
+        "PUT", f"/v1/collections/{name}/ranking", {**BY_WORDS, "coefficients": {"relevance.dense": DENSE}}
+    )
     return name
 
 
@@ -112,7 +115,7 @@ def test_words_that_mislead_lose_their_weight(
     ranking = ranking_of(http, misleading)
     assert (ranking["method"], ranking["queries"]) == ("weighted", QUERIES)
     assert ranking["weight_dense"] > 0.2
-    assert ranking["coefficients"]["kept"] == [1.0]
+    assert ranking["coefficients"]["relevance.dense"] == DENSE
     assert len(ranking["coefficients"]["relevance.hybrid"]) == 6
     assert 0 < ranking["gain_low"] <= ranking["gain"] <= ranking["gain_high"]
     assert first_hits(http, misleading) == answers

@@ -8,6 +8,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from indexes.catalog import Catalog
 from indexes.collection import Collection
 from indexes.log.applying import Applied
-from indexes.model import Delete, IndexOptions
+from indexes.model import Delete, Floats, IndexOptions
 from retrieval.cache import MemoryStore, ResultCache
 from retrieval.document_schemas import SentDocument
 from retrieval.embedders import Embedders
@@ -176,3 +177,43 @@ def test_what_saw_a_later_commit_is_not_kept(
 
     with services(tmp_path, count=1) as [service]:
         asyncio.run(story(service))
+
+
+class Exported:
+    """A model as one export left it: the same vectors, the same fingerprint, and the floor that was measured."""
+
+    def __init__(self, floor: float) -> None:
+        self.manifest = SimpleNamespace(similarity_floor=floor)
+
+    async def of(self, collection: Collection) -> Exported:
+        return self
+
+    async def query(self, text: str, deadline: float | None, *, cached: bool) -> Floats:
+        return WORLD.vector(99)
+
+    def share_read(self, text: str) -> float:
+        return 1.0
+
+    def similarity_floor(self, name: str) -> float:
+        return float(self.manifest.similarity_floor)
+
+
+def test_an_answer_goes_with_the_floor_it_was_fused_by(tmp_path: Path) -> None:
+    """After another export of the same model, with another floor, a shared answer is not served again."""
+
+    async def story(pair: list[Service]) -> None:
+        for service in pair:
+            for number in range(3):
+                await service.write(number, 1)
+        found = []
+        for service, floor in zip(pair, (0.1, 0.6), strict=True):
+            service.pipeline.close()
+            service.pipeline = Pipeline(cast(Embedders, Exported(floor)), service.results, Config())
+            found.append([await service.search(query=QUERY, mode="hybrid") for _ in range(2)])
+        assert [one.receipt.cache for both in found for one in both] == ["miss", "hit", "miss", "hit"]
+        assert found[0][0].hits[0].relevance != found[1][0].hits[0].relevance
+        lexical = [await one.search(query=QUERY, mode="lexical") for one in pair]
+        assert [one.receipt.cache for one in lexical] == ["miss", "hit"]
+
+    with services(tmp_path) as pair:
+        asyncio.run(story(pair))

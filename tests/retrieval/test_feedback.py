@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import stat
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from indexes import durable
 from indexes.collection import Collection
-from indexes.errors import TooLarge
+from indexes.errors import StorageError, TooLarge
 from jobs.server_process import ServerProcess, serving
 from retrieval.feedback import DAY_MS, FILE, Entry, Feedback
+from retrieval.handlers.feedback import chars_of
 from retrieval.settings import Feedback as Settings
 from tests.support.http import Http
 from tests.support.vectors import make_collection
@@ -90,8 +95,91 @@ def test_another_collections_file_is_not_taken_over(collection: Collection) -> N
     assert store().read(collection) == [entry(2)]
 
 
+def test_an_append_does_not_read_the_file(collection: Collection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is known how far the file is whole, until the file is not as it was left."""
+    feedback = store()
+    feedback.keep(collection, [entry(1)])
+    path = collection.folder / FILE
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", None)
+        for number in range(2, 5):
+            feedback.keep(collection, [entry(number)])
+    with path.open("ab") as file:
+        file.write(b'{"time_ms": 179')
+    feedback.keep(collection, [entry(5)])
+    assert feedback.read(collection) == [entry(number) for number in range(1, 6)]
+    feedback.forget(collection)
+    feedback.keep(collection, [entry(6)])
+    assert feedback.read(collection) == [entry(6)]
+
+
+def test_changes_take_turns_on_a_thread_of_their_own() -> None:
+    """However many wait for the disk, they use one thread, and none of those that all requests share."""
+
+    async def story() -> None:
+        feedback = store()
+        seen = await asyncio.gather(*(feedback.on_thread(threading.current_thread) for _ in range(20)))
+        feedback.close()
+        assert {one.name for one in seen} == {"feedback_0"}
+
+    asyncio.run(story())
+
+
+def test_forgetting_is_durable(collection: Collection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder is synced once the file is gone, and so is what a kill left of replacing the file."""
+    store().keep(collection, [entry(1)])
+    path = collection.folder / FILE
+    durable.draft_of(path).write_bytes(path.read_bytes())
+    left: list[list[str]] = []
+    monkeypatch.setattr(
+        durable.disk, "sync", lambda descriptor, path: left.append([one.name for one in path.iterdir()])
+    )
+    store().forget(collection)
+    [names] = left
+    assert not [name for name in names if FILE in name]
+    assert store().read(collection) == []
+
+
+@pytest.mark.parametrize("act", [Feedback.read, Feedback.forget, Feedback.forget_old])
+def test_what_the_disk_refuses_is_a_storage_error(
+    collection: Collection, act: Callable[[Feedback, Collection], object]
+) -> None:
+    """It names the file."""
+    (collection.folder / FILE).mkdir()
+    with pytest.raises(StorageError, match=FILE):
+        act(store(), collection)
+
+
+def test_old_feedback_is_forgotten_at_the_start(collection: Collection) -> None:
+    """A service that never runs for an hour drops it too, and what a kill left of replacing the file."""
+    store(days=0).keep(collection, [entry(1, days_ago=31), entry(2)])
+    path = collection.folder / FILE
+    draft = durable.draft_of(path)
+    draft.write_bytes(path.read_bytes())
+
+    async def story() -> None:
+        feedback = store(days=30)
+        forgetting = asyncio.create_task(feedback.keep_forgetting(lambda: [collection]))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(10):
+                while b"query 1" in path.read_bytes():  # noqa: ASYNC110 - nobody tells
+                    await asyncio.sleep(0.01)
+        forgetting.cancel()
+        feedback.close()
+
+    asyncio.run(story())
+    assert store(days=0).read(collection) == [entry(2)]
+    assert not draft.exists()
+
+
+def test_what_was_passed_over_counts_as_memory() -> None:
+    """An entry with a hundred ids is foretold to take what they take."""
+    assert chars_of(Entry(NOW_MS, "query", "d1", None, ["x" * 512] * 100)) == 51_207
+
+
 def test_feedback_survives_a_kill(tmp_path: Path, model_folder: Path) -> None:
-    """What was answered is there after kill -9 and a restart, and moves with a renamed collection."""
+    """Feedback and ranking settings that were answered are there after kill -9 and a restart; feedback moves with a
+    renamed collection."""
     data, environ = tmp_path / "data", {"NEARLINE_MODELS_FOLDER": str(model_folder.parent)}
     server = ServerProcess(data, environ)
     http = Http(server.url)
@@ -103,9 +191,12 @@ def test_feedback_survives_a_kill(tmp_path: Path, model_folder: Path) -> None:
         {"query": "refunds", "document_id": "gone", "grade": 1},
     ]
     assert http.ok("POST", "/v1/collections/docs/feedback", {"feedback": sent}) == {"kept": 3}
+    ranking = {"method": "rrf", "coefficients": {"relevance.dense": [-4.0, 3.0, 0.0, 8.0, 0.0, 0.1]}}
+    learned = http.ok("PUT", "/v1/collections/docs/ranking", ranking)["ranking"]
     server.kill()
     with serving(data, environ) as again:
         http = Http(again.url)
+        assert http.ok("GET", "/v1/collections/docs")["ranking"] == learned
         http.ok("POST", "/v1/collections/docs/rename", {"name": "handbook"})
         found = http.ok("GET", "/v1/collections/handbook/feedback")["feedback"]
         assert [(one["query"], one["document_id"], one["grade"], one["passed"]) for one in found] == [
@@ -153,6 +244,8 @@ def test_bad_feedback_names_the_field(http: Http, body: Any, status: int, param:
         ({"weight_dense": -0.1}, "weight_dense"),
         ({"weight_dense": 0.5, "queries": -1}, "queries"),
         ({"weights": {"dense": 1}}, "weights"),
+        ({"coefficients": {"relevence.hybrid": [-4.0, 1.6, 2.1, 3.7, 5.8, 0.1]}}, "coefficients"),
+        ({"coefficients": {"relevance": [1.0]}}, "coefficients"),
     ],
 )
 def test_bad_ranking_names_the_field(http: Http, body: Any, param: str) -> None:

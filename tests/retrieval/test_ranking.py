@@ -25,7 +25,17 @@ def test_request_then_collection_then_configuration() -> None:
         ("weighted", 0.75),
         ("rrf", 0.25),
     ]
-    partly = planned(ask, 384, CONFIG, RankingSettings(coefficients={"a": [1.0]}, set_ms=1))
+    by_rank = RankingSettings(method="rrf", set_ms=1)
+    weights = SearchRequest(query="x", fusion=Fusion(weights=Weights(dense=3, lexical=1)))
+    assert planned(ask, 384, CONFIG, by_rank).method == "rrf"
+    found = planned(weights, 384, CONFIG, by_rank)  # who gives weights wants them used
+    assert (found.method, found.weight_dense) == ("weighted", 0.75)
+    partly = planned(
+        ask,
+        384,
+        CONFIG,
+        RankingSettings(coefficients={"of a later version": [1.0]}, set_ms=1),
+    )
     assert (partly.method, partly.base_weight) == (CONFIG.search.fusion, CONFIG.search.weight_dense)
 
 
