@@ -132,8 +132,8 @@ class Embedders:
         return found.manifest if found else read_manifest(self._folder / name)
 
     def similarity_floor(self, name: str) -> float:
-        """A cosine that few unrelated texts reach, by the model's manifest; the usual one if that cannot be read. A small
-        file is read when the model is first asked for and not open."""
+        """A cosine that few unrelated texts reach, by the model's manifest; the usual one if that cannot be read. A
+        small file is read when the model is first asked for and not open."""
         if name not in self._floors:
             try:
                 self._floors[name] = self.manifest(name).similarity_floor

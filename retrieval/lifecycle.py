@@ -182,9 +182,7 @@ async def pipeline_ctx(app: web.Application) -> AsyncIterator[None]:
 
 
 async def tasks_ctx(app: web.Application) -> AsyncIterator[None]:
-    app[TASKS] = tasks = Tasks(
-        app[METRICS].job_finished, app[FOLDERS], partial(logged_queries, app), partial(forget_quotes, app)
-    )
+    app[TASKS] = tasks = Tasks(app[METRICS].job_finished, app[FOLDERS], partial(logged_queries, app))
     after_s = app[CONFIG].index.erase_after_h * 3600
     watching = asyncio.create_task(tasks.keep_up(lambda: app[CATALOG].collections, after_s))
     yield
@@ -202,14 +200,6 @@ async def logged_queries(app: web.Application, collection: Collection) -> Floats
     except NearlineError as error:
         logger.warning("%s is measured with synthetic queries: %s", collection.name, error.message)
         return None
-
-
-async def forget_quotes(app: web.Application, collection: Collection) -> None:
-    """After an erasure. Nobody knows which queries quote what was erased, so all of the collection's go."""
-    await app[QUERY_LOG].forget(collection)
-    await app[FEEDBACK].on_thread(app[FEEDBACK].forget, collection)
-    app[PIPELINE].forget_answers()
-    app[EMBEDDERS].cache.clear()
 
 
 async def loop_lag_ctx(app: web.Application) -> AsyncIterator[None]:

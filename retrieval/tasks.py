@@ -46,7 +46,7 @@ Finished = Callable[[JobBody], None]
 Work = Callable[[JobBody], Awaitable[None]]  # puts what it made into the job's result
 Queries = Callable[[], Awaitable[Floats]]
 Asked = Callable[[Collection], Awaitable[Floats | None]]
-Forget = Callable[[Collection], Awaitable[object]]
+Forget = Callable[[], Awaitable[object]]
 
 
 class Child(Protocol):
@@ -69,14 +69,10 @@ class Tasks:
     """Starts jobs and remembers the last JOBS_KEPT. For the event loop; `close` ends what still runs."""
 
     def __init__(
-        self,
-        on_finish: Finished,
-        folders: tuple[Path, ...] = (),
-        asked: Asked | None = None,
-        forget: Forget | None = None,
+        self, on_finish: Finished, folders: tuple[Path, ...] = (), asked: Asked | None = None
     ) -> None:
         """`folders` are told to clients by their last names. `asked` gives vectors of a collection's logged queries for
-        its rebuilds to measure with; None for too few. `forget` does what is left to do elsewhere after an erasure."""
+        its rebuilds to measure with; None for too few."""
         self._jobs: OrderedDict[str, JobBody] = OrderedDict()
         self._running: dict[str, asyncio.Task[None]] = {}
         self._children: dict[str, Child] = {}
@@ -86,7 +82,6 @@ class Tasks:
         self._failures: dict[str, Failure] = {}
         self._folders = folders
         self._asked = asked
-        self._forget = forget
         self._closing = False
         self._on_finish = on_finish
 
@@ -122,12 +117,12 @@ class Tasks:
             "tune", name, lambda job: self._tune(job, collection, recall_target, queries, apply)
         )
 
-    def erase(self, name: str, collection: Collection) -> JobBody:
-        """Queue the erasure of what was deleted or overwritten.
+    def erase(self, name: str, collection: Collection, forget: Forget | None = None) -> JobBody:
+        """Queue the erasure of what was deleted or overwritten; `forget` does what is left to do elsewhere.
 
         It waits behind a rebuild or tuning that is under way. Raises Conflict while another erasure is.
         """
-        return self._start("erase", name, lambda job: self._erase(job, collection))
+        return self._start("erase", name, lambda job: self._erase(job, collection, forget))
 
     def erase_if_due(self, name: str, collection: Collection, after_s: float) -> None:
         """Start an erasure if the oldest of what is owed went so long ago. Cheap."""
@@ -289,7 +284,7 @@ class Tasks:
             "build_s": manifest.build_s,
         }
 
-    async def _erase(self, job: JobBody, collection: Collection) -> None:
+    async def _erase(self, job: JobBody, collection: Collection, forget: Forget | None) -> None:
         self._require_open()
         erasure = await self._waiting(Erasure, collection)
         if erasure.needs_rebuild:
@@ -297,8 +292,8 @@ class Tasks:
         self._require_open()
         self._children[job.id] = erasure
         erased = await self._waiting(erasure.run, progress_of(job))
-        if self._forget is not None:
-            await self._forget(collection)
+        if forget is not None:
+            await forget()
         job.result = asdict(erased)
 
     async def _tune(

@@ -10,7 +10,7 @@ from indexes import Floats, Overloaded, TooLarge, check_number
 from retrieval.collection_schemas import JobList, JobStarted, Nothing, Reindex, RolledBack, Tune
 from retrieval.embedders import Embedder
 from retrieval.handlers.wire import answer, body, collection_of
-from retrieval.keys import CONFIG, EMBEDDERS, TASKS
+from retrieval.keys import CONFIG, EMBEDDERS, FEEDBACK, PIPELINE, QUERY_LOG, TASKS
 
 QUERIES_MAX = 10_000  # of one tuning; more only makes it longer
 ATTEMPTS = 30  # while too many documents wait; each is told to wait for a second to a minute
@@ -74,7 +74,16 @@ async def embedded(embedder: Embedder, texts: list[str]) -> Floats:
 async def erase(request: web.Request) -> web.Response:
     await body(request, Nothing)
     _, collection = collection_of(request)
-    job = request.app[TASKS].erase(collection.name, collection)
+    app = request.app
+
+    async def forget() -> None:
+        # Nobody knows which queries quote what was deleted, so all of the collection's go.
+        await app[QUERY_LOG].forget(collection)
+        await app[FEEDBACK].on_thread(app[FEEDBACK].forget, collection)
+        app[PIPELINE].forget_answers()
+        app[EMBEDDERS].cache.clear()
+
+    job = app[TASKS].erase(collection.name, collection, forget)
     return answer(JobStarted(job.id), status=202, headers={"Location": f"/v1/jobs/{job.id}"})
 
 
