@@ -39,7 +39,9 @@ from .filters.grammar import fits as fits
 from .filters.grammar import parse_filter as parse_filter
 from .info import SearchSettings as SearchSettings
 from .languages import AUTO as AUTO
+from .languages import chance_of as chance_of
 from .languages import check_language as check_language
+from .languages import primary as primary
 from .learned import RankingSettings as RankingSettings
 from .lexical.analysis import ANALYSIS_VERSION as ANALYSIS_VERSION
 from .lexical.analysis import query_terms as query_terms

@@ -7,7 +7,7 @@ it depends neither on what else the collection holds, nor on the order of writes
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from typing import Any
 
@@ -16,6 +16,7 @@ from indexes.errors import InvalidInput
 AUTO = "auto"  # in place of a code: find out
 UNSURE = "en"  # of texts in Latin script too short or too strange to tell: codes, names, titles
 SURE_MIN = 0.5  # probability below which a text in Latin script counts as unsure
+OTHERWISE = 0.02  # share that stands for a language that no passage has
 CHARS_READ = 1000  # of a text: more changes no answer
 CODE = re.compile(r"[A-Za-z]{2,3}(-[A-Za-z0-9]{1,8})*")
 # What the model calls these varieties, and how their texts are written.
@@ -50,6 +51,23 @@ def guessed(query: str, held: Mapping[str, int]) -> str:
         return next(iter(held))
     found = probabilities(query)
     return max(held, key=lambda code: ((found.get(code, 0) + 0.001) * held[code], code))
+
+
+def chance_of(query: str, spoken: Collection[str], held: Mapping[str, int]) -> float:
+    """The chance that a query is in one of these languages (two- or three-letter codes); 1 for one without words.
+
+    Languages of the passages, so many in each, are likelier than others: a single word may be of any.
+    """
+    passages = max(sum(held.values()), 1)
+    found = {
+        code: chance * (held.get(code, 0) / passages + OTHERWISE)
+        for code, chance in probabilities(query).items()
+    }
+    return (
+        sum(found[code] for code in found.keys() & set(spoken)) / (sum(found.values()) or 1.0)
+        if found
+        else 1.0
+    )
 
 
 def probabilities(text: str) -> dict[str, float]:

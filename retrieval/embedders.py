@@ -11,7 +11,17 @@ from contextvars import Context
 from dataclasses import dataclass
 from pathlib import Path
 
-from indexes import Collection, Damaged, Floats, InvalidInput, ModelMismatch, NearlineError, NotFound
+from indexes import (
+    Collection,
+    Damaged,
+    Floats,
+    InvalidInput,
+    ModelMismatch,
+    NearlineError,
+    NotFound,
+    chance_of,
+    primary,
+)
 from retrieval.cache import EmbeddingCache, SharedVectors
 from retrieval.embedding.batcher import Batcher
 from retrieval.embedding.costs import CostModel
@@ -26,7 +36,7 @@ from retrieval.embedding.models import (
     load_model,
     read_manifest,
 )
-from retrieval.embedding.reading import share_read
+from retrieval.embedding.reading import CHARS_MAX, share_read
 from retrieval.embedding.results import Embedded, Long, Observer
 from retrieval.settings import Config
 
@@ -66,10 +76,19 @@ class Embedder:
                 await self.shared.put(*key, vector)
         return self.cache.put(self.fingerprint, text, vector) if cached else vector
 
-    def share_read(self, text: str) -> float:
-        """How much of a query the model reads, 0 to 1, judged by its tokenizer."""
+    def share_read(self, text: str, language: str | None, held: Mapping[str, int]) -> float:
+        """How much of a query the model reads, 0 to 1: its own languages whole, of others what its tokenizer knows.
+
+        The language is given, or guessed where the collection holds so many passages in each.
+        """
+        # A model that does not say what it reads most likely reads English.
+        spoken = {primary(code) for code in self.manifest.languages or ("en",)}
+        if language is not None:
+            spoken_to = float(primary(language) in spoken)
+        else:
+            spoken_to = chance_of(text[:CHARS_MAX], spoken, held)
         with self.encoder.tokenizers.borrow() as tokenizer:
-            return share_read(tokenizer, text)
+            return max(spoken_to, share_read(tokenizer, text))
 
     async def documents(self, texts: list[str]) -> Floats:
         """Vectors of passages, float32 [texts, dimensions]."""
@@ -233,6 +252,7 @@ def missing(name: str, folder: Path) -> NotFound:
 
 def warm_up(encoder: Encoder, costs: CostModel) -> None:
     """Run some shapes, so that the first request is as fast as the tenth and its cost is known."""
+    chance_of("warm up", (), {})  # loads the detector of languages
     for texts, longest in WARM_UP:
         tokens = encoder.tokenise(["a " * longest], "document")[0]
         for attempt in range(2):

@@ -166,7 +166,7 @@ class Pipeline:
             # An exact search waits for the others that share its scan: all of them have to get there.
             active = nullcontext() if plan.request.exact else self._active
             async with active, self._rereading if plan.rerank else nullcontext():
-                plan = await self._embedded(collection, plan, watch)
+                plan = await self._embedded(collection, snapshot, plan, watch)
                 answer, vanished = await self._search(collection, snapshot, plan, watch, place, share)
                 if vanished and collection.snapshot.seq > snapshot.seq:
                     # Hits were replaced or deleted meanwhile; their new versions are in the newer snapshot.
@@ -220,7 +220,9 @@ class Pipeline:
         except msgspec.DecodeError:
             return None  # written by another version of this service
 
-    async def _embedded(self, collection: Collection, plan: Plan, watch: Stopwatch) -> Plan:
+    async def _embedded(
+        self, collection: Collection, snapshot: Snapshot, plan: Plan, watch: Stopwatch
+    ) -> Plan:
         """The plan with the query's vector, and with what fusion should know of the model."""
         if plan.text is None:
             if plan.query.vector is None:
@@ -231,7 +233,7 @@ class Pipeline:
         query = embedder.query(plan.text, watch.deadline, cached=plan.request.cache)
         return plan.embedded(
             await watch.awaited("embed", query),
-            embedder.share_read(plan.text),
+            embedder.share_read(plan.text, plan.query.language, snapshot.languages()),
             embedder.manifest.similarity_floor,
         )
 

@@ -81,12 +81,12 @@ def check_coefficients(coefficients: Mapping[str, Sequence[float]]) -> None:
 def calibration_for(calibrations: Calibrations, mode: str, share_read: float | None) -> Calibration | None:
     """The one for a search; `share_read` of its query was read by the model, None if the vector is the client's own.
 
-    Hybrid search is judged by words alone where the cosines are no evidence. None: dense search with such a vector.
+    Where the cosines are no evidence, words alone count: dense search has none. None: dense search with such a vector.
     """
-    if mode == "dense":
-        return None if share_read is None else calibrations["dense"]
-    read = mode == "hybrid" and share_read is not None and share_read >= READ_MIN
-    return calibrations["hybrid" if read else "lexical"]
+    if mode == "dense" and share_read is None:
+        return None
+    read = mode != "lexical" and share_read is not None and share_read >= READ_MIN
+    return calibrations[mode if read else "lexical"]
 
 
 def features_of(candidates: Candidates, dense: Floats, lexical: Floats, floor: float) -> Columns:

@@ -55,8 +55,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Weights(Request, frozen=True, kw_only=True):
-    dense: Annotated[Weight, Doc("Of the score by meaning")] = 0.45
-    lexical: Annotated[Weight, Doc("Of the score by words")] = 0.55
+    dense: Annotated[Weight, Doc("Of the score by meaning")] = 0.0
+    lexical: Annotated[Weight, Doc("Of the score by words")] = 0.0
 
 
 class Fusion(Request, frozen=True, kw_only=True):

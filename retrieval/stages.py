@@ -167,7 +167,7 @@ def hits_of(
         RelevanceEvidence(*row[1:]) if plan.request.explain else None for row in rounded(features).tolist()
     ]
     read = [UNSET] * len(at) if fused.reranked is None else map(known, fused.reranked[at].tolist())
-    shown = rounded(dense), rounded(lexical), fused.scores[at], relevance
+    shown = rounded(np.clip(dense, -1, 1)), rounded(lexical), fused.scores[at], relevance
     columns = zip(*(one.tolist() for one in shown), read, evidence, strict=True)
     return [
         Hit(

@@ -9,6 +9,7 @@ import msgspec
 from rich.markup import escape
 
 from jobs.commands.options import COLLECTION, JSON, URL, ask, console, print_json
+from retrieval.relevance import READ_MIN
 
 SHOWN_CHARS = 240
 
@@ -72,6 +73,8 @@ def show(answer: dict[str, Any]) -> None:
         console.print("nothing found")
     elif receipt["supported"] is False:
         console.print(f"nothing relevant: no hit reaches {receipt['support_from']:.2f}")
+    if receipt["share_read"] is not None and receipt["share_read"] < READ_MIN:
+        console.print(f"{receipt['model']} reads little of this query: the words decide")
     tiers = "+".join(receipt["tiers"]) or "no passages"
     stages = ", ".join(f"{name} {ms:.1f}" for name, ms in timings.items() if name != "total" and ms)
     cold = f"; cold not searched: {receipt['cold_skipped']}" if receipt["cold_skipped"] else ""

@@ -381,3 +381,16 @@ def test_what_the_model_cannot_read_is_found_by_words(http: Http) -> None:
     assert answer["receipt"]["share_read"] == 0
     assert answer["receipt"]["weight_dense"] == pytest.approx(0.045)
     assert http.search(name, query="who writes letters?", mode="dense")["receipt"]["weight_dense"] is None
+    by_meaning = http.search(name, query="кто пишет письма на маяке?", mode="dense")
+    assert by_meaning["receipt"]["supported"] is False  # near each other they are, but not by what they mean
+
+
+@pytest.mark.parametrize("query", ["invoice", "login", "kubernetes", "refund an invoice", "is it on?"])
+def test_short_english_queries_are_read(http: Http, facts: str, query: str) -> None:
+    """A rare word may be no token of the vocabulary; in a collection of English it is English all the same."""
+    assert http.search(facts, query=query)["receipt"]["share_read"] > 0.9
+
+
+def test_a_given_language_is_believed(http: Http, facts: str) -> None:
+    """The model reads English, whatever an English query looks like."""
+    assert http.search(facts, query="Rechnung", language="en")["receipt"]["share_read"] == 1
