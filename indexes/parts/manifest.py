@@ -80,8 +80,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
             raise Damaged(f"it holds operations up to {self.seq}; the log ends at {seq}")
 
     def below(self, floor: float) -> str | None:
-        """A description of every cohort that measured below this recall; None if there is none."""
-        low = [f"recall@10 {name} {value:.4f}" for name, value in self.recall.items() if value < floor]
+        """A description of every cohort whose recall is below this, beyond chance where the interval is known; None if
+        there is none."""
+        intervals = {} if self.evidence is UNSET else self.evidence.intervals
+        highest = self.recall | {name: high for name, (_, high) in intervals.items() if name in self.recall}
+        low = [
+            f"recall@10 {name} {self.recall[name]:.4f}" for name, value in highest.items() if value < floor
+        ]
         return f"{', '.join(low)}, below the floor of {floor:g}" if low else None
 
 

@@ -24,6 +24,7 @@ from indexes.model import Delete, Floats, IndexOptions
 from retrieval.cache import MemoryStore, ResultCache
 from retrieval.document_schemas import SentDocument
 from retrieval.embedders import Embedders
+from retrieval.embedding.results import Observer
 from retrieval.pipeline import Pipeline
 from retrieval.schemas import SearchAnswer, SearchRequest
 from retrieval.settings import Config
@@ -32,7 +33,9 @@ from tests.support.vectors import WORDS, World, settings
 
 WORLD = World(dimensions=8)
 TUNING = IndexOptions(delta_passages_max=256, segments_max=0)
-EMBEDDERS = cast(Embedders, None)  # every document and query brings its vector
+EMBEDDERS = Embedders(
+    Config(), lambda name: Observer()
+)  # opens none: every document and query brings its vector
 QUERY = " ".join(WORDS[:40])
 
 
@@ -191,7 +194,7 @@ class Exported:
     async def query(self, text: str, deadline: float | None, *, cached: bool) -> Floats:
         return WORLD.vector(99)
 
-    def share_read(self, text: str) -> float:
+    def share_read(self, text: str, language: str | None, held: object) -> float:
         return 1.0
 
     def similarity_floor(self, name: str) -> float:
