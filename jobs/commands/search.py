@@ -72,7 +72,7 @@ def show(answer: dict[str, Any]) -> None:
     if not answer["hits"]:
         console.print("nothing found")
     elif receipt["supported"] is False:
-        console.print(f"nothing relevant: no hit reaches {receipt['support_from']:.2f}")
+        console.print(f"perhaps nothing relevant: no hit reaches {receipt['support_from']:.2f}")
     if receipt["share_read"] is not None and receipt["share_read"] < READ_MIN:
         console.print(f"{receipt['model']} reads little of this query: the words decide")
     tiers = "+".join(receipt["tiers"]) or "no passages"
