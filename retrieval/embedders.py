@@ -41,6 +41,7 @@ from retrieval.embedding.results import Embedded, Long, Observer
 from retrieval.settings import Config
 
 WARM_UP_QUERIES = 3
+SURE = 0.99  # chance of a language
 CUTTING_THREADS = 2  # one runs at a time; the second is for a small document beside a large one
 WARM_UP = ((1, 4), (1, 14), (1, 62), (4, 30), (2, 126), (8, 14))  # texts and tokens of each
 
@@ -87,6 +88,8 @@ class Embedder:
             spoken_to = float(primary(language) in spoken)
         else:
             spoken_to = chance_of(text[:CHARS_MAX], spoken, held)
+        if spoken_to > SURE:
+            return 1.0  # to tokenize takes longer than to detect
         with self.encoder.tokenizers.borrow() as tokenizer:
             return max(spoken_to, share_read(tokenizer, text))
 
