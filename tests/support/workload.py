@@ -27,6 +27,7 @@ from typing import Literal
 
 import apsw
 import msgspec
+from msgspec import UNSET
 
 from indexes import durable, failpoints
 from indexes.backup.backup import back_up
@@ -271,7 +272,7 @@ def first_life(actor: Actor, options: Options) -> None:
 def measuring_badly() -> Iterator[None]:
     def measure(generation: Generation, target: float, floor: float, asked: Floats | None = None) -> Measured:
         measured = choose_settings(generation, target, floor, asked)
-        return replace(measured, recall=dict.fromkeys(measured.recall, 0.5))
+        return replace(measured, recall=dict.fromkeys(measured.recall, 0.5), evidence=UNSET)
 
     vars(builder)["choose_settings"] = measure
     try:
