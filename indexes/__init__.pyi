@@ -70,7 +70,6 @@ from .model import WriteResult as WriteResult
 from .parts.manifest import Moves as Moves
 from .parts.manifest import RecallEvidence as RecallEvidence
 from .parts.prepared import Prepared as Prepared
-from .parts.snapshot import QueryLanguage as QueryLanguage
 from .parts.snapshot import Snapshot as Snapshot
 from .query import Candidates as Candidates
 from .query import Query as Query

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from indexes.errors import InvalidInput
@@ -49,7 +49,7 @@ def guessed(query: str, held: Mapping[str, int]) -> str:
     """The likeliest language of a query to passages in these languages, so many in each; at least one."""
     if len(held) == 1:
         return next(iter(held))
-    found = probabilities(query)
+    found = query_probabilities(query[:CHARS_READ])
     return max(held, key=lambda code: ((found.get(code, 0) + 0.001) * held[code], code))
 
 
@@ -61,13 +61,15 @@ def chance_of(query: str, spoken: Collection[str], held: Mapping[str, int]) -> f
     passages = max(sum(held.values()), 1)
     found = {
         code: chance * (held.get(code, 0) / passages + OTHERWISE)
-        for code, chance in probabilities(query).items()
+        for code, chance in query_probabilities(query[:CHARS_READ]).items()
     }
-    return (
-        sum(found[code] for code in found.keys() & set(spoken)) / (sum(found.values()) or 1.0)
-        if found
-        else 1.0
-    )
+    return sum(found[code] for code in found.keys() & set(spoken)) / sum(found.values()) if found else 1.0
+
+
+@lru_cache(1024)
+def query_probabilities(query: str) -> Mapping[str, float]:
+    """Kept, because a search asks twice: for the words to look up, and for what the model reads."""
+    return probabilities(query)
 
 
 def probabilities(text: str) -> dict[str, float]:

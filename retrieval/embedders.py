@@ -36,7 +36,7 @@ from retrieval.embedding.models import (
     load_model,
     read_manifest,
 )
-from retrieval.embedding.reading import CHARS_MAX, share_read
+from retrieval.embedding.reading import share_read
 from retrieval.embedding.results import Embedded, Long, Observer
 from retrieval.settings import Config
 
@@ -77,17 +77,17 @@ class Embedder:
                 await self.shared.put(*key, vector)
         return self.cache.put(self.fingerprint, text, vector) if cached else vector
 
-    def share_read(self, text: str, language: str | None, held: Mapping[str, int]) -> float:
+    def share_read(self, text: str, language: str | None, held: Callable[[], Mapping[str, int]]) -> float:
         """How much of a query the model reads, 0 to 1: its own languages whole, of others what its tokenizer knows.
 
-        The language is given, or guessed where the collection holds so many passages in each.
+        The language is given, or guessed among those that `held` has with a number of passages each.
         """
         # A model that does not say what it reads most likely reads English.
         spoken = {primary(code) for code in self.manifest.languages or ("en",)}
         if language is not None:
             spoken_to = float(primary(language) in spoken)
         else:
-            spoken_to = chance_of(text[:CHARS_MAX], spoken, held)
+            spoken_to = chance_of(text, spoken, held())
         if spoken_to > SURE:
             return 1.0  # to tokenize takes longer than to detect
         with self.encoder.tokenizers.borrow() as tokenizer:
@@ -116,7 +116,7 @@ class Embedders:
         self._observer = observer
         self._folder = Path(config.models.folder)
         self._open: dict[str, Embedder] = {}
-        self._floors: dict[str, float] = {}  # of models named by collections
+        self._described: dict[str, Manifest] = {}  # models that collections name
         self._opening: dict[str, asyncio.Task[Embedder]] = {}
         self._turn = asyncio.Lock()
         self.cutting = ThreadPoolExecutor(CUTTING_THREADS, thread_name_prefix="cut")
@@ -153,22 +153,19 @@ class Embedders:
         found = self._open.get(name)
         return found.manifest if found else read_manifest(self._folder / name)
 
-    def similarity_floor(self, name: str) -> float:
-        """A cosine that few unrelated texts reach, by the model's manifest; the usual one if that cannot be read. A
-        small file is read when the model is first asked for and not open."""
-        if name not in self._floors:
+    def described(self, name: str) -> Manifest | None:
+        """The same, None if it cannot be read; kept, so that only the first call reads the file of one not in use."""
+        if name not in self._described:
             try:
-                self._floors[name] = self.manifest(name).similarity_floor
+                self._described[name] = self.manifest(name)
             except (NotFound, Damaged, InvalidInput):
-                return SIMILARITY_FLOOR
-        return self._floors[name]
+                return None
+        return self._described[name]
 
-    def languages(self, name: str) -> list[str] | None:
-        """Of those an exported model reads, the BCP 47 codes; None if it does not say, or cannot be read."""
-        try:
-            return self.manifest(name).languages
-        except (NotFound, Damaged, InvalidInput):
-            return None
+    def similarity_floor(self, name: str) -> float:
+        """A cosine that few unrelated texts reach, by the model's manifest; the usual one if that cannot be read."""
+        manifest = self.described(name)
+        return SIMILARITY_FLOOR if manifest is None else manifest.similarity_floor
 
     async def of(self, collection: Collection) -> Embedder:
         """The embedder whose vectors the collection holds. Raises ModelMismatch if the model has changed."""

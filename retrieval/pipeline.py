@@ -39,12 +39,12 @@ from retrieval.ceiling import AnswerBudget, BudgetShare
 from retrieval.embedders import Embedders
 from retrieval.executor import Executor, LocalExecutor
 from retrieval.plan import Plan, planned
-from retrieval.relevance import SUPPORT_HITS, is_supported
+from retrieval.relevance import is_supported
 from retrieval.reranking import PAIRS_A_RUN, Reranker, rerank
 from retrieval.scanning import JointScan, Place, Scanner
 from retrieval.schemas import Hit, Receipt, Reranked, SearchAnswer, SearchRequest
 from retrieval.settings import Config
-from retrieval.stages import Rounds, fuse, hydrate, judged
+from retrieval.stages import Rounds, fuse, hydrate
 from retrieval.stopwatch import Stopwatch
 
 T = TypeVar("T")
@@ -233,7 +233,7 @@ class Pipeline:
         query = embedder.query(plan.text, watch.deadline, cached=plan.request.cache)
         return plan.embedded(
             await watch.awaited("embed", query),
-            embedder.share_read(plan.text, plan.query.language, snapshot.languages()),
+            partial(embedder.share_read, plan.text, plan.query.language, snapshot.languages),
             embedder.manifest.similarity_floor,
         )
 
@@ -297,6 +297,7 @@ def run_stages(
 
     None if it has to be deeper, see `hydrate`.
     """
+    plan = plan.read()
     execution = executor.prepare(plan.query, watch)
     found = candidates or execution.search()
     fused = watch.timed("fuse", lambda: fuse(plan, found, execution))
@@ -309,14 +310,13 @@ def run_stages(
     if hydrated is None:
         return None
     hits, vanished = hydrated
-    *_, first = judged(plan, fused.candidates, fused.order[:SUPPORT_HITS], execution)
     answer = CachedAnswer(
         hits=hits,
         tiers=list(found.searched),
         cold_skipped=found.cold_skipped,
         share_read=None if plan.share_read is None else round(plan.share_read, 3),
         weight_dense=None if plan.weight_dense is None else round(plan.weight_dense, 3),
-        supported=is_supported(first.tolist(), plan.calibration),
+        supported=is_supported(fused.relevance[fused.order], plan.calibration),
         support_from=plan.calibration.support if plan.calibration else None,
         reranked=reranked,
     )

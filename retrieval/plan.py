@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -59,7 +59,10 @@ class Plan:
     rerank: RerankOptions | None
     deadline_ms: int | None
     identity: bytes
-    share_read: float | None = None  # of the query, by the model; None: no text was embedded
+    reads: Callable[[], float] | None = (
+        None  # of an embedded text, how much the model reads; takes some 50 us
+    )
+    share_read: float | None = None  # what that said; None: no text was embedded
     similarity_floor: float = SIMILARITY_FLOOR  # of the model
     calibrations: Calibrations = field(default_factory=lambda: BUILT_IN)
 
@@ -68,10 +71,14 @@ class Plan:
         """To be embedded; None if the vector is there, or not needed."""
         return None if self.mode == "lexical" or self.query.vector is not None else self.request.query
 
-    def embedded(self, vector: Floats, share_read: float, similarity_floor: float) -> Plan:
+    def embedded(self, vector: Floats, reads: Callable[[], float], similarity_floor: float) -> Plan:
         """With the query's vector, and what fusion should know of the model that made it."""
         query = replace(self.query, vector=vector)
-        return replace(self, query=query, share_read=share_read, similarity_floor=similarity_floor)
+        return replace(self, query=query, reads=reads, similarity_floor=similarity_floor)
+
+    def read(self) -> Plan:
+        """With the share of the query that the model reads. Not for the event loop."""
+        return self if self.reads is None else replace(self, reads=None, share_read=self.reads())
 
     @property
     def weight_dense(self) -> float | None:

@@ -121,11 +121,11 @@ def relevance_of(features: Columns, calibration: Calibration | None) -> Columns:
     return relevance
 
 
-def is_supported(relevance: Sequence[float | None], calibration: Calibration | None) -> bool | None:
-    """Whether one of the first hits, given best first, has enough of it; None without a calibration."""
+def is_supported(relevance: Columns, calibration: Calibration | None) -> bool | None:
+    """Whether one of the first candidates, best first, has enough of it; None without a calibration."""
     if calibration is None:
         return None
-    return any(one is not None and one >= calibration.support for one in relevance[:SUPPORT_HITS])
+    return bool((relevance[:SUPPORT_HITS] >= calibration.support).any())
 
 
 # --- fitting ------------------------------------------------------------------------------------------------------

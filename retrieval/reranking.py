@@ -16,6 +16,7 @@ import math
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,7 @@ def rerank(
     found: Doubles = np.full(len(ids), np.nan)
     found[first] = [known.get(one, math.nan) for one in firsts]
     combined = rounded(mixed(fused.scores, found, wanted.weight))
-    answer = Fused(fused.candidates, best_first(ids, combined), combined, rounded(found))
+    answer = replace(fused, order=best_first(ids, combined), scores=combined, reranked=rounded(found))
     read = sum(one in known for one in firsts)
     return answer, Reranked(reranker.manifest.name, read, len(first) - gone)
 

@@ -26,43 +26,47 @@ Positions = NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """Candidates with their final order: positions among them, best first, and the score of each position.
+    """Candidates with their final order: positions among them, best first; and columns of what is known of each: its
+    score, its relevance (NaN where that is unknown) and what that was computed from, and what the cross-encoder said.
 
-    `reranked`: what the cross-encoder said of each, NaN where it said nothing.
+    Each candidate has both of its scores in a hybrid search.
     """
 
     candidates: Candidates
     order: Positions
     scores: NDArray[np.float64]
+    features: Columns
+    relevance: Columns
     reranked: NDArray[np.float64] | None = None
 
 
 def fuse(plan: Plan, candidates: Candidates, execution: Execution) -> Fused:
-    if plan.mode != "hybrid":
-        scores = rounded(candidates.dense if plan.mode == "dense" else candidates.lexical)
-        return Fused(candidates, np.arange(len(candidates)), scores)
-    if plan.weight_dense is None:
-        fused = reciprocal_rank([candidates.dense_ranks, candidates.lexical_ranks], plan.rrf_k)
+    if plan.mode == "hybrid":
+        candidates = completed(candidates, execution)
+        if plan.weight_dense is None:
+            fused = reciprocal_rank([candidates.dense_ranks, candidates.lexical_ranks], plan.rrf_k)
+        else:
+            fused = added(plan, plan.weight_dense, candidates, candidates.dense, candidates.lexical)
+        order, scores = best_first(candidates.ids, fused), rounded(fused)
     else:
-        dense, lexical = scores_at(candidates, np.arange(len(candidates)), execution)
-        candidates = replace(candidates, dense=dense, lexical=lexical)
-        fused = weighted(
-            dense,
-            lexical,
-            weight=plan.weight_dense,
-            floor=plan.similarity_floor,
-            bound=candidates.lexical_bound,
-        )
-    return Fused(candidates, best_first(candidates.ids, fused), rounded(fused))
+        order = np.arange(len(candidates))
+        scores = rounded(candidates.dense if plan.mode == "dense" else candidates.lexical)
+    features = features_of(candidates, candidates.dense, candidates.lexical, plan.similarity_floor)
+    return Fused(candidates, order, scores, features, relevance_of(features, plan.calibration))
 
 
-def scores_at(candidates: Candidates, at: Positions, execution: Execution) -> tuple[Floats, Floats]:
-    """Both scores of these candidates: what a searcher did not find is scored now, for absent is not the same as 0."""
-    dense, lexical = candidates.dense[at], candidates.lexical[at]
+def completed(candidates: Candidates, execution: Execution) -> Candidates:
+    """What a searcher did not find is scored now, for absent is not the same as 0."""
+    dense, lexical = candidates.dense.copy(), candidates.lexical.copy()
     lacking = np.flatnonzero(np.isnan(dense) | np.isnan(lexical))
     if len(lacking):
-        dense[lacking], lexical[lacking] = execution.scores(candidates.ids[at[lacking]])
-    return dense, lexical
+        dense[lacking], lexical[lacking] = execution.scores(candidates.ids[lacking])
+    return replace(candidates, dense=dense, lexical=lexical)
+
+
+def added(plan: Plan, weight: float, found: Candidates, dense: Floats, lexical: Floats) -> Columns:
+    floor, bound = plan.similarity_floor, found.lexical_bound
+    return weighted(dense, lexical, weight=weight, floor=floor, bound=bound)
 
 
 @dataclass(slots=True)
@@ -89,8 +93,7 @@ def hydrate(plan: Plan, fused: Fused, execution: Execution, rounds: Rounds) -> t
     if plan.request.min_score is not None:
         order = order[fused.scores[order] >= plan.request.min_score]
     if plan.request.min_relevance is not None:
-        *_, relevance = judged(plan, fused.candidates, order, execution)
-        order = order[relevance >= plan.request.min_relevance]
+        order = order[fused.relevance[order] >= plan.request.min_relevance]
     chosen: list[tuple[int, StoredPassage]] = []
     seen: set[str] = set()
     vanished = False
@@ -110,9 +113,10 @@ def hydrate(plan: Plan, fused: Fused, execution: Execution, rounds: Rounds) -> t
             vanished |= passage is None
             if passage is None:
                 continue
-            rounds.document_of[passage.id] = passage.document_id
-            if grouped and passage.document_id in seen:
-                continue
+            if grouped:
+                rounds.document_of[passage.id] = passage.document_id
+                if passage.document_id in seen:
+                    continue
             seen.add(passage.document_id)
             chosen.append((position, passage))
         size += sum(size_of(passage) for _, passage in chosen[already:wanted])
@@ -123,7 +127,7 @@ def hydrate(plan: Plan, fused: Fused, execution: Execution, rounds: Rounds) -> t
     chosen = chosen[:wanted]
     if plan.counted:
         execution.answered([passage.id for _, passage in chosen])
-    return hits_of(plan, fused, execution, chosen), vanished
+    return hits_of(plan, fused, chosen), vanished
 
 
 def goes_on(plan: Plan, fused: Fused) -> bool:
@@ -153,21 +157,19 @@ def last_score(plan: Plan, found: Candidates, dense: Floats, lexical: Floats) ->
     if plan.weight_dense is None:
         place = np.array([plan.query.depth], np.int32)
         return float(reciprocal_rank([place, place], plan.rrf_k)[0])
-    weight, floor = plan.weight_dense, plan.similarity_floor
-    return float(weighted(dense, lexical, weight=weight, floor=floor, bound=found.lexical_bound)[0])
+    return float(added(plan, plan.weight_dense, found, dense, lexical)[0])
 
 
-def hits_of(
-    plan: Plan, fused: Fused, execution: Execution, chosen: list[tuple[int, StoredPassage]]
-) -> list[Hit]:
+def hits_of(plan: Plan, fused: Fused, chosen: list[tuple[int, StoredPassage]]) -> list[Hit]:
     candidates = fused.candidates
     at = np.array([position for position, _ in chosen], np.intp)
-    (dense, lexical), features, relevance = judged(plan, candidates, at, execution)
     evidence = [
-        RelevanceEvidence(*row[1:]) if plan.request.explain else None for row in rounded(features).tolist()
+        RelevanceEvidence(*row[1:]) if plan.request.explain else None
+        for row in rounded(fused.features[at]).tolist()
     ]
     read = [UNSET] * len(at) if fused.reranked is None else map(known, fused.reranked[at].tolist())
-    shown = rounded(np.clip(dense, -1, 1)), rounded(lexical), fused.scores[at], relevance
+    dense = rounded(np.clip(candidates.dense[at], -1, 1))
+    shown = dense, rounded(candidates.lexical[at]), fused.scores[at], fused.relevance[at]
     columns = zip(*(one.tolist() for one in shown), read, evidence, strict=True)
     return [
         Hit(
@@ -192,17 +194,6 @@ def hits_of(
             chosen, columns, strict=True
         )
     ]
-
-
-def judged(
-    plan: Plan, candidates: Candidates, at: Positions, execution: Execution
-) -> tuple[tuple[Floats, Floats], Columns, Columns]:
-    """Both scores of these candidates, the features of their relevance, and it, NaN where it is unknown."""
-    dense, lexical = candidates.dense[at], candidates.lexical[at]
-    if plan.mode == "hybrid":
-        dense, lexical = scores_at(candidates, at, execution)
-    features = features_of(candidates, dense, lexical, plan.similarity_floor)
-    return (dense, lexical), features, relevance_of(features, plan.calibration)
 
 
 def ranks_of(candidates: Candidates, position: int) -> Ranks:

@@ -79,13 +79,13 @@ def aliases_of(name: str, aliases: Mapping[str, str]) -> list[str]:
 def describe(app: web.Application, collection: Collection) -> CollectionBody:
     """Reads the collection's folder: for a thread, not for the event loop."""
     name, settings, config = collection.name, collection.settings, app[CONFIG]
-    ranking = collection.ranking.current
+    ranking, manifest = collection.ranking.current, app[EMBEDDERS].described(settings.model)
     return CollectionBody(
         name=name,
         aliases=aliases_of(name, app[CATALOG].aliases),
         model=settings.model,
         fingerprint=settings.fingerprint,
-        model_languages=app[EMBEDDERS].languages(settings.model),
+        model_languages=manifest.languages if manifest else None,
         dimensions=settings.dimensions,
         hot_capacity=settings.hot_capacity,
         language=settings.language,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -21,12 +23,14 @@ from indexes.rebuild.builder import Rebuild
 from retrieval.cache import MemoryStore, ResultCache
 from retrieval.ceiling import AnswerBudget, BudgetShare
 from retrieval.embedders import Embedders
+from retrieval.embedding.models import SIMILARITY_FLOOR
 from retrieval.embedding.results import Observer
 from retrieval.executor import LocalExecution, LocalExecutor
 from retrieval.pipeline import Pipeline
 from retrieval.plan import planned
+from retrieval.reranking import Reranker
 from retrieval.schemas import Fusion, SearchAnswer, SearchRequest
-from retrieval.settings import Config
+from retrieval.settings import Config, Rerank
 from retrieval.stopwatch import Stopwatch
 from tests.support.vectors import DIMENSIONS, make_collection
 
@@ -189,14 +193,76 @@ def test_a_floor_that_nothing_reaches_ends_a_search(
 
 
 def test_an_own_vector_is_scaled_by_the_floor_of_the_model(
-    pipeline: Pipeline, collection: Collection
+    pipeline: Pipeline, collection: Collection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Scores added for a vector of the client's are those of the same vector made of a text."""
-    pipeline._embedders._floors[collection.settings.model] = 0.8
+    """Scores added for a vector of the client's start where unrelated texts of the collection's model do."""
+    (usual,) = search(pipeline, collection, k=1, fusion=WEIGHTED).hits
+    monkeypatch.setattr(pipeline._embedders, "similarity_floor", {collection.settings.model: 0.8}.__getitem__)
     (hit,) = search(pipeline, collection, k=1, fusion=WEIGHTED).hits
-    assert hit.scores.dense is not None
-    by_meaning = (hit.scores.dense - 0.8) / 0.2
-    assert 0.45 * by_meaning < hit.score < 0.45 * by_meaning + 0.55
+    cosine = hit.scores.dense
+    assert cosine is not None
+    lower = 0.45 * ((cosine - SIMILARITY_FLOOR) / (1 - SIMILARITY_FLOOR) - (cosine - 0.8) / 0.2)
+    assert lower > 0.001
+    assert hit.score == pytest.approx(usual.score - lower, abs=1e-5)
+
+
+class Reading:
+    """A reranker that notes what it reads, and reads nothing before it may."""
+
+    def __init__(self) -> None:
+        self.manifest = SimpleNamespace(name="noted", fingerprint="f")
+        self.texts: list[str] = []
+        self.may, self.begun = threading.Event(), threading.Event()
+
+    def scores(self, query: str, texts: list[str], until: float, **_: object) -> Floats:
+        self.begun.set()
+        assert self.may.wait(30)
+        self.texts += texts
+        return np.zeros(len(texts), np.float32)
+
+
+@pytest.fixture
+def reading() -> Iterator[tuple[Reading, Pipeline]]:
+    config = Config(rerank=Rerank(model="noted"))
+    results = ResultCache(MemoryStore(0, time.monotonic), None, ttl_s=60, now=time.time)
+    reader = Reading()
+    made = Pipeline(Embedders(config, lambda name: Observer()), results, config, cast(Reranker, reader))
+    with closing(made):
+        yield reader, made
+
+
+def test_what_was_read_is_not_read_again(
+    reading: tuple[Reading, Pipeline], collection: Collection, depths: list[int]
+) -> None:
+    """A grouped search that goes deeper reranks its first candidates once, not once a round."""
+    reader, pipeline = reading
+    reader.may.set()
+    hits = search(pipeline, collection, k=10, group_by_document=True, rerank=True).hits
+    assert len({hit.document_id for hit in hits}) == 10
+    assert len(depths) > 1
+    wanted = Config().rerank.candidates  # and what only a deeper search found is read then
+    assert wanted <= len(reader.texts) < 2 * wanted
+
+
+def test_one_thread_stays_free_of_reranking(
+    reading: tuple[Reading, Pipeline], collection: Collection
+) -> None:
+    """However many searches rerank, one that does not is answered meanwhile."""
+    reader, pipeline = reading
+
+    async def story() -> None:
+        def ask(**options: Any) -> Awaitable[SearchAnswer]:
+            request = SearchRequest(query="needle", vector=AXIS, cache=False, **options)
+            return asyncio.ensure_future(pipeline.search("c", collection, request))
+
+        slow = [ask(rerank=True) for _ in range(4)]
+        await asyncio.to_thread(reader.begun.wait, 30)
+        assert (await asyncio.wait_for(ask(), 30)).hits
+        assert not reader.texts
+        reader.may.set()
+        assert all([(await one).hits for one in slow])
+
+    asyncio.run(story())
 
 
 @pytest.mark.parametrize("options", MODES, ids=str)

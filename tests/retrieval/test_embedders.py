@@ -110,8 +110,12 @@ def test_languages(model_folder: Path, tmp_path: Path) -> None:
     variation(model_folder, tmp_path / "none", languages=None)
 
     async def story(embedders: Embedders, loads: list[str]) -> None:
-        assert embedders.languages("some") == ["en", "pt-BR"]
-        assert embedders.languages("none") is embedders.languages("absent") is None
+        some, none = embedders.described("some"), embedders.described("none")
+        assert some is not None
+        assert some.languages == ["en", "pt-BR"]
+        assert none is not None
+        assert none.languages is None
+        assert embedders.described("absent") is None
 
     with_embedders(tmp_path / "some", story)
 

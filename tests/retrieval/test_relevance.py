@@ -175,11 +175,11 @@ def test_reliability_by_hand() -> None:
 
 def test_only_first_hits_support() -> None:
     """One of the first ten, at the bound or above; unknown without a calibration."""
-    relevance = [0.0] * 9 + [WORDS.support]
+    relevance = np.array([0.0] * 9 + [WORDS.support])
     assert is_supported(relevance, WORDS) is True
-    assert is_supported([0.0, *relevance], WORDS) is False
-    assert is_supported([], WORDS) is False
-    assert is_supported([None], None) is None
+    assert is_supported(np.insert(relevance, 0, 0.0), WORDS) is False
+    assert is_supported(np.empty(0), WORDS) is False
+    assert is_supported(np.full(1, np.nan), None) is None
 
 
 def test_cosines_that_say_nothing_are_left_out() -> None:

@@ -61,18 +61,6 @@ def test_hits_are_in_the_order_of_the_cross_encoder(http: Http, metals: str, rer
     assert answer["timings_ms"]["rerank"] > 0
 
 
-def test_what_was_read_is_not_read_again(http: Http, reranker: Reranker) -> None:
-    """A grouped search that goes deeper in several rounds reads the first candidates once, within one budget."""
-    name = http.new_collection()
-    for at in range(3):
-        text = "\n\n".join(f"Metal {n} of book {at} rusts. " + "It is grey. " * 60 for n in range(120))
-        http.write(name, {"id": f"book {at}", "text": text})
-    options: dict[str, Any] = {"query": QUERY, "group_by_document": True, "k": 3}
-    answer = http.search(name, **options, rerank={"candidates": 4, "budget_ms": 10_000})
-    assert {hit["document_id"] for hit in answer["hits"]} == {"book 0", "book 1", "book 2"}
-    assert answer["receipt"]["reranked"] == {"model": "tiny", "passages": 4, "of": 4}
-
-
 def test_weight_nothing_keeps_the_order(http: Http, metals: str) -> None:
     """Without weight the order is that of fusion; a search that does not ask shows nothing of it."""
     plain = http.search(metals, query=QUERY)
