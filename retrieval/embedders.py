@@ -19,6 +19,7 @@ from indexes import (
     ModelMismatch,
     NearlineError,
     NotFound,
+    Overloaded,
     chance_of,
     primary,
 )
@@ -41,6 +42,7 @@ from retrieval.embedding.results import Embedded, Long, Observer
 from retrieval.settings import Config
 
 WARM_UP_QUERIES = 3
+ATTEMPTS = 30  # while too many documents wait; each is told to wait for a second to a minute
 SURE = 0.99  # chance of a language
 CUTTING_THREADS = 2  # one runs at a time; the second is for a small document beside a large one
 WARM_UP = ((1, 4), (1, 14), (1, 62), (4, 30), (2, 126), (8, 14))  # texts and tokens of each
@@ -96,6 +98,16 @@ class Embedder:
     async def documents(self, texts: list[str]) -> Floats:
         """Vectors of passages, float32 [texts, dimensions]."""
         return (await self.batcher.embed(texts, "document", lane="bulk")).vectors
+
+    async def queries(self, texts: list[str]) -> Floats:
+        """Vectors of many queries, float32 [texts, dimensions], for jobs. Waits while too many documents wait; raises
+        Overloaded if they do for too long."""
+        for _ in range(ATTEMPTS - 1):
+            try:
+                return (await self.embed(texts, "query")).vectors
+            except Overloaded as error:
+                await asyncio.sleep(error.retry_after_s)
+        return (await self.embed(texts, "query")).vectors
 
     async def embed(self, texts: list[str], kind: Kind = "document", *, long: Long = "cut") -> Embedded:
         """Vectors for clients that want vectors; a single short text overtakes the bulk. See `Batcher.embed`."""

@@ -79,9 +79,8 @@ class Feedback:
     def __init__(self, settings: Settings, *, now: Callable[[], float]) -> None:
         self._settings = settings
         self._now = now
-        self._sizes: WeakKeyDictionary[Collection, int] = (
-            WeakKeyDictionary()
-        )  # of files, as they were left whole
+        # Of files, as they were left whole.
+        self._sizes: WeakKeyDictionary[Collection, int] = WeakKeyDictionary()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="feedback")
 
     def close(self) -> None:

@@ -31,7 +31,6 @@ from retrieval.cache import MemoryStore, ResultCache, SharedVectors, Store
 from retrieval.config import Config
 from retrieval.embedders import Embedders, runs_of
 from retrieval.feedback import Feedback
-from retrieval.handlers.jobs import embedded
 from retrieval.keys import (
     CATALOG,
     CEILING,
@@ -60,10 +59,8 @@ Context = Callable[[web.Application], AsyncIterator[None]]
 SECRET_BYTES = 32
 LAG_EVERY_S = 0.05
 MEMORY_EVERY_S = 0.5
-LOGGED_MIN, LOGGED_MAX = (
-    200,
-    1000,
-)  # queries of the log that a rebuild measures with; of fewer the interval is too wide
+# Queries of the log that a rebuild measures with. Of fewer the interval is too wide.
+LOGGED_MIN, LOGGED_MAX = 200, 1000
 # While a new generation is swapped in, the old one's files are held beside it: half of the ceiling for a moment.
 RESIDENT_SHARE = 4
 
@@ -196,7 +193,7 @@ async def logged_queries(app: web.Application, collection: Collection) -> Floats
     if len(texts) < LOGGED_MIN:
         return None
     try:
-        return await embedded(await app[EMBEDDERS].of(collection), texts)
+        return await (await app[EMBEDDERS].of(collection)).queries(texts)
     except NearlineError as error:
         logger.warning("%s is measured with synthetic queries: %s", collection.name, error.message)
         return None

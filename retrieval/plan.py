@@ -112,17 +112,8 @@ def planned(
     text = check_query(request, config)
     numbers = vector_of(request.vector, dimensions, "vector")
     vector = None if numbers is None else unit_vector(numbers, dimensions, "vector")
-    mode = request.mode or (config.search.mode if text else "dense")
-    if mode != "dense" and not text:
-        raise InvalidInput(f"mode {mode} needs a query text", param="query")
-    if request.exact and mode != "dense":
-        raise InvalidInput(f"exact search is dense search, found mode {mode}", param="exact")
+    mode = mode_of(request, text, config)
     k = check_k(request.k, config)
-    if request.min_relevance is not None and mode == "dense" and vector is not None:
-        raise InvalidInput(
-            "hits of a vector of your own have no relevance: only cosines of the collection's model are calibrated",
-            param="min_relevance",
-        )
     fusion = request.fusion or Fusion()
     weights = fusion.weights or default_weights(config, ranking)
     if weights.dense + weights.lexical <= 0:
@@ -163,6 +154,21 @@ def planned(
         identity=identity,
         calibrations=calibrations_of(ranking.coefficients) if ranking else BUILT_IN,
     )
+
+
+def mode_of(request: SearchRequest, text: str, config: Config) -> Mode:
+    """Raises InvalidInput for what that mode of search cannot do."""
+    mode = request.mode or (config.search.mode if text else "dense")
+    if mode != "dense" and not text:
+        raise InvalidInput(f"mode {mode} needs a query text", param="query")
+    if request.exact and mode != "dense":
+        raise InvalidInput(f"exact search is dense search, found mode {mode}", param="exact")
+    if request.min_relevance is not None and mode == "dense" and not is_absent(request.vector):
+        raise InvalidInput(
+            "hits of a vector of your own have no relevance: only cosines of the collection's model are calibrated",
+            param="min_relevance",
+        )
+    return mode
 
 
 def default_weights(config: Config, ranking: RankingSettings | None) -> Weights:

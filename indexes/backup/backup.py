@@ -188,9 +188,7 @@ def back_up_collection(source: Path, target: Path, indexes: bool, progress: Prog
         with contextlib.suppress(FileNotFoundError):  # optional: hints for the next rebuild
             copy_file(source / HITS, target / HITS)
     for name in (CHOSEN, RANKING):
-        with contextlib.suppress(
-            FileNotFoundError
-        ):  # exists only if the collection was tuned, or has learned
+        with contextlib.suppress(FileNotFoundError):  # there only if the collection was tuned, or has learned
             copy_file(source / name, target / name)
     return described(source.name, state, manifest, seal(target, progress))
 

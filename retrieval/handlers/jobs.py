@@ -6,14 +6,12 @@ import asyncio
 
 from aiohttp import web
 
-from indexes import Floats, Overloaded, TooLarge, check_number
+from indexes import Floats, TooLarge, check_number
 from retrieval.collection_schemas import JobList, JobStarted, Nothing, Reindex, RolledBack, Tune
-from retrieval.embedders import Embedder
 from retrieval.handlers.wire import answer, body, collection_of
 from retrieval.keys import CONFIG, EMBEDDERS, FEEDBACK, PIPELINE, QUERY_LOG, TASKS
 
 QUERIES_MAX = 10_000  # of one tuning; more only makes it longer
-ATTEMPTS = 30  # while too many documents wait; each is told to wait for a second to a minute
 
 
 async def reindex(request: web.Request) -> web.Response:
@@ -33,7 +31,7 @@ async def tune(request: web.Request) -> web.Response:
     )
 
     async def vectors() -> Floats:
-        return await embedded(await request.app[EMBEDDERS].of(collection), texts or [])
+        return await (await request.app[EMBEDDERS].of(collection)).queries(texts or [])
 
     job = request.app[TASKS].tune(
         collection.name,
@@ -59,16 +57,6 @@ def checked(queries: list[str], chars_max: int) -> list[str]:
                 f"a query has {len(text)} characters, at most {chars_max} are allowed", param="queries"
             )
     return texts
-
-
-async def embedded(embedder: Embedder, texts: list[str]) -> Floats:
-    """Raises Overloaded if too many documents wait for too long."""
-    for _ in range(ATTEMPTS - 1):
-        try:
-            return (await embedder.embed(texts, "query")).vectors
-        except Overloaded as error:
-            await asyncio.sleep(error.retry_after_s)
-    return (await embedder.embed(texts, "query")).vectors
 
 
 async def erase(request: web.Request) -> web.Response:

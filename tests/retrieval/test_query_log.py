@@ -8,12 +8,14 @@ import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from indexes.collection import Collection
 from jobs.server_process import serving
+from retrieval.lifecycle import LOGGED_MIN
 from retrieval.query_log import FILE, QueryLog, read
 from retrieval.schemas import SearchRequest
 from retrieval.settings import QueryLog as Settings
@@ -315,6 +317,27 @@ def test_a_service_keeps_a_log_where_it_is_told_to(tmp_path: Path, model_folder:
         http.ok("DELETE", "/v1/aliases/other")
         http.ok("DELETE", f"/v1/collections/{name}")
         assert not path.parent.exists()
+
+
+def test_a_rebuild_measures_with_what_was_asked(tmp_path: Path, model_folder: Path) -> None:
+    """With enough different queries in the log a rebuild's recall rests on them, and with fewer on synthetic ones."""
+    with serving(tmp_path / "data", on(model_folder)) as server:
+        http = Http(server.url)
+        name = http.new_collection()
+        http.write(name, *({"id": str(n), "text": f"Lantern {n} of the harbor."} for n in range(20)))
+
+        def evidence(asked: range) -> Any:
+            for begin in range(asked.start, asked.stop, 100):
+                some = [{"query": f"where is lantern {n}?"} for n in asked[begin - asked.start :][:100]]
+                http.ok("POST", f"/v1/collections/{name}/search/batch", {"searches": some})
+            http.reindex(name)
+            return http.ok("GET", f"/v1/collections/{name}")["recall_evidence"]
+
+        few = evidence(range(LOGGED_MIN - 1))
+        assert few["source"] == "synthetic queries"
+        enough = evidence(range(LOGGED_MIN - 1, LOGGED_MIN))
+        assert (enough["source"], enough["queries"]) == ("logged queries", LOGGED_MIN // 2)
+        assert set(enough["intervals"]) <= {"all", "hot", "cold"}
 
 
 def test_by_default_a_service_keeps_none(tmp_path: Path, model_folder: Path) -> None:

@@ -11,7 +11,6 @@ import pytest
 
 from retrieval.embedders import Embedders
 from retrieval.embedding.results import Lane, Observer
-from retrieval.handlers.jobs import embedded
 from retrieval.settings import Config, Embedding, Models
 
 
@@ -43,7 +42,7 @@ def test_a_busy_lane_is_waited_for(model_folder: Path) -> None:
             # Each is just small enough not to wait for its turn.
             flood = [asyncio.create_task(embedder.documents(texts[:20])) for _ in range(4)]
             await asyncio.sleep(0)
-            vectors = await embedded(embedder, texts)
+            vectors = await embedder.queries(texts)
             assert refusals.texts > 0
             await asyncio.gather(*flood)
             alone = [(await embedder.embed([text], "query")).vectors[0] for text in texts]
