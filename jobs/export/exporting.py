@@ -14,9 +14,8 @@ import importlib.util
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -31,7 +30,7 @@ from jobs.export.running import cosines, save, session, vectors
 from jobs.export.shapes import Shape
 from jobs.export.sources import DEFAULT_NAME, Progress
 from jobs.export.texts import Texts
-from jobs.export.trials import Workshop, choose
+from jobs.export.trials import Trial, Workshop, choose
 from retrieval.embedding import models
 from retrieval.embedding.models import Manifest, Pooling, Variant
 
@@ -73,50 +72,18 @@ def export_model(
     candidate meets the floors.
     """
     options = options or Options()
-    if importlib.util.find_spec("onnx") is None:
-        raise NotFound("exporting a model needs onnx: pip install onnx")
-    if options.only not in {None, *RECIPES}:
-        raise InvalidInput(f"no candidate {options.only!r}; there are {', '.join(RECIPES)}", param="only")
-    for code in options.languages or ():
-        if not CODE.fullmatch(code):
-            raise InvalidInput(f"{code!r} is not a BCP 47 code such as en or pt-BR", param="languages")
+    _check(options)
     with sources.find(source, name, progress) as found, tempfile.TemporaryDirectory() as folder:
-        shape = shapes.shape(found.folder, pooling=options.pooling, tokens_max=options.tokens_max)
-        prefixes: dict[str, Any] = {
-            "query_prefix": options.query_prefix,
-            "document_prefix": options.document_prefix,
-        }
-        shape = replace(shape, **{side: text for side, text in prefixes.items() if text is not None})
+        shape = _shape(found.folder, options)
         material = Texts(found.folder, shape, options.calibrate)
         progress(f"building the graph from {found.label}")
         workshop = Workshop(found.folder, shape, material, Path(folder), progress)
         checks: dict[str, float] = {}
         if options.pooling is None:  # with the caller's own pooling there is no reference
             checks = _compare_with_source(workshop.plain, found.folder, shape, material)
-        names = [options.only] if options.only else [name for name in RECIPES if name != recipes.SMALL]
-        trials = [workshop.attempt(RECIPES[name]) for name in names]
-        if len(trials) > 1:
-            progress("measuring times")
-            workshop.measure(trials)
-        kept = choose(trials)
-        answers = workshop.known_answers(kept)
+        tried = _try(workshop, options.only, progress)
+        kept = tried.kept
         languages = options.languages or found.languages
-        candidates = [trial.described("kept" if trial is kept else "slower") for trial in trials]
-        graphs, fallbacks = [kept.graph], []
-        if kept.recipe.fallback is not None:
-            spare = workshop.attempt(kept.recipe.fallback)
-            if len(trials) > 1:
-                workshop.measure([spare])
-            candidates.append(spare.described("fallback"))
-            if spare.refused is None:
-                agreement = float(cosines(workshop.known_answers(spare), answers).min())
-                checks["fallback_vs_known_answers_min"] = agreement
-                # The fallback serves where the kept graph fails, if it matches the known answers about as well as here.
-                floor = min(models.KNOWN_ANSWER_COSINE_MIN, round(agreement - FALLBACK_MARGIN, 3))
-                fallbacks.append(
-                    Variant(spare.recipe.name, models.FALLBACK, spare.recipe.quantisation, floor)
-                )
-                graphs.append(spare.graph)
         manifest = Manifest(
             format_version=models.FORMAT_VERSION,
             name=name,
@@ -131,20 +98,79 @@ def export_model(
             files={},
             known_answers=[
                 models.KnownAnswer(text, [round(float(value), 5) for value in vector], query)
-                for text, vector, query in zip(texts.KNOWN_ANSWER_TEXTS, answers, material.known_queries)
+                for text, vector, query in zip(
+                    texts.KNOWN_ANSWER_TEXTS, tried.answers, material.known_queries
+                )
             ],
-            checks={what: round(value, 6) for what, value in (checks | kept.checks).items()},
+            checks={what: round(value, 6) for what, value in (checks | tried.checks).items()},
             source=found.label,
             created_with={},
             architecture=shape.architecture,
             variant=kept.recipe.name,
-            fallbacks=fallbacks,
-            candidates=candidates,
+            fallbacks=tried.fallbacks,
+            candidates=tried.candidates,
             makes=shape.makes,
             languages=None if languages is None else list(languages),
             similarity_floor=round(workshop.similarity_floor(kept), 2) if shape.makes == "vectors" else 0.0,
         )
-        return publish(manifest, graphs, material.path, out)
+        return publish(manifest, tried.graphs, material.path, out)
+
+
+def _check(options: Options) -> None:
+    """Raises NotFound or InvalidInput before anything is fetched."""
+    if importlib.util.find_spec("onnx") is None:
+        raise NotFound("exporting a model needs onnx: pip install onnx")
+    if options.only not in {None, *RECIPES}:
+        raise InvalidInput(f"no candidate {options.only!r}; there are {', '.join(RECIPES)}", param="only")
+    for code in options.languages or ():
+        if not CODE.fullmatch(code):
+            raise InvalidInput(f"{code!r} is not a BCP 47 code such as en or pt-BR", param="languages")
+
+
+def _shape(folder: Path, options: Options) -> Shape:
+    shape = shapes.shape(folder, pooling=options.pooling, tokens_max=options.tokens_max)
+    if options.query_prefix is not None:
+        shape = replace(shape, query_prefix=options.query_prefix)
+    if options.document_prefix is not None:
+        shape = replace(shape, document_prefix=options.document_prefix)
+    return shape
+
+
+@dataclass
+class Tried:
+    """The candidate that is kept, its vectors of the known answers, and all that is published of the trials."""
+
+    kept: Trial
+    answers: Floats
+    checks: dict[str, float]
+    candidates: list[models.Candidate]
+    graphs: list[Path]
+    fallbacks: list[Variant] = field(default_factory=list)
+
+
+def _try(workshop: Workshop, only: str | None, progress: Progress) -> Tried:
+    names = [only] if only else [name for name in RECIPES if name != recipes.SMALL]
+    trials = [workshop.attempt(RECIPES[name]) for name in names]
+    if len(trials) > 1:
+        progress("measuring times")
+        workshop.measure(trials)
+    kept = choose(trials)
+    candidates = [trial.described("kept" if trial is kept else "slower") for trial in trials]
+    tried = Tried(kept, workshop.known_answers(kept), dict(kept.checks), candidates, [kept.graph])
+    if kept.recipe.fallback is not None:
+        spare = workshop.attempt(kept.recipe.fallback)
+        if len(trials) > 1:
+            workshop.measure([spare])
+        candidates.append(spare.described("fallback"))
+        if spare.refused is None:
+            agreement = float(cosines(workshop.known_answers(spare), tried.answers).min())
+            tried.checks["fallback_vs_known_answers_min"] = agreement
+            # It serves where the kept graph fails, if it matches the known answers there about as well as here.
+            floor = min(models.KNOWN_ANSWER_COSINE_MIN, round(agreement - FALLBACK_MARGIN, 3))
+            recipe = spare.recipe
+            tried.fallbacks.append(Variant(recipe.name, models.FALLBACK, recipe.quantisation, floor))
+            tried.graphs.append(spare.graph)
+    return tried
 
 
 def _compare_with_source(plain: Path, folder: Path, shape: Shape, material: Texts) -> dict[str, float]:
