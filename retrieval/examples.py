@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from retrieval import collection_schemas, document_schemas, schemas
+from retrieval import auth_schemas, collection_schemas, document_schemas, schemas
 from retrieval.dialects import ollama, openai, rerank, tei
 from retrieval.openapi import Examples
 
@@ -32,6 +32,11 @@ def make_examples(model: str, reranker: str = "reranker") -> Examples:
             "with a small hot tier": {"name": "tickets", "hot_capacity": 2_000},
             "of German documents": {"name": "handbuch", "language": "de"},
         },
+        auth_schemas.CreateKey: {
+            "for a search page": {"name": "website", "scopes": ["search"], "collections": ["docs"]},
+            "for the ingest of a tenant": {"scopes": ["write"], "tenant": "acme", "expires_s": 7_776_000},
+        },
+        auth_schemas.RotateKey: {"an hour to change over": {"grace_s": 3600}},
         collection_schemas.RenameCollection: {"another name": {"name": "handbook"}},
         collection_schemas.SetAlias: {"an alias": {"collection": "docs"}},
         document_schemas.WriteDocuments: {"two documents": {"documents": DOCUMENTS}},

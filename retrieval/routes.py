@@ -6,13 +6,14 @@ from typing import Any
 
 from aiohttp import web
 
-from retrieval import collection_schemas, document_schemas, schemas
+from retrieval import auth_schemas, collection_schemas, document_schemas, schemas
 from retrieval.admission import Load
+from retrieval.auth import Needed
 from retrieval.dialects import ollama, openai, rerank, tei
 from retrieval.dialects.errors import CohereErrorBody, OllamaErrorBody, OpenAIErrorBody, TeiErrorBody
 from retrieval.examples import make_examples
-from retrieval.handlers import collections, documents, feedback, jobs, search, system
-from retrieval.keys import API, CONFIG, LOADS
+from retrieval.handlers import auth, collections, documents, feedback, jobs, search, system
+from retrieval.keys import API, CONFIG, LOADS, SCOPES
 from retrieval.openapi import Route, describe
 
 C = "/v1/collections/{collection}"
@@ -20,100 +21,123 @@ C = "/v1/collections/{collection}"
 
 SEARCH, DOCUMENTS, COLLECTIONS, JOBS, SYSTEM = "search", "documents", "collections", "jobs", "system"
 FEEDBACK = "feedback"
+ACCESS = "access keys"
 OPENAI, OLLAMA, TEI, COHERE = "openai", "ollama", "tei", "cohere"
 
 # method, path, handler, summary, tag; then the wire types of request and answer, the status, and what else applies
 ROUTES = (
     Route("POST", f"{C}/search", search.search, "Search passages", SEARCH,
-          schemas.SearchRequest, schemas.SearchAnswer, load="search"),
+          schemas.SearchRequest, schemas.SearchAnswer, load="search", scope="search"),
     Route("POST", f"{C}/search/batch", search.search_batch, "Several searches at once", SEARCH,
-          schemas.SearchBatch, schemas.SearchBatchAnswer, load="heavy"),
+          schemas.SearchBatch, schemas.SearchBatchAnswer, load="heavy", scope="search"),
     Route("POST", f"{C}/context", search.context, "Passages for a prompt, within a token budget", SEARCH,
-          schemas.ContextRequest, schemas.ContextAnswer, load="heavy"),
+          schemas.ContextRequest, schemas.ContextAnswer, load="heavy", scope="search"),
     Route("POST", f"{C}/feedback", feedback.write, "Judgments and clicks, for `nearline learn`", FEEDBACK,
-          collection_schemas.SendFeedback, collection_schemas.FeedbackKept),
+          collection_schemas.SendFeedback, collection_schemas.FeedbackKept, scope="search"),
     Route("GET", f"{C}/feedback", feedback.listed, "All feedback about documents that exist", FEEDBACK,
-          None, collection_schemas.FeedbackList, load="heavy"),
-    Route("DELETE", f"{C}/feedback", feedback.deleted, "Forget all feedback of a collection", FEEDBACK, status=204),
+          None, collection_schemas.FeedbackList, load="heavy", scope="admin"),
+    Route("DELETE", f"{C}/feedback", feedback.deleted, "Forget all feedback of a collection", FEEDBACK, status=204,
+          scope="admin"),
     Route("POST", f"{C}/documents", documents.write, "Write documents, replacing those of the same id", DOCUMENTS,
-          document_schemas.WriteDocuments, document_schemas.Written, gives={"id": "$request.body#/documents/0/id"}),
+          document_schemas.WriteDocuments, document_schemas.Written, gives={"id": "$request.body#/documents/0/id"},
+          scope="write"),
     Route("GET", f"{C}/documents", documents.listed, "List documents in the order they were written", DOCUMENTS,
-          None, document_schemas.DocumentPage, parameters=("cursor", "limit", "vectors"), load="heavy"),
+          None, document_schemas.DocumentPage, parameters=("cursor", "limit", "vectors"), load="heavy",
+          scope="search"),
     Route("POST", f"{C}/documents/scroll", documents.scroll, "Follow all documents, or those that match", DOCUMENTS,
-          document_schemas.ScrollDocuments, document_schemas.ScrollPage, load="heavy"),
+          document_schemas.ScrollDocuments, document_schemas.ScrollPage, load="heavy", scope="search"),
     Route("POST", f"{C}/documents/count", documents.count, "Count all documents, or those that match", DOCUMENTS,
-          document_schemas.CountDocuments, document_schemas.CountBody, load="search"),
+          document_schemas.CountDocuments, document_schemas.CountBody, load="search", scope="search"),
     Route("POST", f"{C}/documents/delete", documents.delete_many, "Delete documents by id or by filter", DOCUMENTS,
-          document_schemas.DeleteDocuments, document_schemas.Deleted),
+          document_schemas.DeleteDocuments, document_schemas.Deleted, scope="write"),
     Route("GET", f"{C}/documents/{{id:.+}}", documents.shown, "One document", DOCUMENTS,
-          None, document_schemas.DocumentBody, parameters=("vectors",), load="search"),
+          None, document_schemas.DocumentBody, parameters=("vectors",), load="search", scope="search"),
     Route("PATCH", f"{C}/documents/{{id:.+}}", documents.patched, "Change the metadata of one document", DOCUMENTS,
-          document_schemas.PatchDocument, document_schemas.Written),
+          document_schemas.PatchDocument, document_schemas.Written, scope="write"),
     Route("DELETE", f"{C}/documents/{{id:.+}}", documents.deleted, "Delete one document", DOCUMENTS,
-          None, document_schemas.Deleted),
+          None, document_schemas.Deleted, scope="write"),
     Route("POST", "/v1/collections", collections.create, "Create a collection", COLLECTIONS,
           collection_schemas.CreateCollection, collection_schemas.CollectionBody, 201,
-          gives={"collection": "$response.body#/name"}),
+          gives={"collection": "$response.body#/name"}, scope="admin"),
     Route("GET", "/v1/collections", collections.listed, "All collections", COLLECTIONS,
-          None, collection_schemas.CollectionList),
+          None, collection_schemas.CollectionList, scope="key"),
     Route("GET", C, collections.shown, "One collection: counts, memory, generation, recall", COLLECTIONS,
-          None, collection_schemas.CollectionBody),
-    Route("DELETE", C, collections.deleted, "Delete a collection with all its documents", COLLECTIONS, status=204),
+          None, collection_schemas.CollectionBody, scope="key"),
+    Route("DELETE", C, collections.deleted, "Delete a collection with all its documents", COLLECTIONS, status=204,
+          scope="admin"),
     Route("POST", f"{C}/rename", collections.renamed, "Give a collection another name; its aliases follow", COLLECTIONS,
           collection_schemas.RenameCollection, collection_schemas.CollectionBody,
-          gives={"collection": "$response.body#/name"}),
+          gives={"collection": "$response.body#/name"}, scope="admin"),
     Route("PUT", f"{C}/ranking", collections.set_ranking, "Set how a collection ranks where a search does not say",
-          COLLECTIONS, collection_schemas.SetRanking, collection_schemas.CollectionBody),
-    Route("DELETE", f"{C}/ranking", collections.remove_ranking, "Rank as configured again", COLLECTIONS, status=204),
+          COLLECTIONS, collection_schemas.SetRanking, collection_schemas.CollectionBody, scope="admin"),
+    Route("DELETE", f"{C}/ranking", collections.remove_ranking, "Rank as configured again", COLLECTIONS, status=204,
+          scope="admin"),
     Route("PUT", "/v1/aliases/{alias}", collections.set_alias, "Let an alias name a collection", COLLECTIONS,
           collection_schemas.SetAlias, collection_schemas.AliasBody,
-          gives={"alias": "$response.body#/alias", "collection": "$response.body#/alias"}),
-    Route("DELETE", "/v1/aliases/{alias}", collections.remove_alias, "Remove an alias", COLLECTIONS, status=204),
+          gives={"alias": "$response.body#/alias", "collection": "$response.body#/alias"}, scope="admin"),
+    Route("DELETE", "/v1/aliases/{alias}", collections.remove_alias, "Remove an alias", COLLECTIONS, status=204,
+          scope="admin"),
     Route("POST", f"{C}/reindex", jobs.reindex, "Rebuild all indexes and swap them in", JOBS,
-          collection_schemas.Reindex, collection_schemas.JobStarted, 202, gives={"job": "$response.body#/job"}),
+          collection_schemas.Reindex, collection_schemas.JobStarted, 202, gives={"job": "$response.body#/job"},
+          scope="admin"),
     Route("POST", f"{C}/tune", jobs.tune, "Find the cheapest search settings of a recall, and use them", JOBS,
-          collection_schemas.Tune, collection_schemas.JobStarted, 202, gives={"job": "$response.body#/job"}),
+          collection_schemas.Tune, collection_schemas.JobStarted, 202, gives={"job": "$response.body#/job"},
+          scope="admin"),
     Route("POST", f"{C}/erase", jobs.erase, "Erase what was deleted or overwritten from every file", JOBS,
-          None, collection_schemas.JobStarted, 202, gives={"job": "$response.body#/job"}),
+          None, collection_schemas.JobStarted, 202, gives={"job": "$response.body#/job"}, scope="admin"),
     Route("POST", f"{C}/rollback", jobs.rollback, "Serve the generation before the present one again", JOBS,
-          None, collection_schemas.RolledBack),
-    Route("GET", "/v1/jobs", jobs.listed, "Jobs since the start, newest first", JOBS, None, collection_schemas.JobList),
+          None, collection_schemas.RolledBack, scope="admin"),
+    Route("GET", "/v1/jobs", jobs.listed, "Jobs since the start, newest first", JOBS, None, collection_schemas.JobList,
+          scope="admin"),
     Route("GET", "/v1/jobs/{job}", jobs.shown, "One job: status, progress, outcome", JOBS,
-          None, collection_schemas.JobBody),
+          None, collection_schemas.JobBody, scope="admin"),
+    Route("POST", "/v1/keys", auth.create, "Make an access key", ACCESS,
+          auth_schemas.CreateKey, auth_schemas.KeyMade, 201, gives={"key": "$response.body#/record/id"},
+          scope="admin"),
+    Route("GET", "/v1/keys", auth.listed, "All access keys of the caller's tenant", ACCESS,
+          None, auth_schemas.KeyList, scope="admin"),
+    Route("POST", "/v1/keys/{key}/rotate", auth.rotate, "Make a key with the rights of another, and end that one",
+          ACCESS,
+          auth_schemas.RotateKey, auth_schemas.KeyMade, 201, gives={"key": "$response.body#/record/id"},
+          scope="admin"),
+    Route("DELETE", "/v1/keys/{key}", auth.revoke, "End an access key", ACCESS, status=204, scope="admin"),
     Route("POST", "/v1/embeddings", openai.embeddings, "Embed texts, as OpenAI does", OPENAI,
-          openai.OpenAIEmbeddingRequest, openai.OpenAIEmbeddingList, error=OpenAIErrorBody, load="embed"),
+          openai.OpenAIEmbeddingRequest, openai.OpenAIEmbeddingList, error=OpenAIErrorBody, load="embed",
+          scope="search"),
     Route("GET", "/v1/models", openai.models, "Models and their aliases, as OpenAI lists them", OPENAI,
-          None, openai.OpenAIModelList, error=OpenAIErrorBody, gives={"model": "$response.body#/data/0/id"}),
+          None, openai.OpenAIModelList, error=OpenAIErrorBody, gives={"model": "$response.body#/data/0/id"},
+          scope="key"),
     Route("GET", "/v1/models/{model:.+}", openai.model, "One model, as OpenAI shows it", OPENAI,
-          None, openai.OpenAIModel, error=OpenAIErrorBody),
+          None, openai.OpenAIModel, error=OpenAIErrorBody, scope="key"),
     Route("POST", "/api/embed", ollama.embed_texts, "Embed texts, as Ollama does", OLLAMA,
-          ollama.OllamaEmbed, ollama.OllamaEmbedded, error=OllamaErrorBody, load="embed"),
+          ollama.OllamaEmbed, ollama.OllamaEmbedded, error=OllamaErrorBody, load="embed", scope="search"),
     Route("POST", "/api/embeddings", ollama.embed_prompt, "Embed one text, as Ollama did before", OLLAMA,
-          ollama.OllamaEmbeddings, ollama.OllamaEmbedding, error=OllamaErrorBody, load="embed"),
+          ollama.OllamaEmbeddings, ollama.OllamaEmbedding, error=OllamaErrorBody, load="embed", scope="search"),
     Route("GET", "/api/tags", ollama.tags, "Models and their aliases, as Ollama lists them", OLLAMA,
-          None, ollama.OllamaTags, error=OllamaErrorBody),
+          None, ollama.OllamaTags, error=OllamaErrorBody, scope="key"),
     Route("POST", "/api/show", ollama.show, "One model, as Ollama shows it", OLLAMA,
-          ollama.OllamaShow, ollama.OllamaShown, error=OllamaErrorBody),
+          ollama.OllamaShow, ollama.OllamaShown, error=OllamaErrorBody, scope="key"),
     Route("GET", "/api/version", ollama.version, "The version, where Ollama has it", OLLAMA,
-          None, ollama.OllamaVersion, error=OllamaErrorBody),
+          None, ollama.OllamaVersion, error=OllamaErrorBody, scope="key"),
     Route("POST", "/embed", tei.embed_inputs, "Embed texts, as Text Embeddings Inference does", TEI,
-          tei.TeiEmbed, list[list[float]], error=TeiErrorBody, load="embed"),
+          tei.TeiEmbed, list[list[float]], error=TeiErrorBody, load="embed", scope="search"),
     Route("POST", "/", tei.embed_inputs, "The same, where Hugging Face's client sends it", TEI,
-          tei.TeiEmbed, list[list[float]], error=TeiErrorBody, load="embed"),
+          tei.TeiEmbed, list[list[float]], error=TeiErrorBody, load="embed", scope="search"),
     Route("POST", "/rerank", rerank.tei_rerank, "Order texts by a query, as Text Embeddings Inference does", TEI,
-          rerank.TeiRerank, list[rerank.TeiRank], error=TeiErrorBody, load="embed"),
+          rerank.TeiRerank, list[rerank.TeiRank], error=TeiErrorBody, load="embed", scope="search"),
     Route("POST", "/v2/rerank", rerank.cohere_rerank, "Order texts by a query, as Cohere does", COHERE,
-          rerank.CohereRerank, rerank.CohereReranked, error=CohereErrorBody, load="embed"),
+          rerank.CohereRerank, rerank.CohereReranked, error=CohereErrorBody, load="embed", scope="search"),
     Route("GET", "/info", tei.info, "The default model, as Text Embeddings Inference tells it", TEI,
-          None, tei.TeiInfo, error=TeiErrorBody),
-    Route("GET", "/health", tei.health, "Whether texts can be embedded", TEI, error=TeiErrorBody),
-    Route("GET", "/healthz", system.healthz, "Whether the process answers", SYSTEM, None, system.Health),
+          None, tei.TeiInfo, error=TeiErrorBody, scope="key"),
+    Route("GET", "/health", tei.health, "Whether texts can be embedded", TEI, error=TeiErrorBody, scope="public"),
+    Route("GET", "/healthz", system.healthz, "Whether the process answers", SYSTEM, None, system.Health,
+          scope="public"),
     Route("GET", "/readyz", system.readyz, "Whether the service is ready for searches", SYSTEM,
-          None, system.Readiness),
-    Route("GET", "/metrics", system.metrics, "Metrics for Prometheus", SYSTEM, media="text/plain"),
-    Route("GET", "/openapi.json", system.openapi, "This description", SYSTEM, None, dict[str, Any]),
-    Route("GET", "/", system.root, "To the page of this description", SYSTEM, status=302),
-    Route("GET", "/docs", system.docs, "This description as a page", SYSTEM, media="text/html"),
+          None, system.Readiness, scope="public"),
+    Route("GET", "/metrics", system.metrics, "Metrics for Prometheus", SYSTEM, media="text/plain", scope="metrics"),
+    Route("GET", "/openapi.json", system.openapi, "This description", SYSTEM, None, dict[str, Any], scope="public"),
+    Route("GET", "/", system.root, "To the page of this description", SYSTEM, status=302, scope="public"),
+    Route("GET", "/docs", system.docs, "This description as a page", SYSTEM, media="text/html", scope="public"),
 )  # fmt: skip
 
 
@@ -123,6 +147,11 @@ def add_routes(app: web.Application) -> None:
     )
     loads: dict[object, Load] = {route.handler: route.load for route in ROUTES if route.load}
     app[LOADS] = loads
+    scopes: dict[object, Needed] = {system.asset: "public"}
+    app[SCOPES] = scopes
     for route in ROUTES:
+        if route.scope is None:
+            raise ValueError(f"{route.method} {route.path} says no scope: nobody would be kept from it")
+        scopes[route.handler] = route.scope
         app.router.add_route(route.method, route.path, route.handler)
     app.router.add_get("/docs/assets/{name}", system.asset)

@@ -8,7 +8,8 @@ import time
 import msgspec
 from aiohttp import web
 
-from indexes import InvalidInput, RankingSettings, Settings, check_language
+from indexes import InvalidInput, NotFound, RankingSettings, Settings, check_language
+from retrieval.auth import PRINCIPAL
 from retrieval.collection_schemas import (
     AliasBody,
     CollectionList,
@@ -26,6 +27,7 @@ from retrieval.relevance import check_coefficients
 
 async def create(request: web.Request) -> web.Response:
     wanted = await body(request, CreateCollection)
+    PRINCIPAL.get().require_unbound()
     config, catalog = request.app[CONFIG], request.app[CATALOG]
     model = wanted.model or config.models.default
     language = check_language(wanted.language, "language")
@@ -37,20 +39,29 @@ async def create(request: web.Request) -> web.Response:
         hot_capacity=config.index.hot_capacity if wanted.hot_capacity is None else wanted.hot_capacity,
         language=language,
     )
-    collection = await asyncio.to_thread(catalog.create, wanted.name, settings)
+    collection = await asyncio.to_thread(catalog.create, PRINCIPAL.get().full(wanted.name), settings)
     return await answer_from(lambda: describe(request.app, collection), status=201)
 
 
 async def listed(request: web.Request) -> web.Response:
-    catalog, folders = request.app[CATALOG], request.app[FOLDERS]
+    catalog, folders, caller = request.app[CATALOG], request.app[FOLDERS], PRINCIPAL.get()
 
     def work() -> CollectionList:
         aliases = catalog.aliases
         return CollectionList(
-            collections=[describe(request.app, one) for _, one in sorted(catalog.collections.items())],
+            collections=[
+                describe(request.app, one)
+                for name, one in sorted(catalog.collections.items())
+                if caller.sees(name, aliases)
+            ],
             quarantined=[
-                QuarantinedBody(name, aliases_of(name, aliases), without_folders(reason, folders))
+                QuarantinedBody(
+                    caller.own(name),
+                    [caller.own(alias) for alias in aliases_of(name, aliases)],
+                    without_folders(reason, folders),
+                )
                 for name, reason in sorted(catalog.quarantined.items())
+                if caller.sees(name, aliases)
             ],
         )
 
@@ -64,11 +75,20 @@ async def shown(request: web.Request) -> web.Response:
 
 async def deleted(request: web.Request) -> web.Response:
     """By its own name only: an alias must not delete what it happens to name today."""
-    name = request.match_info["collection"]
+    name = own_name(request)
     request.app[TASKS].require_idle(name)
     await asyncio.to_thread(request.app[CATALOG].delete, name)
     forget(request.app, name)
     return web.Response(status=204)
+
+
+def own_name(request: web.Request) -> str:
+    """The full name of the collection in the path, which may be no alias. Raises NotFound if the caller may not see
+    it."""
+    caller, name = PRINCIPAL.get(), request.match_info["collection"]
+    if not caller.sees(caller.full(name), request.app[CATALOG].aliases):
+        raise NotFound(f"no collection {name!r}", param="collection")
+    return caller.full(name)
 
 
 def forget(app: web.Application, name: str) -> None:
@@ -79,9 +99,11 @@ def forget(app: web.Application, name: str) -> None:
 
 async def renamed(request: web.Request) -> web.Response:
     """By its own name only, as deleting does."""
-    name, wanted = request.match_info["collection"], await body(request, RenameCollection)
+    name, wanted = own_name(request), await body(request, RenameCollection)
+    PRINCIPAL.get().require_unbound()
     request.app[TASKS].require_idle(name)
-    collection = await asyncio.to_thread(request.app[CATALOG].rename, name, wanted.name)
+    new_name = PRINCIPAL.get().full(wanted.name)
+    collection = await asyncio.to_thread(request.app[CATALOG].rename, name, new_name)
     forget(request.app, name)
     return await answer_from(lambda: describe(request.app, collection))
 
@@ -105,13 +127,16 @@ async def remove_ranking(request: web.Request) -> web.Response:
 
 
 async def set_alias(request: web.Request) -> web.Response:
-    alias, wanted = request.match_info["alias"], await body(request, SetAlias)
-    await asyncio.to_thread(request.app[CATALOG].set_alias, alias, wanted.collection)
+    alias, wanted, caller = request.match_info["alias"], await body(request, SetAlias), PRINCIPAL.get()
+    caller.require_unbound()
+    catalog = request.app[CATALOG]
+    await asyncio.to_thread(catalog.set_alias, caller.full(alias), caller.full(wanted.collection))
     return answer(AliasBody(alias, wanted.collection))
 
 
 async def remove_alias(request: web.Request) -> web.Response:
-    alias = request.match_info["alias"]
+    PRINCIPAL.get().require_unbound()
+    alias = PRINCIPAL.get().full(request.match_info["alias"])
     await asyncio.to_thread(request.app[CATALOG].remove_alias, alias)
     request.app[METRICS].forget(alias)
     return web.Response(status=204)

@@ -23,6 +23,7 @@ from indexes import (
     WriteResult,
     scrolling,
 )
+from retrieval.auth import PRINCIPAL
 from retrieval.decoding import decode_part, is_absent
 from retrieval.document_schemas import (
     CountBody,
@@ -63,10 +64,12 @@ async def write(request: web.Request) -> web.Response:
 async def shown(request: web.Request) -> web.Response:
     _, collection = collection_of(request)
     vectors, document_id = query_flag(request, "vectors"), request.match_info["id"]
-    held = request[HELD]
+    held, caller = request[HELD], PRINCIPAL.get()
 
     def work() -> DocumentBody:
         found = scrolling.document(collection, document_id, vectors=vectors)
+        if not caller.may_read(found.document.metadata):
+            raise NotFound(f"no document {document_id!r}", param="id")
         held.answer(len(found.document.text))
         return document_body(found)
 
@@ -80,9 +83,12 @@ async def listed(request: web.Request) -> web.Response:
     cursor = query_int(request, "cursor", 0, least=0, most=CURSOR_MAX)
     vectors = query_flag(request, "vectors")
     bytes_max = request[HELD].page(limits.answer_bytes_max)
+    condition = PRINCIPAL.get().allowed(None)
 
     def work() -> dict[str, object]:
-        page = scrolling.page(collection, cursor, limit, vectors=vectors, bytes_max=bytes_max)
+        page = scrolling.page(
+            collection, cursor, limit, condition=condition, vectors=vectors, bytes_max=bytes_max
+        )
         following = None if page.following is None else str(page.following)
         return {"documents": encoded(page), "next_cursor": following}
 
