@@ -15,11 +15,14 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("indexes", "retrieval", "jobs")
 MODULES = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts)
-    for package in PACKAGES
-    for path in (ROOT / package).rglob("*.py")
+    for path in (
+        ROOT / "nearline.py",
+        *(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")),
+    )
     if path.name != "__init__.py"
 )
 LINES_MAX = 400
+GENERATED = {"retrieval.clients.wire"}
 
 
 def test_imports_go_one_way() -> None:
@@ -62,9 +65,7 @@ def test_no_cycles() -> None:
 def test_every_module_imports_alone() -> None:
     """No module depends on another having been imported before it."""
     code = "import importlib, sys\nfor name in sys.argv[1:]:\n"
-    code += (
-        "    for loaded in [m for m in sys.modules if m.split('.')[0] in ('indexes', 'retrieval', 'jobs')]:\n"
-    )
+    code += f"    for loaded in [m for m in sys.modules if m.split('.')[0] in {(*PACKAGES, 'nearline')}]:\n"
     code += "        del sys.modules[loaded]\n"
     code += "    importlib.import_module(name)\n"
     ended = subprocess.run(
@@ -84,7 +85,7 @@ def test_serving_needs_no_pytorch() -> None:
 def test_modules_are_rooms_not_halls(module: str) -> None:
     """No module is longer than about 400 lines, and each says in its first line what it is for."""
     source = (ROOT / module.replace(".", "/")).with_suffix(".py").read_text()
-    assert len(source.splitlines()) <= LINES_MAX
+    assert len(source.splitlines()) <= LINES_MAX or module in GENERATED
     assert ast.get_docstring(ast.parse(source))
 
 
