@@ -146,6 +146,7 @@ class Bulk:
     ) -> None:
         self.total = total
         self.unsent: deque[Refused] = deque()  # read, and refused here
+        self._last_unsent: Refused | None = None
         self._request = write
         self._requests = requests
         self._on_progress = on_progress
@@ -159,7 +160,8 @@ class Bulk:
 
     def _refuse_unsent(self) -> None:
         while self.unsent:
-            self._refuse(self.unsent.popleft())
+            self._last_unsent = self.unsent.popleft()
+            self._refuse(self._last_unsent)
 
     async def send(self, batch: list[Encoded]) -> None:
         """Returns once its request is under way."""
@@ -175,9 +177,10 @@ class Bulk:
     async def finish(self) -> None:
         while self._under_way:
             await self._finish_oldest()
-        if self.unsent:
-            self.total.read, self.total.last_id = self.unsent[-1].position + 1, self.unsent[-1].id
         self._refuse_unsent()
+        last = self._last_unsent
+        if last is not None and last.position >= self.total.read:
+            self.total.read, self.total.last_id = last.position + 1, last.id
         self.total.seconds = time.monotonic() - self._begun
 
     async def stop(self) -> None:

@@ -270,12 +270,16 @@ class Endpoints(Core):
 
     @stream
     async def stream_answer(self, /, collection: str, *, query: str, **options: Any) -> AsyncIterator[JSON]:
-        """The same in pieces as they are made: the events of the answer."""
+        """The same in pieces as they are made, `{"text": ...}` each, and at last the whole answer. Raises ServiceError
+        also where the answer ends in an error."""
         body = {"query": query, **options, "stream": True}
         async for line in self.connection.lines("POST", path_of(collection, "answer"), body):
             event = line.removeprefix(DATA).strip()
             if line.startswith(DATA) and event != END_OF_STREAM:
-                yield msgspec.json.decode(event)
+                decoded: JSON = msgspec.json.decode(event)
+                if "error" in decoded:
+                    raise refusal(decoded["error"], status=500)
+                yield decoded
 
     @endpoint
     async def embed(
