@@ -16,6 +16,7 @@ from typing import Any, assert_type
 
 import pytest
 
+import nearline
 from jobs.server_process import ServerProcess, serving
 from nearline import (
     JSON,
@@ -62,6 +63,11 @@ def test_importing_it_is_light() -> None:
     )
     code += "sys.exit(', '.join(heavy & set(sys.modules)) or 0)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_users_see_its_types() -> None:
+    """Type checkers ignore the annotations of installed code without this mark, which only a package can have."""
+    assert Path(nearline.__file__).with_name("py.typed").is_file()
 
 
 def test_the_url_and_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
