@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from types import TracebackType
-from typing import Any, Self
+from typing import Self, TypedDict, Unpack
 
 from retrieval.clients.calling import RETRY_S, TIMEOUT_S, Connection
 from retrieval.clients.endpoints import Endpoints
@@ -13,6 +13,14 @@ from retrieval.clients.running import Blocking
 URL = "http://127.0.0.1:8080"
 FAILURES_MAX = 5
 OPEN_S = 5.0
+
+
+class Options(TypedDict, total=False):
+    key: str | None
+    timeout_s: float
+    retry_s: float
+    failures_max: int
+    open_s: float
 
 
 class AsyncClient(Endpoints):
@@ -64,7 +72,7 @@ class Client(Blocking, Endpoints):
     """The same for code without an event loop. Threads may share it; callbacks run on its own thread, except those of
     `ingest` about documents that were not sent."""
 
-    def __init__(self, url: str | None = None, **options: Any) -> None:
+    def __init__(self, url: str | None = None, **options: Unpack[Options]) -> None:
         """As AsyncClient's."""
         super().__init__(lambda: AsyncClient(url, **options))
 
