@@ -8,7 +8,7 @@ import sys
 import click
 
 from indexes.errors import NearlineError
-from retrieval.client import ServiceError
+from nearline import ServiceError
 
 COMMANDS = {
     "serve": "Serve a data directory over HTTP.",
