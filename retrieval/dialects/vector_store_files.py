@@ -164,7 +164,7 @@ async def batch_attached(request: web.Request) -> web.Response:
     if bool(wanted.file_ids) == bool(wanted.files):
         raise InvalidInput("expected either file_ids or files", param="file_ids")
     files = wanted.files or [
-        OpenAIAttachFile(file_id=one, attributes=wanted.attributes) for one in wanted.file_ids
+        OpenAIAttachFile(file_id=one, attributes=wanted.attributes) for one in wanted.file_ids or []
     ]
     for one in files:
         await attach(request.app, collection, one.file_id, one.attributes)

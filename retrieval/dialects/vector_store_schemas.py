@@ -1,4 +1,5 @@
-"""The wire types of OpenAI's vector stores and files. Answers have the fields that its own clients read."""
+"""The wire types of OpenAI's vector stores and files. Answers have the fields that its own clients read; in requests a
+null is no value, as gateways send all fields that they know."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ class OpenAICreateVectorStore(Request, frozen=True, kw_only=True):
 
     name: StoreName | None = None
     description: StoreName | None = None
-    file_ids: FileIds = field(default_factory=list)
+    file_ids: FileIds | None = None
     metadata: StoreMetadata | None = None
     chunking_strategy: OpenAIChunking | None = None
     expires_after: None = None
@@ -91,10 +92,10 @@ class OpenAIStoreSearch(Request, frozen=True, kw_only=True):
     """`rewrite_query` changes nothing: the answer's `search_query` says what was searched for."""
 
     query: Queries
-    max_num_results: MaxNumResults = 10
+    max_num_results: MaxNumResults | None = None
     filters: FilterJson = field(default_factory=absent)
     ranking_options: OpenAIRankingOptions | None = None
-    rewrite_query: bool = False
+    rewrite_query: bool | None = None
 
 
 class OpenAIText(msgspec.Struct, tag_field="type", tag="text"):
@@ -198,8 +199,8 @@ class OpenAIFileContent(msgspec.Struct, tag_field="object", tag="vector_store.fi
 class OpenAIAttachFiles(Request, frozen=True, kw_only=True):
     """Either `file_ids`, with the same attributes for all, or `files`, each with its own."""
 
-    file_ids: FileIds = field(default_factory=list)
-    files: Annotated[list[OpenAIAttachFile], Meta(max_length=2000)] = field(default_factory=list)
+    file_ids: FileIds | None = None
+    files: Annotated[list[OpenAIAttachFile], Meta(max_length=2000)] | None = None
     attributes: Attributes | None = None
     chunking_strategy: OpenAIChunking | None = None
 

@@ -45,6 +45,7 @@ DETAILS = "vector_store.json"
 VERSION = 1
 ID_CHARS_MAX = 48  # of a name, so that a suffix has room
 LISTED_MAX, LISTED = 100, 20
+RESULTS = 10
 
 
 class Details(msgspec.Struct, frozen=True):
@@ -64,7 +65,7 @@ async def create(request: web.Request) -> web.Response:
         collection = await make(app, CreateCollection(name=f"{name[:ID_CHARS_MAX]}-{secrets.token_hex(4)}"))
     details = Details(VERSION, wanted.name or None, wanted.description or "", wanted.metadata or {})
     await asyncio.to_thread(keep_details, collection, details)
-    for file_id in wanted.file_ids:
+    for file_id in wanted.file_ids or []:
         await attach(app, collection, file_id, None)
     return await answer_from(lambda: store_body(collection))
 
@@ -168,12 +169,13 @@ async def search(request: web.Request) -> web.Response:
     name, collection = collection_of(request)
     queries = [wanted.query] if isinstance(wanted.query, str) else wanted.query
     options = wanted.ranking_options or OpenAIRankingOptions()
+    most = wanted.max_num_results or RESULTS
     budget = budget_of(request, param="max_num_results")
 
     async def find(query: str) -> SearchAnswer:
         asked = SearchRequest(
             query=query,
-            k=wanted.max_num_results,
+            k=most,
             filter=wanted.filters,
             min_relevance=options.score_threshold,
         )
@@ -188,7 +190,7 @@ async def search(request: web.Request) -> web.Response:
             before = best.setdefault((hit.document_id, hit.passage), hit)
             if score_of(hit) > score_of(before):
                 best[hit.document_id, hit.passage] = hit
-    hits = sorted(best.values(), key=score_of, reverse=True)[: wanted.max_num_results]
+    hits = sorted(best.values(), key=score_of, reverse=True)[:most]
     results = [
         OpenAIStoreResult(
             file_id=hit.document_id,

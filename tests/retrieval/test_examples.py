@@ -86,7 +86,9 @@ def filled(path: str, described: dict[str, Any], jobs: list[str]) -> str:
 
 
 def bodies_of(described: dict[str, Any]) -> list[tuple[str, Any]]:
-    if "requestBody" not in described:
+    """Those in JSON."""
+    content = described.get("requestBody", {}).get("content", {})
+    if "application/json" not in content:
         return [("no body", None)]
-    examples = described["requestBody"]["content"]["application/json"]["examples"]
+    examples = content["application/json"]["examples"]
     return [(label, one["value"]) for label, one in examples.items()]

@@ -103,6 +103,14 @@ def test_filters_and_thresholds(client: OpenAI, store: str) -> None:
     assert names(ranking_options={"score_threshold": 1.0}, rewrite_query=True) == []
 
 
+def test_nulls_are_no_values(http: Http, store: str) -> None:
+    """A gateway sends every field that it knows."""
+    nulls = dict.fromkeys(("filters", "max_num_results", "ranking_options", "rewrite_query"))
+    found = http.ok("POST", f"/v1/vector_stores/{store}/search", {"query": "money", **nulls})
+    assert set(found) == {"object", "search_query", "data", "has_more", "next_page"}
+    assert len(found["data"]) == 2
+
+
 def test_a_collection_is_a_vector_store(client: OpenAI, http: Http) -> None:
     """Documents that came another way are its files, lists in their metadata as text; and the other way round."""
     name = http.new_collection()
