@@ -84,33 +84,26 @@ class Uploads:
             publish(self._folder / made.id, msgspec.json.encode(made) + b"\n" + content, MODE)
         return made
 
+    def find(self, file_id: str) -> Upload:
+        """Raises NotFound, also for one that has expired."""
+        found = (
+            self._upload(file_id) if ID.fullmatch(file_id) else None
+        )  # nothing else may become part of a path
+        if found is None:
+            raise NotFound(
+                f"no file {file_id[:64]!r}; it was never uploaded, or has expired", param="file_id"
+            )
+        return found
+
     def read(self, file_id: str) -> tuple[Upload, bytes]:
-        """The file and its bytes. Raises NotFound, also for one that has expired."""
-        if ID.fullmatch(file_id):  # nothing else may become part of a path
-            path = self._folder / file_id
-            with disk_errors(path):
-                try:
-                    line, _, content = path.read_bytes().partition(b"\n")
-                except FileNotFoundError:
-                    line, content = b"", b""
-            found = decoded(line)
-            if found and found.expires_at > self._now():
-                return found, content
-        raise NotFound(f"no file {file_id[:64]!r}; it was never uploaded, or has expired", param="file_id")
+        """The file and its bytes. Raises NotFound."""
+        found, path = self.find(file_id), self._folder / file_id
+        with disk_errors(path):
+            return found, path.read_bytes().partition(b"\n")[2]
 
     def listed(self) -> list[Upload]:
         """Oldest first, without those that have expired."""
-        found = []
-        for name in self._sizes():
-            path = self._folder / name
-            with disk_errors(path):
-                try:
-                    with path.open("rb") as file:
-                        upload = decoded(file.readline())
-                except FileNotFoundError:
-                    continue
-            if upload and upload.expires_at > self._now():
-                found.append(upload)
+        found = filter(None, map(self._upload, self._sizes()))
         return sorted(found, key=lambda one: (one.created_at, one.id))
 
     def remove(self, file_id: str) -> bool:
@@ -139,6 +132,16 @@ class Uploads:
             except NearlineError as error:
                 logger.warning("expired files are not removed: %s", error)
             await asyncio.sleep(FORGET_EVERY_S)
+
+    def _upload(self, name: str) -> Upload | None:
+        path = self._folder / name
+        with disk_errors(path):
+            try:
+                with path.open("rb") as file:
+                    upload = decoded(file.readline())
+            except FileNotFoundError:
+                return None
+        return upload if upload and upload.expires_at > self._now() else None
 
     def _sizes(self) -> dict[str, int]:
         """Bytes of each file on the disk."""

@@ -50,7 +50,8 @@ async def upload(request: web.Request) -> web.Response:
         if sent.get("expires_after[anchor]") != "created_at":
             raise InvalidInput("expires_after.anchor must be created_at", param="expires_after.anchor")
         expires_s = seconds(sent.get("expires_after[seconds]"))
-    content = await asyncio.to_thread(file.file.read)
+    with file.file:
+        content = await asyncio.to_thread(file.file.read)
     most = request.app[CONFIG].limits.document_bytes_max
     if len(content) > most:
         raise TooLarge(f"the file has {len(content)} bytes, at most {most} are allowed", param="file")
@@ -81,7 +82,7 @@ async def listed(request: web.Request) -> web.Response:
 
 
 async def shown(request: web.Request) -> web.Response:
-    found, _ = await asyncio.to_thread(request.app[UPLOADS].read, request.match_info["file"])
+    found = await asyncio.to_thread(request.app[UPLOADS].find, request.match_info["file"])
     return answer(body_of(found))
 
 

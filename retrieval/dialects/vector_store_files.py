@@ -77,6 +77,16 @@ async def attach(
     app[METRICS].written(collection.name, result, time.perf_counter() - started)
 
 
+async def require_uploads(app: web.Application, file_ids: Sequence[str]) -> None:
+    """Raises NotFound before anything is written."""
+
+    def work() -> None:
+        for one in file_ids:
+            app[UPLOADS].find(one)
+
+    await asyncio.to_thread(work)
+
+
 async def listed(request: web.Request) -> web.Response:
     """In the order in which they were written."""
     _, collection = collection_of(request)
@@ -166,6 +176,7 @@ async def batch_attached(request: web.Request) -> web.Response:
     files = wanted.files or [
         OpenAIAttachFile(file_id=one, attributes=wanted.attributes) for one in wanted.file_ids or []
     ]
+    await require_uploads(request.app, [one.file_id for one in files])
     for one in files:
         await attach(request.app, collection, one.file_id, one.attributes)
     return answer(batch_body(collection.name, int(time.time()), len(files)))

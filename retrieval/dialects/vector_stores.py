@@ -21,7 +21,7 @@ from aiohttp import web
 from indexes import NAME, Collection, Conflict, disk_errors, publish, scrolling
 from retrieval.collection_schemas import CreateCollection
 from retrieval.dialects.files import ends, order_of
-from retrieval.dialects.vector_store_files import attach, attributes_of
+from retrieval.dialects.vector_store_files import attach, attributes_of, require_uploads
 from retrieval.dialects.vector_store_schemas import (
     OpenAICreateVectorStore,
     OpenAIFileCounts,
@@ -58,6 +58,7 @@ class Details(msgspec.Struct, frozen=True):
 async def create(request: web.Request) -> web.Response:
     wanted = await body(request, OpenAICreateVectorStore)
     app = request.app
+    await require_uploads(app, wanted.file_ids or [])
     name = own_name(wanted.name or "")
     try:
         collection = await make(app, CreateCollection(name=name))

@@ -221,8 +221,14 @@ def test_batches(client: OpenAI, store: str) -> None:
     file = client.files.create(file=("c.txt", b"Cats purr."), purpose="assistants")
     client.vector_stores.file_batches.create(store, files=[{"file_id": file.id, "attributes": {"pet": True}}])
     assert client.vector_stores.files.retrieve(file.id, vector_store_id=store).attributes == {"pet": True}
+    new = client.files.create(file=("d.txt", b"Dogs bark."), purpose="assistants").id
     with pytest.raises(NotFoundError, match="no file 'file-none'"):
-        client.vector_stores.file_batches.create(store, file_ids=["file-none"])
+        client.vector_stores.file_batches.create(store, file_ids=[new, "file-none"])
+    with pytest.raises(NotFoundError, match="no file 'file-none'"):
+        client.vector_stores.create(name="never-made", file_ids=["file-none"])
+    assert client.vector_stores.retrieve(store).file_counts.total == 5
+    with pytest.raises(NotFoundError, match="no collection"):
+        client.vector_stores.retrieve("never-made")
     with pytest.raises(NotFoundError):
         client.vector_stores.file_batches.retrieve("vsfb_1", vector_store_id=store)
 
