@@ -86,20 +86,20 @@ class Uploads:
 
     def find(self, file_id: str) -> Upload:
         """Raises NotFound, also for one that has expired."""
-        found = (
-            self._upload(file_id) if ID.fullmatch(file_id) else None
-        )  # nothing else may become part of a path
+        # Nothing but an id may become part of a path.
+        found = self._upload(file_id) if ID.fullmatch(file_id) else None
         if found is None:
-            raise NotFound(
-                f"no file {file_id[:64]!r}; it was never uploaded, or has expired", param="file_id"
-            )
+            raise gone(file_id)
         return found
 
     def read(self, file_id: str) -> tuple[Upload, bytes]:
         """The file and its bytes. Raises NotFound."""
         found, path = self.find(file_id), self._folder / file_id
         with disk_errors(path):
-            return found, path.read_bytes().partition(b"\n")[2]
+            try:
+                return found, path.read_bytes().partition(b"\n")[2]
+            except FileNotFoundError:
+                raise gone(file_id) from None
 
     def listed(self) -> list[Upload]:
         """Oldest first, without those that have expired."""
@@ -151,6 +151,11 @@ class Uploads:
                     return {one.name: one.stat().st_size for one in entries if ID.fullmatch(one.name)}
             except FileNotFoundError:
                 return {}
+
+
+def gone(file_id: str) -> NotFound:
+    message = f"no file {file_id[:64]!r}; it was never uploaded, or has expired"
+    return NotFound(message, param="file_id")
 
 
 def decoded(line: bytes) -> Upload | None:
