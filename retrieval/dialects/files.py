@@ -35,10 +35,8 @@ FIELDS = {field.name for field in msgspec.structs.fields(OpenAIUploadFile)} | EX
 async def upload(request: web.Request) -> web.Response:
     sent = await form(request)
     if unknown := sent.keys() - FIELDS:
-        name = min(unknown)
-        raise InvalidInput(
-            f"unknown field {name[:40]!r}; expected {', '.join(sorted(FIELDS))}", param=name[:40]
-        )
+        name = unicode_of(min(unknown)[:40])
+        raise InvalidInput(f"unknown field {name!r}; expected {', '.join(sorted(FIELDS))}", param=name)
     file = sent.get("file")
     if not isinstance(file, web.FileField):
         raise InvalidInput(
@@ -132,13 +130,18 @@ def seconds(text: object) -> int:
 
 def name_of(path: str) -> str:
     """The last part of what the client calls the file. Raises InvalidInput."""
-    name = PurePosixPath(path.replace("\\", "/")).name.encode("utf-8", "replace").decode()
+    name = unicode_of(PurePosixPath(path.replace("\\", "/")).name)
     if not name or len(name) > NAME_CHARS_MAX or not name.isprintable():
         raise InvalidInput(
             f"file: its name must be 1 to {NAME_CHARS_MAX} printable characters, found {name[:40]!r}",
             param="file",
         )
     return name
+
+
+def unicode_of(text: str) -> str:
+    """Without what stands for bytes that are no UTF-8, which no answer could hold."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def order_of(request: web.Request, *, default: str) -> str:

@@ -364,11 +364,15 @@ PART = b'--x\r\nContent-Disposition: form-data; name="%s"\r\n\r\nvalue\r\n--x--\
         ({"Content-Type": FORM}, PART % b"other", 400),
         ({"Content-Type": FORM}, PART % b'file"\r\nContent-Transfer-Encoding: "x', 400),
         ({"Content-Type": FORM}, PART % b'file"\r\nContent-Type: text/x; charset="x', 400),
+        ({"Content-Type": FORM}, PART % b"\xff\xfe", 400),
+        ({"Content-Type": FORM}, PART % b'file"; filename="\xff', 400),
+        ({"Content-Type": FORM}, PART % b"file" + PART % b"file", 400),
+        ({"Content-Type": FORM}, (PART % b"purpose").replace(b"value", b"\xff"), 400),
         ({"Content-Type": "application/json"}, b"{}", 400),
         ({"Content-Type": FORM, "Origin": "https://elsewhere.example"}, PART % b"file", 403),
         ({"Content-Type": FORM, "Sec-Fetch-Site": "cross-site"}, PART % b"file", 415),
     ],
-    ids=range(10),
+    ids=range(14),
 )  # fmt: skip
 def test_forms_that_are_refused(http: Http, headers: dict[str, str], raw: bytes, status: int) -> None:
     """Broken forms are the client's error, and those of foreign pages nobody's, in OpenAI's shape."""
