@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -43,9 +44,11 @@ def collection(http: Http) -> str:
     return name
 
 
-def asked(server: StdioServerParameters | str, work: Callable[[Client], Awaitable[T]]) -> T:
+def asked(
+    server: StdioServerParameters | str, work: Callable[[Client], Awaitable[T]], *, mode: str = "auto"
+) -> T:
     async def run() -> T:
-        async with Client(server) as client:
+        async with Client(server, mode=mode) as client:
             return await work(client)
 
     return asyncio.run(run())
@@ -113,6 +116,17 @@ def test_context(service: ServerProcess, collection: str) -> None:
         assert built["citations"][0]["url"].startswith(service.url)
 
     asked(on_stdio(service, collection), work)
+
+
+def test_clients_of_the_first_kind(service: ServerProcess, collection: str) -> None:
+    """Assistants that begin with the handshake of the protocol before 2026 get the same."""
+
+    async def work(client: Client) -> None:
+        assert client.server_info is not None
+        assert (client.server_info.name, client.server_info.version) == ("nearline", version("nearline"))
+        assert json_of(await client.call_tool("fetch", {"id": "mars"}))["title"] == "Mars"
+
+    asked(on_stdio(service, collection), work, mode="legacy")
 
 
 def test_several_collections(service: ServerProcess, collection: str, http: Http) -> None:
@@ -201,7 +215,7 @@ def test_over_http(over_http: str) -> None:
         assert found["results"][0]["id"] == "refunds/eu"
 
     asked(over_http, work)
-    asked(over_http, work)
+    asked(over_http, work, mode="legacy")
 
 
 @pytest.mark.parametrize(
