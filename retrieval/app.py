@@ -63,6 +63,7 @@ def create_app(config: Config, data: Path) -> web.Application:
             lifecycle.reranker_ctx,
             lifecycle.query_log_ctx,
             lifecycle.feedback_ctx,
+            lifecycle.uploads_ctx,
             lifecycle.pipeline_ctx,
             lifecycle.tasks_ctx,
             lifecycle.loop_lag_ctx,

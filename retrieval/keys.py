@@ -22,6 +22,7 @@ from retrieval.pipeline import Pipeline
 from retrieval.query_log import QueryLog
 from retrieval.reranking import Reranker
 from retrieval.tasks import Tasks
+from retrieval.uploads import Uploads
 
 CONFIG = web.AppKey("CONFIG", Config)
 FOLDERS = web.AppKey[tuple[Path, ...]]("FOLDERS")  # of data and models: no answer says where they lie
@@ -37,6 +38,7 @@ PIPELINE = web.AppKey("PIPELINE", Pipeline)
 RERANKER = web.AppKey[Reranker | None]("RERANKER")  # None where none is configured, or it cannot be loaded
 QUERY_LOG = web.AppKey("QUERY_LOG", QueryLog)
 FEEDBACK = web.AppKey("FEEDBACK", Feedback)
+UPLOADS = web.AppKey("UPLOADS", Uploads)
 TASKS = web.AppKey("TASKS", Tasks)
 API = web.AppKey("API", dict[str, Any])
 READY = web.AppKey("READY", dict[str, bool])

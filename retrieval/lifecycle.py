@@ -46,11 +46,13 @@ from retrieval.keys import (
     RERANKER,
     SHARED,
     TASKS,
+    UPLOADS,
 )
 from retrieval.pipeline import Pipeline
 from retrieval.query_log import QueryLog
 from retrieval.reranking import Reranker
 from retrieval.tasks import Tasks
+from retrieval.uploads import Uploads
 
 logger = logging.getLogger(__name__)
 
@@ -162,6 +164,13 @@ async def feedback_ctx(app: web.Application) -> AsyncIterator[None]:
     yield
     forgetting.cancel()
     await asyncio.to_thread(feedback.close)
+
+
+async def uploads_ctx(app: web.Application) -> AsyncIterator[None]:
+    app[UPLOADS] = uploads = Uploads(app[CATALOG].folder, app[CONFIG].files, now=time.time)
+    forgetting = asyncio.create_task(uploads.keep_forgetting())
+    yield
+    forgetting.cancel()
 
 
 async def pipeline_ctx(app: web.Application) -> AsyncIterator[None]:

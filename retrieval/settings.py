@@ -166,6 +166,11 @@ class Feedback(Section, frozen=True, kw_only=True):
     file_bytes_max: Positive = 4_194_304
 
 
+class Files(Section, frozen=True, kw_only=True):
+    bytes_max: Positive = 1_073_741_824
+    days: Positive = 30
+
+
 class Log(Section, frozen=True, kw_only=True):
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["text", "json"] = "text"
@@ -188,4 +193,5 @@ class Config(Section, frozen=True, kw_only=True):
     redis: Redis = field(default_factory=Redis)
     query_log: QueryLog = field(default_factory=QueryLog)
     feedback: Feedback = field(default_factory=Feedback)
+    files: Files = field(default_factory=Files)
     log: Log = field(default_factory=Log)
