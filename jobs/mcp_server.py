@@ -20,7 +20,7 @@ from mcp.server.transport_security import TransportSecuritySettings
 from mcp.types import CallToolResult, TextContent, ToolAnnotations
 from pydantic import BaseModel, Field
 
-from retrieval.client import Client, ServiceError, path_of
+from nearline import AsyncClient, ServiceError, path_of
 
 T = TypeVar("T")
 JSON = dict[str, Any]
@@ -78,7 +78,7 @@ class Tools:
     async def search(self, query: str, collection: str | None = None) -> Results:
         """The documents whose passages answer best, of one collection or of all."""
 
-        async def find(client: Client, name: str) -> list[tuple[float, Result]]:
+        async def find(client: AsyncClient, name: str) -> list[tuple[float, Result]]:
             found = await client.search(name, query=query, k=RESULTS, group_by_document=True)
             return [
                 (
@@ -94,7 +94,7 @@ class Tools:
 
         names = self._collections if collection is None else [self._known(collection)]
 
-        async def work(client: Client) -> list[list[tuple[float, Result]]]:
+        async def work(client: AsyncClient) -> list[list[tuple[float, Result]]]:
             return await asyncio.gather(*(find(client, name) for name in names))
 
         found = await self._ask(work)
@@ -131,9 +131,9 @@ class Tools:
         shown = TextContent(type="text", text=built.context or "Nothing was found.")
         return CallToolResult(content=[shown], structured_content=built.model_dump())
 
-    async def _ask(self, work: Callable[[Client], Awaitable[T]]) -> T:
+    async def _ask(self, work: Callable[[AsyncClient], Awaitable[T]]) -> T:
         try:
-            async with Client(self._url, timeout_s=TIMEOUT_S) as client:
+            async with AsyncClient(self._url, timeout_s=TIMEOUT_S) as client:
                 return await work(client)
         except ServiceError as error:
             raise ToolError(error.message) from None
