@@ -79,6 +79,18 @@ def says_json(request: web.Request) -> bool:
     return label in LABELS_UNASKED and not any(name in request.headers for name in BROWSER_HEADERS)
 
 
+def let_page_read(request: web.Request, answer: web.StreamResponse) -> None:
+    """The headers of CORS, for pages of the configured origins. A stream needs them before it begins."""
+    allowed = request.app[CONFIG].server.cors_origins
+    if not allowed or "Vary" in answer.headers:
+        return
+    origin = request.headers.get("Origin", "")
+    answer.headers.add("Vary", "Origin")
+    if origin in allowed or "*" in allowed:
+        answer.headers["Access-Control-Allow-Origin"] = "*" if "*" in allowed else origin
+        answer.headers["Access-Control-Expose-Headers"] = "*"
+
+
 async def protective_headers(request: web.Request, answer: web.StreamResponse) -> None:
     """For `on_response_prepare`."""
     protect(answer)

@@ -137,7 +137,7 @@ def _convert(value: object, section: str, key: str, *, source: str, from_text: b
     except msgspec.DecodeError as error:
         raise InvalidInput(
             f"{source}: [{section}] {key}: expected {_expected(section, key, error)}, "
-            f"found {'a value that is not shown' if key == 'secret' else _shown(value)}",
+            f"found {'a value that is not shown' if key in ('secret', 'api_key') else _shown(value)}",
             param=f"{section}.{key}",
         ) from error
 

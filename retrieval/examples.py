@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from retrieval import collection_schemas, document_schemas, schemas
+from retrieval import answer_schemas, collection_schemas, document_schemas, schemas
 from retrieval.dialects import ollama, openai, rerank, tei
 from retrieval.openapi import Examples
 
@@ -58,6 +58,10 @@ def make_examples(model: str, reranker: str = "reranker") -> Examples:
             "two questions": {"searches": [{"query": QUERY, "k": 3}, {"query": "when do you ship?", "k": 3}]}
         },
         schemas.ContextRequest: {"for a prompt": {"query": QUERY, "token_budget": 500}},
+        answer_schemas.AnswerRequest: {
+            "a question": {"query": QUERY},
+            "with your own instruction": {"query": QUERY, "instruction": "Answer in one short sentence."},
+        },
         collection_schemas.SendFeedback: {
             "a judgment and a click": {
                 "feedback": [

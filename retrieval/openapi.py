@@ -32,6 +32,7 @@ QUERY_PARAMETERS = {
     "vectors": "Whether to list the passages with their vectors",
 }
 FLAGS = {"vectors"}
+EVENT = {"type": "object", "properties": {"event": {"type": "string"}, "data": {"type": "string"}}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,8 @@ class Route:
 
     `media` is the content type of an answer that is not JSON. `gives` names parameters in the paths of other operations
     that are known once this one is done, with the OpenAPI runtime expression that finds each. `load` is the class whose
-    bounds apply to it (`admission`); None: that of writes if a request has a body, else none.
+    bounds apply to it (`admission`); None: that of writes if a request has a body, else none. One that `streams` may
+    answer with server-sent events instead of its JSON.
     """
 
     method: str
@@ -56,6 +58,7 @@ class Route:
     media: str | None = None
     gives: Mapping[str, str] = field(default_factory=dict)
     load: Load | None = None
+    streams: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,8 @@ def operation(route: Route, schemas: dict[type[Any], dict[str, Any]], examples: 
     answer: dict[str, Any] = {"description": "Done"}
     if route.answer is not None:
         answer["content"] = {"application/json": {"schema": schemas[route.answer]}}
+        if route.streams:
+            answer["content"]["text/event-stream"] = {"schema": EVENT}
     elif route.media is not None:
         answer["content"] = {route.media: {"schema": {"type": "string"}}}
     error = {

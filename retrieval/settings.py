@@ -49,6 +49,7 @@ class Admission(Section, frozen=True, kw_only=True):
     writes_max: Positive = 32
     embeds_max: Positive = 64
     heavy_max: Positive = 16
+    answers_max: Positive = 16
     body_bytes_max: Positive = 67_108_864
     wait_s_max: Duration = 30.0
 
@@ -137,6 +138,19 @@ class Context(Section, frozen=True, kw_only=True):
     min_similarity: Annotated[float, Meta(ge=-1, le=1)] | Literal["model"] = "model"
 
 
+class Llm(Section, frozen=True, kw_only=True):
+    base_url: Annotated[
+        str,
+        Meta(pattern=r"^$|^https?://[^?#]+$", description="an address that begins with http, or nothing"),
+    ] = ""
+    model: str = ""
+    api_key: str = ""
+    timeout_s: Duration = 120.0
+    max_tokens: Positive = 512
+    temperature: Annotated[float, Meta(ge=0, le=2)] = 0.0
+    reply_bytes_max: Positive = 8_388_608
+
+
 class Cache(Section, frozen=True, kw_only=True):
     results_bytes_max: Count = 67_108_864
     ttl_s: Duration = 3600.0
@@ -184,6 +198,7 @@ class Config(Section, frozen=True, kw_only=True):
     search: Search = field(default_factory=Search)
     rerank: Rerank = field(default_factory=Rerank)
     context: Context = field(default_factory=Context)
+    llm: Llm = field(default_factory=Llm)
     cache: Cache = field(default_factory=Cache)
     redis: Redis = field(default_factory=Redis)
     query_log: QueryLog = field(default_factory=QueryLog)
