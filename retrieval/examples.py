@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from retrieval import answer_schemas, collection_schemas, document_schemas, schemas
+from retrieval import answer_schemas, assess_schemas, collection_schemas, document_schemas, schemas
 from retrieval.dialects import ollama, openai, rerank, tei
 from retrieval.openapi import Examples
 
@@ -61,6 +61,13 @@ def make_examples(model: str, reranker: str = "reranker") -> Examples:
         answer_schemas.AnswerRequest: {
             "a question": {"query": QUERY},
             "with your own instruction": {"query": QUERY, "instruction": "Answer in one short sentence."},
+        },
+        assess_schemas.AssessRequest: {
+            "an action": {"action": "Pay the refund of order 17 by hand"},
+            "an alert, and what counts as bad": {
+                "action": {"labels": {"service": "refunds"}, "annotations": {"summary": "refunds are late"}},
+                "outcome": {"key": "lang", "bad": ["fr"]},
+            },
         },
         collection_schemas.SendFeedback: {
             "a judgment and a click": {

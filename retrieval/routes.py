@@ -6,12 +6,12 @@ from typing import Any
 
 from aiohttp import web
 
-from retrieval import answer_schemas, collection_schemas, document_schemas, schemas
+from retrieval import answer_schemas, assess_schemas, collection_schemas, document_schemas, schemas
 from retrieval.admission import Load
 from retrieval.dialects import ollama, openai, rerank, tei
 from retrieval.dialects.errors import CohereErrorBody, OllamaErrorBody, OpenAIErrorBody, TeiErrorBody
 from retrieval.examples import make_examples
-from retrieval.handlers import answers, collections, documents, feedback, jobs, search, system
+from retrieval.handlers import answers, assess, collections, documents, feedback, jobs, search, system
 from retrieval.keys import API, CONFIG, LOADS
 from retrieval.openapi import Route, describe
 
@@ -32,6 +32,8 @@ ROUTES = (
           schemas.ContextRequest, schemas.ContextAnswer, load="heavy"),
     Route("POST", f"{C}/answer", answers.answer, "Let a language model answer from passages, with citations", SEARCH,
           answer_schemas.AnswerRequest, answer_schemas.Answer, load="answer", streams=True),
+    Route("POST", f"{C}/assess", assess.assess, "How events like this one ended, and so how risky it is", SEARCH,
+          assess_schemas.AssessRequest, assess_schemas.Assessment, load="search"),
     Route("POST", f"{C}/feedback", feedback.write, "Judgments and clicks, for `nearline learn`", FEEDBACK,
           collection_schemas.SendFeedback, collection_schemas.FeedbackKept),
     Route("GET", f"{C}/feedback", feedback.listed, "All feedback about documents that exist", FEEDBACK,

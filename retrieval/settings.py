@@ -138,6 +138,20 @@ class Context(Section, frozen=True, kw_only=True):
     min_similarity: Annotated[float, Meta(ge=-1, le=1)] | Literal["model"] = "model"
 
 
+class Assess(Section, frozen=True, kw_only=True):
+    outcome_key: Name = "outcome"
+    bad: list[str | int | float | bool] = field(
+        default_factory=lambda: ["failed", "failure", "rollback", "rolled_back", "incident", "outage"]
+    )
+    bad_from: float | Literal["none"] = "none"
+    remedy_key: Name = "remedy"
+    neighbors: Positive = 50
+    near_from: Annotated[float, Meta(ge=0, le=1)] = 0.2
+    prior_events: Duration = 2.0
+    review_from: Share = 0.2
+    stop_from: Share = 0.5
+
+
 class Llm(Section, frozen=True, kw_only=True):
     base_url: Annotated[
         str,
@@ -198,6 +212,7 @@ class Config(Section, frozen=True, kw_only=True):
     search: Search = field(default_factory=Search)
     rerank: Rerank = field(default_factory=Rerank)
     context: Context = field(default_factory=Context)
+    assess: Assess = field(default_factory=Assess)
     llm: Llm = field(default_factory=Llm)
     cache: Cache = field(default_factory=Cache)
     redis: Redis = field(default_factory=Redis)
