@@ -61,6 +61,7 @@ def create_app(config: Config, data: Path) -> web.Application:
             lifecycle.shared_ctx,
             lifecycle.embedders_ctx,
             lifecycle.reranker_ctx,
+            lifecycle.llm_ctx,
             lifecycle.query_log_ctx,
             lifecycle.feedback_ctx,
             lifecycle.uploads_ctx,

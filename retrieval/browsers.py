@@ -87,6 +87,18 @@ def is_upload(request: web.Request) -> bool:
     return request.content_type == FORM and request.path == UPLOADS and named
 
 
+def let_page_read(request: web.Request, answer: web.StreamResponse) -> None:
+    """The headers of CORS, for pages of the configured origins. A stream needs them before it begins."""
+    allowed = request.app[CONFIG].server.cors_origins
+    if not allowed or "Vary" in answer.headers:
+        return
+    origin = request.headers.get("Origin", "")
+    answer.headers.add("Vary", "Origin")
+    if origin in allowed or "*" in allowed:
+        answer.headers["Access-Control-Allow-Origin"] = "*" if "*" in allowed else origin
+        answer.headers["Access-Control-Expose-Headers"] = "*"
+
+
 async def protective_headers(request: web.Request, answer: web.StreamResponse) -> None:
     """For `on_response_prepare`."""
     protect(answer)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from retrieval import collection_schemas, document_schemas, schemas
+from retrieval import answer_schemas, assess_schemas, collection_schemas, document_schemas, schemas
 from retrieval.dialects import ollama, openai, rerank, tei
 from retrieval.dialects import vector_store_schemas as stores
 from retrieval.openapi import Examples
@@ -67,6 +67,17 @@ def make_examples(model: str, reranker: str = "reranker") -> Examples:
             "two questions": {"searches": [{"query": QUERY, "k": 3}, {"query": "when do you ship?", "k": 3}]}
         },
         schemas.ContextRequest: {"for a prompt": {"query": QUERY, "token_budget": 500}},
+        answer_schemas.AnswerRequest: {
+            "a question": {"query": QUERY},
+            "with your own instruction": {"query": QUERY, "instruction": "Answer in one short sentence."},
+        },
+        assess_schemas.AssessRequest: {
+            "an action": {"action": "Pay the refund of order 17 by hand"},
+            "an alert, and what counts as bad": {
+                "action": {"labels": {"service": "refunds"}, "annotations": {"summary": "refunds are late"}},
+                "outcome": {"key": "lang", "bad": ["fr"]},
+            },
+        },
         collection_schemas.SendFeedback: {
             "a judgment and a click": {
                 "feedback": [

@@ -39,6 +39,7 @@ from retrieval.keys import (
     FAILED,
     FEEDBACK,
     FOLDERS,
+    LLM,
     METRICS,
     PIPELINE,
     QUERY_LOG,
@@ -48,6 +49,7 @@ from retrieval.keys import (
     TASKS,
     UPLOADS,
 )
+from retrieval.llm import LanguageModel
 from retrieval.pipeline import Pipeline
 from retrieval.query_log import QueryLog
 from retrieval.reranking import Reranker
@@ -139,6 +141,13 @@ async def reranker_ctx(app: web.Application) -> AsyncIterator[None]:
         except NearlineError as error:
             logger.warning("the reranker is not available: %s", error.message)
     yield
+
+
+async def llm_ctx(app: web.Application) -> AsyncIterator[None]:
+    """It is asked when the first answer is wanted: a server that is down stops no start."""
+    app[LLM] = LanguageModel(app[CONFIG].llm)
+    yield
+    await app[LLM].close()
 
 
 async def query_log_ctx(app: web.Application) -> AsyncIterator[None]:

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from indexes import Conflict, InvalidInput, NearlineError, NotFound, Quarantined, StorageError, TooLarge
 from retrieval.admission import Load
-from retrieval.browsers import FORM, require_known_caller
+from retrieval.browsers import FORM, let_page_read, require_known_caller
 from retrieval.dialects.errors import response
 from retrieval.door import DOOR
 from retrieval.errors import (
@@ -80,10 +80,7 @@ async def cross_origin(request: web.Request, handler: Handler) -> web.StreamResp
         answer.headers["Access-Control-Max-Age"] = PREFLIGHT_S
     else:
         answer = await handler(request)
-    answer.headers.add("Vary", "Origin")
-    if known:
-        answer.headers["Access-Control-Allow-Origin"] = "*" if "*" in allowed else origin
-        answer.headers["Access-Control-Expose-Headers"] = "*"
+    let_page_read(request, answer)
     return answer
 
 

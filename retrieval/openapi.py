@@ -35,6 +35,7 @@ QUERY_PARAMETERS = {
     "purpose": "Only files of this purpose",
 }
 KINDS = {"vectors": "boolean", "after": "string", "order": "string", "purpose": "string"}
+EVENT = {"type": "object", "properties": {"event": {"type": "string"}, "data": {"type": "string"}}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Route:
     `media` is the content type of an answer that is not JSON. `gives` names parameters in the paths of other operations
     that are known once this one is done, with the OpenAPI runtime expression that finds each. `load` is the class whose
     bounds apply to it (`admission`); None: that of writes if a request has a body, else none. `sent_as` is the content
-    type of the request's body.
+    type of the request's body. One that `streams` may answer with server-sent events instead of its JSON.
     """
 
     method: str
@@ -61,6 +62,7 @@ class Route:
     gives: Mapping[str, str] = field(default_factory=dict)
     load: Load | None = None
     sent_as: str = "application/json"
+    streams: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,8 @@ def operation(route: Route, schemas: dict[type[Any], dict[str, Any]], examples: 
     answer: dict[str, Any] = {"description": "Done"}
     if route.answer is not None:
         answer["content"] = {"application/json": {"schema": schemas[route.answer]}}
+        if route.streams:
+            answer["content"]["text/event-stream"] = {"schema": EVENT}
     elif route.media is not None:
         answer["content"] = {route.media: {"schema": {"type": "string"}}}
     error = {

@@ -6,14 +6,14 @@ from typing import Any
 
 from aiohttp import web
 
-from retrieval import collection_schemas, document_schemas, schemas
+from retrieval import answer_schemas, assess_schemas, collection_schemas, document_schemas, schemas
 from retrieval.admission import Load
 from retrieval.browsers import FORM
 from retrieval.dialects import files, ollama, openai, rerank, tei, vector_store_files, vector_stores
 from retrieval.dialects import vector_store_schemas as stores
 from retrieval.dialects.errors import CohereErrorBody, OllamaErrorBody, OpenAIErrorBody, TeiErrorBody
 from retrieval.examples import make_examples
-from retrieval.handlers import collections, documents, feedback, jobs, search, system
+from retrieval.handlers import answers, assess, collections, documents, feedback, jobs, search, system
 from retrieval.keys import API, CONFIG, LOADS
 from retrieval.openapi import Route, describe
 
@@ -33,6 +33,10 @@ ROUTES = (
           schemas.SearchBatch, schemas.SearchBatchAnswer, load="heavy"),
     Route("POST", f"{C}/context", search.context, "Passages for a prompt, within a token budget", SEARCH,
           schemas.ContextRequest, schemas.ContextAnswer, load="heavy"),
+    Route("POST", f"{C}/answer", answers.answer, "Let a language model answer from passages, with citations", SEARCH,
+          answer_schemas.AnswerRequest, answer_schemas.Answer, load="answer", streams=True),
+    Route("POST", f"{C}/assess", assess.assess, "How events like this one ended, and so how risky it is", SEARCH,
+          assess_schemas.AssessRequest, assess_schemas.Assessment, load="search"),
     Route("POST", f"{C}/feedback", feedback.write, "Judgments and clicks, for `nearline learn`", FEEDBACK,
           collection_schemas.SendFeedback, collection_schemas.FeedbackKept),
     Route("GET", f"{C}/feedback", feedback.listed, "All feedback about documents that exist", FEEDBACK,
