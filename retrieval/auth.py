@@ -8,7 +8,7 @@ Without a file of keys everything is allowed to everybody, and the service liste
 on each request needs one, also when all of them are revoked.
 
 A key of a tenant sees the tenant's collections alone, by their names without the tenant: the collection `docs` of the
-tenant `acme` is stored as `acme.docs`. A key with groups sees only documents whose metadata `acl` names one of these,
+tenant `acme` is stored as `docs@acme`. A key with groups sees only documents whose metadata `acl` names one of these,
 or that have none.
 """
 
@@ -103,15 +103,15 @@ class Principal:
 
     def full(self, name: str) -> str:
         """The name in the catalog of a collection or alias that this caller calls `name`."""
-        return f"{self.tenant}.{name}" if self.tenant else name
+        return f"{name}@{self.tenant}" if self.tenant else name
 
     def own(self, full: str) -> str:
         """What this caller calls it."""
-        return full.removeprefix(f"{self.tenant}.") if self.tenant else full
+        return full.removesuffix(f"@{self.tenant}") if self.tenant else full
 
     def sees(self, full: str, aliases: Mapping[str, str]) -> bool:
         """Whether a collection, by its own full name, exists for this caller."""
-        if self.tenant and not full.startswith(f"{self.tenant}."):
+        if self.tenant and not full.endswith(f"@{self.tenant}"):
             return False
         bound = (self.full(name) for name in self.collections)
         return not self.collections or any(full == aliases.get(one, one) for one in bound)

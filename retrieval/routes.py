@@ -6,13 +6,22 @@ from typing import Any
 
 from aiohttp import web
 
-from retrieval import auth_schemas, collection_schemas, document_schemas, schemas
+from retrieval import (
+    answer_schemas,
+    assess_schemas,
+    auth_schemas,
+    collection_schemas,
+    document_schemas,
+    schemas,
+)
 from retrieval.admission import Load
 from retrieval.auth import Needed
-from retrieval.dialects import ollama, openai, rerank, tei
+from retrieval.browsers import FORM
+from retrieval.dialects import files, ollama, openai, rerank, tei, vector_store_files, vector_stores
+from retrieval.dialects import vector_store_schemas as stores
 from retrieval.dialects.errors import CohereErrorBody, OllamaErrorBody, OpenAIErrorBody, TeiErrorBody
 from retrieval.examples import make_examples
-from retrieval.handlers import auth, collections, documents, feedback, jobs, search, system
+from retrieval.handlers import answers, assess, auth, collections, documents, feedback, jobs, search, system
 from retrieval.keys import API, CONFIG, LOADS, SCOPES
 from retrieval.openapi import Route, describe
 
@@ -20,9 +29,9 @@ C = "/v1/collections/{collection}"
 
 
 SEARCH, DOCUMENTS, COLLECTIONS, JOBS, SYSTEM = "search", "documents", "collections", "jobs", "system"
-FEEDBACK = "feedback"
-ACCESS = "access keys"
+FEEDBACK, ACCESS = "feedback", "access keys"
 OPENAI, OLLAMA, TEI, COHERE = "openai", "ollama", "tei", "cohere"
+STORES, VS = "openai vector stores", "/v1/vector_stores/{collection}"
 
 # method, path, handler, summary, tag; then the wire types of request and answer, the status, and what else applies
 ROUTES = (
@@ -32,6 +41,10 @@ ROUTES = (
           schemas.SearchBatch, schemas.SearchBatchAnswer, load="heavy", scope="search"),
     Route("POST", f"{C}/context", search.context, "Passages for a prompt, within a token budget", SEARCH,
           schemas.ContextRequest, schemas.ContextAnswer, load="heavy", scope="search"),
+    Route("POST", f"{C}/answer", answers.answer, "Let a language model answer from passages, with citations", SEARCH,
+          answer_schemas.AnswerRequest, answer_schemas.Answer, load="answer", streams=True, scope="search"),
+    Route("POST", f"{C}/assess", assess.assess, "How events like this one ended, and so how risky it is", SEARCH,
+          assess_schemas.AssessRequest, assess_schemas.Assessment, load="search", scope="search"),
     Route("POST", f"{C}/feedback", feedback.write, "Judgments and clicks, for `nearline learn`", FEEDBACK,
           collection_schemas.SendFeedback, collection_schemas.FeedbackKept, scope="search"),
     Route("GET", f"{C}/feedback", feedback.listed, "All feedback about documents that exist", FEEDBACK,
@@ -94,11 +107,10 @@ ROUTES = (
     Route("POST", "/v1/keys", auth.create, "Make an access key", ACCESS,
           auth_schemas.CreateKey, auth_schemas.KeyMade, 201, gives={"key": "$response.body#/record/id"},
           scope="admin"),
-    Route("GET", "/v1/keys", auth.listed, "All access keys of the caller's tenant", ACCESS,
-          None, auth_schemas.KeyList, scope="admin"),
+    Route("GET", "/v1/keys", auth.listed, "All access keys of the caller's tenant", ACCESS, None, auth_schemas.KeyList,
+          scope="admin"),
     Route("POST", "/v1/keys/{key}/rotate", auth.rotate, "Make a key with the rights of another, and end that one",
-          ACCESS,
-          auth_schemas.RotateKey, auth_schemas.KeyMade, 201, gives={"key": "$response.body#/record/id"},
+          ACCESS, auth_schemas.RotateKey, auth_schemas.KeyMade, 201, gives={"key": "$response.body#/record/id"},
           scope="admin"),
     Route("DELETE", "/v1/keys/{key}", auth.revoke, "End an access key", ACCESS, status=204, scope="admin"),
     Route("POST", "/v1/embeddings", openai.embeddings, "Embed texts, as OpenAI does", OPENAI,
@@ -109,6 +121,51 @@ ROUTES = (
           scope="key"),
     Route("GET", "/v1/models/{model:.+}", openai.model, "One model, as OpenAI shows it", OPENAI,
           None, openai.OpenAIModel, error=OpenAIErrorBody, scope="key"),
+    Route("POST", "/v1/vector_stores", vector_stores.create, "Create a collection, as a vector store", STORES,
+          stores.OpenAICreateVectorStore, stores.OpenAIVectorStore, error=OpenAIErrorBody,
+          gives={"collection": "$response.body#/id"}, scope="admin"),
+    Route("GET", "/v1/vector_stores", vector_stores.listed, "All collections, as vector stores", STORES,
+          None, stores.OpenAIVectorStoreList, parameters=("limit", "after", "order"), error=OpenAIErrorBody,
+          scope="key"),
+    Route("GET", VS, vector_stores.shown, "One collection, as a vector store", STORES,
+          None, stores.OpenAIVectorStore, error=OpenAIErrorBody, scope="key"),
+    Route("POST", VS, vector_stores.updated, "Set the name and metadata of a vector store", STORES,
+          stores.OpenAIUpdateVectorStore, stores.OpenAIVectorStore, error=OpenAIErrorBody, scope="admin"),
+    Route("DELETE", VS, vector_stores.deleted, "Delete a vector store, which is a collection", STORES,
+          None, stores.OpenAIVectorStoreDeleted, error=OpenAIErrorBody, scope="admin"),
+    Route("POST", f"{VS}/search", vector_stores.search, "Search passages, as OpenAI does", STORES,
+          stores.OpenAIStoreSearch, stores.OpenAIStoreResults, error=OpenAIErrorBody, load="search", scope="search"),
+    Route("POST", f"{VS}/files", vector_store_files.attached, "Embed an uploaded file into a vector store", STORES,
+          stores.OpenAIAttachFile, stores.OpenAIStoreFile, error=OpenAIErrorBody,
+          gives={"file": "$response.body#/id"}, scope="write"),
+    Route("GET", f"{VS}/files", vector_store_files.listed, "Documents, as the files of a vector store", STORES,
+          None, stores.OpenAIStoreFileList, parameters=("limit", "after"), error=OpenAIErrorBody, load="heavy",
+          scope="search"),
+    Route("GET", f"{VS}/files/{{file}}/content", vector_store_files.content, "The text of a file", STORES,
+          None, stores.OpenAIFileContent, error=OpenAIErrorBody, load="heavy", scope="search"),
+    Route("GET", f"{VS}/files/{{file}}", vector_store_files.shown, "One document, as a file", STORES,
+          None, stores.OpenAIStoreFile, error=OpenAIErrorBody, load="search", scope="search"),
+    Route("POST", f"{VS}/files/{{file}}", vector_store_files.updated, "Replace the attributes of a file", STORES,
+          stores.OpenAISetAttributes, stores.OpenAIStoreFile, error=OpenAIErrorBody, scope="write"),
+    Route("DELETE", f"{VS}/files/{{file}}", vector_store_files.deleted, "Delete a file from a vector store", STORES,
+          None, stores.OpenAIStoreFileDeleted, error=OpenAIErrorBody, scope="write"),
+    Route("POST", f"{VS}/file_batches", vector_store_files.batch_attached, "Embed several uploaded files", STORES,
+          stores.OpenAIAttachFiles, stores.OpenAIFileBatch, error=OpenAIErrorBody,
+          gives={"batch": "$response.body#/id"}, scope="write"),
+    Route("GET", f"{VS}/file_batches/{{batch}}", vector_store_files.batch_shown, "How a batch of files went", STORES,
+          None, stores.OpenAIFileBatch, error=OpenAIErrorBody, scope="write"),
+    Route("POST", "/v1/files", files.upload, "Upload a file, to attach it to vector stores", STORES,
+          stores.OpenAIUploadFile, stores.OpenAIFile, error=OpenAIErrorBody, gives={"file": "$response.body#/id"},
+          sent_as=FORM, scope="write"),
+    Route("GET", "/v1/files", files.listed, "Uploaded files", STORES,
+          None, stores.OpenAIFileList, parameters=("limit", "after", "order", "purpose"), error=OpenAIErrorBody,
+          scope="write"),
+    Route("GET", "/v1/files/{file}", files.shown, "One uploaded file", STORES,
+          None, stores.OpenAIFile, error=OpenAIErrorBody, scope="write"),
+    Route("GET", "/v1/files/{file}/content", files.content, "The bytes of an uploaded file", STORES,
+          media="text/plain", error=OpenAIErrorBody, load="heavy", scope="write"),
+    Route("DELETE", "/v1/files/{file}", files.deleted, "Delete a file, also from every vector store", STORES,
+          None, stores.OpenAIFileDeleted, error=OpenAIErrorBody, scope="write"),
     Route("POST", "/api/embed", ollama.embed_texts, "Embed texts, as Ollama does", OLLAMA,
           ollama.OllamaEmbed, ollama.OllamaEmbedded, error=OllamaErrorBody, load="embed", scope="search"),
     Route("POST", "/api/embeddings", ollama.embed_prompt, "Embed one text, as Ollama did before", OLLAMA,

@@ -8,7 +8,7 @@ import time
 import msgspec
 from aiohttp import web
 
-from indexes import InvalidInput, NotFound, RankingSettings, Settings, check_language
+from indexes import Collection, InvalidInput, NotFound, RankingSettings, Settings, check_language
 from retrieval.auth import PRINCIPAL
 from retrieval.collection_schemas import (
     AliasBody,
@@ -26,12 +26,18 @@ from retrieval.relevance import check_coefficients
 
 
 async def create(request: web.Request) -> web.Response:
-    wanted = await body(request, CreateCollection)
+    collection = await make(request.app, await body(request, CreateCollection))
+    return await answer_from(lambda: describe(request.app, collection), status=201)
+
+
+async def make(app: web.Application, wanted: CreateCollection) -> Collection:
+    """Raises InvalidInput naming the field, Conflict for a name that is taken, and Forbidden for a key that may make
+    none."""
     PRINCIPAL.get().require_unbound()
-    config, catalog = request.app[CONFIG], request.app[CATALOG]
+    config, catalog = app[CONFIG], app[CATALOG]
     model = wanted.model or config.models.default
     language = check_language(wanted.language, "language")
-    embedder = await request.app[EMBEDDERS].get(model)
+    embedder = await app[EMBEDDERS].get(model)
     settings = Settings(
         dimensions=embedder.encoder.dimensions,
         fingerprint=embedder.fingerprint,
@@ -39,8 +45,7 @@ async def create(request: web.Request) -> web.Response:
         hot_capacity=config.index.hot_capacity if wanted.hot_capacity is None else wanted.hot_capacity,
         language=language,
     )
-    collection = await asyncio.to_thread(catalog.create, PRINCIPAL.get().full(wanted.name), settings)
-    return await answer_from(lambda: describe(request.app, collection), status=201)
+    return await asyncio.to_thread(catalog.create, PRINCIPAL.get().full(wanted.name), settings)
 
 
 async def listed(request: web.Request) -> web.Response:
@@ -75,18 +80,22 @@ async def shown(request: web.Request) -> web.Response:
 
 async def deleted(request: web.Request) -> web.Response:
     """By its own name only: an alias must not delete what it happens to name today."""
-    name = own_name(request)
-    request.app[TASKS].require_idle(name)
-    await asyncio.to_thread(request.app[CATALOG].delete, name)
-    forget(request.app, name)
+    await remove(request.app, request.match_info["collection"])
     return web.Response(status=204)
 
 
-def own_name(request: web.Request) -> str:
-    """The full name of the collection in the path, which may be no alias. Raises NotFound if the caller may not see
-    it."""
-    caller, name = PRINCIPAL.get(), request.match_info["collection"]
-    if not caller.sees(caller.full(name), request.app[CATALOG].aliases):
+async def remove(app: web.Application, name: str) -> None:
+    """By the name that the caller knows it by. Raises NotFound for one that it may not see."""
+    full = own_name(app, name)
+    app[TASKS].require_idle(full)
+    await asyncio.to_thread(app[CATALOG].delete, full)
+    forget(app, full)
+
+
+def own_name(app: web.Application, name: str) -> str:
+    """The full name of a collection, which may be no alias. Raises NotFound for one that the caller may not see."""
+    caller = PRINCIPAL.get()
+    if not caller.sees(caller.full(name), app[CATALOG].aliases):
         raise NotFound(f"no collection {name!r}", param="collection")
     return caller.full(name)
 
@@ -99,7 +108,8 @@ def forget(app: web.Application, name: str) -> None:
 
 async def renamed(request: web.Request) -> web.Response:
     """By its own name only, as deleting does."""
-    name, wanted = own_name(request), await body(request, RenameCollection)
+    wanted = await body(request, RenameCollection)
+    name = own_name(request.app, request.match_info["collection"])
     PRINCIPAL.get().require_unbound()
     request.app[TASKS].require_idle(name)
     new_name = PRINCIPAL.get().full(wanted.name)

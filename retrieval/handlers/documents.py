@@ -37,7 +37,7 @@ from retrieval.document_schemas import (
     WriteDocuments,
     Written,
 )
-from retrieval.handlers.wire import answer, answer_from, body, collection_of, query_int
+from retrieval.handlers.wire import answer, answer_from, body, collection_of, document_of, query_int
 from retrieval.keys import CONFIG, EMBEDDERS, HELD, METRICS, TASKS
 from retrieval.metadata import Patch, metadata_of
 from retrieval.pipeline import elapsed_ms
@@ -64,12 +64,10 @@ async def write(request: web.Request) -> web.Response:
 async def shown(request: web.Request) -> web.Response:
     _, collection = collection_of(request)
     vectors, document_id = query_flag(request, "vectors"), request.match_info["id"]
-    held, caller = request[HELD], PRINCIPAL.get()
+    held = request[HELD]
 
     def work() -> DocumentBody:
-        found = scrolling.document(collection, document_id, vectors=vectors)
-        if not caller.may_read(found.document.metadata):
-            raise NotFound(f"no document {document_id!r}", param="id")
+        found = document_of(collection, document_id, vectors=vectors)
         held.answer(len(found.document.text))
         return document_body(found)
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -264,6 +267,7 @@ def test_no_secret_is_logged(guarded: Guarded) -> None:
 # --- tenants --------------------------------------------------------------------------------------------------
 
 
+OUTCOME = {"key": "acmekey", "bad": ["1"]}
 DOCUMENTS = {
     "acme": [{"id": "a1", "text": "Acme pays refunds within fourteen days.", "metadata": {"acmekey": 1}}],
     "globex": [
@@ -293,7 +297,7 @@ def test_tenants_see_nothing_of_each_other(guarded: Guarded, tenants: dict[str, 
     jobs = [one["id"] for one in operator.ok("GET", "/v1/jobs")["jobs"] if "globex" in one["collection"]]
     assert jobs
     caller, seen = tenants["acme"], []
-    for name in ("docs", "live", "globex-only", "globex.docs", "acme.docs"):
+    for name in ("docs", "live", "globex-only", "docs@globex", "docs@acme"):
         c = f"/v1/collections/{name}"
         seen += [
             caller.call("POST", f"{c}/search", {"query": "refunds of Globex to the moon", "k": 100}),
@@ -311,8 +315,15 @@ def test_tenants_see_nothing_of_each_other(guarded: Guarded, tenants: dict[str, 
             caller.call("PATCH", f"{c}/documents/g1", {"metadata": {"x": 1}}),
             caller.call("GET", f"{c}/feedback"),
             caller.call("GET", c),
+            caller.call("POST", f"{c}/assess", {"action": "refunds of Globex", "outcome": OUTCOME}),
+            caller.call("POST", f"{c}/answer", {"query": "refunds", "token_budget": 500}),
+            *(caller.call("GET", f"/v1/vector_stores/{name}{rest}") for rest in ("", "/files", "/files/g1")),
+            caller.call("POST", f"/v1/vector_stores/{name}/search", {"query": "refunds to the moon"}),
         ]
-    seen += [caller.call("GET", path) for path in ("/v1/collections", "/v1/jobs", "/v1/keys")]
+    seen += [
+        caller.call("GET", path)
+        for path in ("/v1/collections", "/v1/vector_stores", "/v1/jobs", "/v1/keys", "/v1/files")
+    ]
     seen += [caller.call("GET", f"/v1/jobs/{job}") for job in jobs]
     seen += [caller.call("DELETE", "/v1/collections/globex-only"), caller.call("GET", "/readyz")]
     seen += [caller.call("PUT", "/v1/aliases/mine", {"collection": "globex-only"})]
@@ -320,7 +331,7 @@ def test_tenants_see_nothing_of_each_other(guarded: Guarded, tenants: dict[str, 
         told = json.dumps(reply.body).replace("globxkey", "")
         for echo in (
             "globex-only",
-            "globex.docs",
+            "docs@globex",
             "documents/g1",
             "document 'g1'",
         ):  # what it asked for itself
@@ -334,7 +345,7 @@ def test_tenants_see_nothing_of_each_other(guarded: Guarded, tenants: dict[str, 
     assert tenants["globex"].ok("POST", "/v1/collections/docs/documents/count", {})["documents"] == 2
     assert caller.call("GET", "/metrics").status == 403
     names = [one["name"] for one in operator.ok("GET", "/v1/collections")["collections"]]
-    assert {"acme.docs", "globex.docs"} <= {*names}
+    assert {"docs@acme", "docs@globex"} <= {*names}
 
 
 def test_equal_questions_of_tenants_share_no_answer(tenants: dict[str, Caller]) -> None:
@@ -355,6 +366,59 @@ def test_a_key_bound_to_collections_reaches_no_others(guarded: Guarded, tenants:
     assert admin.call("POST", "/v1/collections", {"name": "more"}).status == 403
     assert admin.call("PUT", "/v1/aliases/x", {"collection": "docs"}).status == 403
     assert admin.call("DELETE", "/v1/collections/acme-only").status == 404
+
+
+def test_uploaded_files_are_their_tenants(guarded: Guarded, tenants: dict[str, Caller]) -> None:
+    """Another tenant can neither list, read, attach nor delete them, nor the documents made of them."""
+    globex, acme = tenants["globex"], tenants["acme"]
+    made = upload(globex, "secrets.txt", b"The vault of Globex opens at noon.")
+    path = f"/v1/files/{made}"
+    assert globex.call("GET", path).status == 200
+    globex.ok("POST", "/v1/vector_stores/globex-only/files", {"file_id": made})
+    assert acme.ok("GET", "/v1/files")["data"] == []
+    for reply in (
+        acme.call("GET", path),
+        acme.call("GET", f"{path}/content"),
+        acme.call("DELETE", path),
+        acme.call("POST", "/v1/vector_stores/docs/files", {"file_id": made}),
+    ):
+        assert (reply.status, "vault" in json.dumps(reply.body)) == (404, False)
+    assert globex.call("GET", f"/v1/vector_stores/globex-only/files/{made}").status == 200
+    assert globex.call("DELETE", path).status == 200
+    assert globex.call("GET", f"/v1/vector_stores/globex-only/files/{made}").status == 404
+
+
+def upload(caller: Caller, name: str, content: bytes) -> str:
+    parts = (
+        b'--edge\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nassistants\r\n'
+        b'--edge\r\nContent-Disposition: form-data; name="file"; filename="%s"\r\n\r\n%s\r\n--edge--\r\n'
+    ) % (name.encode(), content)
+    headers = {"Content-Type": "multipart/form-data; boundary=edge"}
+    reply = caller.call("POST", "/v1/files", raw=parts, headers=headers)
+    assert reply.status == 200, reply
+    return str(reply.body["id"])
+
+
+def test_commands_send_the_key_of_the_environment(guarded: Guarded, tenants: dict[str, Caller]) -> None:
+    """And fail with one line without it."""
+    command = [
+        sys.executable,
+        "-m",
+        "jobs.cli",
+        "search",
+        "-c",
+        "docs",
+        "refunds",
+        "--url",
+        guarded.server.url,
+    ]
+    with_key = {**os.environ, "NEARLINE_KEY": tenants["acme"].token}
+    found = subprocess.run(command, env=with_key, capture_output=True, text=True, timeout=60, check=True)
+    assert "fourteen days" in found.stdout
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert refused.returncode == 1
+    assert "access key" in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1
 
 
 def test_a_tenant_renames_and_deletes_its_own(guarded: Guarded) -> None:
@@ -415,6 +479,12 @@ def test_documents_are_shown_to_their_groups_alone(
     for name in ("all", "staff", "board"):
         assert caller.call("GET", f"{c}/documents/{name}").status == (200 if name in visible else 404)
     assert caller.call("GET", c).status == (200 if groups is None else 403)
+    store = f"/v1/vector_stores/{shared}"
+    assert {one["id"] for one in caller.ok("GET", f"{store}/files")["data"]} == visible
+    assert caller.call("GET", f"{store}/files/board").status == (200 if "board" in visible else 404)
+    assert caller.call("GET", f"{store}/files/board/content").status == (200 if "board" in visible else 404)
+    results = caller.ok("POST", f"{store}/search", {"query": "what happens at noon"})["data"]
+    assert {one["file_id"] for one in results} == visible
 
 
 def test_errors_tell_nothing_of_hidden_documents(guarded: Guarded, shared: str) -> None:
