@@ -156,7 +156,9 @@ def test_the_openai_snippet_runs(prepared: tuple[ServerProcess, Path]) -> None:
     subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, timeout=120)
 
 
-@pytest.mark.parametrize(("module", "needs"), [("langchain", "langchain_core")])
+@pytest.mark.parametrize(
+    ("module", "needs"), [("langchain", "langchain_core"), ("llamaindex", "llama_index")]
+)
 def test_the_snippets_for_frameworks_run(
     prepared: tuple[ServerProcess, Path], module: str, needs: str
 ) -> None:
