@@ -157,7 +157,8 @@ def test_the_openai_snippet_runs(prepared: tuple[ServerProcess, Path]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "needs"), [("langchain", "langchain_core"), ("llamaindex", "llama_index")]
+    ("module", "needs"),
+    [("langchain", "langchain_core"), ("llamaindex", "llama_index"), ("haystack", "haystack")],
 )
 def test_the_snippets_for_frameworks_run(
     prepared: tuple[ServerProcess, Path], module: str, needs: str
@@ -171,7 +172,7 @@ def test_the_snippets_for_frameworks_run(
     subprocess.run(
         [sys.executable, "-c", code.replace(SHOWN_URL, server.url)],
         cwd=folder,
-        env=environ(),
+        env=environ(HAYSTACK_TELEMETRY_ENABLED="False"),
         check=True,
         timeout=120,
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("llama_index.core", reason="llama-index-core weighs 120 MB; see the extra frameworks")
+pytest.importorskip("llama_index.core", reason="llama-index-core weighs 100 MB; see the extra frameworks")
 
 from llama_index.core import MockEmbedding, VectorStoreIndex
 from llama_index.core.schema import Document, NodeRelationship, RelatedNodeInfo, TextNode
