@@ -264,9 +264,15 @@ async def removed_by(core: Endpoints, collection: str, condition: Any) -> int:
 async def updated_by(core: Endpoints, collection: str, condition: Any, meta: dict[str, Any]) -> int:
     with refused_filters():
         ids = [one["id"] for one in await matching(core, collection, condition)]
+    updated = 0
     for document_id in ids:
-        await core.patch(collection, document_id, meta)
-    return len(ids)
+        try:
+            await core.patch(collection, document_id, meta)
+            updated += 1
+        except ServiceError as error:
+            if error.status != 404:  # deleted meanwhile
+                raise
+    return updated
 
 
 async def passages_found(

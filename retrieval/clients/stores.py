@@ -32,10 +32,10 @@ class Store:
     """A collection and the client that reaches it. Safe to use from several threads and event loops."""
 
     def __init__(self, collection: str, *, url: str | None, client: Client | None, create: bool) -> None:
-        """`client`: else one for `url`, as Client's. `create`: make the collection on first use if it is absent."""
+        """`client`: else one for `url`, as Client's. `create`: make the collection when it is found absent."""
         self.collection = collection
         self.client = client or Client(url)
-        self._present = not create
+        self._create = create
 
     def run(
         self,
@@ -61,13 +61,20 @@ class Store:
         **kwargs: P.kwargs,
     ) -> T:
         assert isinstance(core, Endpoints)
-        if not self._present:
-            try:
-                await core.ensure_collection(self.collection)
-            except ServiceError as error:
-                if error.status != 409:  # made by another at the same moment
-                    raise
-            self._present = True
+        try:
+            return await work(core, self.collection, *args, **kwargs)
+        except ServiceError as error:
+            if error.status != 404 or not self._create:
+                raise
+            absent = error
+        try:
+            await core.create_collection(self.collection)
+        except ServiceError as error:
+            if error.status == 403:  # the key is not for making collections
+                raise absent from None
+            if error.status != 409:  # made by another at the same moment
+                raise
+        self._create = False
         return await work(core, self.collection, *args, **kwargs)
 
 

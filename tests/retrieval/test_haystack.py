@@ -69,6 +69,14 @@ class TestDocumentStore(DocumentStoreBaseExtendedTests, CountDocumentsByFilterTe
 # -- document store
 
 
+def test_nothing_is_no_error(empty: NearlineDocumentStore) -> None:
+    """No documents, no ids, and a collection that is not there: it is made."""
+    assert NearlineRetriever(empty).run("anything") == {"documents": []}
+    for policy in DuplicatePolicy:
+        assert empty.write_documents([], policy=policy) == 0
+    empty.delete_documents([])
+
+
 def test_policies(filled: NearlineDocumentStore) -> None:
     """FAIL writes nothing if any id is known or comes twice; SKIP keeps what is there, and the first of equal ids."""
     new, other = Document(id="new", content="one"), Document(id="new", content="two")

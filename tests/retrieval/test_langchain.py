@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,11 @@ import pytest
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 
-from jobs.server_process import ServerProcess
+from indexes.catalog import prepare
+from jobs.server_process import ServerProcess, serving
 from nearline import Client, RefusedDocument, ServiceError
 from nearline.langchain import NearlineRetriever, NearlineVectorStore
+from retrieval.auth import Key, Keys, Scope
 
 NAMES = (f"langchain-{number}" for number in itertools.count())
 CARE = [
@@ -50,6 +53,30 @@ def test_what_is_added_is_found_and_read(filled: NearlineVectorStore) -> None:
     """A search returns passages with id and metadata, get_by_ids documents in the order asked for."""
     assert filled.similarity_search("when do I get my money back", k=1) == [CARE[0]]
     assert filled.get_by_ids(["socks", "absent", "refunds"]) == [CARE[2], CARE[0]]
+
+
+def test_nothing_is_no_error(store: NearlineVectorStore) -> None:
+    """No texts, no ids, and a collection that is not there: it is made."""
+    assert store.add_texts([]) == []
+    assert store.get_by_ids([]) == []
+    assert store.delete([])
+    assert store.similarity_search("anything") == []
+
+
+def test_a_key_for_searching_is_enough_to_search(tmp_path: Path, model_folder: Path) -> None:
+    """The store asks for nothing else; of a collection that is absent, and that it may not make, it says so."""
+    prepare(tmp_path / "data")
+    keys = Keys(tmp_path / "data")
+    scopes: tuple[Scope, ...] = ("admin", "search")
+    made = [keys.create(Key(id="", sha256="", scopes=[scope], created_ms=0))[1] for scope in scopes]
+    with serving(tmp_path / "data", {"NEARLINE_MODELS_FOLDER": str(model_folder.parent)}) as server:
+        with Client(server.url, key=made[0]) as admin, Client(server.url, key=made[1]) as reader:
+            NearlineVectorStore("help", client=admin).add_documents(CARE)
+            assert NearlineVectorStore("help", client=reader).similarity_search("lost parcel", k=1) == [
+                CARE[1]
+            ]
+            with pytest.raises(ServiceError, match="no collection 'absent'"):
+                NearlineVectorStore("absent", client=reader).similarity_search("lost parcel")
 
 
 def test_a_long_document_is_found_by_its_passages(filled: NearlineVectorStore) -> None:

@@ -90,6 +90,14 @@ def test_a_long_node_is_found_once_and_whole(store: NearlineVectorStore) -> None
     assert len({one.node_id for one in found}) == len(found) == 2
 
 
+def test_nothing_is_no_error(client: Client) -> None:
+    """No nodes, no ids, and a collection that is not there: it is made."""
+    store = NearlineVectorStore(next(NAMES), client=client)
+    assert store.get_nodes([]) == store.get_nodes() == store.add([]) == []
+    store.delete_nodes([])
+    assert store.query(VectorStoreQuery(query_str="anything")).ids == []
+
+
 @pytest.mark.parametrize(
     ("operator", "key", "value", "ids"),
     [
