@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from retrieval import collection_schemas, document_schemas, schemas
+from retrieval import collection_schemas, document_schemas, explain_schemas, schemas
 from retrieval.dialects import ollama, openai, rerank, tei
 from retrieval.openapi import Examples
 
@@ -58,6 +58,10 @@ def make_examples(model: str, reranker: str = "reranker") -> Examples:
             "two questions": {"searches": [{"query": QUERY, "k": 3}, {"query": "when do you ship?", "k": 3}]}
         },
         schemas.ContextRequest: {"for a prompt": {"query": QUERY, "token_budget": 500}},
+        explain_schemas.ExplainRequest: {
+            "why it is not the first hit": {"query": QUERY, "k": 1, "document_id": "shipping"},
+            "with a filter": {"query": QUERY, "filter": ENGLISH, "document_id": "refunds"},
+        },
         collection_schemas.SendFeedback: {
             "a judgment and a click": {
                 "feedback": [

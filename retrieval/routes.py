@@ -6,12 +6,12 @@ from typing import Any
 
 from aiohttp import web
 
-from retrieval import collection_schemas, document_schemas, schemas
+from retrieval import collection_schemas, document_schemas, explain_schemas, schemas
 from retrieval.admission import Load
 from retrieval.dialects import ollama, openai, rerank, tei
 from retrieval.dialects.errors import CohereErrorBody, OllamaErrorBody, OpenAIErrorBody, TeiErrorBody
 from retrieval.examples import make_examples
-from retrieval.handlers import collections, documents, feedback, jobs, search, system
+from retrieval.handlers import collections, documents, explain, feedback, jobs, search, system
 from retrieval.keys import API, CONFIG, LOADS
 from retrieval.openapi import Route, describe
 
@@ -30,6 +30,8 @@ ROUTES = (
           schemas.SearchBatch, schemas.SearchBatchAnswer, load="heavy"),
     Route("POST", f"{C}/context", search.context, "Passages for a prompt, within a token budget", SEARCH,
           schemas.ContextRequest, schemas.ContextAnswer, load="heavy"),
+    Route("POST", f"{C}/explain", explain.explain, "Why a document is, or is not, among the hits", SEARCH,
+          explain_schemas.ExplainRequest, explain_schemas.ExplainAnswer, load="heavy"),
     Route("POST", f"{C}/feedback", feedback.write, "Judgments and clicks, for `nearline learn`", FEEDBACK,
           collection_schemas.SendFeedback, collection_schemas.FeedbackKept),
     Route("GET", f"{C}/feedback", feedback.listed, "All feedback about documents that exist", FEEDBACK,

@@ -140,6 +140,22 @@ class LogReader:
         rows = self._rows(f"{ONE_DOCUMENT} WHERE id = ?", (document_id,))
         return as_document(rows[0]) if rows else None
 
+    def passages_of(self, document_id: str) -> range:
+        """The passage ids of a document, in order; empty if there is no such document."""
+        rows = self._rows("SELECT first_passage, passages FROM documents WHERE id = ?", (document_id,))
+        return range(rows[0][0], sum(rows[0])) if rows else range(0)
+
+    def last_operation(self, document_id: str) -> int | None:
+        """The last operation on a document that is still remembered. Reads all operations."""
+        ((last,),) = self._rows("SELECT max(seq) FROM operations WHERE document_id = ?", (document_id,))
+        return None if last is None else int(last)
+
+    def ids_beside(self, document_id: str, most: int) -> list[str]:
+        """The ids of up to so many documents on either side of this one, in the order of ids."""
+        sides = "> ? ORDER BY id", "< ? ORDER BY id DESC"
+        sql = "SELECT id FROM documents WHERE id {} LIMIT {:d}"
+        return [one for side in sides for (one,) in self._rows(sql.format(side, most), (document_id,))]
+
     def known(self, document_ids: Iterable[str]) -> set[str]:
         """Those among these ids that documents have."""
         wanted = msgspec.json.encode(list(document_ids)).decode()
