@@ -22,12 +22,12 @@ def suggestion(name: str, known: Collection[str], alike: Alike = ()) -> str:
     return f"known names: {listed}" + (", ..." if len(known) > LISTED_MAX else "")
 
 
-def similar(name: str, known: Iterable[str], most: int) -> list[str]:
-    """The known names that are spelled much like this one, the most similar first."""
+def similar(name: str, known: Iterable[str], most: int, least: float = 0.6) -> list[str]:
+    """The known names that are spelled much like this one, the most similar first; `least` is from 0 to 1, equal."""
     long = [one for one in known if len(one) > 2]  # any four letters are "close" to some two
     shown = name[:NAME_CHARS_SHOWN]
     compared = heapq.nsmallest(COMPARED_MAX, long, key=lambda one: abs(len(one) - len(shown)))
-    return difflib.get_close_matches(shown, compared, most)
+    return difflib.get_close_matches(shown, compared, most, least)
 
 
 def synonym(name: str, known: Collection[str], alike: Alike) -> str | None:

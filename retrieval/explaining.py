@@ -43,7 +43,7 @@ from retrieval.settings import Config
 JSON = dict[str, Any]
 
 CAUSES_MAX = 5  # one after the other
-IDS_COMPARED = 500  # on either side of an id that no document has
+IDS_COMPARED = 5000  # with one that no document has, of each sort
 SIMILAR_MAX = 3
 MODES: tuple[Mode, ...] = ("hybrid", "lexical", "dense")
 
@@ -75,16 +75,12 @@ def target_of(collection: Collection, document_id: str, passage: int | None) -> 
 
 
 def no_document(collection: Collection, document_id: str) -> Cause:
-    """It was never written, or deleted; and what it may be called."""
-    last = collection.log.last_operation(document_id)
-    beside = collection.log.ids_beside(document_id, IDS_COMPARED)
-    alike = similar(document_id, beside, SIMILAR_MAX)
-    reason = f"no document has the id {document_id!r}"
-    if last is not None:
-        reason += f": it was deleted by operation {last}"
+    """It was never written, or deleted: of what was deleted the log keeps no id. And what it may be called."""
+    alike = similar(document_id, set(collection.log.ids_like(document_id, IDS_COMPARED)), SIMILAR_MAX)
+    reason = f"no document has the id {document_id!r}: it was never written, or was deleted"
     if alike:
         reason += f"; similar ids: {', '.join(map(repr, alike))}"
-    return Cause("no_document", "log", reason, {"deleted_seq": last, "similar_ids": alike})
+    return Cause("no_document", "log", reason, {"similar_ids": alike})
 
 
 class Inquiry:
@@ -189,9 +185,12 @@ class Inquiry:
         other, needed = outscored(trail)
         cause = unread_query(trail) or await self._confirmed(trail) or missing_terms(trail)
         if cause is not None:
-            if not await self._next(cause, self._modes(trail)) and cause.kind != "missing_terms":
+            # Words alone never rank a passage without them.
+            speechless = trail.plan.mode == "lexical" and trail.first.lexical is None and self._modes(trail)
+            found = await self._next(cause, self._modes(trail), {"mode": "hybrid"} if speechless else None)
+            if not self._changes and not speechless:
                 await self._deeper(needed)
-            return bool(self._changes)
+            return found or bool(self._changes)
         if deeper is not None:
             cause, needed = deeper
         await self._deeper(needed)

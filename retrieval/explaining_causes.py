@@ -14,13 +14,13 @@ import numpy as np
 from indexes import Comparison, Floats, Unmet, relaxed
 from retrieval.embedders import Embedder
 from retrieval.explain_schemas import Cause
-from retrieval.explaining_trail import Trail, rounded, strings_in, terms_in
+from retrieval.explaining_trail import WORD, Trail, rounded, strings_in, terms_in
 from retrieval.relevance import READ_MIN
 from retrieval.writing import TITLE_TOKENS_MAX
 
 SHOWN_CHARS = 80
-METADATA_CHARS_MAX = 1000  # of it are embedded, to see whether its words would have found the document
-OWN_VECTOR_ALIKE = 0.9  # cosine of a vector with that of its text, from where it is taken for the model's
+# Of metadata and of what was cut from a title, to see whether they would have found the document.
+PIECES_MAX, PIECE_WORDS, PIECE_CHARS_MAX = 32, 16, 400
 
 
 def cause_of_rank(trail: Trail) -> Cause:
@@ -35,7 +35,10 @@ def cause_of_rank(trail: Trail) -> Cause:
         place = "last by words" if first.lexical is None else f"{ordinal(first.lexical_rank)} by words"
         parts.append(f"{place} (BM25 {first.lexical or 0:.3f}: {words})")
     return Cause(
-        "found", "page", f"it is hit {trail.rank}: {' and '.join(parts)} of its passages", numbers(trail)
+        "found",
+        "page",
+        f"it is hit {trail.rank}: its passage {trail.passage.ordinal} is {' and '.join(parts)}",
+        numbers(trail),
     )
 
 
@@ -193,6 +196,10 @@ def unread_query(trail: Trail) -> Cause | None:
     plan = trail.plan
     if plan.mode != "dense" or plan.share_read is None or plan.share_read >= READ_MIN:
         return None
+    # Of such a query cosines are no evidence, but its words may stand in the metadata as they are.
+    words = set(WORD.findall((plan.request.query or "").lower()))
+    if words <= set(WORD.findall(" ".join(strings_in(trail.target.document.metadata)).lower())):
+        return elsewhere(trail, "metadata", "all words of the query stand", sorted(words))
     return Cause(
         "unread_query",
         "candidates",
@@ -240,7 +247,7 @@ def places_of(trail: Trail) -> dict[str, str]:
     passage, document = trail.passage, trail.target.document
     others = document.text[: passage.start] + "\n" + document.text[passage.end :]
     places = {
-        "metadata": strings_in(document.metadata),
+        "metadata": "\n".join(strings_in(document.metadata)),
         "headings": passage.heading,
         "other passages": others,
     }
@@ -249,25 +256,23 @@ def places_of(trail: Trail) -> dict[str, str]:
 
 async def meant_elsewhere(trail: Trail, embedder: Embedder) -> Cause | None:
     """By meaning: what was cut from the title, or metadata, embedded by itself, would be a hit."""
-    vector, title, own = trail.plan.query.vector, trail.passage.title, trail.passage.tokens == 0
-    starts = embedder.counter.starts(title) if title else ()
-    texts = {}
-    if len(starts) > TITLE_TOKENS_MAX and not own:
-        texts["title"] = title[starts[TITLE_TOKENS_MAX] :]
-    if metadata := strings_in(trail.target.document.metadata):
-        texts["metadata"] = metadata[:METADATA_CHARS_MAX]
-    if not texts or vector is None:
+    vector, title = trail.plan.query.vector, trail.passage.title
+    starts = embedder.counter.starts(title) if title and trail.passage.tokens else ()
+    pieces = [("metadata", text[:PIECE_CHARS_MAX]) for text in strings_in(trail.target.document.metadata)]
+    if len(starts) > TITLE_TOKENS_MAX:
+        words = title[starts[TITLE_TOKENS_MAX] :].split()
+        pieces += [
+            ("title", " ".join(words[at : at + PIECE_WORDS])) for at in range(0, len(words), PIECE_WORDS // 2)
+        ]
+    pieces = pieces[:PIECES_MAX]
+    if not pieces or vector is None:
         return None
-    similarities: Floats = await embedder.documents(list(texts.values())) @ vector
-    for place, similarity in zip(texts, similarities.tolist()):
-        if similarity >= trail.last_score and similarity > (trail.first.dense or -1.0):
-            return elsewhere(
-                trail,
-                place,
-                f"what answers the query (cosine {similarity:.3f}) stands",
-                [texts[place][:SHOWN_CHARS]],
-            )
-    return None
+    similarities: Floats = await embedder.documents([text for _, text in pieces]) @ vector
+    best = int(np.argmax(similarities))
+    (place, text), similarity = pieces[best], float(similarities[best])
+    if similarity < trail.last_score or similarity <= (trail.first.dense or -1.0):
+        return None
+    return elsewhere(trail, place, f"{text[:SHOWN_CHARS]!r} (cosine {similarity:.3f}) stands", [text])
 
 
 WHERE = {

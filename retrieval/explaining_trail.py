@@ -37,6 +37,7 @@ from retrieval.schemas import Hit, Ranks, Scores
 from retrieval.stages import added, known, ranks_of
 
 BEST = 3  # passages looked at, by each score
+ALIKE = 0.75  # words, from 0 to 1: a form of the same word, or one mistyped
 DECIMALS = 4
 WORD = re.compile(r"\w+")
 Ranked = NDArray[np.int32]
@@ -136,7 +137,7 @@ class Trail:
         rows = []
         for word, of_word in self.words.items():
             gain = sum(one.gains.get(term, 0.0) for term in of_word)
-            near = None if gain else next(iter(similar(word.lower(), own, 1)), None)
+            near = None if gain else next(iter(similar(word.lower(), own, 1, ALIKE)), None)
             rows.append(FollowedWord(word, round(gain, DECIMALS), round(gain / total, DECIMALS), near))
         return sorted(rows, key=lambda row: -row.score)
 
@@ -216,10 +217,10 @@ def terms_in(text: str, language: str) -> set[str]:
     return set(terms(text, language))
 
 
-def strings_in(metadata: Mapping[str, object]) -> str:
-    """All texts of a document's metadata."""
+def strings_in(metadata: Mapping[str, object]) -> list[str]:
+    """The texts of a document's metadata."""
     values = [one for value in metadata.values() for one in (value if isinstance(value, list) else [value])]
-    return ", ".join(one for one in values if isinstance(one, str))
+    return [one for one in values if isinstance(one, str)]
 
 
 def before(score: Floats, scores: Floats, ranks: Ranked) -> Ranked:

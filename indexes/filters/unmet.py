@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from indexes.filters.grammar import Comparison, Compound, Exists, Filter, Not, conditions
+from indexes.filters.grammar import Comparison, Compound, Exists, Filter, Not
 
 JSON = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Unmet:
-    """One condition, the place in the filter where it stands, and whether it had to fail there (inside `not`)."""
+    """One condition, the place in the filter where it stands, and whether it had to fail there: inside `not`."""
 
     where: str
     condition: Comparison | Exists
@@ -38,7 +38,19 @@ def relaxed(
             if rest is not None:
                 kept.append(rest)
         return ({**value, "filters": kept} if kept else None), unmet
-    if isinstance(condition, Not):
-        inside = conditions(condition.filter, f"{where}.filter")
-        return None, [Unmet(place, one, negated=True) for place, one in inside if holds(one)]
-    return None, [Unmet(place, one) for place, one in conditions(condition, where) if not holds(one)]
+    return None, list(at_fault(condition, holds, where))
+
+
+def at_fault(
+    condition: Filter, holds: Callable[[Filter], bool], where: str, negated: bool = False
+) -> Iterator[Unmet]:
+    """The conditions that would have to turn out otherwise."""
+    if holds(condition) is not negated:
+        return
+    if isinstance(condition, Compound):
+        for at, part in enumerate(condition.filters):
+            yield from at_fault(part, holds, f"{where}.filters[{at}]", negated)
+    elif isinstance(condition, Not):
+        yield from at_fault(condition.filter, holds, f"{where}.filter", not negated)
+    else:
+        yield Unmet(where, condition, negated)

@@ -102,8 +102,9 @@ def ranks_by(prepared: Prepared, ids: Ids, own: Floats, blocks: Iterator[tuple[I
     before = np.zeros(len(ids), np.int64)
     for others, scores in blocks:
         for at, (one, score) in enumerate(zip(ids.tolist(), own)):
-            before[at] += np.count_nonzero(scores > score)
-            before[at] += np.count_nonzero((scores == score) & (others < one))
+            # Not itself: in another block its own score may be rounded otherwise.
+            ahead = (scores > score) | ((scores == score) & (others < one))
+            before[at] += np.count_nonzero(ahead & (others != one))
     return before
 
 
