@@ -43,7 +43,7 @@ from retrieval.settings import Config
 JSON = dict[str, Any]
 
 CAUSES_MAX = 5  # one after the other
-IDS_COMPARED = 5000  # with one that no document has, of each sort
+IDS_COMPARED = 1000  # with one that no document has, of each sort
 SIMILAR_MAX = 3
 MODES: tuple[Mode, ...] = ("hybrid", "lexical", "dense")
 
@@ -76,7 +76,9 @@ def target_of(collection: Collection, document_id: str, passage: int | None) -> 
 
 def no_document(collection: Collection, document_id: str) -> Cause:
     """It was never written, or deleted: of what was deleted the log keeps no id. And what it may be called."""
-    alike = similar(document_id, set(collection.log.ids_like(document_id, IDS_COMPARED)), SIMILAR_MAX)
+    groups = collection.log.ids_like(document_id, IDS_COMPARED)
+    closest = {one for group in groups for one in similar(document_id, group, SIMILAR_MAX)}
+    alike = similar(document_id, closest, SIMILAR_MAX)
     reason = f"no document has the id {document_id!r}: it was never written, or was deleted"
     if alike:
         reason += f"; similar ids: {', '.join(map(repr, alike))}"
@@ -183,7 +185,7 @@ class Inquiry:
             return await self._next(missed, [exact, *self._modes(trail)])
         deeper = beyond_depth(trail)
         other, needed = outscored(trail)
-        cause = unread_query(trail) or await self._confirmed(trail) or missing_terms(trail)
+        cause = await self._confirmed(trail) or missing_terms(trail)
         if cause is not None:
             # Words alone never rank a passage without them.
             speechless = trail.plan.mode == "lexical" and trail.first.lexical is None and self._modes(trail)
@@ -201,9 +203,11 @@ class Inquiry:
         if trail.plan.mode == "lexical" or trail.plan.request.query is None:
             return words_elsewhere(trail)
         embedder = await self._embedders.of(self._collection)
-        if trail.plan.mode == "dense":
-            return await own_vector(trail, embedder) or await meant_elsewhere(trail, embedder)
-        return await own_vector(trail, embedder) or words_elsewhere(trail)
+        if vector := await own_vector(trail, embedder):
+            return vector
+        if trail.plan.mode == "hybrid":
+            return words_elsewhere(trail)
+        return unread_query(trail) or await meant_elsewhere(trail, embedder)
 
     async def _next(self, cause: Cause, patches: Sequence[JSON], needed: JSON | None = None) -> bool:
         """Note a cause and try what may help against it. `needed` is kept for what comes next. False: no way on."""

@@ -73,8 +73,8 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Trail:
-    """One followed search. `best` are the passages that came furthest, the furthest first, empty where the snapshot
-    holds none; `words` maps the words of the query to its terms."""
+    """One followed search. `best` are the passages that score best, a hit first, empty where the snapshot holds
+    none; `words` maps the words of the query to its terms."""
 
     target: Target
     search: Followed
@@ -182,9 +182,13 @@ def trail_of(collection: Collection, search: Followed, target: Target) -> Trail:
         query_language=language,
         rank=target.rank_in(search.answer.hits),
     )
-    trail.best.sort(
-        key=lambda one: (trail.place(one) or np.inf, -trail.score_with(one.dense, one.lexical), one.id)
-    )
+    shown = {hit.passage for hit in search.answer.hits if hit.document_id == target.document.id}
+
+    def order(one: Standing) -> tuple[bool, float, int]:
+        found = trail.rank is not None and stored[one.id].ordinal in shown
+        return not found, -trail.score_with(one.dense, one.lexical), one.id
+
+    trail.best.sort(key=order)
     return trail
 
 
