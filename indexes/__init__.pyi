@@ -76,6 +76,7 @@ from .parts.manifest import RecallEvidence as RecallEvidence
 from .parts.prepared import Prepared as Prepared
 from .parts.snapshot import Snapshot as Snapshot
 from .parts.standing import Standing as Standing
+from .parts.standing import holding as holding
 from .parts.standing import holds as holds
 from .parts.standing import standings as standings
 from .query import Candidates as Candidates

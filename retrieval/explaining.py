@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from indexes import Collection, DeadlineExceeded, InvalidInput, NotFound, TooLarge, similar
+from retrieval.cancellation import abandonable
 from retrieval.decoding import decode, decode_part
 from retrieval.embedders import Embedders
 from retrieval.explain_schemas import Cause, Change, ExplainAnswer, ExplainRequest
@@ -55,7 +57,9 @@ async def explain(
     document_id = str(wanted.document_id)
     # Checked before its filter is decoded here, too.
     filter_of(wanted.filter, config)
-    search = as_json(wanted, SearchRequest)
+    search: JSON = as_json(wanted, SearchRequest)
+    if skipped := search.pop("offset", 0):  # what is on an earlier page is found, too
+        search["k"] = search.get("k", config.search.k) + skipped
     try:
         target = await asyncio.to_thread(target_of, collection, document_id, wanted.passage)
     except NotFound:
@@ -130,7 +134,7 @@ class Inquiry:
             )
             await self._next(cause, [{"min_seq": written}], {"min_seq": written})
         elif trail.rank is not None and not self._causes:
-            self._causes.append(cause_of_rank(trail))
+            self._causes.append(await asyncio.to_thread(cause_of_rank, trail))
         while not self._changes and trail.rank is None and len(self._causes) < CAUSES_MAX:
             if not await self._cause(trail):
                 break
@@ -142,7 +146,7 @@ class Inquiry:
             also=self._causes[1:],
             change=self._changes[0] if self._changes else None,
             others=self._changes[1:],
-            passages=first.rows(),
+            passages=await asyncio.to_thread(first.rows),
             searches=self._searches,
             seq=first.search.snapshot.seq,
         )
@@ -157,11 +161,12 @@ class Inquiry:
             seq = trail.search.snapshot.seq
             reason = f"it was written by operation {written}, and this search saw those up to {seq}"
             evidence = {"written_seq": written, "seq": seq}
-            since: JSON = {"min_seq": written}
-            return await self._next(Cause("not_visible", "snapshot", reason, evidence), [since], since)
+            return await self._next(
+                Cause("not_visible", "snapshot", reason, evidence), [{"min_seq": written}]
+            )
         if plan.query.condition is not None:
             value = decode_part(plan.request.filter, dict[str, Any], "filter")
-            if kept_out := filtered(trail, value):
+            if kept_out := await asyncio.to_thread(filtered, trail, value):
                 patch: JSON = {"filter": merge_patch(value, kept_out[1])}
                 return await self._next(kept_out[0], [patch], patch)
         if one := grouped(trail):
@@ -184,8 +189,8 @@ class Inquiry:
             await self._deeper(trail.plan.k + 1, most=4 * trail.plan.k)
             return await self._next(missed, [exact, *self._modes(trail)])
         deeper = beyond_depth(trail)
-        other, needed = outscored(trail)
-        cause = await self._confirmed(trail) or missing_terms(trail)
+        other, needed = await asyncio.to_thread(outscored, trail)
+        cause = await self._confirmed(trail) or await asyncio.to_thread(missing_terms, trail)
         if cause is not None:
             # Words alone never rank a passage without them.
             speechless = trail.plan.mode == "lexical" and trail.first.lexical is None and self._modes(trail)
@@ -201,12 +206,12 @@ class Inquiry:
     async def _confirmed(self, trail: Trail) -> Cause | None:
         """A cause that is one only if the document would be a hit without it."""
         if trail.plan.mode == "lexical" or trail.plan.request.query is None:
-            return words_elsewhere(trail)
+            return await asyncio.to_thread(words_elsewhere, trail)
         embedder = await self._embedders.of(self._collection)
         if vector := await own_vector(trail, embedder):
             return vector
         if trail.plan.mode == "hybrid":
-            return words_elsewhere(trail)
+            return await asyncio.to_thread(words_elsewhere, trail)
         return unread_query(trail) or await meant_elsewhere(trail, embedder)
 
     async def _next(self, cause: Cause, patches: Sequence[JSON], needed: JSON | None = None) -> bool:
@@ -248,7 +253,7 @@ class Inquiry:
         followed = await self._pipeline.follow(
             self._collection, request_of(apply_patch(self._search, self._patch))
         )
-        return await asyncio.to_thread(trail_of, self._collection, followed, self._target)
+        return await abandonable(partial(trail_of, self._collection, followed, self._target))
 
     async def _tried(self, patch: JSON) -> Change | None:
         """The change, if it finds the document; None also where it is refused."""

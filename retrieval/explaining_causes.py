@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from indexes import Comparison, Floats, Unmet, relaxed
+from indexes import Comparison, Floats, Unmet, holding, relaxed
 from retrieval.embedders import Embedder
 from retrieval.explain_schemas import Cause
 from retrieval.explaining_trail import WORD, Trail, rounded, strings_in, terms_in
@@ -47,6 +47,10 @@ def ordinal(rank: int | None) -> str:
         return "unranked"
     ending = "th" if rank % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(rank % 10, "th")
     return f"{rank}{ending}"
+
+
+def counted(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def numbers(trail: Trail) -> dict[str, Any]:
@@ -231,27 +235,25 @@ def words_elsewhere(trail: Trail) -> Cause | None:
     """The query's words stand where no index looks, or in other passages; with them, it would be a hit."""
     first = trail.first
     lacking = {word: own for word, own in trail.words.items() if not any(one in first.gains for one in own)}
-    for place, text in places_of(trail).items():
-        held = terms_in(text, trail.passage.language)
+    for place, held in places_of(trail, {one for own in lacking.values() for one in own}).items():
         words = {word: [one for one in own if one in held] for word, own in lacking.items()}
         words = {word: own for word, own in words.items() if own}
         gain = sum(first.lacks.get(one, 0.0) for own in words.values() for one in own)
         if gain and trail.score_with(first.dense, (first.lexical or 0.0) + gain) >= trail.last_score:
-            named = ", ".join(repr(word) for word in words)
+            named = ", ".join(map(repr, words))
             return elsewhere(trail, place, f"{named} {'stand' if len(words) > 1 else 'stands'}", list(words))
     return None
 
 
-def places_of(trail: Trail) -> dict[str, str]:
-    """Texts of the document that the best passage is not found by."""
-    passage, document = trail.passage, trail.target.document
-    others = document.text[: passage.start] + "\n" + document.text[passage.end :]
-    places = {
-        "metadata": "\n".join(strings_in(document.metadata)),
-        "headings": passage.heading,
-        "other passages": others,
+def places_of(trail: Trail, lacking: set[str]) -> dict[str, set[str]]:
+    """Where else the document may have words that the best passage lacks, and which of these terms are there."""
+    passage, ids = trail.passage, np.array(trail.target.ids, np.int64)
+    metadata = "\n".join(strings_in(trail.target.document.metadata))
+    return {
+        "metadata": lacking & terms_in(metadata, passage.language),
+        "headings": lacking & terms_in(passage.heading, passage.language),
+        "other passages": lacking & holding(trail.prepared, ids, lacking).keys(),
     }
-    return {place: text for place, text in places.items() if text.strip()}
 
 
 async def meant_elsewhere(trail: Trail, embedder: Embedder) -> Cause | None:
@@ -333,7 +335,7 @@ def outscored(trail: Trail) -> tuple[Cause, int]:
     """Others score more; and how many hits would reach it, by what is known so far."""
     first, evidence = trail.first, numbers(trail)
     needed = place_after_floors(trail) or first.dense_rank or first.lexical_rank or trail.plan.k + 1
-    reason = f"{needed - 1} passages score more"
+    reason = f"{counted(needed - 1, 'passage')} {'scores' if needed == 2 else 'score'} more"
     if "score" in evidence and "last_hit_score" in evidence:
         behind = evidence["last_hit_score"] - evidence["score"]
         reason += f"; it lacks {behind:.4f} to the last of the {trail.plan.k} hits"

@@ -14,6 +14,7 @@ from indexes import (
     Collection,
     Filter,
     Floats,
+    GoOn,
     Ids,
     Prepared,
     Query,
@@ -161,8 +162,8 @@ class Trail:
         return found
 
 
-def trail_of(collection: Collection, search: Followed, target: Target) -> Trail:
-    """Scores everything that the filter allows once: not for the event loop."""
+def trail_of(collection: Collection, search: Followed, target: Target, go_on: GoOn) -> Trail:
+    """Scores everything that the filter allows once: not for the event loop. Calls `go_on` in between."""
     search_with_one_thread()
     plan, snapshot = search.plan, search.snapshot
     words, language = words_of(snapshot, plan.query)
@@ -170,7 +171,7 @@ def trail_of(collection: Collection, search: Followed, target: Target) -> Trail:
     for of_word in words.values():
         counts.update(of_word)
     prepared = snapshot.prepare(plan.query)
-    best = standings(prepared, furthest(prepared, search, target.followed), counts)
+    best = standings(prepared, furthest(prepared, search, target.followed), counts, go_on)
     stored = collection.passages([one.id for one in best])
     trail = Trail(
         target=target,

@@ -5,7 +5,7 @@ For explanations. An exact rank counts all passages that the filter allows, so i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -161,6 +161,20 @@ def cold_list_of(part: Part, row: int, vector: Floats | None) -> ColdList | None
     similarities = cold.centres() @ vector
     place = int(np.count_nonzero(similarities > similarities[number])) + 1
     return ColdList(number, place, cold.lists, cold.settings.probes)
+
+
+def holding(prepared: Prepared, ids: Ids, terms: Iterable[str]) -> dict[str, Ids]:
+    """Which of these passages hold each term of the query's text; terms that none holds are left out."""
+    found: dict[str, list[Ids]] = {}
+    weighed, wanted = prepared.weighed, set(terms)
+    for term, weight in () if weighed is None else weighed.weights:
+        for chosen, at, rows in located(prepared, ids) if term in wanted else ():
+            assert weighed is not None
+            alone = replace(weighed, weights=((term, weight),), met=())
+            held = ids[at[score_rows(chosen.part.lexical, alone, rows) > 0]]
+            if len(held):
+                found.setdefault(term, []).append(held)
+    return {term: np.sort(np.concatenate(each)) for term, each in found.items()}
 
 
 def holds(prepared: Prepared, passage: int, condition: Filter) -> bool:

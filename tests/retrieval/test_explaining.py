@@ -88,7 +88,7 @@ def test_a_write_that_is_not_visible_yet(
     after = local.collection.snapshot
     monkeypatch.setattr(local.collection, "_snapshot", before)
     got = local.explain("again", query="When are refunds paid?")
-    assert got.cause.kind == "not_visible"
+    assert (got.cause.kind, got.also, got.change) == ("not_visible", [], None)
     assert got.cause.evidence == {"written_seq": after.seq, "seq": before.seq}
     assert got.passages == []
 

@@ -319,7 +319,9 @@ class Planter:
             if self.chance.random() < 0.5:
                 words = [word for word in document["text"].split()[:8] if len(word) > 5]
                 asked["query"] = " ".join(word[:2] + "q" + word[3:] for word in words)
-            if asked["query"] and not self.shares_words(document["id"], asked["query"]):
+            if not asked["query"] or document["id"] in self.service.found(**asked, k=1000):
+                continue
+            if not self.shares_words(document["id"], asked["query"]):
                 yield Miss("missing_terms", asked, document["id"])
 
     def shares_words(self, document_id: str, query: str) -> bool:
