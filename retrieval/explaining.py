@@ -45,8 +45,10 @@ from retrieval.settings import Config
 JSON = dict[str, Any]
 
 CAUSES_MAX = 5  # one after the other
+SEARCHES_MAX = 24  # for one explanation; most take two to eight
 IDS_COMPARED = 1000  # with one that no document has, of each sort
 SIMILAR_MAX = 3
+HALVINGS_MAX = 4  # in the search for the fewest hits
 MODES: tuple[Mode, ...] = ("hybrid", "lexical", "dense")
 
 
@@ -185,11 +187,18 @@ class Inquiry:
 
     async def _cause_of_scores(self, trail: Trail) -> bool:
         if missed := missed_by_index(trail):
-            exact = {"exact": True} if trail.plan.mode == "dense" else {"mode": "dense", "exact": True}
             await self._deeper(trail.plan.k + 1, most=4 * trail.plan.k)
-            return await self._next(missed, [exact, *self._modes(trail)])
+            if await self._next(missed, self._modes(trail)):
+                return True
+            exact = await self._tried(
+                {"mode": "dense", "exact": True}
+            )  # last: it reads every vector of the log
+            self._changes += [exact] if exact else []
+            return exact is not None
         deeper = beyond_depth(trail)
         other, needed = await asyncio.to_thread(outscored, trail)
+        if deeper is not None:
+            needed = deeper[1]
         cause = await self._confirmed(trail) or await asyncio.to_thread(missing_terms, trail)
         if cause is not None:
             # Words alone never rank a passage without them.
@@ -198,10 +207,8 @@ class Inquiry:
             if not self._changes and not speechless:
                 await self._deeper(needed)
             return found or bool(self._changes)
-        if deeper is not None:
-            cause, needed = deeper
         await self._deeper(needed)
-        return await self._next(cause or other, self._modes(trail))
+        return await self._next(deeper[0] if deeper else other, self._modes(trail))
 
     async def _confirmed(self, trail: Trail) -> Cause | None:
         """A cause that is one only if the document would be a hit without it."""
@@ -236,15 +243,26 @@ class Inquiry:
         ]
 
     async def _deeper(self, needed: int, most: int | None = None) -> None:
-        """Ask for so many hits, or more where that is not enough."""
-        most = min(most or self._config.limits.k_max, self._config.limits.k_max)
+        """Ask for so many hits, or more where that is not enough: deeper rankings have new candidates."""
+        most, failed = min(most or self._config.limits.k_max, self._config.limits.k_max), 0
         while needed <= most:
             if change := await self._tried({"k": needed}):
-                if change.verified_rank < needed:
-                    change = await self._tried({"k": change.verified_rank}) or change
-                self._changes.append(change)
+                self._changes.append(await self._least(change, failed, needed))
                 return
-            needed = 2 * needed + SPARE_HITS
+            failed, needed = needed, 2 * needed + SPARE_HITS
+
+    async def _least(self, change: Change, failed: int, enough: int) -> Change:
+        """The change with about the fewest hits that still finds it, between those that do not and those that do."""
+        guess = max(change.verified_rank, failed + 1)
+        for _ in range(HALVINGS_MAX):
+            if guess >= enough:
+                break
+            if fewer := await self._tried({"k": guess}):
+                change, enough = fewer, guess
+                guess = max(change.verified_rank, failed + 1)
+            else:
+                failed, guess = guess, (guess + enough) // 2 + 1
+        return change
 
     # --- searches -------------------------------------------------------------------------------------------------
 
@@ -258,6 +276,8 @@ class Inquiry:
     async def _tried(self, patch: JSON) -> Change | None:
         """The change, if it finds the document; None also where it is refused."""
         together = {**self._patch, **patch}
+        if self._searches >= SEARCHES_MAX:
+            return None
         self._searches += 1
         try:
             request = request_of(apply_patch(self._search, together))

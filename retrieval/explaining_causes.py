@@ -19,6 +19,7 @@ from retrieval.relevance import READ_MIN
 from retrieval.writing import TITLE_TOKENS_MAX
 
 SHOWN_CHARS = 80
+PASSAGES, LISTED_MAX = "other passages", 5
 # Of metadata and of what was cut from a title, to see whether they would have found the document.
 PIECES_MAX, PIECE_WORDS, PIECE_CHARS_MAX = 32, 16, 400
 
@@ -241,18 +242,26 @@ def words_elsewhere(trail: Trail) -> Cause | None:
         gain = sum(first.lacks.get(one, 0.0) for own in words.values() for one in own)
         if gain and trail.score_with(first.dense, (first.lexical or 0.0) + gain) >= trail.last_score:
             named = ", ".join(map(repr, words))
-            return elsewhere(trail, place, f"{named} {'stand' if len(words) > 1 else 'stands'}", list(words))
+            cause = elsewhere(trail, place, f"{named} {'stand' if len(words) > 1 else 'stands'}", list(words))
+            if place == PASSAGES:
+                cause.evidence["passages"] = {
+                    word: sorted({ordinal for one in own for ordinal in held[one]})[:LISTED_MAX]
+                    for word, own in words.items()
+                }
+            return cause
     return None
 
 
-def places_of(trail: Trail, lacking: set[str]) -> dict[str, set[str]]:
-    """Where else the document may have words that the best passage lacks, and which of these terms are there."""
-    passage, ids = trail.passage, np.array(trail.target.ids, np.int64)
+def places_of(trail: Trail, lacking: set[str]) -> dict[str, dict[str, list[int]]]:
+    """Where else the document may have words that the best passage lacks: which of these terms are there, and in which
+    passages."""
+    passage, ids = trail.passage, trail.target.ids
     metadata = "\n".join(strings_in(trail.target.document.metadata))
+    others = holding(trail.prepared, np.array(ids, np.int64), lacking)
     return {
-        "metadata": lacking & terms_in(metadata, passage.language),
-        "headings": lacking & terms_in(passage.heading, passage.language),
-        "other passages": lacking & holding(trail.prepared, ids, lacking).keys(),
+        "metadata": {key: [] for key in lacking & terms_in(metadata, passage.language)},
+        "headings": {key: [] for key in lacking & terms_in(passage.heading, passage.language)},
+        PASSAGES: {term: [ids.index(one) for one in held.tolist()] for term, held in others.items()},
     }
 
 
@@ -281,7 +290,7 @@ WHERE = {
     "title": f"beyond the first {TITLE_TOKENS_MAX} tokens of its title, which are all that is embedded of a title",
     "metadata": "in its metadata, which filters read and searches do not",
     "headings": "in the headings above the passage, which are shown with it but not searched",
-    "other passages": "in other passages of the document: no single one has what the query asks for",
+    PASSAGES: "in other passages of the document: no single one has what the query asks for",
 }
 
 

@@ -184,9 +184,18 @@ class Planter:
 
     def plant(self, each: int) -> Iterator[Miss]:
         """About so many of each kind. The last kind needs the collection for itself."""
-        for kind in (self.absent, self.deleted, self.later, self.filtered, self.outscored, self.floored, self.distant,
-                     self.without_words, self.in_metadata, self.cut_titles, self.apart, self.unread, self.own_vectors,
-                     self.grouped):  # fmt: skip
+        kinds = [
+            self.absent,
+            self.deleted,
+            self.later,
+            self.filtered,
+            self.outscored,
+            self.floored,
+            self.distant,
+        ]
+        kinds += [self.without_words, self.in_metadata, self.cut_titles, self.apart, self.under_headings]
+        kinds += [self.unread, self.own_vectors, self.grouped]
+        for kind in kinds:
             yield from islice(kind(), each)
 
     # --- what is asked ------------------------------------------------------------------------------------------
@@ -381,6 +390,25 @@ class Planter:
                     evidence={"where": "other passages"},
                 )
             self.service.delete(copy["id"], f"short-{number}")
+
+    def under_headings(self) -> Iterator[Miss]:
+        """One word of the query in the heading of the chapter, the other in a later section of it."""
+        for number in range(10_000):
+            first, second = next(self.names), next(self.names)
+            fill = [" ".join(one["text"].split()) for one in self.chance.sample(self.documents, 8)]
+            chapter = f"# {first}\n\n{fill[0]} {fill[1]}\n\n## Part\n\n{second} {' '.join(fill[2:])}"
+            copy = {"id": f"chapter-{number}", "text": chapter}
+            self.service.write(copy, {"id": f"other-{number}", "text": f"{second} {second}"})
+            asked = {"query": f"{first} {second}", "mode": "lexical", "k": 1}
+            held = self.service.collection.log.passages_of(copy["id"])
+            stored = list(self.service.collection.passages(held).values())
+            apart = not any(first in one.text and second in one.text for one in stored)
+            if apart and copy["id"] not in self.service.found(**asked):
+                last = next(one.ordinal for one in stored if second in one.text)
+                yield Miss(
+                    "words_elsewhere", asked, copy["id"], {"passage": last}, evidence={"where": "headings"}
+                )
+            self.service.delete(copy["id"], f"other-{number}")
 
     def unread(self) -> Iterator[Miss]:
         for query in self.chance.choices(FOREIGN, k=10_000):
