@@ -106,8 +106,9 @@ class Trail:
 
     def place(self, one: Standing) -> int | None:
         """Of a passage in the final order, from 1, before floors and grouping."""
-        position = self.position(one)
-        return None if position is None else int(np.flatnonzero(self.search.fused.order == position)[0]) + 1
+        final = self.search.fused.candidates.ids[self.search.fused.order]
+        at = np.flatnonzero(final == one.id)
+        return int(at[0]) + 1 if len(at) else None
 
     def score_with(self, dense: float | None, lexical: float | None) -> float:
         """The score that a passage with these two would have. By rank fusion: among the candidates as they are."""
@@ -118,8 +119,11 @@ class Trail:
         both = [np.array([np.nan if one is None else one], np.float32) for one in (dense, lexical)]
         if plan.weight_dense is not None:
             return float(added(plan, plan.weight_dense, found, *both)[0])
-        return float(reciprocal_rank([before(both[0], found.dense, found.dense_ranks),
-                                      before(both[1], found.lexical, found.lexical_ranks)], plan.rrf_k)[0])  # fmt: skip
+        places = [
+            before(both[0], found.dense, found.dense_ranks),
+            before(both[1], found.lexical, found.lexical_ranks),
+        ]
+        return float(reciprocal_rank(places, plan.rrf_k)[0])
 
     @property
     def last_score(self) -> float:
