@@ -45,7 +45,7 @@ from retrieval.settings import Config
 JSON = dict[str, Any]
 
 CAUSES_MAX = 5  # one after the other
-SEARCHES_MAX = 24  # for one explanation; most take two to eight
+SEARCHES_MAX = 24  # for one explanation; most take two to six, planted ones at most 12
 IDS_COMPARED = 1000  # with one that no document has, of each sort
 SIMILAR_MAX = 3
 HALVINGS_MAX = 4  # in the search for the fewest hits
