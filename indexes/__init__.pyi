@@ -7,12 +7,14 @@ from .courtesy import give_way as give_way
 from .courtesy import nobody_waits as nobody_waits
 from .dense.cold_skips import ColdState as ColdState
 from .dense.vectors import search_with_one_thread as search_with_one_thread
+from .durable import FolderLock as FolderLock
 from .durable import append as append
 from .durable import disk_errors as disk_errors
 from .durable import draft_of as draft_of
 from .durable import publish as publish
 from .durable import remove as remove
 from .durable import replace_unsynced as replace_unsynced
+from .durable import sync_folder as sync_folder
 from .durable import verify as verify
 from .erasing import Erasure as Erasure
 from .errors import Conflict as Conflict
@@ -35,7 +37,10 @@ from .errors import StorageError as StorageError
 from .errors import TooLarge as TooLarge
 from .errors import Unavailable as Unavailable
 from .filters.grammar import Comparison as Comparison
+from .filters.grammar import Compound as Compound
+from .filters.grammar import Exists as Exists
 from .filters.grammar import Filter as Filter
+from .filters.grammar import Unchecked as Unchecked
 from .filters.grammar import fits as fits
 from .filters.grammar import parse_filter as parse_filter
 from .filters.unmet import Unmet as Unmet

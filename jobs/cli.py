@@ -8,7 +8,7 @@ import sys
 import click
 
 from indexes.errors import NearlineError
-from retrieval.client import ServiceError
+from nearline import ServiceError
 
 COMMANDS = {
     "serve": "Serve a data directory over HTTP.",
@@ -16,6 +16,7 @@ COMMANDS = {
     "ingest": "Send files and folders to a running service.",
     "search": "Ask a running service.",
     "explain": "Say why a search does, or does not, find a document.",
+    "mcp": "Give assistants the tools search, fetch and context (MCP).",
     "collections": "List, show, rename, roll back and delete collections.",
     "reindex": "Rebuild the indexes of a collection and swap them in.",
     "erase": "Erase deleted and overwritten content from every file.",
@@ -25,6 +26,7 @@ COMMANDS = {
     "evaluate": "Measure recall, and ranking quality where there are judgements.",
     "export-model": "Make a quantised ONNX model for serving.",
     "train-reranker": "Train a cross-encoder on judged queries of a running service.",
+    "keys": "Make, list, rotate and revoke access keys.",
     "backup": "Copy collections to a folder, also while they are served.",
     "restore": "Put collections of a backup into a data directory.",
     "verify": "Check that a data directory or a backup is whole.",

@@ -8,8 +8,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from retrieval import collection_schemas, document_schemas, explain_schemas, schemas
+from retrieval import (
+    answer_schemas,
+    assess_schemas,
+    auth_schemas,
+    collection_schemas,
+    document_schemas,
+    explain_schemas,
+    schemas,
+)
 from retrieval.dialects import ollama, openai, rerank, tei
+from retrieval.dialects import vector_store_schemas as stores
 from retrieval.openapi import Examples
 
 JSON = dict[str, Any]
@@ -21,17 +30,31 @@ DOCUMENTS = [
     {"id": "refunds", "title": "Refunds", "text": TEXTS[0], "metadata": {"lang": "en", "year": 2026}},
     {"id": "shipping", "title": "Shipping", "text": TEXTS[1], "metadata": {"lang": "en", "year": 2025}},
 ]
+FILE, BATCH = "file-68f0c2a19d3be47d5a1c0e92", "vsfb_69a4f1000002"  # ids are made by the service
 
 
 def make_examples(model: str, reranker: str = "reranker") -> Examples:
     """`model` is the one that collections have by default, `reranker` the one configured."""
-    path = {"collection": "docs", "id": "refunds", "alias": "help", "model": model}
+    path = {
+        "collection": "docs",
+        "key": "1f00aa31c2d4",
+        "id": "refunds",
+        "alias": "help",
+        "model": model,
+        "file": FILE,
+        "batch": BATCH,
+    }
     bodies: dict[type[Any], dict[str, JSON]] = {
         collection_schemas.CreateCollection: {
             "a collection": {"name": "docs"},
             "with a small hot tier": {"name": "tickets", "hot_capacity": 2_000},
             "of German documents": {"name": "handbuch", "language": "de"},
         },
+        auth_schemas.CreateKey: {
+            "for a search page": {"name": "website", "scopes": ["search"], "collections": ["docs"]},
+            "for the ingest of a tenant": {"scopes": ["write"], "tenant": "acme", "expires_s": 7_776_000},
+        },
+        auth_schemas.RotateKey: {"an hour to change over": {"grace_s": 3600}},
         collection_schemas.RenameCollection: {"another name": {"name": "handbook"}},
         collection_schemas.SetAlias: {"an alias": {"collection": "docs"}},
         document_schemas.WriteDocuments: {"two documents": {"documents": DOCUMENTS}},
@@ -62,6 +85,17 @@ def make_examples(model: str, reranker: str = "reranker") -> Examples:
             "why it is not the first hit": {"query": QUERY, "k": 1, "document_id": "shipping"},
             "with a filter": {"query": QUERY, "filter": ENGLISH, "document_id": "refunds"},
         },
+        answer_schemas.AnswerRequest: {
+            "a question": {"query": QUERY},
+            "with your own instruction": {"query": QUERY, "instruction": "Answer in one short sentence."},
+        },
+        assess_schemas.AssessRequest: {
+            "an action": {"action": "Pay the refund of order 17 by hand"},
+            "an alert, and what counts as bad": {
+                "action": {"labels": {"service": "refunds"}, "annotations": {"summary": "refunds are late"}},
+                "outcome": {"key": "lang", "bad": ["fr"]},
+            },
+        },
         collection_schemas.SendFeedback: {
             "a judgment and a click": {
                 "feedback": [
@@ -88,6 +122,18 @@ def make_examples(model: str, reranker: str = "reranker") -> Examples:
         },
         collection_schemas.Tune: {"only measure": {"recall_target": 0.95, "apply": False}},
         openai.OpenAIEmbeddingRequest: {"two texts": {"model": model, "input": TEXTS}},
+        stores.OpenAICreateVectorStore: {
+            "a vector store": {"name": "Support FAQ", "metadata": {"team": "support"}}
+        },
+        stores.OpenAIUpdateVectorStore: {"another name": {"name": "Questions and answers"}},
+        stores.OpenAIStoreSearch: {
+            "a question": {"query": QUERY, "max_num_results": 5},
+            "two at once, with a filter": {"query": [QUERY, "when do you ship?"], "filters": ENGLISH},
+        },
+        stores.OpenAIUploadFile: {"a file": {"file": TEXTS[0], "purpose": "assistants"}},
+        stores.OpenAIAttachFile: {"with an attribute": {"file_id": FILE, "attributes": {"lang": "en"}}},
+        stores.OpenAISetAttributes: {"an attribute": {"attributes": {"lang": "en"}}},
+        stores.OpenAIAttachFiles: {"a file": {"file_ids": [FILE]}},
         ollama.OllamaEmbed: {"two texts": {"model": model, "input": TEXTS}},
         ollama.OllamaEmbeddings: {"a text": {"model": model, "prompt": TEXTS[0]}},
         ollama.OllamaShow: {"the default model": {"model": model}},

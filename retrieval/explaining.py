@@ -17,8 +17,9 @@ from typing import Any
 import msgspec
 
 from indexes import Collection, DeadlineExceeded, InvalidInput, NotFound, TooLarge, similar
+from retrieval.auth import PRINCIPAL
 from retrieval.cancellation import abandonable
-from retrieval.decoding import decode, decode_part
+from retrieval.decoding import decode, decode_part, is_absent
 from retrieval.embedders import Embedders
 from retrieval.explain_schemas import Cause, Change, ExplainAnswer, ExplainRequest
 from retrieval.explaining_causes import (
@@ -72,7 +73,10 @@ async def explain(
 
 
 def target_of(collection: Collection, document_id: str, passage: int | None) -> Target:
+    """Raises NotFound, also for a document that the caller may not see."""
     document, ids = collection.document(document_id), collection.log.passages_of(document_id)
+    if not PRINCIPAL.get().may_read(document.metadata):
+        raise NotFound(f"no document {document_id!r}", param="document_id")
     if passage is not None and passage >= len(ids):
         raise InvalidInput(
             f"passage {passage} is none of the document's, which has {len(ids)}", param="passage"
@@ -82,7 +86,9 @@ def target_of(collection: Collection, document_id: str, passage: int | None) -> 
 
 def no_document(collection: Collection, document_id: str) -> Cause:
     """It was never written, or deleted: of what was deleted the log keeps no id. And what it may be called."""
-    groups = collection.log.ids_like(document_id, IDS_COMPARED)
+    # A caller who sees some documents only is told of no others.
+    whole = PRINCIPAL.get().groups is None
+    groups = collection.log.ids_like(document_id, IDS_COMPARED) if whole else []
     closest = {one for group in groups for one in similar(document_id, group, SIMILAR_MAX)}
     alike = similar(document_id, closest, SIMILAR_MAX)
     reason = f"no document has the id {document_id!r}: it was never written, or was deleted"
@@ -166,7 +172,7 @@ class Inquiry:
             return await self._next(
                 Cause("not_visible", "snapshot", reason, evidence), [{"min_seq": written}]
             )
-        if plan.query.condition is not None:
+        if not is_absent(plan.request.filter):
             value = decode_part(plan.request.filter, dict[str, Any], "filter")
             if kept_out := await asyncio.to_thread(filtered, trail, value):
                 patch: JSON = {"filter": merge_patch(value, kept_out[1])}

@@ -6,12 +6,13 @@ count as the cause only if a passage that had them would be among the hits.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from indexes import Comparison, Floats, Unmet, holding, relaxed
+from indexes import Comparison, Floats, Unmet, holding, parse_filter, relaxed
 from retrieval.embedders import Embedder
 from retrieval.explain_schemas import Cause
 from retrieval.explaining_trail import WORD, Trail, rounded, strings_in, terms_in
@@ -79,10 +80,9 @@ def numbers(trail: Trail) -> dict[str, Any]:
 
 
 def filtered(trail: Trail, value: dict[str, Any]) -> tuple[Cause, dict[str, Any] | None] | None:
-    """The conditions that the document fails, and the filter without them. `value` is the filter as JSON."""
-    condition = trail.plan.query.condition
-    if condition is None:
-        return None
+    """The conditions that the document fails, and the filter without them. `value` is the request's filter, without
+    what its caller may see."""
+    condition = parse_filter(value, conditions_max=sys.maxsize)
     rest, unmet = relaxed(value, condition, trail.satisfies)
     if not unmet:
         return None

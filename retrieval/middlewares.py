@@ -1,4 +1,4 @@
-"""What every request passes through: an id and metrics, errors as JSON, a known caller, admission, a body in time."""
+"""What every request passes through: an id and metrics, errors as JSON, admission, a known caller, a key, a body."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from aiohttp import web
 
 from indexes import Conflict, InvalidInput, NearlineError, NotFound, Quarantined, StorageError, TooLarge
 from retrieval.admission import Load
-from retrieval.browsers import require_known_caller
+from retrieval.auth import PRINCIPAL
+from retrieval.browsers import FORM, let_page_read, require_known_caller
 from retrieval.dialects.errors import response
 from retrieval.door import DOOR
 from retrieval.errors import (
@@ -21,7 +22,20 @@ from retrieval.errors import (
     UnsupportedEncoding,
     without_folders,
 )
-from retrieval.keys import CEILING, CONFIG, FOLDERS, GATES, HELD, LOADS, METRICS, READY, STOPPING
+from retrieval.handlers.wire import form
+from retrieval.keys import (
+    CEILING,
+    CONFIG,
+    FOLDERS,
+    GATES,
+    HELD,
+    KEYS,
+    LOADS,
+    METRICS,
+    READY,
+    SCOPES,
+    STOPPING,
+)
 from retrieval.request_log import CLIENT_LEFT, GIVEN_ID, REQUEST_ID, log_request, new_request_id
 
 logger = logging.getLogger(__name__)
@@ -79,10 +93,7 @@ async def cross_origin(request: web.Request, handler: Handler) -> web.StreamResp
         answer.headers["Access-Control-Max-Age"] = PREFLIGHT_S
     else:
         answer = await handler(request)
-    answer.headers.add("Vary", "Origin")
-    if known:
-        answer.headers["Access-Control-Allow-Origin"] = "*" if "*" in allowed else origin
-        answer.headers["Access-Control-Expose-Headers"] = "*"
+    let_page_read(request, answer)
     return answer
 
 
@@ -116,6 +127,14 @@ async def within_grace(request: web.Request, handler: Handler) -> web.StreamResp
 async def known_callers(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Refuse what a foreign page may have sent before its body is read; `retrieval/browsers.py` has the rule."""
     require_known_caller(request)
+    return await handler(request)
+
+
+@web.middleware
+async def authenticated(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Only who may; from here on `PRINCIPAL` says who it is. What is not in the table of routes needs a key too."""
+    needed = request.app[SCOPES].get(request.match_info.handler, "key")
+    PRINCIPAL.set(request.app[KEYS].admit(request.headers, needed))
     return await handler(request)
 
 
@@ -176,7 +195,7 @@ async def bounded_body(request: web.Request, handler: Handler) -> web.StreamResp
         limit_s = request.app[CONFIG].server.body_timeout_s
         try:
             async with asyncio.timeout(limit_s):
-                await request.read()
+                await (form(request) if request.content_type == FORM else request.read())
         except TimeoutError:
             late = RequestTimeout(f"the body did not arrive within {limit_s:g} seconds")
             answer = response(request.path, late)

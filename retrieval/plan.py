@@ -21,6 +21,7 @@ from indexes import (
     check_language,
     parse_filter,
 )
+from retrieval.auth import PRINCIPAL
 from retrieval.decoding import decode_part, is_absent
 from retrieval.embedding.models import SIMILARITY_FLOOR
 from retrieval.relevance import BUILT_IN, Calibration, Calibrations, calibration_for, calibrations_of
@@ -136,7 +137,10 @@ def planned(
     )
     # The configuration too: a cache in Redis outlives a restart with other settings.
     own = ranking and (ranking.method, ranking.weight_dense, ranking.coefficients)
-    identity = msgspec.json.encode((ANSWER_VERSION, ANALYSIS_VERSION, config.search, BUILT_IN, own, asked))
+    seen_by = PRINCIPAL.get().groups
+    identity = msgspec.json.encode(
+        (ANSWER_VERSION, ANALYSIS_VERSION, config.search, BUILT_IN, own, seen_by, asked)
+    )
     return Plan(
         request=msgspec.structs.replace(request, query=text),
         k=k,
@@ -215,14 +219,16 @@ def asked_of(
 
 
 def filter_of(raw: msgspec.Raw, config: Config) -> Filter | None:
-    """What a request's filter means; None for none. Raises TooLarge before decoding it, and InvalidInput."""
+    """What a request's filter means, within what its caller may see; None for all. Raises TooLarge before decoding it,
+    and InvalidInput."""
     if len(raw) > config.limits.filter_bytes_max:
         raise TooLarge(
             f"filter has {len(raw)} bytes, at most {config.limits.filter_bytes_max} are allowed",
             param="filter",
         )
     value = decode_part(raw, object, "filter")
-    return None if value is None else parse_filter(value, conditions_max=config.limits.filter_conditions_max)
+    asked = None if value is None else parse_filter(value, conditions_max=config.limits.filter_conditions_max)
+    return PRINCIPAL.get().allowed(asked)
 
 
 def check_query(request: SearchRequest, config: Config) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from indexes.filters.grammar import Comparison, Compound, Exists, Filter, Not
+from indexes.filters.grammar import Comparison, Compound, Exists, Filter, Not, Unchecked
 
 JSON = dict[str, Any]
 
@@ -52,5 +52,7 @@ def at_fault(
             yield from at_fault(part, holds, f"{where}.filters[{at}]", negated)
     elif isinstance(condition, Not):
         yield from at_fault(condition.filter, holds, f"{where}.filter", not negated)
+    elif isinstance(condition, Unchecked):
+        yield from at_fault(condition.filter, holds, where, negated)
     else:
         yield Unmet(where, condition, negated)

@@ -29,11 +29,10 @@ OTHERS_MAX = 15
 
 @dataclass(frozen=True, slots=True)
 class QueryLanguage:
-    """The language of a query; the live passages by language, the most frequent first; and the shares of the other
-    languages, at most OTHERS_MAX, that its words are looked up in too."""
+    """The language of a query, and the shares of the other languages, at most OTHERS_MAX, that its words are looked up
+    in too."""
 
     language: str
-    held: Mapping[str, int]
     others: Mapping[str, float]
 
 
@@ -103,7 +102,7 @@ class Snapshot:
             language = guessed(query, held) if held else UNSURE
         total = sum(held.values())
         others = {code: n / total for code, n in held.items() if code != language}
-        return QueryLanguage(language, held, dict(islice(others.items(), OTHERS_MAX)))
+        return QueryLanguage(language, dict(islice(others.items(), OTHERS_MAX)))
 
     # --- counting ---------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -9,7 +10,6 @@ import msgspec
 from rich.markup import escape
 
 from jobs.commands.options import COLLECTION, JSON, URL, ask, console, print_json
-from retrieval.client import path_of
 
 
 @click.command(
@@ -46,7 +46,7 @@ def command(
         wanted["filter"] = decoded(condition, "--filter")
     if others:
         wanted |= decoded(others, "--options")
-    answer = ask(url, lambda client: client.request("POST", path_of(collection, "explain"), wanted))
+    answer = ask(url, lambda client: client.explain(collection, **wanted))
     if as_json:
         print_json(answer)
     else:
@@ -60,7 +60,7 @@ def decoded(text: str, option: str) -> dict[str, Any]:
         raise click.BadParameter(f"not a JSON object: {error}", param_hint=option) from None
 
 
-def show(answer: dict[str, Any]) -> None:
+def show(answer: Mapping[str, Any]) -> None:
     """Print the causes in order, the changes that find the document, and its passages."""
     cause = answer["cause"]
     title = f"found at rank {answer['found']}" if answer["found"] else f"not found: {cause['kind']}"

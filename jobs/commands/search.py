@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -53,7 +54,7 @@ def command(
         show(answer)
 
 
-def show(answer: dict[str, Any]) -> None:
+def show(answer: Mapping[str, Any]) -> None:
     """Print the hits with relevance, scores and tiers, then timings and receipt."""
     for number, hit in enumerate(answer["hits"], 1):
         scores = ", ".join(

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from indexes.errors import InvalidInput
 from retrieval import pipeline
+from retrieval.auth import Principal
 from retrieval.explaining import apply_patch, merge_patch
 from tests.support.http import Http
 from tests.support.misses import Planter, Service, judge, serving, shares
@@ -95,7 +96,10 @@ def test_a_write_that_is_not_visible_yet(
 
 def test_two_causes_are_both_named(local: Service, planter: Planter) -> None:
     """What stands in the way after the first thing is changed comes next, and one change covers both."""
-    asked = {"query": "how to sort a list", "filter": {"type": "eq", "key": "lang", "value": "de"}}
+    asked: dict[str, Any] = {
+        "query": "how to sort a list",
+        "filter": {"type": "eq", "key": "lang", "value": "de"},
+    }
     local.write({**REFUNDS, "id": "german", "metadata": {"lang": "de"}})
     got = local.explain("refunds", **asked)
     assert [got.cause.kind, *(one.kind for one in got.also)][:2] in (
@@ -105,6 +109,30 @@ def test_two_causes_are_both_named(local: Service, planter: Planter) -> None:
     assert got.change is not None
     assert got.change.patch.keys() == {"filter", "k"}
     local.delete("german")
+
+
+def test_what_a_caller_may_not_see_does_not_exist(local: Service, planter: Planter) -> None:
+    """For a caller with groups a document of others is like one that was never written, its id is not suggested, and it
+    counts in no rank."""
+    local.write({**REFUNDS, "id": "secret-1", "metadata": {"acl": ["board"]}})
+    local.write(
+        {**REFUNDS, "id": "open-1", "text": "Refunds are paid in cash.", "metadata": {"acl": ["all"]}}
+    )
+    caller, query = Principal(groups=("all",)), "Refunds are paid within 14 days."
+    hidden = local.explain("secret-1", caller, query=query)
+    absent = local.explain("secret-2", caller, query=query)
+    assert hidden.cause.reason.replace("secret-1", "secret-2") == absent.cause.reason
+    assert hidden.cause.evidence == absent.cause.evidence == {"similar_ids": []}
+    assert (hidden.passages, hidden.change) == ([], None)
+    before = local.explain("open-1", caller, query=query).passages[0].exact
+    local.write(*({**REFUNDS, "id": f"secret-{at}", "metadata": {"acl": ["board"]}} for at in range(2, 8)))
+    assert local.explain("open-1", caller, query=query).passages[0].exact == before
+    unknown = {"type": "eq", "key": "salary", "value": 1}
+    refused = local.explain("open-1", caller, query=query, filter=unknown)
+    assert refused.cause.kind == "filtered"
+    assert refused.change is not None
+    assert refused.change.patch["filter"] is None
+    local.delete("open-1", *(f"secret-{at}" for at in range(1, 8)))
 
 
 def test_planted_misses_are_explained(local: Service, planter: Planter) -> None:

@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -24,6 +25,7 @@ from indexes.dense.cold import ColdSettings
 from indexes.model import Delete, IndexOptions, Settings
 from indexes.rebuild.builder import Rebuild
 from jobs.docstrings import docstrings
+from retrieval.auth import ANYBODY, PRINCIPAL, Principal
 from retrieval.cache import MemoryStore, ResultCache
 from retrieval.document_schemas import SentDocument
 from retrieval.embedders import Embedders
@@ -123,10 +125,15 @@ class Service:
     def found(self, **search: Any) -> list[str]:
         return [hit.document_id for hit in self.search(**search).hits]
 
-    def explain(self, document_id: str, **search: Any) -> ExplainAnswer:
+    def explain(self, document_id: str, caller: Principal = ANYBODY, **search: Any) -> ExplainAnswer:
         body = msgspec.json.encode({**search, "document_id": document_id})
         wanted = msgspec.json.decode(body, type=ExplainRequest)
-        return self.run(explain(self.pipeline, self.embedders, self.collection, wanted, self.config))
+
+        async def explained() -> ExplainAnswer:
+            PRINCIPAL.set(caller)
+            return await explain(self.pipeline, self.embedders, self.collection, wanted, self.config)
+
+        return self.runner.run(explained(), context=copy_context())
 
 
 def encoded(document: JSON) -> JSON:
