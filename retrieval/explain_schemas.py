@@ -25,6 +25,7 @@ Kind = Literal[
     "grouped",
     "below_floor",
     "outscored",
+    "left_out",
 ]
 Stage = Literal["log", "snapshot", "filter", "candidates", "fusion", "rerank", "floor", "group", "page"]
 

@@ -50,6 +50,11 @@ SEARCHES_MAX = 24  # for one explanation; most take two to six, planted ones at 
 IDS_COMPARED = 1000  # with one that no document has, of each sort
 SIMILAR_MAX = 3
 HALVINGS_MAX = 4  # in the search for the fewest hits
+# Those that causes of their own ask to change, and those that change no answer.
+NAMED_OPTIONS = frozenset({
+    "cache", "deadline_ms", "exact", "explain", "filter", "group_by_document", "k", "min_relevance", "min_score",
+    "min_seq", "mode", "query", "rerank", "vector",
+})  # fmt: skip
 MODES: tuple[Mode, ...] = ("hybrid", "lexical", "dense")
 
 
@@ -213,8 +218,9 @@ class Inquiry:
             if not self._changes and not speechless:
                 await self._deeper(needed)
             return found or bool(self._changes)
-        await self._deeper(needed)
-        return await self._next(deeper[0] if deeper else other, self._modes(trail))
+        if needed > trail.plan.k:
+            await self._deeper(needed)
+        return await self._next(deeper[0] if deeper else other, [*self._modes(trail), *self._options()])
 
     async def _confirmed(self, trail: Trail) -> Cause | None:
         """A cause that is one only if the document would be a hit without it."""
@@ -247,6 +253,10 @@ class Inquiry:
             for mode in MODES
             if mode != plan.mode
         ]
+
+    def _options(self) -> list[JSON]:
+        """Each further option of the search, left out."""
+        return [{name: None} for name in self._search if name not in NAMED_OPTIONS]
 
     async def _deeper(self, needed: int, most: int | None = None) -> None:
         """Ask for so many hits, or more where that is not enough: deeper rankings have new candidates."""

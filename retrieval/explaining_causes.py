@@ -344,6 +344,9 @@ def outscored(trail: Trail) -> tuple[Cause, int]:
     """Others score more; and how many hits would reach it, by what is known so far."""
     first, evidence = trail.first, numbers(trail)
     needed = place_after_floors(trail) or first.dense_rank or first.lexical_rank or trail.plan.k + 1
+    if needed <= trail.plan.k:
+        reason = f"by its scores it would be hit {needed}: another option of the search leaves it out"
+        return Cause("left_out", "page", reason, evidence), needed
     reason = f"{counted(needed - 1, 'passage')} {'scores' if needed == 2 else 'score'} more"
     if "score" in evidence and "last_hit_score" in evidence:
         behind = evidence["last_hit_score"] - evidence["score"]

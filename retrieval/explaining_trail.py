@@ -140,7 +140,9 @@ class Trail:
         own = {word.lower() for word in WORD.findall(searchable_text(passage.title, passage.text))}
         total = sum(one.gains.values()) or 1.0
         rows = []
-        for word, of_word in self.words.items():
+        named = {term for of_word in self.words.values() for term in of_word}
+        others = {term: [term] for term in one.gains if term not in named}
+        for word, of_word in {**self.words, **others}.items():
             gain = sum(one.gains.get(term, 0.0) for term in of_word)
             near = None if gain else next(iter(similar(word.lower(), own, 1, ALIKE)), None)
             rows.append(FollowedWord(word, round(gain, DECIMALS), round(gain / total, DECIMALS), near))

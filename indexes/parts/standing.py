@@ -142,8 +142,8 @@ def gains_of(
     live = sum(chosen.visible.live for chosen in prepared.selection)
     once = saturated(np.ones(1, np.uint16), part.lexical.lengths[rows] + 1, weighed.bm25, weighed.mean_length)
     gains, lacks = {}, {}
-    for term, count in counts.items():
-        weight = weights.get(term, count * idf(1, live))
+    for term in {**counts, **weights}:  # a search may look for more than the text's own terms
+        weight = weights.get(term, counts.get(term, 0.0) * idf(1, live))
         alone = replace(weighed, weights=((term, weight),), met=())
         gain = float(score_rows(part.lexical, alone, rows)[0])
         if gain > 0:

@@ -111,6 +111,20 @@ def test_two_causes_are_both_named(local: Service, planter: Planter) -> None:
     local.delete("german")
 
 
+def test_an_option_that_keeps_a_document_out_is_left_out(local: Service, planter: Planter) -> None:
+    """Also one that no cause is about: a hit that the search's own weights put behind is found without them."""
+    weights = {"fusion": {"weights": {"dense": 1.0}}}
+    for document, asked, _ in planter.questions(lambda rank: rank == 1):
+        if document["id"] not in local.found(**{**asked, **weights, "k": 1}):
+            got = local.explain(document["id"], **{**asked, **weights, "k": 1})
+            assert got.change is not None
+            patches = [one.patch for one in (got.change, *got.others)]
+            assert {"fusion": None} in patches
+            break
+    else:
+        pytest.fail("no such document")
+
+
 def test_what_a_caller_may_not_see_does_not_exist(local: Service, planter: Planter) -> None:
     """For a caller with groups a document of others is like one that was never written, its id is not suggested, and it
     counts in no rank."""
