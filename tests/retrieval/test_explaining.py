@@ -21,17 +21,6 @@ from tests.support.misses import Planter, Service, judge, serving, shares
 pytestmark = pytest.mark.model
 
 
-@pytest.fixture(scope="module")
-def local(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Iterator[Service]:
-    with serving(tmp_path_factory.mktemp("explain") / "c", model_folder) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def planter(local: Service) -> Planter:
-    return Planter(local, 400)
-
-
 REFUNDS = {
     "id": "refunds",
     "title": "Refunds",
@@ -40,9 +29,20 @@ REFUNDS = {
 }
 
 
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Iterator[Service]:
+    with serving(tmp_path_factory.mktemp("explain") / "c", model_folder) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def planter(local: Service) -> Planter:
+    local.write(REFUNDS)
+    return Planter(local, 400)
+
+
 def test_a_hit_says_why_it_is_there(local: Service, planter: Planter) -> None:
     """Its rank, its place in both exact rankings, and each word's share of its BM25 score."""
-    local.write(REFUNDS)
     got = local.explain("refunds", query="When are refunds paid?", k=3)
     assert got.found == 1
     assert got.cause.kind == "found"
