@@ -43,6 +43,8 @@ from .filters.grammar import Filter as Filter
 from .filters.grammar import Unchecked as Unchecked
 from .filters.grammar import fits as fits
 from .filters.grammar import parse_filter as parse_filter
+from .filters.unmet import Unmet as Unmet
+from .filters.unmet import relaxed as relaxed
 from .info import SearchSettings as SearchSettings
 from .languages import AUTO as AUTO
 from .languages import chance_of as chance_of
@@ -69,6 +71,7 @@ from .model import Progress as Progress
 from .model import Ranking as Ranking
 from .model import Scalar as Scalar
 from .model import Settings as Settings
+from .model import StoredDocument as StoredDocument
 from .model import StoredPassage as StoredPassage
 from .model import Tier as Tier
 from .model import Upsert as Upsert
@@ -77,6 +80,10 @@ from .parts.manifest import Moves as Moves
 from .parts.manifest import RecallEvidence as RecallEvidence
 from .parts.prepared import Prepared as Prepared
 from .parts.snapshot import Snapshot as Snapshot
+from .parts.standing import Standing as Standing
+from .parts.standing import holding as holding
+from .parts.standing import holds as holds
+from .parts.standing import standings as standings
 from .query import Candidates as Candidates
 from .query import Query as Query
 from .rebuild.builder import Rebuild as Rebuild
@@ -84,6 +91,7 @@ from .residency import Budget as Budget
 from .scrolling import Page as Page
 from .scrolling import ScrolledDocument as ScrolledDocument
 from .scrolling import VectorPassage as VectorPassage
+from .suggestions import similar as similar
 from .suggestions import suggestion as suggestion
 from .tuner import TuneRun as TuneRun
 from .tuner import check_number as check_number

@@ -14,6 +14,7 @@ from retrieval import (
     auth_schemas,
     collection_schemas,
     document_schemas,
+    explain_schemas,
     schemas,
 )
 from retrieval.dialects import ollama, openai, rerank, tei
@@ -80,6 +81,10 @@ def make_examples(model: str, reranker: str = "reranker") -> Examples:
             "two questions": {"searches": [{"query": QUERY, "k": 3}, {"query": "when do you ship?", "k": 3}]}
         },
         schemas.ContextRequest: {"for a prompt": {"query": QUERY, "token_budget": 500}},
+        explain_schemas.ExplainRequest: {
+            "why it is not the first hit": {"query": QUERY, "k": 1, "document_id": "shipping"},
+            "with a filter": {"query": QUERY, "filter": ENGLISH, "document_id": "refunds"},
+        },
         answer_schemas.AnswerRequest: {
             "a question": {"query": QUERY},
             "with your own instruction": {"query": QUERY, "instruction": "Answer in one short sentence."},

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from contextvars import copy_context
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -44,7 +44,7 @@ from retrieval.reranking import PAIRS_A_RUN, Reranker, rerank
 from retrieval.scanning import JointScan, Place, Scanner
 from retrieval.schemas import Hit, Receipt, Reranked, SearchAnswer, SearchRequest
 from retrieval.settings import Config
-from retrieval.stages import Rounds, fuse, hydrate
+from retrieval.stages import Fused, Rounds, fuse, hydrate
 from retrieval.stopwatch import Stopwatch
 
 T = TypeVar("T")
@@ -70,6 +70,16 @@ class CachedAnswer(msgspec.Struct):
     def whole(self) -> bool:
         """Not cut short by a budget: another try would give the same."""
         return self.reranked is None or self.reranked.passages == self.reranked.of
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """A search with what it was made from: the plan of its last round, and the candidates in their final order."""
+
+    snapshot: Snapshot
+    plan: Plan
+    fused: Fused
+    answer: CachedAnswer
 
 
 class Pipeline:
@@ -192,6 +202,28 @@ class Pipeline:
         )
         return SearchAnswer(answer.hits, receipt, watch.stop())
 
+    async def follow(self, collection: Collection, request: SearchRequest) -> Followed:
+        """The same search, and what its last round chose from. No cache is read or filled, and nothing counted."""
+        watch, share = Stopwatch(), BudgetShare(AnswerBudget(self._config.limits.answer_bytes_max))
+        request = msgspec.structs.replace(request, cache=False)
+        plan = planned(request, collection.settings.dimensions, self._config, collection.ranking.current)
+        if plan.deadline_ms is not None:
+            watch.deadline = asyncio.get_running_loop().time() + plan.deadline_ms / 1000
+        try:
+            async with asyncio.timeout_at(watch.deadline):
+                snapshot = await reached(collection, request.min_seq or 0)
+                active = nullcontext() if request.exact else self._active
+                async with active, self._rereading if plan.rerank else nullcontext():
+                    plan = await self._embedded(collection, snapshot, plan, watch)
+                    rounds = rounds_of(collection, plan, share)
+                    answer, _ = await self._search(collection, snapshot, plan, watch, None, share, rounds)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"no answer within deadline_ms={plan.deadline_ms}", param="deadline_ms"
+            ) from None
+        assert rounds.last is not None
+        return Followed(snapshot, *rounds.last, answer)
+
     def _key(self, collection: Collection, snapshot: Snapshot, plan: Plan) -> ResultKey:
         settings = collection.settings
         reader = self.reranker.manifest.fingerprint if plan.rerank else None
@@ -245,11 +277,12 @@ class Pipeline:
         watch: Stopwatch,
         place: Place | None,
         budget: BudgetShare,
+        rounds: Rounds | None = None,
     ) -> tuple[CachedAnswer, bool]:
         """The answer, and whether candidates were gone from the log. Searches ever deeper, until there are k hits or
         the rankings end; the deadline passes between two searches."""
         executor = LocalExecutor(collection, snapshot)
-        rounds = Rounds(budget, collection.documents if plan.query.condition is None else None)
+        rounds = rounds or rounds_of(collection, plan, budget)
         while True:
             exact: Candidates | None = None
             if plan.request.exact and plan.query.vector is not None:
@@ -279,6 +312,10 @@ async def reached(collection: Collection, min_seq: int) -> Snapshot:
     return collection.snapshot
 
 
+def rounds_of(collection: Collection, plan: Plan, budget: BudgetShare) -> Rounds:
+    return Rounds(budget, collection.documents if plan.query.condition is None else None)
+
+
 def scanned(snapshot: Snapshot, ranking: Ranking) -> Candidates:
     """Candidates of an exact scan. It reads the log, which may be ahead of the snapshot."""
     ranking = replace(ranking, tiers=snapshot.tiers_of(ranking.ids))
@@ -306,6 +343,7 @@ def run_stages(
         fused, reranked = watch.timed(
             "rerank", partial(rerank, plan, fused, execution, reranker, rounds, watch.deadline)
         )
+    rounds.last = plan, fused
     hydrated = watch.timed("hydrate", lambda: hydrate(plan, fused, execution, rounds))
     if hydrated is None:
         return None

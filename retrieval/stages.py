@@ -74,7 +74,8 @@ class Rounds:
     """What the rounds of one search share, each deeper than the one before.
 
     `documents` is how many there are in all, None if a filter leaves out some. `document_of` keeps whose passages were
-    read, `rerank_scores` what the reranker said, until `rerank_until` (monotonic).
+    read, `rerank_scores` what the reranker said, until `rerank_until` (monotonic), `last` the last round's plan and
+    candidates.
     """
 
     budget: BudgetShare
@@ -82,6 +83,7 @@ class Rounds:
     document_of: dict[int, str] = field(default_factory=dict)
     rerank_scores: dict[int, float] = field(default_factory=dict)
     rerank_until: float | None = None
+    last: tuple[Plan, Fused] | None = None
 
 
 def hydrate(plan: Plan, fused: Fused, execution: Execution, rounds: Rounds) -> tuple[list[Hit], bool] | None:

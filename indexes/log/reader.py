@@ -140,6 +140,18 @@ class LogReader:
         rows = self._rows(f"{ONE_DOCUMENT} WHERE id = ?", (document_id,))
         return as_document(rows[0]) if rows else None
 
+    def passages_of(self, document_id: str) -> range:
+        """The passage ids of a document, in order; empty if there is no such document."""
+        rows = self._rows("SELECT first_passage, passages FROM documents WHERE id = ?", (document_id,))
+        return range(rows[0][0], sum(rows[0])) if rows else range(0)
+
+    def ids_like(self, document_id: str, most: int) -> list[list[str]]:
+        """Ids of documents that may be meant by this one: those next to it in order, and some of about its length."""
+        after = "SELECT id FROM documents WHERE id > ?1 ORDER BY id LIMIT ?2"
+        before = "SELECT id FROM documents WHERE id < ?1 ORDER BY id DESC LIMIT ?2"
+        as_long = "SELECT id FROM documents WHERE abs(length(id) - length(?1)) <= 2 LIMIT ?2"
+        return [[one for (one,) in self._rows(sql, (document_id, most))] for sql in (after, before, as_long)]
+
     def known(self, document_ids: Iterable[str]) -> set[str]:
         """Those among these ids that documents have."""
         wanted = msgspec.json.encode(list(document_ids)).decode()

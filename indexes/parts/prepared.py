@@ -159,6 +159,11 @@ class Prepared:
         return NO_COLD_MATCH if held else NO_COLD
 
     @property
+    def weighed(self) -> WeightedQuery | None:
+        """The text's terms with their weights; None without a text."""
+        return self._weighed
+
+    @property
     def lexical_bound(self) -> float:
         """The BM25 score of a passage that held every word of the query as often as can be; 0 without a text."""
         return 0.0 if self._weighed is None else self._weighed.bound
