@@ -1,4 +1,5 @@
-"""Cut a text into passages of bounded length: at headings, around blocks of code, at paragraphs, sentences, words.
+"""Cut a text into passages of bounded length: at headings, around blocks of code, at paragraphs, sentences, words; and
+source code between its functions.
 
 text   |-----------------------------------------------------------|
 tokens  t0 t1 t2 ...
@@ -14,7 +15,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from retrieval.outline import PARAGRAPH, Outline, outline
+from retrieval.outline import PARAGRAPH, Outline, code_outline, outline
 
 CHUNKING_VERSION = 3  # of the rules below; a document cut by other rules is written again
 HEADING_FILL, PARAGRAPH_FILL, TEXT_FILL = 1 / 4, 1 / 2, 2 / 3  # of a window, before such a break may end it
@@ -38,18 +39,22 @@ class Span:
     heading: str = ""
 
 
-def split(text: str, starts_of: StartsOf, *, tokens_max: int, overlap_tokens: int) -> list[Span]:
+def split(
+    text: str, starts_of: StartsOf, *, tokens_max: int, overlap_tokens: int, code: bool = False
+) -> list[Span]:
     """Passages of `text`, in order: every character that is not white space lies in at least one.
 
     No passage has more than `tokens_max` tokens, and none ends with a heading whose text is in the next. Neighbours
     share up to `overlap_tokens` where a cut falls inside a paragraph. A text that fits is one passage, white space
     alone is none. `starts_of` says at which character each token of a text begins, ascending; it is called once for
     the whole text, and again only for a passage whose edge cuts a word.
+
+    `code`: the text is source code, and is cut before its functions; their first lines are the headings.
     """
     if tokens_max < 1 or not 0 <= overlap_tokens < tokens_max:
         raise ValueError(f"need 0 <= overlap_tokens < tokens_max, not {overlap_tokens} and {tokens_max}")
     starts = starts_of(text)
-    structure = outline(text)
+    structure = code_outline(text) if code else outline(text)
     spans: list[Span] = []
     begin = _skip_spaces(text, 0)
     while begin < len(text):
