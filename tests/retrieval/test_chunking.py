@@ -252,8 +252,16 @@ def test_a_document_of_code(http: Http) -> None:
         assert first.get("heading", "") == heading
 
 
+def test_whole_sentences_are_not_repeated() -> None:
+    """A passage that ends with a sentence shares nothing with the next, which begins with a whole one."""
+    text = "some words of it, and more. " * 12
+    spans = split(text, words, tokens_max=24, overlap_tokens=8)
+    assert {part[:5] for part in texts_of(text, spans)} == {"some "}
+    assert all(before.end < after.start for before, after in pairwise(spans))
+
+
 def test_overlap() -> None:
-    """Neighbours share up to the tokens asked for, starting at a word."""
+    """Where a sentence is cut, neighbours share up to the tokens asked for, starting at a word."""
     text = " ".join(f"w{at:02}" for at in range(40))
     spans = split(text, words, tokens_max=12, overlap_tokens=6)
     for before, after in pairwise(spans):
