@@ -78,7 +78,7 @@ def command(
     as_json: bool,
     **others: Any,
 ) -> None:
-    """Send JSONL, CSV, text and Markdown files, or folders of them, to a running service.
+    """Send files, or folders of them, to a running service: text, tables, mail, and with the extra `files` documents.
 
     Whatever cannot be read or is refused by the service is listed at the end and makes the exit code 1; everything else
     is written. It is safe to run again after an interruption: no document is stored twice.
