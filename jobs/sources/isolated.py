@@ -11,13 +11,13 @@ another.
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import resource
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Generator, Iterator
 from importlib.util import find_spec
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
+from multiprocessing.connection import Connection, Pipe
 
 from jobs.sources.extracted import read_book, read_html, read_pdf
 from jobs.sources.files import FoundFile, SourceFile
@@ -35,6 +35,7 @@ READERS: dict[str, Callable[[SourceFile, SourceOptions, SourceReport], Iterator[
     "parquet": read_parquet,
 }
 NEEDS = ("kreuzberg", "pyarrow", "selectolax")
+CHILD = "import sys; from jobs.sources.isolated import answer_files; answer_files(int(sys.argv[1]))"
 # A child is replaced before what its libraries keep adds up.
 FILES_PER_CHILD = 2000
 
@@ -43,7 +44,7 @@ class Isolated:
     """Reads files one after the other in a child, which `close` ends. The child starts with the first file."""
 
     def __init__(self) -> None:
-        self._child: BaseProcess | None = None
+        self._child: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
         self._files = 0
 
@@ -74,30 +75,32 @@ class Isolated:
         if self._child is not None and self._connection is not None:
             self._connection.close()
             self._child.kill()
-            self._child.join()
+            self._child.wait()
         self._child = self._connection = None
         self._files = 0
 
     def _connected(self) -> Connection:
         if self._connection is None:
-            # Not forked: the parent has threads, and its memory would count against the child's limit.
-            context = multiprocessing.get_context("spawn")
-            self._connection, theirs = context.Pipe()
-            self._child = context.Process(target=answer_files, args=(theirs,), daemon=True)
-            self._child.start()
+            # Not by multiprocessing: a fork would count our memory against the child's limit, and what it spawns
+            # imports our main module. -P: modules in the folder that is being read are not the child's.
+            self._connection, theirs = Pipe()
+            descriptor = theirs.fileno()
+            command = [sys.executable, "-P", "-c", CHILD, str(descriptor)]
+            self._child = subprocess.Popen(command, pass_fds=[descriptor], stdin=subprocess.DEVNULL)
             theirs.close()  # or the end of the child would go unnoticed
         return self._connection
 
     def _end(self, options: SourceOptions) -> str:
         assert self._child is not None
-        self._child.join()
-        if self._child.exitcode == -signal.SIGALRM:
+        status = self._child.wait()
+        if status == -signal.SIGALRM:
             return f"reading it took more than {options.extracting_s_max} s"
-        return f"reading it ended the process that did, perhaps for lack of memory (exit code {self._child.exitcode})"
+        return f"reading it ended the process that did, perhaps for lack of memory (exit code {status})"
 
 
-def answer_files(connection: Connection) -> None:
+def answer_files(descriptor: int) -> None:
     """The child's main function: until the parent closes the connection or ends."""
+    connection = Connection(descriptor)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
     with contextlib.suppress(EOFError, ConnectionError):
         while True:

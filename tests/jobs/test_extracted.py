@@ -263,7 +263,7 @@ def test_what_is_left_in_the_middle_ends_its_process(tmp_path: Path) -> None:
                 next(documents)
                 child = reader._child
         assert child is not None
-        assert not child.is_alive()
+        assert child.poll() is not None
         with contextlib.closing(SourceFile(FoundFile(page, "b", "html", 0))) as file:
             (fine,) = reader.documents(file, options, report)
     assert fine.text.strip() == "Fine."

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.commands.ingest import progress_lines
+from jobs.commands.ingested import progress_lines
 from jobs.ingesting import Ingested, Limits, PatientWriter, batches, ingest
 from jobs.server_process import ServerProcess, serving
 from jobs.sources import FirstFailure, SourceDocument, SourceError, SourceReport
