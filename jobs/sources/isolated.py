@@ -11,6 +11,7 @@ another.
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
 import signal
 import subprocess
@@ -37,7 +38,7 @@ READERS: dict[str, Callable[[SourceFile, SourceOptions, SourceReport], Iterator[
 NEEDS = ("kreuzberg", "pyarrow", "selectolax")
 CHILD = "import sys; from jobs.sources.isolated import answer_files; answer_files(int(sys.argv[1]))"
 # A child is replaced before what its libraries keep adds up.
-FILES_PER_CHILD = 2000
+FILES_PER_CHILD = 500
 
 
 class Isolated:
@@ -86,7 +87,11 @@ class Isolated:
             self._connection, theirs = Pipe()
             descriptor = theirs.fileno()
             command = [sys.executable, "-P", "-c", CHILD, str(descriptor)]
-            self._child = subprocess.Popen(command, pass_fds=[descriptor], stdin=subprocess.DEVNULL)
+            # Each thread of the libraries would reserve an arena of its own out of the address space.
+            environ = {**os.environ, "MALLOC_ARENA_MAX": "2"}
+            self._child = subprocess.Popen(
+                command, pass_fds=[descriptor], stdin=subprocess.DEVNULL, env=environ
+            )
             theirs.close()  # or the end of the child would go unnoticed
         return self._connection
 
