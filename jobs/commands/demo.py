@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from jobs.commands.ingest import progress_bar
+from jobs.commands.ingested import progress_bar
 from jobs.commands.options import PATH, console, ended_by_sigterm
 from jobs.commands.rebuilds import finished
 from jobs.commands.search import show
