@@ -45,6 +45,15 @@ SearchOutcome = Annotated[
 ]
 
 
+def Doc(text: str) -> Meta:  # noqa: N802 - reads as a type's annotation
+    """What a field means, for the API description. A test holds that each field has it."""
+    return Meta(description=text)
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all request bodies."""
+
+
 def absent() -> msgspec.Raw:
     return msgspec.Raw(b"null")
 
@@ -70,7 +79,7 @@ ALIKE = (
     frozenset({"ids", "points", "document_ids"}),
     frozenset({"min_score", "score_threshold", "threshold", "min_similarity"}),
     frozenset({"token_budget", "max_tokens", "budget", "tokens"}),
-    frozenset({"cursor", "offset", "page_token", "next_cursor", "next_page_offset"}),
+    frozenset({"cursor", "offset", "page_token", "next_cursor", "next_page_offset", "skip", "from"}),
     frozenset({"name", "collection", "collection_name", "index"}),
 )  # fmt: skip
 

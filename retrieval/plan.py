@@ -23,6 +23,7 @@ from indexes import (
 )
 from retrieval.decoding import decode_part, is_absent
 from retrieval.embedding.models import SIMILARITY_FLOOR
+from retrieval.fusion import DEEPER
 from retrieval.relevance import BUILT_IN, Calibration, Calibrations, calibration_for, calibrations_of
 from retrieval.schemas import Fusion, Mode, Rerank, SearchRequest, Weights
 from retrieval.settings import Config
@@ -46,10 +47,13 @@ class RerankOptions:
 class Plan:
     """A checked request with every choice made. `query` is what the indexes are asked, its vector absent until the text
     is embedded. `identity` is equal for requests that must get the same answer. Of a `counted` search the k hits are
-    remembered, for the hot tier."""
+    remembered, for the hot tier. The page ends with the hit in place `last`; `page_depth` is how deep the first page
+    goes."""
 
     request: SearchRequest
     k: int
+    last: int
+    page_depth: int
     counted: bool
     query: Query
     mode: Mode
@@ -93,7 +97,7 @@ class Plan:
 
         Each round costs what the depth does, so it grows fast; an exact round scans everything, so it grows faster.
         """
-        depth = (16 if self.request.exact else 4) * self.query.depth
+        depth = (DEEPER**2 if self.request.exact else DEEPER) * self.query.depth
         return replace(self, query=replace(self.query, k=depth, depth=depth, counted=False))
 
     @property
@@ -114,6 +118,7 @@ def planned(
     vector = None if numbers is None else unit_vector(numbers, dimensions, "vector")
     mode = mode_of(request, text, config)
     k = check_k(request.k, config)
+    last = check_offset(request.offset, k, config)
     fusion = request.fusion or Fusion()
     weights = fusion.weights or default_weights(config, ranking)
     if weights.dense + weights.lexical <= 0:
@@ -125,9 +130,10 @@ def planned(
     # A ranking that is fused or grouped has a depth independent of k, so that the page size does not change the order,
     # unless that depth does not hold enough hits (`deeper`).
     alone = mode == "dense" and not request.group_by_document
+    page_depth = max(config.search.candidates, k)
     query = Query(
-        k=k,
-        depth=k + SPARE_HITS if alone else max(config.search.candidates, k),
+        k=last,
+        depth=last + SPARE_HITS if alone else level_for(last, page_depth),
         text=None if mode == "dense" else text,
         vector=None if mode == "lexical" else vector,
         condition=filter_of(request.filter, config),
@@ -140,6 +146,8 @@ def planned(
     return Plan(
         request=msgspec.structs.replace(request, query=text),
         k=k,
+        last=last,
+        page_depth=page_depth,
         counted=counted,
         query=query,
         mode=mode,
@@ -252,6 +260,24 @@ def check_k(k: int | None, config: Config) -> int:
     if not 1 <= k <= config.limits.k_max:
         raise InvalidInput(f"k must be from 1 to {config.limits.k_max}, found {k}", param="k")
     return k
+
+
+def check_offset(offset: int, k: int, config: Config) -> int:
+    """The place of the last hit of the page, from 1."""
+    last, most = offset + k, config.limits.k_max
+    if last > most:
+        raise InvalidInput(
+            f"offset + k must be at most {most}, found {last}; to read all documents, scroll them",
+            param="offset",
+        )
+    return last
+
+
+def level_for(last: int, depth: int) -> int:
+    """The depth of a ranking that holds so many hits: each level is what `deeper` goes to from the one before."""
+    while depth < last:
+        depth *= DEEPER
+    return depth
 
 
 def vector_of(raw: msgspec.Raw, dimensions: int, param: str) -> list[float] | None:

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType, field
 
 from indexes import Metadata, Tier
+from retrieval import decoding
 from retrieval.decoding import (
     FilterJson,
     SearchJson,
@@ -24,12 +25,8 @@ from retrieval.settings import Count, Positive, Weight
 Mode = Literal["hybrid", "dense", "lexical"]
 NonEmpty = Annotated[str, Meta(min_length=1)]
 DocumentId = NonEmpty | Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-
-
-def Doc(text: str) -> Meta:  # noqa: N802 - reads as a type's annotation
-    """What a field means, for the API description. A test holds that each field has it."""
-    return Meta(description=text)
-
+Doc = decoding.Doc
+Request = decoding.Request
 
 Condition = Annotated[
     FilterJson,
@@ -48,10 +45,6 @@ Similarity = Annotated[float, Meta(ge=-1, le=1)]
 Chance = Annotated[float, Meta(ge=0, le=1)]
 Start = Annotated[int, Doc("Start in the document's text, in characters")]
 End = Annotated[int, Doc("End in the document's text, in characters, exclusive")]
-
-
-class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of all request bodies."""
 
 
 class Weights(Request, frozen=True, kw_only=True):
@@ -103,6 +96,9 @@ class SearchRequest(SearchOptions, frozen=True, kw_only=True):
 
     query: Annotated[str | None, Doc("The text to search for")] = None
     vector: OwnVector = field(default_factory=absent)
+    offset: Annotated[
+        Count, Doc("Hits to pass over, those of the pages before; with `k` at most limits.k_max")
+    ] = 0
     explain: Annotated[
         bool, Doc("Add each hit's rank in both rankings and the evidence of its relevance")
     ] = False

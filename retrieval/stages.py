@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from indexes import TIERS, Candidates, Floats, StoredPassage
 from retrieval.ceiling import BudgetShare, size_of
 from retrieval.executor import Execution
-from retrieval.fusion import best_first, reciprocal_rank, weighted
+from retrieval.fusion import best_first, levels_of, reciprocal_rank, weighted, within
 from retrieval.plan import SPARE_HITS, Plan
 from retrieval.relevance import Columns, features_of, relevance_of
 from retrieval.schemas import Hit, Ranks, RelevanceEvidence, Scores
@@ -43,11 +43,16 @@ class Fused:
 def fuse(plan: Plan, candidates: Candidates, execution: Execution) -> Fused:
     if plan.mode == "hybrid":
         candidates = completed(candidates, execution)
+        ranks = [candidates.dense_ranks, candidates.lexical_ranks]
+        # On later pages, what a deeper ranking adds comes after what the first page chose from.
+        levels = levels_of(ranks, plan.page_depth) if plan.request.offset else None
         if plan.weight_dense is None:
-            fused = reciprocal_rank([candidates.dense_ranks, candidates.lexical_ranks], plan.rrf_k)
+            fused = reciprocal_rank(
+                ranks if levels is None else within(levels, ranks, plan.page_depth), plan.rrf_k
+            )
         else:
             fused = added(plan, plan.weight_dense, candidates, candidates.dense, candidates.lexical)
-        order, scores = best_first(candidates.ids, fused), rounded(fused)
+        order, scores = best_first(candidates.ids, fused, levels), rounded(fused)
     else:
         order = np.arange(len(candidates))
         scores = rounded(candidates.dense if plan.mode == "dense" else candidates.lexical)
@@ -85,7 +90,7 @@ class Rounds:
 
 
 def hydrate(plan: Plan, fused: Fused, execution: Execution, rounds: Rounds) -> tuple[list[Hit], bool] | None:
-    """The first k candidates that still live, one a document if asked; and whether some did not.
+    """The k candidates of the page that still live, one a document if asked; and whether some did not.
 
     None if these are fewer than k and a deeper search may find more. Raises TooLarge as soon as they have no room.
     """
@@ -97,7 +102,7 @@ def hydrate(plan: Plan, fused: Fused, execution: Execution, rounds: Rounds) -> t
     chosen: list[tuple[int, StoredPassage]] = []
     seen: set[str] = set()
     vanished = False
-    wanted, at, size = plan.k, 0, 0
+    first, wanted, at, size = plan.request.offset, plan.last, 0, 0
     while at < len(order) and len(chosen) < wanted:
         # What is needed, at first: hardly any candidate dies between its search and here.
         step = min(wanted if at == 0 else wanted + SPARE_HITS, HITS_READ_MAX)
@@ -107,7 +112,7 @@ def hydrate(plan: Plan, fused: Fused, execution: Execution, rounds: Rounds) -> t
             if not (grouped and rounds.document_of.get(int(ids[position])) in seen)
         ]
         stored = execution.fetch(ids[positions].tolist())
-        already = len(chosen)
+        already = max(len(chosen), first)
         for position in positions:
             passage = stored.get(int(ids[position]))
             vanished |= passage is None
@@ -124,7 +129,7 @@ def hydrate(plan: Plan, fused: Fused, execution: Execution, rounds: Rounds) -> t
         at += step
     if len(chosen) < wanted and (not grouped or len(seen) != rounds.documents) and goes_on(plan, fused):
         return None
-    chosen = chosen[:wanted]
+    chosen = chosen[first:wanted]
     if plan.counted:
         execution.answered([passage.id for _, passage in chosen])
     return hits_of(plan, fused, chosen), vanished
