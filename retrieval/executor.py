@@ -24,6 +24,10 @@ class Execution(Protocol):
         """Dense and BM25 scores of these passages: for candidates that only one searcher found."""
         ...
 
+    def looked_up(self, text: str) -> frozenset[str]:
+        """The terms that words of this text are looked up as, in the query's language and those of the passages."""
+        ...
+
     def fetch(self, ids: Sequence[int]) -> Mapping[int, StoredPassage]:
         """Those that still live, from the log: what was deleted since is absent."""
         ...
@@ -46,14 +50,14 @@ class LocalExecutor:
 
     def prepare(self, query: Query, watch: Stopwatch) -> LocalExecution:
         stage = None if query.text is None else "lexical"  # it weighs the terms
-        return LocalExecution(
-            self.collection, watch.timed(stage, lambda: self.snapshot.prepare(query)), watch
-        )
+        prepared = watch.timed(stage, lambda: self.snapshot.prepare(query))
+        return LocalExecution(self.collection, self.snapshot, prepared, watch)
 
 
 @dataclass(frozen=True, slots=True)
 class LocalExecution:
     collection: Collection
+    snapshot: Snapshot
     prepared: Prepared
     watch: Stopwatch
 
@@ -66,6 +70,9 @@ class LocalExecution:
 
     def scores(self, ids: Ids) -> tuple[Floats, Floats]:
         return self.prepared.scores(ids)
+
+    def looked_up(self, text: str) -> frozenset[str]:
+        return self.snapshot.looked_up(text, self.prepared.query.language)
 
     def fetch(self, ids: Sequence[int]) -> Mapping[int, StoredPassage]:
         return self.collection.passages(ids)

@@ -117,6 +117,8 @@ def planned(
     numbers = vector_of(request.vector, dimensions, "vector")
     vector = None if numbers is None else unit_vector(numbers, dimensions, "vector")
     mode = mode_of(request, text, config)
+    if request.highlight and not text:
+        raise InvalidInput("highlight needs a query text, whose words are shown", param="highlight")
     k = check_k(request.k, config)
     last = check_offset(request.offset, k, config)
     fusion = request.fusion or Fusion()

@@ -20,6 +20,7 @@ from retrieval.decoding import (
     VectorJson,
     absent,
 )
+from retrieval.option_schemas import Highlight, Span
 from retrieval.settings import Count, Positive, Weight
 
 Mode = Literal["hybrid", "dense", "lexical"]
@@ -99,6 +100,9 @@ class SearchRequest(SearchOptions, frozen=True, kw_only=True):
     offset: Annotated[
         Count, Doc("Hits to pass over, those of the pages before; with `k` at most limits.k_max")
     ] = 0
+    highlight: Annotated[
+        bool | Highlight | None, Doc("Where each hit has words of the query: true, or how")
+    ] = None
     explain: Annotated[
         bool, Doc("Add each hit's rank in both rankings and the evidence of its relevance")
     ] = False
@@ -161,6 +165,10 @@ class Hit(msgspec.Struct, omit_defaults=True):
         RelevanceEvidence | None, Doc("With `explain`: what `relevance` is computed from")
     ] = None
     language: Annotated[str, Doc("BCP 47 code of the document's language")] = ""
+    highlights: Annotated[
+        list[Span] | None, Doc("With `highlight`: [start, end) in `text` of the words that the query has too")
+    ] = None
+    snippet: Annotated[Span | None, Doc("With `highlight`: the part of `text` with most of them")] = None
 
 
 class Reranked(msgspec.Struct):

@@ -9,10 +9,12 @@ import numpy as np
 from msgspec import UNSET
 from numpy.typing import NDArray
 
-from indexes import TIERS, Candidates, Floats, StoredPassage
+from indexes import TIERS, Candidates, Floats, StoredPassage, marked
 from retrieval.ceiling import BudgetShare, size_of
 from retrieval.executor import Execution
 from retrieval.fusion import best_first, levels_of, reciprocal_rank, weighted, within
+from retrieval.highlighting import snippet
+from retrieval.option_schemas import Highlight
 from retrieval.plan import SPARE_HITS, Plan
 from retrieval.relevance import Columns, features_of, relevance_of
 from retrieval.schemas import Hit, Ranks, RelevanceEvidence, Scores
@@ -132,7 +134,10 @@ def hydrate(plan: Plan, fused: Fused, execution: Execution, rounds: Rounds) -> t
     chosen = chosen[first:wanted]
     if plan.counted:
         execution.answered([passage.id for _, passage in chosen])
-    return hits_of(plan, fused, chosen), vanished
+    hits = hits_of(plan, fused, chosen)
+    if plan.request.highlight:
+        highlight(plan, hits, execution)
+    return hits, vanished
 
 
 def goes_on(plan: Plan, fused: Fused) -> bool:
@@ -199,6 +204,17 @@ def hits_of(plan: Plan, fused: Fused, chosen: list[tuple[int, StoredPassage]]) -
             chosen, columns, strict=True
         )
     ]
+
+
+def highlight(plan: Plan, hits: list[Hit], execution: Execution) -> None:
+    """Show in each hit where words of the query stand."""
+    assert plan.request.query
+    wanted = Highlight() if plan.request.highlight is True else plan.request.highlight
+    assert wanted
+    terms = execution.looked_up(plan.request.query)
+    for hit in hits:
+        hit.highlights = marked(hit.text, terms, hit.language)
+        hit.snippet = snippet(hit.text, hit.highlights, wanted.snippet_chars)
 
 
 def ranks_of(candidates: Candidates, position: int) -> Ranks:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from indexes.dense.cold_skips import ColdSkipper
 from indexes.filters.grammar import Filter
 from indexes.languages import UNSURE, guessed, primary
-from indexes.lexical.analysis import TAG
+from indexes.lexical.analysis import TAG, query_terms
 from indexes.lexical.bm25 import Statistics, weigh
 from indexes.model import Bm25, DenseResult, Floats, Ids, Ranking, Tier
 from indexes.parts.prepared import Prepared, select, tiers_of
@@ -104,6 +104,11 @@ class Snapshot:
         total = sum(held.values())
         others = {code: n / total for code, n in held.items() if code != language}
         return QueryLanguage(language, held, dict(islice(others.items(), OTHERS_MAX)))
+
+    def looked_up(self, query: str, given: str | None = None) -> frozenset[str]:
+        """The terms that a query's words are looked up as."""
+        spoken = self.language_of(query, given)
+        return frozenset(query_terms(query, spoken.language, spoken.others))
 
     # --- counting ---------------------------------------------------------------------------------------------
 
