@@ -80,6 +80,9 @@ from .scrolling import Page as Page
 from .scrolling import ScrolledDocument as ScrolledDocument
 from .scrolling import VectorPassage as VectorPassage
 from .suggestions import suggestion as suggestion
+from .surroundings import Reach as Reach
+from .surroundings import Surroundings as Surroundings
+from .surroundings import surroundings as surroundings
 from .tuner import TuneRun as TuneRun
 from .tuner import check_number as check_number
 from .tuner import check_target as check_target

@@ -9,7 +9,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from indexes import Candidates, Collection, Floats, Ids, Prepared, Query, Snapshot, StoredPassage
+from indexes import (
+    Candidates,
+    Collection,
+    Floats,
+    Ids,
+    Prepared,
+    Query,
+    Reach,
+    Snapshot,
+    StoredPassage,
+    Surroundings,
+    surroundings,
+)
 from retrieval.stopwatch import Stopwatch
 
 
@@ -30,6 +42,10 @@ class Execution(Protocol):
 
     def fetch(self, ids: Sequence[int]) -> Mapping[int, StoredPassage]:
         """Those that still live, from the log: what was deleted since is absent."""
+        ...
+
+    def around(self, ids: Sequence[int], reach: Reach) -> Mapping[int, Surroundings]:
+        """What stands around those that still live, from the log."""
         ...
 
     def answered(self, ids: Sequence[int]) -> None:
@@ -76,6 +92,9 @@ class LocalExecution:
 
     def fetch(self, ids: Sequence[int]) -> Mapping[int, StoredPassage]:
         return self.collection.passages(ids)
+
+    def around(self, ids: Sequence[int], reach: Reach) -> Mapping[int, Surroundings]:
+        return surroundings(self.collection, ids, reach)
 
     def answered(self, ids: Sequence[int]) -> None:
         self.collection.hits.count(ids)

@@ -17,6 +17,7 @@ from indexes import (
     InvalidInput,
     Query,
     RankingSettings,
+    Reach,
     TooLarge,
     check_language,
     parse_filter,
@@ -24,6 +25,7 @@ from indexes import (
 from retrieval.decoding import decode_part, is_absent
 from retrieval.embedding.models import SIMILARITY_FLOOR
 from retrieval.fusion import DEEPER
+from retrieval.option_schemas import Expand, Neighbors
 from retrieval.relevance import BUILT_IN, Calibration, Calibrations, calibration_for, calibrations_of
 from retrieval.schemas import Fusion, Mode, Rerank, SearchRequest, Weights
 from retrieval.settings import Config
@@ -56,6 +58,7 @@ class Plan:
     page_depth: int
     counted: bool
     query: Query
+    reach: Reach | None
     mode: Mode
     method: Literal["rrf", "weighted"]
     rrf_k: int
@@ -144,7 +147,9 @@ def planned(
     )
     # The configuration too: a cache in Redis outlives a restart with other settings.
     own = ranking and (ranking.method, ranking.weight_dense, ranking.coefficients)
-    identity = msgspec.json.encode((ANSWER_VERSION, ANALYSIS_VERSION, config.search, BUILT_IN, own, asked))
+    bound = config.limits.expanded_chars_max if request.expand else None
+    settings = config.search, BUILT_IN, own, bound
+    identity = msgspec.json.encode((ANSWER_VERSION, ANALYSIS_VERSION, *settings, asked))
     return Plan(
         request=msgspec.structs.replace(request, query=text),
         k=k,
@@ -152,6 +157,7 @@ def planned(
         page_depth=page_depth,
         counted=counted,
         query=query,
+        reach=reach_of(request.expand, config.limits.expanded_chars_max),
         mode=mode,
         method=fusion.method
         or (fusion.weights and "weighted")
@@ -280,6 +286,14 @@ def level_for(last: int, depth: int) -> int:
     while depth < last:
         depth *= DEEPER
     return depth
+
+
+def reach_of(expand: Expand | None, chars_max: int) -> Reach | None:
+    if expand is None:
+        return None
+    if isinstance(expand, Neighbors):
+        return Reach(expand.before, expand.after, chars_max)
+    return Reach(None, None, chars_max, same_heading=expand == "section")
 
 
 def vector_of(raw: msgspec.Raw, dimensions: int, param: str) -> list[float] | None:

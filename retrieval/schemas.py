@@ -20,7 +20,7 @@ from retrieval.decoding import (
     VectorJson,
     absent,
 )
-from retrieval.option_schemas import Highlight, Span
+from retrieval.option_schemas import Expand, Expanded, Highlight, Span
 from retrieval.settings import Count, Positive, Weight
 
 Mode = Literal["hybrid", "dense", "lexical"]
@@ -100,6 +100,9 @@ class SearchRequest(SearchOptions, frozen=True, kw_only=True):
     offset: Annotated[
         Count, Doc("Hits to pass over, those of the pages before; with `k` at most limits.k_max")
     ] = 0
+    expand: Annotated[
+        Expand | None, Doc("Show each hit with its neighbors, its section, or its whole document")
+    ] = None
     highlight: Annotated[
         bool | Highlight | None, Doc("Where each hit has words of the query: true, or how")
     ] = None
@@ -169,6 +172,7 @@ class Hit(msgspec.Struct, omit_defaults=True):
         list[Span] | None, Doc("With `highlight`: [start, end) in `text` of the words that the query has too")
     ] = None
     snippet: Annotated[Span | None, Doc("With `highlight`: the part of `text` with most of them")] = None
+    expanded: Annotated[Expanded | None, Doc("With `expand`: the passage and those around it")] = None
 
 
 class Reranked(msgspec.Struct):

@@ -9,12 +9,12 @@ import numpy as np
 from msgspec import UNSET
 from numpy.typing import NDArray
 
-from indexes import TIERS, Candidates, Floats, StoredPassage, marked
+from indexes import TIERS, Candidates, Floats, StoredPassage, Surroundings, marked
 from retrieval.ceiling import BudgetShare, size_of
 from retrieval.executor import Execution
 from retrieval.fusion import best_first, levels_of, reciprocal_rank, weighted, within
 from retrieval.highlighting import snippet
-from retrieval.option_schemas import Highlight
+from retrieval.option_schemas import Expanded, Highlight
 from retrieval.plan import SPARE_HITS, Plan
 from retrieval.relevance import Columns, features_of, relevance_of
 from retrieval.schemas import Hit, Ranks, RelevanceEvidence, Scores
@@ -135,6 +135,10 @@ def hydrate(plan: Plan, fused: Fused, execution: Execution, rounds: Rounds) -> t
     if plan.counted:
         execution.answered([passage.id for _, passage in chosen])
     hits = hits_of(plan, fused, chosen)
+    if plan.reach is not None:
+        around = execution.around([passage.id for _, passage in chosen], plan.reach)
+        rounds.budget.reach(size + sum(len(one.text) for one in around.values()))
+        expand(hits, [around.get(passage.id) for _, passage in chosen])
     if plan.request.highlight:
         highlight(plan, hits, execution)
     return hits, vanished
@@ -204,6 +208,16 @@ def hits_of(plan: Plan, fused: Fused, chosen: list[tuple[int, StoredPassage]]) -
             chosen, columns, strict=True
         )
     ]
+
+
+def expand(hits: list[Hit], around: list[Surroundings | None]) -> None:
+    """Show each hit with its surroundings; alone, if it was deleted a moment ago."""
+    for hit, found in zip(hits, around, strict=True):
+        hit.expanded = (
+            Expanded((found.first, found.last), found.start, found.end, found.text, found.cut)
+            if found
+            else Expanded((hit.passage, hit.passage), hit.start, hit.end, hit.text)
+        )
 
 
 def highlight(plan: Plan, hits: list[Hit], execution: Execution) -> None:
