@@ -82,7 +82,7 @@ from .scrolling import VectorPassage as VectorPassage
 from .suggestions import suggestion as suggestion
 from .surroundings import Reach as Reach
 from .surroundings import Surroundings as Surroundings
-from .surroundings import surroundings as surroundings
+from .surroundings import text_around as text_around
 from .tuner import TuneRun as TuneRun
 from .tuner import check_number as check_number
 from .tuner import check_target as check_target

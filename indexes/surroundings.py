@@ -41,7 +41,7 @@ class Surroundings:
     cut: bool
 
 
-def surroundings(collection: Collection, passages: Iterable[int], reach: Reach) -> dict[int, Surroundings]:
+def text_around(collection: Collection, passages: Iterable[int], reach: Reach) -> dict[int, Surroundings]:
     """Of the live passages among these, by id. Reads each document's text once, one at a time."""
     found: dict[int, Surroundings] = {}
     with collection.log.transaction() as db:

@@ -46,6 +46,9 @@ def make_examples(model: str, reranker: str = "reranker") -> Examples:
                 "mode": "lexical",
                 "group_by_document": True,
             },
+            "more like a document": {"like": ["refunds"]},
+            "the next hits, with highlights": {"query": QUERY, "k": 1, "offset": 1, "highlight": True},
+            "with what stands around": {"query": QUERY, "expand": {"before": 1, "after": 1}},
             "in a language that is known": {"query": QUERY, "language": "en"},
             "weighted fusion, explained": {
                 "query": QUERY,

@@ -20,7 +20,7 @@ from indexes import (
     Snapshot,
     StoredPassage,
     Surroundings,
-    surroundings,
+    text_around,
 )
 from retrieval.stopwatch import Stopwatch
 
@@ -94,7 +94,7 @@ class LocalExecution:
         return self.collection.passages(ids)
 
     def around(self, ids: Sequence[int], reach: Reach) -> Mapping[int, Surroundings]:
-        return surroundings(self.collection, ids, reach)
+        return text_around(self.collection, ids, reach)
 
     def answered(self, ids: Sequence[int]) -> None:
         self.collection.hits.count(ids)

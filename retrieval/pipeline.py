@@ -44,6 +44,7 @@ from retrieval.reranking import PAIRS_A_RUN, Reranker, rerank
 from retrieval.scanning import JointScan, Place, Scanner
 from retrieval.schemas import Hit, Receipt, Reranked, SearchAnswer, SearchRequest
 from retrieval.settings import Config
+from retrieval.similar import read_examples
 from retrieval.stages import Rounds, fuse, hydrate
 from retrieval.stopwatch import Stopwatch
 
@@ -224,8 +225,16 @@ class Pipeline:
         self, collection: Collection, snapshot: Snapshot, plan: Plan, watch: Stopwatch
     ) -> Plan:
         """The plan with the query's vector, and with what fusion should know of the model."""
+        plan = await self._text_embedded(collection, snapshot, plan, watch)
+        if not plan.request.like and not plan.request.unlike:
+            return plan
+        return plan.like(await self._run(partial(read_examples, collection, plan.request)))
+
+    async def _text_embedded(
+        self, collection: Collection, snapshot: Snapshot, plan: Plan, watch: Stopwatch
+    ) -> Plan:
         if plan.text is None:
-            if plan.query.vector is None:
+            if plan.mode == "lexical":
                 return plan
             floor = self._embedders.similarity_floor(collection.settings.model)
             return replace(plan, similarity_floor=floor)
@@ -249,7 +258,8 @@ class Pipeline:
         """The answer, and whether candidates were gone from the log. Searches ever deeper, until there are k hits or
         the rankings end; the deadline passes between two searches."""
         executor = LocalExecutor(collection, snapshot)
-        rounds = Rounds(budget, collection.documents if plan.query.condition is None else None)
+        others = collection.documents - len(plan.examples.documents if plan.examples else ())
+        rounds = Rounds(budget, others if plan.query.condition is None else None)
         while True:
             exact: Candidates | None = None
             if plan.request.exact and plan.query.vector is not None:

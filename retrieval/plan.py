@@ -29,10 +29,12 @@ from retrieval.option_schemas import Expand, Neighbors
 from retrieval.relevance import BUILT_IN, Calibration, Calibrations, calibration_for, calibrations_of
 from retrieval.schemas import Fusion, Mode, Rerank, SearchRequest, Weights
 from retrieval.settings import Config
+from retrieval.similar import ExampleDocuments
 
 ANSWER_VERSION = 4  # of what the cache keeps
 SHARE_READ_MIN = 0.1  # numbers and names are read in any text
 SPARE_HITS = 16  # of a dense ranking beyond k, for candidates that die while they are on their way
+EXAMPLE_PASSAGES_MAX = 4096  # that a ranking is made deeper for; beyond, `deeper` goes on
 NUMBER_BYTES_MAX = 100  # of one number as JSON, with the white space before it
 
 
@@ -71,17 +73,31 @@ class Plan:
     )
     share_read: float | None = None  # what that said; None: no text was embedded
     similarity_floor: float = SIMILARITY_FLOOR  # of the model
+    examples: ExampleDocuments | None = None
     calibrations: Calibrations = field(default_factory=lambda: BUILT_IN)
 
     @property
     def text(self) -> str | None:
         """To be embedded; None if the vector is there, or not needed."""
-        return None if self.mode == "lexical" or self.query.vector is not None else self.request.query
+        return None if self.mode == "lexical" or self.query.vector is not None else self.request.query or None
 
     def embedded(self, vector: Floats, reads: Callable[[], float], similarity_floor: float) -> Plan:
         """With the query's vector, and what fusion should know of the model that made it."""
         query = replace(self.query, vector=vector)
         return replace(self, query=query, reads=reads, similarity_floor=similarity_floor)
+
+    def like(self, examples: ExampleDocuments) -> Plan:
+        """With the examples in the query's vector, and as much deeper as they are found themselves."""
+        more = min(len(examples.passages), EXAMPLE_PASSAGES_MAX)
+        page_depth = self.page_depth + more
+        depth = self.query.depth + more if self.alone else level_for(self.last + more, page_depth)
+        query = replace(self.query, vector=examples.moved(self.query.vector), depth=depth)
+        return replace(self, query=query, page_depth=page_depth, examples=examples)
+
+    @property
+    def alone(self) -> bool:
+        """Whether the hits are the dense ranking as it is."""
+        return self.mode == "dense" and not self.request.group_by_document
 
     def read(self) -> Plan:
         """With the share of the query that the model reads. Not for the event loop."""
@@ -106,7 +122,7 @@ class Plan:
     @property
     def calibration(self) -> Calibration | None:
         """By which hits are judged once the query is embedded."""
-        return calibration_for(self.calibrations, self.mode, self.share_read)
+        return None if self.examples else calibration_for(self.calibrations, self.mode, self.share_read)
 
 
 def planned(
@@ -179,9 +195,15 @@ def mode_of(request: SearchRequest, text: str, config: Config) -> Mode:
         raise InvalidInput(f"mode {mode} needs a query text", param="query")
     if request.exact and mode != "dense":
         raise InvalidInput(f"exact search is dense search, found mode {mode}", param="exact")
-    if request.min_relevance is not None and mode == "dense" and not is_absent(request.vector):
+    examples = "like" if request.like else "unlike" if request.unlike else None
+    if examples and mode == "lexical":
+        raise InvalidInput(f"{examples} compares vectors, which mode lexical does not", param=examples)
+    if request.min_relevance is not None and (
+        examples or (mode == "dense" and not is_absent(request.vector))
+    ):
         raise InvalidInput(
-            "hits of a vector of your own have no relevance: only cosines of the collection's model are calibrated",
+            f"hits of {'examples' if examples else 'a vector of your own'} have no relevance: only scores of queries "
+            "are calibrated",
             param="min_relevance",
         )
     return mode
@@ -243,8 +265,10 @@ def filter_of(raw: msgspec.Raw, config: Config) -> Filter | None:
 
 def check_query(request: SearchRequest, config: Config) -> str:
     if request.query is None:
-        if is_absent(request.vector):
-            raise InvalidInput("a search needs a query text or a vector", param="query")
+        if is_absent(request.vector) and not request.like:
+            raise InvalidInput(
+                "a search needs a query text, a vector, or documents that it should be like", param="query"
+            )
         return ""
     query = request.query.strip()
     if not query:

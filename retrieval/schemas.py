@@ -43,6 +43,7 @@ RerankMs = Annotated[float, Meta(gt=0, le=10_000)]
 RerankWeight = Annotated[float, Meta(ge=0, le=1)]
 DeadlineMs = Annotated[int, Meta(ge=1, le=600_000)]
 Similarity = Annotated[float, Meta(ge=-1, le=1)]
+ExampleIds = Annotated[list[DocumentId], Meta(min_length=1, max_length=100)]
 Chance = Annotated[float, Meta(ge=0, le=1)]
 Start = Annotated[int, Doc("Start in the document's text, in characters")]
 End = Annotated[int, Doc("End in the document's text, in characters, exclusive")]
@@ -97,6 +98,10 @@ class SearchRequest(SearchOptions, frozen=True, kw_only=True):
 
     query: Annotated[str | None, Doc("The text to search for")] = None
     vector: OwnVector = field(default_factory=absent)
+    like: Annotated[
+        ExampleIds | None, Doc("Ids of documents: find others like these; instead of a query, or beside it")
+    ] = None
+    unlike: Annotated[ExampleIds | None, Doc("Ids of documents: less like these")] = None
     offset: Annotated[
         Count, Doc("Hits to pass over, those of the pages before; with `k` at most limits.k_max")
     ] = 0

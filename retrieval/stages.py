@@ -58,6 +58,8 @@ def fuse(plan: Plan, candidates: Candidates, execution: Execution) -> Fused:
     else:
         order = np.arange(len(candidates))
         scores = rounded(candidates.dense if plan.mode == "dense" else candidates.lexical)
+    if plan.examples is not None:
+        order = order[~np.isin(candidates.ids[order], plan.examples.passages)]
     features = features_of(candidates, candidates.dense, candidates.lexical, plan.similarity_floor)
     return Fused(candidates, order, scores, features, relevance_of(features, plan.calibration))
 
@@ -97,6 +99,7 @@ def hydrate(plan: Plan, fused: Fused, execution: Execution, rounds: Rounds) -> t
     None if these are fewer than k and a deeper search may find more. Raises TooLarge as soon as they have no room.
     """
     ids, order, grouped = fused.candidates.ids, fused.order, plan.request.group_by_document
+    examples = plan.examples.documents if plan.examples else frozenset()
     if plan.request.min_score is not None:
         order = order[fused.scores[order] >= plan.request.min_score]
     if plan.request.min_relevance is not None:
@@ -118,7 +121,7 @@ def hydrate(plan: Plan, fused: Fused, execution: Execution, rounds: Rounds) -> t
         for position in positions:
             passage = stored.get(int(ids[position]))
             vanished |= passage is None
-            if passage is None:
+            if passage is None or passage.document_id in examples:
                 continue
             if grouped:
                 rounds.document_of[passage.id] = passage.document_id

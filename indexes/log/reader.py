@@ -48,6 +48,10 @@ ITS_PASSAGES = (
     " WHERE id >= ? AND id < ? ORDER BY id"
 )
 VECTORS = "SELECT p.id, p.vector FROM vectors p"
+VECTORS_OF_DOCUMENT = (
+    "SELECT v.id, v.vector FROM documents d CROSS JOIN vectors v"
+    " WHERE d.id = ? AND v.id >= d.first_passage AND v.id < d.first_passage + d.passages ORDER BY v.id"
+)
 AMONG = "WHERE p.id IN (SELECT value FROM json_each(?))"
 BETWEEN = "WHERE p.id > ? AND p.id <= ? ORDER BY p.id"
 
@@ -190,6 +194,15 @@ class LogReader:
                 vectors[found] = np.frombuffer(blob, np.float32)
                 found += 1
         return vectors[:found]
+
+    def vectors_of_document(self, document_id: str) -> tuple[Ids, Floats] | None:
+        """Passage ids, ascending, and vectors of a document, float32 [passages, dimensions]; None if there is none."""
+        rows = self._rows(VECTORS_OF_DOCUMENT, (document_id,))
+        if not rows:
+            return None
+        ids = np.fromiter((row[0] for row in rows), np.int64, len(rows))
+        vectors = np.frombuffer(b"".join(row[1] for row in rows), np.float32)
+        return ids, vectors.reshape(len(rows), self.settings.dimensions)
 
     # -- scans: live passages with after < id <= upto, ascending, in blocks
 
