@@ -36,6 +36,11 @@ class Execution(Protocol):
         """Dense and BM25 scores of these passages: for candidates that only one searcher found."""
         ...
 
+    @property
+    def corrected(self) -> Mapping[str, str]:
+        """Words of the query that no passage has, and the terms that were looked up instead."""
+        ...
+
     def looked_up(self, text: str) -> frozenset[str]:
         """The terms that words of this text are looked up as, in the query's language and those of the passages."""
         ...
@@ -87,8 +92,13 @@ class LocalExecution:
     def scores(self, ids: Ids) -> tuple[Floats, Floats]:
         return self.prepared.scores(ids)
 
+    @property
+    def corrected(self) -> Mapping[str, str]:
+        return self.prepared.corrected
+
     def looked_up(self, text: str) -> frozenset[str]:
-        return self.snapshot.looked_up(text, self.prepared.query.language)
+        found = self.snapshot.looked_up(text, self.prepared.query.language)
+        return found.union(self.corrected.values())
 
     def fetch(self, ids: Sequence[int]) -> Mapping[int, StoredPassage]:
         return self.collection.passages(ids)

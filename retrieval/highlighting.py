@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from indexes import marked
+from retrieval.schemas import Hit
+
 Span = tuple[int, int]
 
 LEAD = 4  # one part in so many of a snippet's spare room goes before its first word
@@ -35,3 +38,12 @@ def snippet(text: str, marks: Sequence[Span], chars_max: int) -> Span:
     while end > start and text[end - 1].isspace():
         end -= 1
     return start, end
+
+
+def as_written(term: str, hits: Sequence[Hit]) -> str:
+    """The word of this term in the first hit that has it; the term itself if none does."""
+    for hit in hits:
+        for text in (hit.text, hit.title):
+            for start, end in marked(text, [term], hit.language):
+                return text[start:end]
+    return term

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from contextvars import copy_context
@@ -21,6 +21,7 @@ from typing import TypeVar
 
 import msgspec
 import numpy as np
+from msgspec import UNSET, UnsetType
 
 from indexes import (
     Candidates,
@@ -38,6 +39,7 @@ from retrieval.cache import ResultCache, ResultKey
 from retrieval.ceiling import AnswerBudget, BudgetShare
 from retrieval.embedders import Embedders
 from retrieval.executor import Executor, LocalExecutor
+from retrieval.highlighting import as_written
 from retrieval.plan import Plan, planned
 from retrieval.relevance import is_supported
 from retrieval.reranking import PAIRS_A_RUN, Reranker, rerank
@@ -65,6 +67,7 @@ class CachedAnswer(msgspec.Struct):
     weight_dense: float | None
     supported: bool | None
     support_from: float | None
+    corrected: dict[str, str] | UnsetType = UNSET
     reranked: Reranked | None = None
 
     @property
@@ -190,6 +193,7 @@ class Pipeline:
             reranked=answer.reranked,
             supported=answer.supported,
             support_from=answer.support_from,
+            corrected=answer.corrected,
         )
         return SearchAnswer(answer.hits, receipt, watch.stop())
 
@@ -329,8 +333,16 @@ def run_stages(
         supported=is_supported(fused.relevance[fused.order], plan.calibration),
         support_from=plan.calibration.support if plan.calibration else None,
         reranked=reranked,
+        corrected=corrected_words(execution.corrected, hits),
     )
     return answer, vanished
+
+
+def corrected_words(corrected: Mapping[str, str], hits: list[Hit]) -> dict[str, str] | UnsetType:
+    """Each word with what was looked up instead, as the first hit with it has it; else the term, a stem."""
+    if not corrected:
+        return UNSET
+    return {word: as_written(term, hits) for word, term in corrected.items()}
 
 
 def elapsed_ms(since: float) -> float:

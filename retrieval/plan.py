@@ -31,7 +31,7 @@ from retrieval.schemas import Fusion, Mode, Rerank, SearchRequest, Weights
 from retrieval.settings import Config
 from retrieval.similar import ExampleDocuments
 
-ANSWER_VERSION = 4  # of what the cache keeps
+ANSWER_VERSION = 5  # of what the cache keeps
 SHARE_READ_MIN = 0.1  # numbers and names are read in any text
 SPARE_HITS = 16  # of a dense ranking beyond k, for candidates that die while they are on their way
 EXAMPLE_PASSAGES_MAX = 4096  # that a ranking is made deeper for; beyond, `deeper` goes on
@@ -159,6 +159,7 @@ def planned(
         vector=None if mode == "lexical" else vector,
         condition=filter_of(request.filter, config),
         language=given_language(request.language, "language"),
+        typos=request.typos,
         counted=counted,
     )
     # The configuration too: a cache in Redis outlives a restart with other settings.

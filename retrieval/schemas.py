@@ -88,6 +88,9 @@ class SearchOptions(Request, frozen=True, kw_only=True):
     min_seq: Annotated[Count | None, Doc("Wait up to 5 s until this write is visible")] = None
     deadline_ms: Annotated[DeadlineMs | None, Doc("Give up after this time, with status 503")] = None
     cache: Annotated[bool, Doc("False bypasses the result cache and the query vector cache")] = True
+    typos: Annotated[
+        bool, Doc("Look up a word that no passage has as the nearest one that some passage has")
+    ] = True
     language: Annotated[
         str | None, Doc("BCP 47 code of the query's language; absent: guessed among those of the documents")
     ] = None
@@ -212,6 +215,12 @@ class Receipt(msgspec.Struct):
         bool | None,
         Doc("False: no hit is relevant enough to say that the collection answers this; null where unknown"),
     ] = None
+    corrected: Annotated[
+        dict[str, str] | UnsetType,
+        Doc(
+            "Words of the query that no passage has, and those looked up instead; absent where there are none"
+        ),
+    ] = UNSET
     support_from: Annotated[
         float | None, Doc("One of the first ten hits needs this `relevance` for `supported`")
     ] = None

@@ -72,6 +72,9 @@ class GrowingLexical:
         rows = rows[: np.searchsorted(rows, size)]
         return rows, np.frombuffer(self._frequencies[term].tobytes(), np.uint16)[: len(rows)]
 
+    def starting(self, prefix: str) -> list[str]:
+        return sorted(term for term in self._rows.copy() if term.startswith(prefix))
+
     def languages(self, size: int) -> dict[str, int]:
         return {tag.removeprefix(TAG): len(self.read(tag, size)[0]) for tag in self._tags.copy()}
 
@@ -123,6 +126,9 @@ class GrowingView:
     @property
     def languages(self) -> Mapping[str, int]:
         return self.index.languages(self.size)
+
+    def starting(self, prefix: str, bytes_min: int = 0, bytes_max: int = 1 << 32) -> list[str]:
+        return [term for term in self.index.starting(prefix) if bytes_min <= len(term.encode()) <= bytes_max]
 
     def impacts(self, term: str, bm25: Bm25, mean_length: float) -> Impacts:
         rows, frequencies = self.postings(term)
@@ -210,6 +216,9 @@ class SealedLexical:
             _cache(self._found, term, found)
         return found
 
+    def starting(self, prefix: str, bytes_min: int = 0, bytes_max: int = 1 << 32) -> list[str]:
+        return self.names.starting(prefix.encode(), bytes_min, bytes_max)
+
     @cached_property
     def languages(self) -> Mapping[str, int]:
         tags = takewhile(lambda name: name.startswith(TAG.encode()), self.names)  # they sort first
@@ -273,6 +282,18 @@ class Names(Sequence[bytes]):
 
     def __getitem__(self, at: int) -> bytes:  # type: ignore[override]
         return self._block[self._offsets[at] : self._offsets[at + 1]].tobytes()
+
+    def starting(self, prefix: bytes, bytes_min: int, bytes_max: int) -> list[str]:
+        """The terms with this prefix and so many bytes."""
+        low = bisect.bisect_left(self, prefix)
+        high = bisect.bisect_left(self, prefix + b"\xff", low)  # no byte of UTF-8 is that large
+        offsets = np.asarray(self._offsets[low : high + 1])
+        sizes = np.diff(offsets)
+        chosen = np.flatnonzero((sizes >= bytes_min) & (sizes <= bytes_max))
+        return [
+            self._block[start:end].tobytes().decode()
+            for start, end in zip(offsets[chosen].tolist(), offsets[chosen + 1].tolist())
+        ]
 
     def find(self, name: bytes) -> int | None:
         first = max(bisect.bisect_right(self._guides, name) - 1, 0) * self.SPACING

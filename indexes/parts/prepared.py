@@ -14,7 +14,7 @@ from indexes.dense.cold_skips import ColdSkipper
 from indexes.filters.bitmaps import to_bits
 from indexes.filters.grammar import Filter
 from indexes.filters.satisfiable import require_satisfiable
-from indexes.lexical.bm25 import WeightedQuery, best_of, score_rows
+from indexes.lexical.bm25 import NO_CORRECTIONS, WeightedQuery, best_of, score_rows
 from indexes.masks import Bits, rows_in
 from indexes.model import TIERS, DenseResult, Floats, Ids, Ranking, Rows, Tier
 from indexes.parts.part import Part, as_ranking
@@ -80,9 +80,11 @@ class Prepared:
         weighed: WeightedQuery | None,
         scan_max: int,
         watch: ColdSkipper | None = None,
+        corrected: Mapping[str, str] = NO_CORRECTIONS,
     ) -> None:
-        """`watch` may decide to skip the cold tier."""
+        """`watch` may decide to skip the cold tier. `corrected`: words of the query, and the terms taken for them."""
         self.query = query
+        self.corrected = corrected
         self._parts = parts
         self._weighed = weighed
         self._scan_max = scan_max

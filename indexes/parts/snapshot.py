@@ -18,7 +18,8 @@ from indexes.dense.cold_skips import ColdSkipper
 from indexes.filters.grammar import Filter
 from indexes.languages import UNSURE, guessed, primary
 from indexes.lexical.analysis import TAG, query_terms
-from indexes.lexical.bm25 import Statistics, weigh
+from indexes.lexical.bm25 import NO_CORRECTIONS, Statistics, weigh
+from indexes.lexical.typos import corrections
 from indexes.model import Bm25, DenseResult, Floats, Ids, Ranking, Tier
 from indexes.parts.prepared import Prepared, select, tiers_of
 from indexes.parts.visible import Visible, sum_by_tier, tiers_in
@@ -55,12 +56,21 @@ class Snapshot:
     def prepare(self, query: Query) -> Prepared:
         """Prepare a query. The methods of the result raise InvalidInput for a filter on a key or kind of
         value that no passage has."""
-        weighed = None
+        weighed, corrected = None, NO_CORRECTIONS
         if query.text is not None:
             lexical = [visible.part.lexical for visible in self.parts]
             spoken = self.language_of(query.text, query.language)
-            weighed = weigh(query.text, lexical, self.statistics(), self.bm25, spoken.language, spoken.others)
-        return Prepared(self.parts, query, weighed, self.exact_scan_max, self.watch)
+            statistics = self.statistics()
+            weighed = weigh(query.text, lexical, statistics, self.bm25, spoken.language, spoken.others)
+            if query.typos and not weighed.complete:
+                found = corrections(query.text, lexical, spoken.language, spoken.others)
+                if found:
+                    corrected = {word: near for word, (_, near) in found.items()}
+                    terms = {term: near for meant, near in found.values() for term in meant}
+                    weighed = weigh(
+                        query.text, lexical, statistics, self.bm25, spoken.language, spoken.others, terms
+                    )
+        return Prepared(self.parts, query, weighed, self.exact_scan_max, self.watch, corrected)
 
     def matching(self, condition: Filter) -> Ids:
         """Ids of the live passages that match the filter, ascending."""
