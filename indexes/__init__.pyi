@@ -34,6 +34,10 @@ from .errors import RecallTooLow as RecallTooLow
 from .errors import StorageError as StorageError
 from .errors import TooLarge as TooLarge
 from .errors import Unavailable as Unavailable
+from .facets import FacetCounts as FacetCounts
+from .facets import FacetQuery as FacetQuery
+from .facets import count_facets as count_facets
+from .filters.dates import instant_of_date as instant_of_date
 from .filters.grammar import Filter as Filter
 from .filters.grammar import fits as fits
 from .filters.grammar import parse_filter as parse_filter

@@ -49,6 +49,10 @@ def make_examples(model: str, reranker: str = "reranker") -> Examples:
             "more like a document": {"like": ["refunds"]},
             "the next hits, with highlights": {"query": QUERY, "k": 1, "offset": 1, "highlight": True},
             "with what stands around": {"query": QUERY, "expand": {"before": 1, "after": 1}},
+            "counted by language and year": {
+                "query": QUERY,
+                "facets": ["lang", {"key": "year", "ranges": [2020, 2026]}],
+            },
             "in a language that is known": {"query": QUERY, "language": "en"},
             "weighted fusion, explained": {
                 "query": QUERY,

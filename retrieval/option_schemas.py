@@ -11,6 +11,8 @@ from retrieval.decoding import Doc, Request
 
 SnippetChars = Annotated[int, Meta(ge=20, le=10_000)]
 PassageCount = Annotated[int, Meta(ge=0, le=100)]
+FacetValues = Annotated[int, Meta(ge=1, le=1000)]
+Name = Annotated[str, Meta(min_length=1)]
 Place = Annotated[int, Meta(ge=0)]
 Span = tuple[Place, Place]  # [start, end) in a hit's text, in characters
 
@@ -39,3 +41,40 @@ class Expanded(msgspec.Struct, omit_defaults=True):
     end: Annotated[int, Doc("End in the document's text, in characters, exclusive")]
     text: Annotated[str, Doc("The document's text from `start` to `end`")]
     cut: Annotated[bool, Doc("Whether limits.expanded_chars_max left out some that belong to it")] = False
+
+
+Bound = int | float | str
+
+
+class Facet(Request, frozen=True, kw_only=True):
+    """Count the documents that match the filter by the values of a metadata key, or by ranges of them."""
+
+    key: Annotated[Name, Doc("The metadata key")]
+    top: Annotated[FacetValues, Doc("Most values that are listed, the most frequent first")] = 10
+    ranges: Annotated[
+        list[Bound] | None, Doc("Count ranges instead: their bounds, ascending, all numbers or all ISO dates")
+    ] = None
+
+
+class ValueCount(msgspec.Struct):
+    value: Annotated[str | int | float | bool, Doc("The value")]
+    count: Annotated[int, Doc("Documents that have it")]
+
+
+class RangeCount(msgspec.Struct, omit_defaults=True):
+    """Values from `gte`, where there is one, and below `lt`, where there is one."""
+
+    count: Annotated[int, Doc("Documents with a value in it")]
+    gte: Annotated[Bound | None, Doc("The least value")] = None
+    lt: Annotated[Bound | None, Doc("The value it ends before")] = None
+
+
+class FacetBody(msgspec.Struct):
+    """Of all `documents` that match the filter. One with several values counts for each."""
+
+    key: Annotated[str, Doc("The metadata key")]
+    values: Annotated[list[ValueCount], Doc("The most frequent values; empty where ranges were asked for")]
+    ranges: Annotated[list[RangeCount], Doc("The ranges asked for, ascending")]
+    distinct: Annotated[int, Doc("Number of different values, listed or not")]
+    missing: Annotated[int, Doc("Documents without a value")]
+    documents: Annotated[int, Doc("Documents that match the filter")]

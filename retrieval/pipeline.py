@@ -39,7 +39,9 @@ from retrieval.cache import ResultCache, ResultKey
 from retrieval.ceiling import AnswerBudget, BudgetShare
 from retrieval.embedders import Embedders
 from retrieval.executor import Executor, LocalExecutor
+from retrieval.facets import facets_of
 from retrieval.highlighting import as_written
+from retrieval.option_schemas import FacetBody
 from retrieval.plan import Plan, planned
 from retrieval.relevance import is_supported
 from retrieval.reranking import PAIRS_A_RUN, Reranker, rerank
@@ -68,6 +70,7 @@ class CachedAnswer(msgspec.Struct):
     supported: bool | None
     support_from: float | None
     corrected: dict[str, str] | UnsetType = UNSET
+    facets: list[FacetBody] | UnsetType = UNSET
     reranked: Reranked | None = None
 
     @property
@@ -195,7 +198,7 @@ class Pipeline:
             support_from=answer.support_from,
             corrected=answer.corrected,
         )
-        return SearchAnswer(answer.hits, receipt, watch.stop())
+        return SearchAnswer(answer.hits, receipt, watch.stop(), answer.facets)
 
     def _key(self, collection: Collection, snapshot: Snapshot, plan: Plan) -> ResultKey:
         settings = collection.settings
@@ -272,6 +275,9 @@ class Pipeline:
                 exact = scanned(snapshot, await watch.awaited("dense", ranked))
             found = await self._run(partial(run_stages, plan, executor, watch, rounds, exact, self._reranker))
             if found is not None:
+                if plan.facets:
+                    count = partial(facets_of, collection, snapshot, plan.query.condition, plan.facets)
+                    found[0].facets = await self._run(count)
                 return found
             plan = plan.deeper()
 

@@ -12,6 +12,7 @@ import numpy as np
 from indexes import (
     ANALYSIS_VERSION,
     AUTO,
+    FacetQuery,
     Filter,
     Floats,
     InvalidInput,
@@ -24,8 +25,9 @@ from indexes import (
 )
 from retrieval.decoding import decode_part, is_absent
 from retrieval.embedding.models import SIMILARITY_FLOOR
+from retrieval.facets import facet_queries
 from retrieval.fusion import DEEPER
-from retrieval.option_schemas import Expand, Neighbors
+from retrieval.option_schemas import Expand, Facet, Neighbors
 from retrieval.relevance import BUILT_IN, Calibration, Calibrations, calibration_for, calibrations_of
 from retrieval.schemas import Fusion, Mode, Rerank, SearchRequest, Weights
 from retrieval.settings import Config
@@ -61,6 +63,7 @@ class Plan:
     counted: bool
     query: Query
     reach: Reach | None
+    facets: list[tuple[Facet, FacetQuery]]
     mode: Mode
     method: Literal["rrf", "weighted"]
     rrf_k: int
@@ -175,6 +178,7 @@ def planned(
         counted=counted,
         query=query,
         reach=reach_of(request.expand, config.limits.expanded_chars_max),
+        facets=facet_queries(request.facets),
         mode=mode,
         method=fusion.method
         or (fusion.weights and "weighted")

@@ -20,7 +20,7 @@ from retrieval.decoding import (
     VectorJson,
     absent,
 )
-from retrieval.option_schemas import Expand, Expanded, Highlight, Span
+from retrieval.option_schemas import Expand, Expanded, Facet, FacetBody, Highlight, Span
 from retrieval.settings import Count, Positive, Weight
 
 Mode = Literal["hybrid", "dense", "lexical"]
@@ -113,6 +113,10 @@ class SearchRequest(SearchOptions, frozen=True, kw_only=True):
     ] = None
     highlight: Annotated[
         bool | Highlight | None, Doc("Where each hit has words of the query: true, or how")
+    ] = None
+    facets: Annotated[
+        list[NonEmpty | Facet] | None,
+        Doc("Metadata keys: count the documents that match the filter by their values"),
     ] = None
     explain: Annotated[
         bool, Doc("Add each hit's rank in both rankings and the evidence of its relevance")
@@ -246,6 +250,7 @@ class SearchAnswer(msgspec.Struct):
     hits: Annotated[list[Hit], Doc("Best first")]
     receipt: Annotated[Receipt, Doc("How the answer was found")]
     timings_ms: Annotated[Timings, Doc("Milliseconds of each stage")]
+    facets: Annotated[list[FacetBody] | UnsetType, Doc("With `facets`: the counts, in their order")] = UNSET
 
 
 class SearchBatchAnswer(msgspec.Struct):

@@ -141,6 +141,22 @@ class _GrowingColumn(Column):
             flags[tied] = [holds(numbers[at], bound) for at in tied]
         return self.chosen(flags[self._codes])
 
+    @property
+    def distinct(self) -> int:
+        return len(self._pairs.codes)
+
+    def counted(self, flags: NDArray[np.bool_]) -> dict[Scalar, int]:
+        held = flags[self.rows]
+        pairs = np.unique(np.stack([self._codes[held], self.rows[held]]), axis=1)  # a list may repeat a value
+        values, counts = list(self._pairs.codes), np.bincount(pairs[0])
+        return {values[at]: int(counts[at]) for at in np.flatnonzero(counts).tolist()}
+
+    def within(self, low: float | None, high: float | None) -> BitMap:
+        keys = self._converted(float)[self._codes]
+        return self.chosen(
+            (keys >= (-np.inf if low is None else low)) & (keys < (np.inf if high is None else high))
+        )
+
     def instants(self) -> Instants:
         return self._converted(instant_of)[self._codes]
 
