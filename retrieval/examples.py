@@ -53,6 +53,8 @@ def make_examples(model: str, reranker: str = "reranker") -> Examples:
                 "query": QUERY,
                 "facets": ["lang", {"key": "year", "ranges": [2020, 2026]}],
             },
+            "the newest among the best": {"query": QUERY, "sort": [{"key": "year", "order": "desc"}]},
+            "newer is better": {"query": QUERY, "boosts": [{"key": "year", "weight": 0.001}]},
             "in a language that is known": {"query": QUERY, "language": "en"},
             "weighted fusion, explained": {
                 "query": QUERY,

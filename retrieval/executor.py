@@ -17,6 +17,7 @@ from indexes import (
     Prepared,
     Query,
     Reach,
+    Scalar,
     Snapshot,
     StoredPassage,
     Surroundings,
@@ -39,6 +40,10 @@ class Execution(Protocol):
     @property
     def corrected(self) -> Mapping[str, str]:
         """Words of the query that no passage has, and the terms that were looked up instead."""
+        ...
+
+    def values(self, ids: Ids, key: str, where: str) -> Sequence[Sequence[Scalar]]:
+        """What each passage has under a metadata key. Raises InvalidInput naming `where` for a key that none has."""
         ...
 
     def looked_up(self, text: str) -> frozenset[str]:
@@ -95,6 +100,9 @@ class LocalExecution:
     @property
     def corrected(self) -> Mapping[str, str]:
         return self.prepared.corrected
+
+    def values(self, ids: Ids, key: str, where: str) -> Sequence[Sequence[Scalar]]:
+        return self.prepared.values(ids, key, where)
 
     def looked_up(self, text: str) -> frozenset[str]:
         found = self.snapshot.looked_up(text, self.prepared.query.language)

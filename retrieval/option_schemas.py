@@ -12,6 +12,8 @@ from retrieval.decoding import Doc, Request
 SnippetChars = Annotated[int, Meta(ge=20, le=10_000)]
 PassageCount = Annotated[int, Meta(ge=0, le=100)]
 FacetValues = Annotated[int, Meta(ge=1, le=1000)]
+Days = Annotated[float, Meta(gt=0, le=1_000_000)]
+BoostWeight = Annotated[float, Meta(ge=-1000, le=1000)]
 Name = Annotated[str, Meta(min_length=1)]
 Place = Annotated[int, Meta(ge=0)]
 Span = tuple[Place, Place]  # [start, end) in a hit's text, in characters
@@ -78,3 +80,31 @@ class FacetBody(msgspec.Struct):
     distinct: Annotated[int, Doc("Number of different values, listed or not")]
     missing: Annotated[int, Doc("Documents without a value")]
     documents: Annotated[int, Doc("Documents that match the filter")]
+
+
+class Decay(Request, frozen=True, kw_only=True):
+    """A weight that halves with age."""
+
+    half_life_days: Annotated[Days, Doc("Age in days at which half of it is left")]
+    now: Annotated[str | None, Doc("ISO date that ages count from; absent: the present hour")] = None
+
+
+class Boost(Request, frozen=True, kw_only=True):
+    """Multiplies scores by `1 + weight * f(value)`: the number itself (true is 1), ln(1 + number), or with `decay` what
+    is left of 1 at the age of the date (ISO, or seconds since 1970)."""
+
+    key: Annotated[Name, Doc("The metadata key; passages without a value keep their score")]
+    weight: Annotated[BoostWeight, Doc("How much it counts; below 0 lowers scores")] = 1.0
+    scale: Annotated[Literal["linear", "log"], Doc("Of numbers: as they are, or ln(1 + number)")] = "linear"
+    decay: Annotated[Decay | None, Doc("For dates: newer is better")] = None
+
+
+class Sort(Request, frozen=True, kw_only=True):
+    """Order by a metadata key."""
+
+    key: Annotated[Name, Doc("The metadata key; passages without a value come last")]
+    order: Annotated[Literal["asc", "desc"], Doc("Ascending or descending")] = "asc"
+
+
+Boosts = Annotated[list[Boost], Meta(min_length=1, max_length=8)]
+Sorts = Annotated[list[Sort], Meta(min_length=1, max_length=8)]

@@ -35,6 +35,7 @@ from indexes import (
     Unavailable,
     search_with_one_thread,
 )
+from retrieval.boosting import arrange
 from retrieval.cache import ResultCache, ResultKey
 from retrieval.ceiling import AnswerBudget, BudgetShare
 from retrieval.embedders import Embedders
@@ -326,7 +327,10 @@ def run_stages(
         fused, reranked = watch.timed(
             "rerank", partial(rerank, plan, fused, execution, reranker, rounds, watch.deadline)
         )
-    hydrated = watch.timed("hydrate", lambda: hydrate(plan, fused, execution, rounds))
+    arranged = fused
+    if plan.request.boosts or plan.request.sort:
+        arranged = watch.timed("fuse", partial(arrange, plan, fused, execution))
+    hydrated = watch.timed("hydrate", lambda: hydrate(plan, arranged, execution, rounds))
     if hydrated is None:
         return None
     hits, vanished = hydrated

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -27,7 +28,8 @@ from retrieval.decoding import decode_part, is_absent
 from retrieval.embedding.models import SIMILARITY_FLOOR
 from retrieval.facets import facet_queries
 from retrieval.fusion import DEEPER
-from retrieval.option_schemas import Expand, Facet, Neighbors
+from retrieval.option_checks import boosts_at, check_arranged, check_offset, reach_of
+from retrieval.option_schemas import Facet
 from retrieval.relevance import BUILT_IN, Calibration, Calibrations, calibration_for, calibrations_of
 from retrieval.schemas import Fusion, Mode, Rerank, SearchRequest, Weights
 from retrieval.settings import Config
@@ -129,12 +131,17 @@ class Plan:
 
 
 def planned(
-    request: SearchRequest, dimensions: int, config: Config, ranking: RankingSettings | None = None
+    request: SearchRequest,
+    dimensions: int,
+    config: Config,
+    ranking: RankingSettings | None = None,
+    now: Callable[[], float] = time.time,
 ) -> Plan:
     """What the request leaves open comes from `ranking`, the collection's own settings, else from the configuration.
 
     Raises InvalidInput or TooLarge naming the field.
     """
+    request = msgspec.structs.replace(request, boosts=boosts_at(request.boosts, now()))
     text = check_query(request, config)
     numbers = vector_of(request.vector, dimensions, "vector")
     vector = None if numbers is None else unit_vector(numbers, dimensions, "vector")
@@ -155,6 +162,7 @@ def planned(
     # unless that depth does not hold enough hits (`deeper`).
     alone = mode == "dense" and not request.group_by_document
     page_depth = max(config.search.candidates, k)
+    check_arranged(request, last, page_depth)
     query = Query(
         k=last,
         depth=last + SPARE_HITS if alone else level_for(last, page_depth),
@@ -299,30 +307,11 @@ def check_k(k: int | None, config: Config) -> int:
     return k
 
 
-def check_offset(offset: int, k: int, config: Config) -> int:
-    """The place of the last hit of the page, from 1."""
-    last, most = offset + k, config.limits.k_max
-    if last > most:
-        raise InvalidInput(
-            f"offset + k must be at most {most}, found {last}; to read all documents, scroll them",
-            param="offset",
-        )
-    return last
-
-
 def level_for(last: int, depth: int) -> int:
     """The depth of a ranking that holds so many hits: each level is what `deeper` goes to from the one before."""
     while depth < last:
         depth *= DEEPER
     return depth
-
-
-def reach_of(expand: Expand | None, chars_max: int) -> Reach | None:
-    if expand is None:
-        return None
-    if isinstance(expand, Neighbors):
-        return Reach(expand.before, expand.after, chars_max)
-    return Reach(None, None, chars_max, same_heading=expand == "section")
 
 
 def vector_of(raw: msgspec.Raw, dimensions: int, param: str) -> list[float] | None:

@@ -20,7 +20,7 @@ from retrieval.decoding import (
     VectorJson,
     absent,
 )
-from retrieval.option_schemas import Expand, Expanded, Facet, FacetBody, Highlight, Span
+from retrieval.option_schemas import Boosts, Expand, Expanded, Facet, FacetBody, Highlight, Sorts, Span
 from retrieval.settings import Count, Positive, Weight
 
 Mode = Literal["hybrid", "dense", "lexical"]
@@ -83,6 +83,9 @@ class SearchOptions(Request, frozen=True, kw_only=True):
         bool | Rerank | None, Doc("Let a cross-encoder read the first candidates: true, or how")
     ] = None
     group_by_document: Annotated[bool, Doc("Only the best passage of each document")] = False
+    boosts: Annotated[
+        Boosts | None, Doc("Raise or lower the scores of candidates by their metadata: recency, votes, flags")
+    ] = None
     min_score: Annotated[float | None, Doc("Drop hits that score less")] = None
     min_relevance: Annotated[Chance | None, Doc("Drop hits of less `relevance`")] = None
     min_seq: Annotated[Count | None, Doc("Wait up to 5 s until this write is visible")] = None
@@ -114,6 +117,9 @@ class SearchRequest(SearchOptions, frozen=True, kw_only=True):
     highlight: Annotated[
         bool | Highlight | None, Doc("Where each hit has words of the query: true, or how")
     ] = None
+    sort: Annotated[
+        Sorts | None, Doc("Order the candidates by metadata instead of by score; those without a value last")
+    ] = None
     facets: Annotated[
         list[NonEmpty | Facet] | None,
         Doc("Metadata keys: count the documents that match the filter by their values"),
@@ -137,6 +143,7 @@ class Scores(msgspec.Struct):
     rerank: Annotated[
         float | UnsetType | None, Doc("Of the cross-encoder; at 0 the odds are even that it answers")
     ] = UNSET
+    boost: Annotated[float | UnsetType, Doc("What `boosts` multiplied the score by")] = UNSET
 
 
 class Ranks(msgspec.Struct):

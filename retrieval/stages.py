@@ -40,6 +40,7 @@ class Fused:
     features: Columns
     relevance: Columns
     reranked: NDArray[np.float64] | None = None
+    boosts: NDArray[np.float64] | None = None
 
 
 def fuse(plan: Plan, candidates: Candidates, execution: Execution) -> Fused:
@@ -163,6 +164,8 @@ def goes_on(plan: Plan, fused: Fused) -> bool:
             return False
     if plan.request.min_score is None or fused.reranked is not None:
         return True
+    if fused.boosts is not None:
+        return False  # nothing is known of the metadata of what comes later
     best = last_score(plan, found, dense, lexical)
     return bool(best >= plan.request.min_score)
 
@@ -185,9 +188,10 @@ def hits_of(plan: Plan, fused: Fused, chosen: list[tuple[int, StoredPassage]]) -
         for row in rounded(fused.features[at]).tolist()
     ]
     read = [UNSET] * len(at) if fused.reranked is None else map(known, fused.reranked[at].tolist())
+    boosts = [UNSET] * len(at) if fused.boosts is None else rounded(fused.boosts[at]).tolist()
     dense = rounded(np.clip(candidates.dense[at], -1, 1))
     shown = dense, rounded(candidates.lexical[at]), fused.scores[at], fused.relevance[at]
-    columns = zip(*(one.tolist() for one in shown), read, evidence, strict=True)
+    columns = zip(*(one.tolist() for one in shown), read, boosts, evidence, strict=True)
     return [
         Hit(
             document_id=passage.document_id,
@@ -198,7 +202,7 @@ def hits_of(plan: Plan, fused: Fused, chosen: list[tuple[int, StoredPassage]]) -
             title=passage.title,
             metadata=passage.metadata,
             score=score,
-            scores=Scores(known(by_meaning), known(by_words), by_reading),
+            scores=Scores(known(by_meaning), known(by_words), by_reading, boost),
             tier=TIERS[candidates.tiers[position]],
             ranks=ranks_of(candidates, position) if plan.request.explain else None,
             heading=passage.heading,
@@ -207,7 +211,7 @@ def hits_of(plan: Plan, fused: Fused, chosen: list[tuple[int, StoredPassage]]) -
             relevance=known(likely),
             evidence=why,
         )
-        for (position, passage), (by_meaning, by_words, score, likely, by_reading, why) in zip(
+        for (position, passage), (by_meaning, by_words, score, likely, by_reading, boost, why) in zip(
             chosen, columns, strict=True
         )
     ]

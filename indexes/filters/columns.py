@@ -37,7 +37,7 @@ from indexes.filters.bitmaps import bitmap_of
 from indexes.filters.filter_part import KINDS, Column, FilterPart, Name
 from indexes.filters.grammar import Kind
 from indexes.filters.values import Instants, Numbers, Positions, Texts, Values, narrow, ranked
-from indexes.model import Scalar
+from indexes.model import Rows, Scalar
 from indexes.residency import Files
 
 WIDE = 64
@@ -236,14 +236,26 @@ class _SealedColumn(Column):
         return len(self.values)
 
     def counted(self, flags: NDArray[np.bool_]) -> dict[Scalar, int]:
-        starts = self._arrays["starts"][self._first : self._first + len(self.values) + 1].astype(np.int64)
-        held = flags[self._arrays["rows"][starts[0] : starts[-1]]]
-        counts = np.diff(ends_of(held)[starts - starts[0]])
+        starts, listed = self._listed()
+        counts = np.diff(ends_of(flags[listed])[starts])
         flagged = bitmap_of(np.flatnonzero(flags).astype(np.uint32), self._size)
         for at in self._wide():
             value = int(self._arrays["wide"][at]) - self._first
             counts[value] = self._bitmap(at).intersection_cardinality(flagged)
         return {self.values.value_at(at): int(counts[at]) for at in np.flatnonzero(counts).tolist()}
+
+    def held_by(self, rows: Rows) -> list[tuple[int, Scalar]]:
+        wanted = np.zeros(self._size, bool)
+        wanted[rows] = True
+        starts, listed = self._listed()
+        at = np.flatnonzero(wanted[listed])
+        positions = np.searchsorted(starts, at, side="right") - 1
+        pairs = list(zip(listed[at].tolist(), positions.tolist()))
+        some = BitMap(rows.tolist())
+        for at_ in self._wide():
+            value = int(self._arrays["wide"][at_]) - self._first
+            pairs += [(row, value) for row in self._bitmap(at_) & some]
+        return [(row, self.values.value_at(value)) for row, value in pairs]
 
     def within(self, low: float | None, high: float | None) -> BitMap:
         begin = 0 if low is None else self.values.slice_of("gte", low)[0]
@@ -277,6 +289,12 @@ class _SealedColumn(Column):
             rows = listed[0] if len(listed) == 1 else np.concatenate([NO_ROWS, *listed])
             found.append(bitmap_of(rows, self._size))
         return found[0] if len(found) == 1 else BitMap.union(*found)
+
+    def _listed(self) -> tuple[Positions, RowNumbers]:
+        """The listed rows of all values, and where those of each value start, and end."""
+        starts = self._arrays["starts"][self._first : self._first + len(self.values) + 1].astype(np.int64)
+        rows: RowNumbers = self._arrays["rows"][starts[0] : starts[-1]]  # type: ignore[assignment]
+        return starts - starts[0], rows
 
     def _wide(self) -> range:
         """The numbers of this column's values among those whose rows are a bitmap."""

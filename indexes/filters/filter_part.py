@@ -18,7 +18,7 @@ from pyroaring import BitMap
 from indexes.filters.dates import NO_DATE, instant_of
 from indexes.filters.grammar import ORDERINGS, Comparison, Compound, Exists, Filter, Kind, Not, kind_of
 from indexes.filters.values import Instants
-from indexes.model import Scalar
+from indexes.model import Rows, Scalar
 
 KINDS: tuple[Kind, ...] = ("string", "number", "boolean")
 Name = tuple[Kind, str]
@@ -51,6 +51,10 @@ class Column(ABC):
     @abstractmethod
     def counted(self, flags: NDArray[np.bool_]) -> dict[Scalar, int]:
         """How many of the flagged rows (bool [size]) have each value, without those that none has."""
+
+    @abstractmethod
+    def held_by(self, rows: Rows) -> list[tuple[int, Scalar]]:
+        """Each of these rows with each value that it has; booleans perhaps as numbers."""
 
     @abstractmethod
     def within(self, low: float | None, high: float | None) -> BitMap:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,10 +13,10 @@ from indexes.courtesy import searching
 from indexes.dense.cold_skips import ColdSkipper
 from indexes.filters.bitmaps import to_bits
 from indexes.filters.grammar import Filter
-from indexes.filters.satisfiable import require_satisfiable
+from indexes.filters.satisfiable import require_key, require_satisfiable
 from indexes.lexical.bm25 import NO_CORRECTIONS, WeightedQuery, best_of, score_rows
 from indexes.masks import Bits, rows_in
-from indexes.model import TIERS, DenseResult, Floats, Ids, Ranking, Rows, Tier
+from indexes.model import TIERS, DenseResult, Floats, Ids, Ranking, Rows, Scalar, Tier
 from indexes.parts.part import Part, as_ranking
 from indexes.parts.visible import Visible, count_by_tier, tiers_in
 from indexes.query import Query
@@ -165,6 +165,19 @@ class Prepared:
         """The BM25 score of a passage that held every word of the query as often as can be; 0 without a text."""
         return 0.0 if self._weighed is None else self._weighed.bound
 
+    def values(self, ids: Ids, key: str, where: str) -> list[list[Scalar]]:
+        """What each of these passages has under a metadata key.
+
+        Raises InvalidInput naming `where` for a key that no passage of the snapshot has.
+        """
+        require_key(key, where, [visible.part.filters for visible in self._parts])
+        found: list[list[Scalar]] = [[] for _ in range(len(ids))]
+        for visible, at, rows in locate(self._parts, ids):
+            places = dict(zip(rows.tolist(), at.tolist()))
+            for row, value in _held(visible.part, rows, key):
+                found[places[row]].append(value)
+        return found
+
     def scores(self, ids: Ids) -> tuple[Floats, Floats]:
         """Dense and BM25 scores of any passages; NaN if a passage is in no part or the query lacks that searcher."""
         dense, lexical = np.full((2, len(ids)), np.nan, np.float32)
@@ -175,6 +188,13 @@ class Prepared:
             if weighed is not None:
                 lexical[at] = score_rows(visible.part.lexical, weighed, rows)
         return dense, lexical
+
+
+def _held(part: Part, rows: Rows, key: str) -> Iterator[tuple[int, Scalar]]:
+    """Rows of these with each value under a key."""
+    for kind, column in part.filters.columns(key).items():
+        for row, value in column.held_by(rows):
+            yield row, bool(value) if kind == "boolean" else value
 
 
 def locate(parts: Sequence[Visible], ids: Ids) -> list[tuple[Visible, Rows, Rows]]:

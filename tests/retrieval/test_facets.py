@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexes.filters.index import GrowingFilters
 from indexes.filters.dates import NO_DATE
+from indexes.filters.index import GrowingFilters
 from jobs.server_process import ServerProcess
 from tests.support.http import Http
 
