@@ -55,6 +55,7 @@ def make_examples(model: str, reranker: str = "reranker") -> Examples:
             },
             "the newest among the best": {"query": QUERY, "sort": [{"key": "year", "order": "desc"}]},
             "newer is better": {"query": QUERY, "boosts": [{"key": "year", "weight": 0.001}]},
+            "with a phrase and a prefix": {"query": '"within 14 days" refund*', "operators": True},
             "in a language that is known": {"query": QUERY, "language": "en"},
             "weighted fusion, explained": {
                 "query": QUERY,

@@ -106,7 +106,7 @@ class LocalExecution:
 
     def looked_up(self, text: str) -> frozenset[str]:
         found = self.snapshot.looked_up(text, self.prepared.query.language)
-        return found.union(self.corrected.values())
+        return found.union(self.corrected.values(), self.prepared.grouped_terms)
 
     def fetch(self, ids: Sequence[int]) -> Mapping[int, StoredPassage]:
         return self.collection.passages(ids)

@@ -20,6 +20,7 @@ from indexes import (
     Query,
     RankingSettings,
     Reach,
+    StoredPassage,
     TooLarge,
     check_language,
     parse_filter,
@@ -28,6 +29,7 @@ from retrieval.decoding import decode_part, is_absent
 from retrieval.embedding.models import SIMILARITY_FLOOR
 from retrieval.facets import facet_queries
 from retrieval.fusion import DEEPER
+from retrieval.operators import Operators, operators_in
 from retrieval.option_checks import boosts_at, check_arranged, check_offset, reach_of
 from retrieval.option_schemas import Facet
 from retrieval.relevance import BUILT_IN, Calibration, Calibrations, calibration_for, calibrations_of
@@ -64,6 +66,7 @@ class Plan:
     page_depth: int
     counted: bool
     query: Query
+    operators: Operators | None
     reach: Reach | None
     facets: list[tuple[Facet, FacetQuery]]
     mode: Mode
@@ -84,7 +87,9 @@ class Plan:
     @property
     def text(self) -> str | None:
         """To be embedded; None if the vector is there, or not needed."""
-        return None if self.mode == "lexical" or self.query.vector is not None else self.request.query or None
+        if self.mode == "lexical" or self.query.vector is not None:
+            return None
+        return (self.operators.text if self.operators else self.request.query) or None
 
     def embedded(self, vector: Floats, reads: Callable[[], float], similarity_floor: float) -> Plan:
         """With the query's vector, and what fusion should know of the model that made it."""
@@ -98,6 +103,12 @@ class Plan:
         depth = self.query.depth + more if self.alone else level_for(self.last + more, page_depth)
         query = replace(self.query, vector=examples.moved(self.query.vector), depth=depth)
         return replace(self, query=query, page_depth=page_depth, examples=examples)
+
+    def leaves_out(self, passage: StoredPassage) -> bool:
+        """Whether a candidate is no hit: it is of an example, or lacks a phrase."""
+        if self.examples is not None and passage.document_id in self.examples.documents:
+            return True
+        return self.operators is not None and not self.operators.hold_in(passage)
 
     @property
     def alone(self) -> bool:
@@ -148,6 +159,9 @@ def planned(
     mode = mode_of(request, text, config)
     if request.highlight and not text:
         raise InvalidInput("highlight needs a query text, whose words are shown", param="highlight")
+    operators = operators_in(text) if request.operators else None
+    if operators and mode == "dense":
+        raise InvalidInput("operators are about words, which mode dense does not search", param="operators")
     k = check_k(request.k, config)
     last = check_offset(request.offset, k, config)
     fusion = request.fusion or Fusion()
@@ -166,7 +180,9 @@ def planned(
     query = Query(
         k=last,
         depth=last + SPARE_HITS if alone else level_for(last, page_depth),
-        text=None if mode == "dense" else text,
+        text=None if mode == "dense" else operators.words if operators else text,
+        phrases=operators.phrases if operators else (),
+        prefixes=operators.prefixes if operators else (),
         vector=None if mode == "lexical" else vector,
         condition=filter_of(request.filter, config),
         language=given_language(request.language, "language"),
@@ -185,6 +201,7 @@ def planned(
         page_depth=page_depth,
         counted=counted,
         query=query,
+        operators=operators,
         reach=reach_of(request.expand, config.limits.expanded_chars_max),
         facets=facet_queries(request.facets),
         mode=mode,

@@ -94,6 +94,12 @@ class SearchOptions(Request, frozen=True, kw_only=True):
     typos: Annotated[
         bool, Doc("Look up a word that no passage has as the nearest one that some passage has")
     ] = True
+    operators: Annotated[
+        bool,
+        Doc(
+            'Of the query, "words in quotes" must follow each other so, and inst* stands for words that begin so'
+        ),
+    ] = False
     language: Annotated[
         str | None, Doc("BCP 47 code of the query's language; absent: guessed among those of the documents")
     ] = None

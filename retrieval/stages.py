@@ -100,7 +100,6 @@ def hydrate(plan: Plan, fused: Fused, execution: Execution, rounds: Rounds) -> t
     None if these are fewer than k and a deeper search may find more. Raises TooLarge as soon as they have no room.
     """
     ids, order, grouped = fused.candidates.ids, fused.order, plan.request.group_by_document
-    examples = plan.examples.documents if plan.examples else frozenset()
     if plan.request.min_score is not None:
         order = order[fused.scores[order] >= plan.request.min_score]
     if plan.request.min_relevance is not None:
@@ -122,7 +121,7 @@ def hydrate(plan: Plan, fused: Fused, execution: Execution, rounds: Rounds) -> t
         for position in positions:
             passage = stored.get(int(ids[position]))
             vanished |= passage is None
-            if passage is None or passage.document_id in examples:
+            if passage is None or plan.leaves_out(passage):
                 continue
             if grouped:
                 rounds.document_of[passage.id] = passage.document_id

@@ -19,6 +19,7 @@ from indexes.filters.grammar import Filter
 from indexes.languages import UNSURE, guessed, primary
 from indexes.lexical.analysis import TAG, query_terms
 from indexes.lexical.bm25 import NO_CORRECTIONS, Statistics, weigh
+from indexes.lexical.operators import phrase_terms, prefix_terms
 from indexes.lexical.typos import corrections
 from indexes.model import Bm25, DenseResult, Floats, Ids, Ranking, Tier
 from indexes.parts.prepared import Prepared, select, tiers_of
@@ -56,21 +57,30 @@ class Snapshot:
     def prepare(self, query: Query) -> Prepared:
         """Prepare a query. The methods of the result raise InvalidInput for a filter on a key or kind of
         value that no passage has."""
-        weighed, corrected = None, NO_CORRECTIONS
-        if query.text is not None:
-            lexical = [visible.part.lexical for visible in self.parts]
-            spoken = self.language_of(query.text, query.language)
-            statistics = self.statistics()
-            weighed = weigh(query.text, lexical, statistics, self.bm25, spoken.language, spoken.others)
-            if query.typos and not weighed.complete:
-                found = corrections(query.text, lexical, spoken.language, spoken.others)
-                if found:
-                    corrected = {word: near for word, (_, near) in found.items()}
-                    terms = {term: near for meant, near in found.values() for term in meant}
-                    weighed = weigh(
-                        query.text, lexical, statistics, self.bm25, spoken.language, spoken.others, terms
-                    )
-        return Prepared(self.parts, query, weighed, self.exact_scan_max, self.watch, corrected)
+        if query.text is None:
+            return Prepared(self.parts, query, None, self.exact_scan_max, self.watch)
+        lexical = [visible.part.lexical for visible in self.parts]
+        spoken = self.language_of(query.text, query.language)
+        languages = spoken.language, spoken.others
+        statistics, corrected = self.statistics(), NO_CORRECTIONS
+        groups = {f"{prefix}*": prefix_terms(prefix, lexical, *languages) for prefix in query.prefixes}
+        weighed = weigh(query.text, lexical, statistics, self.bm25, *languages, groups=groups)
+        if query.typos and not weighed.complete:
+            found = corrections(query.text, lexical, *languages)
+            if found:
+                corrected = {word: near for word, (_, near) in found.items()}
+                terms = {term: near for meant, near in found.values() for term in meant}
+                weighed = weigh(query.text, lexical, statistics, self.bm25, *languages, terms, groups)
+        required = [one for phrase in query.phrases for one in phrase_terms(phrase, *languages)]
+        return Prepared(
+            self.parts,
+            query,
+            weighed,
+            self.exact_scan_max,
+            self.watch,
+            corrected,
+            [*required, *groups.values()],
+        )
 
     def matching(self, condition: Filter) -> Ids:
         """Ids of the live passages that match the filter, ascending."""

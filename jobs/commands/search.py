@@ -27,6 +27,11 @@ SPACE = re.compile(r"\s")  # one for one, so that offsets hold
 @click.option(
     "--filter", "condition", help='A filter in JSON, such as \'{"type":"eq","key":"lang","value":"en"}\'.'
 )
+@click.option(
+    "--operators",
+    is_flag=True,
+    help='"Words in quotes" must follow each other so; inst* is any word that begins so.',
+)
 @click.option("--rerank", is_flag=True, help="Let the service's reranker read the first candidates.")
 @JSON
 def command(
@@ -37,6 +42,7 @@ def command(
     offset: int,
     mode: str | None,
     condition: str | None,
+    operators: bool,
     rerank: bool,
     as_json: bool,
 ) -> None:
@@ -48,6 +54,8 @@ def command(
         search["highlight"] = HIGHLIGHT
     if mode:
         search["mode"] = mode
+    if operators:
+        search["operators"] = True
     if rerank:
         search["rerank"] = True
     if condition:
@@ -82,6 +90,8 @@ def show(answer: dict[str, Any], offset: int = 0) -> None:
         console.print(f"perhaps nothing relevant: no hit reaches {receipt['support_from']:.2f}")
     if receipt["share_read"] is not None and receipt["share_read"] < READ_MIN:
         console.print(f"{receipt['model']} reads little of this query: the words decide")
+    for word, taken in receipt.get("corrected", {}).items():
+        console.print(f"no document has {escape(repr(word))}: searched for {escape(repr(taken))}")
     tiers = "+".join(receipt["tiers"]) or "no passages"
     stages = ", ".join(f"{name} {ms:.1f}" for name, ms in timings.items() if name != "total" and ms)
     cold = f"; cold not searched: {receipt['cold_skipped']}" if receipt["cold_skipped"] else ""
