@@ -16,6 +16,7 @@ WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY indexes indexes
 COPY retrieval retrieval
+COPY nearline nearline
 COPY jobs jobs
 # Left to itself hnswlib is compiled for the processor of the machine that builds, and dies of an illegal instruction on
 # an older one. x86-64-v3 is every server since 2013 and keeps AVX2, without which every search is slower.

@@ -13,6 +13,7 @@ from .durable import draft_of as draft_of
 from .durable import publish as publish
 from .durable import remove as remove
 from .durable import replace_unsynced as replace_unsynced
+from .durable import sync_folder as sync_folder
 from .durable import verify as verify
 from .erasing import Erasure as Erasure
 from .errors import Conflict as Conflict

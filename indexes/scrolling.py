@@ -128,6 +128,13 @@ def count(collection: Collection, condition: Filter | None = None) -> Counted:
     raise Unavailable("the collection changes too fast to be counted; try again")
 
 
+def written_ms(collection: Collection, seqs: Iterable[int]) -> dict[int, int]:
+    """When the operations of these numbers were committed, in milliseconds since 1970; without those that are not."""
+    sql = "SELECT seq, at_ms FROM operations WHERE seq IN (SELECT value FROM json_each(?))"
+    with collection.log.transaction() as db:
+        return dict(db.execute(sql, (json_list(seqs),)))
+
+
 def take(rows: Iterable[Any], limit: int, passage_bytes: int, bytes_max: int) -> tuple[list[Any], bool]:
     """The first rows that fit on a page, and whether there are more."""
     taken: list[Any] = []

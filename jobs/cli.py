@@ -8,13 +8,14 @@ import sys
 import click
 
 from indexes.errors import NearlineError
-from retrieval.client import ServiceError
+from nearline import ServiceError
 
 COMMANDS = {
     "serve": "Serve a data directory over HTTP.",
     "demo": "Index the docstrings of this Python, serve them, and search them.",
     "ingest": "Send files and folders to a running service.",
     "search": "Ask a running service.",
+    "mcp": "Give assistants the tools search, fetch and context (MCP).",
     "collections": "List, show, rename, roll back and delete collections.",
     "reindex": "Rebuild the indexes of a collection and swap them in.",
     "erase": "Erase deleted and overwritten content from every file.",

@@ -29,7 +29,7 @@ from jobs.evaluation.asking import Asker
 from jobs.evaluation.rankings import NDCG, scored
 from jobs.evaluation.relevance import JudgedHits, calibrated, judged_hits
 from jobs.judgements import Judgement, Query
-from retrieval.client import JSON
+from nearline import JSON
 from retrieval.relevance import READ_MIN, Calibration, relevance_of
 
 JUDGED_MIN = 20  # queries with a relevant document; fewer say nothing of the next ones

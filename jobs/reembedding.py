@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from indexes.languages import AUTO, language_of
-from jobs.ingesting import CHARS_PER_REQUEST, DOCUMENTS_PER_REQUEST, PatientWriter
 from jobs.pace import Pace
-from retrieval.client import JSON, Client, ServiceError
+from nearline import JSON, AsyncClient, ServiceError, bulk_patience
+from retrieval.clients.bulk import CHARS_PER_REQUEST, DOCUMENTS_PER_REQUEST
 
 if TYPE_CHECKING:  # it imports numpy, which would slow down command startup
     from indexes.model import Progress
@@ -43,7 +43,7 @@ class Copied:
 
 
 async def reembed(
-    client: Client,
+    client: AsyncClient,
     source: str,
     target: str,
     *,
@@ -89,7 +89,7 @@ class Copy:
     """A copy in progress. `known` maps ids to digests of documents found in or written to the target; `language` is the
     target's, of documents that name none."""
 
-    def __init__(self, client: Client, source: str, target: str, pace: Pace, language: str) -> None:
+    def __init__(self, client: AsyncClient, source: str, target: str, pace: Pace, language: str) -> None:
         self.target = target
         self.copied = Copied()
         self.known: dict[str, bytes] = {}
@@ -97,7 +97,7 @@ class Copy:
         self._source = source
         self._pace = pace
         self._language = language
-        self._writer = PatientWriter(client, target)
+        self._patience = bulk_patience()
         self._seen: set[str] = set()
 
     async def look(self) -> None:
@@ -175,7 +175,7 @@ class Copy:
 
     async def _write(self, batch: list[JSON]) -> None:
         await self._pace(len(batch))
-        await self._writer.write([self._sent(one) for one in batch])
+        await self._client.write(self.target, [self._sent(one) for one in batch], patience=self._patience)
         self.known.update((one["id"], digest(one)) for one in batch)
         self.copied.written += len(batch)
 

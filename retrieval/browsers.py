@@ -6,7 +6,8 @@ say enough, and no page can forge them:
     Host          the name the page used. A foreign name can be made to resolve to our address (DNS rebinding), and its
                   pages would then count as same-origin, so names are on an allow-list. An IP address cannot be rebound.
     Origin        the page itself, with every request that is more than a plain read: ours, or in server.cors_origins.
-    Content-Type  JSON. What a form or a script may send without a preflight (text/plain, multipart) is refused.
+    Content-Type  JSON. What a form or a script may send without a preflight (text/plain, multipart) is refused, but for
+                  uploads, whose Origin has to be there then.
 
 A client that is no browser sends no Origin and needs no settings. `curl -d` and urllib call any body a form, and many
 libraries do not say what it is: both are read as JSON, unless a browser sent them.
@@ -23,6 +24,7 @@ from retrieval.errors import ForeignOrigin, UnknownHost, UnsupportedMediaType
 from retrieval.keys import CONFIG
 
 HOST = re.compile(r"\[(?P<v6>[0-9a-fA-F:.]+)\](:\d+)?|(?P<name>[^:\[\]]*)(:\d+)?")
+FORM, UPLOADS = "multipart/form-data", "/v1/files"  # the only path that takes a form
 LABELS_UNASKED = frozenset({"", "application/x-www-form-urlencoded"})
 BROWSER_HEADERS = ("Origin", "Sec-Fetch-Site", "Sec-Fetch-Mode")
 SHOWN_CHARS = 200  # of a header, in an error
@@ -44,7 +46,7 @@ def require_known_caller(request: web.Request) -> None:
             f"pages of the origin {origin[:SHOWN_CHARS]!r} may not call this service; "
             "server.cors_origins lists those that may"
         )
-    if request.body_exists and not says_json(request):
+    if request.body_exists and not says_json(request) and not is_upload(request):
         raise UnsupportedMediaType("a body must come with the header Content-Type: application/json")
 
 
@@ -77,6 +79,24 @@ def says_json(request: web.Request) -> bool:
     if label == "application/json" or label.endswith("+json"):
         return True
     return label in LABELS_UNASKED and not any(name in request.headers for name in BROWSER_HEADERS)
+
+
+def is_upload(request: web.Request) -> bool:
+    """A form where one is expected. Every browser says where a form comes from, and that has been checked."""
+    named = "Origin" in request.headers or not any(name in request.headers for name in BROWSER_HEADERS)
+    return request.content_type == FORM and request.path == UPLOADS and named
+
+
+def let_page_read(request: web.Request, answer: web.StreamResponse) -> None:
+    """The headers of CORS, for pages of the configured origins. A stream needs them before it begins."""
+    allowed = request.app[CONFIG].server.cors_origins
+    if not allowed or "Vary" in answer.headers:
+        return
+    origin = request.headers.get("Origin", "")
+    answer.headers.add("Vary", "Origin")
+    if origin in allowed or "*" in allowed:
+        answer.headers["Access-Control-Allow-Origin"] = "*" if "*" in allowed else origin
+        answer.headers["Access-Control-Expose-Headers"] = "*"
 
 
 async def protective_headers(request: web.Request, answer: web.StreamResponse) -> None:

@@ -137,7 +137,7 @@ def _convert(value: object, section: str, key: str, *, source: str, from_text: b
     except msgspec.DecodeError as error:
         raise InvalidInput(
             f"{source}: [{section}] {key}: expected {_expected(section, key, error)}, "
-            f"found {'a value that is not shown' if key == 'secret' else _shown(value)}",
+            f"found {'a value that is not shown' if key in ('secret', 'api_key') else _shown(value)}",
             param=f"{section}.{key}",
         ) from error
 
@@ -150,6 +150,10 @@ def _expected(section: str, key: str, error: msgspec.DecodeError) -> str:
         return 'a list of origins without a path, ["https://app.example.com"], or ["*"]'
     if key == "min_similarity":
         return 'a cosine from -1 to 1, or "model"'
+    if key == "bad_from":
+        return 'a number, or "none"'
+    if key == "bad":
+        return 'a list of outcomes, ["failed", "rollback"]'
     if key == "hosts":
         return 'a list of names in lower case without a port, ["nearline.example.com"], or ["*"]'
     if get_origin(declared) is list:
@@ -187,6 +191,8 @@ def _check_together(config: Config) -> None:
             "server.body_bytes_max",
             config.server.body_bytes_max,
         ),
+        ("assess.neighbors", config.assess.neighbors, "limits.k_max", limits.k_max),
+        ("assess.review_from", config.assess.review_from, "assess.stop_from", config.assess.stop_from),
         ("index.recall_floor", index.recall_floor, "index.recall_target", index.recall_target),
     ):
         if value > bound:

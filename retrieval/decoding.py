@@ -94,6 +94,8 @@ ALIKE = (
 _PLACE = re.compile(r" - at `(?:key in )?\$\.?(?P<path>.*)`$")
 _UNKNOWN = re.compile(r"unknown field `(?P<name>.*?)`")
 _MISSING = re.compile(r"missing required field `(?P<name>.*?)`")
+_TYPES = re.compile(r"(?:Expected|got) `[^`]*`")
+JSON_WORDS = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}  # for Python's
 _STEP = re.compile(r"\[.*?\]|[^.\[\]]+")
 
 
@@ -120,8 +122,9 @@ def decode_part(part: bytes | msgspec.Raw, kind: type[T], where: str) -> T:
 
 
 def invalid(error: msgspec.ValidationError, kind: type) -> InvalidInput:
-    """msgspec's message without its path notation, and the path as `param`; an unknown field with the likely one."""
-    text = str(error)
+    """msgspec's message in JSON's words, without its path notation, and the path as `param`; an unknown field with the
+    likely one."""
+    text = _TYPES.sub(in_json_words, str(error))
     place = _PLACE.search(text)
     path = place["path"] if place else ""
     unknown = _UNKNOWN.search(text)
@@ -131,6 +134,10 @@ def invalid(error: msgspec.ValidationError, kind: type) -> InvalidInput:
     if unknown:
         message += f"; {suggestion(unknown['name'], fields_at(kind, path), ALIKE)}"
     return InvalidInput(f"{param}: {message}" if param else text, param=param or None)
+
+
+def in_json_words(types: re.Match[str]) -> str:
+    return re.sub(r"\w+", lambda word: JSON_WORDS.get(word[0], word[0]), types[0])
 
 
 def fields_at(kind: type, path: str) -> list[str]:

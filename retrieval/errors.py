@@ -68,6 +68,14 @@ class UnsupportedEncoding(NearlineError):
     """The body is compressed. How large it becomes would show only by unpacking it."""
 
 
+class LanguageModelFailed(NearlineError):
+    """The server of the language model refused, broke off, or sent what is no answer."""
+
+
+class LanguageModelTimeout(NearlineError):
+    """The language model did not answer within `llm.timeout_s`."""
+
+
 STATUS: dict[type[NearlineError], int] = {
     MalformedRequest: 400,
     ForeignOrigin: 403,
@@ -89,11 +97,13 @@ STATUS: dict[type[NearlineError], int] = {
     Locked: 500,
     NotADataDirectory: 500,
     NewerFormat: 500,
+    LanguageModelFailed: 502,
     Unavailable: 503,
     DeadlineExceeded: 503,
     NotReady: 503,
     OutOfDescriptors: 503,
     Quarantined: 503,
+    LanguageModelTimeout: 504,
     DiskFull: 507,
 }
 

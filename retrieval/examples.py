@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from retrieval import collection_schemas, document_schemas, schemas
+from retrieval import answer_schemas, assess_schemas, collection_schemas, document_schemas, schemas
 from retrieval.dialects import ollama, openai, rerank, tei
+from retrieval.dialects import vector_store_schemas as stores
 from retrieval.openapi import Examples
 
 JSON = dict[str, Any]
@@ -21,11 +22,19 @@ DOCUMENTS = [
     {"id": "refunds", "title": "Refunds", "text": TEXTS[0], "metadata": {"lang": "en", "year": 2026}},
     {"id": "shipping", "title": "Shipping", "text": TEXTS[1], "metadata": {"lang": "en", "year": 2025}},
 ]
+FILE, BATCH = "file-68f0c2a19d3be47d5a1c0e92", "vsfb_69a4f1000002"  # ids are made by the service
 
 
 def make_examples(model: str, reranker: str = "reranker") -> Examples:
     """`model` is the one that collections have by default, `reranker` the one configured."""
-    path = {"collection": "docs", "id": "refunds", "alias": "help", "model": model}
+    path = {
+        "collection": "docs",
+        "id": "refunds",
+        "alias": "help",
+        "model": model,
+        "file": FILE,
+        "batch": BATCH,
+    }
     bodies: dict[type[Any], dict[str, JSON]] = {
         collection_schemas.CreateCollection: {
             "a collection": {"name": "docs"},
@@ -68,6 +77,17 @@ def make_examples(model: str, reranker: str = "reranker") -> Examples:
             "two questions": {"searches": [{"query": QUERY, "k": 3}, {"query": "when do you ship?", "k": 3}]}
         },
         schemas.ContextRequest: {"for a prompt": {"query": QUERY, "token_budget": 500}},
+        answer_schemas.AnswerRequest: {
+            "a question": {"query": QUERY},
+            "with your own instruction": {"query": QUERY, "instruction": "Answer in one short sentence."},
+        },
+        assess_schemas.AssessRequest: {
+            "an action": {"action": "Pay the refund of order 17 by hand"},
+            "an alert, and what counts as bad": {
+                "action": {"labels": {"service": "refunds"}, "annotations": {"summary": "refunds are late"}},
+                "outcome": {"key": "lang", "bad": ["fr"]},
+            },
+        },
         collection_schemas.SendFeedback: {
             "a judgment and a click": {
                 "feedback": [
@@ -94,6 +114,18 @@ def make_examples(model: str, reranker: str = "reranker") -> Examples:
         },
         collection_schemas.Tune: {"only measure": {"recall_target": 0.95, "apply": False}},
         openai.OpenAIEmbeddingRequest: {"two texts": {"model": model, "input": TEXTS}},
+        stores.OpenAICreateVectorStore: {
+            "a vector store": {"name": "Support FAQ", "metadata": {"team": "support"}}
+        },
+        stores.OpenAIUpdateVectorStore: {"another name": {"name": "Questions and answers"}},
+        stores.OpenAIStoreSearch: {
+            "a question": {"query": QUERY, "max_num_results": 5},
+            "two at once, with a filter": {"query": [QUERY, "when do you ship?"], "filters": ENGLISH},
+        },
+        stores.OpenAIUploadFile: {"a file": {"file": TEXTS[0], "purpose": "assistants"}},
+        stores.OpenAIAttachFile: {"with an attribute": {"file_id": FILE, "attributes": {"lang": "en"}}},
+        stores.OpenAISetAttributes: {"an attribute": {"attributes": {"lang": "en"}}},
+        stores.OpenAIAttachFiles: {"a file": {"file_ids": [FILE]}},
         ollama.OllamaEmbed: {"two texts": {"model": model, "input": TEXTS}},
         ollama.OllamaEmbeddings: {"a text": {"model": model, "prompt": TEXTS[0]}},
         ollama.OllamaShow: {"the default model": {"model": model}},

@@ -17,11 +17,13 @@ from retrieval.ceiling import Ceiling, Held
 from retrieval.config import Config
 from retrieval.embedders import Embedders
 from retrieval.feedback import Feedback
+from retrieval.llm import LanguageModel
 from retrieval.metrics import Metrics
 from retrieval.pipeline import Pipeline
 from retrieval.query_log import QueryLog
 from retrieval.reranking import Reranker
 from retrieval.tasks import Tasks
+from retrieval.uploads import Uploads
 
 CONFIG = web.AppKey("CONFIG", Config)
 FOLDERS = web.AppKey[tuple[Path, ...]]("FOLDERS")  # of data and models: no answer says where they lie
@@ -35,8 +37,10 @@ SHARED = web.AppKey[Store | None]("SHARED")  # what services share; None where t
 EMBEDDERS = web.AppKey("EMBEDDERS", Embedders)
 PIPELINE = web.AppKey("PIPELINE", Pipeline)
 RERANKER = web.AppKey[Reranker | None]("RERANKER")  # None where none is configured, or it cannot be loaded
+LLM = web.AppKey("LLM", LanguageModel)
 QUERY_LOG = web.AppKey("QUERY_LOG", QueryLog)
 FEEDBACK = web.AppKey("FEEDBACK", Feedback)
+UPLOADS = web.AppKey("UPLOADS", Uploads)
 TASKS = web.AppKey("TASKS", Tasks)
 API = web.AppKey("API", dict[str, Any])
 READY = web.AppKey("READY", dict[str, bool])

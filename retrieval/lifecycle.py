@@ -39,6 +39,7 @@ from retrieval.keys import (
     FAILED,
     FEEDBACK,
     FOLDERS,
+    LLM,
     METRICS,
     PIPELINE,
     QUERY_LOG,
@@ -46,11 +47,14 @@ from retrieval.keys import (
     RERANKER,
     SHARED,
     TASKS,
+    UPLOADS,
 )
+from retrieval.llm import LanguageModel
 from retrieval.pipeline import Pipeline
 from retrieval.query_log import QueryLog
 from retrieval.reranking import Reranker
 from retrieval.tasks import Tasks
+from retrieval.uploads import Uploads
 
 logger = logging.getLogger(__name__)
 
@@ -139,6 +143,13 @@ async def reranker_ctx(app: web.Application) -> AsyncIterator[None]:
     yield
 
 
+async def llm_ctx(app: web.Application) -> AsyncIterator[None]:
+    """It is asked when the first answer is wanted: a server that is down stops no start."""
+    app[LLM] = LanguageModel(app[CONFIG].llm)
+    yield
+    await app[LLM].close()
+
+
 async def query_log_ctx(app: web.Application) -> AsyncIterator[None]:
     """Switched off, as by default, it reads and keeps nothing, and nothing runs for it."""
     catalog, settings = app[CATALOG], app[CONFIG].query_log
@@ -162,6 +173,13 @@ async def feedback_ctx(app: web.Application) -> AsyncIterator[None]:
     yield
     forgetting.cancel()
     await asyncio.to_thread(feedback.close)
+
+
+async def uploads_ctx(app: web.Application) -> AsyncIterator[None]:
+    app[UPLOADS] = uploads = Uploads(app[CATALOG].folder, app[CONFIG].files, now=time.time)
+    forgetting = asyncio.create_task(uploads.keep_forgetting())
+    yield
+    forgetting.cancel()
 
 
 async def pipeline_ctx(app: web.Application) -> AsyncIterator[None]:

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from indexes import Conflict, InvalidInput, NearlineError, NotFound, Quarantined, StorageError, TooLarge
 from retrieval.admission import Load
-from retrieval.browsers import require_known_caller
+from retrieval.browsers import FORM, let_page_read, require_known_caller
 from retrieval.dialects.errors import response
 from retrieval.door import DOOR
 from retrieval.errors import (
@@ -21,6 +21,7 @@ from retrieval.errors import (
     UnsupportedEncoding,
     without_folders,
 )
+from retrieval.handlers.wire import form
 from retrieval.keys import CEILING, CONFIG, FOLDERS, GATES, HELD, LOADS, METRICS, READY, STOPPING
 from retrieval.request_log import CLIENT_LEFT, GIVEN_ID, REQUEST_ID, log_request, new_request_id
 
@@ -79,10 +80,7 @@ async def cross_origin(request: web.Request, handler: Handler) -> web.StreamResp
         answer.headers["Access-Control-Max-Age"] = PREFLIGHT_S
     else:
         answer = await handler(request)
-    answer.headers.add("Vary", "Origin")
-    if known:
-        answer.headers["Access-Control-Allow-Origin"] = "*" if "*" in allowed else origin
-        answer.headers["Access-Control-Expose-Headers"] = "*"
+    let_page_read(request, answer)
     return answer
 
 
@@ -176,7 +174,7 @@ async def bounded_body(request: web.Request, handler: Handler) -> web.StreamResp
         limit_s = request.app[CONFIG].server.body_timeout_s
         try:
             async with asyncio.timeout(limit_s):
-                await request.read()
+                await (form(request) if request.content_type == FORM else request.read())
         except TimeoutError:
             late = RequestTimeout(f"the body did not arrive within {limit_s:g} seconds")
             answer = response(request.path, late)

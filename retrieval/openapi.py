@@ -30,8 +30,12 @@ QUERY_PARAMETERS = {
     "cursor": "Where the page begins: `next_cursor` of the page before",
     "limit": "Documents on one page",
     "vectors": "Whether to list the passages with their vectors",
+    "after": "Id that the page begins behind: the last one of the page before",
+    "order": "`asc` or `desc`",
+    "purpose": "Only files of this purpose",
 }
-FLAGS = {"vectors"}
+KINDS = {"vectors": "boolean", "after": "string", "order": "string", "purpose": "string"}
+EVENT = {"type": "object", "properties": {"event": {"type": "string"}, "data": {"type": "string"}}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,8 @@ class Route:
 
     `media` is the content type of an answer that is not JSON. `gives` names parameters in the paths of other operations
     that are known once this one is done, with the OpenAPI runtime expression that finds each. `load` is the class whose
-    bounds apply to it (`admission`); None: that of writes if a request has a body, else none.
+    bounds apply to it (`admission`); None: that of writes if a request has a body, else none. `sent_as` is the content
+    type of the request's body. One that `streams` may answer with server-sent events instead of its JSON.
     """
 
     method: str
@@ -56,6 +61,8 @@ class Route:
     media: str | None = None
     gives: Mapping[str, str] = field(default_factory=dict)
     load: Load | None = None
+    sent_as: str = "application/json"
+    streams: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +105,8 @@ def operation(route: Route, schemas: dict[type[Any], dict[str, Any]], examples: 
     answer: dict[str, Any] = {"description": "Done"}
     if route.answer is not None:
         answer["content"] = {"application/json": {"schema": schemas[route.answer]}}
+        if route.streams:
+            answer["content"]["text/event-stream"] = {"schema": EVENT}
     elif route.media is not None:
         answer["content"] = {route.media: {"schema": {"type": "string"}}}
     error = {
@@ -114,7 +123,7 @@ def operation(route: Route, schemas: dict[type[Any], dict[str, Any]], examples: 
     }
     if route.request is not None:
         named = {name: {"value": body} for name, body in examples.bodies.get(route.request, {}).items()}
-        content = {"application/json": {"schema": schemas[route.request], "examples": named}}
+        content = {route.sent_as: {"schema": schemas[route.request], "examples": named}}
         # A handler takes an absent body for an empty object.
         needed = any(one.required for one in msgspec.structs.fields(route.request))
         described["requestBody"] = {"required": needed, "content": content}
@@ -144,7 +153,7 @@ def path_parameter(name: str, example: str | None) -> dict[str, Any]:
 
 
 def query_parameter(name: str) -> dict[str, Any]:
-    kind = "boolean" if name in FLAGS else "integer"
+    kind = KINDS.get(name, "integer")
     return {"name": name, "in": "query", "description": QUERY_PARAMETERS[name], "schema": {"type": kind}}
 
 

@@ -6,12 +6,14 @@ from typing import Any
 
 from aiohttp import web
 
-from retrieval import collection_schemas, document_schemas, schemas
+from retrieval import answer_schemas, assess_schemas, collection_schemas, document_schemas, schemas
 from retrieval.admission import Load
-from retrieval.dialects import ollama, openai, rerank, tei
+from retrieval.browsers import FORM
+from retrieval.dialects import files, ollama, openai, rerank, tei, vector_store_files, vector_stores
+from retrieval.dialects import vector_store_schemas as stores
 from retrieval.dialects.errors import CohereErrorBody, OllamaErrorBody, OpenAIErrorBody, TeiErrorBody
 from retrieval.examples import make_examples
-from retrieval.handlers import collections, documents, feedback, jobs, search, system
+from retrieval.handlers import answers, assess, collections, documents, feedback, jobs, search, system
 from retrieval.keys import API, CONFIG, LOADS
 from retrieval.openapi import Route, describe
 
@@ -21,6 +23,7 @@ C = "/v1/collections/{collection}"
 SEARCH, DOCUMENTS, COLLECTIONS, JOBS, SYSTEM = "search", "documents", "collections", "jobs", "system"
 FEEDBACK = "feedback"
 OPENAI, OLLAMA, TEI, COHERE = "openai", "ollama", "tei", "cohere"
+STORES, VS = "openai vector stores", "/v1/vector_stores/{collection}"
 
 # method, path, handler, summary, tag; then the wire types of request and answer, the status, and what else applies
 ROUTES = (
@@ -30,6 +33,10 @@ ROUTES = (
           schemas.SearchBatch, schemas.SearchBatchAnswer, load="heavy"),
     Route("POST", f"{C}/context", search.context, "Passages for a prompt, within a token budget", SEARCH,
           schemas.ContextRequest, schemas.ContextAnswer, load="heavy"),
+    Route("POST", f"{C}/answer", answers.answer, "Let a language model answer from passages, with citations", SEARCH,
+          answer_schemas.AnswerRequest, answer_schemas.Answer, load="answer", streams=True),
+    Route("POST", f"{C}/assess", assess.assess, "How events like this one ended, and so how risky it is", SEARCH,
+          assess_schemas.AssessRequest, assess_schemas.Assessment, load="search"),
     Route("POST", f"{C}/feedback", feedback.write, "Judgments and clicks, for `nearline learn`", FEEDBACK,
           collection_schemas.SendFeedback, collection_schemas.FeedbackKept),
     Route("GET", f"{C}/feedback", feedback.listed, "All feedback about documents that exist", FEEDBACK,
@@ -86,6 +93,48 @@ ROUTES = (
           None, openai.OpenAIModelList, error=OpenAIErrorBody, gives={"model": "$response.body#/data/0/id"}),
     Route("GET", "/v1/models/{model:.+}", openai.model, "One model, as OpenAI shows it", OPENAI,
           None, openai.OpenAIModel, error=OpenAIErrorBody),
+    Route("POST", "/v1/vector_stores", vector_stores.create, "Create a collection, as a vector store", STORES,
+          stores.OpenAICreateVectorStore, stores.OpenAIVectorStore, error=OpenAIErrorBody,
+          gives={"collection": "$response.body#/id"}),
+    Route("GET", "/v1/vector_stores", vector_stores.listed, "All collections, as vector stores", STORES,
+          None, stores.OpenAIVectorStoreList, parameters=("limit", "after", "order"), error=OpenAIErrorBody),
+    Route("GET", VS, vector_stores.shown, "One collection, as a vector store", STORES,
+          None, stores.OpenAIVectorStore, error=OpenAIErrorBody),
+    Route("POST", VS, vector_stores.updated, "Set the name and metadata of a vector store", STORES,
+          stores.OpenAIUpdateVectorStore, stores.OpenAIVectorStore, error=OpenAIErrorBody),
+    Route("DELETE", VS, vector_stores.deleted, "Delete a vector store, which is a collection", STORES,
+          None, stores.OpenAIVectorStoreDeleted, error=OpenAIErrorBody),
+    Route("POST", f"{VS}/search", vector_stores.search, "Search passages, as OpenAI does", STORES,
+          stores.OpenAIStoreSearch, stores.OpenAIStoreResults, error=OpenAIErrorBody, load="search"),
+    Route("POST", f"{VS}/files", vector_store_files.attached, "Embed an uploaded file into a vector store", STORES,
+          stores.OpenAIAttachFile, stores.OpenAIStoreFile, error=OpenAIErrorBody,
+          gives={"file": "$response.body#/id"}),
+    Route("GET", f"{VS}/files", vector_store_files.listed, "Documents, as the files of a vector store", STORES,
+          None, stores.OpenAIStoreFileList, parameters=("limit", "after"), error=OpenAIErrorBody, load="heavy"),
+    Route("GET", f"{VS}/files/{{file}}/content", vector_store_files.content, "The text of a file", STORES,
+          None, stores.OpenAIFileContent, error=OpenAIErrorBody, load="heavy"),
+    Route("GET", f"{VS}/files/{{file}}", vector_store_files.shown, "One document, as a file", STORES,
+          None, stores.OpenAIStoreFile, error=OpenAIErrorBody, load="search"),
+    Route("POST", f"{VS}/files/{{file}}", vector_store_files.updated, "Replace the attributes of a file", STORES,
+          stores.OpenAISetAttributes, stores.OpenAIStoreFile, error=OpenAIErrorBody),
+    Route("DELETE", f"{VS}/files/{{file}}", vector_store_files.deleted, "Delete a file from a vector store", STORES,
+          None, stores.OpenAIStoreFileDeleted, error=OpenAIErrorBody),
+    Route("POST", f"{VS}/file_batches", vector_store_files.batch_attached, "Embed several uploaded files", STORES,
+          stores.OpenAIAttachFiles, stores.OpenAIFileBatch, error=OpenAIErrorBody,
+          gives={"batch": "$response.body#/id"}),
+    Route("GET", f"{VS}/file_batches/{{batch}}", vector_store_files.batch_shown, "How a batch of files went", STORES,
+          None, stores.OpenAIFileBatch, error=OpenAIErrorBody),
+    Route("POST", "/v1/files", files.upload, "Upload a file, to attach it to vector stores", STORES,
+          stores.OpenAIUploadFile, stores.OpenAIFile, error=OpenAIErrorBody, gives={"file": "$response.body#/id"},
+          sent_as=FORM),
+    Route("GET", "/v1/files", files.listed, "Uploaded files", STORES,
+          None, stores.OpenAIFileList, parameters=("limit", "after", "order", "purpose"), error=OpenAIErrorBody),
+    Route("GET", "/v1/files/{file}", files.shown, "One uploaded file", STORES,
+          None, stores.OpenAIFile, error=OpenAIErrorBody),
+    Route("GET", "/v1/files/{file}/content", files.content, "The bytes of an uploaded file", STORES,
+          media="text/plain", error=OpenAIErrorBody, load="heavy"),
+    Route("DELETE", "/v1/files/{file}", files.deleted, "Delete a file, also from every vector store", STORES,
+          None, stores.OpenAIFileDeleted, error=OpenAIErrorBody),
     Route("POST", "/api/embed", ollama.embed_texts, "Embed texts, as Ollama does", OLLAMA,
           ollama.OllamaEmbed, ollama.OllamaEmbedded, error=OllamaErrorBody, load="embed"),
     Route("POST", "/api/embeddings", ollama.embed_prompt, "Embed one text, as Ollama did before", OLLAMA,

@@ -49,6 +49,7 @@ class Admission(Section, frozen=True, kw_only=True):
     writes_max: Positive = 32
     embeds_max: Positive = 64
     heavy_max: Positive = 16
+    answers_max: Positive = 16
     body_bytes_max: Positive = 67_108_864
     wait_s_max: Duration = 30.0
 
@@ -138,6 +139,33 @@ class Context(Section, frozen=True, kw_only=True):
     min_similarity: Annotated[float, Meta(ge=-1, le=1)] | Literal["model"] = "model"
 
 
+class Assess(Section, frozen=True, kw_only=True):
+    outcome_key: Name = "outcome"
+    bad: list[str | int | float | bool] = field(
+        default_factory=lambda: ["failed", "failure", "rollback", "rolled_back", "incident", "outage"]
+    )
+    bad_from: float | Literal["none"] = "none"
+    remedy_key: Name = "remedy"
+    neighbors: Positive = 50
+    near_from: Annotated[float, Meta(ge=0, le=1)] = 0.2
+    prior_events: Duration = 2.0
+    review_from: Share = 0.2
+    stop_from: Share = 0.5
+
+
+class Llm(Section, frozen=True, kw_only=True):
+    base_url: Annotated[
+        str,
+        Meta(pattern=r"^$|^https?://[^?#]+$", description="an address that begins with http, or nothing"),
+    ] = ""
+    model: str = ""
+    api_key: str = ""
+    timeout_s: Duration = 120.0
+    max_tokens: Positive = 512
+    temperature: Annotated[float, Meta(ge=0, le=2)] = 0.0
+    reply_bytes_max: Positive = 8_388_608
+
+
 class Cache(Section, frozen=True, kw_only=True):
     results_bytes_max: Count = 67_108_864
     ttl_s: Duration = 3600.0
@@ -167,6 +195,11 @@ class Feedback(Section, frozen=True, kw_only=True):
     file_bytes_max: Positive = 4_194_304
 
 
+class Files(Section, frozen=True, kw_only=True):
+    bytes_max: Positive = 1_073_741_824
+    days: Positive = 30
+
+
 class Log(Section, frozen=True, kw_only=True):
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["text", "json"] = "text"
@@ -185,8 +218,11 @@ class Config(Section, frozen=True, kw_only=True):
     search: Search = field(default_factory=Search)
     rerank: Rerank = field(default_factory=Rerank)
     context: Context = field(default_factory=Context)
+    assess: Assess = field(default_factory=Assess)
+    llm: Llm = field(default_factory=Llm)
     cache: Cache = field(default_factory=Cache)
     redis: Redis = field(default_factory=Redis)
     query_log: QueryLog = field(default_factory=QueryLog)
     feedback: Feedback = field(default_factory=Feedback)
+    files: Files = field(default_factory=Files)
     log: Log = field(default_factory=Log)

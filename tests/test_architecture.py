@@ -12,7 +12,7 @@ import pytest
 import indexes
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("indexes", "retrieval", "jobs")
+PACKAGES = ("indexes", "retrieval", "nearline", "jobs")
 MODULES = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts)
     for package in PACKAGES
@@ -20,10 +20,11 @@ MODULES = sorted(
     if path.name != "__init__.py"
 )
 LINES_MAX = 400
+GENERATED = {"retrieval.clients.wire"}
 
 
 def test_imports_go_one_way() -> None:
-    """import-linter's contracts hold: jobs -> retrieval -> indexes, and serving never imports PyTorch."""
+    """import-linter's contracts hold: jobs -> nearline -> retrieval -> indexes, and serving never imports PyTorch."""
     code = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports())"
     ended = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
@@ -62,9 +63,7 @@ def test_no_cycles() -> None:
 def test_every_module_imports_alone() -> None:
     """No module depends on another having been imported before it."""
     code = "import importlib, sys\nfor name in sys.argv[1:]:\n"
-    code += (
-        "    for loaded in [m for m in sys.modules if m.split('.')[0] in ('indexes', 'retrieval', 'jobs')]:\n"
-    )
+    code += f"    for loaded in [m for m in sys.modules if m.split('.')[0] in {PACKAGES}]:\n"
     code += "        del sys.modules[loaded]\n"
     code += "    importlib.import_module(name)\n"
     ended = subprocess.run(
@@ -84,7 +83,7 @@ def test_serving_needs_no_pytorch() -> None:
 def test_modules_are_rooms_not_halls(module: str) -> None:
     """No module is longer than about 400 lines, and each says in its first line what it is for."""
     source = (ROOT / module.replace(".", "/")).with_suffix(".py").read_text()
-    assert len(source.splitlines()) <= LINES_MAX
+    assert len(source.splitlines()) <= LINES_MAX or module in GENERATED
     assert ast.get_docstring(ast.parse(source))
 
 

@@ -72,8 +72,9 @@ def test_settings_exist(page: Path) -> None:
 
 
 def test_every_endpoint_is_listed() -> None:
-    """docs/api.md and docs/embedding-server.md name every method with its path."""
-    text = "".join((ROOT / "docs" / name).read_text() for name in ("api.md", "embedding-server.md"))
+    """docs/api.md, docs/embedding-server.md and docs/integrations.md name every method with its path."""
+    names = ("api.md", "embedding-server.md", "integrations.md")
+    text = "".join((ROOT / "docs" / name).read_text() for name in names)
     for route in ROUTES:
         path = path_of(route).replace("{collection}", "{c}")
         assert re.search(rf"`{route.method} {re.escape(path)}[`?]", text), f"{route.method} {path}"

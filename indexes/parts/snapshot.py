@@ -31,11 +31,10 @@ OTHERS_MAX = 15
 
 @dataclass(frozen=True, slots=True)
 class QueryLanguage:
-    """The language of a query; the live passages by language, the most frequent first; and the shares of the other
-    languages, at most OTHERS_MAX, that its words are looked up in too."""
+    """The language of a query, and the shares of the other languages, at most OTHERS_MAX, that its words are looked up
+    in too."""
 
     language: str
-    held: Mapping[str, int]
     others: Mapping[str, float]
 
 
@@ -123,7 +122,7 @@ class Snapshot:
             language = guessed(query, held) if held else UNSURE
         total = sum(held.values())
         others = {code: n / total for code, n in held.items() if code != language}
-        return QueryLanguage(language, held, dict(islice(others.items(), OTHERS_MAX)))
+        return QueryLanguage(language, dict(islice(others.items(), OTHERS_MAX)))
 
     def looked_up(self, query: str, given: str | None = None) -> frozenset[str]:
         """The terms that a query's words are looked up as."""

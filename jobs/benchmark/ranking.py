@@ -27,11 +27,11 @@ from jobs.benchmark.turns import Row, Say, Tables
 from jobs.evaluation.asking import Asker
 from jobs.evaluation.rankings import NDCG, SEARCHES, judged_queries, scored
 from jobs.evaluation.report import Score
-from jobs.ingesting import REQUEST_S_MAX, ingest
+from jobs.ingesting import ingest
 from jobs.judgements import Judgement, Query, read_judgements, read_queries
 from jobs.server_process import serving
 from jobs.sources import SourceReport, read_documents
-from retrieval.client import JSON, Client, ServiceError
+from nearline import JSON, AsyncClient, ServiceError
 from retrieval.embedding.models import read_manifest
 
 CORPUS, QUERIES, QRELS = "corpus.jsonl.gz", "queries.jsonl.gz", "qrels.tsv"
@@ -134,7 +134,7 @@ async def measured(url: str, parts: Sequence[Part], hot: float, say: Say) -> tup
     """The values of each part, and a note on each collection, which is written and rebuilt before it is asked."""
     notes: dict[str, str] = {}
     found = []
-    async with Client(url, timeout_s=REQUEST_S_MAX) as client:
+    async with AsyncClient(url) as client:
         for part in parts:
             if part.collection not in notes:
                 notes[part.collection] = await fill(client, part, hot)
@@ -143,7 +143,7 @@ async def measured(url: str, parts: Sequence[Part], hot: float, say: Say) -> tup
     return found, list(notes.values())
 
 
-async def fill(client: Client, part: Part, hot: float) -> str:
+async def fill(client: AsyncClient, part: Part, hot: float) -> str:
     await client.ensure_collection(part.collection)
     report = SourceReport()
     corpus = read_documents([part.corpus], report=report)
@@ -158,7 +158,7 @@ async def fill(client: Client, part: Part, hot: float) -> str:
     )
 
 
-async def rebuilt(client: Client, collection: str, capacity: int) -> None:
+async def rebuilt(client: AsyncClient, collection: str, capacity: int) -> None:
     """Waits for the rebuild that an upgrade began by itself, if there is one."""
     while True:
         try:

@@ -24,7 +24,7 @@ from jobs.benchmark.peers import SentenceTransformers, VectorIndex, fused
 from jobs.benchmark.texts import Material, best_scores, model_folder, overlap, recall
 from jobs.benchmark.turns import TURN, Engine, Row, Say, Tables, Worker, figures, rotate, start
 from jobs.server_process import ServerProcess, serving
-from retrieval.client import Client
+from nearline import AsyncClient
 from retrieval.embedding.encoder import Encoder
 from retrieval.embedding.models import load_model
 
@@ -198,7 +198,7 @@ def filled(
 
 async def fill(url: str, material: Material, hot: int) -> None:
     """Write every text with its vector, then rebuild."""
-    async with Client(url) as client:
+    async with AsyncClient(url) as client:
         await client.create_collection(COLLECTION, hot_capacity=hot)
         texts, vectors = material.texts, material.vectors
         for begin in range(0, len(texts), BATCH):

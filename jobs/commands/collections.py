@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
@@ -22,7 +23,7 @@ from jobs.commands.options import (
     print_result,
 )
 from jobs.commands.rebuilds import interval_of
-from retrieval.client import Client
+from nearline import AsyncClient
 
 NAME = click.argument("name")
 
@@ -37,7 +38,7 @@ def command() -> None:
 @JSON
 def list_(url: str, as_json: bool) -> None:
     """All collections, by name."""
-    found = ask(url, Client.collections)
+    found = ask(url, lambda client: client.collections())
     if as_json:
         print_json(found)
     elif not found:
@@ -54,8 +55,8 @@ def list_(url: str, as_json: bool) -> None:
         for one in found:
             if (due := one["rebuild_due"]) and due["error"]:
                 errors.print(f"[yellow]{escape(one['name'])} {escape(rebuild_of(due))}[/]")
-    for one in ask(url, Client.quarantined):
-        errors.print(f"[red]{escape(one['name'])} is quarantined[/]: {escape(one['reason'])}")
+    for sick in ask(url, lambda client: client.quarantined()):
+        errors.print(f"[red]{escape(sick['name'])} is quarantined[/]: {escape(sick['reason'])}")
 
 
 @command.command(epilog="Example: nearline collections show docs")
@@ -94,7 +95,7 @@ def show(name: str, url: str, as_json: bool) -> None:
     console.print(table)
 
 
-def ranking_of(ranking: dict[str, Any] | None) -> str:
+def ranking_of(ranking: Mapping[str, Any] | None) -> str:
     if ranking is None:
         return "as configured"
     weight = "" if ranking["weight_dense"] is None else f", dense {ranking['weight_dense']:g}"
@@ -131,7 +132,7 @@ def delete(name: str, yes: bool, url: str, as_json: bool) -> None:
 def rename(name: str, new_name: str, url: str, as_json: bool) -> None:
     """Give a collection another name. Aliases follow; it is reopened under the new name."""
 
-    async def renamed(client: Client) -> dict[str, Any]:
+    async def renamed(client: AsyncClient) -> Mapping[str, Any]:
         await own(client, name)
         return await client.rename_collection(name, new_name)
 
@@ -149,7 +150,7 @@ def rollback(name: str, url: str, as_json: bool) -> None:
     print_result({"generation": generation}, f"generation {generation} of {name} is live", as_json=as_json)
 
 
-async def own(client: Client, name: str) -> dict[str, Any]:
+async def own(client: AsyncClient, name: str) -> Mapping[str, Any]:
     """The collection with this name. Raises ClickException for an alias, which may point elsewhere tomorrow."""
     found = await client.collection(name)
     if found["name"] != name:
@@ -157,7 +158,7 @@ async def own(client: Client, name: str) -> dict[str, Any]:
     return found
 
 
-async def documents_of(client: Client, name: str) -> int | None:
+async def documents_of(client: AsyncClient, name: str) -> int | None:
     """Number of documents; None for a quarantined collection, which cannot count them."""
     if name in [one["name"] for one in await client.quarantined()]:
         return None
@@ -171,7 +172,7 @@ def since(time_ms: int | None) -> str:
     return f", the oldest since {datetime.fromtimestamp(time_ms / 1000).astimezone():%Y-%m-%d %H:%M}"
 
 
-def rebuild_of(due: dict[str, Any] | None) -> str:
+def rebuild_of(due: Mapping[str, Any] | None) -> str:
     if due is None:
         return "not needed"
     needed = f"needs a rebuild: {due['reason']}"

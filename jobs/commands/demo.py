@@ -20,7 +20,7 @@ from jobs.docstrings import docstrings
 from jobs.ingesting import ingest
 from jobs.server_process import log_of, serving
 from jobs.sources import SourceDocument
-from retrieval.client import Client
+from nearline import AsyncClient
 
 COLLECTION = "python"
 HOT_CAPACITY = 2000
@@ -73,7 +73,7 @@ def play(data: Path) -> None:
 
 
 async def tour(url: str, documents: list[SourceDocument]) -> None:
-    async with Client(url) as client:
+    async with AsyncClient(url) as client:
         info = await client.ensure_collection(COLLECTION, hot_capacity=HOT_CAPACITY)
         if info["documents"] == len(documents) and info["generation"]:  # an earlier run finished
             console.print("The docstrings are indexed already.")
@@ -88,7 +88,7 @@ async def tour(url: str, documents: list[SourceDocument]) -> None:
         show(await client.search(COLLECTION, query=QUERIES[0], **OPTIONS))
 
 
-async def fill(client: Client, documents: list[SourceDocument]) -> None:
+async def fill(client: AsyncClient, documents: list[SourceDocument]) -> None:
     console.print(f"Embedding {len(documents)} docstrings on this CPU ...")
     with progress_bar(len(documents), of="documents", label="docstrings") as on_progress:
         done = await ingest(client, COLLECTION, documents, on_progress)

@@ -32,7 +32,7 @@ from jobs.evaluation.private import served
 from jobs.evaluation.report import Report
 from jobs.evaluation.sections import show
 from jobs.evaluation.verdict import below_floors, fallen, keep, load_history, parse_floors
-from retrieval.client import Client, ServiceError
+from nearline import AsyncClient, ServiceError
 from retrieval.query_log import FILE as QUERY_LOG
 
 FILE = click.Path(path_type=Path, dir_okay=False)
@@ -173,7 +173,7 @@ async def measured(
     url: str, data: Path | None, config: Path | None, options: Options, progress: Progress
 ) -> Report:
     """The report; over a data directory, of the queries in the collection's own log if there is one."""
-    async with served(url, data, config) as address, Client(address) as client:
+    async with served(url, data, config) as address, AsyncClient(address) as client:
         if data is not None and options.queries is None and options.query_log is None:
             own = data / (await client.collection(options.collection))["name"] / QUERY_LOG
             options = replace(options, query_log=own if own.is_file() else None)

@@ -14,10 +14,10 @@ import msgspec
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from jobs.commands.options import COLLECTION, JSON, URL, ask, counted, errors, print_result
-from jobs.ingesting import REQUEST_S_MAX, Ingested, ingest
+from jobs.ingesting import Ingested, ingest
 from jobs.ingesting import Progress as OnProgress
 from jobs.sources import SourceOptions, SourceReport, parse_types, read_documents, total_bytes
-from retrieval.client import Client, ServiceError
+from nearline import AsyncClient, ServiceError
 
 FAILURES_SHOWN = 20
 LINE_EVERY_S = 15.0
@@ -89,14 +89,16 @@ def command(
     report, done = SourceReport(), Ingested()
     documents = read_documents(paths, options=options, report=report)
 
-    async def send(client: Client) -> None:
+    settings: Any = {"language": language} if language else {}
+
+    async def send(client: AsyncClient) -> None:
         if create:
-            await client.ensure_collection(collection, **({"language": language} if language else {}))
+            await client.ensure_collection(collection, **settings)
         await ingest(client, collection, documents, on_progress, report, done)
 
     try:
         with progress_bar(total_bytes(paths, options=options), hidden=as_json) as on_progress:
-            ask(url, send, timeout_s=REQUEST_S_MAX)
+            ask(url, send)
     except KeyboardInterrupt:
         click.echo(stopped(done, collection), err=True)
         sys.exit(130)

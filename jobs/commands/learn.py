@@ -18,7 +18,7 @@ from jobs.evaluation.rankings import judged_queries
 from jobs.judgements import read_judgements, read_queries
 from jobs.learning import CHOICES, JUDGED_MIN, from_feedback, learn, learn_relevance, usable
 from jobs.pace import Pace
-from retrieval.client import Client
+from nearline import AsyncClient
 from retrieval.relevance import calibrations_of
 
 
@@ -75,7 +75,7 @@ def command(
         return
 
     async def learned(progress: Progress) -> dict[str, Any]:
-        async with served(url, data, config) as address, Client(address) as client:
+        async with served(url, data, config) as address, AsyncClient(address) as client:
             asker = Asker(client, collection, progress=progress, pace=Pace(rate))
             return await learn_and_adopt(
                 asker, queries, qrels, sample, relevance=relevance, adopt=not dry_run
@@ -128,7 +128,8 @@ async def learn_and_adopt(
     if not adopt:
         return {**report, "reason": "a dry run"}
     if not found.helps:
-        settings = {name: present[name] for name in settings} if present else {}
+        kept: dict[str, Any] = {**present} if present else {}
+        settings = {name: kept[name] for name in settings if kept}
     await client.set_ranking(name, **settings, coefficients=coefficients)
     if not found.helps:
         return {**report, "reason": "only relevance gains beyond chance on held-out queries"}

@@ -17,7 +17,8 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskProgressColumn, TextColumn
 
-from retrieval.client import TIMEOUT_S, Client
+from nearline import AsyncClient
+from retrieval.clients.calling import TIMEOUT_S
 
 T = TypeVar("T")
 OnProgress = Callable[[str, int, int], None]
@@ -62,11 +63,11 @@ def print_result(value: Any, *lines: str, as_json: bool) -> None:
             click.echo(line)
 
 
-def ask(url: str, work: Callable[[Client], Awaitable[T]], *, timeout_s: float = TIMEOUT_S) -> T:
-    """Run `work` with a client of the service and return its result."""
+def ask(url: str, work: Callable[[AsyncClient], Awaitable[T]], *, timeout_s: float = TIMEOUT_S) -> T:
+    """Run `work` with a client of the service and return its result. Fails at once: who waits can ask again."""
 
     async def asked() -> T:
-        async with Client(url, timeout_s=timeout_s) as client:
+        async with AsyncClient(url, timeout_s=timeout_s, retry_s=0) as client:
             return await work(client)
 
     return asyncio.run(asked())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -15,7 +16,7 @@ from jobs.commands.options import COLLECTION, JSON, URL, ask, errors, megabytes,
 from jobs.pace import Pace
 from jobs.reembedding import Copied
 from jobs.reembedding import reembed as copy
-from retrieval.client import Client
+from nearline import AsyncClient
 
 
 @click.command(epilog="Example: nearline reindex --url http://127.0.0.1:8080 --collection docs")
@@ -27,7 +28,7 @@ def reindex(url: str, collection: str, hot_capacity: int | None, as_json: bool) 
     """Rebuild the indexes of a collection and swap them in, while it serves."""
     options = {} if hot_capacity is None else {"hot_capacity": hot_capacity}
 
-    async def rebuilt(client: Client) -> dict[str, Any]:
+    async def rebuilt(client: AsyncClient) -> Mapping[str, Any]:
         return await finished(client, await client.reindex(collection, **options), hidden=as_json)
 
     job = ask(url, rebuilt)
@@ -41,7 +42,7 @@ def reindex(url: str, collection: str, hot_capacity: int | None, as_json: bool) 
     print_result(job, line, as_json=as_json)
 
 
-def interval_of(evidence: dict[str, Any] | None) -> str:
+def interval_of(evidence: Mapping[str, Any] | None) -> str:
     """The interval of the whole answer's recall, to be read behind the recalls; empty for what was built before."""
     if not evidence or "all" not in evidence["intervals"]:
         return ""
@@ -49,7 +50,7 @@ def interval_of(evidence: dict[str, Any] | None) -> str:
     return f" (all: {low:.3f} to {high:.3f} by {evidence['queries']} {evidence['source']})"
 
 
-async def finished(client: Client, job_id: str, *, hidden: bool = False) -> dict[str, Any]:
+async def finished(client: AsyncClient, job_id: str, *, hidden: bool = False) -> Mapping[str, Any]:
     """Wait for a job with a progress bar and return it. Raises ServiceError if it fails."""
     with stages(hidden=hidden) as progress:
         return await client.finished(job_id, on_progress=progress, timeout_s=math.inf)
@@ -69,7 +70,7 @@ def erase(collections: tuple[str, ...], everything: bool, url: str, as_json: boo
     if everything == bool(collections):
         raise click.UsageError("name a collection with --collection, or say --all")
 
-    async def erased_from(client: Client) -> dict[str, Any]:
+    async def erased_from(client: AsyncClient) -> Mapping[str, Any]:
         names = collections or [one["name"] for one in await client.collections()]
         jobs = {name: await finished(client, await client.erase(name), hidden=as_json) for name in names}
         return {name: job["result"] for name, job in jobs.items()}
@@ -81,7 +82,7 @@ def erase(collections: tuple[str, ...], everything: bool, url: str, as_json: boo
         for name, result in erased.items()
     ]
     print_result(erased, *lines, as_json=as_json)
-    quarantined = ask(url, Client.quarantined) if everything else []
+    quarantined = ask(url, lambda client: client.quarantined()) if everything else []
     for one in quarantined:
         errors.print(f"[red]{escape(one['name'])} is quarantined, nothing of it was erased[/]")
     if quarantined:
@@ -112,7 +113,7 @@ def reembed(
     interruption, or to pick up later changes.
     """
 
-    async def copied_by(client: Client) -> Copied:
+    async def copied_by(client: AsyncClient) -> Copied:
         with stages(MofNCompleteColumn(), TimeRemainingColumn(), hidden=as_json) as progress:
             pace = Pace(per_second)
             return await copy(client, source, target, model=model, alias=alias, pace=pace, progress=progress)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -70,7 +71,7 @@ def command(
         show(answer, offset)
 
 
-def show(answer: dict[str, Any], offset: int = 0) -> None:
+def show(answer: Mapping[str, Any], offset: int = 0) -> None:
     """Print the hits of a search with `HIGHLIGHT`: with relevance, scores and tiers, then timings and receipt."""
     for number, hit in enumerate(answer["hits"], offset + 1):
         scores = ", ".join(
@@ -101,7 +102,7 @@ def show(answer: dict[str, Any], offset: int = 0) -> None:
     )
 
 
-def snippet_of(hit: dict[str, Any]) -> Text:
+def snippet_of(hit: Mapping[str, Any]) -> Text:
     """The part of a hit with most words of the query, those in bold."""
     text = Text(SPACE.sub(" ", hit["text"]))
     for start, end in hit["highlights"]:

@@ -18,7 +18,7 @@ from jobs.export import sources
 from jobs.judgements import lines_of
 from jobs.reranker.mining import Example, mine
 from jobs.reranker.training import Options, train
-from retrieval.client import Client
+from nearline import AsyncClient
 
 EXAMPLES, MADE_FROM = "examples.jsonl", "examples-from.json"
 FILE = click.Path(path_type=Path, dir_okay=False)
@@ -145,7 +145,7 @@ def sha256(path: Path) -> str:
 async def mined(
     url: str, judged: tuple[tuple[str, Path, Path], ...], held_out: frozenset[str], progress: Progress
 ) -> list[Example]:
-    async with Client(url) as client:
+    async with AsyncClient(url) as client:
         return [
             example
             for collection, queries, qrels in judged

@@ -17,7 +17,8 @@ from jobs.commands.options import COLLECTION, JSON, PATH, URL, console, print_js
 from jobs.evaluation.private import served
 from jobs.evaluation.queries import from_log
 from jobs.judgements import read_queries
-from retrieval.client import Client, failure_of
+from nearline import AsyncClient
+from retrieval.clients.endpoints import failure_of
 
 
 @click.command(epilog="Example: nearline tune -c docs --recall-target 0.98 --queries queries.jsonl")
@@ -69,7 +70,7 @@ def command(
 
     async def tuned(progress: Progress) -> dict[str, Any]:
         """Raises ServiceError unless there is an outcome to show."""
-        async with served(url, data, config) as address, Client(address) as client:
+        async with served(url, data, config) as address, AsyncClient(address) as client:
             job_id = await client.tune(collection, **wanted)
             job = await client.ended(job_id, on_progress=progress, timeout_s=math.inf)
             if not job["result"]:

@@ -6,22 +6,23 @@ Every search bypasses the caches of answers and of query vectors: what is timed 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from indexes.model import Progress
 from jobs.judgements import Query
 from jobs.pace import Pace
-from retrieval.client import JSON, Client
+from nearline import JSON, AsyncClient
 
 
 @dataclass(slots=True)
 class Asker:
     """A client of one collection; `k` is the number of neighbors counted for recall."""
 
-    client: Client
+    client: AsyncClient
     collection: str
     k: int = 10
     progress: Progress = lambda *_: None
@@ -32,14 +33,15 @@ class Asker:
     )
 
     async def answers(
-        self, stage: str, queries: Sequence[Query], *, kind: str = "", **search: object
+        self, stage: str, queries: Sequence[Query], *, kind: str = "", **search: Any
     ) -> AsyncIterator[tuple[Query, JSON]]:
         """Each query with its answer. Latencies are kept under `kind`, if one is given."""
         for at, query in enumerate(queries):
             self.progress(stage, at, len(queries))
             await self.pace()
             answer = await self.client.search(self.collection, query=query.text, cache=False, **search)
-            for name, ms in answer["timings_ms"].items() if kind else ():
+            timings: Mapping[str, Any] = answer["timings_ms"]
+            for name, ms in timings.items() if kind else ():
                 self._times[kind][name].append(ms)
             self.cold_skipped += kind == "dense" and answer["receipt"]["cold_skipped"] is not None
             yield query, answer

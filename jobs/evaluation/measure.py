@@ -19,7 +19,7 @@ from jobs.evaluation.report import Report
 from jobs.evaluation.survey import Survey, make_filters, survey
 from jobs.judgements import Query, read_judgements
 from jobs.pace import Pace
-from retrieval.client import JSON, Client, ServiceError
+from nearline import JSON, AsyncClient, ServiceError
 
 SELECTIVITIES = {"filter-10": 0.1, "filter-1": 0.01, "filter-0.1": 0.001}
 FILTERED_QUERIES = 120  # of one selectivity, over its filters together
@@ -44,7 +44,7 @@ class Options:
     offline: bool = False
 
 
-async def evaluate(client: Client, options: Options, progress: Progress) -> Report:
+async def evaluate(client: AsyncClient, options: Options, progress: Progress) -> Report:
     """The report, without floors and history. Raises ServiceError, and InvalidInput for a file that cannot be used."""
     started, begun = datetime.now(UTC), time.monotonic()
     asker = Asker(client, options.collection, options.k, progress, Pace(options.rate))

@@ -18,7 +18,7 @@ from indexes.errors import InvalidInput
 from jobs.evaluation.asking import Asker
 from jobs.evaluation.report import Source
 from jobs.judgements import Query, read_queries
-from retrieval.client import JSON, ServiceError
+from nearline import JSON, ServiceError
 from retrieval.query_log import read
 
 SAMPLED_QUERY_WORDS = 12

@@ -17,7 +17,7 @@ from indexes.errors import InvalidInput
 from jobs.evaluation.asking import Asker
 from jobs.evaluation.report import Score
 from jobs.judgements import Judgement, Query
-from retrieval.client import JSON
+from nearline import JSON
 
 CONTEXT_BUDGETS = (1000, 2000)  # tokens
 SEARCHES: dict[str, JSON] = {

@@ -13,7 +13,7 @@ from indexes.rebuild.shares import share_interval
 from jobs.evaluation.asking import Asker
 from jobs.evaluation.report import Cohort, CohortKind, Report
 from jobs.judgements import Query
-from retrieval.client import JSON
+from nearline import JSON
 
 BATCH = 50
 TIE = 3e-5  # cold vectors are stored as float16, which moves a score by about a third of this
@@ -51,7 +51,7 @@ async def outcomes(
     return found
 
 
-def compare(truth: list[JSON], answer: list[JSON]) -> Outcome:
+def compare(truth: Sequence[JSON], answer: Sequence[JSON]) -> Outcome:
     """The true neighbors of one query, each with whether the answer has it."""
     returned, listed = ({(hit["document_id"], hit["passage"]) for hit in hits} for hits in (answer, truth))
     worst = truth[-1]["scores"]["dense"] if truth else 0.0

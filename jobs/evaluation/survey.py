@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from jobs.evaluation.asking import Asker
-from retrieval.client import JSON
+from nearline import JSON
 
 PAGE = 1000
 SAMPLE = 10_000  # documents: a filter of .1 percent still matches about ten of them

@@ -15,7 +15,7 @@ import msgspec
 from indexes.log.reader import searchable_text
 from indexes.model import Progress
 from jobs.judgements import read_judgements, read_queries
-from retrieval.client import JSON, Client
+from nearline import JSON, AsyncClient
 
 DEPTH = 30  # hits searched for negatives: a little deeper than a reranker reads
 TOGETHER = 50  # searches in one request
@@ -31,7 +31,7 @@ class Example(msgspec.Struct, frozen=True):
 
 
 async def mine(
-    client: Client,
+    client: AsyncClient,
     collection: str,
     queries: Path,
     qrels: Path,

@@ -160,7 +160,8 @@ def cohere_body(error: NearlineError, status: int) -> CohereErrorBody:
     return CohereErrorBody(error.message)
 
 
-OPENAI = Dialect(("/v1/embeddings", "/v1/models"), openai_body, {413: 400, 422: 400})
+OPENAI_PATHS = "/v1/embeddings /v1/models /v1/vector_stores /v1/files"
+OPENAI = Dialect(tuple(OPENAI_PATHS.split()), openai_body, {413: 400, 422: 400})
 OLLAMA = Dialect(("/api",), ollama_body, {413: 400, 422: 400, 429: 503})
 # With what TEI serves and Nearline does not (yet), so that its clients read why.
 TEI_PATHS = "/ /embed /embed_all /embed_sparse /rerank /predict /similarity /tokenize /decode /info /health"

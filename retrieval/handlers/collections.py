@@ -8,7 +8,7 @@ import time
 import msgspec
 from aiohttp import web
 
-from indexes import InvalidInput, RankingSettings, Settings, check_language
+from indexes import Collection, InvalidInput, RankingSettings, Settings, check_language
 from retrieval.collection_schemas import (
     AliasBody,
     CollectionList,
@@ -25,11 +25,16 @@ from retrieval.relevance import check_coefficients
 
 
 async def create(request: web.Request) -> web.Response:
-    wanted = await body(request, CreateCollection)
-    config, catalog = request.app[CONFIG], request.app[CATALOG]
+    collection = await make(request.app, await body(request, CreateCollection))
+    return await answer_from(lambda: describe(request.app, collection), status=201)
+
+
+async def make(app: web.Application, wanted: CreateCollection) -> Collection:
+    """Raises InvalidInput naming the field, and Conflict for a name that is taken."""
+    config, catalog = app[CONFIG], app[CATALOG]
     model = wanted.model or config.models.default
     language = check_language(wanted.language, "language")
-    embedder = await request.app[EMBEDDERS].get(model)
+    embedder = await app[EMBEDDERS].get(model)
     settings = Settings(
         dimensions=embedder.encoder.dimensions,
         fingerprint=embedder.fingerprint,
@@ -37,8 +42,7 @@ async def create(request: web.Request) -> web.Response:
         hot_capacity=config.index.hot_capacity if wanted.hot_capacity is None else wanted.hot_capacity,
         language=language,
     )
-    collection = await asyncio.to_thread(catalog.create, wanted.name, settings)
-    return await answer_from(lambda: describe(request.app, collection), status=201)
+    return await asyncio.to_thread(catalog.create, wanted.name, settings)
 
 
 async def listed(request: web.Request) -> web.Response:
@@ -64,11 +68,14 @@ async def shown(request: web.Request) -> web.Response:
 
 async def deleted(request: web.Request) -> web.Response:
     """By its own name only: an alias must not delete what it happens to name today."""
-    name = request.match_info["collection"]
-    request.app[TASKS].require_idle(name)
-    await asyncio.to_thread(request.app[CATALOG].delete, name)
-    forget(request.app, name)
+    await remove(request.app, request.match_info["collection"])
     return web.Response(status=204)
+
+
+async def remove(app: web.Application, name: str) -> None:
+    app[TASKS].require_idle(name)
+    await asyncio.to_thread(app[CATALOG].delete, name)
+    forget(app, name)
 
 
 def forget(app: web.Application, name: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -13,6 +13,7 @@ from aiohttp import web
 from indexes import Collection, InvalidInput
 from retrieval.collection_schemas import CollectionBody, RankingBody, RequestLimits
 from retrieval.decoding import decode
+from retrieval.errors import MalformedRequest
 from retrieval.keys import CATALOG, CONFIG, EMBEDDERS, HELD, TASKS
 
 T = TypeVar("T")
@@ -28,6 +29,14 @@ async def body(request: web.Request, kind: type[T]) -> T:
         return decode(sent, kind)
     async with request[HELD].decoding(sent):
         return await asyncio.to_thread(decode, sent, kind)
+
+
+async def form(request: web.Request) -> Mapping[str, Any]:
+    """The parts of a form; aiohttp keeps large ones on the disk. Raises MalformedRequest."""
+    try:
+        return await request.post()
+    except (ValueError, LookupError, RuntimeError) as error:  # of its boundary, a charset, an encoding
+        raise MalformedRequest(f"the body is not a valid form: {error}") from None
 
 
 def answer(value: object, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:

@@ -13,9 +13,8 @@ from indexes import failures
 from indexes.durable import FolderLock
 from indexes.errors import Quarantined
 from indexes.log.log import Log
-from jobs.ingesting import PatientWriter
 from jobs.server_process import log_of, serving
-from retrieval.client import JSON, Client, ServiceError
+from nearline import JSON, AsyncClient, ServiceError, bulk_patience
 from tests.jobs.test_commands import nearline
 from tests.support.http import Http
 from tests.support.vectors import World, make_collection
@@ -107,5 +106,5 @@ def test_damage_met_by_a_read_is_remembered(tmp_path: Path) -> None:
 
 async def write_patiently(url: str, collection: str, documents: list[JSON]) -> None:
     """As ingest does: it waits for a busy service, but not for a collection that only an operator can mend."""
-    async with Client(url) as client:
-        await PatientWriter(client, collection).write(documents)
+    async with AsyncClient(url) as client:
+        await client.write(collection, documents, patience=bulk_patience())

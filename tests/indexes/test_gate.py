@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -17,7 +18,7 @@ from indexes.catalog import Catalog
 from indexes.collection import Collection
 from indexes.errors import Conflict, InvalidInput, RecallTooLow
 from indexes.model import Floats, IndexOptions
-from indexes.parts.manifest import read_manifest
+from indexes.parts.manifest import RecallEvidence, read_manifest
 from indexes.rebuild.builder import Rebuild
 from jobs.server_process import serving
 from retrieval.collection_schemas import JobBody
@@ -110,10 +111,12 @@ def test_a_bad_generation_is_refused_and_a_good_one_adopted(catalog: Catalog, bu
     builders.poor()
     error = refuse(collection)
     aside = collection.shelf.aside()
-    low = read_manifest(aside[2]).recall
-    assert min(low.values()) < 0.9
-    for cohort, recall in low.items():
-        assert (f"recall@10 {cohort} {recall:.4f}" in error.message) == (recall < 0.9)
+    refused = read_manifest(aside[2])
+    assert min(refused.recall.values()) < 0.9
+    assert refused.evidence is not msgspec.UNSET
+    for cohort, recall in refused.recall.items():
+        low = refused.evidence.intervals.get(cohort, (recall, recall))[1] < 0.9
+        assert (f"recall@10 {cohort} {recall:.4f}" in error.message) == low
     assert "below the floor of 0.9" in error.message
     assert (collection.snapshot.generation, collection.shelf.numbers()) == (1, [1])
     assert len(collection.snapshot.dense(WORLD.queries(1)[0], 10).ranking) == 10
@@ -123,6 +126,24 @@ def test_a_bad_generation_is_refused_and_a_good_one_adopted(catalog: Catalog, bu
     collection.adopt(number)
     assert collection.snapshot.generation == 3
     assert collection.shelf.aside() == {}, "cleared away by the next that succeeds"
+
+
+def test_a_recall_that_chance_may_explain_is_adopted(catalog: Catalog) -> None:
+    """Below the floor is what has its whole interval there, or has none; the reason names the measured recall."""
+    found = read_manifest(catalog.get("c").shelf.path(1))
+
+    def reason(recall: float, *interval: float) -> str | None:
+        intervals = {"cold": (interval[0], interval[1])} if interval else {}
+        evidence = RecallEvidence("synthetic", 200, intervals)
+        return msgspec.structs.replace(found, recall={"cold": recall}, evidence=evidence).below(0.9)
+
+    assert reason(0.89, 0.85, 0.91) is None
+    assert reason(0.89, 0.85, 0.895) == "recall@10 cold 0.8900, below the floor of 0.9"
+    assert reason(0.89) is not None
+    assert reason(0.9) is None
+    assert (
+        msgspec.structs.replace(found, recall={"cold": 0.89}, evidence=msgspec.UNSET).below(0.9) is not None
+    )
 
 
 def test_only_the_newest_is_kept_aside(catalog: Catalog, builders: Builders) -> None:

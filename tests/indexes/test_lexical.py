@@ -42,7 +42,7 @@ def assert_like_rank_bm25(
 ) -> None:
     """Every live document scores what a fresh rank-bm25 index over the live documents gives it."""
     spoken = collection.snapshot.language_of(query)
-    assert spoken.held == Counter((languages or dict.fromkeys(texts, "en")).values())
+    assert collection.snapshot.languages() == Counter((languages or dict.fromkeys(texts, "en")).values())
     expected = {}
     if texts:
         codes = [(languages or {}).get(name, "en") for name in texts]

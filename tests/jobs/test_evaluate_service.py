@@ -31,7 +31,7 @@ from jobs.evaluation.survey import make_filters, survey
 from jobs.judgements import read_queries
 from jobs.pace import Pace
 from jobs.server_process import ServerProcess, serving
-from retrieval.client import Client
+from nearline import AsyncClient
 from retrieval.embedding.encoder import Encoder
 from retrieval.embedding.models import load_model
 from tests.jobs.test_evaluate import check_page
@@ -79,7 +79,7 @@ async def fill(url: str, corpus: Path) -> None:
         }
         for number, row in enumerate(rows)
     ]  # fmt: skip
-    async with Client(url) as client:
+    async with AsyncClient(url) as client:
         await client.create_collection(NAME, hot_capacity=HOT)
         for at in range(0, SEALED, 500):
             await client.write(NAME, documents[at : min(at + 500, SEALED)])
@@ -192,7 +192,7 @@ def test_every_count_of_a_filter_waits_its_turn(server: ServerProcess) -> None:
         waits.append(seconds)
 
     async def counted() -> int:
-        async with Client(server.url) as client:
+        async with AsyncClient(server.url) as client:
             found = await survey(Asker(client, NAME), set(), 0, 0)
             before = await client.metrics()
             asker = Asker(client, NAME, pace=Pace(10, clock=lambda: 0.0, sleep=sleep))

@@ -12,14 +12,18 @@ import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from jobs.commands.ingest import progress_lines
-from jobs.ingesting import Ingested, Limits, PatientWriter, batches, ingest
+from jobs.ingesting import Ingested, ingest
 from jobs.server_process import ServerProcess, serving
-from jobs.sources import FirstFailure, SourceDocument, SourceError, SourceReport
-from retrieval.client import Client, ServiceError, retry_after_s
+from jobs.sources import SourceDocument, SourceError, SourceReport
+from nearline import AsyncClient, Patience, Refused, ServiceError
+from retrieval.clients.bulk import LIMITS, Encoded, batches
+from retrieval.clients.calling import retry_after_s
+from retrieval.clients.wire import RequestLimits
 from tests.jobs.test_commands import ROOT, nearline
 from tests.support.doorway import Doorway, Turn
 from tests.support.http import Http
@@ -40,7 +44,7 @@ def send(
     url: str, collection: str, documents: Iterable[SourceDocument], report: SourceReport | None = None
 ) -> Ingested:
     async def run() -> Ingested:
-        async with Client(url) as client:
+        async with AsyncClient(url) as client:
             return await ingest(client, collection, documents, lambda _: None, report)
 
     return asyncio.run(run())
@@ -62,45 +66,49 @@ def test_a_collection_tells_what_a_request_may_hold(http: Http) -> None:
     assert {"limits": limits}.items() <= http.ok("GET", "/v1/collections")["collections"][0].items()
 
 
+def batched(documents: list[dict[str, Any]], **limits: Any) -> tuple[list[list[Encoded]], list[Refused]]:
+    refused: list[Refused] = []
+    return list(batches(enumerate(documents), cast(RequestLimits, LIMITS | limits), refused.append)), refused
+
+
+def notes(number: int) -> list[dict[str, Any]]:
+    return [
+        {"id": f"n{at}", "text": f"A note. It has the number {at}.", "metadata": {}} for at in range(number)
+    ]
+
+
 def test_batches_are_small_and_follow_the_limits() -> None:
     """200 documents, about 200,000 characters, the service's number and bytes; a larger document goes alone."""
-    limits = Limits()
-    report = FirstFailure()
-    assert [len(batch) for batch in batches(some(450), limits, report)] == [200, 200, 50]
-    few = Limits(documents_per_request=150)
-    assert [len(batch) for batch in batches(some(450), few, report)] == [150, 150, 150]
+    assert [len(batch) for batch in batched(notes(450))[0]] == [200, 200, 50]
+    assert [len(batch) for batch in batched(notes(450), documents_per_request=150)[0]] == [150, 150, 150]
     texts = [1_000, 500_000, 1_000, 150_000, 60_000]
-    documents = [SourceDocument(id=str(at), text="x" * chars) for at, chars in enumerate(texts)]
-    assert [[one.chars for one in batch] for batch in batches(documents, limits, report)] == [
+    documents = [{"id": str(at), "text": "x" * chars} for at, chars in enumerate(texts)]
+    assert [[one.chars for one in batch] for batch in batched(documents)[0]] == [
         [1_000], [500_000], [1_000, 150_000], [60_000],
     ]  # fmt: skip
-    narrow = Limits(request_bytes=2_000)
-    for batch in batches(some(100), narrow, report):
+    for batch in batched(notes(100), request_bytes=2_000)[0]:
         body = json.dumps({"documents": [json.loads(one.body) for one in batch]}, separators=(",", ":"))
         assert 1_800 < len(body) <= 2_000 or batch[-1].id == "n99"
 
 
 def test_an_id_that_comes_twice_is_in_two_batches() -> None:
     """The service refuses a request that holds an id twice."""
-    documents = [SourceDocument(id=name, text="x") for name in "abab"]
-    assert ["".join(one.id for one in batch) for batch in batches(documents, Limits(), FirstFailure())] == [
-        "ab", "ab",
-    ]  # fmt: skip
+    found, _ = batched([{"id": name, "text": "x"} for name in "abab"])
+    assert ["".join(str(one.id) for one in batch) for batch in found] == ["ab", "ab"]
 
 
 def test_what_no_request_can_hold_fails_by_itself() -> None:
     """A text or body over the service's limits, and text that is no Unicode, are named without being sent."""
-    documents = [
-        SourceDocument(id="long", text="ä" * 60, source="a.txt"),
-        SourceDocument(id="wide", text="x", metadata={"key": "y" * 300}, source="b.jsonl:7"),
-        SourceDocument(id="bytes", text="\udcff", source="c.txt"),
-        SourceDocument(id="fine", text="x"),
+    documents: list[dict[str, Any]] = [
+        {"id": "long", "text": "ä" * 60},
+        {"id": "wide", "text": "x", "metadata": {"key": "y" * 300}},
+        {"id": "bytes", "text": "\udcff"},
+        {"id": "fine", "text": "x"},
     ]
-    report = SourceReport()
-    (batch,) = batches(documents, Limits(document_bytes=100, request_bytes=300), report)
-    assert [one.id for one in batch] == ["fine"]
-    assert [one.source for one in report.failed] == ["a.txt", "b.jsonl:7", "c.txt"]
-    assert report.failed[0].reason == "text has 120 bytes, at most 100 are allowed"
+    (batch,), refused = batched(documents, document_bytes=100, request_bytes=300)
+    assert [(one.position, one.id) for one in batch] == [(3, "fine")]
+    assert [(one.position, one.id) for one in refused] == [(0, "long"), (1, "wide"), (2, "bytes")]
+    assert refused[0].reason == "text has 120 bytes, at most 100 are allowed"
 
 
 # -- refusals
@@ -152,7 +160,7 @@ def test_progress_stops_before_what_is_not_acknowledged(http: Http, service: Ser
     seen: list[tuple[int, int]] = []
 
     async def run(url: str) -> None:
-        async with Client(url) as client:
+        async with AsyncClient(url) as client:
             name = http.new_collection()
             await ingest(client, name, documents, lambda now: seen.append((now.documents, now.bytes_read)))
 
@@ -180,9 +188,9 @@ def test_it_gives_up_where_nothing_goes_on(http: Http, service: ServerProcess) -
     """Not before its patience is over, and with the service's own words."""
 
     async def write(door: Doorway) -> None:
-        async with Client(door.url) as client:
-            writer = PatientWriter(client, http.new_collection(), patience_s=0.2)
-            await writer.write([{"id": "a", "text": "x"}])
+        async with AsyncClient(door.url) as client:
+            patience = Patience(busy_s=0.2, away_s=60, try_s=300)
+            await client.write(http.new_collection(), [{"id": "a", "text": "x"}], patience=patience)
 
     with Doorway(service.url, *BUSY * 10_000, retry_after="0") as door:
         with pytest.raises(ServiceError, match="much waits already"):

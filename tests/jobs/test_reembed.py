@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from jobs.ingesting import DOCUMENTS_PER_REQUEST
 from jobs.pace import Pace
 from jobs.reembedding import Copied, Copy, digest, reembed
 from jobs.server_process import ServerProcess, serving
-from retrieval.client import Client, ServiceError
+from nearline import AsyncClient, ServiceError
+from retrieval.clients.bulk import DOCUMENTS_PER_REQUEST
 from tests.support.http import Http
 from tests.support.models import variation
 
@@ -54,7 +54,7 @@ def copy(
     service: ServerProcess, source: str, target: str, alias: str | None = None, **options: object
 ) -> Copied:
     async def run() -> Copied:
-        async with Client(service.url) as client:
+        async with AsyncClient(service.url) as client:
             settings = {"model": NEW, "pace": Pace(0), "progress": lambda *_: None, **options}
             return await reembed(client, source, target, alias=alias, **settings)  # type: ignore[arg-type]
 
@@ -194,7 +194,7 @@ def test_the_last_changes_follow_but_not_over_newer_ones(http: Http, service: Se
         http.ok("POST", f"/v1/collections/{name}/documents/delete", {"ids": gone})
 
     async def run() -> Copied:
-        async with Client(service.url) as client:
+        async with AsyncClient(service.url) as client:
             under_way = Copy(client, source, target, Pace(0), "auto")
             under_way.known = known
             await under_way.catch_up()

@@ -29,7 +29,7 @@ from jobs.reranker import training
 from jobs.reranker.mining import Example, mine
 from jobs.reranker.training import batches
 from jobs.server_process import ServerProcess
-from retrieval.client import Client
+from nearline import AsyncClient
 from retrieval.reranking import Reranker
 from tests.support.encoders import VOCABULARY, write_bert, write_reranker, write_tokenizer
 from tests.support.http import Http
@@ -71,7 +71,7 @@ def judged(http: Http, tmp_path: Path) -> tuple[str, Path, Path]:
 
 def mined(http: Http, judged: tuple[str, Path, Path], held_out: frozenset[str] = frozenset()) -> Any:
     async def found() -> list[Example]:
-        async with Client(http.url) as client:
+        async with AsyncClient(http.url) as client:
             return [one async for one in mine(client, *judged, held_out=held_out, progress=quiet)]
 
     return asyncio.run(found())

@@ -20,7 +20,7 @@ from click.testing import CliRunner, Result
 from indexes.errors import Locked, NotADataDirectory
 from jobs.commands.tune import command
 from jobs.server_process import ServerProcess, serving
-from retrieval.client import ServiceError
+from nearline import ServiceError
 from retrieval.query_log import Day, LoggedQuery, encoded
 from tests.support.http import Http
 

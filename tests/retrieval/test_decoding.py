@@ -53,3 +53,11 @@ def test_a_part_is_named_by_its_place_in_the_body(part: bytes, kind: type, place
         decode_part(part, kind, "searches[1]")
     assert refused.value.param == place
     assert refused.value.message.startswith(f"{place}: ")
+
+
+def test_types_have_the_names_of_json() -> None:
+    """A sender who writes no Python knows no `str`."""
+    with pytest.raises(InvalidInput, match=r"^query: Expected `string \| null`, got `integer`$"):
+        decode(b'{"query": 1}', SearchRequest)
+    with pytest.raises(InvalidInput, match=r"^group_by_document: Expected `boolean`, got `string`$"):
+        decode(b'{"query": "x", "group_by_document": "yes"}', SearchRequest)

@@ -99,7 +99,9 @@ def test_when_to_try_again() -> None:
         assert "Retry-After" not in response(path, tree.InvalidInput("x")).headers
 
 
-@pytest.mark.parametrize("path", ["/v1/collections", "/v1/embeddingsx", "/embedding", "/apix", "/nothing"])
+@pytest.mark.parametrize(
+    "path", ["/v1/collections", "/v1/filesx", "/v1/embeddingsx", "/embedding", "/apix", "/nothing"]
+)
 def test_other_paths_are_ours(path: str) -> None:
     """A path that only begins alike belongs to no dialect."""
     assert dialect_of(path) is None

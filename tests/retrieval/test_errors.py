@@ -104,7 +104,7 @@ def test_no_answer_tells_where_files_lie(tmp_path: Path, model_folder: Path) -> 
         for method, path, one in sorted(operations, key=lambda operation: operation[0] == "delete"):
             place = filled(path, one, [jobs[0]["id"]])
             for name in ("docs", "lost"):
-                at = place.replace("/collections/docs", f"/collections/{name}")
+                at = place.replace("s/docs", f"s/{name}")  # collections and vector stores
                 replies += [http.call(method.upper(), at, body) for _, body in bodies_of(one)]
         assert {503, 200, 404} <= {reply.status for reply in replies}
         for reply in replies:

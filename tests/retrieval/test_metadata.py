@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from indexes.errors import InvalidInput
-from retrieval.client import Client, ServiceError
+from nearline import AsyncClient, ServiceError
 from retrieval.metadata import DEPTH_MAX, Patch, flattened
 from tests.support.http import Http
 
@@ -216,12 +216,12 @@ def test_patches_at_the_same_time_all_hold(http: Http) -> None:
 
 
 def test_the_client_patches(http: Http) -> None:
-    """`Client.patch` speaks the endpoint, errors included."""
+    """`AsyncClient.patch` speaks the endpoint, errors included."""
     name = http.new_collection()
     http.write(name, {"id": "one", "text": "text", "metadata": {"a": 1}})
 
     async def run() -> None:
-        async with Client(http.url) as client:
+        async with AsyncClient(http.url) as client:
             assert (await client.patch(name, "one", {"a": None, "b": 2}))["documents"] == 1
             assert (await client.document(name, "one"))["metadata"] == {"b": 2}
             with pytest.raises(ServiceError, match="no document 'two'"):

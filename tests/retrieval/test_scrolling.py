@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jobs.server_process import ServerProcess
-from retrieval.client import Client
+from nearline import AsyncClient
 from tests.support.http import Http
 
 EVEN = {"type": "eq", "key": "even", "value": True}
@@ -113,7 +113,7 @@ def test_through_the_client(service: ServerProcess, name: str) -> None:
     """`scroll` follows the pages by itself; `count` and `document` answer as the service does."""
 
     async def work() -> tuple[list[str], Any, Any]:
-        async with Client(service.url) as client:
+        async with AsyncClient(service.url) as client:
             found = [one["id"] async for one in client.scroll(name, limit=9, filter=EVEN, text=False)]
             return (
                 found,

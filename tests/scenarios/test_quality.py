@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from indexes.log.reader import LogReader
-from jobs import ingesting
 from jobs.evaluation.asking import Asker
 from jobs.evaluation.rankings import measure_rankings
 from jobs.evaluation.recall import TIE
@@ -24,7 +23,7 @@ from jobs.ingesting import ingest
 from jobs.judgements import read_judgements, read_queries
 from jobs.server_process import ServerProcess, serving
 from jobs.sources import read_documents
-from retrieval.client import Client
+from nearline import AsyncClient
 from retrieval.embedding.encoder import Encoder
 from retrieval.embedding.models import load_model
 from tests.support.http import Http
@@ -47,16 +46,14 @@ def squad(data: Path, model_folder: Path, shared_data: Path) -> Iterator[ServerP
     environ = {"NEARLINE_MODELS_FOLDER": str(model_folder.parent), "NEARLINE_INDEX_SEGMENTS_MAX": "0"}
     with serving(data, environ) as server:
         # One request after the other: which passages are the newest, and so hot, must not differ from run to run.
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(ingesting, "REQUESTS_AT_ONCE", 1)
-            asyncio.run(fill(server.url, shared_data / "squad-sent" / "corpus.jsonl.gz"))
+        asyncio.run(fill(server.url, shared_data / "squad-sent" / "corpus.jsonl.gz"))
         yield server
 
 
 async def fill(url: str, corpus: Path) -> None:
-    async with Client(url) as client:
+    async with AsyncClient(url) as client:
         await client.create_collection("squad", hot_capacity=5000)
-        done = await ingest(client, "squad", read_documents([corpus]), lambda *_: None)
+        done = await ingest(client, "squad", read_documents([corpus]), lambda *_: None, requests=1)
         assert done.documents == 13_447
 
 
@@ -68,7 +65,7 @@ def rankings(squad: ServerProcess, shared_data: Path) -> dict[str, dict[str, dic
         questions = read_queries(shared_data / "squad-sent" / "queries.jsonl.gz")
         chosen = random.Random(0).sample(questions, QUESTIONS)
         judgements = read_judgements(shared_data / "squad-sent" / "qrels.tsv")
-        async with Client(squad.url) as client:
+        async with AsyncClient(squad.url) as client:
             found = await measure_rankings(Asker(client, "squad"), chosen, judgements)
         return {name: {label: one.value for label, one in scores.items()} for name, scores in found.items()}
 
@@ -107,7 +104,7 @@ def scifact(squad: ServerProcess, shared_data: Path) -> None:
 
     async def fill() -> None:
         documents = islice(read_documents([shared_data / "scifact" / "corpus.jsonl.gz"]), SCIFACT_DOCUMENTS)
-        async with Client(squad.url) as client:
+        async with AsyncClient(squad.url) as client:
             await client.create_collection("scifact", hot_capacity=300)
             await ingest(client, "scifact", documents, lambda *_: None)
 

@@ -1,0 +1,1 @@
+"""What callers of the service use: the Python client, which users import as `nearline`."""

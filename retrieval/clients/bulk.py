@@ -1,0 +1,294 @@
+"""Bulk ingestion: documents to a service in requests of bounded size, two at a time.
+
+    documents -> batches within the service's limits -> two requests in flight -> acknowledged: durable and searchable
+
+While the service is busy or away its requests are repeated; if it refuses a document, the others are sent. Repeating is
+idempotent: writes are keyed by document id, and unchanged documents cost the service next to nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from retrieval.clients.calling import JSON, Connection, Patience, ServiceError, path_of
+
+if TYPE_CHECKING:
+    from retrieval.clients.wire import RequestLimits, SentDocument, Written
+
+DOCUMENTS_PER_REQUEST = 200
+CHARS_PER_REQUEST = 200_000  # seconds of embedding: progress is visible, and a retry resends little
+REQUESTS_AT_ONCE = 2  # one is embedded while the next is read and chunked; more would only queue
+REQUEST_S_MAX = 3600.0  # embedding a document of several megabytes can take many minutes
+BUSY_S = 600.0
+AWAY_S = 60.0
+ENVELOPE_BYTES = len(b'{"documents":[]}')
+# Of services that report none.
+LIMITS: RequestLimits = {
+    "documents_per_request": 1000,
+    "document_bytes": 1_048_576,
+    "request_bytes": 33_554_432,
+}
+REFUSED = {400, 413, 422}  # the request's content is at fault; other errors would hit the next request too
+
+
+@dataclass(slots=True)
+class Ingested:
+    """What the service acknowledged.
+
+    The first `read` documents of the iterable are settled, all of them: written, unchanged or refused. `last_id` is the
+    id of the last of them. To resume after an interruption, begin behind them, with the same total:
+    `ingest(collection, itertools.islice(documents, done.read, None), total=done)`. `seq` is of the last operation.
+    """
+
+    documents: int = 0
+    unchanged: int = 0
+    refused: int = 0
+    passages: int = 0
+    tokens: int = 0
+    seq: int = 0
+    read: int = 0
+    last_id: str | int | None = None
+    seconds: float = 0.0
+
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A document that cannot be written, and why. `position` is its place in the iterable, from 0."""
+
+    position: int
+    id: str | int
+    reason: str
+
+
+class RefusedDocument(ServiceError):
+    """A document cannot be written; see `refused`."""
+
+    def __init__(self, refused: Refused) -> None:
+        super().__init__(f"document {refused.id!r}: {refused.reason}", status=422, kind="invalid_input")
+        self.refused = refused
+
+
+OnProgress = Callable[[Ingested], None]
+OnRefused = Callable[[Refused], None]
+Steps = Generator[Coroutine[Any, Any, Any], Any, Ingested]
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A document as sent, with what errors report about it."""
+
+    position: int
+    id: str | int
+    chars: int
+    body: bytes
+
+
+def ingesting(
+    connection: Connection,
+    collection: str,
+    documents: Iterable[SentDocument | Mapping[str, Any]],
+    *,
+    requests: int,
+    on_progress: OnProgress,
+    on_refused: OnRefused | None,
+    total: Ingested | None,
+) -> Steps:
+    """Yields the coroutines of an ingestion, each to be awaited before the next is asked for.
+
+    So the documents are read by whoever drives it, on the caller's own thread.
+    """
+    patience = bulk_patience()
+    write = partial(connection.content, "POST", path_of(collection, "documents"), patience=patience)
+    bulk = Bulk(write, total or Ingested(), requests, on_progress, on_refused or stop)
+    try:
+        shown = yield connection.content("GET", path_of(collection), patience=patience)
+        limits: RequestLimits = {**LIMITS, **msgspec.json.decode(shown).get("limits", {})}
+        for batch in batches(enumerate(documents, bulk.total.read), limits, bulk.unsent.append):
+            yield bulk.send(batch)
+        yield bulk.finish()
+    except BaseException:
+        yield bulk.stop()
+        raise
+    return bulk.total
+
+
+def bulk_patience() -> Patience:
+    """For the writes of one ingestion."""
+    return Patience(busy_s=BUSY_S, away_s=AWAY_S, try_s=REQUEST_S_MAX)
+
+
+def stop(refused: Refused) -> None:
+    raise RefusedDocument(refused)
+
+
+class Bulk:
+    """Requests under way, oldest first."""
+
+    def __init__(
+        self,
+        write: Callable[[JSON], Coroutine[Any, Any, bytes]],
+        total: Ingested,
+        requests: int,
+        on_progress: OnProgress,
+        on_refused: OnRefused,
+    ) -> None:
+        self.total = total
+        self.unsent: deque[Refused] = deque()  # read, and refused here
+        self._last_unsent: Refused | None = None
+        self._request = write
+        self._requests = requests
+        self._on_progress = on_progress
+        self._on_refused = on_refused
+        self._begun = time.monotonic() - total.seconds
+        self._under_way: deque[tuple[asyncio.Task[None], list[Encoded]]] = deque()
+
+    def _refuse(self, refused: Refused) -> None:
+        self._on_refused(refused)
+        self.total.refused += 1
+
+    def _refuse_unsent(self) -> None:
+        while self.unsent:
+            self._last_unsent = self.unsent.popleft()
+            self._refuse(self._last_unsent)
+
+    async def send(self, batch: list[Encoded]) -> None:
+        """Returns once its request is under way."""
+        self._refuse_unsent()
+        ids = {one.id for one in batch}
+        # Among equal ids the last document wins, so it must not overtake an earlier one.
+        while len(self._under_way) >= self._requests or any(
+            one.id in ids for _, sent in self._under_way for one in sent
+        ):
+            await self._finish_oldest()
+        self._under_way.append((asyncio.create_task(self._write(batch)), batch))
+
+    async def finish(self) -> None:
+        while self._under_way:
+            await self._finish_oldest()
+        self._refuse_unsent()
+        last = self._last_unsent
+        if last is not None and last.position >= self.total.read:
+            self.total.read, self.total.last_id = last.position + 1, last.id
+        self.total.seconds = time.monotonic() - self._begun
+
+    async def stop(self) -> None:
+        tasks = [task for task, _ in self._under_way]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _finish_oldest(self) -> None:
+        task, batch = self._under_way[0]
+        await task
+        self._under_way.popleft()
+        self.total.read, self.total.last_id = batch[-1].position + 1, batch[-1].id
+        self._progress()
+
+    async def _write(self, batch: list[Encoded]) -> None:
+        """Write what the service accepts of the batch."""
+        parts: list[Sequence[Encoded]] = [batch]
+        while parts:
+            part = parts.pop()
+            try:
+                body = {"documents": [msgspec.Raw(one.body) for one in part]}
+                self._count(msgspec.json.decode(await self._request(body)))
+            except ServiceError as error:
+                if error.status not in REFUSED:
+                    raise
+                at = refused_place(error, part)
+                if at is None:  # an unnamed document, or the total size: bisect
+                    half = len(part) // 2
+                    parts += [part[half:], part[:half]]
+                    continue
+                reason = re.sub(r"documents\[\d+\][.:]? ?", "", error.message)
+                self._refuse(Refused(part[at].position, part[at].id, reason))
+                if len(part) > 1:
+                    parts.append([*part[:at], *part[at + 1 :]])
+
+    def _count(self, written: Written) -> None:
+        total = self.total
+        total.documents += written["documents"]
+        total.unchanged += written.get("unchanged", 0)
+        total.passages += written["passages"]
+        total.tokens += written.get("tokens", 0)
+        total.seq = max(total.seq, written["seq"])
+        self._progress()
+
+    def _progress(self) -> None:
+        self.total.seconds = time.monotonic() - self._begun
+        self._on_progress(self.total)
+
+
+def batches(
+    documents: Iterable[tuple[int, SentDocument | Mapping[str, Any]]],
+    limits: RequestLimits,
+    refuse: OnRefused,
+) -> Iterator[list[Encoded]]:
+    """Documents with their positions, in batches bounded by number, characters and bytes, with unique ids. Oversized
+    ones are refused."""
+    batch: list[Encoded] = []
+    for position, document in documents:
+        one = encoded(position, document, limits)
+        if isinstance(one, Refused):
+            refuse(one)
+            continue
+        if batch and (
+            len(batch) >= min(DOCUMENTS_PER_REQUEST, limits["documents_per_request"])
+            or sum(other.chars for other in batch) + one.chars > CHARS_PER_REQUEST
+            or request_bytes([*batch, one]) > limits["request_bytes"]
+            or any(one.id == other.id for other in batch)
+        ):
+            yield batch
+            batch = []
+        batch.append(one)
+    if batch:
+        yield batch
+
+
+def request_bytes(batch: Sequence[Encoded]) -> int:
+    return ENVELOPE_BYTES + sum(len(one.body) + 1 for one in batch)  # plus a comma each
+
+
+def encoded(
+    position: int, document: SentDocument | Mapping[str, Any], limits: RequestLimits
+) -> Encoded | Refused:
+    """Refused: a document that is not UTF-8 or exceeds a limit by itself."""
+    document_id: Any = document.get("id")
+    text: Any = document.get("text") or ""
+
+    def refused(reason: str) -> Refused:
+        return Refused(position, document_id, reason)
+
+    try:
+        body = msgspec.json.encode(document)
+        text_bytes = len(text.encode())
+    except UnicodeEncodeError as error:
+        return refused(f"holds text that cannot be UTF-8: {error.reason}")
+    if text_bytes > limits["document_bytes"]:
+        return refused(f"text has {text_bytes:,} bytes, at most {limits['document_bytes']:,} are allowed")
+    one = Encoded(position, document_id, len(text), body)
+    if request_bytes([one]) > limits["request_bytes"]:
+        return refused(
+            f"has {len(body) + 1:,} bytes as JSON, at most {limits['request_bytes']:,} are allowed"
+        )
+    return one
+
+
+def refused_place(error: ServiceError, part: Sequence[Encoded]) -> int | None:
+    """Index of the document that the error is about; None if unknown."""
+    named = re.search(r"documents\[(\d+)\]", error.param or error.message)
+    if named and int(named[1]) < len(part):
+        return int(named[1])
+    return 0 if len(part) == 1 else None

@@ -1,0 +1,319 @@
+"""Sends requests to a service: errors, retries, deadlines and the circuit breaker of the Python client.
+
+    429, 503                     wait for Retry-After(-Ms), then again
+    refused connections          again after a pause that doubles up to PAUSE_S_MAX
+    broken connections, 502, 504 the same, for requests that may be sent twice
+    anything else                an error at once: another try would end the same way
+
+Pauses have jitter, or clients that were refused together would come back together. No try begins after the request's
+time is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import random
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+import msgspec
+
+JSON = Mapping[str, Any]  # an object as it was decoded
+
+TIMEOUT_S = 300.0
+CONNECT_S = 30.0
+RETRY_S = 10.0
+PAUSE_S, PAUSE_S_MIN, PAUSE_S_MAX = 0.1, 0.05, 2.0  # the minimum where Retry-After is 0
+# The service's own answer about a missed deadline says more than ours: it gets this long to arrive.
+GRACE_S = 0.25
+
+BUSY = {429, 503}
+AWAY = {0, 408, 502, 504}  # 0: unreachable or disconnected; the others come from proxies in front of it
+FINAL = {"quarantined", "deadline_exceeded"}  # 503, and waiting does not help
+UNREACHABLE, OPEN = "unreachable", "circuit_open"
+
+
+class ServiceError(Exception):
+    """The service refused or failed. `status` is 0 if it was not reached, `retry_after_s` how long it asks to wait.
+
+    `kind` is the service's word for the error (docs/api.md), or one of the client's own: `unreachable`, `disconnected`,
+    `timeout`, `circuit_open`, `unknown`.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 0,
+        kind: str = UNREACHABLE,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+        self.kind = kind
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+
+class Patience:
+    """Decides whether and when a failed request is sent again.
+
+    Gives up if the service was away for `away_s`, or busy for `busy_s` without acknowledging anything meanwhile.
+    Requests that share one, as those of a bulk ingestion do, are one effort: while one is under way or acknowledged,
+    the others go on waiting for a busy service; and they wait for an open circuit breaker as for a service that is
+    away.
+    """
+
+    def __init__(self, *, busy_s: float, away_s: float, try_s: float | None = None) -> None:
+        """`try_s` is the time of each try, for patience that is shared; None: a request's tries have its time
+        together."""
+        self.try_s = try_s
+        self._busy_s = busy_s
+        self._away_s = away_s
+        self._under_way = 0
+        self._acknowledged_at = time.monotonic()
+        self._away_since: float | None = None
+
+    @contextlib.contextmanager
+    def one_try(self) -> Iterator[None]:
+        self._under_way += 1
+        try:
+            yield
+            self._acknowledged_at = time.monotonic()
+            self._away_since = None
+        finally:
+            self._under_way -= 1
+
+    def pause_s(self, failure: ServiceError, *, begun: float, attempt: int, twice: bool) -> float:
+        """Seconds to wait before the next try. Raises `failure` if there should be none.
+
+        `begun`: when the request was first sent; `twice`: whether the service may be sent it twice.
+        """
+        now = time.monotonic()
+        busy = failure.status in BUSY and failure.kind not in FINAL
+        away = failure.kind == UNREACHABLE or (twice and failure.status in AWAY)
+        if not (busy or away) or (failure.kind == OPEN and self.try_s is None):
+            raise failure
+        if busy:
+            self._away_since = None
+            stuck = now - max(begun, self._acknowledged_at) >= self._busy_s and not self._under_way
+        else:
+            self._away_since = self._away_since or now
+            stuck = now - self._away_since >= self._away_s
+        if stuck:
+            raise failure
+        if failure.retry_after_s is not None:
+            return max(failure.retry_after_s, PAUSE_S_MIN) * random.uniform(1.0, 1.25)
+        return min(PAUSE_S_MAX, PAUSE_S * 2.0 ** min(attempt, 10)) * random.uniform(0.5, 1.0)
+
+
+class Breaker:
+    """Fails at once for `open_s` after `failures_max` failures in a row, then lets one request find out.
+
+    A failure is a service that is unreachable, too slow or unavailable. A refusal is not one: somebody answers.
+    """
+
+    def __init__(self, failures_max: int, open_s: float) -> None:
+        """`failures_max` 0: never opens."""
+        self._failures_max = failures_max
+        self._open_s = open_s
+        self._failures = 0
+        self._open_until = 0.0
+        self._last = ""
+        self._probing = False
+
+    @contextlib.contextmanager
+    def one_try(self, url: str) -> Iterator[None]:
+        """Around each try. Raises ServiceError of the kind `circuit_open` instead of letting it begin."""
+        probing = self._enter(url)
+        try:
+            yield
+            self._failures = 0
+        except ServiceError as error:
+            sick = error.kind not in FINAL and error.status in AWAY | {503}
+            self._failures = self._failures + 1 if sick else 0
+            self._last = error.message
+            if self._failures >= self._failures_max:
+                self._open_until = time.monotonic() + self._open_s
+            raise
+        finally:
+            if probing:
+                self._probing = False
+
+    def _enter(self, url: str) -> bool:
+        """Whether this try is the one that finds out."""
+        if not self._failures_max or self._failures < self._failures_max:
+            return False
+        left_s = self._open_until - time.monotonic()
+        if left_s > 0 or self._probing:
+            message = f"{url} failed {self._failures} times in a row, the last time so: {self._last}"
+            raise ServiceError(message, kind=OPEN, retry_after_s=max(left_s, 0.0))
+        self._probing = True
+        return True
+
+
+class Connection:
+    """A pool of connections to one service. Use it on one event loop; it opens with the first request."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        key: str | None,
+        timeout_s: float,
+        retry_s: float,
+        failures_max: int,
+        open_s: float,
+    ) -> None:
+        """Raises ServiceError for a url without http."""
+        if not url.startswith(("http://", "https://")):
+            raise ServiceError(f"{url!r} is no address of a service; expected http://HOST:PORT")
+        self.url = url.rstrip("/")
+        self.timeout_s = timeout_s
+        self.fingerprints: dict[
+            str | None, str
+        ] = {}  # of models that this service embedded with, by name asked for
+        self._options: dict[str, Any] = {
+            "key": key,
+            "timeout_s": timeout_s,
+            "retry_s": retry_s,
+            "failures_max": failures_max,
+            "open_s": open_s,
+        }
+        self._retry_s = retry_s
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._breaker = Breaker(failures_max, open_s)
+        self._session: aiohttp.ClientSession | None = None
+
+    def to(self, url: str) -> Connection:
+        """Another service, with the same settings."""
+        return Connection(url, **self._options)
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def content(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        twice: bool = True,
+        patience: Patience | None = None,
+    ) -> bytes:
+        """The answer's body. `twice`: whether the service may be sent the request twice, should a connection break.
+
+        A `deadline_ms` in the body bounds all tries together, and each try tells the service what is left of it.
+        """
+        patience = patience or Patience(busy_s=self._retry_s, away_s=self._retry_s)
+        begun = time.monotonic()
+        deadline_s = deadline_of(body)
+        ends = begun + (self.timeout_s if deadline_s is None else deadline_s)
+        for attempt in itertools.count():
+            left_s = patience.try_s or ends - time.monotonic()
+            try:
+                with patience.one_try(), self._breaker.one_try(self.url):
+                    if deadline_s is None:
+                        return await self._once(method, path, body, left_s)
+                    return await self._once(method, path, told(body, left_s), left_s + GRACE_S)
+            except ServiceError as error:
+                failure = error
+            pause_s = patience.pause_s(failure, begun=begun, attempt=attempt, twice=twice)
+            if patience.try_s is None and time.monotonic() + pause_s >= ends:
+                raise failure
+            await asyncio.sleep(pause_s)
+        raise AssertionError
+
+    async def _once(self, method: str, path: str, body: object, limit_s: float) -> bytes:
+        async with self._answer(method, path, body, limit_s) as answer:
+            return await answer.read()
+
+    async def lines(self, method: str, path: str, body: object) -> AsyncIterator[bytes]:
+        """The answer's lines as they arrive. It is not asked for again; each line may take `timeout_s`."""
+        with self._breaker.one_try(self.url):
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=self.timeout_s)
+            async with self._answer(method, path, body, timeout) as answer:
+                async for line in answer.content:
+                    yield line
+
+    @contextlib.asynccontextmanager
+    async def _answer(
+        self, method: str, path: str, body: object, timeout: float | aiohttp.ClientTimeout
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """An answer of a status below 400. Raises ServiceError, also for what goes wrong while it is read."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(headers=self._headers)
+        data = None if body is None else msgspec.json.encode(body)
+        headers = {"Content-Type": "application/json"} if data is not None else None
+        if not isinstance(timeout, aiohttp.ClientTimeout):
+            timeout = aiohttp.ClientTimeout(total=max(timeout, 0.001), sock_connect=CONNECT_S)
+        try:
+            async with self._session.request(
+                method, self.url + path, data=data, headers=headers, timeout=timeout
+            ) as answer:
+                if answer.status >= 400:
+                    raise error_from(answer.status, await answer.read(), answer.headers)
+                yield answer
+        except TimeoutError:
+            raise ServiceError(f"{self.url} did not answer in time", kind="timeout") from None
+        except aiohttp.ClientConnectorError as error:
+            reason = error.os_error.strerror or error.os_error
+            raise ServiceError(
+                f"{self.url} cannot be reached ({reason}); is the service running there?"
+            ) from None
+        except aiohttp.ClientError as error:
+            raise ServiceError(f"{self.url} cannot be reached: {error}", kind="disconnected") from None
+
+
+def deadline_of(body: object) -> float | None:
+    """Seconds that the body gives its request, None if it does not say."""
+    deadline_ms = body.get("deadline_ms") if isinstance(body, Mapping) else None
+    return deadline_ms / 1000 if isinstance(deadline_ms, int | float) else None
+
+
+def told(body: object, left_s: float) -> JSON:
+    """The body with what is left of its deadline."""
+    assert isinstance(body, Mapping)
+    return {**body, "deadline_ms": max(1, round(left_s * 1000))}
+
+
+def path_of(collection: str, *below: str) -> str:
+    return "/v1/collections/" + "/".join(quote(part, safe="") for part in (collection, *below))
+
+
+def refusal(detail: JSON, *, status: int, retry_after_s: float | None = None) -> ServiceError:
+    """From the service's own description of an error."""
+    return ServiceError(
+        detail["message"],
+        status=status,
+        kind=detail["type"],
+        param=detail.get("param"),
+        retry_after_s=retry_after_s,
+    )
+
+
+def error_from(status: int, content: bytes, headers: Mapping[str, str]) -> ServiceError:
+    wait_s = retry_after_s(headers)
+    try:
+        return refusal(msgspec.json.decode(content)["error"], status=status, retry_after_s=wait_s)
+    except (msgspec.DecodeError, KeyError, TypeError):
+        message = f"status {status}: {content[:200]!r}"
+        return ServiceError(message, status=status, kind="unknown", retry_after_s=wait_s)
+
+
+def retry_after_s(headers: Mapping[str, str]) -> float | None:
+    """Seconds to wait, by the finer of the two headers; None where there is none, or a date as proxies may send."""
+    for name, unit_s in (("Retry-After-Ms", 0.001), ("Retry-After", 1.0)):
+        written = headers.get(name, "")
+        if written.isascii() and written.isdigit():
+            return int(written) * unit_s
+    return None

@@ -1,0 +1,89 @@
+"""`AsyncClient` and `Client`: the endpoints with and without an event loop."""
+
+from __future__ import annotations
+
+import os
+from types import TracebackType
+from typing import Self, TypedDict, Unpack
+
+from retrieval.clients.calling import RETRY_S, TIMEOUT_S, Connection
+from retrieval.clients.endpoints import Endpoints
+from retrieval.clients.running import Blocking
+
+URL = "http://127.0.0.1:8080"
+FAILURES_MAX = 5
+OPEN_S = 5.0
+
+
+class Options(TypedDict, total=False):
+    key: str | None
+    timeout_s: float
+    retry_s: float
+    failures_max: int
+    open_s: float
+
+
+class AsyncClient(Endpoints):
+    """For one event loop."""
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        key: str | None = None,
+        timeout_s: float = TIMEOUT_S,
+        retry_s: float = RETRY_S,
+        failures_max: int = FAILURES_MAX,
+        open_s: float = OPEN_S,
+    ) -> None:
+        """`url`: default NEARLINE_URL, else this machine's port 8080; `key` is sent as a bearer token.
+
+        `timeout_s` is for a whole request, its tries and its answer included; failures are retried for `retry_s`, 0:
+        never. After `failures_max` failures in a row (0: no limit) requests fail at once for `open_s`. Raises
+        ServiceError for a url without http.
+        """
+        self.connection = Connection(
+            url or os.environ.get("NEARLINE_URL") or URL,
+            key=key,
+            timeout_s=timeout_s,
+            retry_s=retry_s,
+            failures_max=failures_max,
+            open_s=open_s,
+        )
+
+    @property
+    def url(self) -> str:
+        return self.connection.url
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self.connection.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class Client(Blocking, Endpoints):
+    """The same for code without an event loop. Threads may share it; callbacks run on its own thread, except those of
+    `ingest` about documents that were not sent."""
+
+    def __init__(self, url: str | None = None, **options: Unpack[Options]) -> None:
+        """As AsyncClient's."""
+        super().__init__(lambda: AsyncClient(url, **options))
+
+    @property
+    def url(self) -> str:
+        return self.connection.url
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,387 @@
+"""The service's own API as methods. `AsyncClient` and `Client` have the same ones; answers are plain dictionaries,
+which type checkers know key by key (`wire.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Unpack
+from urllib.parse import quote
+
+import msgspec
+
+from retrieval.clients.bulk import REQUESTS_AT_ONCE, Ingested, OnProgress, OnRefused, Steps, ingesting
+from retrieval.clients.calling import (
+    JSON,
+    Patience,
+    ServiceError,
+    path_of,
+    refusal,
+)
+from retrieval.clients.embedding import Embedded, embedded
+from retrieval.clients.running import Core, endpoint, steps, stream
+
+if TYPE_CHECKING:
+    from retrieval.clients import wire
+
+POLL_S = 0.2
+COLLECTIONS = "/v1/collections"
+DATA = b"data:"
+END_OF_STREAM = b"[DONE]"
+
+OnStage = Callable[[str, int, int], None]
+
+
+class Endpoints(Core):
+    """Every method raises ServiceError."""
+
+    @endpoint
+    async def request(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        twice: bool = True,
+        patience: Patience | None = None,
+    ) -> Any:
+        """Any path: the decoded answer, None for an empty one. `twice`: whether the service may be sent the request
+        twice, should a connection break."""
+        content = await self.connection.content(method, path, body, twice=twice, patience=patience)
+        return msgspec.json.decode(content) if content else None
+
+    @endpoint
+    async def metrics(self) -> str:
+        """What GET /metrics says, in Prometheus's text format."""
+        return (await self.connection.content("GET", "/metrics")).decode()
+
+    @endpoint
+    async def ready(self) -> bool:
+        """Whether the service is ready for searches. Asks once."""
+        try:
+            await self.connection.content("GET", "/readyz", patience=Patience(busy_s=0, away_s=0))
+        except ServiceError:
+            return False
+        return True
+
+    # -- collections
+
+    @endpoint
+    async def collection(self, name: str) -> wire.CollectionBody:
+        found: wire.CollectionBody = await self.request("GET", path_of(name))
+        return found
+
+    @endpoint
+    async def create_collection(
+        self, name: str, **settings: Unpack[wire.CreateCollection]
+    ) -> wire.CollectionBody:
+        body = {"name": name, **settings}
+        made: wire.CollectionBody = await self.request("POST", COLLECTIONS, body, twice=False)
+        return made
+
+    @endpoint
+    async def ensure_collection(
+        self, name: str, **settings: Unpack[wire.CreateCollection]
+    ) -> wire.CollectionBody:
+        """The collection, made if it does not exist."""
+        try:
+            return await self.collection(name)
+        except ServiceError as error:
+            if error.status != 404:
+                raise
+        return await self.create_collection(name, **settings)
+
+    @endpoint
+    async def collections(self) -> list[wire.CollectionBody]:
+        found: wire.CollectionList = await self.request("GET", COLLECTIONS)
+        return found["collections"]
+
+    @endpoint
+    async def quarantined(self) -> list[wire.QuarantinedBody]:
+        """Name, aliases and reason of each collection that cannot serve."""
+        found: wire.CollectionList = await self.request("GET", COLLECTIONS)
+        return found["quarantined"]
+
+    @endpoint
+    async def delete_collection(self, name: str) -> None:
+        """With all its documents. By its own name, not an alias."""
+        await self.request("DELETE", path_of(name), twice=False)
+
+    @endpoint
+    async def rename_collection(self, name: str, new_name: str) -> wire.CollectionBody:
+        path, body = path_of(name, "rename"), {"name": new_name}
+        renamed: wire.CollectionBody = await self.request("POST", path, body, twice=False)
+        return renamed
+
+    @endpoint
+    async def rollback(self, collection: str) -> int:
+        """Serve the generation before the present one again; returns its number."""
+        return int((await self.request("POST", path_of(collection, "rollback"), twice=False))["generation"])
+
+    @endpoint
+    async def set_alias(self, alias: str, collection: str) -> wire.AliasBody:
+        path, body = f"/v1/aliases/{quote(alias, safe='')}", {"collection": collection}
+        made: wire.AliasBody = await self.request("PUT", path, body)
+        return made
+
+    @endpoint
+    async def remove_alias(self, alias: str) -> None:
+        await self.request("DELETE", f"/v1/aliases/{quote(alias, safe='')}", twice=False)
+
+    # -- documents
+
+    @endpoint
+    async def write(
+        self,
+        collection: str,
+        documents: Sequence[wire.SentDocument | Mapping[str, Any] | msgspec.Raw],
+        *,
+        patience: Patience | None = None,
+    ) -> wire.Written:
+        """Write documents, which may be JSON already; `ingest` is for more than a request may hold."""
+        path, body = path_of(collection, "documents"), {"documents": documents}
+        written: wire.Written = await self.request("POST", path, body, patience=patience)
+        return written
+
+    @steps
+    def ingest(
+        self,
+        collection: str,
+        documents: Iterable[wire.SentDocument | Mapping[str, Any]],
+        *,
+        requests: int = REQUESTS_AT_ONCE,
+        on_progress: OnProgress = lambda _: None,
+        on_refused: OnRefused | None = None,
+        total: Ingested | None = None,
+    ) -> Steps:
+        """Write any number of documents, `requests` at a time; among equal ids the last one wins.
+
+        Updates `total` and passes it to `on_progress` after each acknowledgement. Documents that cannot be written go
+        to `on_refused`; without it the first raises RefusedDocument. Waits for a service that is busy or restarted.
+        Raises ServiceError when it fails, stays away or makes no progress, and whatever reading the documents raises;
+        what was acknowledged remains written, and `Ingested.read` says where to resume.
+        """
+        return ingesting(
+            self.connection,
+            collection,
+            documents,
+            requests=requests,
+            on_progress=on_progress,
+            on_refused=on_refused,
+            total=total,
+        )
+
+    @endpoint
+    async def patch(self, collection: str, document_id: str, metadata: JSON) -> wire.Written:
+        """Merge into the document's metadata: a null (None) removes a key, keys that are not named stay."""
+        path = path_of(collection, "documents", document_id)
+        written: wire.Written = await self.request("PATCH", path, {"metadata": metadata})
+        return written
+
+    @endpoint
+    async def delete(self, collection: str, document_id: str) -> wire.Deleted:
+        deleted: wire.Deleted = await self.request("DELETE", path_of(collection, "documents", document_id))
+        return deleted
+
+    @endpoint
+    async def delete_documents(self, collection: str, **which: Unpack[wire.DeleteDocuments]) -> wire.Deleted:
+        """By `ids` or by `filter`."""
+        deleted: wire.Deleted = await self.request("POST", path_of(collection, "documents", "delete"), which)
+        return deleted
+
+    @endpoint
+    async def document(
+        self, collection: str, document_id: str, *, vectors: bool = False
+    ) -> wire.DocumentBody:
+        path = path_of(collection, "documents", document_id)
+        found: wire.DocumentBody = await self.request("GET", f"{path}?vectors=true" if vectors else path)
+        return found
+
+    @stream
+    async def scroll(
+        self, collection: str, **options: Unpack[wire.ScrollDocuments]
+    ) -> AsyncIterator[wire.DocumentBody]:
+        """Every document in the order of writing, a page of `limit` at a time; a `cursor` says where to begin."""
+        while True:
+            page: wire.ScrollPage = await self.request(
+                "POST", path_of(collection, "documents", "scroll"), options
+            )
+            for document in page["documents"]:
+                yield document
+            if page["cursor"] is None:
+                return
+            options["cursor"] = page["cursor"]
+
+    @endpoint
+    async def count(self, collection: str, **options: Unpack[wire.CountDocuments]) -> wire.CountBody:
+        """`documents`, `passages` and the `seq` at which they were counted; `filter` narrows it."""
+        counted: wire.CountBody = await self.request(
+            "POST", path_of(collection, "documents", "count"), options
+        )
+        return counted
+
+    # -- search
+
+    @endpoint
+    async def search(self, collection: str, **search: Unpack[wire.SearchRequest]) -> wire.SearchAnswer:
+        found: wire.SearchAnswer = await self.request("POST", path_of(collection, "search"), search)
+        return found
+
+    @endpoint
+    async def search_batch(
+        self, collection: str, searches: Sequence[wire.SearchRequest | Mapping[str, Any]]
+    ) -> list[wire.SearchAnswer]:
+        """Answers in order. Raises ServiceError with the first error among them."""
+        path, body = path_of(collection, "search", "batch"), {"searches": searches}
+        results: list[Any] = (await self.request("POST", path, body))["results"]
+        for result in results:
+            if "error" in result:
+                raise refusal(result["error"], status=422)
+        return results
+
+    @endpoint
+    async def context(self, collection: str, **wanted: Unpack[wire.ContextRequest]) -> wire.ContextAnswer:
+        """Passages for a prompt, within `token_budget`."""
+        built: wire.ContextAnswer = await self.request("POST", path_of(collection, "context"), wanted)
+        return built
+
+    @endpoint
+    async def explain(self, /, collection: str, *, query: str, document_id: str, **options: Any) -> JSON:
+        """Why a document is, or is not, among the hits of a search with these options."""
+        body = {"query": query, "document_id": document_id, **options}
+        explained: JSON = await self.request("POST", path_of(collection, "explain"), body)
+        return explained
+
+    @endpoint
+    async def assess(self, /, collection: str, *, action: str, **options: Any) -> JSON:
+        """The risk of an action or alert, by the outcomes of the most similar past ones."""
+        body = {"action": action, **options}
+        assessed: JSON = await self.request("POST", path_of(collection, "assess"), body)
+        return assessed
+
+    @endpoint
+    async def answer(self, /, collection: str, *, query: str, **options: Any) -> JSON:
+        """A language model's answer from the documents, with citations."""
+        body = {"query": query, **options}
+        answered: JSON = await self.request("POST", path_of(collection, "answer"), body)
+        return answered
+
+    @stream
+    async def stream_answer(self, /, collection: str, *, query: str, **options: Any) -> AsyncIterator[JSON]:
+        """The same in pieces as they are made, `{"text": ...}` each, and at last the whole answer. Raises ServiceError
+        also where the answer ends in an error."""
+        body = {"query": query, **options, "stream": True}
+        async for line in self.connection.lines("POST", path_of(collection, "answer"), body):
+            event = line.removeprefix(DATA).strip()
+            if line.startswith(DATA) and event != END_OF_STREAM:
+                decoded: JSON = msgspec.json.decode(event)
+                if "error" in decoded:
+                    raise refusal(decoded["error"], status=500)
+                yield decoded
+
+    @endpoint
+    async def embed(
+        self,
+        texts: Sequence[str],
+        *,
+        model: str | None = None,
+        kind: str = "document",
+        fingerprint: str | None = None,
+        fallback: Sequence[str] = (),
+    ) -> Embedded:
+        """Vectors of `texts`, which are of the kind `document` or `query`, from this service or, while it fails, from
+        the first of the `fallback` services that answers.
+
+        A fallback must serve a model of the same fingerprint: `fingerprint`, or what this service said before. Raises
+        ServiceError of the kind `model_mismatch` for another one.
+        """
+        return await embedded(
+            self.connection, texts, model=model, kind=kind, fingerprint=fingerprint, fallback=fallback
+        )
+
+    # -- ranking and feedback
+
+    @endpoint
+    async def set_ranking(self, collection: str, **settings: Unpack[wire.SetRanking]) -> wire.CollectionBody:
+        """Rank so where a search does not say; returns the collection."""
+        ranked: wire.CollectionBody = await self.request("PUT", path_of(collection, "ranking"), settings)
+        return ranked
+
+    @endpoint
+    async def reset_ranking(self, collection: str) -> None:
+        """Rank as configured again."""
+        await self.request("DELETE", path_of(collection, "ranking"))
+
+    @endpoint
+    async def send_feedback(
+        self, collection: str, feedback: Sequence[wire.SentFeedback | Mapping[str, Any]]
+    ) -> int:
+        """Judgments and clicks; returns how many were kept."""
+        path, body = path_of(collection, "feedback"), {"feedback": feedback}
+        return int((await self.request("POST", path, body, twice=False))["kept"])
+
+    @endpoint
+    async def feedback(self, collection: str) -> list[wire.FeedbackBody]:
+        found: wire.FeedbackList = await self.request("GET", path_of(collection, "feedback"))
+        return found["feedback"]
+
+    @endpoint
+    async def forget_feedback(self, collection: str) -> None:
+        await self.request("DELETE", path_of(collection, "feedback"))
+
+    # -- jobs: each of these starts one and returns its id
+
+    @endpoint
+    async def reindex(self, collection: str, **options: Unpack[wire.Reindex]) -> str:
+        started = await self.request("POST", path_of(collection, "reindex"), options, twice=False)
+        return str(started["job"])
+
+    @endpoint
+    async def tune(self, collection: str, **options: Unpack[wire.Tune]) -> str:
+        return str((await self.request("POST", path_of(collection, "tune"), options, twice=False))["job"])
+
+    @endpoint
+    async def erase(self, collection: str) -> str:
+        return str((await self.request("POST", path_of(collection, "erase"), twice=False))["job"])
+
+    @endpoint
+    async def jobs(self) -> list[wire.JobBody]:
+        """All since the service's start, newest first."""
+        listed: wire.JobList = await self.request("GET", "/v1/jobs")
+        return listed["jobs"]
+
+    @endpoint
+    async def job(self, job_id: str) -> wire.JobBody:
+        found: wire.JobBody = await self.request("GET", f"/v1/jobs/{job_id}")
+        return found
+
+    @endpoint
+    async def finished(
+        self, job_id: str, *, on_progress: OnStage = lambda *_: None, timeout_s: float = 7200
+    ) -> wire.JobBody:
+        """Wait for a job; raises ServiceError if it did not succeed."""
+        job = await self.ended(job_id, on_progress=on_progress, timeout_s=timeout_s)
+        if job["status"] != "succeeded":
+            raise failure_of(job)
+        return job
+
+    @endpoint
+    async def ended(
+        self, job_id: str, *, on_progress: OnStage = lambda *_: None, timeout_s: float = 7200
+    ) -> wire.JobBody:
+        """Wait for a job, whatever comes of it. Raises ServiceError if it is not over in time."""
+        deadline = time.monotonic() + timeout_s
+        while (job := await self.job(job_id))["status"] in ("queued", "running"):
+            if time.monotonic() > deadline:
+                raise ServiceError(f"job {job_id} is still {job['status']} after {timeout_s:g} s")
+            at = job["progress"]
+            on_progress(at["stage"], at["done"], at["total"])
+            await asyncio.sleep(POLL_S)
+        return job
+
+
+def failure_of(job: wire.JobBody) -> ServiceError:
+    message = f"{job['kind']} of {job['collection']} {job['status']}: {job['error']}"
+    return ServiceError(message, status=500, kind=job["status"])

@@ -1,0 +1,207 @@
+"""One definition of each endpoint for two classes: awaited on an asynchronous client, called on a blocking one.
+
+A blocking client runs the same coroutines on an event loop in a thread of its own. The decorators tell type checkers
+what a method returns on either.
+
+    @endpoint   a coroutine: its result
+    @stream     an async generator: AsyncIterator or Iterator
+    @steps      a generator of coroutines, which itself runs where it was called: its result
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import threading
+import weakref
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
+from dataclasses import dataclass
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+
+from retrieval.clients.calling import Connection
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+CLOSE_S = 10.0
+
+
+class Core:
+    """What endpoints are methods of."""
+
+    connection: Connection
+
+
+class endpoint(Generic[P, T]):  # noqa: N801 - a decorator, as property is
+    def __init__(self, make: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> None:
+        self._make = make
+        self.__doc__ = make.__doc__
+
+    @overload
+    def __get__(self, client: Blocking, owner: type) -> Callable[P, T]: ...
+    @overload
+    def __get__(self, client: Core, owner: type) -> Callable[P, Coroutine[Any, Any, T]]: ...
+    def __get__(self, client: Any, owner: type) -> Any:
+        if not isinstance(client, Blocking):
+            return self._make.__get__(client, owner)
+
+        @functools.wraps(self._make)
+        def call(*args: Any, **kwargs: Any) -> T:
+            return client.run(lambda core: self._make(core, *args, **kwargs))
+
+        return call
+
+
+class stream(Generic[P, T]):  # noqa: N801
+    def __init__(self, make: Callable[Concatenate[Any, P], AsyncIterator[T]]) -> None:
+        self._make = make
+        self.__doc__ = make.__doc__
+
+    @overload
+    def __get__(self, client: Blocking, owner: type) -> Callable[P, Iterator[T]]: ...
+    @overload
+    def __get__(self, client: Core, owner: type) -> Callable[P, AsyncIterator[T]]: ...
+    def __get__(self, client: Any, owner: type) -> Any:
+        if not isinstance(client, Blocking):
+            return self._make.__get__(client, owner)
+
+        @functools.wraps(self._make)
+        def call(*args: Any, **kwargs: Any) -> Iterator[T]:
+            items: Any = None
+
+            async def begin(core: Core) -> Any:
+                return self._make(core, *args, **kwargs)
+
+            async def following(_: Core) -> tuple[bool, Any]:
+                try:
+                    return True, await anext(items)
+                except StopAsyncIteration:
+                    return False, None
+
+            items = client.run(begin)
+            try:
+                while (found := client.run(following))[0]:
+                    yield found[1]
+            finally:
+                client.run(lambda _: items.aclose())
+
+        return call
+
+
+class steps(Generic[P, T]):  # noqa: N801
+    def __init__(
+        self, make: Callable[Concatenate[Any, P], Generator[Coroutine[Any, Any, Any], Any, T]]
+    ) -> None:
+        self._make = make
+        self.__doc__ = make.__doc__
+
+    @overload
+    def __get__(self, client: Blocking, owner: type) -> Callable[P, T]: ...
+    @overload
+    def __get__(self, client: Core, owner: type) -> Callable[P, Coroutine[Any, Any, T]]: ...
+    def __get__(self, client: Any, owner: type) -> Any:
+        @functools.wraps(self._make)
+        async def awaited(*args: Any, **kwargs: Any) -> Any:
+            return await driven(self._make(client, *args, **kwargs))
+
+        @functools.wraps(self._make)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            # Nothing in it waits but `run`, so the coroutine goes from start to end without an event loop.
+            work = driven(self._make(client.core, *args, **kwargs), through=client.run)
+            try:
+                work.send(None)
+            except StopIteration as end:
+                return end.value
+            raise AssertionError
+
+        return called if isinstance(client, Blocking) else awaited
+
+
+async def driven(
+    plan: Generator[Coroutine[Any, Any, Any], Any, T], through: Callable[[Any], Any] | None = None
+) -> T:
+    """Await, or pass `through`, each coroutine of a plan, and hand it the result or the error."""
+    go_on: Callable[[Any], Coroutine[Any, Any, Any]] = plan.send
+    value: Any = None
+    while True:
+        try:
+            step = go_on(value)
+        except StopIteration as end:
+            found: T = end.value
+            return found
+        try:
+            value = through(lambda _, step=step: step) if through else await step
+            go_on = plan.send
+        except BaseException as error:  # noqa: BLE001 - the plan decides what to do about it
+            value, go_on = error, plan.throw
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A core with the event loop that it is used on."""
+
+    core: Core
+    loop: asyncio.AbstractEventLoop
+    thread: threading.Thread
+    pid: int
+
+    def close(self) -> None:
+        if self.pid != os.getpid() or self.loop.is_closed() or threading.current_thread() is self.thread:
+            return  # the loop is the parent's (after a fork), closed already, or would wait for itself
+        asyncio.run_coroutine_threadsafe(self.core.connection.close(), self.loop).result(CLOSE_S)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join(CLOSE_S)
+        self.loop.close()
+
+
+class Blocking(Core):
+    """Runs coroutines of a core on a thread of its own. Safe to use from several threads, and after a fork: a child
+    process opens connections of its own."""
+
+    def __init__(self, make: Callable[[], Core]) -> None:
+        self._make = make
+        self._starting = threading.Lock()
+        self._running: Running | None = None
+        self._inherited: list[Running] = []  # closing the parent's connections would disturb it
+        self.connection = make().connection
+
+    @property
+    def core(self) -> Core:
+        return self._started().core
+
+    def run(self, work: Callable[[Core], Coroutine[Any, Any, T]]) -> T:
+        running = self._started()
+        if threading.current_thread() is running.thread:
+            raise RuntimeError(
+                "a callback of this client cannot call it: its own thread would wait for itself"
+            )
+        future = asyncio.run_coroutine_threadsafe(work(running.core), running.loop)
+        try:
+            return future.result()
+        except BaseException:  # Ctrl-C among them
+            future.cancel()
+            raise
+
+    def close(self) -> None:
+        """Close all connections. The client may be used again, and opens new ones."""
+        with self._starting:
+            if self._running is not None:
+                self._running.close()
+                self._running = None
+
+    def _started(self) -> Running:
+        running = self._running
+        if running is not None and running.pid == os.getpid():
+            return running
+        with self._starting:
+            if self._running is not None and self._running.pid != os.getpid():
+                self._inherited.append(self._running)
+                self._running = None
+            if self._running is None:
+                loop = asyncio.new_event_loop()
+                thread = threading.Thread(target=loop.run_forever, name="nearline-client", daemon=True)
+                thread.start()
+                self._running = Running(self._make(), loop, thread, os.getpid())
+                weakref.finalize(self, self._running.close)
+            return self._running

@@ -1,0 +1,156 @@
+"""OpenAI's files: POST, GET /v1/files, GET, DELETE /v1/files/{file}, GET /v1/files/{file}/content.
+
+What is uploaded waits here to be attached to vector stores (`retrieval/uploads.py`). Deleting a file deletes the
+documents made of it, too, in every collection, as OpenAI does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from indexes import Collection, Delete, InvalidInput, NotFound, TooLarge
+from retrieval.dialects.vector_store_schemas import (
+    ExpiresSeconds,
+    OpenAIFile,
+    OpenAIFileDeleted,
+    OpenAIFileList,
+    OpenAIUploadFile,
+)
+from retrieval.handlers.wire import answer, form, query_int
+from retrieval.keys import CATALOG, CONFIG, HELD, TASKS, UPLOADS
+from retrieval.uploads import ID, Upload, text_of
+
+LISTED_MAX = 10_000
+NAME_CHARS_MAX = 255
+EXPIRES = {"expires_after[anchor]", "expires_after[seconds]"}
+FIELDS = {field.name for field in msgspec.structs.fields(OpenAIUploadFile)} | EXPIRES
+
+
+async def upload(request: web.Request) -> web.Response:
+    sent = await form(request)
+    if unknown := sent.keys() - FIELDS:
+        name = unicode_of(min(unknown)[:40])
+        raise InvalidInput(f"unknown field {name!r}; expected {', '.join(sorted(FIELDS))}", param=name)
+    file = sent.get("file")
+    if not isinstance(file, web.FileField):
+        raise InvalidInput(
+            "expected a form (multipart/form-data) with a file in the field `file`", param="file"
+        )
+    purpose = converted(sent, "purpose", OpenAIUploadFile)
+    expires_s = None
+    if EXPIRES & sent.keys():
+        if sent.get("expires_after[anchor]") != "created_at":
+            raise InvalidInput("expires_after.anchor must be created_at", param="expires_after.anchor")
+        expires_s = seconds(sent.get("expires_after[seconds]"))
+    with file.file:
+        content = await asyncio.to_thread(file.file.read)
+    most = request.app[CONFIG].limits.document_bytes_max
+    if len(content) > most:
+        raise TooLarge(f"the file has {len(content)} bytes, at most {most} are allowed", param="file")
+    name = name_of(file.filename)
+
+    def work() -> Upload:
+        text_of(content, name)
+        return request.app[UPLOADS].keep(name, content, purpose, expires_s)
+
+    return answer(body_of(await asyncio.to_thread(work)))
+
+
+async def listed(request: web.Request) -> web.Response:
+    limit = query_int(request, "limit", LISTED_MAX, least=1, most=LISTED_MAX)
+    newest_first = order_of(request, default="desc") == "desc"
+    found = await asyncio.to_thread(request.app[UPLOADS].listed)
+    if purpose := request.query.get("purpose"):
+        found = [one for one in found if one.purpose == purpose]
+    if newest_first:
+        found.reverse()
+    ids = [one.id for one in found]
+    if after := request.query.get("after"):
+        if after not in ids:
+            raise InvalidInput(f"after names no file: {after[:64]!r}", param="after")
+        found = found[ids.index(after) + 1 :]
+    page = [body_of(one) for one in found[:limit]]
+    return answer(OpenAIFileList(page, *ends([one.id for one in page]), has_more=len(found) > limit))
+
+
+async def shown(request: web.Request) -> web.Response:
+    found = await asyncio.to_thread(request.app[UPLOADS].find, request.match_info["file"])
+    return answer(body_of(found))
+
+
+async def content(request: web.Request) -> web.Response:
+    found, raw = await asyncio.to_thread(request.app[UPLOADS].read, request.match_info["file"])
+    request[HELD].answer(found.bytes)
+    return web.Response(body=raw, content_type="text/plain", charset="utf-8")
+
+
+async def deleted(request: web.Request) -> web.Response:
+    app, file_id = request.app, request.match_info["file"]
+    gone = await asyncio.to_thread(app[UPLOADS].remove, file_id)
+    # Only what has the id of a file: any other document is not ours to delete from every collection.
+    for collection in list(app[CATALOG].collections.values()) if ID.fullmatch(file_id) else []:
+        if await asyncio.to_thread(holds, collection, file_id):
+            result = await asyncio.wrap_future(collection.write([Delete(file_id)]))
+            app[TASKS].reindex_if_due(collection.name, collection)
+            gone = gone or bool(result.deleted)
+    if not gone:
+        raise NotFound(f"no file {file_id[:64]!r}", param="file_id")
+    return answer(OpenAIFileDeleted(file_id))
+
+
+def holds(collection: Collection, document_id: str) -> bool:
+    return bool(collection.log.known({document_id}))
+
+
+def body_of(upload: Upload) -> OpenAIFile:
+    return msgspec.convert(upload, OpenAIFile, from_attributes=True)
+
+
+def converted(sent: Mapping[str, Any], name: str, kind: type[msgspec.Struct]) -> str:
+    """A text of the form as the wire type says. Raises InvalidInput naming it."""
+    declared = next(one.type for one in msgspec.structs.fields(kind) if one.name == name)
+    try:
+        return str(msgspec.convert(sent.get(name), declared))
+    except msgspec.ValidationError as error:
+        raise InvalidInput(f"{name}: {error}", param=name) from None
+
+
+def seconds(text: object) -> int:
+    try:
+        return int(msgspec.convert(text, ExpiresSeconds, strict=False))
+    except msgspec.ValidationError as error:
+        raise InvalidInput(f"expires_after.seconds: {error}", param="expires_after.seconds") from None
+
+
+def name_of(path: str) -> str:
+    """The last part of what the client calls the file. Raises InvalidInput."""
+    name = unicode_of(PurePosixPath(path.replace("\\", "/")).name)
+    if not name or len(name) > NAME_CHARS_MAX or not name.isprintable():
+        raise InvalidInput(
+            f"file: its name must be 1 to {NAME_CHARS_MAX} printable characters, found {name[:40]!r}",
+            param="file",
+        )
+    return name
+
+
+def unicode_of(text: str) -> str:
+    """Without what stands for bytes that are no UTF-8, which no answer could hold."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def order_of(request: web.Request, *, default: str) -> str:
+    order = request.query.get("order", default)
+    if order not in ("asc", "desc"):
+        raise InvalidInput(f"order must be asc or desc, found {order[:40]!r}", param="order")
+    return order
+
+
+def ends(ids: list[str]) -> tuple[str | None, str | None]:
+    """The first and the last id of a page."""
+    return (ids[0], ids[-1]) if ids else (None, None)

@@ -1,0 +1,213 @@
+"""The wire types of OpenAI's vector stores and files. Answers have the fields that its own clients read; in requests a
+null is no value, as gateways send all fields that they know."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, field
+
+from retrieval.decoding import FilterJson, absent
+from retrieval.schemas import NonEmpty, Request
+
+Attributes = dict[str, str | int | float | bool]
+Purpose = Literal["assistants", "user_data"]
+ExpiresSeconds = Annotated[int, Meta(ge=3600, le=2_592_000)]
+# Of up to so many passages one search may ask, as OpenAI allows.
+MaxNumResults = Annotated[int, Meta(ge=1, le=50)]
+Threshold = Annotated[float, Meta(ge=0, le=1)]
+StoreName = Annotated[str, Meta(max_length=256)]
+StoreMetadata = Annotated[dict[str, Annotated[str, Meta(max_length=512)]], Meta(max_length=16)]
+QUERIES_MAX = 8  # of one search, run at the same time
+Queries = str | Annotated[list[str], Meta(min_length=1, max_length=QUERIES_MAX)]
+FileIds = Annotated[list[str], Meta(max_length=2000)]
+
+
+class OpenAIChunking(Request, frozen=True, kw_only=True):
+    """Passages are cut as the service's settings say: no request decides it."""
+
+    type: Literal["auto"] = "auto"
+
+
+class OpenAICreateVectorStore(Request, frozen=True, kw_only=True):
+    """A null where OpenAI has more: a store does not expire."""
+
+    name: StoreName | None = None
+    description: StoreName | None = None
+    file_ids: FileIds | None = None
+    metadata: StoreMetadata | None = None
+    chunking_strategy: OpenAIChunking | None = None
+    expires_after: None = None
+
+
+class OpenAIUpdateVectorStore(Request, frozen=True, kw_only=True):
+    name: StoreName | None = None
+    metadata: StoreMetadata | None = None
+    expires_after: None = None
+
+
+class OpenAIFileCounts(msgspec.Struct):
+    completed: int
+    total: int
+    in_progress: int = 0
+    failed: int = 0
+    cancelled: int = 0
+
+
+class OpenAIVectorStore(msgspec.Struct, tag_field="object", tag="vector_store"):
+    """`id` is the collection's name, `usage_bytes` the size of its log."""
+
+    id: str
+    name: str
+    description: str
+    created_at: int
+    last_active_at: int
+    usage_bytes: int
+    file_counts: OpenAIFileCounts
+    metadata: dict[str, str]
+    status: Literal["completed"] = "completed"
+    expires_after: None = None
+    expires_at: None = None
+
+
+class OpenAIVectorStoreList(msgspec.Struct, tag_field="object", tag="list"):
+    data: list[OpenAIVectorStore]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class OpenAIVectorStoreDeleted(msgspec.Struct, tag_field="object", tag="vector_store.deleted"):
+    id: str
+    deleted: bool = True
+
+
+class OpenAIRankingOptions(Request, frozen=True, kw_only=True):
+    ranker: Literal["none", "auto", "default-2024-11-15"] | None = None
+    score_threshold: Threshold | None = None
+
+
+class OpenAIStoreSearch(Request, frozen=True, kw_only=True):
+    """`rewrite_query` changes nothing: the answer's `search_query` says what was searched for."""
+
+    query: Queries
+    max_num_results: MaxNumResults | None = None
+    filters: FilterJson = field(default_factory=absent)
+    ranking_options: OpenAIRankingOptions | None = None
+    rewrite_query: bool | None = None
+
+
+class OpenAIText(msgspec.Struct, tag_field="type", tag="text"):
+    text: str
+
+
+class OpenAIStoreResult(msgspec.Struct):
+    """A passage. `score` is its relevance, from 0 to 1."""
+
+    file_id: str
+    filename: str
+    score: float
+    attributes: Attributes
+    content: list[OpenAIText]
+
+
+class OpenAIStoreResults(msgspec.Struct, tag_field="object", tag="vector_store.search_results.page"):
+    search_query: list[str]
+    data: list[OpenAIStoreResult]
+    has_more: bool = False
+    next_page: None = None
+
+
+# --- files --------------------------------------------------------------------------------------------------------
+
+
+class OpenAIUploadFile(Request, frozen=True, kw_only=True):
+    """Parts of a form (multipart/form-data)."""
+
+    file: Annotated[str, Meta(extra_json_schema={"format": "binary"})]
+    purpose: Purpose
+
+
+class OpenAIFile(msgspec.Struct, tag_field="object", tag="file"):
+    id: str
+    filename: str
+    purpose: Purpose
+    bytes: int
+    created_at: int
+    expires_at: int
+    status: Literal["processed"] = "processed"
+    status_details: None = None
+
+
+class OpenAIFileList(msgspec.Struct, tag_field="object", tag="list"):
+    data: list[OpenAIFile]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class OpenAIFileDeleted(msgspec.Struct, tag_field="object", tag="file"):
+    id: str
+    deleted: bool = True
+
+
+# --- files of a vector store --------------------------------------------------------------------------------------
+
+
+class OpenAIAttachFile(Request, frozen=True, kw_only=True):
+    file_id: NonEmpty
+    attributes: Attributes | None = None
+    chunking_strategy: OpenAIChunking | None = None
+
+
+class OpenAISetAttributes(Request, frozen=True, kw_only=True):
+    attributes: Attributes | None
+
+
+class OpenAIStoreFile(msgspec.Struct, tag_field="object", tag="vector_store.file"):
+    """A document of the collection. `created_at` is when it was written last."""
+
+    id: str
+    vector_store_id: str
+    created_at: int
+    usage_bytes: int
+    attributes: Attributes
+    status: Literal["completed"] = "completed"
+    last_error: None = None
+    chunking_strategy: None = None
+
+
+class OpenAIStoreFileList(msgspec.Struct, tag_field="object", tag="list"):
+    data: list[OpenAIStoreFile]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class OpenAIStoreFileDeleted(msgspec.Struct, tag_field="object", tag="vector_store.file.deleted"):
+    id: str
+    deleted: bool = True
+
+
+class OpenAIFileContent(msgspec.Struct, tag_field="object", tag="vector_store.file_content.page"):
+    data: list[OpenAIText]
+    has_more: bool = False
+    next_page: None = None
+
+
+class OpenAIAttachFiles(Request, frozen=True, kw_only=True):
+    """Either `file_ids`, with the same attributes for all, or `files`, each with its own."""
+
+    file_ids: FileIds | None = None
+    files: Annotated[list[OpenAIAttachFile], Meta(max_length=2000)] | None = None
+    attributes: Attributes | None = None
+    chunking_strategy: OpenAIChunking | None = None
+
+
+class OpenAIFileBatch(msgspec.Struct, tag_field="object", tag="vector_store.files_batch"):
+    id: str
+    vector_store_id: str
+    created_at: int
+    file_counts: OpenAIFileCounts
+    status: Literal["completed"] = "completed"

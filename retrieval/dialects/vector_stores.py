@@ -1,0 +1,209 @@
+"""OpenAI's vector stores, which are collections: POST, GET /v1/vector_stores, GET, POST, DELETE
+/v1/vector_stores/{collection}, POST /v1/vector_stores/{collection}/search.
+
+OpenAI gives a store an id and lets it have any name. Here the id is the collection's name: the store's own where that
+may be one, else one made of it. A name that is taken gets a suffix, as two stores may have one name. What a collection
+has no place for is kept beside it:
+
+    data/<collection>/vector_store.json      name, description, metadata; not part of backups
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import unicodedata
+
+import msgspec
+from aiohttp import web
+
+from indexes import NAME, Collection, Conflict, disk_errors, publish, scrolling
+from retrieval.collection_schemas import CreateCollection
+from retrieval.dialects.files import ends, order_of
+from retrieval.dialects.vector_store_files import attach, attributes_of, require_uploads
+from retrieval.dialects.vector_store_schemas import (
+    OpenAICreateVectorStore,
+    OpenAIFileCounts,
+    OpenAIRankingOptions,
+    OpenAIStoreResult,
+    OpenAIStoreResults,
+    OpenAIStoreSearch,
+    OpenAIText,
+    OpenAIUpdateVectorStore,
+    OpenAIVectorStore,
+    OpenAIVectorStoreDeleted,
+    OpenAIVectorStoreList,
+)
+from retrieval.handlers.collections import make, remove
+from retrieval.handlers.search import budget_of
+from retrieval.handlers.wire import answer, answer_from, body, collection_of, query_int
+from retrieval.keys import CATALOG, METRICS, PIPELINE, QUERY_LOG
+from retrieval.schemas import Hit, SearchAnswer, SearchRequest
+
+DETAILS = "vector_store.json"
+VERSION = 1
+ID_CHARS_MAX = 48  # of a name, so that a suffix has room
+LISTED_MAX, LISTED = 100, 20
+RESULTS = 10
+
+
+class Details(msgspec.Struct, frozen=True):
+    version: int = VERSION
+    name: str | None = None
+    description: str = ""
+    metadata: dict[str, str] = {}
+
+
+async def create(request: web.Request) -> web.Response:
+    wanted = await body(request, OpenAICreateVectorStore)
+    app = request.app
+    await require_uploads(app, wanted.file_ids or [])
+    name = own_name(wanted.name or "")
+    try:
+        collection = await make(app, CreateCollection(name=name))
+    except Conflict:
+        collection = await make(app, CreateCollection(name=f"{name[:ID_CHARS_MAX]}-{secrets.token_hex(4)}"))
+    details = Details(VERSION, wanted.name or None, wanted.description or "", wanted.metadata or {})
+    await asyncio.to_thread(keep_details, collection, details)
+    for file_id in wanted.file_ids or []:
+        await attach(app, collection, file_id, None)
+    return await answer_from(lambda: store_body(collection))
+
+
+async def listed(request: web.Request) -> web.Response:
+    """By their ids, in the order of letters."""
+    limit = query_int(request, "limit", LISTED, least=1, most=LISTED_MAX)
+    after = request.query.get("after", "")
+    backwards = order_of(request, default="asc") == "desc"
+    found = sorted(request.app[CATALOG].collections.items(), reverse=backwards)
+    if after:
+        found = [(name, one) for name, one in found if (name < after if backwards else name > after)]
+
+    def work() -> OpenAIVectorStoreList:
+        page = [store_body(one) for _, one in found[:limit]]
+        return OpenAIVectorStoreList(page, *ends([one.id for one in page]), has_more=len(found) > limit)
+
+    return await answer_from(work)
+
+
+async def shown(request: web.Request) -> web.Response:
+    _, collection = collection_of(request)
+    return await answer_from(lambda: store_body(collection))
+
+
+async def updated(request: web.Request) -> web.Response:
+    """Name and metadata, where the request has them; the id stays."""
+    wanted = await body(request, OpenAIUpdateVectorStore)
+    _, collection = collection_of(request)
+
+    def work() -> OpenAIVectorStore:
+        details = details_of(collection)
+        if wanted.name is not None:
+            details = msgspec.structs.replace(details, name=wanted.name)
+        if wanted.metadata is not None:
+            details = msgspec.structs.replace(details, metadata=wanted.metadata)
+        keep_details(collection, details)
+        return store_body(collection)
+
+    return await answer_from(work)
+
+
+async def deleted(request: web.Request) -> web.Response:
+    """By its own name, as any collection."""
+    name = request.match_info["collection"]
+    await remove(request.app, name)
+    return answer(OpenAIVectorStoreDeleted(name))
+
+
+def own_name(name: str) -> str:
+    """What a collection for a store of this name is called."""
+    if NAME.fullmatch(name):
+        return name
+    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
+    return re.sub(r"[^a-z0-9]+", "-", plain)[:ID_CHARS_MAX].strip("-") or f"vs_{secrets.token_hex(12)}"
+
+
+def store_body(collection: Collection) -> OpenAIVectorStore:
+    """Reads the disk: for a thread."""
+    details = details_of(collection)
+    first, last = 1, collection.snapshot.seq
+    written = scrolling.written_ms(collection, [first, last])
+    with disk_errors(collection.folder):
+        made_ms = int(collection.folder.stat().st_mtime * 1000)
+        size = (collection.folder / "log.db").stat().st_size
+    created_ms = written.get(first, made_ms)  # nothing is written yet: the folder is as it was made
+    documents = collection.documents
+    return OpenAIVectorStore(
+        id=collection.name,
+        name=collection.name if details.name is None else details.name,
+        description=details.description,
+        created_at=created_ms // 1000,
+        last_active_at=written.get(last, created_ms) // 1000,
+        usage_bytes=size,
+        file_counts=OpenAIFileCounts(completed=documents, total=documents),
+        metadata=details.metadata,
+    )
+
+
+def details_of(collection: Collection) -> Details:
+    """None of its own for a collection that was made otherwise, or whose file is of a later version."""
+    path = collection.folder / DETAILS
+    with disk_errors(path):
+        try:
+            details = msgspec.json.decode(path.read_bytes(), type=Details)
+        except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
+            return Details()
+    return details if details.version == VERSION else Details()
+
+
+def keep_details(collection: Collection, details: Details) -> None:
+    publish(collection.folder / DETAILS, msgspec.json.encode(details) + b"\n")
+
+
+# --- search -------------------------------------------------------------------------------------------------------
+
+
+async def search(request: web.Request) -> web.Response:
+    """The passages that are the most relevant to any of the queries, each once, by their relevance."""
+    wanted = await body(request, OpenAIStoreSearch)
+    name, collection = collection_of(request)
+    queries = [wanted.query] if isinstance(wanted.query, str) else wanted.query
+    options = wanted.ranking_options or OpenAIRankingOptions()
+    most = wanted.max_num_results or RESULTS
+    budget = budget_of(request, param="max_num_results")
+
+    async def find(query: str) -> SearchAnswer:
+        asked = SearchRequest(
+            query=query,
+            k=most,
+            filter=wanted.filters,
+            min_relevance=options.score_threshold,
+        )
+        found = await request.app[PIPELINE].search(name, collection, asked, budget=budget)
+        request.app[METRICS].search(found)
+        request.app[QUERY_LOG].note(collection, asked)
+        return found
+
+    best: dict[tuple[str, int], Hit] = {}
+    for found in await asyncio.gather(*map(find, queries)):
+        for hit in found.hits:
+            before = best.setdefault((hit.document_id, hit.passage), hit)
+            if score_of(hit) > score_of(before):
+                best[hit.document_id, hit.passage] = hit
+    hits = sorted(best.values(), key=score_of, reverse=True)[:most]
+    results = [
+        OpenAIStoreResult(
+            file_id=hit.document_id,
+            filename=hit.title or hit.document_id,
+            score=score_of(hit),
+            attributes=attributes_of(hit.metadata),
+            content=[OpenAIText(hit.text)],
+        )
+        for hit in hits
+    ]
+    return answer(OpenAIStoreResults(queries, results))
+
+
+def score_of(hit: Hit) -> float:
+    return hit.relevance or 0.0

@@ -1,0 +1,147 @@
+"""Answers of a language model from a collection's passages, whole or as a stream of server-sent events:
+
+event: piece     data: {"text": "Refunds take"}           as often as the model says something
+event: answer    data: the whole answer, as without `stream`
+event: error     data: the error, as its body would be; only after the first piece, before it the status says it
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from contextlib import aclosing
+from functools import partial
+from typing import TypeVar
+
+import msgspec
+from aiohttp import web
+
+from indexes import Collection, DeadlineExceeded, InvalidInput, NearlineError, NotFound, TooLarge
+from retrieval.answer_schemas import AnswerPiece, AnswerRequest
+from retrieval.answering import Asking
+from retrieval.browsers import let_page_read
+from retrieval.cancellation import abandonable
+from retrieval.context import build_context, search_request
+from retrieval.errors import body_of, without_folders
+from retrieval.handlers.search import budget_of, headers_of
+from retrieval.handlers.wire import answer as json_of
+from retrieval.handlers.wire import body, collection_of
+from retrieval.keys import CONFIG, EMBEDDERS, FOLDERS, LLM, METRICS, PIPELINE, QUERY_LOG
+from retrieval.llm import EVENT_STREAM
+from retrieval.request_log import REQUEST_ID
+from retrieval.schemas import Citation, ContextAnswer
+
+T = TypeVar("T")
+
+
+async def answer(request: web.Request) -> web.StreamResponse:
+    wanted = await body(request, AnswerRequest)
+    _, collection = collection_of(request)
+    check(wanted, request)
+    deadline = Deadline(wanted.deadline_ms)
+    context = await deadline.meets(context_of(request, collection, wanted))
+    if not context.citations and context.omitted:
+        raise InvalidInput("token_budget is too small for any of the passages found", param="token_budget")
+    asking = Asking(wanted, context, request.app[LLM], partial(passages_of, collection))
+    if wanted.stream:
+        return await streamed(request, asking, deadline)
+    async with aclosing(asking.pieces()) as pieces:
+        while await deadline.meets(anext(pieces, None)) is not None:
+            pass
+    return json_of(await asking.answer(), headers=headers_of(context.timings_ms))
+
+
+class Deadline:
+    """The caller's own, for all of it; None for no other than those of the search and of the model."""
+
+    def __init__(self, deadline_ms: int | None) -> None:
+        self._ms = deadline_ms
+        now = asyncio.get_running_loop().time()
+        self._at = None if deadline_ms is None else now + deadline_ms / 1000
+
+    async def meets(self, work: Awaitable[T]) -> T:
+        """Raises DeadlineExceeded."""
+        try:
+            async with asyncio.timeout_at(self._at):
+                return await work
+        except TimeoutError:
+            raise DeadlineExceeded(f"no answer within deadline_ms={self._ms}", param="deadline_ms") from None
+
+
+async def streamed(request: web.Request, asking: Asking, deadline: Deadline) -> web.StreamResponse:
+    """The stream begins with the first piece: what fails before that is an error with its status."""
+    async with aclosing(asking.pieces()) as pieces:
+        piece = await deadline.meets(anext(pieces, None))
+        headers = {"Content-Type": EVENT_STREAM, "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        reply = web.StreamResponse(headers={**headers, "X-Request-Id": REQUEST_ID.get()})
+        let_page_read(request, reply)
+        await reply.prepare(request)
+        whole = False
+        try:
+            try:
+                while piece is not None:
+                    await reply.write(event("piece", AnswerPiece(piece)))
+                    piece = await deadline.meets(anext(pieces, None))
+                await reply.write(event("answer", await asking.answer()))
+            except NearlineError as error:
+                folders = request.app[FOLDERS]
+                error.message = without_folders(error.message, folders)
+                await reply.write(event("error", body_of(error)))
+            await reply.write_eof()
+            whole = True
+        except ConnectionError:
+            pass  # the client has gone, and no cancellation has come of it yet
+        finally:
+            # Cut off, so that nobody takes what there is for all of it.
+            if not whole and request.transport is not None:
+                request.transport.close()
+        return reply
+
+
+def event(name: str, data: object) -> bytes:
+    return b"event: %s\ndata: %s\n\n" % (name.encode(), msgspec.json.encode(data))
+
+
+def check(wanted: AnswerRequest, request: web.Request) -> None:
+    """Raises TooLarge."""
+    limits = request.app[CONFIG].limits
+    if wanted.token_budget > limits.token_budget_max:
+        raise TooLarge(f"token_budget must be at most {limits.token_budget_max}", param="token_budget")
+    if wanted.instruction is not None and len(wanted.instruction) > limits.query_chars_max:
+        raise TooLarge(
+            f"instruction has {len(wanted.instruction)} characters, at most {limits.query_chars_max} are allowed",
+            param="instruction",
+        )
+
+
+async def context_of(request: web.Request, collection: Collection, wanted: AnswerRequest) -> ContextAnswer:
+    """The context that the same request would get from `POST context`."""
+    app, config = request.app, request.app[CONFIG]
+    embedder = await app[EMBEDDERS].of(collection)
+    search = search_request(wanted, config)
+    name = request.match_info["collection"]
+    found = await app[PIPELINE].search(name, collection, search, budget=budget_of(request))
+    app[METRICS].search(found)
+    app[QUERY_LOG].note(collection, search)
+    return await abandonable(
+        lambda go_on: build_context(
+            found,
+            wanted,
+            partial(embedder.counter.starts, go_on=go_on),
+            config,
+            go_on,
+            similarity_floor=embedder.manifest.similarity_floor,
+        )
+    )
+
+
+def passages_of(collection: Collection, citations: Sequence[Citation]) -> dict[int, tuple[str, str]]:
+    """The text of each passage and its language, by number, as the log has it now. For a thread."""
+    found: dict[int, tuple[str, str]] = {}
+    for one in citations:
+        try:
+            document = collection.document(one.document_id)
+        except NotFound:  # deleted since
+            continue
+        found[one.number] = document.text[one.start : one.end], document.language
+    return found

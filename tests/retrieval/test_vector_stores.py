@@ -1,0 +1,446 @@
+"""OpenAI's vector stores and files, spoken by OpenAI's own client against a real service."""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
+
+from indexes.errors import InvalidInput, NotFound, TooLarge
+from jobs.server_process import ServerProcess, serving
+from retrieval.settings import Files
+from retrieval.uploads import BLOCK_BYTES, DAY_S, FOLDER, Uploads, text_of
+from tests.support.http import Http
+
+REFUNDS = b"# Refunds\n\nYou get your money back within fourteen days.\n"
+SHIPPING = "# Versand\n\nParcels leave on weekdays; größere am Freitag.\n".encode()
+
+
+@pytest.fixture
+def client(service: ServerProcess) -> OpenAI:
+    return OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture
+def store(client: OpenAI) -> str:
+    """The id of a vector store with two files."""
+    made = client.vector_stores.create(name="Support FAQ")
+    for name, content, lang in (("refunds.md", REFUNDS, "en"), ("shipping.md", SHIPPING, "de")):
+        client.vector_stores.files.upload_and_poll(
+            vector_store_id=made.id,
+            file=(name, content),
+            attributes={"lang": lang, "year": 2026, "public": True},
+        )
+    return made.id
+
+
+def test_from_an_upload_to_a_search(client: OpenAI, store: str) -> None:
+    """What the client uploads and polls is found by its meaning, with name, attributes and a score from 0 to 1."""
+    page = client.vector_stores.search(store, query="how long do I wait for my money?", max_num_results=1)
+    assert page.to_dict()["search_query"] == ["how long do I wait for my money?"]
+    (found,) = page.data
+    assert (found.filename, found.content[0].type) == ("refunds.md", "text")
+    assert "fourteen days" in found.content[0].text
+    assert found.attributes == {"lang": "en", "year": 2026, "public": True}
+    assert 0 < found.score < 1
+    assert found.file_id.startswith("file-")
+    assert client.files.content(found.file_id).read() == REFUNDS
+
+
+def test_answers_have_all_that_the_clients_types_need(client: OpenAI, store: str) -> None:
+    """Each answer passes the strict validation of the client's own models."""
+    (file, *_) = client.vector_stores.files.list(store)
+    batch = client.vector_stores.file_batches.create_and_poll(store, file_ids=[file.id])
+    answers: list[Any] = [
+        client.vector_stores.retrieve(store),
+        client.vector_stores.list().data[0],
+        client.vector_stores.update(store, name="Other"),
+        file,
+        client.vector_stores.files.retrieve(file.id, vector_store_id=store),
+        client.vector_stores.files.update(file.id, vector_store_id=store, attributes=None),
+        client.files.retrieve(file.id),
+        client.files.list().data[0],
+        batch,
+        client.vector_stores.search(store, query="money").data[0],
+        client.vector_stores.files.delete(file.id, vector_store_id=store),
+        client.files.delete(file.id),
+        client.vector_stores.delete(store),
+    ]
+    for one in answers:
+        type(one).model_validate(one.to_dict(), strict=True)
+
+
+def test_several_queries_at_once(client: OpenAI, store: str) -> None:
+    """Each passage comes once, with its best score, the most relevant first."""
+    page = client.vector_stores.search(store, query=["when do parcels leave?", "money back"])
+    assert page.to_dict()["search_query"] == ["when do parcels leave?", "money back"]
+    assert sorted(one.filename for one in page.data) == ["refunds.md", "shipping.md"]
+    scores = [one.score for one in page.data]
+    assert scores == sorted(scores, reverse=True)
+    alone = client.vector_stores.search(store, query="money back").data[0]
+    assert alone.score == next(one.score for one in page.data if one.file_id == alone.file_id)
+
+
+def test_filters_and_thresholds(client: OpenAI, store: str) -> None:
+    """Attributes filter as OpenAI writes it; a threshold leaves out what scores less."""
+
+    def names(**options: Any) -> list[str]:
+        return [one.filename for one in client.vector_stores.search(store, query="money", **options)]
+
+    assert names(filters={"type": "eq", "key": "lang", "value": "de"}) == ["shipping.md"]
+    both: Any = [
+        {"type": "gte", "key": "year", "value": 2026},
+        {"type": "in", "key": "lang", "value": ["en"]},
+    ]
+    assert names(filters={"type": "and", "filters": both}) == ["refunds.md"]
+    best = client.vector_stores.search(store, query="money").data[0]
+    assert names(ranking_options={"ranker": "auto", "score_threshold": best.score}) == [best.filename]
+    assert names(ranking_options={"score_threshold": 1.0}, rewrite_query=True) == []
+
+
+def test_nulls_are_no_values(http: Http, store: str) -> None:
+    """A gateway sends every field that it knows."""
+    nulls = dict.fromkeys(("filters", "max_num_results", "ranking_options", "rewrite_query"))
+    found = http.ok("POST", f"/v1/vector_stores/{store}/search", {"query": "money", **nulls})
+    assert set(found) == {"object", "search_query", "data", "has_more", "next_page"}
+    assert len(found["data"]) == 2
+
+
+def test_a_collection_is_a_vector_store(client: OpenAI, http: Http) -> None:
+    """Documents that came another way are its files, lists in their metadata as text; and the other way round."""
+    name = http.new_collection()
+    http.write(
+        name, {"id": "a/b", "text": "Whales sing.", "title": "Whales", "metadata": {"tags": ["sea", 1]}}
+    )
+    assert client.vector_stores.retrieve(name).file_counts.total == 1
+    (found,) = client.vector_stores.search(name, query="songs of the sea")
+    assert (found.file_id, found.filename, found.attributes) == ("a/b", "Whales", {"tags": "sea, 1"})
+    assert client.vector_stores.files.content("a/b", vector_store_id=name).data[0].text == "Whales sing."
+    assert client.vector_stores.files.retrieve("a/b", vector_store_id=name).usage_bytes == 12
+    file = client.files.create(file=("refunds.md", REFUNDS), purpose="user_data")
+    client.vector_stores.files.create(name, file_id=file.id, attributes={"lang": "en"})
+    found_by_us = http.search(name, query="money back", k=1)["hits"][0]
+    assert (found_by_us["document_id"], found_by_us["title"]) == (file.id, "refunds.md")
+    assert found_by_us["metadata"] == {"lang": "en"}
+
+
+def test_names(client: OpenAI, http: Http) -> None:
+    """A store may have any name, and two the same; its id is a name that a collection may have."""
+    first, second = (client.vector_stores.create(name="Ärger & Übung 2026") for _ in range(2))
+    assert first.id == "arger-ubung-2026"
+    assert second.id.startswith("arger-ubung-2026-")
+    assert first.name == second.name == "Ärger & Übung 2026"
+    assert http.ok("GET", f"/v1/collections/{first.id}")["documents"] == 0
+    plain = client.vector_stores.create(name="my_notes", metadata={"team": "support"})
+    assert (plain.id, plain.metadata) == ("my_notes", {"team": "support"})
+    assert client.vector_stores.create(name="日本語").id.startswith("vs_")
+    assert client.vector_stores.create().name.startswith("vs_")
+    renamed = client.vector_stores.update("my_notes", name="Notes", metadata={})
+    assert (renamed.id, renamed.name, renamed.metadata) == ("my_notes", "Notes", {})
+    assert client.vector_stores.retrieve("my_notes").name == "Notes"
+
+
+def test_stores_are_listed_page_by_page(client: OpenAI) -> None:
+    """The client's iteration sees each once, in both orders."""
+    made = {client.vector_stores.create(name="listed").id for _ in range(3)}
+    for order in ("asc", "desc"):
+        ids = [one.id for one in client.vector_stores.list(limit=2, order=order)]
+        assert made <= set(ids)
+        assert ids == sorted(ids, reverse=order == "desc")
+
+
+def test_deleting(client: OpenAI, store: str, http: Http) -> None:
+    """A file deleted from a store can be attached again; a deleted file is gone from every store."""
+    file_id = next(one.id for one in client.vector_stores.files.list(store))
+    other = client.vector_stores.create(name="other", file_ids=[file_id]).id
+    assert client.vector_stores.files.delete(file_id, vector_store_id=store).deleted
+    assert file_id not in {one.id for one in client.vector_stores.files.list(store)}
+    with pytest.raises(NotFoundError):
+        client.vector_stores.files.retrieve(file_id, vector_store_id=store)
+    client.vector_stores.files.create(store, file_id=file_id)
+    assert client.files.delete(file_id).deleted
+    for one in (store, other):
+        assert http.call("GET", f"/v1/collections/{one}/documents/{file_id}").status == 404
+        assert file_id not in {hit.file_id for hit in client.vector_stores.search(one, query="money")}
+    for call in (client.files.retrieve, client.files.content, client.files.delete):
+        with pytest.raises(NotFoundError):
+            call(file_id)
+    assert client.vector_stores.delete(store).deleted
+    with pytest.raises(NotFoundError, match="no collection"):
+        client.vector_stores.retrieve(store)
+
+
+def test_deleting_a_file_spares_other_documents(client: OpenAI, http: Http) -> None:
+    """Only ids of uploaded files are deleted everywhere: a document of another id is not a file."""
+    name = http.new_collection()
+    http.write(name, {"id": "refunds", "text": "x"})
+    with pytest.raises(NotFoundError):
+        client.files.delete("refunds")
+    assert http.found(name, query="x") == ["refunds"]
+
+
+def test_a_loop_that_deletes_what_it_lists(client: OpenAI, http: Http) -> None:
+    """The page after a file that is gone begins at the start, so that nothing is left behind."""
+    name = http.new_collection()
+    http.write(name, *({"id": f"d{number}", "text": f"number {number}"} for number in range(7)))
+    for file in client.vector_stores.files.list(name, limit=3):
+        client.vector_stores.files.delete(file.id, vector_store_id=name)
+    assert http.ok("GET", f"/v1/collections/{name}")["documents"] == 0
+
+
+def test_files_are_listed_in_the_order_of_writing(client: OpenAI, http: Http) -> None:
+    """Page by page, each once; another order is refused."""
+    name = http.new_collection()
+    http.write(name, *({"id": f"d{number}", "text": f"number {number}"} for number in range(7)))
+    assert [one.id for one in client.vector_stores.files.list(name, limit=3)] == [f"d{at}" for at in range(7)]
+    assert list(client.vector_stores.files.list(name, filter="failed")) == []
+    with pytest.raises(BadRequestError, match="order must be asc"):
+        client.vector_stores.files.list(name, order="desc")
+
+
+def test_uploads_are_listed(client: OpenAI) -> None:
+    """Newest first by default, a page at a time."""
+    made = [client.files.create(file=(f"{at}.txt", b"text"), purpose="user_data").id for at in range(3)]
+    assert {one.id for one in client.files.list(purpose="user_data", limit=2)} >= set(made)
+    (first,) = client.files.list(limit=1, order="asc").data
+    assert first.created_at <= client.files.list(limit=1).data[0].created_at
+
+
+def test_batches(client: OpenAI, store: str) -> None:
+    """Several files at once, uploaded by the client and polled; each may have attributes of its own."""
+    batch = client.vector_stores.file_batches.upload_and_poll(
+        store, files=[("a.txt", b"Bats listen."), ("b.txt", b"Owls see.")]
+    )
+    assert (batch.status, batch.file_counts.completed) == ("completed", 2)
+    assert client.vector_stores.retrieve(store).file_counts.total == 4
+    file = client.files.create(file=("c.txt", b"Cats purr."), purpose="assistants")
+    client.vector_stores.file_batches.create(store, files=[{"file_id": file.id, "attributes": {"pet": True}}])
+    assert client.vector_stores.files.retrieve(file.id, vector_store_id=store).attributes == {"pet": True}
+    new = client.files.create(file=("d.txt", b"Dogs bark."), purpose="assistants").id
+    with pytest.raises(NotFoundError, match="no file 'file-none'"):
+        client.vector_stores.file_batches.create(store, file_ids=[new, "file-none"])
+    with pytest.raises(NotFoundError, match="no file 'file-none'"):
+        client.vector_stores.create(name="never-made", file_ids=["file-none"])
+    assert client.vector_stores.retrieve(store).file_counts.total == 5
+    with pytest.raises(NotFoundError, match="no collection"):
+        client.vector_stores.retrieve("never-made")
+    with pytest.raises(NotFoundError):
+        client.vector_stores.file_batches.retrieve("vsfb_1", vector_store_id=store)
+
+
+def test_attributes_are_replaced(client: OpenAI, store: str, http: Http) -> None:
+    """All of them, without embedding again."""
+    file_id = next(one.id for one in client.vector_stores.files.list(store))
+    changed = client.vector_stores.files.update(
+        file_id, vector_store_id=store, attributes={"lang": "fr", "rank": 1.5}
+    )
+    assert changed.attributes == {"lang": "fr", "rank": 1.5}
+    assert http.ok("GET", f"/v1/collections/{store}/documents/{file_id}")["metadata"] == changed.attributes
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "match"),
+    [
+        ("scan.pdf", b"%PDF-1.7\n\xff\xfe\x00", "not text in UTF-8"),
+        ("nul.txt", b"a\0b", "not text in UTF-8"),
+        ("empty.txt", b" \n", "is empty"),
+        ("long.txt", b"x" * (16_777_216 + 1), "at most 16777216"),
+        ("x" * 256, b"text", "1 to 255 printable characters"),
+    ],
+    ids=["pdf", "nul", "empty", "long", "name"],
+)
+def test_files_that_are_refused(client: OpenAI, name: str, content: bytes, match: str) -> None:
+    """At the upload, naming the field."""
+    with pytest.raises(BadRequestError, match=match) as caught:
+        client.files.create(file=(name, content), purpose="assistants")
+    assert caught.value.param == "file"
+
+
+def test_errors_name_the_field(client: OpenAI, store: str) -> None:
+    """What we do not do is refused in OpenAI's shape, not left out silently."""
+    (file, *_) = client.vector_stores.files.list(store)
+    refused: list[tuple[str, Any]] = [
+        ("max_num_results", lambda: client.vector_stores.search(store, query="x", max_num_results=51)),
+        ("query", lambda: client.vector_stores.search(store, query=[])),
+        (
+            "ranking_options.score_threshold",
+            lambda: client.vector_stores.search(store, query="x", ranking_options={"score_threshold": 2}),
+        ),
+        (
+            "filter",
+            lambda: client.vector_stores.search(store, query="x", filters={"type": "eq", "key": "nokey", "value": 1}),
+        ),
+        (
+            "expires_after",
+            lambda: client.vector_stores.create(expires_after={"anchor": "last_active_at", "days": 1}),
+        ),
+        (
+            "chunking_strategy.type",
+            lambda: client.vector_stores.files.create(
+                store,
+                file_id=file.id,
+                chunking_strategy={
+                    "type": "static",
+                    "static": {"max_chunk_size_tokens": 800, "chunk_overlap_tokens": 400},
+                },
+            ),
+        ),
+        ("attributes", lambda: client.vector_stores.files.create(
+            store, file_id=file.id, attributes={str(at): at for at in range(65)}
+        )),
+        ("purpose", lambda: client.files.create(file=("a.txt", b"a"), purpose="batch")),
+        (
+            "expires_after.seconds",
+            lambda: client.files.create(
+                file=("a.txt", b"a"), purpose="user_data", expires_after={"anchor": "created_at", "seconds": 1}
+            ),
+        ),
+    ]  # fmt: skip
+    for param, call in refused:
+        with pytest.raises(BadRequestError) as caught:
+            call()
+        assert caught.value.param == param
+        assert caught.value.type == "invalid_request_error"
+
+
+def test_an_expiry_of_its_own(client: OpenAI) -> None:
+    """A file says when it expires: after the time asked for, else after the days of the settings."""
+    expires: Any = {"anchor": "created_at", "seconds": 7200}
+    own = client.files.create(file=("a.txt", b"a"), purpose="user_data", expires_after=expires)
+    assert own.expires_at == own.created_at + 7200
+    usual = client.files.create(file=("a.txt", b"a"), purpose="user_data")
+    assert usual.expires_at == usual.created_at + 30 * DAY_S
+
+
+def test_the_asynchronous_client(service: ServerProcess, store: str) -> None:
+    """It polls as the other does."""
+
+    async def ask() -> str:
+        async with AsyncOpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0) as client:
+            file = await client.vector_stores.files.upload_and_poll(
+                vector_store_id=store, file=("bats.txt", b"Bats listen.")
+            )
+            assert file.status == "completed"
+            page = await client.vector_stores.search(store, query="which animals listen?")
+            return page.data[0].filename
+
+    assert asyncio.run(ask()) == "bats.txt"
+
+
+# --- forms --------------------------------------------------------------------------------------------------------
+
+
+def test_curl_uploads(service: ServerProcess, tmp_path: Path) -> None:
+    """`curl -F` needs no header of its own."""
+    (tmp_path / "a.md").write_bytes(REFUNDS)
+    command = [
+        "curl",
+        "-sf",
+        f"{service.url}/v1/files",
+        "-F",
+        "purpose=assistants",
+        "-F",
+        f"file=@{tmp_path}/a.md",
+    ]
+    assert b'"filename":"a.md"' in subprocess.run(command, capture_output=True, check=True).stdout
+
+
+FORM = "multipart/form-data; boundary=x"
+PART = b'--x\r\nContent-Disposition: form-data; name="%s"\r\n\r\nvalue\r\n--x--\r\n'
+
+
+@pytest.mark.parametrize(
+    ("headers", "raw", "status"),
+    [
+        ({"Content-Type": FORM}, b"", 400),
+        ({"Content-Type": FORM}, b"no form", 400),
+        ({"Content-Type": "multipart/form-data"}, b"--x--", 400),
+        ({"Content-Type": FORM}, PART % b"file", 400),
+        ({"Content-Type": FORM}, PART % b"other", 400),
+        ({"Content-Type": FORM}, PART % b'file"\r\nContent-Transfer-Encoding: "x', 400),
+        ({"Content-Type": FORM}, PART % b'file"\r\nContent-Type: text/x; charset="x', 400),
+        ({"Content-Type": FORM}, PART % b"\xff\xfe", 400),
+        ({"Content-Type": FORM}, PART % b'file"; filename="\xff', 400),
+        ({"Content-Type": FORM}, PART % b"file" + PART % b"file", 400),
+        ({"Content-Type": FORM}, (PART % b"purpose").replace(b"value", b"\xff"), 400),
+        ({"Content-Type": "application/json"}, b"{}", 400),
+        ({"Content-Type": FORM, "Origin": "https://elsewhere.example"}, PART % b"file", 403),
+        ({"Content-Type": FORM, "Sec-Fetch-Site": "cross-site"}, PART % b"file", 415),
+    ],
+    ids=range(14),
+)  # fmt: skip
+def test_forms_that_are_refused(http: Http, headers: dict[str, str], raw: bytes, status: int) -> None:
+    """Broken forms are the client's error, and those of foreign pages nobody's, in OpenAI's shape."""
+    reply = http.call("POST", "/v1/files", raw=raw, headers=headers)
+    assert reply.status == status, reply
+    assert set(reply.body["error"]) == {"message", "type", "param", "code"}
+
+
+def test_a_form_is_taken_nowhere_else(http: Http) -> None:
+    """Elsewhere a form stays refused: a page can send one without asking."""
+    name = http.new_collection()
+    reply = http.call(
+        "POST", f"/v1/vector_stores/{name}/files", raw=PART % b"file", headers={"Content-Type": FORM}
+    )
+    assert reply.status == 415
+
+
+# --- what is kept -------------------------------------------------------------------------------------------------
+
+
+def test_files_outlive_a_restart(tmp_path: Path, model_folder: Path) -> None:
+    """Uploads, attached files and names of stores are there again; their folder is the owner's alone."""
+    environ = {"NEARLINE_MODELS_FOLDER": str(model_folder.parent)}
+    with serving(tmp_path / "data", environ) as server:
+        client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        file = client.files.create(file=("refunds.md", REFUNDS), purpose="assistants")
+        store = client.vector_stores.create(name="Support FAQ", file_ids=[file.id])
+    assert stat.S_IMODE((tmp_path / "data" / FOLDER).stat().st_mode) == 0o700
+    assert stat.S_IMODE((tmp_path / "data" / FOLDER / file.id).stat().st_mode) == 0o600
+    with serving(tmp_path / "data", environ) as server:
+        client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        assert client.files.content(file.id).read() == REFUNDS
+        again = client.vector_stores.retrieve(store.id)
+        assert (again.name, again.file_counts.total) == ("Support FAQ", 1)
+        assert again.created_at >= file.created_at
+
+
+def test_uploads_expire_and_are_bounded(tmp_path: Path) -> None:
+    """What has expired is not found, and then removed; what has no room is refused until something is removed."""
+    now = 1_000_000.0
+    uploads = Uploads(tmp_path, Files(bytes_max=3 * BLOCK_BYTES, days=2), now=lambda: now)
+    first = uploads.keep("a.txt", b"a", "assistants", 3600)
+    second = uploads.keep("b.txt", b"b" * BLOCK_BYTES, "assistants")
+    with pytest.raises(TooLarge, match=r"files\.bytes_max"):
+        uploads.keep("c.txt", b"c", "assistants")
+    assert [one.id for one in uploads.listed()] == sorted([first.id, second.id])
+    (tmp_path / FOLDER / f".{first.id}.draft").write_bytes(b"half")
+    now += 3600
+    with pytest.raises(NotFound):
+        uploads.read(first.id)
+    uploads.forget_old()
+    assert [path.name for path in (tmp_path / FOLDER).iterdir()] == [second.id]
+    assert uploads.remove(second.id)
+    assert not uploads.remove(second.id)
+    assert uploads.read(uploads.keep("c.txt", b"c\nd\n", "assistants").id)[1] == b"c\nd\n"
+
+
+@pytest.mark.parametrize("file_id", ["../LOCK", "file-", "file-" + "0" * 23 + "/", "", "file-" + "G" * 24])
+def test_no_id_leads_out_of_the_folder(tmp_path: Path, file_id: str) -> None:
+    """Only an id that was made here becomes part of a path."""
+    uploads = Uploads(tmp_path, Files(), now=lambda: 0.0)
+    with pytest.raises(NotFound):
+        uploads.read(file_id)
+    assert not uploads.remove(file_id)
+
+
+def test_texts() -> None:
+    """A byte order mark is not part of the text."""
+    assert text_of(b"\xef\xbb\xbfhello", "a.txt") == "hello"
+    with pytest.raises(InvalidInput):
+        text_of("hällo".encode("latin-1"), "a.txt")

@@ -1,0 +1,124 @@
+"""Writes retrieval/clients/wire.py: the service's wire types as TypedDicts, for callers that do not import the service.
+
+    python -m tests.support.wire_types
+
+A test holds that file equal to what this makes.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+from retrieval import collection_schemas, document_schemas, schemas
+
+FILE = Path(__file__).parents[2] / "retrieval" / "clients" / "wire.py"
+HEADER = '''"""What the service is sent and answers, for type checkers; at run time all of it is plain dictionaries.
+
+Made from the service's own types by `python -m tests.support.wire_types`: do not edit. A key that is `NotRequired` in
+an answer is absent where it says nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NotRequired, TypedDict
+'''
+
+REQUESTS: tuple[type[msgspec.Struct], ...] = (
+    schemas.SearchRequest,
+    schemas.ContextRequest,
+    document_schemas.SentDocument,
+    document_schemas.ScrollDocuments,
+    document_schemas.CountDocuments,
+    document_schemas.DeleteDocuments,
+    collection_schemas.CreateCollection,
+    collection_schemas.SetRanking,
+    collection_schemas.SentFeedback,
+    collection_schemas.Reindex,
+    collection_schemas.Tune,
+)
+ANSWERS: tuple[type[msgspec.Struct], ...] = (
+    schemas.SearchAnswer,
+    schemas.ContextAnswer,
+    document_schemas.Written,
+    document_schemas.Deleted,
+    document_schemas.ScrollPage,
+    document_schemas.CountBody,
+    collection_schemas.CollectionList,
+    collection_schemas.AliasBody,
+    collection_schemas.FeedbackList,
+    collection_schemas.JobList,
+)
+# Arguments of their own in the client's methods.
+ARGUMENTS = {collection_schemas.CreateCollection: {"name"}}
+
+
+def source() -> str:
+    """The whole file, formatted."""
+    known: dict[str, str] = {}
+    for root in (*REQUESTS, *ANSWERS):
+        describe(root, known)
+    text = "\n\n".join([HEADER, *known.values()])
+    formatted = subprocess.run(
+        [sys.executable, "-m", "ruff", "format", "--stdin-filename", str(FILE), "-"],
+        input=text,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return formatted.stdout
+
+
+def describe(kind: type[Any], known: dict[str, str]) -> str:
+    """The name of the TypedDict for a struct or TypedDict, added to `known` after those that it needs."""
+    name = kind.__name__
+    if name not in known:
+        lines = [f"    {line}" for line in fields_of(kind, known)]
+        known[name] = "\n".join([f"class {name}(TypedDict):", *lines]) + "\n"
+    return name
+
+
+def fields_of(kind: type[Any], known: dict[str, str]) -> Iterator[str]:
+    info: Any = inspect.type_info(kind)
+    omits = getattr(getattr(kind, "__struct_config__", None), "omit_defaults", False)
+    for field in info.fields:
+        if field.name in ARGUMENTS.get(kind, ()):
+            continue
+        written = as_source(field.type, known)
+        # An answer writes out its defaults, unless it omits them; a request may leave them out.
+        is_unset = field.default is msgspec.NODEFAULT and field.default_factory is msgspec.NODEFAULT
+        may_lack = not field.required and (omits or issubclass(kind, schemas.Request) or is_unset)
+        yield f"{field.encode_name}: " + (f"NotRequired[{written}]" if may_lack else written)
+
+
+def as_source(of: inspect.Type, known: dict[str, str]) -> str:
+    """A type as it is written in annotations."""
+    match of:
+        case inspect.Metadata():
+            return as_source(of.type, known)
+        case inspect.UnionType():
+            return " | ".join(dict.fromkeys(as_source(one, known) for one in of.types))
+        case inspect.LiteralType():
+            return f"Literal[{', '.join(map(repr, of.values))}]"
+        case inspect.ListType():
+            return f"list[{as_source(of.item_type, known)}]"
+        case inspect.DictType():
+            return f"dict[str, {as_source(of.value_type, known)}]"
+        case inspect.StructType() | inspect.TypedDictType() | inspect.DataclassType():
+            return describe(of.cls, known)
+        case inspect.StrType() | inspect.IntType() | inspect.FloatType() | inspect.BoolType():
+            return type(of).__name__.removesuffix("Type").lower()
+        case inspect.NoneType():
+            return "None"
+        case _:
+            return "Any"  # JSON that the service reads later
+
+
+if __name__ == "__main__":
+    FILE.write_text(source())
