@@ -70,7 +70,8 @@ class LexicalPart(Protocol):
         ...
 
     def starting(self, prefix: str, bytes_min: int = 0, bytes_max: int = 1 << 32) -> list[str]:
-        """The terms with this prefix and so many bytes in UTF-8, sorted. Rows may be without some of them."""
+        """The terms with this prefix and so many bytes in UTF-8, perhaps with others of about that size, in no order.
+        No row may have some of them yet."""
         ...
 
     def impacts(self, term: str, bm25: Bm25, mean_length: float) -> Impacts:

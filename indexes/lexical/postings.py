@@ -28,6 +28,7 @@ from indexes.model import Bm25, Rows
 from indexes.residency import Files
 
 TF_MAX = np.iinfo(np.uint16).max
+CHARACTER_BYTES_MAX = 4  # in UTF-8
 TERMS_AT_ONCE = 64  # between calls of `go_on`
 SORTED_TERMS = 1024  # per sort, to bound how long it holds the GIL
 SLICE_POSTINGS = 1 << 18  # a numpy call over this many takes about a millisecond
@@ -42,6 +43,7 @@ class GrowingLexical:
         self._frequencies: dict[str, array[int]] = {}
         self._lengths: array[int] = array("I")
         self._tags: list[str] = []  # of the languages met
+        self._by_first: dict[str, list[str]] = {}  # terms by their first letter, in the order they came
 
     def add(self, text: str, language: str = "en") -> int:
         """Index a passage as the next row; returns its number of terms."""
@@ -51,6 +53,8 @@ class GrowingLexical:
             self._tags.append(found[-1])
         counts = Counter(found)
         for term, count in counts.items():
+            if term not in self._rows:
+                self._by_first.setdefault(term[0], []).append(term)
             # Append frequencies first: a reader that sees a row must also find its frequency.
             self._frequencies.setdefault(term, array("H")).append(min(count, TF_MAX))
             self._rows.setdefault(term, array("I")).append(row)
@@ -73,7 +77,8 @@ class GrowingLexical:
         return rows, np.frombuffer(self._frequencies[term].tobytes(), np.uint16)[: len(rows)]
 
     def starting(self, prefix: str) -> list[str]:
-        return sorted(term for term in self._rows.copy() if term.startswith(prefix))
+        found = self._by_first.get(prefix[0], [])[:]
+        return found if len(prefix) == 1 else [term for term in found if term.startswith(prefix)]
 
     def languages(self, size: int) -> dict[str, int]:
         return {tag.removeprefix(TAG): len(self.read(tag, size)[0]) for tag in self._tags.copy()}
@@ -128,7 +133,9 @@ class GrowingView:
         return self.index.languages(self.size)
 
     def starting(self, prefix: str, bytes_min: int = 0, bytes_max: int = 1 << 32) -> list[str]:
-        return [term for term in self.index.starting(prefix) if bytes_min <= len(term.encode()) <= bytes_max]
+        least = -(-bytes_min // CHARACTER_BYTES_MAX)
+        found = self.index.starting(prefix)
+        return [term for term in found if least <= len(term) <= bytes_max]
 
     def impacts(self, term: str, bm25: Bm25, mean_length: float) -> Impacts:
         rows, frequencies = self.postings(term)

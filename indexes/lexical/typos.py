@@ -14,13 +14,13 @@ from rapidfuzz.distance import OSA
 
 from indexes.lexical.analysis import BARE, query_terms
 from indexes.lexical.bm25 import LexicalPart
+from indexes.lexical.postings import CHARACTER_BYTES_MAX
 from indexes.lexical.words import WORD
 
 LETTERS_MIN = 4  # shorter words are near too many others
 LETTERS_FOR_TWO = 8  # from here on two edits are forgiven
 CORRECTED_MAX = 3  # words of one query: each costs a look at a share of the dictionary
 TERMS_MAX = 32  # of a query; a longer one has enough other words
-CHARACTER_BYTES_MAX = 4
 
 
 def corrections(
@@ -53,8 +53,9 @@ def _nearest(term: str, parts: Sequence[LexicalPart]) -> list[tuple[int, int, st
     if len(term) < LETTERS_MIN or not _is_plain(term):
         return []
     edits = 1 if len(term) < LETTERS_FOR_TWO else 2
-    room, size = edits * CHARACTER_BYTES_MAX, len(term.encode())
-    known = {name for part in parts for name in part.starting(term[0], size - room, size + room)}
+    size, room = len(term.encode()), edits * CHARACTER_BYTES_MAX
+    least = size - (edits if term.isascii() else room)
+    known = {name for part in parts for name in part.starting(term[0], least, size + room)}
     near = process.extract(term, known, scorer=OSA.distance, score_cutoff=edits, limit=None)
     return [
         (distance, -frequency, name)
