@@ -7,6 +7,7 @@ from .courtesy import give_way as give_way
 from .courtesy import nobody_waits as nobody_waits
 from .dense.cold_skips import ColdState as ColdState
 from .dense.vectors import search_with_one_thread as search_with_one_thread
+from .durable import FolderLock as FolderLock
 from .durable import append as append
 from .durable import disk_errors as disk_errors
 from .durable import draft_of as draft_of
@@ -39,7 +40,11 @@ from .facets import FacetCounts as FacetCounts
 from .facets import FacetQuery as FacetQuery
 from .facets import count_facets as count_facets
 from .filters.dates import instant_of_date as instant_of_date
+from .filters.grammar import Comparison as Comparison
+from .filters.grammar import Compound as Compound
+from .filters.grammar import Exists as Exists
 from .filters.grammar import Filter as Filter
+from .filters.grammar import Unchecked as Unchecked
 from .filters.grammar import fits as fits
 from .filters.grammar import parse_filter as parse_filter
 from .info import SearchSettings as SearchSettings

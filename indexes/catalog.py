@@ -2,7 +2,7 @@
 
 data/nearline.json      format version, aliases, and any rename in progress; marks the folder as ours
 data/LOCK               held while a process serves
-data/<collection>/      one folder per collection
+data/<collection>/      one folder per collection; those of a tenant are called NAME@TENANT
 """
 
 from __future__ import annotations
@@ -38,8 +38,10 @@ logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 MARKER = "nearline.json"
-NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
-NAME_RULE = "1 to 63 of a-z, 0-9, '-' and '_', beginning with a letter or digit"
+NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}(@[a-z0-9][a-z0-9_-]{0,62})?")
+NAME_RULE = (
+    "1 to 63 of a-z, 0-9, '-' and '_', beginning with a letter or digit; after it perhaps @ and a tenant"
+)
 
 
 class Marker(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -19,7 +19,7 @@ from indexes.collection import Collection
 from indexes.errors import InvalidInput
 from indexes.filters.bitmaps import bitmap_of
 from indexes.filters.filter_part import FilterPart
-from indexes.filters.grammar import Filter, Kind, kind_of
+from indexes.filters.grammar import Filter, Kind, Unchecked, kind_of
 from indexes.filters.satisfiable import require_key
 from indexes.masks import Bits, Flags, flags_of, pack_flags
 from indexes.model import Ids, Scalar
@@ -61,6 +61,9 @@ def count_facets(
 ) -> list[FacetCounts]:
     """Raises InvalidInput for a key that no document has, or too many different values."""
     matching = list(_matching(collection, snapshot, condition))
+    if not isinstance(condition, Unchecked):
+        for one in asked:
+            require_key(one.key, one.where, [filters for filters, _ in matching])
     return [_counted(one, matching) for one in asked]
 
 
@@ -87,7 +90,6 @@ def _is_first(part: Part, firsts: Ids) -> Flags:
 
 
 def _counted(asked: FacetQuery, matching: Sequence[tuple[FilterPart, Flags]]) -> FacetCounts:
-    require_key(asked.key, asked.where, [filters for filters, _ in matching])
     found: Counter[tuple[Kind, Scalar]] = Counter()
     ranges, documents, present = [0] * len(asked.ranges), 0, 0
     for filters, flags in matching:

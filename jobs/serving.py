@@ -26,6 +26,7 @@ from indexes.durable import keep_private
 from indexes.errors import Conflict, InvalidInput
 from jobs.connections import AcceptErrors, Connections
 from retrieval.app import create_app
+from retrieval.auth import Keys
 from retrieval.browsers import is_address
 from retrieval.config import Config
 from retrieval.door import DOOR
@@ -46,7 +47,7 @@ CLOSING_S = 4.5  # after the grace period, until a forced exit
 def run(config: Config, data: Path) -> None:
     """Blocks until the service has shut down. Raises InvalidInput for an address reachable from other machines unless
     the settings allow it, whatever opening the data directory raises, and SystemExit as above."""
-    require_private(config.server)
+    require_private(config.server, keys=Keys(data).required)
     keep_private()
     share_heaps()
     allow_all_descriptors()
@@ -54,14 +55,15 @@ def run(config: Config, data: Path) -> None:
         sys.exit(1)
 
 
-def require_private(server: Server) -> None:
-    """Raises InvalidInput for an address reachable from other machines: there is no authentication."""
+def require_private(server: Server, *, keys: bool) -> None:
+    """Raises InvalidInput for an address reachable from other machines without access keys."""
     host = server.host
     private = ipaddress.ip_address(host).is_loopback if is_address(host) else host == "localhost"
-    if not private and not server.insecure:
+    if not private and not keys and not server.insecure:
         raise InvalidInput(
             f"server.host: other machines reach {host!r}, and whoever does may read, write and delete; "
-            "listen on 127.0.0.1, or allow it with --insecure (server.insecure)",
+            "make a key with `nearline keys create`, listen on 127.0.0.1, or allow it with --insecure "
+            "(server.insecure)",
             param="server.host",
         )
 

@@ -8,15 +8,17 @@ from aiohttp import web
 
 from retrieval import lifecycle
 from retrieval.admission import Gates
+from retrieval.auth import Keys
 from retrieval.browsers import protective_headers
 from retrieval.cancellation import Stopping
 from retrieval.ceiling import Ceiling
 from retrieval.config import Config
 from retrieval.door import DOOR, Door
-from retrieval.keys import CEILING, CONFIG, FOLDERS, GATES, METRICS, READY, STOPPING
+from retrieval.keys import CEILING, CONFIG, FOLDERS, GATES, KEYS, METRICS, READY, STOPPING
 from retrieval.metrics import Metrics
 from retrieval.middlewares import (
     admitted,
+    authenticated,
     bounded_body,
     cross_origin,
     errors_as_json,
@@ -30,7 +32,7 @@ from retrieval.routes import ROUTES, add_routes
 def create_app(config: Config, data: Path) -> web.Application:
     """A service over the data directory `data`, opened when the application starts.
 
-    Starting raises NotADataDirectory, Locked or Damaged, as `Catalog` promises.
+    Starting raises Damaged for keys that cannot be read, NotADataDirectory, Locked or Damaged, as `Catalog` promises.
     """
     app = web.Application(
         client_max_size=config.server.body_bytes_max,
@@ -41,6 +43,7 @@ def create_app(config: Config, data: Path) -> web.Application:
             within_grace,
             admitted,
             known_callers,
+            authenticated,
             bounded_body,
         ],
     )
@@ -49,6 +52,7 @@ def create_app(config: Config, data: Path) -> web.Application:
     folders = (data, Path(config.models.folder))
     app[FOLDERS] = (*folders, *(folder.resolve() for folder in folders))
     app[METRICS] = Metrics()
+    app[KEYS] = Keys(data, config.auth.groups_secret)
     app[CEILING] = Ceiling(config.server.memory_bytes_max)
     app[GATES] = Gates(config.admission)
     app[READY] = {"ready": False}

@@ -49,7 +49,7 @@ def ignored_variables(environ: Mapping[str, str]) -> list[str]:
         name
         for name, value in environ.items()
         if name.startswith(PREFIX)
-        and name not in (failpoints.VARIABLE, "NEARLINE_URL")  # the latter is for the command line
+        and name not in (failpoints.VARIABLE, "NEARLINE_URL", "NEARLINE_KEY")  # the last two are for clients
         and not _section_of(name)
         and not _is_service_link(name, value)
     )
@@ -137,7 +137,7 @@ def _convert(value: object, section: str, key: str, *, source: str, from_text: b
     except msgspec.DecodeError as error:
         raise InvalidInput(
             f"{source}: [{section}] {key}: expected {_expected(section, key, error)}, "
-            f"found {'a value that is not shown' if key in ('secret', 'api_key') else _shown(value)}",
+            f"found {'a value that is not shown' if key.endswith(('secret', 'api_key')) else _shown(value)}",
             param=f"{section}.{key}",
         ) from error
 

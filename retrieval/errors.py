@@ -56,6 +56,14 @@ class ForeignOrigin(NearlineError):
     """A page in a browser calls that the configuration does not allow."""
 
 
+class Unauthorized(NearlineError):
+    """The service wants an access key, and the request has none that is valid."""
+
+
+class Forbidden(NearlineError):
+    """The access key is valid and may not do this."""
+
+
 class UnknownHost(NearlineError):
     """The client used a name for this service that is not one of its own."""
 
@@ -78,7 +86,9 @@ class LanguageModelTimeout(NearlineError):
 
 STATUS: dict[type[NearlineError], int] = {
     MalformedRequest: 400,
+    Unauthorized: 401,
     ForeignOrigin: 403,
+    Forbidden: 403,
     NotFound: 404,
     MethodNotAllowed: 405,
     RequestTimeout: 408,
@@ -146,12 +156,15 @@ def response(error: NearlineError, *, status: int | None = None) -> web.Response
         body=msgspec.json.encode(body_of(error)),
         status=status or status_of(error),
         content_type="application/json",
-        headers=retry_headers(error),
+        headers=error_headers(error),
     )
 
 
-def retry_headers(error: NearlineError) -> dict[str, str]:
-    """When to try again: in whole seconds for everybody, in milliseconds for the clients that ask for those first."""
+def error_headers(error: NearlineError) -> dict[str, str]:
+    """What kind of key is wanted; or when to try again: in whole seconds for everybody, in milliseconds for the clients
+    that ask for those first."""
+    if isinstance(error, Unauthorized):
+        return {"WWW-Authenticate": "Bearer"}
     if not isinstance(error, Unavailable):
         return {}
     seconds = max(1, math.ceil(error.retry_after_s))

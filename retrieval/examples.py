@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from retrieval import answer_schemas, assess_schemas, collection_schemas, document_schemas, schemas
+from retrieval import (
+    answer_schemas,
+    assess_schemas,
+    auth_schemas,
+    collection_schemas,
+    document_schemas,
+    schemas,
+)
 from retrieval.dialects import ollama, openai, rerank, tei
 from retrieval.dialects import vector_store_schemas as stores
 from retrieval.openapi import Examples
@@ -29,6 +36,7 @@ def make_examples(model: str, reranker: str = "reranker") -> Examples:
     """`model` is the one that collections have by default, `reranker` the one configured."""
     path = {
         "collection": "docs",
+        "key": "1f00aa31c2d4",
         "id": "refunds",
         "alias": "help",
         "model": model,
@@ -41,6 +49,11 @@ def make_examples(model: str, reranker: str = "reranker") -> Examples:
             "with a small hot tier": {"name": "tickets", "hot_capacity": 2_000},
             "of German documents": {"name": "handbuch", "language": "de"},
         },
+        auth_schemas.CreateKey: {
+            "for a search page": {"name": "website", "scopes": ["search"], "collections": ["docs"]},
+            "for the ingest of a tenant": {"scopes": ["write"], "tenant": "acme", "expires_s": 7_776_000},
+        },
+        auth_schemas.RotateKey: {"an hour to change over": {"grace_s": 3600}},
         collection_schemas.RenameCollection: {"another name": {"name": "handbook"}},
         collection_schemas.SetAlias: {"an alias": {"collection": "docs"}},
         document_schemas.WriteDocuments: {"two documents": {"documents": DOCUMENTS}},

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from indexes import Catalog
 from retrieval.admission import Gates, Load
+from retrieval.auth import Keys, Needed
 from retrieval.cache import Store
 from retrieval.cancellation import Stopping
 from retrieval.ceiling import Ceiling, Held
@@ -28,6 +29,8 @@ from retrieval.uploads import Uploads
 CONFIG = web.AppKey("CONFIG", Config)
 FOLDERS = web.AppKey[tuple[Path, ...]]("FOLDERS")  # of data and models: no answer says where they lie
 METRICS = web.AppKey("METRICS", Metrics)
+KEYS = web.AppKey("KEYS", Keys)
+SCOPES = web.AppKey[Mapping[object, Needed]]("SCOPES")  # what each handler asks for
 CEILING = web.AppKey("CEILING", Ceiling)
 HELD = web.RequestKey("HELD", Held)
 GATES = web.AppKey("GATES", Gates)

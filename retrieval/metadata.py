@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from indexes import InvalidInput, Metadata, Scalar, TooLarge, fits
+from retrieval.auth import ACL
 from retrieval.decoding import decode_part
 from retrieval.settings import Config
 
@@ -74,8 +75,20 @@ class Patch:
         return key in self.named or any(path in self.replaced for path in above)
 
 
+def check_acl(metadata: Metadata, where: str) -> None:
+    """Raises InvalidInput for an `acl` that is no list of groups: an empty list would be no value, and so visible to
+    all."""
+    groups = metadata.get(ACL)
+    listed = groups if isinstance(groups, list) else [groups]
+    if ACL in metadata and not (listed and all(isinstance(one, str) for one in listed)):
+        place = f"{where}.{ACL}"
+        raise InvalidInput(f"{place} must list the groups that may see the document", param=place)
+
+
 def check_limits(title: str, metadata: Metadata, where: str, config: Config) -> None:
-    """Raises TooLarge. Title and metadata share a limit: both are read again with each hit."""
+    """Raises TooLarge, and InvalidInput for `acl`. Title and metadata share a limit: both are read again with each
+    hit."""
+    check_acl(metadata, where)
     limits = config.limits
     if len(metadata) > limits.metadata_keys_max:
         raise TooLarge(

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import Metric
 
 from indexes import WriteResult
+from retrieval.auth import PRINCIPAL
 from retrieval.collection_schemas import JobBody
 from retrieval.collectors import OnScrape
 from retrieval.embedding.results import Lane, Observer, WhyLeft
@@ -67,7 +68,7 @@ class Metrics:
     def search(self, answer: SearchAnswer) -> None:
         receipt, timings = answer.receipt, answer.timings_ms
         cold = "searched" if "cold" in receipt.tiers else "skipped"
-        self._searches.labels(receipt.collection, receipt.cache, cold).inc()
+        self._searches.labels(PRINCIPAL.get().full(receipt.collection), receipt.cache, cold).inc()
         self._stage_time("total").observe(timings.total / 1000)
         if receipt.cache != "hit":
             reranked = ("rerank",) if receipt.reranked else ()
@@ -75,6 +76,7 @@ class Metrics:
                 self._stage_time(stage).observe(getattr(timings, stage) / 1000)
 
     def written(self, collection: str, result: WriteResult, seconds: float) -> None:
+        collection = PRINCIPAL.get().full(collection)
         self._documents.labels(collection).inc(result.documents)
         self._unchanged.labels(collection).inc(result.unchanged)
         self._write_seconds.observe(seconds)

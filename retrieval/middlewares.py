@@ -1,4 +1,4 @@
-"""What every request passes through: an id and metrics, errors as JSON, a known caller, admission, a body in time."""
+"""What every request passes through: an id and metrics, errors as JSON, admission, a known caller, a key, a body."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from aiohttp import web
 
 from indexes import Conflict, InvalidInput, NearlineError, NotFound, Quarantined, StorageError, TooLarge
 from retrieval.admission import Load
+from retrieval.auth import PRINCIPAL
 from retrieval.browsers import FORM, let_page_read, require_known_caller
 from retrieval.dialects.errors import response
 from retrieval.door import DOOR
@@ -22,7 +23,19 @@ from retrieval.errors import (
     without_folders,
 )
 from retrieval.handlers.wire import form
-from retrieval.keys import CEILING, CONFIG, FOLDERS, GATES, HELD, LOADS, METRICS, READY, STOPPING
+from retrieval.keys import (
+    CEILING,
+    CONFIG,
+    FOLDERS,
+    GATES,
+    HELD,
+    KEYS,
+    LOADS,
+    METRICS,
+    READY,
+    SCOPES,
+    STOPPING,
+)
 from retrieval.request_log import CLIENT_LEFT, GIVEN_ID, REQUEST_ID, log_request, new_request_id
 
 logger = logging.getLogger(__name__)
@@ -114,6 +127,14 @@ async def within_grace(request: web.Request, handler: Handler) -> web.StreamResp
 async def known_callers(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Refuse what a foreign page may have sent before its body is read; `retrieval/browsers.py` has the rule."""
     require_known_caller(request)
+    return await handler(request)
+
+
+@web.middleware
+async def authenticated(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Only who may; from here on `PRINCIPAL` says who it is. What is not in the table of routes needs a key too."""
+    needed = request.app[SCOPES].get(request.match_info.handler, "key")
+    PRINCIPAL.set(request.app[KEYS].admit(request.headers, needed))
     return await handler(request)
 
 

@@ -17,6 +17,7 @@ from aiohttp import web
 
 from retrieval import errors
 from retrieval.admission import Load
+from retrieval.auth import Needed
 from retrieval.errors import ErrorBody
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -45,7 +46,8 @@ class Route:
     `media` is the content type of an answer that is not JSON. `gives` names parameters in the paths of other operations
     that are known once this one is done, with the OpenAPI runtime expression that finds each. `load` is the class whose
     bounds apply to it (`admission`); None: that of writes if a request has a body, else none. `sent_as` is the content
-    type of the request's body. One that `streams` may answer with server-sent events instead of its JSON.
+    type of the request's body. One that `streams` may answer with server-sent events instead of its JSON. `scope` is
+    what a key must have for it (`auth`); a route without one is not served.
     """
 
     method: str
@@ -61,6 +63,7 @@ class Route:
     media: str | None = None
     gives: Mapping[str, str] = field(default_factory=dict)
     load: Load | None = None
+    scope: Needed | None = None
     sent_as: str = "application/json"
     streams: bool = False
 
@@ -96,7 +99,10 @@ def describe(routes: Sequence[Route], examples: Examples) -> dict[str, Any]:
             f"other servers, whose clients expect their own.\n\n{error_table()}",
         },
         "paths": paths,
-        "components": {"schemas": components},
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
     }
 
 
@@ -121,6 +127,11 @@ def operation(route: Route, schemas: dict[type[Any], dict[str, Any]], examples: 
         + [query_parameter(name) for name in route.parameters],
         "responses": {str(route.status): answer, "default": error},
     }
+    if route.scope != "public":
+        # Without keys, every request is allowed.
+        described["security"] = [{"key": []}, {}]
+        wants = "Any access key" if route.scope == "key" else f"An access key with the scope `{route.scope}`"
+        described["description"] = f"{wants}, where the service has keys."
     if route.request is not None:
         named = {name: {"value": body} for name, body in examples.bodies.get(route.request, {}).items()}
         content = {route.sent_as: {"schema": schemas[route.request], "examples": named}}

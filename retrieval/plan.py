@@ -25,6 +25,7 @@ from indexes import (
     check_language,
     parse_filter,
 )
+from retrieval.auth import PRINCIPAL
 from retrieval.decoding import decode_part, is_absent
 from retrieval.embedding.models import SIMILARITY_FLOOR
 from retrieval.facets import facet_queries
@@ -186,13 +187,13 @@ def planned(
         vector=None if mode == "lexical" else vector,
         condition=filter_of(request.filter, config),
         language=given_language(request.language, "language"),
-        typos=request.typos,
+        typos=request.typos and PRINCIPAL.get().groups is None,  # words of documents that it may not see
         counted=counted,
     )
     # The configuration too: a cache in Redis outlives a restart with other settings.
     own = ranking and (ranking.method, ranking.weight_dense, ranking.coefficients)
     bound = config.limits.expanded_chars_max if request.expand else None
-    settings = config.search, BUILT_IN, own, bound
+    settings = config.search, BUILT_IN, own, bound, PRINCIPAL.get().groups
     identity = msgspec.json.encode((ANSWER_VERSION, ANALYSIS_VERSION, *settings, asked))
     return Plan(
         request=msgspec.structs.replace(request, query=text),
@@ -283,14 +284,16 @@ def asked_of(
 
 
 def filter_of(raw: msgspec.Raw, config: Config) -> Filter | None:
-    """What a request's filter means; None for none. Raises TooLarge before decoding it, and InvalidInput."""
+    """What a request's filter means, within what its caller may see; None for all. Raises TooLarge before decoding it,
+    and InvalidInput."""
     if len(raw) > config.limits.filter_bytes_max:
         raise TooLarge(
             f"filter has {len(raw)} bytes, at most {config.limits.filter_bytes_max} are allowed",
             param="filter",
         )
     value = decode_part(raw, object, "filter")
-    return None if value is None else parse_filter(value, conditions_max=config.limits.filter_conditions_max)
+    asked = None if value is None else parse_filter(value, conditions_max=config.limits.filter_conditions_max)
+    return PRINCIPAL.get().allowed(asked)
 
 
 def check_query(request: SearchRequest, config: Config) -> str:

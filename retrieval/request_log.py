@@ -14,6 +14,8 @@ from contextvars import ContextVar
 from aiohttp import web
 from aiohttp.abc import AbstractAccessLogger
 
+from retrieval.auth import PRINCIPAL
+
 logger = logging.getLogger("nearline.requests")
 
 REQUEST_ID: ContextVar[str] = ContextVar("REQUEST_ID", default="")
@@ -48,6 +50,8 @@ def log_request(request: web.BaseRequest, status: int, seconds: float, sent_byte
         "bytes": sent_bytes,
         "client": request.remote or "-",
     }
+    if key := PRINCIPAL.get().key:
+        fields["key"] = key
     logger.log(
         level, "%(method)s %(path)s %(status)d %(ms).1f ms %(bytes)d bytes to %(client)s", fields,
         extra={"fields": fields},

@@ -44,6 +44,12 @@ class Server(Section, frozen=True, kw_only=True):
     insecure: bool = False
 
 
+class Auth(Section, frozen=True, kw_only=True):
+    groups_secret: Annotated[
+        str, Meta(pattern=r"^$|^.{32,}$", description="32 characters or more, or nothing")
+    ] = ""
+
+
 class Admission(Section, frozen=True, kw_only=True):
     searches_max: Positive = 64
     writes_max: Positive = 32
@@ -209,6 +215,7 @@ class Config(Section, frozen=True, kw_only=True):
     """All settings. `Config()` holds the defaults."""
 
     server: Server = field(default_factory=Server)
+    auth: Auth = field(default_factory=Auth)
     admission: Admission = field(default_factory=Admission)
     models: Models = field(default_factory=Models)
     embedding: Embedding = field(default_factory=Embedding)

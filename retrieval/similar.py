@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from indexes import Collection, Floats, Ids, InvalidInput
+from retrieval.auth import PRINCIPAL
 from retrieval.schemas import SearchRequest
 
 ALPHA, BETA, GAMMA = 1.0, 0.75, 0.15
@@ -45,8 +46,9 @@ def read_examples(collection: Collection, request: SearchRequest) -> ExampleDocu
     passages: list[Ids] = []
     for side, weight, ids in sides:
         for at, one in enumerate(ids):
+            document = collection.log.document(str(one))
             found = collection.log.vectors_of_document(str(one))
-            if found is None:
+            if document is None or found is None or not PRINCIPAL.get().may_read(document.metadata):
                 raise InvalidInput(f"{side}[{at}]: no document {str(one)!r}", param=f"{side}[{at}]")
             numbers, vectors = found
             passages.append(numbers)

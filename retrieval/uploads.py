@@ -22,6 +22,7 @@ from pathlib import Path
 import msgspec
 
 from indexes import InvalidInput, NearlineError, NotFound, TooLarge, disk_errors, publish, remove, sync_folder
+from retrieval.auth import PRINCIPAL
 from retrieval.settings import Files as Settings
 
 logger = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ FORGET_EVERY_S = 3600.0
 
 
 class Upload(msgspec.Struct, frozen=True):
-    """What is known of a file. Times are seconds since 1970."""
+    """What is known of a file. Times are seconds since 1970. `tenant` is that of the key it was uploaded with."""
 
     version: int
     id: str
@@ -45,10 +46,12 @@ class Upload(msgspec.Struct, frozen=True):
     bytes: int
     created_at: int
     expires_at: int
+    tenant: str = ""
 
 
 class Uploads:
-    """All uploaded files of a service. Thread-safe; every method waits for the disk."""
+    """All uploaded files of a service; of those of another tenant than the caller's, none can be told. Thread-safe;
+    every method waits for the disk."""
 
     def __init__(self, data: Path, settings: Settings, *, now: Callable[[], float]) -> None:
         self._folder = data / FOLDER
@@ -68,6 +71,7 @@ class Uploads:
             len(content),
             created,
             created + kept_s,
+            PRINCIPAL.get().tenant,
         )
         with self._changing:
             if not self._folder.is_dir():
@@ -108,9 +112,9 @@ class Uploads:
 
     def remove(self, file_id: str) -> bool:
         """Durably. Whether it was there."""
-        if not ID.fullmatch(file_id) or not (path := self._folder / file_id).is_file():
+        if not ID.fullmatch(file_id) or self._upload(file_id) is None:
             return False
-        remove(path)
+        remove(self._folder / file_id)
         return True
 
     def forget_old(self) -> None:
@@ -141,7 +145,9 @@ class Uploads:
                     upload = decoded(file.readline())
             except FileNotFoundError:
                 return None
-        return upload if upload and upload.expires_at > self._now() else None
+        tenant = PRINCIPAL.get().tenant
+        hidden = upload is None or upload.expires_at <= self._now() or (tenant and upload.tenant != tenant)
+        return None if hidden else upload
 
     def _sizes(self) -> dict[str, int]:
         """Bytes of each file on the disk."""

@@ -16,7 +16,17 @@ from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from indexes.filters.dates import NO_DATE, instant_of
-from indexes.filters.grammar import ORDERINGS, Comparison, Compound, Exists, Filter, Kind, Not, kind_of
+from indexes.filters.grammar import (
+    ORDERINGS,
+    Comparison,
+    Compound,
+    Exists,
+    Filter,
+    Kind,
+    Not,
+    Unchecked,
+    kind_of,
+)
 from indexes.filters.values import Instants
 from indexes.model import Rows, Scalar
 
@@ -121,6 +131,8 @@ class FilterPart(ABC):
                 return reduce(operator.iand if type == "and" else operator.ior, map(self.match, filters))
             case Not(inner):
                 return self.match(inner).flip(0, self.size)
+            case Unchecked(inner):
+                return self.match(inner)
             case Exists(key, wanted):
                 found = BitMap()
                 for column in self.columns(key).values():

@@ -75,7 +75,14 @@ class Not:
     filter: Filter
 
 
-Filter = Comparison | Exists | Compound | Not
+@dataclass(frozen=True, slots=True)
+class Unchecked:
+    """The filter inside, whose keys need not exist."""
+
+    filter: Filter
+
+
+Filter = Comparison | Exists | Compound | Not | Unchecked
 
 INTEGER_BOUND = 2**63  # of numbers in metadata and filters: what MessagePack and other languages can hold
 
@@ -177,13 +184,15 @@ def fits(value: Scalar) -> bool:
 
 
 def conditions(condition: Filter, where: str = "filter") -> Iterator[tuple[str, Comparison | Exists]]:
-    """Everything the filter asks of a single key, and the place where it does."""
+    """Everything the filter asks of a single key that has to exist, and the place where it does."""
     match condition:
         case Compound():
             for at, part in enumerate(condition.filters):
                 yield from conditions(part, f"{where}.filters[{at}]")
         case Not():
             yield from conditions(condition.filter, f"{where}.filter")
+        case Unchecked():
+            return
         case _:
             yield where, condition
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from indexes.courtesy import searching
 from indexes.dense.cold_skips import ColdSkipper
 from indexes.filters.bitmaps import to_bits
-from indexes.filters.grammar import Filter
+from indexes.filters.grammar import Filter, Unchecked
 from indexes.filters.satisfiable import require_key, require_satisfiable
 from indexes.lexical.bm25 import NO_CORRECTIONS, WeightedQuery, best_of, score_rows
 from indexes.lexical.operators import Alternatives, rows_with
@@ -195,7 +195,8 @@ class Prepared:
 
         Raises InvalidInput naming `where` for a key that no passage of the snapshot has.
         """
-        require_key(key, where, [visible.part.filters for visible in self._parts])
+        if not isinstance(self.query.condition, Unchecked):
+            require_key(key, where, [visible.part.filters for visible in self._parts])
         found: list[list[Scalar]] = [[] for _ in range(len(ids))]
         for visible, at, rows in locate(self._parts, ids):
             places = dict(zip(rows.tolist(), at.tolist()))

@@ -50,5 +50,5 @@ def command(
         from jobs.serving import require_private
         from retrieval.settings import Server
 
-        require_private(Server(host=host, insecure=insecure))
+        require_private(Server(host=host, insecure=insecure), keys=False)
     serve_http(server, host, port, names)

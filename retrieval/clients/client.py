@@ -36,7 +36,8 @@ class AsyncClient(Endpoints):
         failures_max: int = FAILURES_MAX,
         open_s: float = OPEN_S,
     ) -> None:
-        """`url`: default NEARLINE_URL, else this machine's port 8080; `key` is sent as a bearer token.
+        """`url`: default NEARLINE_URL, else this machine's port 8080; `key`, default NEARLINE_KEY, is sent as a bearer
+        token.
 
         `timeout_s` is for a whole request, its tries and its answer included; failures are retried for `retry_s`, 0:
         never. After `failures_max` failures in a row (0: no limit) requests fail at once for `open_s`. Raises
@@ -44,7 +45,7 @@ class AsyncClient(Endpoints):
         """
         self.connection = Connection(
             url or os.environ.get("NEARLINE_URL") or URL,
-            key=key,
+            key=key or os.environ.get("NEARLINE_KEY"),
             timeout_s=timeout_s,
             retry_s=retry_s,
             failures_max=failures_max,

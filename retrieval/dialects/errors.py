@@ -80,7 +80,7 @@ def response(path: str, error: NearlineError, *, status: int | None = None) -> w
         body=msgspec.json.encode(dialect.body(error, theirs)),
         status=theirs,
         content_type="application/json",
-        headers=errors.retry_headers(error),
+        headers=errors.error_headers(error),
     )
 
 

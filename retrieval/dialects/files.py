@@ -1,7 +1,7 @@
 """OpenAI's files: POST, GET /v1/files, GET, DELETE /v1/files/{file}, GET /v1/files/{file}/content.
 
 What is uploaded waits here to be attached to vector stores (`retrieval/uploads.py`). Deleting a file deletes the
-documents made of it, too, in every collection, as OpenAI does.
+documents made of it, too, in every collection that the caller sees, as OpenAI does.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import msgspec
 from aiohttp import web
 
 from indexes import Collection, Delete, InvalidInput, NotFound, TooLarge
+from retrieval.auth import PRINCIPAL
 from retrieval.dialects.vector_store_schemas import (
     ExpiresSeconds,
     OpenAIFile,
@@ -94,8 +95,10 @@ async def deleted(request: web.Request) -> web.Response:
     app, file_id = request.app, request.match_info["file"]
     gone = await asyncio.to_thread(app[UPLOADS].remove, file_id)
     # Only what has the id of a file: any other document is not ours to delete from every collection.
-    for collection in list(app[CATALOG].collections.values()) if ID.fullmatch(file_id) else []:
-        if await asyncio.to_thread(holds, collection, file_id):
+    catalog, caller = app[CATALOG], PRINCIPAL.get()
+    aliases = catalog.aliases
+    for name, collection in list(catalog.collections.items()) if ID.fullmatch(file_id) else []:
+        if caller.sees(name, aliases) and await asyncio.to_thread(holds, collection, file_id):
             result = await asyncio.wrap_future(collection.write([Delete(file_id)]))
             app[TASKS].reindex_if_due(collection.name, collection)
             gone = gone or bool(result.deleted)

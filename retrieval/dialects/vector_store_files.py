@@ -29,6 +29,7 @@ from indexes import (
     Upsert,
     scrolling,
 )
+from retrieval.auth import PRINCIPAL
 from retrieval.dialects.files import ends, order_of
 from retrieval.dialects.vector_store_schemas import (
     Attributes,
@@ -44,7 +45,7 @@ from retrieval.dialects.vector_store_schemas import (
     OpenAIText,
 )
 from retrieval.document_schemas import SentDocument
-from retrieval.handlers.wire import answer, answer_from, body, collection_of, query_int
+from retrieval.handlers.wire import answer, answer_from, body, collection_of, document_of, query_int
 from retrieval.keys import CONFIG, EMBEDDERS, HELD, METRICS, TASKS, UPLOADS
 from retrieval.metadata import check_limits, flattened
 from retrieval.uploads import text_of
@@ -96,14 +97,14 @@ async def listed(request: web.Request) -> web.Response:
     if "before" in request.query:
         raise InvalidInput("before is not supported, only after", param="before")
     after = request.query.get("after")
-    status = request.query.get("filter", "completed")
+    status, condition = request.query.get("filter", "completed"), PRINCIPAL.get().allowed(None)
     bytes_max = request[HELD].page(request.app[CONFIG].limits.answer_bytes_max)
 
     def work() -> OpenAIStoreFileList:
         page = Page([], None)
         if status == "completed":  # as all of them are
             position = 0 if after is None else position_of(collection, after)
-            page = scrolling.page(collection, position, limit, bytes_max=bytes_max)
+            page = scrolling.page(collection, position, limit, condition=condition, bytes_max=bytes_max)
         files = bodies(collection, page.documents)
         return OpenAIStoreFileList(
             files, *ends([one.id for one in files]), has_more=page.following is not None
@@ -116,7 +117,7 @@ def position_of(collection: Collection, after: str) -> int:
     """Where the page after a file begins. One that was deleted, as by a loop that deletes what it lists, has none: the
     listing begins again, and what was before it is seen twice rather than what is behind it not at all."""
     try:
-        return scrolling.document(collection, after).position
+        return document_of(collection, after).position
     except NotFound:
         return 0
 
@@ -157,7 +158,7 @@ async def content(request: web.Request) -> web.Response:
     file_id, held = request.match_info["file"], request[HELD]
 
     def work() -> OpenAIFileContent:
-        text = scrolling.document(collection, file_id).document.text
+        text = document_of(collection, file_id).document.text
         held.answer(len(text))
         return OpenAIFileContent([OpenAIText(text)])
 
@@ -179,7 +180,7 @@ async def batch_attached(request: web.Request) -> web.Response:
     await require_uploads(request.app, [one.file_id for one in files])
     for one in files:
         await attach(request.app, collection, one.file_id, one.attributes)
-    return answer(batch_body(collection.name, int(time.time()), len(files)))
+    return answer(batch_body(PRINCIPAL.get().own(collection.name), int(time.time()), len(files)))
 
 
 async def batch_shown(request: web.Request) -> web.Response:
@@ -200,7 +201,7 @@ def batch_body(store: str, created: int, files: int) -> OpenAIFileBatch:
 
 def found_in(collection: Collection, file_id: str) -> OpenAIStoreFile:
     """Reads the log: for a thread. Raises NotFound."""
-    return bodies(collection, [scrolling.document(collection, file_id)])[0]
+    return bodies(collection, [document_of(collection, file_id)])[0]
 
 
 def bodies(collection: Collection, found: Sequence[ScrolledDocument]) -> list[OpenAIStoreFile]:
@@ -209,7 +210,7 @@ def bodies(collection: Collection, found: Sequence[ScrolledDocument]) -> list[Op
     return [
         OpenAIStoreFile(
             id=one.id,
-            vector_store_id=collection.name,
+            vector_store_id=PRINCIPAL.get().own(collection.name),
             created_at=written.get(one.seq, 0) // 1000,
             usage_bytes=len(one.text.encode()),
             attributes=attributes_of(one.metadata),

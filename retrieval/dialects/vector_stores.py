@@ -19,6 +19,7 @@ import msgspec
 from aiohttp import web
 
 from indexes import NAME, Collection, Conflict, disk_errors, publish, scrolling
+from retrieval.auth import PRINCIPAL
 from retrieval.collection_schemas import CreateCollection
 from retrieval.dialects.files import ends, order_of
 from retrieval.dialects.vector_store_files import attach, attributes_of, require_uploads
@@ -76,7 +77,12 @@ async def listed(request: web.Request) -> web.Response:
     limit = query_int(request, "limit", LISTED, least=1, most=LISTED_MAX)
     after = request.query.get("after", "")
     backwards = order_of(request, default="asc") == "desc"
-    found = sorted(request.app[CATALOG].collections.items(), reverse=backwards)
+    catalog, caller = request.app[CATALOG], PRINCIPAL.get()
+    aliases = catalog.aliases
+    visible = {
+        caller.own(name): one for name, one in catalog.collections.items() if caller.sees(name, aliases)
+    }
+    found = sorted(visible.items(), reverse=backwards)
     if after:
         found = [(name, one) for name, one in found if (name < after if backwards else name > after)]
 
@@ -125,7 +131,9 @@ def own_name(name: str) -> str:
 
 
 def store_body(collection: Collection) -> OpenAIVectorStore:
-    """Reads the disk: for a thread."""
+    """Reads the disk: for a thread. Raises Forbidden for a caller that sees some documents only."""
+    PRINCIPAL.get().require_whole()
+    own = PRINCIPAL.get().own(collection.name)
     details = details_of(collection)
     first, last = 1, collection.snapshot.seq
     written = scrolling.written_ms(collection, [first, last])
@@ -135,8 +143,8 @@ def store_body(collection: Collection) -> OpenAIVectorStore:
     created_ms = written.get(first, made_ms)  # nothing is written yet: the folder is as it was made
     documents = collection.documents
     return OpenAIVectorStore(
-        id=collection.name,
-        name=collection.name if details.name is None else details.name,
+        id=own,
+        name=own if details.name is None else details.name,
         description=details.description,
         created_at=created_ms // 1000,
         last_active_at=written.get(last, created_ms) // 1000,

@@ -8,7 +8,8 @@ import time
 import msgspec
 from aiohttp import web
 
-from indexes import Collection, InvalidInput, RankingSettings, Settings, check_language
+from indexes import Collection, InvalidInput, NotFound, RankingSettings, Settings, check_language
+from retrieval.auth import PRINCIPAL
 from retrieval.collection_schemas import (
     AliasBody,
     CollectionList,
@@ -30,7 +31,9 @@ async def create(request: web.Request) -> web.Response:
 
 
 async def make(app: web.Application, wanted: CreateCollection) -> Collection:
-    """Raises InvalidInput naming the field, and Conflict for a name that is taken."""
+    """Raises InvalidInput naming the field, Conflict for a name that is taken, and Forbidden for a key that may make
+    none."""
+    PRINCIPAL.get().require_unbound()
     config, catalog = app[CONFIG], app[CATALOG]
     model = wanted.model or config.models.default
     language = check_language(wanted.language, "language")
@@ -42,19 +45,28 @@ async def make(app: web.Application, wanted: CreateCollection) -> Collection:
         hot_capacity=config.index.hot_capacity if wanted.hot_capacity is None else wanted.hot_capacity,
         language=language,
     )
-    return await asyncio.to_thread(catalog.create, wanted.name, settings)
+    return await asyncio.to_thread(catalog.create, PRINCIPAL.get().full(wanted.name), settings)
 
 
 async def listed(request: web.Request) -> web.Response:
-    catalog, folders = request.app[CATALOG], request.app[FOLDERS]
+    catalog, folders, caller = request.app[CATALOG], request.app[FOLDERS], PRINCIPAL.get()
 
     def work() -> CollectionList:
         aliases = catalog.aliases
         return CollectionList(
-            collections=[describe(request.app, one) for _, one in sorted(catalog.collections.items())],
+            collections=[
+                describe(request.app, one)
+                for name, one in sorted(catalog.collections.items())
+                if caller.sees(name, aliases)
+            ],
             quarantined=[
-                QuarantinedBody(name, aliases_of(name, aliases), without_folders(reason, folders))
+                QuarantinedBody(
+                    caller.own(name),
+                    [caller.own(alias) for alias in aliases_of(name, aliases)],
+                    without_folders(reason, folders),
+                )
                 for name, reason in sorted(catalog.quarantined.items())
+                if caller.sees(name, aliases)
             ],
         )
 
@@ -73,9 +85,19 @@ async def deleted(request: web.Request) -> web.Response:
 
 
 async def remove(app: web.Application, name: str) -> None:
-    app[TASKS].require_idle(name)
-    await asyncio.to_thread(app[CATALOG].delete, name)
-    forget(app, name)
+    """By the name that the caller knows it by. Raises NotFound for one that it may not see."""
+    full = own_name(app, name)
+    app[TASKS].require_idle(full)
+    await asyncio.to_thread(app[CATALOG].delete, full)
+    forget(app, full)
+
+
+def own_name(app: web.Application, name: str) -> str:
+    """The full name of a collection, which may be no alias. Raises NotFound for one that the caller may not see."""
+    caller = PRINCIPAL.get()
+    if not caller.sees(caller.full(name), app[CATALOG].aliases):
+        raise NotFound(f"no collection {name!r}", param="collection")
+    return caller.full(name)
 
 
 def forget(app: web.Application, name: str) -> None:
@@ -86,9 +108,12 @@ def forget(app: web.Application, name: str) -> None:
 
 async def renamed(request: web.Request) -> web.Response:
     """By its own name only, as deleting does."""
-    name, wanted = request.match_info["collection"], await body(request, RenameCollection)
+    wanted = await body(request, RenameCollection)
+    name = own_name(request.app, request.match_info["collection"])
+    PRINCIPAL.get().require_unbound()
     request.app[TASKS].require_idle(name)
-    collection = await asyncio.to_thread(request.app[CATALOG].rename, name, wanted.name)
+    new_name = PRINCIPAL.get().full(wanted.name)
+    collection = await asyncio.to_thread(request.app[CATALOG].rename, name, new_name)
     forget(request.app, name)
     return await answer_from(lambda: describe(request.app, collection))
 
@@ -112,13 +137,16 @@ async def remove_ranking(request: web.Request) -> web.Response:
 
 
 async def set_alias(request: web.Request) -> web.Response:
-    alias, wanted = request.match_info["alias"], await body(request, SetAlias)
-    await asyncio.to_thread(request.app[CATALOG].set_alias, alias, wanted.collection)
+    alias, wanted, caller = request.match_info["alias"], await body(request, SetAlias), PRINCIPAL.get()
+    caller.require_unbound()
+    catalog = request.app[CATALOG]
+    await asyncio.to_thread(catalog.set_alias, caller.full(alias), caller.full(wanted.collection))
     return answer(AliasBody(alias, wanted.collection))
 
 
 async def remove_alias(request: web.Request) -> web.Response:
-    alias = request.match_info["alias"]
+    PRINCIPAL.get().require_unbound()
+    alias = PRINCIPAL.get().full(request.match_info["alias"])
     await asyncio.to_thread(request.app[CATALOG].remove_alias, alias)
     request.app[METRICS].forget(alias)
     return web.Response(status=204)

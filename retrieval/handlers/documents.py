@@ -23,6 +23,7 @@ from indexes import (
     WriteResult,
     scrolling,
 )
+from retrieval.auth import PRINCIPAL
 from retrieval.decoding import decode_part, is_absent
 from retrieval.document_schemas import (
     CountBody,
@@ -36,7 +37,7 @@ from retrieval.document_schemas import (
     WriteDocuments,
     Written,
 )
-from retrieval.handlers.wire import answer, answer_from, body, collection_of, query_int
+from retrieval.handlers.wire import answer, answer_from, body, collection_of, document_of, query_int
 from retrieval.keys import CONFIG, EMBEDDERS, HELD, METRICS, TASKS
 from retrieval.metadata import Patch, metadata_of
 from retrieval.pipeline import elapsed_ms
@@ -66,7 +67,7 @@ async def shown(request: web.Request) -> web.Response:
     held = request[HELD]
 
     def work() -> DocumentBody:
-        found = scrolling.document(collection, document_id, vectors=vectors)
+        found = document_of(collection, document_id, vectors=vectors)
         held.answer(len(found.document.text))
         return document_body(found)
 
@@ -80,9 +81,12 @@ async def listed(request: web.Request) -> web.Response:
     cursor = query_int(request, "cursor", 0, least=0, most=CURSOR_MAX)
     vectors = query_flag(request, "vectors")
     bytes_max = request[HELD].page(limits.answer_bytes_max)
+    condition = PRINCIPAL.get().allowed(None)
 
     def work() -> dict[str, object]:
-        page = scrolling.page(collection, cursor, limit, vectors=vectors, bytes_max=bytes_max)
+        page = scrolling.page(
+            collection, cursor, limit, condition=condition, vectors=vectors, bytes_max=bytes_max
+        )
         following = None if page.following is None else str(page.following)
         return {"documents": encoded(page), "next_cursor": following}
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 from aiohttp import web
 
-from indexes import Floats, TooLarge, check_number
-from retrieval.collection_schemas import JobList, JobStarted, Nothing, Reindex, RolledBack, Tune
+from indexes import Floats, NotFound, TooLarge, check_number
+from retrieval.auth import PRINCIPAL
+from retrieval.collection_schemas import JobBody, JobList, JobStarted, Nothing, Reindex, RolledBack, Tune
 from retrieval.handlers.wire import answer, body, collection_of
-from retrieval.keys import CONFIG, EMBEDDERS, FEEDBACK, PIPELINE, QUERY_LOG, TASKS
+from retrieval.keys import CATALOG, CONFIG, EMBEDDERS, FEEDBACK, PIPELINE, QUERY_LOG, TASKS
 
 QUERIES_MAX = 10_000  # of one tuning; more only makes it longer
 
@@ -84,8 +86,23 @@ async def rollback(request: web.Request) -> web.Response:
 
 
 async def shown(request: web.Request) -> web.Response:
-    return answer(request.app[TASKS].get(request.match_info["job"]))
+    """Raises NotFound, also for a job of a collection that the caller may not see."""
+    job_id = request.match_info["job"]
+    job = request.app[TASKS].get(job_id)
+    if not visible(request.app, job):
+        raise NotFound(f"no job {job_id!r}", param="job")
+    return answer(as_called(job))
 
 
 async def listed(request: web.Request) -> web.Response:
-    return answer(JobList(request.app[TASKS].all()))
+    jobs = request.app[TASKS].all()
+    return answer(JobList([as_called(job) for job in jobs if visible(request.app, job)]))
+
+
+def visible(app: web.Application, job: JobBody) -> bool:
+    return PRINCIPAL.get().sees(job.collection, app[CATALOG].aliases)
+
+
+def as_called(job: JobBody) -> JobBody:
+    """With the collection's name as its caller knows it."""
+    return msgspec.structs.replace(job, collection=PRINCIPAL.get().own(job.collection))

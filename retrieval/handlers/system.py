@@ -17,7 +17,7 @@ from msgspec import UNSET, UnsetType
 from indexes import NotFound
 from retrieval.admission import Load
 from retrieval.handlers.wire import answer
-from retrieval.keys import API, CATALOG, CEILING, METRICS, READY
+from retrieval.keys import API, CATALOG, CEILING, KEYS, METRICS, READY
 
 PAGE = Path(__file__).with_name("docs.html").read_text()
 SCRIPTS = re.findall(r"<script>(.*?)</script>", PAGE, re.DOTALL)
@@ -52,13 +52,15 @@ async def healthz(request: web.Request) -> web.Response:
 async def readyz(request: web.Request) -> web.Response:
     """200 once the collections are open and the models are loaded, 503 before and while closing.
 
-    A quarantined collection is named and does not fail it: taking the whole service out of rotation helps nobody. Nor
-    does a lack of memory, which is over sooner than a balancer would notice.
+    A quarantined collection does not fail it: taking the whole service out of rotation helps nobody. It is named, where
+    there are no access keys. Nor does a lack of memory fail it, which is over sooner than a balancer would notice.
     """
     if not request.app[READY]["ready"]:
         return answer(Readiness("not ready"), status=503)
     refusing = request.app[CEILING].refusing()
-    return answer(Readiness("ready", sorted(request.app[CATALOG].quarantined), refusing or UNSET))
+    # Where there are keys, names of collections are not for everybody.
+    quarantined = UNSET if request.app[KEYS].required else sorted(request.app[CATALOG].quarantined)
+    return answer(Readiness("ready", quarantined, refusing or UNSET))
 
 
 async def metrics(request: web.Request) -> web.Response:

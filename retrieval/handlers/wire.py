@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import msgspec
 from aiohttp import web
 
-from indexes import Collection, InvalidInput
+from indexes import Collection, InvalidInput, NotFound, ScrolledDocument, scrolling
+from retrieval.auth import PRINCIPAL
 from retrieval.collection_schemas import CollectionBody, RankingBody, RequestLimits
 from retrieval.decoding import decode
 from retrieval.errors import MalformedRequest
@@ -60,12 +61,21 @@ def timing_headers(stages_ms: Mapping[str, float], embed_ms: float) -> dict[str,
 
 
 def collection_of(request: web.Request) -> tuple[str, Collection]:
-    """The name in the path, as the client wrote it, and the collection it stands for now. Raises NotFound.
+    """The name in the path, as the client wrote it, and the collection it stands for now. Raises NotFound, also for one
+    that the client may not see.
 
     An alias may move: ask once for each request, and use that collection, and its own name, to the end.
     """
     name = request.match_info["collection"]
-    return name, request.app[CATALOG].get(name)
+    return name, PRINCIPAL.get().collection(request.app[CATALOG], name)
+
+
+def document_of(collection: Collection, document_id: str, *, vectors: bool = False) -> ScrolledDocument:
+    """Reads the log: for a thread. Raises NotFound, also for a document that the caller may not see."""
+    found = scrolling.document(collection, document_id, vectors=vectors)
+    if not PRINCIPAL.get().may_read(found.document.metadata):
+        raise NotFound(f"no document {document_id!r}", param="id")
+    return found
 
 
 def query_int(request: web.Request, name: str, default: int, *, least: int, most: int) -> int:
@@ -86,12 +96,14 @@ def aliases_of(name: str, aliases: Mapping[str, str]) -> list[str]:
 
 
 def describe(app: web.Application, collection: Collection) -> CollectionBody:
-    """Reads the collection's folder: for a thread, not for the event loop."""
-    name, settings, config = collection.name, collection.settings, app[CONFIG]
+    """Reads the collection's folder: for a thread, not for the event loop. Raises Forbidden for a caller that sees
+    some documents only."""
+    PRINCIPAL.get().require_whole()
+    caller, name, settings, config = PRINCIPAL.get(), collection.name, collection.settings, app[CONFIG]
     ranking, manifest = collection.ranking.current, app[EMBEDDERS].described(settings.model)
     return CollectionBody(
-        name=name,
-        aliases=aliases_of(name, app[CATALOG].aliases),
+        name=caller.own(name),
+        aliases=[caller.own(alias) for alias in aliases_of(name, app[CATALOG].aliases)],
         model=settings.model,
         fingerprint=settings.fingerprint,
         model_languages=manifest.languages if manifest else None,

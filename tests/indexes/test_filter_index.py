@@ -23,7 +23,16 @@ from hypothesis import strategies as st
 from indexes.errors import InvalidInput
 from indexes.filters.columns import ARRAYS, SealedFilters
 from indexes.filters.filter_part import FilterPart
-from indexes.filters.grammar import Comparison, Compound, Exists, Filter, Not, kind_of, parse_filter
+from indexes.filters.grammar import (
+    Comparison,
+    Compound,
+    Exists,
+    Filter,
+    Not,
+    Unchecked,
+    kind_of,
+    parse_filter,
+)
 from indexes.filters.index import REMEMBERED_MAX, FiltersBuilder, GrowingFilters
 from indexes.model import Metadata, Scalar
 
@@ -45,6 +54,8 @@ def satisfies(metadata: Metadata, condition: Filter) -> bool:
         return all(inner) if condition.type == "and" else any(inner)
     if isinstance(condition, Not):
         return not satisfies(metadata, condition.filter)
+    if isinstance(condition, Unchecked):
+        return satisfies(metadata, condition.filter)
     held = metadata.get(condition.key, [])
     values = held if isinstance(held, list) else [held]
     if isinstance(condition, Exists):

@@ -171,13 +171,14 @@ def test_files_beside_the_page_are_404(http: Http, name: str) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "example.com"])
 def test_a_public_address_has_to_be_allowed(host: str) -> None:
-    """One clear error names the setting and the flag; a loopback address needs neither."""
+    """One clear error names the setting and the flag; loopback addresses and services with keys need neither."""
     with pytest.raises(InvalidInput, match="--insecure") as caught:
-        require_private(Server(host=host))
+        require_private(Server(host=host), keys=False)
     assert caught.value.param == "server.host"
-    require_private(Server(host=host, insecure=True))
+    require_private(Server(host=host, insecure=True), keys=False)
+    require_private(Server(host=host), keys=True)
     for private in ("127.0.0.1", "127.9.9.9", "::1", "localhost"):
-        require_private(Server(host=private))
+        require_private(Server(host=private), keys=False)
 
 
 def test_serving_a_public_address_ends_before_anything_is_opened(tmp_path: Path) -> None:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from retrieval.similar import ALPHA, BETA, GAMMA
+from indexes.collection import Collection
+from indexes.errors import InvalidInput
+from indexes.model import IndexOptions, NewPassage, Settings, Upsert
+from retrieval.auth import PRINCIPAL, Principal
+from retrieval.plan import planned
+from retrieval.schemas import SearchRequest
+from retrieval.settings import Config
+from retrieval.similar import ALPHA, BETA, GAMMA, read_examples
 from tests.support.http import Http
 
 DIMENSIONS = 384
@@ -116,3 +125,21 @@ def test_a_wrong_example_is_refused(http: Http, plane: str, body: dict[str, Any]
     reply = http.call("POST", f"/v1/collections/{plane}/search", body)
     assert (reply.status, reply.body["error"]["param"]) == (422, param)
     assert "nobody" not in str(body) or "'nobody'" in reply.body["error"]["message"]
+
+
+def test_examples_are_documents_that_the_caller_may_see(tmp_path: Path) -> None:
+    """A document of another group is as unknown as one that is not there, and no word is corrected to one of its."""
+    unit = np.eye(DIMENSIONS, dtype=np.float32)[0]
+    settings = Settings(dimensions=DIMENSIONS, fingerprint="f", model="m")
+    with closing(Collection.create(tmp_path / "c", settings, IndexOptions())) as collection:
+        passage = NewPassage(0, 4, 1, unit)
+        collection.write([Upsert("theirs", "text", "", {"acl": ["them"]}, (passage,))]).result()
+        before = PRINCIPAL.set(Principal(groups=("us",)))
+        try:
+            with pytest.raises(InvalidInput, match="no document 'theirs'"):
+                read_examples(collection, SearchRequest(like=["theirs"]))
+            plan = planned(SearchRequest(query="x"), DIMENSIONS, Config())
+            assert not plan.query.typos
+        finally:
+            PRINCIPAL.reset(before)
+        assert len(read_examples(collection, SearchRequest(like=["theirs"])).passages) == 1

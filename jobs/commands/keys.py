@@ -1,0 +1,156 @@
+"""nearline keys"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import get_args
+
+import click
+import msgspec
+from rich.markup import escape
+from rich.table import Table
+
+from indexes.catalog import prepare
+from indexes.durable import keep_private
+from jobs.commands.options import JSON, PATH, console, print_json, print_result
+from retrieval.auth import Key, Keys, Scope, now_ms
+from retrieval.auth_schemas import KeyBody
+
+DATA = click.option("--data", type=PATH, required=True, help="The data directory.")
+KEY_ID = click.argument("key_id", metavar="ID")
+DAY_S = 86_400
+
+
+@click.group(epilog="Example: nearline keys create --data data --scope search")
+def command() -> None:
+    """Make, list, rotate and revoke access keys of a data directory, also while it is served.
+
+    With the first key the service wants one with every request.
+    """
+
+
+@command.command(
+    epilog="Example: nearline keys create --data data --tenant acme --scope search --scope write"
+)
+@DATA
+@click.option(
+    "--scope",
+    "scopes",
+    multiple=True,
+    required=True,
+    type=click.Choice(get_args(Scope)),
+    help="What the key may do; may be repeated. admin includes search and write.",
+)
+@click.option("--tenant", default="", help="Only the collections of this tenant. [default: all collections]")
+@click.option(
+    "--collection", "-c", "collections", multiple=True, help="Only this collection or alias; may be repeated."
+)
+@click.option(
+    "--group",
+    "groups",
+    multiple=True,
+    help="Only documents whose metadata `acl` names this group, or that have none; may be repeated.",
+)
+@click.option(
+    "--signed-groups",
+    is_flag=True,
+    help="Take the groups from a signed header X-Nearline-Groups of each request.",
+)
+@click.option("--name", default="", help="For people.")
+@click.option("--expires-days", type=click.FloatRange(0, min_open=True), help="Days until it ends.")
+@JSON
+def create(
+    data: Path,
+    scopes: tuple[Scope, ...],
+    tenant: str,
+    collections: tuple[str, ...],
+    groups: tuple[str, ...],
+    signed_groups: bool,
+    name: str,
+    expires_days: float | None,
+    as_json: bool,
+) -> None:
+    """Make a key and print it, once: only its hash is kept."""
+    key = Key(
+        id="",
+        sha256="",
+        scopes=list(dict.fromkeys(scopes)),
+        name=name,
+        tenant=tenant,
+        collections=list(collections),
+        groups=list(groups) or None,
+        signed_groups=signed_groups,
+        created_ms=0,
+        expires_ms=None if expires_days is None else now_ms() + round(expires_days * DAY_S * 1000),
+    )
+    show(opened(data).create(key), as_json=as_json)
+
+
+@command.command("list", epilog="Example: nearline keys list --data data")
+@DATA
+@JSON
+def list_(data: Path, as_json: bool) -> None:
+    """All keys, also those that ended; never their secrets."""
+    keys = [KeyBody.of(key) for key in opened(data).all()]
+    if as_json:
+        print_json(keys)
+        return
+    table = Table("id", "name", "tenant", "scopes", "collections", "groups", "made", "state")
+    for one in keys:
+        seen = "signed" if one.signed_groups else ", ".join(one.groups) if one.groups is not None else "all"
+        table.add_row(
+            one.id, escape(one.name), one.tenant, ", ".join(one.scopes), ", ".join(one.collections) or "all",
+            escape(seen), day(one.created_ms), state(one),
+        )  # fmt: skip
+    console.print(table)
+
+
+@command.command(epilog="Example: nearline keys rotate --data data 1f00aa31c2d4 --grace-s 3600")
+@DATA
+@KEY_ID
+@click.option(
+    "--grace-s",
+    type=click.FloatRange(0),
+    default=0,
+    show_default=True,
+    help="Seconds the old key stays valid.",
+)
+@JSON
+def rotate(data: Path, key_id: str, grace_s: float, as_json: bool) -> None:
+    """Make a key with the rights of another, and end that one."""
+    show(opened(data).rotate(key_id, grace_s=grace_s), as_json=as_json)
+
+
+@command.command(epilog="Example: nearline keys revoke --data data 1f00aa31c2d4")
+@DATA
+@KEY_ID
+@JSON
+def revoke(data: Path, key_id: str, as_json: bool) -> None:
+    """End a key: a running service refuses it within a second."""
+    revoked = opened(data).revoke(key_id)
+    print_result(KeyBody.of(revoked), f"{key_id} is revoked", as_json=as_json)
+
+
+def opened(data: Path) -> Keys:
+    keep_private()
+    prepare(data)  # made if absent
+    return Keys(data)
+
+
+def show(made: tuple[Key, str], *, as_json: bool) -> None:
+    record, text = made
+    value = {"key": text, **msgspec.to_builtins(KeyBody.of(record))}
+    print_result(value, text, as_json=as_json)
+
+
+def day(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d")
+
+
+def state(key: KeyBody) -> str:
+    if key.revoked_ms is not None:
+        return f"revoked {day(key.revoked_ms)}"
+    if key.expires_ms is not None:
+        return f"{'ended' if key.expires_ms <= now_ms() else 'until'} {day(key.expires_ms)}"
+    return "valid"

@@ -1,0 +1,63 @@
+"""Access keys, over HTTP: of the caller's tenant, or of all tenants for a caller of none."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp import web
+
+from retrieval.auth import PRINCIPAL, Key, now_ms
+from retrieval.auth_schemas import CreateKey, KeyBody, KeyList, KeyMade, RotateKey
+from retrieval.errors import Forbidden
+from retrieval.handlers.wire import answer, body
+from retrieval.keys import KEYS
+
+
+async def create(request: web.Request) -> web.Response:
+    """A key cannot make one that may do what it may not itself."""
+    wanted = await body(request, CreateKey)
+    tenant = within_reach(wanted.tenant)
+    key = Key(
+        id="",
+        sha256="",
+        scopes=wanted.scopes,
+        name=wanted.name,
+        tenant=tenant,
+        collections=wanted.collections,
+        groups=wanted.groups,
+        signed_groups=wanted.signed_groups,
+        created_ms=0,
+        expires_ms=None if wanted.expires_s is None else now_ms() + round(wanted.expires_s * 1000),
+    )
+    made, text = await asyncio.to_thread(request.app[KEYS].create, key)
+    return answer(KeyMade(text, KeyBody.of(made)), status=201)
+
+
+async def listed(request: web.Request) -> web.Response:
+    keys = await asyncio.to_thread(request.app[KEYS].all, within_reach(""))
+    return answer(KeyList([KeyBody.of(key) for key in keys]))
+
+
+async def rotate(request: web.Request) -> web.Response:
+    wanted = await body(request, RotateKey)
+    made, text = await asyncio.to_thread(
+        request.app[KEYS].rotate, request.match_info["key"], within_reach(""), wanted.grace_s
+    )
+    return answer(KeyMade(text, KeyBody.of(made)), status=201)
+
+
+async def revoke(request: web.Request) -> web.Response:
+    await asyncio.to_thread(request.app[KEYS].revoke, request.match_info["key"], within_reach(""))
+    return web.Response(status=204)
+
+
+def within_reach(tenant: str) -> str:
+    """The tenant whose keys the caller may change, "" for all. Raises Forbidden for another one, and for callers that
+    are bound to collections or that no key has admitted: the first key is made on the machine itself."""
+    caller = PRINCIPAL.get()
+    if not caller.key:
+        raise Forbidden("the first key is made with `nearline keys create` where the data directory is")
+    caller.require_unbound()
+    if caller.tenant and tenant not in ("", caller.tenant):
+        raise Forbidden("keys of another tenant are not for this key to make")
+    return caller.tenant or tenant

@@ -1,0 +1,568 @@
+"""Access keys: who may do what, whose collections there are, and which documents a caller sees."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jwt
+import pytest
+from aiohttp import web
+
+from indexes.catalog import prepare
+from indexes.errors import Conflict, Damaged, InvalidInput, NotFound
+from jobs.server_process import ServerProcess, log_of, serving
+from retrieval import routes
+from retrieval.app import create_app
+from retrieval.auth import FILE, RELOAD_S, Key, Keys, Principal, Scope, now_ms
+from retrieval.errors import Forbidden, Unauthorized
+from retrieval.openapi import Route
+from retrieval.settings import Config
+from tests.support.http import Http, Reply
+
+SECRET = "a secret of more than thirty-two characters"
+SCOPES: tuple[Scope, ...] = ("search", "write", "admin", "metrics")
+
+
+def key(*scopes: Scope, **rights: Any) -> Key:
+    return Key(id="", sha256="", scopes=list(scopes), created_ms=0, **rights)
+
+
+@dataclass(frozen=True)
+class Caller(Http):
+    """Sends a key with everything."""
+
+    token: str = ""
+
+    def __init__(self, url: str, token: str = "") -> None:
+        object.__setattr__(self, "url", url)
+        object.__setattr__(self, "token", token)
+
+    def call(self, method: str, path: str, body: object = None, **others: Any) -> Reply:
+        headers = {**(others.pop("headers", None) or {})}
+        if self.token:
+            headers["Authorization"] = f"Bearer {self.token}"
+        return super().call(method, path, body, headers=headers, **others)
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """A running service whose data directory has keys."""
+
+    server: ServerProcess
+    keys: Keys
+    data: Path
+
+    def caller(self, *scopes: Scope, **rights: Any) -> Caller:
+        """Known to the service when this returns, if it is valid."""
+        made = Caller(self.server.url, self.keys.create(key(*scopes, **rights))[1])
+        time.sleep(RELOAD_S + 0.05)
+        return made
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Iterator[Guarded]:
+    data = tmp_path_factory.mktemp("guarded") / "data"
+    prepare(data)
+    keys = Keys(data)
+    keys.create(key("admin"))
+    environ = {"NEARLINE_MODELS_FOLDER": str(model_folder.parent), "NEARLINE_AUTH_GROUPS_SECRET": SECRET}
+    environ["NEARLINE_LOG_FORMAT"] = "json"
+    with serving(data, environ) as server:
+        yield Guarded(server, keys, data)
+
+
+# --- who may do what ------------------------------------------------------------------------------------------
+
+
+def concrete(route: Route) -> str:
+    return re.sub(r"\{\w+(:[^{}]+)?\}", "none", route.path)
+
+
+@pytest.mark.parametrize("route", routes.ROUTES, ids=lambda route: f"{route.method} {route.path}")
+def test_each_route_asks_for_its_scope(guarded: Guarded, callers: dict[str, Caller], route: Route) -> None:
+    """No key, a wrong, an ended or a revoked one get 401; one of other scopes 403; the right one neither."""
+    body: object = {} if route.method in ("POST", "PUT", "PATCH") else None
+    status = {name: one.call(route.method, concrete(route), body).status for name, one in callers.items()}
+    invalid = {name: status.pop(name) for name in ("none", "wrong", "ended", "revoked")}
+    if route.scope == "public":
+        assert not {401, 403} & {*invalid.values(), *status.values()}
+        return
+    assert {*invalid.values()} == {401}
+    allowed = {*SCOPES} if route.scope == "key" else {route.scope, "admin"}
+    for scope in SCOPES:
+        assert (status[scope] == 403) == (scope not in allowed), scope
+        assert status[scope] != 401
+
+
+@pytest.fixture(scope="module")
+def callers(guarded: Guarded) -> dict[str, Caller]:
+    url, keys = guarded.server.url, guarded.keys
+    revoked, text = keys.create(key("admin"))
+    keys.revoke(revoked.id)
+    time.sleep(0.3)
+    return {
+        "none": Caller(url),
+        "wrong": Caller(url, text[:-2] + ("aa" if text[-2:] != "aa" else "bb")),
+        "ended": guarded.caller("admin", expires_ms=now_ms() - 1),
+        "revoked": Caller(url, text),
+        **{scope: guarded.caller(scope) for scope in SCOPES},
+    }
+
+
+def test_unknown_paths_need_a_key_too(guarded: Guarded) -> None:
+    """What exists is not for everybody to find out."""
+    assert Caller(guarded.server.url).call("GET", "/v1/nothing").status == 401
+    assert guarded.caller("search").call("GET", "/v1/nothing").status == 404
+
+
+def test_a_route_without_a_scope_is_not_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forgetting it keeps the service from starting."""
+    first, *others = routes.ROUTES
+    monkeypatch.setattr(routes, "ROUTES", (replace(first, scope=None), *others))
+    with pytest.raises(ValueError, match="says no scope"):
+        create_app(Config(), tmp_path / "data")
+
+
+def test_a_refusal_says_what_is_wanted(guarded: Guarded) -> None:
+    """In the words of the path's API, with the header that names the scheme; and never with the key."""
+    reply = guarded.caller("search").call("POST", "/v1/collections", {"name": "c"})
+    assert (reply.status, reply.body["error"]["type"]) == (403, "forbidden")
+    assert "admin" in reply.body["error"]["message"]
+    reply = Caller(guarded.server.url).call("POST", "/v1/embeddings", {"model": "m", "input": "x"})
+    assert (reply.status, reply.headers["WWW-Authenticate"]) == (401, "Bearer")
+    assert "Authorization" in reply.body["error"]["message"]
+
+
+# --- keys -----------------------------------------------------------------------------------------------------
+
+
+def test_only_hashes_are_stored(tmp_path: Path) -> None:
+    """In a file that is its owner's alone."""
+    made, text = Keys(tmp_path).create(key("search"))
+    content = (tmp_path / FILE).read_text()
+    assert text.split("_", 2)[2] not in content
+    assert made.sha256 in content
+    assert (tmp_path / FILE).stat().st_mode & 0o077 == 0
+
+
+def test_a_revoked_key_is_refused_within_a_second(guarded: Guarded) -> None:
+    """Also where another process revoked it."""
+    made, text = guarded.keys.create(key("search"))
+    caller = Caller(guarded.server.url, text)
+    assert until(lambda: caller.call("GET", "/v1/models").status == 200)
+    guarded.keys.revoke(made.id)
+    assert until(lambda: caller.call("GET", "/v1/models").status == 401)
+
+
+def until(holds: Callable[[], bool], within_s: float = 1.0) -> bool:
+    deadline = time.monotonic() + within_s
+    while not (held := holds()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return held
+
+
+def test_a_rotated_key_ends_after_its_grace(tmp_path: Path) -> None:
+    """The new one has its rights; it ends at once without grace."""
+    keys = Keys(tmp_path)
+    old, old_text = keys.create(key("search", tenant="acme", collections=["docs"]))
+    new, new_text = keys.rotate(old.id, grace_s=3600)
+    assert (new.scopes, new.tenant, new.collections) == (old.scopes, old.tenant, old.collections)
+    for text in (old_text, new_text):
+        keys.admit({"Authorization": f"Bearer {text}"}, "search")
+    keys.rotate(new.id)
+    with pytest.raises(Unauthorized):
+        keys.admit({"Authorization": f"Bearer {new_text}"}, "search")
+    with pytest.raises(Conflict):
+        keys.rotate(new.id)
+    with pytest.raises(NotFound):
+        keys.rotate(old.id, tenant="other")
+
+
+def test_keys_stay_required(tmp_path: Path) -> None:
+    """When all are revoked, and when their file is removed under a running service."""
+    clock = iter(range(1000))
+    keys = Keys(tmp_path, now=lambda: float(next(clock)))
+    assert keys.admit({}, "admin") == Principal()
+    made, _ = keys.create(key("admin"))
+    keys.revoke(made.id)
+    for _ in range(2):
+        with pytest.raises(Unauthorized):
+            keys.admit({}, "search")
+        (tmp_path / FILE).unlink(missing_ok=True)
+
+
+def test_a_damaged_file_of_keys_stops_the_start_and_not_the_service(tmp_path: Path) -> None:
+    """What was read before stays in force."""
+    clock = iter(range(1000))
+    keys = Keys(tmp_path, now=lambda: float(next(clock)))
+    _, text = keys.create(key("search"))
+    (tmp_path / FILE).write_text("{")
+    keys.admit({"Authorization": f"Bearer {text}"}, "search")
+    with pytest.raises(Damaged):
+        Keys(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "param"),
+    [
+        (key(), "scopes"),
+        (key("search", tenant="a/b"), "tenant"),
+        (key("metrics", tenant="acme"), "scopes"),
+        (key("search", collections=["../x"]), "collections"),
+        (key("write", groups=["staff"]), "scopes"),
+        (key("search", groups=[""]), "groups"),
+    ],
+)
+def test_rights_that_make_no_sense_are_refused(tmp_path: Path, wrong: Key, param: str) -> None:
+    """Naming the field; no key is made."""
+    with pytest.raises(InvalidInput) as caught:
+        Keys(tmp_path).create(wrong)
+    assert caught.value.param == param
+    assert not (tmp_path / FILE).exists()
+
+
+def test_an_admin_makes_keys_over_http(guarded: Guarded) -> None:
+    """Of its own tenant alone; it sees, rotates and revokes no others. Nobody without a key makes the first."""
+    acme, other = guarded.caller("admin", tenant="acme-http"), guarded.caller("admin", tenant="other-http")
+    made = acme.ok("POST", "/v1/keys", {"scopes": ["search"], "name": "page"})
+    assert made["record"]["tenant"] == "acme-http"
+    searcher = Caller(guarded.server.url, made["key"])
+    assert searcher.call("GET", "/v1/models").status == 200
+    assert acme.call("POST", "/v1/keys", {"scopes": ["search"], "tenant": "other-http"}).status == 403
+    listed = acme.ok("GET", "/v1/keys")["keys"]
+    assert {one["tenant"] for one in listed} == {"acme-http"}
+    assert "sha256" not in json.dumps(listed)
+    mine = made["record"]["id"]
+    assert other.call("DELETE", f"/v1/keys/{mine}").status == 404
+    assert other.call("POST", f"/v1/keys/{mine}/rotate", {}).status == 404
+    assert acme.call("DELETE", f"/v1/keys/{mine}").status == 204
+    assert searcher.call("GET", "/v1/models").status == 401
+    bound = guarded.caller("admin", collections=["docs"])
+    assert bound.call("POST", "/v1/keys", {"scopes": ["admin"]}).status == 403
+
+
+def test_without_keys_none_is_made_over_http(http: Http) -> None:
+    """Or whoever comes first would lock out everybody else."""
+    assert http.call("POST", "/v1/keys", {"scopes": ["admin"]}).status == 403
+
+
+def test_no_secret_is_logged(guarded: Guarded) -> None:
+    """The log names a request's key by its id."""
+    made, text = guarded.keys.create(key("search"))
+    path = "/v1/collections/none/search"
+    assert until(lambda: Caller(guarded.server.url, text).call("POST", path, {"query": "x"}).status == 404)
+    assert until(lambda: made.id in log_of(guarded.data).read_text())
+    assert text.split("_", 2)[2] not in log_of(guarded.data).read_text()
+
+
+# --- tenants --------------------------------------------------------------------------------------------------
+
+
+OUTCOME = {"key": "acmekey", "bad": ["1"]}
+DOCUMENTS = {
+    "acme": [{"id": "a1", "text": "Acme pays refunds within fourteen days.", "metadata": {"acmekey": 1}}],
+    "globex": [
+        {"id": "g1", "text": "Globex ships to the moon.", "metadata": {"globexkey": 2}},
+        {"id": "g2", "text": "Globex refunds nothing at all.", "metadata": {"globexkey": 3}},
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def tenants(guarded: Guarded) -> dict[str, Caller]:
+    """Two tenants with a collection and an alias of the same names each."""
+    found = {tenant: guarded.caller("admin", tenant=tenant) for tenant in DOCUMENTS}
+    for tenant, caller in found.items():
+        caller.ok("POST", "/v1/collections", {"name": "docs"})
+        caller.ok("POST", "/v1/collections", {"name": f"{tenant}-only"})
+        caller.ok("PUT", "/v1/aliases/live", {"collection": "docs"})
+        caller.write("docs", *DOCUMENTS[tenant])
+        caller.wait_for(caller.ok("POST", "/v1/collections/docs/reindex", {})["job"])
+    return found
+
+
+def test_tenants_see_nothing_of_each_other(guarded: Guarded, tenants: dict[str, Caller]) -> None:
+    """No id, text, key, name, job or count of the other one, in any answer or error of any endpoint."""
+    operator = guarded.caller("admin")
+    foreign = ["Globex", "globex", "g1", "g2"]
+    jobs = [one["id"] for one in operator.ok("GET", "/v1/jobs")["jobs"] if "globex" in one["collection"]]
+    assert jobs
+    caller, seen = tenants["acme"], []
+    for name in ("docs", "live", "globex-only", "docs@globex", "docs@acme"):
+        c = f"/v1/collections/{name}"
+        seen += [
+            caller.call("POST", f"{c}/search", {"query": "refunds of Globex to the moon", "k": 100}),
+            caller.call("POST", f"{c}/search/batch", {"searches": [{"query": "refunds", "mode": "lexical"}]}),
+            caller.call(
+                "POST", f"{c}/search", {"query": "x", "filter": {"type": "eq", "key": "globxkey", "value": 1}}
+            ),
+            caller.call("POST", f"{c}/context", {"query": "refunds", "token_budget": 500}),
+            caller.call("GET", f"{c}/documents"),
+            caller.call("GET", f"{c}/documents/g1"),
+            caller.call("POST", f"{c}/documents/scroll", {}),
+            caller.call("POST", f"{c}/documents/count", {}),
+            caller.call("DELETE", f"{c}/documents/g1"),
+            caller.call("POST", f"{c}/documents/delete", {"ids": ["g1"]}),
+            caller.call("PATCH", f"{c}/documents/g1", {"metadata": {"x": 1}}),
+            caller.call("GET", f"{c}/feedback"),
+            caller.call("GET", c),
+            caller.call("POST", f"{c}/assess", {"action": "refunds of Globex", "outcome": OUTCOME}),
+            caller.call("POST", f"{c}/answer", {"query": "refunds", "token_budget": 500}),
+            *(caller.call("GET", f"/v1/vector_stores/{name}{rest}") for rest in ("", "/files", "/files/g1")),
+            caller.call("POST", f"/v1/vector_stores/{name}/search", {"query": "refunds to the moon"}),
+        ]
+    seen += [
+        caller.call("GET", path)
+        for path in ("/v1/collections", "/v1/vector_stores", "/v1/jobs", "/v1/keys", "/v1/files")
+    ]
+    seen += [caller.call("GET", f"/v1/jobs/{job}") for job in jobs]
+    seen += [caller.call("DELETE", "/v1/collections/globex-only"), caller.call("GET", "/readyz")]
+    seen += [caller.call("PUT", "/v1/aliases/mine", {"collection": "globex-only"})]
+    for reply in seen:
+        told = json.dumps(reply.body).replace("globxkey", "")
+        for echo in (
+            "globex-only",
+            "docs@globex",
+            "documents/g1",
+            "document 'g1'",
+        ):  # what it asked for itself
+            told = told.replace(echo, "")
+        assert not [word for word in foreign if word in told], reply
+        assert reply.status < 500
+    assert [one["name"] for one in caller.ok("GET", "/v1/collections")["collections"]] == [
+        "acme-only",
+        "docs",
+    ]
+    assert tenants["globex"].ok("POST", "/v1/collections/docs/documents/count", {})["documents"] == 2
+    assert caller.call("GET", "/metrics").status == 403
+    names = [one["name"] for one in operator.ok("GET", "/v1/collections")["collections"]]
+    assert {"docs@acme", "docs@globex"} <= {*names}
+
+
+def test_equal_questions_of_tenants_share_no_answer(tenants: dict[str, Caller]) -> None:
+    """Each gets its own, from its own cache."""
+    for _ in range(2):
+        found = {tenant: one.found("docs", query="refunds") for tenant, one in tenants.items()}
+    assert found["acme"] == ["a1"]
+    assert {*found["globex"]} == {"g1", "g2"}
+
+
+def test_a_key_bound_to_collections_reaches_no_others(guarded: Guarded, tenants: dict[str, Caller]) -> None:
+    """By name or alias; what an alias is moved to, it reaches next."""
+    caller = guarded.caller("search", "write", tenant="acme", collections=["live"])
+    assert caller.found("live", query="refunds") == ["a1"] == caller.found("docs", query="refunds")
+    assert caller.call("POST", "/v1/collections/acme-only/search", {"query": "x"}).status == 404
+    assert [one["name"] for one in caller.ok("GET", "/v1/collections")["collections"]] == ["docs"]
+    admin = guarded.caller("admin", tenant="acme", collections=["docs"])
+    assert admin.call("POST", "/v1/collections", {"name": "more"}).status == 403
+    assert admin.call("PUT", "/v1/aliases/x", {"collection": "docs"}).status == 403
+    assert admin.call("DELETE", "/v1/collections/acme-only").status == 404
+
+
+def test_uploaded_files_are_their_tenants(guarded: Guarded, tenants: dict[str, Caller]) -> None:
+    """Another tenant can neither list, read, attach nor delete them, nor the documents made of them."""
+    globex, acme = tenants["globex"], tenants["acme"]
+    made = upload(globex, "secrets.txt", b"The vault of Globex opens at noon.")
+    path = f"/v1/files/{made}"
+    assert globex.call("GET", path).status == 200
+    globex.ok("POST", "/v1/vector_stores/globex-only/files", {"file_id": made})
+    assert acme.ok("GET", "/v1/files")["data"] == []
+    for reply in (
+        acme.call("GET", path),
+        acme.call("GET", f"{path}/content"),
+        acme.call("DELETE", path),
+        acme.call("POST", "/v1/vector_stores/docs/files", {"file_id": made}),
+    ):
+        assert (reply.status, "vault" in json.dumps(reply.body)) == (404, False)
+    assert globex.call("GET", f"/v1/vector_stores/globex-only/files/{made}").status == 200
+    assert globex.call("DELETE", path).status == 200
+    assert globex.call("GET", f"/v1/vector_stores/globex-only/files/{made}").status == 404
+
+
+def upload(caller: Caller, name: str, content: bytes) -> str:
+    parts = (
+        b'--edge\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nassistants\r\n'
+        b'--edge\r\nContent-Disposition: form-data; name="file"; filename="%s"\r\n\r\n%s\r\n--edge--\r\n'
+    ) % (name.encode(), content)
+    headers = {"Content-Type": "multipart/form-data; boundary=edge"}
+    reply = caller.call("POST", "/v1/files", raw=parts, headers=headers)
+    assert reply.status == 200, reply
+    return str(reply.body["id"])
+
+
+def test_commands_send_the_key_of_the_environment(guarded: Guarded, tenants: dict[str, Caller]) -> None:
+    """And fail with one line without it."""
+    command = [
+        sys.executable,
+        "-m",
+        "jobs.cli",
+        "search",
+        "-c",
+        "docs",
+        "refunds",
+        "--url",
+        guarded.server.url,
+    ]
+    with_key = {**os.environ, "NEARLINE_KEY": tenants["acme"].token}
+    found = subprocess.run(command, env=with_key, capture_output=True, text=True, timeout=60, check=True)
+    assert "fourteen days" in found.stdout
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert refused.returncode == 1
+    assert "access key" in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1
+
+
+def test_a_tenant_renames_and_deletes_its_own(guarded: Guarded) -> None:
+    """By the names it knows; another tenant may use the same."""
+    one, two = (guarded.caller("admin", tenant=tenant) for tenant in ("one", "two"))
+    for caller in (one, two):
+        caller.ok("POST", "/v1/collections", {"name": "first"})
+        assert caller.ok("POST", "/v1/collections/first/rename", {"name": "second"})["name"] == "second"
+    assert one.call("DELETE", "/v1/collections/second").status == 204
+    assert two.ok("GET", "/v1/collections/second")["name"] == "second"
+
+
+# --- documents for groups -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def shared(guarded: Guarded) -> str:
+    """A collection with a document for all, one for staff and one for staff and board."""
+    admin = guarded.caller("admin", tenant="firm")
+    admin.ok("POST", "/v1/collections", {"name": "papers"})
+    admin.write(
+        "papers",
+        {"id": "all", "text": "The canteen opens at noon.", "metadata": {"kind": "notice"}},
+        {"id": "staff", "text": "The payroll runs at noon.", "metadata": {"acl": ["staff"], "payroll": True}},
+        {
+            "id": "board",
+            "text": "The merger is signed at noon.",
+            "metadata": {"acl": ["board", "staff-lead"]},
+        },
+    )
+    return "papers"
+
+
+@pytest.mark.parametrize(
+    ("groups", "visible"),
+    [
+        (None, {"all", "staff", "board"}),
+        (["staff"], {"all", "staff"}),
+        (["board", "staff"], {"all", "staff", "board"}),
+        (["nobody"], {"all"}),
+    ],
+)
+def test_documents_are_shown_to_their_groups_alone(
+    guarded: Guarded, shared: str, groups: list[str] | None, visible: set[str]
+) -> None:
+    """In searches, cached or not, contexts, lists, scrolls, counts and by their ids."""
+    caller = guarded.caller("search", tenant="firm", groups=groups)
+    c = f"/v1/collections/{shared}"
+    for mode in ("hybrid", "dense", "lexical", "hybrid"):
+        assert {*caller.found(shared, query="what happens at noon", mode=mode)} == visible
+    not_all = {"type": "ne", "key": "kind", "value": "notice"}
+    assert {*caller.found(shared, query="noon", filter=not_all)} == visible - {"all"}
+    context = caller.ok("POST", f"{c}/context", {"query": "what happens at noon", "token_budget": 500})
+    assert {one["document_id"] for one in context["citations"]} == visible
+    assert {one["id"] for one in caller.ok("GET", f"{c}/documents")["documents"]} == visible
+    assert {one["id"] for one in caller.ok("POST", f"{c}/documents/scroll", {})["documents"]} == visible
+    assert caller.ok("POST", f"{c}/documents/count", {})["documents"] == len(visible)
+    for name in ("all", "staff", "board"):
+        assert caller.call("GET", f"{c}/documents/{name}").status == (200 if name in visible else 404)
+    assert caller.call("GET", c).status == (200 if groups is None else 403)
+    store = f"/v1/vector_stores/{shared}"
+    assert {one["id"] for one in caller.ok("GET", f"{store}/files")["data"]} == visible
+    assert caller.call("GET", f"{store}/files/board").status == (200 if "board" in visible else 404)
+    assert caller.call("GET", f"{store}/files/board/content").status == (200 if "board" in visible else 404)
+    results = caller.ok("POST", f"{store}/search", {"query": "what happens at noon"})["data"]
+    assert {one["file_id"] for one in results} == visible
+
+
+def test_errors_tell_nothing_of_hidden_documents(guarded: Guarded, shared: str) -> None:
+    """A filter on a key that only they have matches nothing, as one on a key that none has."""
+    caller = guarded.caller("search", tenant="firm", groups=["nobody"])
+    for name in ("payroll", "payrol", "nothing"):
+        condition = {"type": "eq", "key": name, "value": True}
+        assert caller.found(shared, query="noon", filter=condition) == []
+
+
+def signed(groups: object, *, expires_s: float = 60, secret: str = SECRET) -> dict[str, str]:
+    claims = {"groups": groups, "exp": int(time.time() + expires_s)}
+    return {"X-Nearline-Groups": jwt.encode(claims, secret, algorithm="HS256")}
+
+
+def test_a_trusted_caller_names_groups_for_each_request(guarded: Guarded, shared: str) -> None:
+    """Signed; without the header it sees what is for all; its own groups bound those it may name."""
+    path, body = f"/v1/collections/{shared}/search", {"query": "noon"}
+
+    def found(caller: Caller, headers: dict[str, str] | None = None) -> set[str]:
+        reply = caller.call("POST", path, body, headers=headers)
+        assert reply.status == 200, reply
+        return {hit["document_id"] for hit in reply.body["hits"]}
+
+    caller = guarded.caller("search", tenant="firm", signed_groups=True)
+    assert found(caller) == {"all"}
+    assert found(caller, signed(["board"])) == {"all", "board"}
+    assert found(caller, signed([])) == {"all"}
+    narrow = guarded.caller("search", tenant="firm", groups=["staff"], signed_groups=True)
+    assert found(narrow, signed(["board", "staff"])) == {"all", "staff"}
+    plain = guarded.caller("search", tenant="firm")
+    assert plain.call("POST", path, body, headers=signed(["board"])).status == 403
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        signed(["board"], expires_s=-5),
+        signed(["board"], secret="another secret of thirty-two characters"),
+        signed("board"),
+        {"X-Nearline-Groups": "board"},
+        {"X-Nearline-Groups": jwt.encode({"groups": ["board"]}, SECRET, algorithm="HS256")},
+        {"X-Nearline-Groups": jwt.encode({"groups": ["board"], "exp": 2**40}, "", algorithm="none")},
+    ],
+)
+def test_a_signature_that_does_not_hold_is_refused(guarded: Guarded, headers: dict[str, str]) -> None:
+    """Expired, of another secret, of another form, unsigned, or without an end."""
+    caller = guarded.caller("search", signed_groups=True)
+    assert caller.call("POST", "/v1/collections/none/search", {"query": "x"}, headers=headers).status == 401
+
+
+def test_a_key_with_groups_does_nothing_but_read(tmp_path: Path) -> None:
+    """Whatever its file says."""
+    keys = Keys(tmp_path)
+    made, text = keys.create(key("search", groups=["staff"]))
+    file = tmp_path / FILE
+    file.write_text(file.read_text().replace('"search"', '"admin"'))
+    keys = Keys(tmp_path)
+    with pytest.raises(Forbidden):
+        keys.admit({"Authorization": f"Bearer {text}"}, "write")
+    assert made.groups == ["staff"]
+
+
+@pytest.mark.parametrize("acl", [[], 1, ["staff", 2], True])
+def test_an_acl_that_lists_no_groups_is_refused(http: Http, acl: object) -> None:
+    """An empty list would be no value, and the document for all to see."""
+    collection = http.new_collection()
+    path = f"/v1/collections/{collection}/documents"
+    document = {"id": "d", "text": "words", "metadata": {"acl": acl}}
+    reply = http.call("POST", path, {"documents": [document]})
+    assert (reply.status, reply.body["error"]["param"]) == (422, "documents[0].metadata.acl")
+    http.write(collection, {"id": "d", "text": "words"})
+    reply = http.call("PATCH", f"{path}/d", {"metadata": {"acl": acl}})
+    assert (reply.status, reply.body["error"]["param"]) == (422, "metadata.acl")
+
+
+def test_app_without_keys_is_open(tmp_path: Path) -> None:
+    """A directory that never had a key asks for none."""
+    app = create_app(Config(), tmp_path / "data")
+    assert isinstance(app, web.Application)
+    assert not Keys(tmp_path / "data").required
