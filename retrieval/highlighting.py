@@ -9,6 +9,7 @@ from retrieval.schemas import Hit
 
 Span = tuple[int, int]
 
+HITS_READ = 3
 LEAD = 4  # one part in so many of a snippet's spare room goes before its first word
 
 
@@ -41,8 +42,8 @@ def snippet(text: str, marks: Sequence[Span], chars_max: int) -> Span:
 
 
 def as_written(term: str, hits: Sequence[Hit]) -> str:
-    """The word of this term in the first hit that has it; the term itself if none does."""
-    for hit in hits:
+    """The word of this term in the first hit that has it; the term itself if none of the first few does."""
+    for hit in hits[:HITS_READ]:
         for text in (hit.text, hit.title):
             for start, end in marked(text, [term], hit.language):
                 return text[start:end]
