@@ -36,6 +36,10 @@ from .errors import RecallTooLow as RecallTooLow
 from .errors import StorageError as StorageError
 from .errors import TooLarge as TooLarge
 from .errors import Unavailable as Unavailable
+from .facets import FacetCounts as FacetCounts
+from .facets import FacetQuery as FacetQuery
+from .facets import count_facets as count_facets
+from .filters.dates import instant_of_date as instant_of_date
 from .filters.grammar import Comparison as Comparison
 from .filters.grammar import Compound as Compound
 from .filters.grammar import Exists as Exists
@@ -54,6 +58,8 @@ from .learned import RankingSettings as RankingSettings
 from .lexical.analysis import ANALYSIS_VERSION as ANALYSIS_VERSION
 from .lexical.analysis import query_terms as query_terms
 from .lexical.analysis import terms as terms
+from .lexical.operators import plain_words as plain_words
+from .lexical.spans import marked as marked
 from .log.content import DIGEST_BYTES as DIGEST_BYTES
 from .log.reader import searchable_text as searchable_text
 from .memory import give_back as give_back
@@ -93,6 +99,9 @@ from .scrolling import ScrolledDocument as ScrolledDocument
 from .scrolling import VectorPassage as VectorPassage
 from .suggestions import similar as similar
 from .suggestions import suggestion as suggestion
+from .surroundings import Reach as Reach
+from .surroundings import Surroundings as Surroundings
+from .surroundings import text_around as text_around
 from .tuner import TuneRun as TuneRun
 from .tuner import check_number as check_number
 from .tuner import check_target as check_target

@@ -69,6 +69,16 @@ def make_examples(model: str, reranker: str = "reranker") -> Examples:
                 "mode": "lexical",
                 "group_by_document": True,
             },
+            "more like a document": {"like": ["refunds"]},
+            "the next hits, with highlights": {"query": QUERY, "k": 1, "offset": 1, "highlight": True},
+            "with what stands around": {"query": QUERY, "expand": {"before": 1, "after": 1}},
+            "counted by language and year": {
+                "query": QUERY,
+                "facets": ["lang", {"key": "year", "ranges": [2020, 2026]}],
+            },
+            "the newest among the best": {"query": QUERY, "sort": [{"key": "year", "order": "desc"}]},
+            "newer is better": {"query": QUERY, "boosts": [{"key": "year", "weight": 0.001}]},
+            "with a phrase and a prefix": {"query": '"within 14 days" refund*', "operators": True},
             "in a language that is known": {"query": QUERY, "language": "en"},
             "weighted fusion, explained": {
                 "query": QUERY,

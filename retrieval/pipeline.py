@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from contextvars import copy_context
@@ -21,6 +21,7 @@ from typing import TypeVar
 
 import msgspec
 import numpy as np
+from msgspec import UNSET, UnsetType
 
 from indexes import (
     Candidates,
@@ -34,16 +35,21 @@ from indexes import (
     Unavailable,
     search_with_one_thread,
 )
+from retrieval.boosting import arrange
 from retrieval.cache import ResultCache, ResultKey
 from retrieval.ceiling import AnswerBudget, BudgetShare
 from retrieval.embedders import Embedders
 from retrieval.executor import Executor, LocalExecutor
+from retrieval.facets import facets_of
+from retrieval.highlighting import as_written
+from retrieval.option_schemas import FacetBody
 from retrieval.plan import Plan, planned
 from retrieval.relevance import is_supported
 from retrieval.reranking import PAIRS_A_RUN, Reranker, rerank
 from retrieval.scanning import JointScan, Place, Scanner
 from retrieval.schemas import Hit, Receipt, Reranked, SearchAnswer, SearchRequest
 from retrieval.settings import Config
+from retrieval.similar import read_examples
 from retrieval.stages import Fused, Rounds, fuse, hydrate
 from retrieval.stopwatch import Stopwatch
 
@@ -64,6 +70,8 @@ class CachedAnswer(msgspec.Struct):
     weight_dense: float | None
     supported: bool | None
     support_from: float | None
+    corrected: dict[str, str] | UnsetType = UNSET
+    facets: list[FacetBody] | UnsetType = UNSET
     reranked: Reranked | None = None
 
     @property
@@ -199,8 +207,9 @@ class Pipeline:
             reranked=answer.reranked,
             supported=answer.supported,
             support_from=answer.support_from,
+            corrected=answer.corrected,
         )
-        return SearchAnswer(answer.hits, receipt, watch.stop())
+        return SearchAnswer(answer.hits, receipt, watch.stop(), answer.facets)
 
     async def follow(self, collection: Collection, request: SearchRequest) -> Followed:
         """The same search, and what its last round chose from. No cache is read or filled, and nothing counted."""
@@ -256,8 +265,16 @@ class Pipeline:
         self, collection: Collection, snapshot: Snapshot, plan: Plan, watch: Stopwatch
     ) -> Plan:
         """The plan with the query's vector, and with what fusion should know of the model."""
+        plan = await self._text_embedded(collection, snapshot, plan, watch)
+        if not plan.request.like and not plan.request.unlike:
+            return plan
+        return plan.like(await self._run(partial(read_examples, collection, plan.request)))
+
+    async def _text_embedded(
+        self, collection: Collection, snapshot: Snapshot, plan: Plan, watch: Stopwatch
+    ) -> Plan:
         if plan.text is None:
-            if plan.query.vector is None:
+            if plan.mode == "lexical":
                 return plan
             floor = self._embedders.similarity_floor(collection.settings.model)
             return replace(plan, similarity_floor=floor)
@@ -291,6 +308,9 @@ class Pipeline:
                 exact = scanned(snapshot, await watch.awaited("dense", ranked))
             found = await self._run(partial(run_stages, plan, executor, watch, rounds, exact, self._reranker))
             if found is not None:
+                if plan.facets:
+                    count = partial(facets_of, collection, snapshot, plan.query.condition, plan.facets)
+                    found[0].facets = await self._run(count)
                 return found
             plan = plan.deeper()
 
@@ -313,7 +333,8 @@ async def reached(collection: Collection, min_seq: int) -> Snapshot:
 
 
 def rounds_of(collection: Collection, plan: Plan, budget: BudgetShare) -> Rounds:
-    return Rounds(budget, collection.documents if plan.query.condition is None else None)
+    others = collection.documents - len(plan.examples.documents if plan.examples else ())
+    return Rounds(budget, others if plan.query.condition is None else None)
 
 
 def scanned(snapshot: Snapshot, ranking: Ranking) -> Candidates:
@@ -343,8 +364,11 @@ def run_stages(
         fused, reranked = watch.timed(
             "rerank", partial(rerank, plan, fused, execution, reranker, rounds, watch.deadline)
         )
-    rounds.last = plan, fused
-    hydrated = watch.timed("hydrate", lambda: hydrate(plan, fused, execution, rounds))
+    arranged = fused
+    if plan.request.boosts or plan.request.sort:
+        arranged = watch.timed("fuse", partial(arrange, plan, fused, execution))
+    rounds.last = plan, arranged
+    hydrated = watch.timed("hydrate", lambda: hydrate(plan, arranged, execution, rounds))
     if hydrated is None:
         return None
     hits, vanished = hydrated
@@ -357,8 +381,16 @@ def run_stages(
         supported=is_supported(fused.relevance[fused.order], plan.calibration),
         support_from=plan.calibration.support if plan.calibration else None,
         reranked=reranked,
+        corrected=corrected_words(execution.corrected, hits),
     )
     return answer, vanished
+
+
+def corrected_words(corrected: Mapping[str, str], hits: list[Hit]) -> dict[str, str] | UnsetType:
+    """Each word with what was looked up instead, as the first hit with it has it; else the term, a stem."""
+    if not corrected:
+        return UNSET
+    return {word: as_written(term, hits) for word, term in corrected.items()}
 
 
 def elapsed_ms(since: float) -> float:
