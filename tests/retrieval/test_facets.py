@@ -75,7 +75,7 @@ FILTERS: list[tuple[Any, Callable[[dict[str, Any]], bool]]] = [
 ]
 
 
-@pytest.mark.parametrize(("condition", "matches"), FILTERS, ids=str)
+@pytest.mark.parametrize(("condition", "matches"), FILTERS, ids=["all", "German", "drafts"])
 @pytest.mark.parametrize("key", ["lang", "year", "tags", "draft", "day"])
 def test_counts_are_those_of_the_documents(
     library: tuple[Http, str, dict[str, dict[str, Any]]],
