@@ -36,6 +36,10 @@ from .errors import RecallTooLow as RecallTooLow
 from .errors import StorageError as StorageError
 from .errors import TooLarge as TooLarge
 from .errors import Unavailable as Unavailable
+from .facets import FacetCounts as FacetCounts
+from .facets import FacetQuery as FacetQuery
+from .facets import count_facets as count_facets
+from .filters.dates import instant_of_date as instant_of_date
 from .filters.grammar import Comparison as Comparison
 from .filters.grammar import Compound as Compound
 from .filters.grammar import Exists as Exists
@@ -43,6 +47,8 @@ from .filters.grammar import Filter as Filter
 from .filters.grammar import Unchecked as Unchecked
 from .filters.grammar import fits as fits
 from .filters.grammar import parse_filter as parse_filter
+from .filters.unmet import Unmet as Unmet
+from .filters.unmet import relaxed as relaxed
 from .info import SearchSettings as SearchSettings
 from .languages import AUTO as AUTO
 from .languages import chance_of as chance_of
@@ -52,6 +58,8 @@ from .learned import RankingSettings as RankingSettings
 from .lexical.analysis import ANALYSIS_VERSION as ANALYSIS_VERSION
 from .lexical.analysis import query_terms as query_terms
 from .lexical.analysis import terms as terms
+from .lexical.operators import plain_words as plain_words
+from .lexical.spans import marked as marked
 from .log.content import DIGEST_BYTES as DIGEST_BYTES
 from .log.reader import searchable_text as searchable_text
 from .memory import give_back as give_back
@@ -69,6 +77,7 @@ from .model import Progress as Progress
 from .model import Ranking as Ranking
 from .model import Scalar as Scalar
 from .model import Settings as Settings
+from .model import StoredDocument as StoredDocument
 from .model import StoredPassage as StoredPassage
 from .model import Tier as Tier
 from .model import Upsert as Upsert
@@ -77,6 +86,10 @@ from .parts.manifest import Moves as Moves
 from .parts.manifest import RecallEvidence as RecallEvidence
 from .parts.prepared import Prepared as Prepared
 from .parts.snapshot import Snapshot as Snapshot
+from .parts.standing import Standing as Standing
+from .parts.standing import holding as holding
+from .parts.standing import holds as holds
+from .parts.standing import standings as standings
 from .query import Candidates as Candidates
 from .query import Query as Query
 from .rebuild.builder import Rebuild as Rebuild
@@ -84,7 +97,11 @@ from .residency import Budget as Budget
 from .scrolling import Page as Page
 from .scrolling import ScrolledDocument as ScrolledDocument
 from .scrolling import VectorPassage as VectorPassage
+from .suggestions import similar as similar
 from .suggestions import suggestion as suggestion
+from .surroundings import Reach as Reach
+from .surroundings import Surroundings as Surroundings
+from .surroundings import text_around as text_around
 from .tuner import TuneRun as TuneRun
 from .tuner import check_number as check_number
 from .tuner import check_target as check_target

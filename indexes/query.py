@@ -22,7 +22,9 @@ NOT_FOUND = -1
 class Query:
     """`text` is for BM25, `vector` (unit length, float32 [dimensions]) for the dense indexes; None skips that searcher.
 
-    `language` is that of the text; None: guessed among those of the passages. BM25 and the dense indexes each return
+    `language` is that of the text; None: guessed among those of the passages. `typos`: its words that no passage has
+    are looked up as the nearest ones. Only passages that may hold all `phrases`, and for each of the `prefixes` a word
+    that begins with it, are found: their texts decide. BM25 and the dense indexes each return
     `depth` candidates. `k` results will be shown: the cold policy judges loss on them. `counted`: the query is real
     traffic, and the cold policy learns from it.
     """
@@ -34,6 +36,9 @@ class Query:
     condition: Filter | None = None
     counted: bool = True
     language: str | None = None
+    typos: bool = False
+    phrases: tuple[str, ...] = ()
+    prefixes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import heapq
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 LISTED_MAX = 20
 NAME_CHARS_SHOWN = 100  # of a name that a request holds; difflib takes quadratic time
@@ -15,14 +15,19 @@ Alike = Sequence[frozenset[str]]
 
 def suggestion(name: str, known: Collection[str], alike: Alike = ()) -> str:
     """`did you mean 'k'?` where that is likely, else the known names. `alike`: names people use for the same thing."""
-    long = [one for one in known if len(one) > 2]  # any four letters are "close" to some two
-    shown = name[:NAME_CHARS_SHOWN]
-    similar = heapq.nsmallest(COMPARED_MAX, long, key=lambda one: abs(len(one) - len(shown)))
-    meant = synonym(name, known, alike) or next(iter(difflib.get_close_matches(shown, similar, 1)), None)
+    meant = synonym(name, known, alike) or next(iter(similar(name, known, 1)), None)
     if meant is not None:
         return f"did you mean {meant!r}?"
     listed = ", ".join(sorted(known)[:LISTED_MAX]) or "none"
     return f"known names: {listed}" + (", ..." if len(known) > LISTED_MAX else "")
+
+
+def similar(name: str, known: Iterable[str], most: int, least: float = 0.6) -> list[str]:
+    """The known names that are spelled much like this one, the most similar first; `least` is from 0 to 1, equal."""
+    long = [one for one in known if len(one) > 2]  # any four letters are "close" to some two
+    shown = name[:NAME_CHARS_SHOWN]
+    compared = heapq.nsmallest(COMPARED_MAX, long, key=lambda one: abs(len(one) - len(shown)))
+    return difflib.get_close_matches(shown, compared, most, least)
 
 
 def synonym(name: str, known: Collection[str], alike: Alike) -> str | None:

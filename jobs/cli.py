@@ -15,6 +15,7 @@ COMMANDS = {
     "demo": "Index the docstrings of this Python, serve them, and search them.",
     "ingest": "Send files and folders to a running service.",
     "search": "Ask a running service.",
+    "explain": "Say why a search does, or does not, find a document.",
     "mcp": "Give assistants the tools search, fetch and context (MCP).",
     "collections": "List, show, rename, roll back and delete collections.",
     "reindex": "Rebuild the indexes of a collection and swap them in.",

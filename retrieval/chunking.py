@@ -1,10 +1,11 @@
-"""Cut a text into passages of bounded length: at headings, around blocks of code, at paragraphs, sentences, words.
+"""Cut a text into passages of bounded length: at headings, around blocks of code, at paragraphs, sentences, words; and
+source code between its functions.
 
 text   |-----------------------------------------------------------|
 tokens  t0 t1 t2 ...
 window |<---- at most tokens_max ---->|
              |<--- the strongest break in here, the last among equals; a weak one only near the end
-                 |<- overlap ->|------- next window -------->|     where a section had to be cut
+                 |<- overlap ->|------- next window -------->|     where a sentence had to be cut
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from retrieval.outline import PARAGRAPH, Outline, outline
+from retrieval.outline import PARAGRAPH, Outline, code_outline, outline
 
-CHUNKING_VERSION = 3  # of the rules below; a document cut by other rules is written again
+CHUNKING_VERSION = 4  # of the rules below; a document cut by other rules is written again
 HEADING_FILL, PARAGRAPH_FILL, TEXT_FILL = 1 / 4, 1 / 2, 2 / 3  # of a window, before such a break may end it
 SENTENCE = re.compile(r"(?<=[.!?…])[\"'”’)\]]*\s+|(?<=[。！？।؟۔])\s*|\n\s*")
 WORD = re.compile(r"\s+")
@@ -38,27 +39,31 @@ class Span:
     heading: str = ""
 
 
-def split(text: str, starts_of: StartsOf, *, tokens_max: int, overlap_tokens: int) -> list[Span]:
+def split(
+    text: str, starts_of: StartsOf, *, tokens_max: int, overlap_tokens: int, code: bool = False
+) -> list[Span]:
     """Passages of `text`, in order: every character that is not white space lies in at least one.
 
     No passage has more than `tokens_max` tokens, and none ends with a heading whose text is in the next. Neighbours
-    share up to `overlap_tokens` where a cut falls inside a paragraph. A text that fits is one passage, white space
+    share up to `overlap_tokens` where a cut falls inside a sentence. A text that fits is one passage, white space
     alone is none. `starts_of` says at which character each token of a text begins, ascending; it is called once for
     the whole text, and again only for a passage whose edge cuts a word.
+
+    `code`: the text is source code, and is cut before its functions; their first lines are the headings.
     """
     if tokens_max < 1 or not 0 <= overlap_tokens < tokens_max:
         raise ValueError(f"need 0 <= overlap_tokens < tokens_max, not {overlap_tokens} and {tokens_max}")
     starts = starts_of(text)
-    structure = outline(text)
+    structure = code_outline(text) if code else outline(text)
     spans: list[Span] = []
     begin = _skip_spaces(text, 0)
     while begin < len(text):
         beyond = spans[-1].end if spans else 0
-        end, strength = _window_end(text, begin, starts, structure, tokens_max, beyond=beyond)
-        end, tokens = _fitted(text, begin, end, starts, starts_of, tokens_max)
+        cut, whole = _window_end(text, begin, starts, structure, tokens_max, beyond=beyond)
+        end, tokens = _fitted(text, begin, cut, starts, starts_of, tokens_max)
         spans.append(Span(begin, _drop_spaces(text, begin, end), tokens, structure.path(begin)))
         rest = _skip_spaces(text, end)
-        if rest < len(text) and strength < PARAGRAPH:
+        if rest < len(text) and not (whole and end == cut):
             rest = _step_back(text, spans[-1], rest, starts, overlap_tokens)
         begin = rest
     return spans
@@ -66,11 +71,11 @@ def split(text: str, starts_of: StartsOf, *, tokens_max: int, overlap_tokens: in
 
 def _window_end(
     text: str, begin: int, starts: Sequence[int], structure: Outline, tokens_max: int, *, beyond: int
-) -> tuple[int, int]:
-    """Where to cut the window from `begin`, after `beyond`, and how strong a break that is."""
+) -> tuple[int, bool]:
+    """Where to cut the window from `begin`, after `beyond`, and whether a sentence or more ends there."""
     first = bisect_left(starts, begin)
     if first + tokens_max >= len(starts):
-        return len(text), 0
+        return len(text), True
     limit = max(starts[first + tokens_max], begin + 1)
 
     def after(fill: float) -> int:
@@ -85,15 +90,15 @@ def _window_end(
         default=None,
     )
     if best is not None:
-        return best[1], best[0]
+        return best[1], True
     tail = after(TEXT_FILL)
     # A boundary may end right where the tail begins; its own characters lie after the token before.
     search = starts[max(first, first + int(tokens_max * TEXT_FILL) - 1)]
     for pattern in (SENTENCE, WORD):
         ends = [match.end() for match in pattern.finditer(text, search, limit) if match.end() >= tail]
         if whole := [end for end in ends if not structure.parts_heading(end)]:
-            return whole[-1], 0
-    return limit, 0
+            return whole[-1], pattern is SENTENCE
+    return limit, False
 
 
 def _fitted(

@@ -45,6 +45,15 @@ SearchOutcome = Annotated[
 ]
 
 
+def Doc(text: str) -> Meta:  # noqa: N802 - reads as a type's annotation
+    """What a field means, for the API description. A test holds that each field has it."""
+    return Meta(description=text)
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all request bodies."""
+
+
 def absent() -> msgspec.Raw:
     return msgspec.Raw(b"null")
 
@@ -68,9 +77,17 @@ ALIKE = (
     frozenset({"vector", "vectors", "embedding", "embeddings", "values", "query_vector", "query_embeddings"}),
     frozenset({"documents", "docs", "points", "records", "items", "upserts", "data"}),
     frozenset({"ids", "points", "document_ids"}),
+    frozenset({"highlight", "highlighting", "highlights"}),
+    frozenset({"facets", "aggs", "aggregations", "facet"}),
+    frozenset({"sort", "order_by", "sort_by", "order"}),
+    frozenset({"boosts", "boost", "functions", "score_functions"}),
+    frozenset({"like", "positive", "more_like_this", "similar_to", "recommend"}),
+    frozenset({"unlike", "negative"}),
+    frozenset({"typos", "fuzzy", "fuzziness", "typo_tolerance"}),
+    frozenset({"expand", "neighbors", "neighbours", "window"}),
     frozenset({"min_score", "score_threshold", "threshold", "min_similarity"}),
     frozenset({"token_budget", "max_tokens", "budget", "tokens"}),
-    frozenset({"cursor", "offset", "page_token", "next_cursor", "next_page_offset"}),
+    frozenset({"cursor", "offset", "page_token", "next_cursor", "next_page_offset", "skip", "from"}),
     frozenset({"name", "collection", "collection_name", "index"}),
 )  # fmt: skip
 

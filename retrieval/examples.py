@@ -14,6 +14,7 @@ from retrieval import (
     auth_schemas,
     collection_schemas,
     document_schemas,
+    explain_schemas,
     schemas,
 )
 from retrieval.dialects import ollama, openai, rerank, tei
@@ -68,6 +69,16 @@ def make_examples(model: str, reranker: str = "reranker") -> Examples:
                 "mode": "lexical",
                 "group_by_document": True,
             },
+            "more like a document": {"like": ["refunds"]},
+            "the next hits, with highlights": {"query": QUERY, "k": 1, "offset": 1, "highlight": True},
+            "with what stands around": {"query": QUERY, "expand": {"before": 1, "after": 1}},
+            "counted by language and year": {
+                "query": QUERY,
+                "facets": ["lang", {"key": "year", "ranges": [2020, 2026]}],
+            },
+            "the newest among the best": {"query": QUERY, "sort": [{"key": "year", "order": "desc"}]},
+            "newer is better": {"query": QUERY, "boosts": [{"key": "year", "weight": 0.001}]},
+            "with a phrase and a prefix": {"query": '"within 14 days" refund*', "operators": True},
             "in a language that is known": {"query": QUERY, "language": "en"},
             "weighted fusion, explained": {
                 "query": QUERY,
@@ -80,6 +91,10 @@ def make_examples(model: str, reranker: str = "reranker") -> Examples:
             "two questions": {"searches": [{"query": QUERY, "k": 3}, {"query": "when do you ship?", "k": 3}]}
         },
         schemas.ContextRequest: {"for a prompt": {"query": QUERY, "token_budget": 500}},
+        explain_schemas.ExplainRequest: {
+            "why it is not the first hit": {"query": QUERY, "k": 1, "document_id": "shipping"},
+            "with a filter": {"query": QUERY, "filter": ENGLISH, "document_id": "refunds"},
+        },
         answer_schemas.AnswerRequest: {
             "a question": {"query": QUERY},
             "with your own instruction": {"query": QUERY, "instruction": "Answer in one short sentence."},

@@ -9,7 +9,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from indexes import Candidates, Collection, Floats, Ids, Prepared, Query, Snapshot, StoredPassage
+from indexes import (
+    Candidates,
+    Collection,
+    Floats,
+    Ids,
+    Prepared,
+    Query,
+    Reach,
+    Scalar,
+    Snapshot,
+    StoredPassage,
+    Surroundings,
+    text_around,
+)
 from retrieval.stopwatch import Stopwatch
 
 
@@ -24,8 +37,25 @@ class Execution(Protocol):
         """Dense and BM25 scores of these passages: for candidates that only one searcher found."""
         ...
 
+    @property
+    def corrected(self) -> Mapping[str, str]:
+        """Words of the query that no passage has, and the terms that were looked up instead."""
+        ...
+
+    def values(self, ids: Ids, key: str, where: str) -> Sequence[Sequence[Scalar]]:
+        """What each passage has under a metadata key. Raises InvalidInput naming `where` for a key that none has."""
+        ...
+
+    def looked_up(self, text: str) -> frozenset[str]:
+        """The terms that words of this text are looked up as, in the query's language and those of the passages."""
+        ...
+
     def fetch(self, ids: Sequence[int]) -> Mapping[int, StoredPassage]:
         """Those that still live, from the log: what was deleted since is absent."""
+        ...
+
+    def around(self, ids: Sequence[int], reach: Reach) -> Mapping[int, Surroundings]:
+        """What stands around those that still live, from the log."""
         ...
 
     def answered(self, ids: Sequence[int]) -> None:
@@ -46,14 +76,14 @@ class LocalExecutor:
 
     def prepare(self, query: Query, watch: Stopwatch) -> LocalExecution:
         stage = None if query.text is None else "lexical"  # it weighs the terms
-        return LocalExecution(
-            self.collection, watch.timed(stage, lambda: self.snapshot.prepare(query)), watch
-        )
+        prepared = watch.timed(stage, lambda: self.snapshot.prepare(query))
+        return LocalExecution(self.collection, self.snapshot, prepared, watch)
 
 
 @dataclass(frozen=True, slots=True)
 class LocalExecution:
     collection: Collection
+    snapshot: Snapshot
     prepared: Prepared
     watch: Stopwatch
 
@@ -67,8 +97,22 @@ class LocalExecution:
     def scores(self, ids: Ids) -> tuple[Floats, Floats]:
         return self.prepared.scores(ids)
 
+    @property
+    def corrected(self) -> Mapping[str, str]:
+        return self.prepared.corrected
+
+    def values(self, ids: Ids, key: str, where: str) -> Sequence[Sequence[Scalar]]:
+        return self.prepared.values(ids, key, where)
+
+    def looked_up(self, text: str) -> frozenset[str]:
+        found = self.snapshot.looked_up(text, self.prepared.query.language)
+        return found.union(self.corrected.values(), self.prepared.grouped_terms)
+
     def fetch(self, ids: Sequence[int]) -> Mapping[int, StoredPassage]:
         return self.collection.passages(ids)
+
+    def around(self, ids: Sequence[int], reach: Reach) -> Mapping[int, Surroundings]:
+        return text_around(self.collection, ids, reach)
 
     def answered(self, ids: Sequence[int]) -> None:
         self.collection.hits.count(ids)

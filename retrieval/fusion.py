@@ -15,9 +15,12 @@ from numpy.typing import NDArray
 from indexes import Floats, Ids
 
 Scores = NDArray[np.float64]
+Places = NDArray[np.int32]  # in a ranking, from 0; below 0 where it does not hold the candidate
+
+DEEPER = 4  # times the depth of the round before, where a search needs more candidates
 
 
-def reciprocal_rank(rankings: Sequence[NDArray[np.int32]], k: int) -> Scores:
+def reciprocal_rank(rankings: Sequence[Places], k: int) -> Scores:
     """From each candidate's place in each ranking: from 0, below 0 where it is not in that ranking."""
     fused: Scores = np.zeros(len(rankings[0]))
     for places in rankings:
@@ -36,6 +39,25 @@ def weighted(dense: Floats, lexical: Floats, *, weight: float, floor: float, bou
     return fused
 
 
-def best_first(ids: Ids, scores: Scores) -> NDArray[np.intp]:
-    """Positions by descending score, ties by id."""
-    return np.lexsort((ids, -scores))
+def best_first(ids: Ids, scores: Scores, levels: NDArray[np.int64] | None = None) -> NDArray[np.intp]:
+    """Positions by descending score, ties by id; all of one level before those of the next."""
+    return np.lexsort((ids, -scores) if levels is None else (ids, -scores, levels))
+
+
+def levels_of(rankings: Sequence[Places], depth: int) -> NDArray[np.int64]:
+    """How often rankings of this depth have to go `DEEPER` until they hold a candidate.
+
+    An order by level first is the same, as far as it goes, however deep the rankings are.
+    """
+    least = np.min([np.where(places >= 0, places, np.iinfo(np.int32).max) for places in rankings], axis=0)
+    bounds = [depth]
+    while len(least) and bounds[-1] <= least.max() and bounds[-1] < np.iinfo(np.int32).max:
+        bounds.append(bounds[-1] * DEEPER)
+    levels: NDArray[np.int64] = np.searchsorted(bounds, least, side="right")
+    return levels
+
+
+def within(levels: NDArray[np.int64], rankings: Sequence[Places], depth: int) -> list[Places]:
+    """The places, without those beyond the depth of a candidate's level."""
+    bounds = depth * DEEPER**levels
+    return [np.where(places < bounds, places, -1).astype(np.int32) for places in rankings]

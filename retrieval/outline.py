@@ -1,7 +1,7 @@
-"""The structure of a text that chunking follows: headings, fenced code, paragraphs.
+"""The structure of a text that chunking follows: headings, fenced code, paragraphs; in source code, indented blocks.
 
 Markdown and plain text alike: `# headings`, underlined headings, fences of ``` or ~~~, blank lines. Text without any of
-them has an empty outline.
+them has an empty outline. Source code has one of its own, since its comments look like headings.
 """
 
 from __future__ import annotations
@@ -18,6 +18,11 @@ UNDERLINE = re.compile(r"([=\-~^])\1{2,}[ \t]*$")
 UNDERLINED_LEVELS = {"=": 1, "-": 2, "~": 3, "^": 4}
 HEADING_CHARS_MAX = 120  # a longer line is text, whatever stands before or below it
 PATH_SEPARATOR = " > "
+# In code these open no block and end none: brackets alone or after a list, comments, the preprocessor's lines.
+NO_OPENER = re.compile(r"[(){}\[\]#/*]")
+COMMENT = re.compile(r"#[ !]|//|/\*")  # after a blank line, of what follows
+CODE_LEVELS = 2  # of indentation that count: a class and its methods, not the loops in them
+TAB_COLUMNS = 8
 
 PARAGRAPH = 1  # the weakest break; a heading of level n breaks with strength 8 - n
 STRONGEST = 7
@@ -25,7 +30,8 @@ STRONGEST = 7
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """A heading at `start`, of level 1 to 6, below the nearest one before it of a higher rank."""
+    """A heading at `start`, of level 1 to 6, below the nearest one before it of a higher rank. Without a title, it only
+    ends the one before."""
 
     start: int
     level: int
@@ -61,7 +67,8 @@ class Outline:
         heading = self.headings[at - 1] if at else None
         titles: list[str] = []
         while heading:
-            titles.append(heading.title)
+            if heading.title:
+                titles.append(heading.title)
             heading = heading.above
         return PATH_SEPARATOR.join(reversed(titles))
 
@@ -104,6 +111,47 @@ def outline(text: str) -> Outline:
         if mark:
             fence, previous = mark[1], None
     return found
+
+
+def code_outline(text: str) -> Outline:
+    """Of source code in any language whose blocks are indented, read once, line by line.
+
+    A blank line breaks the more, the fewer blocks the next line is in; so, weakly, does the end of an outermost block.
+    The headings of a line are the first lines of the blocks around it: a class, then a function.
+    """
+    found = Outline()
+    blocks: list[tuple[int, int, str]] = []  # lines that are open: column, start, text
+    blank, deepest = True, 0  # since the last line that counts
+    for match in LINE.finditer(text):
+        start, line = match.start(), match[0].rstrip()
+        if not line:
+            blank = True
+            continue
+        code = line.lstrip()
+        column = len(line.expandtabs(TAB_COLUMNS)) - len(code.expandtabs(TAB_COLUMNS))
+        counts = not NO_OPENER.match(code) or bool(blank and COMMENT.match(code))
+        depth = sum(above < column for above, _, _ in blocks)
+        if blank or (counts and depth == 0 and deepest > 0):
+            found.breaks.append(start)
+            found.strengths.append(PARAGRAPH + max(0, CODE_LEVELS - depth) if blank else PARAGRAPH)
+        blank = False
+        if not counts:
+            continue
+        if depth > deepest and depth <= CODE_LEVELS:  # the line before is the first of a block
+            _, opened, title = blocks[depth - 1]
+            add_block(found, opened, depth, title)
+        elif depth < deepest and depth < CODE_LEVELS:
+            add_block(found, start, depth + 1, "")
+        blocks[depth:] = [(column, start, code)]
+        deepest = depth
+    return found
+
+
+def add_block(found: Outline, start: int, level: int, line: str) -> None:
+    above = found.headings[-1] if found.headings else None
+    while above and above.level >= level:
+        above = above.above
+    found.headings.append(Heading(start, level, line.rstrip(" \t{(:")[:HEADING_CHARS_MAX], above))
 
 
 def underlined(line: str, below: str) -> int:

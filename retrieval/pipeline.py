@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from contextvars import copy_context
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
 import msgspec
 import numpy as np
+from msgspec import UNSET, UnsetType
 
 from indexes import (
     Candidates,
@@ -34,17 +35,22 @@ from indexes import (
     Unavailable,
     search_with_one_thread,
 )
+from retrieval.boosting import arrange
 from retrieval.cache import ResultCache, ResultKey
 from retrieval.ceiling import AnswerBudget, BudgetShare
 from retrieval.embedders import Embedders
 from retrieval.executor import Executor, LocalExecutor
+from retrieval.facets import facets_of
+from retrieval.highlighting import as_written
+from retrieval.option_schemas import FacetBody
 from retrieval.plan import Plan, planned
 from retrieval.relevance import is_supported
 from retrieval.reranking import PAIRS_A_RUN, Reranker, rerank
 from retrieval.scanning import JointScan, Place, Scanner
 from retrieval.schemas import Hit, Receipt, Reranked, SearchAnswer, SearchRequest
 from retrieval.settings import Config
-from retrieval.stages import Rounds, fuse, hydrate
+from retrieval.similar import read_examples
+from retrieval.stages import Fused, Rounds, fuse, hydrate
 from retrieval.stopwatch import Stopwatch
 
 T = TypeVar("T")
@@ -64,12 +70,24 @@ class CachedAnswer(msgspec.Struct):
     weight_dense: float | None
     supported: bool | None
     support_from: float | None
+    corrected: dict[str, str] | UnsetType = UNSET
+    facets: list[FacetBody] | UnsetType = UNSET
     reranked: Reranked | None = None
 
     @property
     def whole(self) -> bool:
         """Not cut short by a budget: another try would give the same."""
         return self.reranked is None or self.reranked.passages == self.reranked.of
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """A search with what it was made from: the plan of its last round, and the candidates in their final order."""
+
+    snapshot: Snapshot
+    plan: Plan
+    fused: Fused
+    answer: CachedAnswer
 
 
 class Pipeline:
@@ -189,8 +207,31 @@ class Pipeline:
             reranked=answer.reranked,
             supported=answer.supported,
             support_from=answer.support_from,
+            corrected=answer.corrected,
         )
-        return SearchAnswer(answer.hits, receipt, watch.stop())
+        return SearchAnswer(answer.hits, receipt, watch.stop(), answer.facets)
+
+    async def follow(self, collection: Collection, request: SearchRequest) -> Followed:
+        """The same search, and what its last round chose from. No cache is read or filled, and nothing counted."""
+        watch, share = Stopwatch(), BudgetShare(AnswerBudget(self._config.limits.answer_bytes_max))
+        request = msgspec.structs.replace(request, cache=False)
+        plan = planned(request, collection.settings.dimensions, self._config, collection.ranking.current)
+        if plan.deadline_ms is not None:
+            watch.deadline = asyncio.get_running_loop().time() + plan.deadline_ms / 1000
+        try:
+            async with asyncio.timeout_at(watch.deadline):
+                snapshot = await reached(collection, request.min_seq or 0)
+                active = nullcontext() if request.exact else self._active
+                async with active, self._rereading if plan.rerank else nullcontext():
+                    plan = await self._embedded(collection, snapshot, plan, watch)
+                    rounds = rounds_of(collection, plan, share)
+                    answer, _ = await self._search(collection, snapshot, plan, watch, None, share, rounds)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"no answer within deadline_ms={plan.deadline_ms}", param="deadline_ms"
+            ) from None
+        assert rounds.last is not None
+        return Followed(snapshot, *rounds.last, answer)
 
     def _key(self, collection: Collection, snapshot: Snapshot, plan: Plan) -> ResultKey:
         settings = collection.settings
@@ -224,8 +265,16 @@ class Pipeline:
         self, collection: Collection, snapshot: Snapshot, plan: Plan, watch: Stopwatch
     ) -> Plan:
         """The plan with the query's vector, and with what fusion should know of the model."""
+        plan = await self._text_embedded(collection, snapshot, plan, watch)
+        if not plan.request.like and not plan.request.unlike:
+            return plan
+        return plan.like(await self._run(partial(read_examples, collection, plan.request)))
+
+    async def _text_embedded(
+        self, collection: Collection, snapshot: Snapshot, plan: Plan, watch: Stopwatch
+    ) -> Plan:
         if plan.text is None:
-            if plan.query.vector is None:
+            if plan.mode == "lexical":
                 return plan
             floor = self._embedders.similarity_floor(collection.settings.model)
             return replace(plan, similarity_floor=floor)
@@ -245,11 +294,12 @@ class Pipeline:
         watch: Stopwatch,
         place: Place | None,
         budget: BudgetShare,
+        rounds: Rounds | None = None,
     ) -> tuple[CachedAnswer, bool]:
         """The answer, and whether candidates were gone from the log. Searches ever deeper, until there are k hits or
         the rankings end; the deadline passes between two searches."""
         executor = LocalExecutor(collection, snapshot)
-        rounds = Rounds(budget, collection.documents if plan.query.condition is None else None)
+        rounds = rounds or rounds_of(collection, plan, budget)
         while True:
             exact: Candidates | None = None
             if plan.request.exact and plan.query.vector is not None:
@@ -258,6 +308,9 @@ class Pipeline:
                 exact = scanned(snapshot, await watch.awaited("dense", ranked))
             found = await self._run(partial(run_stages, plan, executor, watch, rounds, exact, self._reranker))
             if found is not None:
+                if plan.facets:
+                    count = partial(facets_of, collection, snapshot, plan.query.condition, plan.facets)
+                    found[0].facets = await self._run(count)
                 return found
             plan = plan.deeper()
 
@@ -277,6 +330,11 @@ async def reached(collection: Collection, min_seq: int) -> Snapshot:
                 f"the log is at seq {collection.snapshot.seq}, before min_seq={min_seq}", param="min_seq"
             ) from None
     return collection.snapshot
+
+
+def rounds_of(collection: Collection, plan: Plan, budget: BudgetShare) -> Rounds:
+    others = collection.documents - len(plan.examples.documents if plan.examples else ())
+    return Rounds(budget, others if plan.query.condition is None else None)
 
 
 def scanned(snapshot: Snapshot, ranking: Ranking) -> Candidates:
@@ -306,7 +364,11 @@ def run_stages(
         fused, reranked = watch.timed(
             "rerank", partial(rerank, plan, fused, execution, reranker, rounds, watch.deadline)
         )
-    hydrated = watch.timed("hydrate", lambda: hydrate(plan, fused, execution, rounds))
+    arranged = fused
+    if plan.request.boosts or plan.request.sort:
+        arranged = watch.timed("fuse", partial(arrange, plan, fused, execution))
+    rounds.last = plan, arranged
+    hydrated = watch.timed("hydrate", lambda: hydrate(plan, arranged, execution, rounds))
     if hydrated is None:
         return None
     hits, vanished = hydrated
@@ -319,8 +381,16 @@ def run_stages(
         supported=is_supported(fused.relevance[fused.order], plan.calibration),
         support_from=plan.calibration.support if plan.calibration else None,
         reranked=reranked,
+        corrected=corrected_words(execution.corrected, hits),
     )
     return answer, vanished
+
+
+def corrected_words(corrected: Mapping[str, str], hits: list[Hit]) -> dict[str, str] | UnsetType:
+    """Each word with what was looked up instead, as the first hit with it has it; else the term, a stem."""
+    if not corrected:
+        return UNSET
+    return {word: as_written(term, hits) for word, term in corrected.items()}
 
 
 def elapsed_ms(since: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -12,11 +13,14 @@ import numpy as np
 from indexes import (
     ANALYSIS_VERSION,
     AUTO,
+    FacetQuery,
     Filter,
     Floats,
     InvalidInput,
     Query,
     RankingSettings,
+    Reach,
+    StoredPassage,
     TooLarge,
     check_language,
     parse_filter,
@@ -24,13 +28,20 @@ from indexes import (
 from retrieval.auth import PRINCIPAL
 from retrieval.decoding import decode_part, is_absent
 from retrieval.embedding.models import SIMILARITY_FLOOR
+from retrieval.facets import facet_queries
+from retrieval.fusion import DEEPER
+from retrieval.operators import Operators, operators_in
+from retrieval.option_checks import boosts_at, check_arranged, check_offset, reach_of
+from retrieval.option_schemas import Facet
 from retrieval.relevance import BUILT_IN, Calibration, Calibrations, calibration_for, calibrations_of
 from retrieval.schemas import Fusion, Mode, Rerank, SearchRequest, Weights
 from retrieval.settings import Config
+from retrieval.similar import ExampleDocuments
 
-ANSWER_VERSION = 4  # of what the cache keeps
+ANSWER_VERSION = 5  # of what the cache keeps
 SHARE_READ_MIN = 0.1  # numbers and names are read in any text
 SPARE_HITS = 16  # of a dense ranking beyond k, for candidates that die while they are on their way
+EXAMPLE_PASSAGES_MAX = 4096  # that a ranking is made deeper for; beyond, `deeper` goes on
 NUMBER_BYTES_MAX = 100  # of one number as JSON, with the white space before it
 
 
@@ -47,12 +58,18 @@ class RerankOptions:
 class Plan:
     """A checked request with every choice made. `query` is what the indexes are asked, its vector absent until the text
     is embedded. `identity` is equal for requests that must get the same answer. Of a `counted` search the k hits are
-    remembered, for the hot tier."""
+    remembered, for the hot tier. The page ends with the hit in place `last`; `page_depth` is how deep the first page
+    goes."""
 
     request: SearchRequest
     k: int
+    last: int
+    page_depth: int
     counted: bool
     query: Query
+    operators: Operators | None
+    reach: Reach | None
+    facets: list[tuple[Facet, FacetQuery]]
     mode: Mode
     method: Literal["rrf", "weighted"]
     rrf_k: int
@@ -65,17 +82,39 @@ class Plan:
     )
     share_read: float | None = None  # what that said; None: no text was embedded
     similarity_floor: float = SIMILARITY_FLOOR  # of the model
+    examples: ExampleDocuments | None = None
     calibrations: Calibrations = field(default_factory=lambda: BUILT_IN)
 
     @property
     def text(self) -> str | None:
         """To be embedded; None if the vector is there, or not needed."""
-        return None if self.mode == "lexical" or self.query.vector is not None else self.request.query
+        if self.mode == "lexical" or self.query.vector is not None:
+            return None
+        return (self.operators.text if self.operators else self.request.query) or None
 
     def embedded(self, vector: Floats, reads: Callable[[], float], similarity_floor: float) -> Plan:
         """With the query's vector, and what fusion should know of the model that made it."""
         query = replace(self.query, vector=vector)
         return replace(self, query=query, reads=reads, similarity_floor=similarity_floor)
+
+    def like(self, examples: ExampleDocuments) -> Plan:
+        """With the examples in the query's vector, and as much deeper as they are found themselves."""
+        more = min(len(examples.passages), EXAMPLE_PASSAGES_MAX)
+        page_depth = self.page_depth + more
+        depth = self.query.depth + more if self.alone else level_for(self.last + more, page_depth)
+        query = replace(self.query, vector=examples.moved(self.query.vector), depth=depth)
+        return replace(self, query=query, page_depth=page_depth, examples=examples)
+
+    def leaves_out(self, passage: StoredPassage) -> bool:
+        """Whether a candidate is no hit: it is of an example, or lacks a phrase."""
+        if self.examples is not None and passage.document_id in self.examples.documents:
+            return True
+        return self.operators is not None and not self.operators.hold_in(passage)
+
+    @property
+    def alone(self) -> bool:
+        """Whether the hits are the dense ranking as it is."""
+        return self.mode == "dense" and not self.request.group_by_document
 
     def read(self) -> Plan:
         """With the share of the query that the model reads. Not for the event loop."""
@@ -94,27 +133,38 @@ class Plan:
 
         Each round costs what the depth does, so it grows fast; an exact round scans everything, so it grows faster.
         """
-        depth = (16 if self.request.exact else 4) * self.query.depth
+        depth = (DEEPER**2 if self.request.exact else DEEPER) * self.query.depth
         return replace(self, query=replace(self.query, k=depth, depth=depth, counted=False))
 
     @property
     def calibration(self) -> Calibration | None:
         """By which hits are judged once the query is embedded."""
-        return calibration_for(self.calibrations, self.mode, self.share_read)
+        return None if self.examples else calibration_for(self.calibrations, self.mode, self.share_read)
 
 
 def planned(
-    request: SearchRequest, dimensions: int, config: Config, ranking: RankingSettings | None = None
+    request: SearchRequest,
+    dimensions: int,
+    config: Config,
+    ranking: RankingSettings | None = None,
+    now: Callable[[], float] = time.time,
 ) -> Plan:
     """What the request leaves open comes from `ranking`, the collection's own settings, else from the configuration.
 
     Raises InvalidInput or TooLarge naming the field.
     """
+    request = msgspec.structs.replace(request, boosts=boosts_at(request.boosts, now()))
     text = check_query(request, config)
     numbers = vector_of(request.vector, dimensions, "vector")
     vector = None if numbers is None else unit_vector(numbers, dimensions, "vector")
     mode = mode_of(request, text, config)
+    if request.highlight and not text:
+        raise InvalidInput("highlight needs a query text, whose words are shown", param="highlight")
+    operators = operators_in(text) if request.operators else None
+    if operators and mode == "dense":
+        raise InvalidInput("operators are about words, which mode dense does not search", param="operators")
     k = check_k(request.k, config)
+    last = check_offset(request.offset, k, config)
     fusion = request.fusion or Fusion()
     weights = fusion.weights or default_weights(config, ranking)
     if weights.dense + weights.lexical <= 0:
@@ -126,26 +176,35 @@ def planned(
     # A ranking that is fused or grouped has a depth independent of k, so that the page size does not change the order,
     # unless that depth does not hold enough hits (`deeper`).
     alone = mode == "dense" and not request.group_by_document
+    page_depth = max(config.search.candidates, k)
+    check_arranged(request, last, page_depth)
     query = Query(
-        k=k,
-        depth=k + SPARE_HITS if alone else max(config.search.candidates, k),
-        text=None if mode == "dense" else text,
+        k=last,
+        depth=last + SPARE_HITS if alone else level_for(last, page_depth),
+        text=None if mode == "dense" else operators.words if operators else text,
+        phrases=operators.phrases if operators else (),
+        prefixes=operators.prefixes if operators else (),
         vector=None if mode == "lexical" else vector,
         condition=filter_of(request.filter, config),
         language=given_language(request.language, "language"),
+        typos=request.typos and PRINCIPAL.get().groups is None,  # words of documents that it may not see
         counted=counted,
     )
     # The configuration too: a cache in Redis outlives a restart with other settings.
     own = ranking and (ranking.method, ranking.weight_dense, ranking.coefficients)
-    seen_by = PRINCIPAL.get().groups
-    identity = msgspec.json.encode(
-        (ANSWER_VERSION, ANALYSIS_VERSION, config.search, BUILT_IN, own, seen_by, asked)
-    )
+    bound = config.limits.expanded_chars_max if request.expand else None
+    settings = config.search, BUILT_IN, own, bound, PRINCIPAL.get().groups
+    identity = msgspec.json.encode((ANSWER_VERSION, ANALYSIS_VERSION, *settings, asked))
     return Plan(
         request=msgspec.structs.replace(request, query=text),
         k=k,
+        last=last,
+        page_depth=page_depth,
         counted=counted,
         query=query,
+        operators=operators,
+        reach=reach_of(request.expand, config.limits.expanded_chars_max),
+        facets=facet_queries(request.facets),
         mode=mode,
         method=fusion.method
         or (fusion.weights and "weighted")
@@ -167,9 +226,15 @@ def mode_of(request: SearchRequest, text: str, config: Config) -> Mode:
         raise InvalidInput(f"mode {mode} needs a query text", param="query")
     if request.exact and mode != "dense":
         raise InvalidInput(f"exact search is dense search, found mode {mode}", param="exact")
-    if request.min_relevance is not None and mode == "dense" and not is_absent(request.vector):
+    examples = "like" if request.like else "unlike" if request.unlike else None
+    if examples and mode == "lexical":
+        raise InvalidInput(f"{examples} compares vectors, which mode lexical does not", param=examples)
+    if request.min_relevance is not None and (
+        examples or (mode == "dense" and not is_absent(request.vector))
+    ):
         raise InvalidInput(
-            "hits of a vector of your own have no relevance: only cosines of the collection's model are calibrated",
+            f"hits of {'examples' if examples else 'a vector of your own'} have no relevance: only scores of queries "
+            "are calibrated",
             param="min_relevance",
         )
     return mode
@@ -233,8 +298,10 @@ def filter_of(raw: msgspec.Raw, config: Config) -> Filter | None:
 
 def check_query(request: SearchRequest, config: Config) -> str:
     if request.query is None:
-        if is_absent(request.vector):
-            raise InvalidInput("a search needs a query text or a vector", param="query")
+        if is_absent(request.vector) and not request.like:
+            raise InvalidInput(
+                "a search needs a query text, a vector, or documents that it should be like", param="query"
+            )
         return ""
     query = request.query.strip()
     if not query:
@@ -258,6 +325,13 @@ def check_k(k: int | None, config: Config) -> int:
     if not 1 <= k <= config.limits.k_max:
         raise InvalidInput(f"k must be from 1 to {config.limits.k_max}, found {k}", param="k")
     return k
+
+
+def level_for(last: int, depth: int) -> int:
+    """The depth of a ranking that holds so many hits: each level is what `deeper` goes to from the one before."""
+    while depth < last:
+        depth *= DEEPER
+    return depth
 
 
 def vector_of(raw: msgspec.Raw, dimensions: int, param: str) -> list[float] | None:

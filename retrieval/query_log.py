@@ -111,6 +111,8 @@ class QueryLog:
         """Take a query into the day's sample, perhaps. Never raises, never waits."""
         if not self._settings.enabled or search.query is None or search.exact or not search.cache:
             return
+        if search.offset:
+            return  # the query was noted with its first page
         time_ms = int(self._now() * 1000)
         sample = self._samples.setdefault(collection.uid, Sample())
         day = sample.days.setdefault(day_of(time_ms), Day())

@@ -108,7 +108,8 @@ def rerank(
     found: Doubles = np.full(len(ids), np.nan)
     found[first] = [known.get(one, math.nan) for one in firsts]
     combined = rounded(mixed(fused.scores, found, wanted.weight))
-    answer = replace(fused, order=best_first(ids, combined), scores=combined, reranked=rounded(found))
+    order = fused.order[best_first(ids[fused.order], combined[fused.order])]
+    answer = replace(fused, order=order, scores=combined, reranked=rounded(found))
     read = sum(one in known for one in firsts)
     return answer, Reranked(reranker.manifest.name, read, len(first) - gone)
 

@@ -12,6 +12,7 @@ from retrieval import (
     auth_schemas,
     collection_schemas,
     document_schemas,
+    explain_schemas,
     schemas,
 )
 from retrieval.admission import Load
@@ -21,7 +22,18 @@ from retrieval.dialects import files, ollama, openai, rerank, tei, vector_store_
 from retrieval.dialects import vector_store_schemas as stores
 from retrieval.dialects.errors import CohereErrorBody, OllamaErrorBody, OpenAIErrorBody, TeiErrorBody
 from retrieval.examples import make_examples
-from retrieval.handlers import answers, assess, auth, collections, documents, feedback, jobs, search, system
+from retrieval.handlers import (
+    answers,
+    assess,
+    auth,
+    collections,
+    documents,
+    explain,
+    feedback,
+    jobs,
+    search,
+    system,
+)
 from retrieval.keys import API, CONFIG, LOADS, SCOPES
 from retrieval.openapi import Route, describe
 
@@ -45,6 +57,8 @@ ROUTES = (
           answer_schemas.AnswerRequest, answer_schemas.Answer, load="answer", streams=True, scope="search"),
     Route("POST", f"{C}/assess", assess.assess, "How events like this one ended, and so how risky it is", SEARCH,
           assess_schemas.AssessRequest, assess_schemas.Assessment, load="search", scope="search"),
+    Route("POST", f"{C}/explain", explain.explain, "Why a document is, or is not, among the hits", SEARCH,
+          explain_schemas.ExplainRequest, explain_schemas.ExplainAnswer, load="heavy", scope="search"),
     Route("POST", f"{C}/feedback", feedback.write, "Judgments and clicks, for `nearline learn`", FEEDBACK,
           collection_schemas.SendFeedback, collection_schemas.FeedbackKept, scope="search"),
     Route("GET", f"{C}/feedback", feedback.listed, "All feedback about documents that exist", FEEDBACK,

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType, field
 
 from indexes import Metadata, Tier
+from retrieval import decoding
 from retrieval.decoding import (
     FilterJson,
     SearchJson,
@@ -19,17 +20,14 @@ from retrieval.decoding import (
     VectorJson,
     absent,
 )
+from retrieval.option_schemas import Boosts, Expand, Expanded, Facet, FacetBody, Highlight, Sorts, Span
 from retrieval.settings import Count, Positive, Weight
 
 Mode = Literal["hybrid", "dense", "lexical"]
 NonEmpty = Annotated[str, Meta(min_length=1)]
 DocumentId = NonEmpty | Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-
-
-def Doc(text: str) -> Meta:  # noqa: N802 - reads as a type's annotation
-    """What a field means, for the API description. A test holds that each field has it."""
-    return Meta(description=text)
-
+Doc = decoding.Doc
+Request = decoding.Request
 
 Condition = Annotated[
     FilterJson,
@@ -45,13 +43,10 @@ RerankMs = Annotated[float, Meta(gt=0, le=10_000)]
 RerankWeight = Annotated[float, Meta(ge=0, le=1)]
 DeadlineMs = Annotated[int, Meta(ge=1, le=600_000)]
 Similarity = Annotated[float, Meta(ge=-1, le=1)]
+ExampleIds = Annotated[list[DocumentId], Meta(min_length=1, max_length=100)]
 Chance = Annotated[float, Meta(ge=0, le=1)]
 Start = Annotated[int, Doc("Start in the document's text, in characters")]
 End = Annotated[int, Doc("End in the document's text, in characters, exclusive")]
-
-
-class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of all request bodies."""
 
 
 class Weights(Request, frozen=True, kw_only=True):
@@ -88,11 +83,23 @@ class SearchOptions(Request, frozen=True, kw_only=True):
         bool | Rerank | None, Doc("Let a cross-encoder read the first candidates: true, or how")
     ] = None
     group_by_document: Annotated[bool, Doc("Only the best passage of each document")] = False
+    boosts: Annotated[
+        Boosts | None, Doc("Raise or lower the scores of candidates by their metadata: recency, votes, flags")
+    ] = None
     min_score: Annotated[float | None, Doc("Drop hits that score less")] = None
     min_relevance: Annotated[Chance | None, Doc("Drop hits of less `relevance`")] = None
     min_seq: Annotated[Count | None, Doc("Wait up to 5 s until this write is visible")] = None
     deadline_ms: Annotated[DeadlineMs | None, Doc("Give up after this time, with status 503")] = None
     cache: Annotated[bool, Doc("False bypasses the result cache and the query vector cache")] = True
+    typos: Annotated[
+        bool, Doc("Look up a word that no passage has as the nearest one that some passage has")
+    ] = True
+    operators: Annotated[
+        bool,
+        Doc(
+            'Of the query, "words in quotes" must follow each other so, and inst* stands for words that begin so'
+        ),
+    ] = False
     language: Annotated[
         str | None, Doc("BCP 47 code of the query's language; absent: guessed among those of the documents")
     ] = None
@@ -103,6 +110,26 @@ class SearchRequest(SearchOptions, frozen=True, kw_only=True):
 
     query: Annotated[str | None, Doc("The text to search for")] = None
     vector: OwnVector = field(default_factory=absent)
+    like: Annotated[
+        ExampleIds | None, Doc("Ids of documents: find others like these; instead of a query, or beside it")
+    ] = None
+    unlike: Annotated[ExampleIds | None, Doc("Ids of documents: less like these")] = None
+    offset: Annotated[
+        Count, Doc("Hits to pass over, those of the pages before; with `k` at most limits.k_max")
+    ] = 0
+    expand: Annotated[
+        Expand | None, Doc("Show each hit with its neighbors, its section, or its whole document")
+    ] = None
+    highlight: Annotated[
+        bool | Highlight | None, Doc("Where each hit has words of the query: true, or how")
+    ] = None
+    sort: Annotated[
+        Sorts | None, Doc("Order the candidates by metadata instead of by score; those without a value last")
+    ] = None
+    facets: Annotated[
+        list[NonEmpty | Facet] | None,
+        Doc("Metadata keys: count the documents that match the filter by their values"),
+    ] = None
     explain: Annotated[
         bool, Doc("Add each hit's rank in both rankings and the evidence of its relevance")
     ] = False
@@ -122,6 +149,7 @@ class Scores(msgspec.Struct):
     rerank: Annotated[
         float | UnsetType | None, Doc("Of the cross-encoder; at 0 the odds are even that it answers")
     ] = UNSET
+    boost: Annotated[float | UnsetType, Doc("What `boosts` multiplied the score by")] = UNSET
 
 
 class Ranks(msgspec.Struct):
@@ -165,6 +193,11 @@ class Hit(msgspec.Struct, omit_defaults=True):
         RelevanceEvidence | None, Doc("With `explain`: what `relevance` is computed from")
     ] = None
     language: Annotated[str, Doc("BCP 47 code of the document's language")] = ""
+    highlights: Annotated[
+        list[Span] | None, Doc("With `highlight`: [start, end) in `text` of the words that the query has too")
+    ] = None
+    snippet: Annotated[Span | None, Doc("With `highlight`: the part of `text` with most of them")] = None
+    expanded: Annotated[Expanded | None, Doc("With `expand`: the passage and those around it")] = None
 
 
 class Reranked(msgspec.Struct):
@@ -199,6 +232,12 @@ class Receipt(msgspec.Struct):
         bool | None,
         Doc("False: no hit is relevant enough to say that the collection answers this; null where unknown"),
     ] = None
+    corrected: Annotated[
+        dict[str, str] | UnsetType,
+        Doc(
+            "Words of the query that no passage has, and those looked up instead; absent where there are none"
+        ),
+    ] = UNSET
     support_from: Annotated[
         float | None, Doc("One of the first ten hits needs this `relevance` for `supported`")
     ] = None
@@ -224,6 +263,7 @@ class SearchAnswer(msgspec.Struct):
     hits: Annotated[list[Hit], Doc("Best first")]
     receipt: Annotated[Receipt, Doc("How the answer was found")]
     timings_ms: Annotated[Timings, Doc("Milliseconds of each stage")]
+    facets: Annotated[list[FacetBody] | UnsetType, Doc("With `facets`: the counts, in their order")] = UNSET
 
 
 class SearchBatchAnswer(msgspec.Struct):

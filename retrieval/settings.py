@@ -97,6 +97,7 @@ class Limits(Section, frozen=True, kw_only=True):
     filter_conditions_max: Positive = 64
     filter_bytes_max: Positive = 1_048_576
     token_budget_max: Positive = 100_000
+    expanded_chars_max: Positive = 65_536
     page_limit_max: Positive = 1000
     answer_bytes_max: Positive = 33_554_432
 

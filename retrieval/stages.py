@@ -9,10 +9,12 @@ import numpy as np
 from msgspec import UNSET
 from numpy.typing import NDArray
 
-from indexes import TIERS, Candidates, Floats, StoredPassage
+from indexes import TIERS, Candidates, Floats, StoredPassage, Surroundings, marked
 from retrieval.ceiling import BudgetShare, size_of
 from retrieval.executor import Execution
-from retrieval.fusion import best_first, reciprocal_rank, weighted
+from retrieval.fusion import best_first, levels_of, reciprocal_rank, weighted, within
+from retrieval.highlighting import snippet
+from retrieval.option_schemas import Expanded, Highlight
 from retrieval.plan import SPARE_HITS, Plan
 from retrieval.relevance import Columns, features_of, relevance_of
 from retrieval.schemas import Hit, Ranks, RelevanceEvidence, Scores
@@ -38,19 +40,27 @@ class Fused:
     features: Columns
     relevance: Columns
     reranked: NDArray[np.float64] | None = None
+    boosts: NDArray[np.float64] | None = None
 
 
 def fuse(plan: Plan, candidates: Candidates, execution: Execution) -> Fused:
     if plan.mode == "hybrid":
         candidates = completed(candidates, execution)
+        ranks = [candidates.dense_ranks, candidates.lexical_ranks]
+        # On later pages, what a deeper ranking adds comes after what the first page chose from.
+        levels = levels_of(ranks, plan.page_depth) if plan.request.offset else None
         if plan.weight_dense is None:
-            fused = reciprocal_rank([candidates.dense_ranks, candidates.lexical_ranks], plan.rrf_k)
+            fused = reciprocal_rank(
+                ranks if levels is None else within(levels, ranks, plan.page_depth), plan.rrf_k
+            )
         else:
             fused = added(plan, plan.weight_dense, candidates, candidates.dense, candidates.lexical)
-        order, scores = best_first(candidates.ids, fused), rounded(fused)
+        order, scores = best_first(candidates.ids, fused, levels), rounded(fused)
     else:
         order = np.arange(len(candidates))
         scores = rounded(candidates.dense if plan.mode == "dense" else candidates.lexical)
+    if plan.examples is not None:
+        order = order[~np.isin(candidates.ids[order], plan.examples.passages)]
     features = features_of(candidates, candidates.dense, candidates.lexical, plan.similarity_floor)
     return Fused(candidates, order, scores, features, relevance_of(features, plan.calibration))
 
@@ -74,7 +84,8 @@ class Rounds:
     """What the rounds of one search share, each deeper than the one before.
 
     `documents` is how many there are in all, None if a filter leaves out some. `document_of` keeps whose passages were
-    read, `rerank_scores` what the reranker said, until `rerank_until` (monotonic).
+    read, `rerank_scores` what the reranker said, until `rerank_until` (monotonic), `last` the last round's plan and
+    candidates.
     """
 
     budget: BudgetShare
@@ -82,10 +93,11 @@ class Rounds:
     document_of: dict[int, str] = field(default_factory=dict)
     rerank_scores: dict[int, float] = field(default_factory=dict)
     rerank_until: float | None = None
+    last: tuple[Plan, Fused] | None = None
 
 
 def hydrate(plan: Plan, fused: Fused, execution: Execution, rounds: Rounds) -> tuple[list[Hit], bool] | None:
-    """The first k candidates that still live, one a document if asked; and whether some did not.
+    """The k candidates of the page that still live, one a document if asked; and whether some did not.
 
     None if these are fewer than k and a deeper search may find more. Raises TooLarge as soon as they have no room.
     """
@@ -97,7 +109,7 @@ def hydrate(plan: Plan, fused: Fused, execution: Execution, rounds: Rounds) -> t
     chosen: list[tuple[int, StoredPassage]] = []
     seen: set[str] = set()
     vanished = False
-    wanted, at, size = plan.k, 0, 0
+    first, wanted, at, size = plan.request.offset, plan.last, 0, 0
     while at < len(order) and len(chosen) < wanted:
         # What is needed, at first: hardly any candidate dies between its search and here.
         step = min(wanted if at == 0 else wanted + SPARE_HITS, HITS_READ_MAX)
@@ -107,11 +119,11 @@ def hydrate(plan: Plan, fused: Fused, execution: Execution, rounds: Rounds) -> t
             if not (grouped and rounds.document_of.get(int(ids[position])) in seen)
         ]
         stored = execution.fetch(ids[positions].tolist())
-        already = len(chosen)
+        already = max(len(chosen), first)
         for position in positions:
             passage = stored.get(int(ids[position]))
             vanished |= passage is None
-            if passage is None:
+            if passage is None or plan.leaves_out(passage):
                 continue
             if grouped:
                 rounds.document_of[passage.id] = passage.document_id
@@ -124,10 +136,17 @@ def hydrate(plan: Plan, fused: Fused, execution: Execution, rounds: Rounds) -> t
         at += step
     if len(chosen) < wanted and (not grouped or len(seen) != rounds.documents) and goes_on(plan, fused):
         return None
-    chosen = chosen[:wanted]
+    chosen = chosen[first:wanted]
     if plan.counted:
         execution.answered([passage.id for _, passage in chosen])
-    return hits_of(plan, fused, chosen), vanished
+    hits = hits_of(plan, fused, chosen)
+    if plan.reach is not None:
+        around = execution.around([passage.id for _, passage in chosen], plan.reach)
+        rounds.budget.reach(size + sum(len(one.text) for one in around.values()))
+        expand(hits, [around.get(passage.id) for _, passage in chosen])
+    if plan.request.highlight:
+        highlight(plan, hits, execution)
+    return hits, vanished
 
 
 def goes_on(plan: Plan, fused: Fused) -> bool:
@@ -146,6 +165,8 @@ def goes_on(plan: Plan, fused: Fused) -> bool:
             return False
     if plan.request.min_score is None or fused.reranked is not None:
         return True
+    if fused.boosts is not None:
+        return False  # nothing is known of the metadata of what comes later
     best = last_score(plan, found, dense, lexical)
     return bool(best >= plan.request.min_score)
 
@@ -168,9 +189,10 @@ def hits_of(plan: Plan, fused: Fused, chosen: list[tuple[int, StoredPassage]]) -
         for row in rounded(fused.features[at]).tolist()
     ]
     read = [UNSET] * len(at) if fused.reranked is None else map(known, fused.reranked[at].tolist())
+    boosts = [UNSET] * len(at) if fused.boosts is None else rounded(fused.boosts[at]).tolist()
     dense = rounded(np.clip(candidates.dense[at], -1, 1))
     shown = dense, rounded(candidates.lexical[at]), fused.scores[at], fused.relevance[at]
-    columns = zip(*(one.tolist() for one in shown), read, evidence, strict=True)
+    columns = zip(*(one.tolist() for one in shown), read, boosts, evidence, strict=True)
     return [
         Hit(
             document_id=passage.document_id,
@@ -181,7 +203,7 @@ def hits_of(plan: Plan, fused: Fused, chosen: list[tuple[int, StoredPassage]]) -
             title=passage.title,
             metadata=passage.metadata,
             score=score,
-            scores=Scores(known(by_meaning), known(by_words), by_reading),
+            scores=Scores(known(by_meaning), known(by_words), by_reading, boost),
             tier=TIERS[candidates.tiers[position]],
             ranks=ranks_of(candidates, position) if plan.request.explain else None,
             heading=passage.heading,
@@ -190,10 +212,31 @@ def hits_of(plan: Plan, fused: Fused, chosen: list[tuple[int, StoredPassage]]) -
             relevance=known(likely),
             evidence=why,
         )
-        for (position, passage), (by_meaning, by_words, score, likely, by_reading, why) in zip(
+        for (position, passage), (by_meaning, by_words, score, likely, by_reading, boost, why) in zip(
             chosen, columns, strict=True
         )
     ]
+
+
+def expand(hits: list[Hit], around: list[Surroundings | None]) -> None:
+    """Show each hit with its surroundings; alone, if it was deleted a moment ago."""
+    for hit, found in zip(hits, around, strict=True):
+        hit.expanded = (
+            Expanded((found.first, found.last), found.start, found.end, found.text, found.cut)
+            if found
+            else Expanded((hit.passage, hit.passage), hit.start, hit.end, hit.text)
+        )
+
+
+def highlight(plan: Plan, hits: list[Hit], execution: Execution) -> None:
+    """Show in each hit where words of the query stand."""
+    assert plan.request.query
+    wanted = Highlight() if plan.request.highlight is True else plan.request.highlight
+    assert wanted
+    terms = execution.looked_up(plan.request.query)
+    for hit in hits:
+        hit.highlights = marked(hit.text, terms, hit.language)
+        hit.snippet = snippet(hit.text, hit.highlights, wanted.snippet_chars)
 
 
 def ranks_of(candidates: Candidates, position: int) -> Ranks:

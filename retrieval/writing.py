@@ -48,6 +48,9 @@ T = TypeVar("T")
 
 TITLE_TOKENS_MAX = 48  # of a passage's budget; a longer title is cut for embedding, kept whole for reading
 SPECIAL_TOKENS = 2
+CODE_KEY = (
+    "programming_language"  # in the metadata of a document that is source code; `nearline ingest` sets it
+)
 INLINE_CHARS = 4000  # about a millisecond of work
 # How much of a vector takes as long as a character of text: of its JSON, and of its numbers.
 VECTOR_BYTES_PER_CHAR, VALUES_PER_CHAR = 32, 8
@@ -108,8 +111,11 @@ async def delete_matching(collection: Collection, condition: Filter) -> WriteRes
 
 def digest_of(document: NewDocument, passages: Passages) -> bytes:
     """Equal for documents that would be stored alike by one model. The order of metadata keys does not matter."""
-    shaped_by = (CHUNKING_VERSION, passages.tokens_max, passages.overlap_tokens)
-    language = (document.language,) if document.language else ()  # digests are older than languages
+    code = (
+        (CODE_KEY,) if is_code(document) else ()
+    )  # digests are older than passages of code, and than languages
+    shaped_by = (CHUNKING_VERSION, passages.tokens_max, passages.overlap_tokens, *code)
+    language = (document.language,) if document.language else ()
     encoded = msgspec.msgpack.encode(
         (document.text, document.title, document.metadata, document.vector or shaped_by, *language),
         order="deterministic",
@@ -251,8 +257,14 @@ def chunk(
     tokens_max = min(tokens_max, room)
     overlap = min(config.passages.overlap_tokens, tokens_max // 4)
     starts_of = partial(counter.starts, go_on=go_on)
-    spans = split(document.text, starts_of, tokens_max=tokens_max, overlap_tokens=overlap)
+    spans = split(
+        document.text, starts_of, tokens_max=tokens_max, overlap_tokens=overlap, code=is_code(document)
+    )
     return [Piece(span, searchable_text(title, document.text[span.start : span.end])) for span in spans]
+
+
+def is_code(document: NewDocument) -> bool:
+    return bool(document.metadata.get(CODE_KEY))
 
 
 def upsert_of(document: NewDocument, pieces: list[Piece], vectors: Floats) -> Upsert:

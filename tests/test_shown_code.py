@@ -32,7 +32,10 @@ BLOCK = re.compile(r"(?:^ {4}.*\n|(?<=\n)\n(?= {4}))+", re.MULTILINE)
 PARAGRAPH = re.compile(r"(?:^ {4}.*\n)+", re.MULTILINE)
 SHOWN_URL = "http://127.0.0.1:8080"
 # Commands that a service needs more for than the documents above, by a part of them, with the reason.
-NEED_MORE: dict[str, str] = {}
+NEED_MORE: dict[str, str] = {
+    "docs/answer -d": "a language model",
+    "changes/assess -d": "a collection of past changes",
+}
 
 
 @pytest.fixture(scope="module")

@@ -37,7 +37,7 @@ from indexes.filters.bitmaps import bitmap_of
 from indexes.filters.filter_part import KINDS, Column, FilterPart, Name
 from indexes.filters.grammar import Kind
 from indexes.filters.values import Instants, Numbers, Positions, Texts, Values, narrow, ranked
-from indexes.model import Scalar
+from indexes.model import Rows, Scalar
 from indexes.residency import Files
 
 WIDE = 64
@@ -231,6 +231,37 @@ class _SealedColumn(Column):
     def ordered(self, ordering: str, bound: Scalar) -> BitMap:
         return self._rows_of([self.values.slice_of(ordering, bound)])
 
+    @property
+    def distinct(self) -> int:
+        return len(self.values)
+
+    def counted(self, flags: NDArray[np.bool_]) -> dict[Scalar, int]:
+        starts, listed = self._listed()
+        counts = np.diff(ends_of(flags[listed])[starts])
+        flagged = bitmap_of(np.flatnonzero(flags).astype(np.uint32), self._size)
+        for at in self._wide():
+            value = int(self._arrays["wide"][at]) - self._first
+            counts[value] = self._bitmap(at).intersection_cardinality(flagged)
+        return {self.values.value_at(at): int(counts[at]) for at in np.flatnonzero(counts).tolist()}
+
+    def held_by(self, rows: Rows) -> list[tuple[int, Scalar]]:
+        wanted = np.zeros(self._size, bool)
+        wanted[rows] = True
+        starts, listed = self._listed()
+        at = np.flatnonzero(wanted[listed])
+        positions = np.searchsorted(starts, at, side="right") - 1
+        pairs = list(zip(listed[at].tolist(), positions.tolist()))
+        some = BitMap(rows.tolist())
+        for at_ in self._wide():
+            value = int(self._arrays["wide"][at_]) - self._first
+            pairs += [(row, value) for row in self._bitmap(at_) & some]
+        return [(row, self.values.value_at(value)) for row, value in pairs]
+
+    def within(self, low: float | None, high: float | None) -> BitMap:
+        begin = 0 if low is None else self.values.slice_of("gte", low)[0]
+        end = len(self.values) if high is None else self.values.slice_of("lt", high)[1]
+        return self._rows_of([(begin, max(begin, end))])
+
     def instants(self) -> Instants:
         """Parsed when first asked for: a million dates take two seconds."""
         if self._instants is None:
@@ -259,6 +290,17 @@ class _SealedColumn(Column):
             found.append(bitmap_of(rows, self._size))
         return found[0] if len(found) == 1 else BitMap.union(*found)
 
+    def _listed(self) -> tuple[Positions, RowNumbers]:
+        """The listed rows of all values, and where those of each value start, and end."""
+        starts = self._arrays["starts"][self._first : self._first + len(self.values) + 1].astype(np.int64)
+        rows: RowNumbers = self._arrays["rows"][starts[0] : starts[-1]]  # type: ignore[assignment]
+        return starts - starts[0], rows
+
+    def _wide(self) -> range:
+        """The numbers of this column's values among those whose rows are a bitmap."""
+        low, high = self._first, self._first + len(self.values)
+        return range(*np.searchsorted(self._arrays["wide"], (low, high)).tolist())
+
     def _bitmap(self, at: int) -> BitMap:
         starts = self._arrays["wide_starts"]
         return BitMap.deserialize(self._arrays["bitmaps"][int(starts[at]) : int(starts[at + 1])].tobytes())
@@ -269,7 +311,7 @@ class _SealedColumn(Column):
         starts = self._arrays["starts"][low : high + 1].astype(np.int64)
         positions = [np.repeat(np.arange(len(self.values)), np.diff(starts))]
         rows = [self._arrays["rows"][starts[0] : starts[-1]]]
-        for at in range(*np.searchsorted(self._arrays["wide"], (low, high)).tolist()):
+        for at in self._wide():
             rows.append(np.frombuffer(self._bitmap(at).to_array(), np.uint32))
             positions.append(np.full(len(rows[-1]), int(self._arrays["wide"][at]) - low))
         return np.concatenate(positions), np.concatenate(rows)

@@ -27,6 +27,12 @@ def instant_of(text: str) -> int:
     return ((date if date.tzinfo else date.replace(tzinfo=UTC)) - EPOCH) // MICROSECOND
 
 
+def instant_of_date(text: str) -> int | None:
+    """The same, None where the text is no date."""
+    instant = instant_of(text)
+    return None if instant == NO_DATE else instant
+
+
 def looks_like_a_date(value: object) -> bool:
     """Whether it was probably meant as a date, like 2026-1-5, 05/01/2026 or 2026-13-45."""
     return isinstance(value, str) and _DATE_ALIKE.match(value) is not None

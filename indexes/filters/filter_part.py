@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
-from indexes.filters.dates import NO_DATE
+from indexes.filters.dates import NO_DATE, instant_of
 from indexes.filters.grammar import (
     ORDERINGS,
     Comparison,
@@ -28,7 +28,7 @@ from indexes.filters.grammar import (
     kind_of,
 )
 from indexes.filters.values import Instants
-from indexes.model import Scalar
+from indexes.model import Rows, Scalar
 
 KINDS: tuple[Kind, ...] = ("string", "number", "boolean")
 Name = tuple[Kind, str]
@@ -53,6 +53,23 @@ class Column(ABC):
     def ordered(self, ordering: str, bound: Scalar) -> BitMap:
         """Rows with a value for which the comparison with `bound` holds (`prefix`: that starts with it)."""
 
+    @property
+    @abstractmethod
+    def distinct(self) -> int:
+        """Number of different values."""
+
+    @abstractmethod
+    def counted(self, flags: NDArray[np.bool_]) -> dict[Scalar, int]:
+        """How many of the flagged rows (bool [size]) have each value, without those that none has."""
+
+    @abstractmethod
+    def held_by(self, rows: Rows) -> list[tuple[int, Scalar]]:
+        """Each of these rows with each value that it has; booleans perhaps as numbers."""
+
+    @abstractmethod
+    def within(self, low: float | None, high: float | None) -> BitMap:
+        """Rows with a number from `low` and below `high`; None is open."""
+
     @abstractmethod
     def instants(self) -> Instants:
         """The instants of a column of strings, NO_DATE where one is no date."""
@@ -60,6 +77,18 @@ class Column(ABC):
     @abstractmethod
     def chosen(self, flags: NDArray[np.bool_]) -> BitMap:
         """Rows of the chosen strings; one flag for each of `instants()`."""
+
+    def between(self, low: Scalar | None, high: Scalar | None) -> BitMap:
+        """Rows with a value from `low` and below `high`, numbers or dates, not both None; None is open."""
+        if not isinstance(low, str) and not isinstance(high, str):
+            return self.within(low, high)
+        instants = self.instants()
+        flags = instants != NO_DATE
+        if low is not None:
+            flags &= instants >= instant_of(str(low))
+        if high is not None:
+            flags &= instants < instant_of(str(high))
+        return self.chosen(flags)
 
     def dated(self, ordering: str, bound: int) -> BitMap:
         """Rows that have a date gt, gte, lt or lte the instant."""

@@ -21,7 +21,7 @@ from indexes.filters.dates import instant_of
 from indexes.filters.filter_part import Column, FilterPart, Name
 from indexes.filters.grammar import ORDERINGS, Kind, kind_of
 from indexes.filters.values import Instants, Numbers, Positions, Texts, ranked
-from indexes.model import Ids, Metadata, Scalar
+from indexes.model import Ids, Metadata, Rows, Scalar
 
 REMEMBERED_MAX = 65_536  # distinct values a builder holds as Python objects: about 10 MB
 VALUE_BYTES = 150  # of a value beside its text: its object, its code and its place in the dictionary, about
@@ -140,6 +140,29 @@ class _GrowingColumn(Column):
             numbers = list(self._pairs.codes) if len(tied) else []
             flags[tied] = [holds(numbers[at], bound) for at in tied]
         return self.chosen(flags[self._codes])
+
+    @property
+    def distinct(self) -> int:
+        return len(self._pairs.codes)
+
+    def counted(self, flags: NDArray[np.bool_]) -> dict[Scalar, int]:
+        held = flags[self.rows]
+        pairs = np.unique(np.stack([self._codes[held], self.rows[held]]), axis=1)  # a list may repeat a value
+        values, counts = list(self._pairs.codes), np.bincount(pairs[0])
+        return {values[at]: int(counts[at]) for at in np.flatnonzero(counts).tolist()}
+
+    def held_by(self, rows: Rows) -> list[tuple[int, Scalar]]:
+        held = np.isin(self.rows, rows)
+        values = list(self._pairs.codes)
+        return [
+            (row, values[code]) for row, code in zip(self.rows[held].tolist(), self._codes[held].tolist())
+        ]
+
+    def within(self, low: float | None, high: float | None) -> BitMap:
+        keys = self._converted(float)[self._codes]
+        return self.chosen(
+            (keys >= (-np.inf if low is None else low)) & (keys < (np.inf if high is None else high))
+        )
 
     def instants(self) -> Instants:
         return self._converted(instant_of)[self._codes]

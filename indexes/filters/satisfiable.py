@@ -29,11 +29,16 @@ def require_satisfiable(condition: Filter, parts: Sequence[FilterPart]) -> None:
         if held and isinstance(asked, Comparison):
             _require_kind(asked, where, held, parts)
         elif not held and (isinstance(asked, Comparison) or asked.value):
-            known = frozenset().union(*(part.keys for part in parts))
-            raise InvalidInput(
-                f"{where}: no document has the metadata key {asked.key!r}; {suggestion(asked.key, known)}",
-                param=where,
-            )
+            require_key(asked.key, where, parts)
+
+
+def require_key(key: str, where: str, parts: Sequence[FilterPart]) -> None:
+    """Raises InvalidInput where no row has a value under the key, unless there are no rows."""
+    if any(part.size for part in parts) and not any(part.columns(key) for part in parts):
+        known = frozenset().union(*(part.keys for part in parts))
+        raise InvalidInput(
+            f"{where}: no document has the metadata key {key!r}; {suggestion(key, known)}", param=where
+        )
 
 
 def _require_kind(

@@ -96,14 +96,14 @@ def _looked_up(token: str, own: str, others: tuple[str, ...]) -> tuple[tuple[str
     named with it."""
     found: list[tuple[str, str]] = []
     for word in words(token):
-        forms: dict[str, str] = {}
+        languages: dict[str, str] = {}
         for code in (own, *others):
-            forms.setdefault(next(_forms(word, code)), code)
-        found += forms.items()
+            languages.setdefault(next(forms(word, code)), code)
+        found += languages.items()
     return tuple(found)
 
 
-def _forms(word: str, language: str) -> Iterator[str]:
+def forms(word: str, language: str) -> Iterator[str]:
     """What a word is indexed as: folded stem, or where accents tell words apart the word with them; then, for those who
     type none, the stem of the folded word if it is another."""
     lower = word.replace("İ", "i").replace("I", "ı") if language in DOTTED_I else word
@@ -139,7 +139,7 @@ class _Known(dict[str, tuple[str, ...]]):
         self.language = language
 
     def __missing__(self, token: str) -> tuple[str, ...]:
-        found = tuple(form for word in words(token) for form in _forms(word, self.language))
+        found = tuple(form for word in words(token) for form in forms(word, self.language))
         if len(token) <= TOKEN_CACHED_CHARS_MAX:
             if sum(map(len, _known.copy().values())) >= TOKENS_CACHED_MAX:
                 for known in _known.copy().values():

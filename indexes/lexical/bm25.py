@@ -30,6 +30,9 @@ from indexes.masks import Bits, bits_at
 from indexes.model import Bm25, Floats, Rows
 
 Postings = tuple[NDArray[np.uint32], NDArray[np.uint16]]
+Groups = Mapping[str, frozenset[str]]  # a name that is no term, and terms that count as one word
+NO_GROUPS: Groups = {}
+NO_CORRECTIONS: Mapping[str, str] = {}
 NO_ROWS: Rows = np.empty(0, np.int64)
 NO_POSTINGS: Postings = (np.empty(0, np.uint32), np.empty(0, np.uint16))
 
@@ -64,6 +67,11 @@ class LexicalPart(Protocol):
 
     def postings(self, term: str) -> Postings:
         """The posting list of a term: distinct rows, ascending, and the term frequency in each."""
+        ...
+
+    def starting(self, prefix: str, bytes_min: int = 0, bytes_max: int = 1 << 32) -> list[str]:
+        """The terms with this prefix and so many bytes in UTF-8, perhaps with others of about that size, in no order.
+        No row may have some of them yet."""
         ...
 
     def impacts(self, term: str, bm25: Bm25, mean_length: float) -> Impacts:
@@ -102,7 +110,8 @@ class Statistics:
 class WeightedQuery:
     """A query ready to score: each term with idf times its count in the query, and the mean passage length.
 
-    `bound` is the score of a passage that held all terms, those that no passage holds too, as often as can be. `met`
+    `bound` is the score of a passage that held all terms, those that no passage holds too, as often as can be.
+    `complete`: each word is a term that some passage holds, be it a dead one. `met`
     keeps the postings that `weigh` found in each part, so scoring does not look terms up again.
     """
 
@@ -110,6 +119,8 @@ class WeightedQuery:
     mean_length: float
     bm25: Bm25
     bound: float
+    complete: bool = True
+    groups: Groups = field(default_factory=dict)
     met: tuple[tuple[LexicalPart, tuple[Postings, ...]], ...] = field(default=(), compare=False, repr=False)
 
     def postings_in(self, part: LexicalPart) -> Sequence[Postings]:
@@ -117,7 +128,16 @@ class WeightedQuery:
         for known, postings in self.met:
             if known is part:
                 return postings
-        return [part.postings(term) for term, _ in self.weights]
+        return [postings_of(part, term, self.groups) for term, _ in self.weights]
+
+    def impacts_in(self, part: LexicalPart) -> list[Impacts]:
+        """Those of each term of `weights`."""
+        return [
+            impacts_of(part, postings_of(part, term, self.groups), self.bm25, self.mean_length)
+            if term in self.groups
+            else part.impacts(term, self.bm25, self.mean_length)
+            for term, _ in self.weights
+        ]
 
 
 def weigh(
@@ -127,24 +147,30 @@ def weigh(
     bm25: Bm25,
     language: str = "en",
     others: Mapping[str, float] = NONE,
+    corrected: Mapping[str, str] = NO_CORRECTIONS,
+    groups: Groups = NO_GROUPS,
 ) -> WeightedQuery:
     """Compute each query term's document frequency over all parts, and its weight. `language` and `others` as for
-    `query_terms`.
+    `query_terms`; `corrected` has other terms for some, `groups` names for terms that count as one word.
 
     Document frequency is at least 1, even if only dead passages hold the term: a search on an older snapshot may see
     newer deletion counts, and must still find passages that were live then. The bound counts such a term as one that
     no passage holds, as it would be after a rebuild.
     """
-    counts = query_terms(text, language, others)
-    own = query_terms(text, language) if others else counts
-    met = [[part.postings(term) for term in counts] for part in parts]
+    counts = _with(corrected, query_terms(text, language, others))
+    own = _with(corrected, query_terms(text, language)) if others else counts
+    counts = {**counts, **dict.fromkeys(groups, 1.0)} if groups else counts
+    met = [[postings_of(part, term, groups) for term in counts] for part in parts]
     weights = {}
-    mass = 0.0
+    mass, complete = 0.0, True
     for at, (term, count) in enumerate(counts.items()):
         held = sum(len(postings[at][0]) for postings in met)
         live = max(held - sum(dead.get(term, 0) for dead in statistics.dead), 0)
-        if live or term in own:  # what a word would be in another language is no word missed
+        if (
+            live or term in own or term in groups
+        ):  # what a word would be in another language is no word missed
             mass += count * idf(live, statistics.passages)
+        complete &= held > 0 or term not in own
         if held:
             weights[at] = (term, count * idf(max(live, 1), statistics.passages))
     return WeightedQuery(
@@ -152,8 +178,37 @@ def weigh(
         max(statistics.length / max(statistics.passages, 1), 1e-9),
         bm25,
         mass * (bm25.k1 + 1),
+        complete,
+        groups,
         tuple((part, tuple(found[at] for at in weights)) for part, found in zip(parts, met, strict=True)),
     )
+
+
+def postings_of(part: LexicalPart, term: str, groups: Groups) -> Postings:
+    """Of a term, or of a group of terms as if they were one."""
+    if term not in groups:
+        return part.postings(term)
+    lists = [part.postings(one) for one in groups[term]]
+    rows, places = np.unique(
+        np.concatenate([NO_POSTINGS[0], *(rows for rows, _ in lists)]), return_inverse=True
+    )
+    sums = np.bincount(places, np.concatenate([NO_POSTINGS[1], *(counts for _, counts in lists)]))
+    return rows, np.minimum(sums, np.iinfo(np.uint16).max).astype(np.uint16)
+
+
+def impacts_of(part: LexicalPart, postings: Postings, bm25: Bm25, mean_length: float) -> Impacts:
+    rows, frequencies = postings
+    return Impacts.of(saturated(frequencies, part.lengths.take(rows), bm25, mean_length), bm25, mean_length)
+
+
+def _with(corrected: Mapping[str, str], counts: dict[str, float]) -> dict[str, float]:
+    if not corrected:
+        return counts
+    changed: dict[str, float] = {}
+    for term, count in counts.items():
+        name = corrected.get(term, term)
+        changed[name] = max(changed.get(name, 0.0), count)
+    return changed
 
 
 def idf(df: int, passages: int) -> float:
@@ -248,7 +303,7 @@ def promising(
     that can still reach that score. All sums are upper bounds.
     """
     mean = query.mean_length
-    impacts = [part.impacts(term, query.bm25, mean) for term, _ in query.weights]
+    impacts = query.impacts_in(part)
     # Impacts may have been computed at another mean length. If it has since grown by a factor r, one term of the
     # formula's denominator is divided by r, so `saturated` changes by a factor between 1 and r.
     drifts = [mean / one.mean_length for one in impacts] or [1.0]

@@ -28,6 +28,7 @@ from indexes.model import Bm25, Rows
 from indexes.residency import Files
 
 TF_MAX = np.iinfo(np.uint16).max
+CHARACTER_BYTES_MAX = 4  # in UTF-8
 TERMS_AT_ONCE = 64  # between calls of `go_on`
 SORTED_TERMS = 1024  # per sort, to bound how long it holds the GIL
 SLICE_POSTINGS = 1 << 18  # a numpy call over this many takes about a millisecond
@@ -42,6 +43,7 @@ class GrowingLexical:
         self._frequencies: dict[str, array[int]] = {}
         self._lengths: array[int] = array("I")
         self._tags: list[str] = []  # of the languages met
+        self._by_first: dict[str, list[str]] = {}  # terms by their first letter, in the order they came
 
     def add(self, text: str, language: str = "en") -> int:
         """Index a passage as the next row; returns its number of terms."""
@@ -51,6 +53,8 @@ class GrowingLexical:
             self._tags.append(found[-1])
         counts = Counter(found)
         for term, count in counts.items():
+            if term not in self._rows:
+                self._by_first.setdefault(term[0], []).append(term)
             # Append frequencies first: a reader that sees a row must also find its frequency.
             self._frequencies.setdefault(term, array("H")).append(min(count, TF_MAX))
             self._rows.setdefault(term, array("I")).append(row)
@@ -71,6 +75,10 @@ class GrowingLexical:
         rows = np.frombuffer(stored.tobytes(), np.uint32)
         rows = rows[: np.searchsorted(rows, size)]
         return rows, np.frombuffer(self._frequencies[term].tobytes(), np.uint16)[: len(rows)]
+
+    def starting(self, prefix: str) -> list[str]:
+        found = self._by_first.get(prefix[0], [])[:]
+        return found if len(prefix) == 1 else [term for term in found if term.startswith(prefix)]
 
     def languages(self, size: int) -> dict[str, int]:
         return {tag.removeprefix(TAG): len(self.read(tag, size)[0]) for tag in self._tags.copy()}
@@ -123,6 +131,11 @@ class GrowingView:
     @property
     def languages(self) -> Mapping[str, int]:
         return self.index.languages(self.size)
+
+    def starting(self, prefix: str, bytes_min: int = 0, bytes_max: int = 1 << 32) -> list[str]:
+        least = -(-bytes_min // CHARACTER_BYTES_MAX)
+        found = self.index.starting(prefix)
+        return [term for term in found if least <= len(term) <= bytes_max]
 
     def impacts(self, term: str, bm25: Bm25, mean_length: float) -> Impacts:
         rows, frequencies = self.postings(term)
@@ -210,6 +223,9 @@ class SealedLexical:
             _cache(self._found, term, found)
         return found
 
+    def starting(self, prefix: str, bytes_min: int = 0, bytes_max: int = 1 << 32) -> list[str]:
+        return self.names.starting(prefix.encode(), bytes_min, bytes_max)
+
     @cached_property
     def languages(self) -> Mapping[str, int]:
         tags = takewhile(lambda name: name.startswith(TAG.encode()), self.names)  # they sort first
@@ -273,6 +289,18 @@ class Names(Sequence[bytes]):
 
     def __getitem__(self, at: int) -> bytes:  # type: ignore[override]
         return self._block[self._offsets[at] : self._offsets[at + 1]].tobytes()
+
+    def starting(self, prefix: bytes, bytes_min: int, bytes_max: int) -> list[str]:
+        """The terms with this prefix and so many bytes."""
+        low = bisect.bisect_left(self, prefix)
+        high = bisect.bisect_left(self, prefix + b"\xff", low)  # no byte of UTF-8 is that large
+        offsets = np.asarray(self._offsets[low : high + 1])
+        sizes = np.diff(offsets)
+        chosen = np.flatnonzero((sizes >= bytes_min) & (sizes <= bytes_max))
+        return [
+            self._block[start:end].tobytes().decode()
+            for start, end in zip(offsets[chosen].tolist(), offsets[chosen + 1].tolist())
+        ]
 
     def find(self, name: bytes) -> int | None:
         first = max(bisect.bisect_right(self._guides, name) - 1, 0) * self.SPACING

@@ -48,6 +48,11 @@ ITS_PASSAGES = (
     " WHERE id >= ? AND id < ? ORDER BY id"
 )
 VECTORS = "SELECT p.id, p.vector FROM vectors p"
+VECTORS_OF_DOCUMENT = (
+    "SELECT v.id, v.vector FROM documents d CROSS JOIN vectors v"
+    " WHERE d.id = ? AND v.id >= d.first_passage AND v.id < d.first_passage + d.passages ORDER BY v.id"
+)
+FIRST_PASSAGES = "SELECT pk, first_passage FROM documents WHERE pk > ? AND pk <= ? ORDER BY pk"
 AMONG = "WHERE p.id IN (SELECT value FROM json_each(?))"
 BETWEEN = "WHERE p.id > ? AND p.id <= ? ORDER BY p.id"
 
@@ -85,6 +90,7 @@ class LogReader:
         meta: dict[str, str] = dict(self._rows("SELECT key, value FROM meta"))
         self.format_version = require_format(meta, path)
         self.uid = meta["uid"]
+        self._firsts: tuple[int, Ids] = 0, np.empty(0, np.int64)  # upto which position, and what it is
         self.settings = msgspec.json.decode(meta["settings"], type=Settings)
 
     def close(self) -> None:
@@ -140,6 +146,18 @@ class LogReader:
         rows = self._rows(f"{ONE_DOCUMENT} WHERE id = ?", (document_id,))
         return as_document(rows[0]) if rows else None
 
+    def passages_of(self, document_id: str) -> range:
+        """The passage ids of a document, in order; empty if there is no such document."""
+        rows = self._rows("SELECT first_passage, passages FROM documents WHERE id = ?", (document_id,))
+        return range(rows[0][0], sum(rows[0])) if rows else range(0)
+
+    def ids_like(self, document_id: str, most: int) -> list[list[str]]:
+        """Ids of documents that may be meant by this one: those next to it in order, and some of about its length."""
+        after = "SELECT id FROM documents WHERE id > ?1 ORDER BY id LIMIT ?2"
+        before = "SELECT id FROM documents WHERE id < ?1 ORDER BY id DESC LIMIT ?2"
+        as_long = "SELECT id FROM documents WHERE abs(length(id) - length(?1)) <= 2 LIMIT ?2"
+        return [[one for (one,) in self._rows(sql, (document_id, most))] for sql in (after, before, as_long)]
+
     def known(self, document_ids: Iterable[str]) -> set[str]:
         """Those among these ids that documents have."""
         wanted = msgspec.json.encode(list(document_ids)).decode()
@@ -164,6 +182,19 @@ class LogReader:
         """Id ranges of the passages that operations after `seq` removed."""
         sql = "SELECT dead_first, dead_passages FROM operations WHERE seq > ? AND dead_passages > 0"
         return [range(first, first + count) for first, count in self._rows(sql, (seq,))]
+
+    def first_passages(self) -> Ids:
+        """Ids of the first passages of documents, ascending: those of all live ones, and perhaps of some deleted since.
+
+        Read once: a later call reads only what was written since the one before.
+        """
+        after, known = self._firsts
+        found = [known]
+        for rows in self._scan(FIRST_PASSAGES, after, 1 << 62):
+            found.append(np.fromiter((row[1] for row in rows), np.int64, len(rows)))
+            after = rows[-1][0]
+        self._firsts = after, np.concatenate(found)  # positions and passage ids ascend together
+        return self._firsts[1]
 
     def passage_ids(self, upto: int) -> Ids:
         """Ids of all live passages up to this one, ascending. Reads only documents, each with consecutive passages."""
@@ -190,6 +221,15 @@ class LogReader:
                 vectors[found] = np.frombuffer(blob, np.float32)
                 found += 1
         return vectors[:found]
+
+    def vectors_of_document(self, document_id: str) -> tuple[Ids, Floats] | None:
+        """Passage ids, ascending, and vectors of a document, float32 [passages, dimensions]; None if there is none."""
+        rows = self._rows(VECTORS_OF_DOCUMENT, (document_id,))
+        if not rows:
+            return None
+        ids = np.fromiter((row[0] for row in rows), np.int64, len(rows))
+        vectors = np.frombuffer(b"".join(row[1] for row in rows), np.float32)
+        return ids, vectors.reshape(len(rows), self.settings.dimensions)
 
     # -- scans: live passages with after < id <= upto, ascending, in blocks
 

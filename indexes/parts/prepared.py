@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 from indexes.courtesy import searching
 from indexes.dense.cold_skips import ColdSkipper
 from indexes.filters.bitmaps import to_bits
-from indexes.filters.grammar import Filter
-from indexes.filters.satisfiable import require_satisfiable
-from indexes.lexical.bm25 import WeightedQuery, best_of, score_rows
-from indexes.masks import Bits, rows_in
-from indexes.model import TIERS, DenseResult, Floats, Ids, Ranking, Rows, Tier
+from indexes.filters.grammar import Filter, Unchecked
+from indexes.filters.satisfiable import require_key, require_satisfiable
+from indexes.lexical.bm25 import NO_CORRECTIONS, WeightedQuery, best_of, score_rows
+from indexes.lexical.operators import Alternatives, rows_with
+from indexes.masks import Bits, pack_flags, rows_in
+from indexes.model import TIERS, DenseResult, Floats, Ids, Ranking, Rows, Scalar, Tier
 from indexes.parts.part import Part, as_ranking
 from indexes.parts.visible import Visible, count_by_tier, tiers_in
 from indexes.query import Query
@@ -70,6 +71,17 @@ def _matching(visible: Visible, condition: Filter) -> Selected:
     return Selected(visible, bits, count_by_tier(part, bits))
 
 
+def _narrowed(chosen: Selected, required: Sequence[Alternatives]) -> Selected:
+    """Only the rows that have a term of each."""
+    part = chosen.part
+    flags = np.zeros(part.size, bool)
+    flags[rows_with(part.lexical, required)] = True
+    bits = pack_flags(flags)
+    if chosen.allowed is not None:
+        bits &= chosen.allowed
+    return Selected(chosen.visible, bits, count_by_tier(part, bits))
+
+
 class Prepared:
     """Answers one query. May move between threads, but only one may use it at a time."""
 
@@ -80,9 +92,14 @@ class Prepared:
         weighed: WeightedQuery | None,
         scan_max: int,
         watch: ColdSkipper | None = None,
+        corrected: Mapping[str, str] = NO_CORRECTIONS,
+        required: Sequence[Alternatives] = (),
     ) -> None:
-        """`watch` may decide to skip the cold tier."""
+        """`watch` may decide to skip the cold tier. `corrected`: words of the query, and the terms taken for them.
+        `required`: only rows with one term of each."""
         self.query = query
+        self.corrected = corrected
+        self._required = required
         self._parts = parts
         self._weighed = weighed
         self._scan_max = scan_max
@@ -90,7 +107,13 @@ class Prepared:
 
     @cached_property
     def selection(self) -> list[Selected]:
-        return select(self._parts, self.query.condition)
+        selected = select(self._parts, self.query.condition)
+        return [_narrowed(one, self._required) for one in selected] if self._required else selected
+
+    @property
+    def grouped_terms(self) -> frozenset[str]:
+        """The terms that prefixes stand for."""
+        return frozenset().union(*self._weighed.groups.values()) if self._weighed else frozenset()
 
     @searching
     def lexical(self) -> Ranking:
@@ -115,7 +138,7 @@ class Prepared:
         tiers = tiers_in(chosen.by_tier for chosen in self.selection)
         if vector is None:
             return DenseResult(Ranking.empty(), tiers, None)
-        if watch is not None and (self.query.condition is None or watch.policy.mode == "never"):
+        if watch is not None and (not self._is_filtered or watch.policy.mode == "never"):
             return self._sparing(vector, watch, tiers)
         rankings = [
             as_ranking(
@@ -125,6 +148,10 @@ class Prepared:
             if chosen.count
         ]
         return DenseResult(Ranking.merge(rankings, depth), tiers, self._why_no_cold(tiers))
+
+    @property
+    def _is_filtered(self) -> bool:
+        return self.query.condition is not None or bool(self._required)
 
     def _sparing(self, vector: Floats, watch: ColdSkipper, tiers: tuple[Tier, ...]) -> DenseResult:
         """Search the cold tier last, and only if needed. An audited skip searches it and discards the results."""
@@ -159,9 +186,28 @@ class Prepared:
         return NO_COLD_MATCH if held else NO_COLD
 
     @property
+    def weighed(self) -> WeightedQuery | None:
+        """The text's terms with their weights; None without a text."""
+        return self._weighed
+
+    @property
     def lexical_bound(self) -> float:
         """The BM25 score of a passage that held every word of the query as often as can be; 0 without a text."""
         return 0.0 if self._weighed is None else self._weighed.bound
+
+    def values(self, ids: Ids, key: str, where: str) -> list[list[Scalar]]:
+        """What each of these passages has under a metadata key.
+
+        Raises InvalidInput naming `where` for a key that no passage of the snapshot has.
+        """
+        if not isinstance(self.query.condition, Unchecked):
+            require_key(key, where, [visible.part.filters for visible in self._parts])
+        found: list[list[Scalar]] = [[] for _ in range(len(ids))]
+        for visible, at, rows in locate(self._parts, ids):
+            places = dict(zip(rows.tolist(), at.tolist()))
+            for row, value in _held(visible.part, rows, key):
+                found[places[row]].append(value)
+        return found
 
     def scores(self, ids: Ids) -> tuple[Floats, Floats]:
         """Dense and BM25 scores of any passages; NaN if a passage is in no part or the query lacks that searcher."""
@@ -173,6 +219,13 @@ class Prepared:
             if weighed is not None:
                 lexical[at] = score_rows(visible.part.lexical, weighed, rows)
         return dense, lexical
+
+
+def _held(part: Part, rows: Rows, key: str) -> Iterator[tuple[int, Scalar]]:
+    """Rows of these with each value under a key."""
+    for kind, column in part.filters.columns(key).items():
+        for row, value in column.held_by(rows):
+            yield row, bool(value) if kind == "boolean" else value
 
 
 def locate(parts: Sequence[Visible], ids: Ids) -> list[tuple[Visible, Rows, Rows]]:

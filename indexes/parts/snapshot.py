@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 from indexes.dense.cold_skips import ColdSkipper
 from indexes.filters.grammar import Filter
 from indexes.languages import UNSURE, guessed, primary
-from indexes.lexical.analysis import TAG
-from indexes.lexical.bm25 import Statistics, weigh
+from indexes.lexical.analysis import TAG, query_terms
+from indexes.lexical.bm25 import NO_CORRECTIONS, Statistics, weigh
+from indexes.lexical.operators import phrase_terms, prefix_terms
+from indexes.lexical.typos import corrections
 from indexes.model import Bm25, DenseResult, Floats, Ids, Ranking, Tier
 from indexes.parts.prepared import Prepared, select, tiers_of
 from indexes.parts.visible import Visible, sum_by_tier, tiers_in
@@ -54,12 +56,30 @@ class Snapshot:
     def prepare(self, query: Query) -> Prepared:
         """Prepare a query. The methods of the result raise InvalidInput for a filter on a key or kind of
         value that no passage has."""
-        weighed = None
-        if query.text is not None:
-            lexical = [visible.part.lexical for visible in self.parts]
-            spoken = self.language_of(query.text, query.language)
-            weighed = weigh(query.text, lexical, self.statistics(), self.bm25, spoken.language, spoken.others)
-        return Prepared(self.parts, query, weighed, self.exact_scan_max, self.watch)
+        if query.text is None:
+            return Prepared(self.parts, query, None, self.exact_scan_max, self.watch)
+        lexical = [visible.part.lexical for visible in self.parts]
+        spoken = self.language_of(query.text, query.language)
+        languages = spoken.language, spoken.others
+        statistics, corrected = self.statistics(), NO_CORRECTIONS
+        groups = {f"{prefix}*": prefix_terms(prefix, lexical, *languages) for prefix in query.prefixes}
+        weighed = weigh(query.text, lexical, statistics, self.bm25, *languages, groups=groups)
+        if query.typos and not weighed.complete:
+            found = corrections(query.text, lexical, *languages)
+            if found:
+                corrected = {word: near for word, (_, near) in found.items()}
+                terms = {term: near for meant, near in found.values() for term in meant}
+                weighed = weigh(query.text, lexical, statistics, self.bm25, *languages, terms, groups)
+        required = [one for phrase in query.phrases for one in phrase_terms(phrase, *languages)]
+        return Prepared(
+            self.parts,
+            query,
+            weighed,
+            self.exact_scan_max,
+            self.watch,
+            corrected,
+            [*required, *groups.values()],
+        )
 
     def matching(self, condition: Filter) -> Ids:
         """Ids of the live passages that match the filter, ascending."""
@@ -103,6 +123,11 @@ class Snapshot:
         total = sum(held.values())
         others = {code: n / total for code, n in held.items() if code != language}
         return QueryLanguage(language, dict(islice(others.items(), OTHERS_MAX)))
+
+    def looked_up(self, query: str, given: str | None = None) -> frozenset[str]:
+        """The terms that a query's words are looked up as."""
+        spoken = self.language_of(query, given)
+        return frozenset(query_terms(query, spoken.language, spoken.others))
 
     # --- counting ---------------------------------------------------------------------------------------------
 

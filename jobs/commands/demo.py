@@ -8,13 +8,14 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
-from jobs.commands.ingest import progress_bar
+from jobs.commands.ingested import progress_bar
 from jobs.commands.options import PATH, console, ended_by_sigterm
 from jobs.commands.rebuilds import finished
-from jobs.commands.search import show
+from jobs.commands.search import HIGHLIGHT, show
 from jobs.docstrings import docstrings
 from jobs.ingesting import ingest
 from jobs.server_process import log_of, serving
@@ -24,6 +25,7 @@ from nearline import AsyncClient
 COLLECTION = "python"
 HOT_CAPACITY = 2000
 WARM_UP = 20
+OPTIONS: dict[str, Any] = {"k": 3, "group_by_document": True, "highlight": HIGHLIGHT}
 QUERIES = (
     "read a file line by line without loading it into memory",
     "run a function in another process and get its result back",
@@ -81,9 +83,9 @@ async def tour(url: str, documents: list[SourceDocument]) -> None:
             await client.search(COLLECTION, query=f"warm up {number}", cache=False)
         for query in QUERIES:
             console.print(f"\n[bold yellow]{query}[/]")
-            show(await client.search(COLLECTION, query=query, k=3, group_by_document=True))
+            show(await client.search(COLLECTION, query=query, **OPTIONS))
         console.print("\n[bold yellow]The first query again: the answer comes from the cache[/]")
-        show(await client.search(COLLECTION, query=QUERIES[0], k=3, group_by_document=True))
+        show(await client.search(COLLECTION, query=QUERIES[0], **OPTIONS))
 
 
 async def fill(client: AsyncClient, documents: list[SourceDocument]) -> None:

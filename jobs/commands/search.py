@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import click
 import msgspec
 from rich.markup import escape
+from rich.text import Text
 
 from jobs.commands.options import COLLECTION, JSON, URL, ask, console, print_json
 from retrieval.relevance import READ_MIN
 
-SHOWN_CHARS = 240
+HIGHLIGHT = {"snippet_chars": 240}
+SPACE = re.compile(r"\s")  # one for one, so that offsets hold
 
 
 @click.command(epilog="Example: nearline search -c docs 'how do refunds work' -k 5")
@@ -20,9 +23,15 @@ SHOWN_CHARS = 240
 @URL
 @COLLECTION
 @click.option("-k", type=int, default=10, show_default=True, help="Hits wanted.")
+@click.option("--offset", type=int, default=0, help="Hits to pass over: those of the pages before.")
 @click.option("--mode", type=click.Choice(["hybrid", "dense", "lexical"]), help="[default: the service's]")
 @click.option(
     "--filter", "condition", help='A filter in JSON, such as \'{"type":"eq","key":"lang","value":"en"}\'.'
+)
+@click.option(
+    "--operators",
+    is_flag=True,
+    help='"Words in quotes" must follow each other so; inst* is any word that begins so.',
 )
 @click.option("--rerank", is_flag=True, help="Let the service's reranker read the first candidates.")
 @JSON
@@ -31,15 +40,23 @@ def command(
     url: str,
     collection: str,
     k: int,
+    offset: int,
     mode: str | None,
     condition: str | None,
+    operators: bool,
     rerank: bool,
     as_json: bool,
 ) -> None:
     """Ask a running service."""
     search: dict[str, Any] = {"query": query, "k": k}
+    if offset:
+        search["offset"] = offset
+    if not as_json:
+        search["highlight"] = HIGHLIGHT
     if mode:
         search["mode"] = mode
+    if operators:
+        search["operators"] = True
     if rerank:
         search["rerank"] = True
     if condition:
@@ -51,12 +68,12 @@ def command(
     if as_json:
         print_json(answer)
     else:
-        show(answer)
+        show(answer, offset)
 
 
-def show(answer: Mapping[str, Any]) -> None:
-    """Print the hits with relevance, scores and tiers, then timings and receipt."""
-    for number, hit in enumerate(answer["hits"], 1):
+def show(answer: Mapping[str, Any], offset: int = 0) -> None:
+    """Print the hits of a search with `HIGHLIGHT`: with relevance, scores and tiers, then timings and receipt."""
+    for number, hit in enumerate(answer["hits"], offset + 1):
         scores = ", ".join(
             f"{name} {value:.3f}" for name, value in hit["scores"].items() if value is not None
         )
@@ -66,9 +83,7 @@ def show(answer: Mapping[str, Any]) -> None:
             f"[dim]{number:>2}[/]{title} [cyan]{escape(hit['document_id'])}[/]#{hit['passage']}"
             f" [dim]{relevance}{hit['tier']}, score {hit['score']:.4f} ({scores})[/]"
         )
-        text = " ".join(hit["text"].split())
-        cut = text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + " ..."
-        console.print(f"   {escape(cut)}")
+        console.print("  ", snippet_of(hit))
     receipt, timings = answer["receipt"], answer["timings_ms"]
     if not answer["hits"]:
         console.print("nothing found")
@@ -76,6 +91,8 @@ def show(answer: Mapping[str, Any]) -> None:
         console.print(f"perhaps nothing relevant: no hit reaches {receipt['support_from']:.2f}")
     if receipt["share_read"] is not None and receipt["share_read"] < READ_MIN:
         console.print(f"{receipt['model']} reads little of this query: the words decide")
+    for word, taken in receipt.get("corrected", {}).items():
+        console.print(f"no document has {escape(repr(word))}: searched for {escape(repr(taken))}")
     tiers = "+".join(receipt["tiers"]) or "no passages"
     stages = ", ".join(f"{name} {ms:.1f}" for name, ms in timings.items() if name != "total" and ms)
     cold = f"; cold not searched: {receipt['cold_skipped']}" if receipt["cold_skipped"] else ""
@@ -83,3 +100,13 @@ def show(answer: Mapping[str, Any]) -> None:
         f"[dim]{timings['total']:.1f} ms ({stages}); {tiers}; generation {receipt['generation']},"
         f" seq {receipt['seq']}, cache {receipt['cache']}{cold}[/]"
     )
+
+
+def snippet_of(hit: Mapping[str, Any]) -> Text:
+    """The part of a hit with most words of the query, those in bold."""
+    text = Text(SPACE.sub(" ", hit["text"]))
+    for start, end in hit["highlights"]:
+        text.stylize("bold", start, end)
+    start, end = hit["snippet"]
+    shown = text[start:end]
+    return Text.assemble("... " if start else "", shown, " ..." if end < len(text) else "")

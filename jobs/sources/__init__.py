@@ -1,32 +1,47 @@
 """Readers for `nearline ingest PATHS...`: files and folders in, a stream of documents out.
 
-| format   | file names                                       | one document is |
-|----------|--------------------------------------------------|-----------------|
-| jsonl    | .jsonl .ndjson                                   | a line          |
-| csv, tsv | .csv .tsv, with a header row                     | a row           |
-| markdown | .md .markdown                                    | the file        |
-| text     | .txt .text .rst .adoc .org; README, copyright... | the file        |
+| format      | file names                                  | one document is                                  |
+|-------------|---------------------------------------------|--------------------------------------------------|
+| jsonl       | .jsonl .ndjson                              | a line                                           |
+| json        | .json                                       | an object that has a text, else the file         |
+| csv, tsv    | .csv .tsv, with a header row                | a row                                            |
+| parquet     | .parquet                                    | a row                                            |
+| markdown    | .md .markdown                               | the file                                         |
+| rst         | .rst                                        | the file, its titles as Markdown headings        |
+| text        | .txt .text .adoc .org; README, copyright... | the file                                         |
+| code        | .py .js .go .java .c .sh .yaml...           | the file, with its `programming_language`        |
+| html        | .html .htm .xhtml                           | the main part of the page, as Markdown           |
+| pdf         | .pdf                                        | the file, each page below the heading "Page 3"   |
+| docx, epub  | .docx .epub                                 | the file, as Markdown                            |
+| mail        | .eml                                        | the message                                      |
+| mailbox     | .mbox                                       | a message                                        |
 
-Any of them may be gzipped (.gz). Memory is bounded whatever the file size: one document of at most
-`SourceOptions.document_bytes_max`, as much again of a table's first rows while column types are inferred, and hashes
-of the ids seen so far.
+Any of them but Parquet may be gzipped (.gz). Parquet and what stands below code are read in a process of their own
+(`isolated`) and need the extra `files`. Memory is bounded whatever the file size: one document of at most
+`SourceOptions.document_bytes_max`, as much again of a table's first rows while column types are inferred, hashes
+of the ids seen so far, and the bounds of that process.
 """
 
 from __future__ import annotations
 
 from jobs.sources.columns import ColumnType, parse_types
+from jobs.sources.files import FoundFile, find_files, printable
 from jobs.sources.model import Failure, FirstFailure, SourceDocument, SourceError, SourceOptions, SourceReport
-from jobs.sources.read import read_documents, total_bytes
+from jobs.sources.read import read_documents, read_files, total_bytes
 
 __all__ = [
     "ColumnType",
     "Failure",
     "FirstFailure",
+    "FoundFile",
     "SourceDocument",
     "SourceError",
     "SourceOptions",
     "SourceReport",
+    "find_files",
     "parse_types",
+    "printable",
     "read_documents",
+    "read_files",
     "total_bytes",
 ]

@@ -17,14 +17,33 @@ from typing import BinaryIO, cast
 from indexes.errors import InvalidInput
 from jobs.sources.model import SourceError, SourceOptions, SourceReport
 
+LANGUAGES = {
+    ".bash": "shell", ".c": "c", ".cc": "c++", ".clj": "clojure", ".cpp": "c++", ".cs": "c#", ".css": "css",
+    ".dart": "dart", ".erl": "erlang", ".ex": "elixir", ".exs": "elixir", ".go": "go", ".h": "c", ".hpp": "c++",
+    ".hs": "haskell", ".ini": "ini", ".java": "java", ".jl": "julia", ".js": "javascript", ".jsx": "javascript",
+    ".kt": "kotlin", ".lua": "lua", ".mjs": "javascript", ".ml": "ocaml", ".php": "php", ".pl": "perl", ".pm": "perl",
+    ".proto": "protobuf", ".ps1": "powershell", ".py": "python", ".pyi": "python", ".r": "r", ".rb": "ruby",
+    ".rs": "rust", ".scala": "scala", ".sh": "shell", ".sql": "sql", ".swift": "swift", ".tf": "terraform",
+    ".toml": "toml", ".ts": "typescript", ".tsx": "typescript", ".yaml": "yaml", ".yml": "yaml", ".zig": "zig",
+}  # fmt: skip
 FORMATS = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
     ".csv": "csv",
     ".tsv": "tsv",
+    ".json": "json",
+    ".parquet": "parquet",
     ".md": "markdown",
     ".markdown": "markdown",
-    **dict.fromkeys([".txt", ".text", ".rst", ".adoc", ".org"], "text"),
+    ".rst": "rst",
+    **dict.fromkeys([".txt", ".text", ".adoc", ".org"], "text"),
+    **dict.fromkeys([".html", ".htm", ".xhtml"], "html"),
+    ".pdf": "pdf",
+    ".docx": "docx",
+    ".epub": "epub",
+    ".eml": "mail",
+    ".mbox": "mailbox",
+    **dict.fromkeys(LANGUAGES, "code"),
 }
 # Text files that conventionally have no extension. Debian appends its own: changelog.Debian.amd64.gz.
 BARE_NAMES = re.compile(
@@ -114,6 +133,11 @@ def _format_of(file_name: str) -> str | None:
     return FORMATS.get(PurePath(name).suffix) or ("text" if BARE_NAMES.fullmatch(name) else None)
 
 
+def language_of(file_name: str) -> str:
+    """The programming language of a file of the format `code`."""
+    return LANGUAGES[PurePath(_unzipped(file_name)).suffix]
+
+
 def _unzipped(file_name: str) -> str:
     return file_name.lower().removesuffix(".gz")
 
@@ -151,12 +175,16 @@ class SourceFile:
         """`path:line:column`, which editors and terminals turn into links."""
         return ":".join(str(part) for part in (printable(self.found.path), line, column) if part is not None)
 
-    def text(self, bytes_max: int) -> str:
-        """The whole file as text with `\\n` line endings; an error if longer than `bytes_max`."""
+    def content(self, bytes_max: int) -> bytes:
+        """The whole file, decompressed; an error if longer than `bytes_max`."""
         content = self._read(lambda: self._stream.read(bytes_max + 1))
         if len(content) > bytes_max:
-            raise self.error(f"larger than the {bytes_max:,} bytes a document may have")
-        text = self.decode(self._without_mark(content))
+            raise self.error(f"larger than the {bytes_max:,} bytes that are read of such a file")
+        return content
+
+    def text(self, bytes_max: int) -> str:
+        """The whole file as text with `\\n` line endings; an error if longer than `bytes_max`."""
+        text = self.decode(self._without_mark(self.content(bytes_max)))
         return text.replace("\r\n", "\n").replace("\r", "\n")
 
     def lines(self, bytes_max: int) -> Iterator[tuple[int, bytes | SourceError]]:

@@ -48,6 +48,12 @@ class SourceOptions:
     """Types of table columns by name; the others are inferred."""
     document_bytes_max: int = 16 * 1024 * 1024
     """Maximum size of a line, row or text file; larger ones are refused before they are held in memory."""
+    extracted_bytes_max: int = 64 * 1024 * 1024
+    """Maximum size of a file that text is extracted from, decompressed, and of a PDF, book or message."""
+    extracting_s_max: int = 60
+    """Seconds that extracting one document may take, in a process of its own."""
+    extracting_memory_bytes_max: int = 4 * 1024 * 1024 * 1024
+    """Address space of that process; libraries reserve more than they use."""
 
 
 class SourceError(InvalidInput):
@@ -105,6 +111,14 @@ class SourceReport:
         self.failures += 1
         if len(self.failed) < FAILURES_KEPT_MAX:
             self.failed.append(Failure(error.place, error.reason))
+
+    def add(self, other: SourceReport) -> None:
+        """Record what reading one file found elsewhere."""
+        self.empty += other.empty
+        for line in other.notes:
+            self.note(line)
+        for one in other.failed:
+            self.fail(SourceError(one.source, one.reason))
 
     def typed(self, columns: Mapping[str, ColumnType]) -> None:
         """Record the types of one file's columns."""

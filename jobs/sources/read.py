@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from jobs.sources.files import FoundFile, SourceFile, find_files
+from jobs.sources.isolated import READERS as ISOLATED
+from jobs.sources.isolated import Isolated
 from jobs.sources.model import FirstFailure, SourceDocument, SourceError, SourceOptions, SourceReport
-from jobs.sources.rows import read_jsonl
+from jobs.sources.rows import read_json, read_jsonl
 from jobs.sources.tables import read_table
-from jobs.sources.texts import read_markdown, read_text
+from jobs.sources.texts import read_code, read_markdown, read_rst, read_text
 
 IDS_REMEMBERED_MAX = 5_000_000  # about 100 bytes each
 
 Reader = Callable[[SourceFile, SourceOptions, SourceReport], Iterator[SourceDocument]]
 READERS: dict[str, Reader] = {
+    "json": read_json,
     "jsonl": read_jsonl,
     "csv": read_table,
     "tsv": read_table,
     "markdown": read_markdown,
     "text": read_text,
+    "rst": read_rst,
+    "code": read_code,
 }
 
 
@@ -36,29 +41,34 @@ def read_documents(
     """
     options = options or SourceOptions()
     report = report if report is not None else FirstFailure()
+    return read_files(find_files(paths, options=options, report=report), options=options, report=report)
+
+
+def read_files(
+    files: Iterable[FoundFile], *, options: SourceOptions, report: SourceReport
+) -> Iterator[SourceDocument]:
+    """The documents of `files`, each of which is asked for when the one before is read."""
     seen: set[int] = set()
     bytes_before = 0
-    for found in find_files(paths, options=options, report=report):
-        for document in _read_file(found, options, report):
-            _note_duplicate(document, seen, report)
-            report.documents += 1
-            yield dataclasses.replace(document, bytes_read=bytes_before + document.bytes_read)
-        bytes_before += found.size_bytes
+    with contextlib.closing(Isolated()) as isolated:
+        for found in files:
+            report.files += 1
+            try:
+                with contextlib.closing(SourceFile(found)) as file:
+                    read = isolated.documents if found.format in ISOLATED else READERS[found.format]
+                    for document in read(file, options, report):
+                        _note_duplicate(document, seen, report)
+                        report.documents += 1
+                        yield dataclasses.replace(document, bytes_read=bytes_before + document.bytes_read)
+            except SourceError as error:  # the rest of the file is unreadable
+                report.fail(error)
+            bytes_before += found.size_bytes
 
 
 def total_bytes(paths: Sequence[Path], *, options: SourceOptions | None = None) -> int:
     """Total on-disk bytes that `read_documents` will read, for progress bars."""
     files = find_files(paths, options=options or SourceOptions(), report=SourceReport())
     return sum(found.size_bytes for found in files)
-
-
-def _read_file(found: FoundFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:
-    report.files += 1
-    try:
-        with contextlib.closing(SourceFile(found)) as file:
-            yield from READERS[found.format](file, options, report)
-    except SourceError as error:  # the rest of the file is unreadable
-        report.fail(error)
 
 
 def _note_duplicate(document: SourceDocument, seen: set[int], report: SourceReport) -> None:

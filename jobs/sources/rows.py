@@ -1,4 +1,4 @@
-"""Turns rows of named fields, from JSON Lines or a table, into documents."""
+"""Turns rows of named fields, from JSON, JSON Lines or a table, into documents."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import msgspec
 
 from jobs.sources.files import SourceFile
 from jobs.sources.model import SourceDocument, SourceError, SourceOptions, SourceReport
+from jobs.sources.texts import document_of
 
 Row = tuple[int, "Mapping[str, object] | SourceError"]
 """The line a row starts on, and its fields or why they cannot be read."""
@@ -32,6 +33,24 @@ def read_jsonl(file: SourceFile, options: SourceOptions, report: SourceReport) -
         if isinstance(content, SourceError) or content.strip()
     )
     return documents_of(file, rows, options, report)
+
+
+def read_json(file: SourceFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:
+    """The objects of a JSON file if they have a text, as rows are read; else the file as one text."""
+    text = file.text(options.document_bytes_max)
+    if not text.strip():
+        report.empty += 1
+        return
+    try:
+        value = _decoder.decode(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise file.error(f"not JSON: {str(error).removeprefix('JSON is malformed: ')}") from error
+    rows = value if isinstance(value, list) else [value]
+    if any(isinstance(row, dict) and any(field in row for field in options.text_fields) for row in rows):
+        objects = [row if isinstance(row, dict) else file.error("expected objects alone") for row in rows]
+        yield from documents_of(file, enumerate(objects, 1), options, report)
+    else:
+        yield from document_of(file, text, {}, None, report)
 
 
 def _object(file: SourceFile, number: int, content: bytes) -> Mapping[str, object] | SourceError:

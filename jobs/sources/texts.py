@@ -1,4 +1,4 @@
-"""Files that are one document each: plain text, and Markdown with front matter."""
+"""Files that are one document each: plain text, source code, reStructuredText, and Markdown with front matter."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator
 
 from jobs.sources.columns import infer
-from jobs.sources.files import SourceFile
+from jobs.sources.files import SourceFile, language_of
 from jobs.sources.model import SourceDocument, SourceOptions, SourceReport
 
 
 def read_text(file: SourceFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:
     """The file as one document titled by its path; none if it is blank."""
-    yield from _document(file, file.text(options.document_bytes_max), {}, None, report)
+    yield from document_of(file, file.text(options.document_bytes_max), {}, None, report)
 
 
 def read_markdown(file: SourceFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:
@@ -23,10 +23,24 @@ def read_markdown(file: SourceFile, options: SourceOptions, report: SourceReport
     """
     metadata, text = split_front_matter(file.text(options.document_bytes_max))
     title = metadata.pop("title", None)
-    yield from _document(file, text, metadata, str(title) if title else first_heading(text), report)
+    yield from document_of(file, text, metadata, str(title) if title else first_heading(text), report)
 
 
-def _document(
+def read_code(file: SourceFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:
+    """A source file as it is, titled by its path; metadata has its `programming_language`."""
+    text = file.text(options.document_bytes_max)
+    yield from document_of(
+        file, text, {"programming_language": language_of(file.found.path.name)}, None, report
+    )
+
+
+def read_rst(file: SourceFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:
+    """A reStructuredText file whose section titles are made Markdown headings; the title is the first of them."""
+    text = rst_headings(file.text(options.document_bytes_max))
+    yield from document_of(file, text, {}, first_heading(text), report)
+
+
+def document_of(
     file: SourceFile, text: str, metadata: dict[str, object], title: str | None, report: SourceReport
 ) -> Iterator[SourceDocument]:
     if not text.strip() and not title:
@@ -91,3 +105,28 @@ def first_heading(text: str) -> str | None:
     """The first Markdown heading, `# like this` or underlined; headings inside fenced code do not count."""
     found = _HEADING.search(_FENCED_CODE.sub("", text))
     return (found["marked"] or found["underlined"]).strip() if found else None
+
+
+# A title of running text, underlined at least as far as it goes, perhaps overlined alike.
+_RST_TITLE = re.compile(
+    r"^(?:(?P<over>(?P<mark>[!-/:-@\[-`{-~])(?P=mark){2,})[ \t]*\n)?[ ]{0,3}(?P<title>\S[^\n]*)\n"
+    r"(?P<under>(?P<line>[!-/:-@\[-`{-~])(?P=line){2,})[ \t]*$",
+    re.MULTILINE,
+)
+_RST_LEVELS_MAX = 6
+
+
+def rst_headings(text: str) -> str:
+    """`text` with `# headings` in place of underlined titles; levels follow the order in which styles first appear."""
+    styles: list[str] = []
+
+    def heading(found: re.Match[str]) -> str:
+        title, under, over = found["title"].rstrip(), found["under"], found["over"]
+        if len(under) < len(title) or (over and over[0] != under[0]) or not re.search(r"\w", title):
+            return found[0]
+        style = under[0] * (2 if over else 1)
+        if style not in styles:
+            styles.append(style)
+        return f"{'#' * min(styles.index(style) + 1, _RST_LEVELS_MAX)} {title}\n"
+
+    return _RST_TITLE.sub(heading, text)

@@ -26,6 +26,38 @@ class Rerank(TypedDict):
     weight: NotRequired[float | None]
 
 
+class Decay(TypedDict):
+    half_life_days: float
+    now: NotRequired[str | None]
+
+
+class Boost(TypedDict):
+    key: str
+    weight: NotRequired[float]
+    scale: NotRequired[Literal["linear", "log"]]
+    decay: NotRequired[Decay | None]
+
+
+class Neighbors(TypedDict):
+    before: NotRequired[int]
+    after: NotRequired[int]
+
+
+class Highlight(TypedDict):
+    snippet_chars: NotRequired[int]
+
+
+class Sort(TypedDict):
+    key: str
+    order: NotRequired[Literal["asc", "desc"]]
+
+
+class Facet(TypedDict):
+    key: str
+    top: NotRequired[int]
+    ranges: NotRequired[list[int | float | str] | None]
+
+
 class SearchRequest(TypedDict):
     k: NotRequired[int | None]
     mode: NotRequired[Literal["dense", "hybrid", "lexical"] | None]
@@ -33,14 +65,24 @@ class SearchRequest(TypedDict):
     fusion: NotRequired[Fusion | None]
     rerank: NotRequired[bool | Rerank | None]
     group_by_document: NotRequired[bool]
+    boosts: NotRequired[list[Boost] | None]
     min_score: NotRequired[float | None]
     min_relevance: NotRequired[float | None]
     min_seq: NotRequired[int | None]
     deadline_ms: NotRequired[int | None]
     cache: NotRequired[bool]
+    typos: NotRequired[bool]
+    operators: NotRequired[bool]
     language: NotRequired[str | None]
     query: NotRequired[str | None]
     vector: NotRequired[Any]
+    like: NotRequired[list[str | int] | None]
+    unlike: NotRequired[list[str | int] | None]
+    offset: NotRequired[int]
+    expand: NotRequired[Neighbors | Literal["document", "section"] | None]
+    highlight: NotRequired[bool | Highlight | None]
+    sort: NotRequired[list[Sort] | None]
+    facets: NotRequired[list[str | Facet] | None]
     explain: NotRequired[bool]
     exact: NotRequired[bool]
 
@@ -52,11 +94,14 @@ class ContextRequest(TypedDict):
     fusion: NotRequired[Fusion | None]
     rerank: NotRequired[bool | Rerank | None]
     group_by_document: NotRequired[bool]
+    boosts: NotRequired[list[Boost] | None]
     min_score: NotRequired[float | None]
     min_relevance: NotRequired[float | None]
     min_seq: NotRequired[int | None]
     deadline_ms: NotRequired[int | None]
     cache: NotRequired[bool]
+    typos: NotRequired[bool]
+    operators: NotRequired[bool]
     language: NotRequired[str | None]
     query: str
     token_budget: int
@@ -128,6 +173,7 @@ class Scores(TypedDict):
     dense: float | None
     lexical: float | None
     rerank: NotRequired[float | None]
+    boost: NotRequired[float]
 
 
 class Ranks(TypedDict):
@@ -140,6 +186,14 @@ class RelevanceEvidence(TypedDict):
     words: float
     meaning_lead: float
     words_lead: float
+
+
+class Expanded(TypedDict):
+    passages: Any
+    start: int
+    end: int
+    text: str
+    cut: NotRequired[bool]
 
 
 class Hit(TypedDict):
@@ -159,6 +213,9 @@ class Hit(TypedDict):
     relevance: NotRequired[float | None]
     evidence: NotRequired[RelevanceEvidence | None]
     language: NotRequired[str]
+    highlights: NotRequired[list[Any] | None]
+    snippet: NotRequired[Any | None]
+    expanded: NotRequired[Expanded | None]
 
 
 class Reranked(TypedDict):
@@ -179,6 +236,7 @@ class Receipt(TypedDict):
     model: str
     reranked: Reranked | None
     supported: bool | None
+    corrected: NotRequired[dict[str, str]]
     support_from: float | None
 
 
@@ -194,10 +252,31 @@ class Timings(TypedDict):
     total: float
 
 
+class ValueCount(TypedDict):
+    value: str | int | float | bool
+    count: int
+
+
+class RangeCount(TypedDict):
+    count: int
+    gte: NotRequired[int | float | str | None]
+    lt: NotRequired[int | float | str | None]
+
+
+class FacetBody(TypedDict):
+    key: str
+    values: list[ValueCount]
+    ranges: list[RangeCount]
+    distinct: int
+    missing: int
+    documents: int
+
+
 class SearchAnswer(TypedDict):
     hits: list[Hit]
     receipt: Receipt
     timings_ms: Timings
+    facets: NotRequired[list[FacetBody]]
 
 
 class Citation(TypedDict):

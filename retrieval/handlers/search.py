@@ -126,7 +126,7 @@ async def encoded(found: SearchAnswer, budget: AnswerBudget) -> bytes:
     def in_pieces() -> bytes:
         # Each hit by itself: encoding many in one step would hold up every other thread.
         hits = [msgspec.Raw(msgspec.json.encode(hit)) for hit in found.hits]
-        return msgspec.json.encode({"hits": hits, "receipt": found.receipt, "timings_ms": found.timings_ms})
+        return msgspec.json.encode(msgspec.structs.replace(found, hits=hits))
 
     if budget.taken > INLINE_BYTES:
         return await asyncio.to_thread(in_pieces)

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import pytest
 
-from jobs.commands.ingest import progress_lines
+from jobs.commands.ingested import progress_lines
 from jobs.ingesting import Ingested, ingest
 from jobs.server_process import ServerProcess, serving
 from jobs.sources import SourceDocument, SourceError, SourceReport

@@ -529,7 +529,7 @@ def test_folders_are_read_in_order_without_hidden_and_unknown_files(tmp_path: Pa
 
 def test_files_that_are_text_by_custom(tmp_path: Path) -> None:
     """README, copyright and their like are read without an ending, also as Debian names and packs them."""
-    for name in ["README", "copyright", "NEWS.Debian", "Makefile", "changelog.html", "LICENSE-MIT.bin"]:
+    for name in ["README", "copyright", "NEWS.Debian", "Makefile", "changelog.log", "LICENSE-MIT.bin"]:
         put(tmp_path, name, "text")
     put(tmp_path, "changelog.Debian.amd64.gz", gzip.compress(b"packed"))
     documents, report = read(tmp_path)

@@ -18,7 +18,8 @@ from retrieval.chunking import Span, split
 from retrieval.embedding.counting import TokenCounter
 from retrieval.embedding.models import load_model
 from retrieval.embedding.tokens import TokenizerPool
-from retrieval.outline import outline
+from retrieval.outline import code_outline, outline
+from tests.support.http import Http
 
 
 def words(text: str) -> list[int]:
@@ -46,14 +47,15 @@ def check(
 
 @settings(max_examples=300)
 @given(
-    st.text(alphabet=st.sampled_from("abcd  .!?\n\n。é𝒳") | st.characters(), max_size=400),
+    st.text(alphabet=st.sampled_from("abcd  .!?\n\n。é𝒳\t{}#") | st.characters(), max_size=400),
     st.integers(2, 30),
+    st.booleans(),
     st.data(),
 )
-def test_any_text(text: str, tokens_max: int, data: st.DataObject) -> None:
+def test_any_text(text: str, tokens_max: int, code: bool, data: st.DataObject) -> None:
     """Every visible character is covered, no passage is too long alone, each starts after the one before."""
     overlap = data.draw(st.integers(0, tokens_max // 2))
-    check(text, split(text, words, tokens_max=tokens_max, overlap_tokens=overlap), tokens_max)
+    check(text, split(text, words, tokens_max=tokens_max, overlap_tokens=overlap, code=code), tokens_max)
 
 
 def test_fitting_text_is_one_passage() -> None:
@@ -148,8 +150,118 @@ def test_passages_end_at_headings() -> None:
     assert [part.split("\n")[0] for part in texts_of(text, spans)] == [f"## Part {at}" for at in range(6)]
 
 
+PYTHON = '''# Copyright of somebody
+import os
+
+
+class Shop:
+    """Sells things."""
+
+    def open(
+        self,
+        hour: int,
+    ) -> None:
+        if hour > 8:
+            self.door = True
+
+        self.light = True
+
+    # The other way round.
+    def close(self) -> None:
+        self.door = False
+
+
+def main() -> None:
+    Shop().open(9)
+
+
+LIMIT = 3
+'''
+
+C = """#include <stdio.h>
+
+int
+opened(int hour)
+{
+    if (hour > 8)
+        return 1;
+#ifdef LATE
+    return 2;
+#endif
+
+    return 0;
+}
+
+int closed;
+"""
+
+YAML = """# Where it runs
+apiVersion: v1
+metadata:
+  name: shop
+  labels:
+    a: b
+spec:
+  replicas: 2
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "path"),
+    [
+        (PYTHON, "import os", ""),
+        (PYTHON, "class Shop:", "class Shop"),
+        (PYTHON, "        self.light = True", "class Shop > def open"),
+        (PYTHON, "    # The other way", "class Shop"),
+        (PYTHON, "        self.door = False", "class Shop > def close(self) -> None"),
+        (PYTHON, "    Shop().open(9)", "def main() -> None"),
+        (PYTHON, "LIMIT = 3", ""),
+        (C, "    return 2;", "opened(int hour)"),
+        (C, "    return 0;", "opened(int hour)"),
+        (C, "int closed;", ""),
+        (YAML, "  name: shop", "metadata"),
+        (YAML, "    a: b", "metadata > labels"),
+        (YAML, "  replicas: 2", "spec"),
+    ],
+)
+def test_headings_of_code(text: str, line: str, path: str) -> None:
+    """A line of code stands under the first lines of the blocks around it; a comment is no heading."""
+    assert code_outline(text).path(text.index(line)) == path
+
+
+def test_code_is_cut_between_functions() -> None:
+    """A function that fits is in one passage, with the comment above it."""
+    spans = split(PYTHON, words, tokens_max=48, overlap_tokens=4, code=True)
+    passages = texts_of(PYTHON, spans)
+    assert [text.split("\n")[0] for text in passages] == [
+        "# Copyright of somebody",
+        "def open(",
+        "# The other way round.",
+        "LIMIT = 3",
+    ]
+    assert [span.heading for span in spans] == ["", "class Shop > def open", "class Shop", ""]
+
+
+def test_a_document_of_code(http: Http) -> None:
+    """Metadata that name its programming language make a document source code."""
+    name = http.new_collection()
+    text = PYTHON * 5
+    for metadata, heading in (({}, "Copyright of somebody"), ({"programming_language": "python"}, "")):
+        assert http.write(name, {"id": "a", "text": text, "metadata": metadata})["documents"] == 1
+        [first] = [hit for hit in http.search(name, query="shop")["hits"] if hit["passage"] == 0]
+        assert first.get("heading", "") == heading
+
+
+def test_whole_sentences_are_not_repeated() -> None:
+    """A passage that ends with a sentence shares nothing with the next, which begins with a whole one."""
+    text = "some words of it, and more. " * 12
+    spans = split(text, words, tokens_max=24, overlap_tokens=8)
+    assert {part[:5] for part in texts_of(text, spans)} == {"some "}
+    assert all(before.end < after.start for before, after in pairwise(spans))
+
+
 def test_overlap() -> None:
-    """Neighbours share up to the tokens asked for, starting at a word."""
+    """Where a sentence is cut, neighbours share up to the tokens asked for, starting at a word."""
     text = " ".join(f"w{at:02}" for at in range(40))
     spans = split(text, words, tokens_max=12, overlap_tokens=6)
     for before, after in pairwise(spans):

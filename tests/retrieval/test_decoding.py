@@ -20,7 +20,7 @@ from retrieval.schemas import ContextRequest, SearchRequest
         ('{"q": "x"}', SearchRequest, "q", "did you mean 'query'?"),
         ('{"text": "x"}', SearchRequest, "text", "did you mean 'query'?"),
         ('{"query": "x", "qury": "y"}', SearchRequest, "qury", "did you mean 'query'?"),
-        ('{"query": "x", "zzz": "y"}', SearchRequest, "zzz", "known names: cache, deadline_ms"),
+        ('{"query": "x", "zzz": "y"}', SearchRequest, "zzz", "known names: boosts, cache"),
         ('{"size": 5}', ScrollDocuments, "size", "did you mean 'limit'?"),
         ('{"query": "x", "max_tokens": 5}', ContextRequest, "max_tokens", "did you mean 'token_budget'?"),
         ('{"fusion": {"weights": {"dens": 1}}}', SearchRequest, "fusion.weights.dens", "did you mean 'dense'?"),

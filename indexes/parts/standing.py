@@ -1,0 +1,185 @@
+"""Where given passages stand for a query: their scores, their exact ranks, and where the indexes keep them.
+
+For explanations. An exact rank counts all passages that the filter allows, so it takes as long as scoring them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from indexes.courtesy import GoOn, nobody_waits
+from indexes.filters.grammar import Filter
+from indexes.lexical.bm25 import best_of, idf, saturated, score_rows
+from indexes.masks import bits_at, rows_in
+from indexes.model import TIERS, Floats, Ids, Rows, Tier
+from indexes.parts.generation import Generation
+from indexes.parts.part import Part
+from indexes.parts.prepared import Prepared, Selected
+
+BLOCK = 16_384  # rows scored at once: 24 MB of 384 dimensions
+
+
+@dataclass(frozen=True, slots=True)
+class ColdList:
+    """Of a cold passage: the list that holds it, its place among all `lists` by nearness to the query (from 1), and how
+    many lists every search reads."""
+
+    number: int
+    place: int
+    lists: int
+    always_read: int
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One passage. Scores and ranks (from 1) are None where the query lacks that searcher or BM25 is 0; ranks also
+    where the filter leaves the passage out. `gains` is what each term of the query adds to its BM25 score."""
+
+    id: int
+    tier: Tier
+    allowed: bool
+    dense: float | None
+    lexical: float | None
+    dense_rank: int | None
+    lexical_rank: int | None
+    gains: Mapping[str, float]
+    lacks: Mapping[str, float]
+    cold_list: ColdList | None
+
+
+def standings(
+    prepared: Prepared, ids: Ids, counts: Mapping[str, float], go_on: GoOn = nobody_waits
+) -> list[Standing]:
+    """Of a few passages that the snapshot holds, in order of their ids. `counts` are the terms of the query's text and
+    how often each occurs. `go_on` is called between blocks of rows."""
+    ids = np.sort(ids)
+    dense, lexical = prepared.scores(ids)
+    by_meaning = ranks_by(prepared, ids, dense, _dense_blocks(prepared, go_on))
+    by_words = ranks_by(prepared, ids, lexical, _lexical_blocks(prepared, go_on))
+    found = []
+    for chosen, at, rows in located(prepared, ids):
+        part = chosen.part
+        tiers = part.tiers_of(rows)
+        allowed = np.ones(len(rows), bool) if chosen.allowed is None else bits_at(chosen.allowed, rows)
+        for place, row, tier, may in zip(at.tolist(), rows.tolist(), tiers.tolist(), allowed.tolist()):
+            score, words = float(dense[place]), float(lexical[place])
+            gains, lacks = gains_of(prepared, part, row, counts)
+            found.append(
+                Standing(
+                    id=int(ids[place]),
+                    tier=TIERS[tier],
+                    allowed=may,
+                    dense=None if np.isnan(score) else score,
+                    lexical=words if words > 0 else None,
+                    dense_rank=None if np.isnan(score) or not may else int(by_meaning[place]) + 1,
+                    lexical_rank=int(by_words[place]) + 1 if words > 0 and may else None,
+                    gains=gains,
+                    lacks=lacks,
+                    cold_list=cold_list_of(part, row, prepared.query.vector),
+                )
+            )
+    return sorted(found, key=lambda one: one.id)
+
+
+def located(prepared: Prepared, ids: Ids) -> Iterator[tuple[Selected, Rows, Rows]]:
+    """For each part that holds any of these: the part, positions in `ids`, and rows in the part."""
+    for chosen in prepared.selection:
+        rows = chosen.part.rows_of(ids)
+        alive = chosen.visible.alive
+        held = rows >= 0
+        if alive is not None:
+            held[held] = bits_at(alive, rows[held])
+        at = np.flatnonzero(held)
+        if len(at):
+            yield chosen, at, rows[at]
+
+
+def ranks_by(prepared: Prepared, ids: Ids, own: Floats, blocks: Iterator[tuple[Ids, Floats]]) -> Ids:
+    """How many passages stand before each of these: a higher score, or the same and a lower id."""
+    before = np.zeros(len(ids), np.int64)
+    for others, scores in blocks:
+        for at, (one, score) in enumerate(zip(ids.tolist(), own)):
+            # Not itself: in another block its own score may be rounded otherwise.
+            ahead = (scores > score) | ((scores == score) & (others < one))
+            before[at] += np.count_nonzero(ahead & (others != one))
+    return before
+
+
+def _dense_blocks(prepared: Prepared, go_on: GoOn) -> Iterator[tuple[Ids, Floats]]:
+    vector = prepared.query.vector
+    if vector is None:
+        return
+    for chosen in prepared.selection:
+        part = chosen.part
+        rows = np.arange(part.size) if chosen.allowed is None else rows_in(chosen.allowed, part.size)
+        for at in range(0, len(rows), BLOCK):
+            go_on()
+            some = rows[at : at + BLOCK]
+            yield part.ids_of(some), part.vectors.scores(some, vector)
+
+
+def _lexical_blocks(prepared: Prepared, go_on: GoOn) -> Iterator[tuple[Ids, Floats]]:
+    if prepared.weighed is None:
+        return
+    for chosen in prepared.selection:
+        go_on()
+        part = chosen.part
+        rows, scores = best_of(part.lexical, prepared.weighed, max(part.size, 1), chosen.allowed)
+        yield part.ids_of(rows), scores
+
+
+def gains_of(
+    prepared: Prepared, part: Part, row: int, counts: Mapping[str, float]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """What each term that a row holds adds to its score, and what each that it lacks would."""
+    weighed = prepared.weighed
+    if weighed is None:
+        return {}, {}
+    weights, rows = dict(weighed.weights), np.array([row], np.int64)
+    live = sum(chosen.visible.live for chosen in prepared.selection)
+    once = saturated(np.ones(1, np.uint16), part.lexical.lengths[rows] + 1, weighed.bm25, weighed.mean_length)
+    gains, lacks = {}, {}
+    for term in {**counts, **weights}:  # a search may look for more than the text's own terms
+        weight = weights.get(term, counts.get(term, 0.0) * idf(1, live))
+        alone = replace(weighed, weights=((term, weight),), met=())
+        gain = float(score_rows(part.lexical, alone, rows)[0])
+        if gain > 0:
+            gains[term] = gain
+        else:
+            lacks[term] = weight * float(once[0])
+    return gains, lacks
+
+
+def cold_list_of(part: Part, row: int, vector: Floats | None) -> ColdList | None:
+    cold = part.cold if isinstance(part, Generation) else None
+    if cold is None or vector is None or row < cold.first_row:
+        return None
+    number = int(cold.lists_of(np.array([row], np.int64))[0])
+    similarities = cold.centres() @ vector
+    place = int(np.count_nonzero(similarities > similarities[number])) + 1
+    return ColdList(number, place, cold.lists, cold.settings.probes)
+
+
+def holding(prepared: Prepared, ids: Ids, terms: Iterable[str]) -> dict[str, Ids]:
+    """Which of these passages hold each term of the query's text; terms that none holds are left out."""
+    found: dict[str, list[Ids]] = {}
+    weighed, wanted = prepared.weighed, set(terms)
+    for term, weight in () if weighed is None else weighed.weights:
+        for chosen, at, rows in located(prepared, ids) if term in wanted else ():
+            assert weighed is not None
+            alone = replace(weighed, weights=((term, weight),), met=())
+            held = ids[at[score_rows(chosen.part.lexical, alone, rows) > 0]]
+            if len(held):
+                found.setdefault(term, []).append(held)
+    return {term: np.sort(np.concatenate(each)) for term, each in found.items()}
+
+
+def holds(prepared: Prepared, passage: int, condition: Filter) -> bool:
+    """Whether a passage satisfies a filter."""
+    one = np.array([passage], np.int64)
+    for chosen, _, rows in located(prepared, one):
+        return int(rows[0]) in chosen.part.filters.match(condition)
+    return False

@@ -1,0 +1,111 @@
+"""How commands that ingest show progress, what was written, and what failed."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import click
+import msgspec
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from jobs.commands.options import counted, errors
+from jobs.ingesting import Ingested
+from jobs.ingesting import Progress as OnProgress
+from jobs.sources import SourceReport
+
+FAILURES_SHOWN = 20
+LINE_EVERY_S = 15.0
+
+
+def ending(done: Ingested, collection: str) -> str:
+    unchanged = f", {done.unchanged} unchanged" if done.unchanged else ""
+    return (
+        f"{counted(done.documents, 'document')} written to {collection}{unchanged}: "
+        f"{counted(done.passages, 'passage')}{rate(done)}, {done.seconds:.1f} s"
+        + (f" (seq {done.seq})" if done.seq else "")
+    )
+
+
+def rate(done: Ingested) -> str:
+    return f", {done.tokens_per_s():,.0f} tokens/s" if done.tokens else ""
+
+
+def stopped(done: Ingested, collection: str) -> str:
+    return (
+        f"stopped: {counted(done.documents + done.unchanged, 'document')} written to {collection}, perhaps some more; "
+        "the same command again writes what is missing"
+    )
+
+
+def as_value(done: Ingested, report: SourceReport) -> dict[str, Any]:
+    """The value printed by `--json`."""
+    return {
+        **msgspec.to_builtins(done),
+        **msgspec.to_builtins(report),
+        "documents": done.documents,
+        "tokens_per_s": round(done.tokens_per_s(), 1),
+        "seconds": round(done.seconds, 3),
+        "other_files": report.other_files.total(),
+        "types": {column: " or ".join(kinds) for column, kinds in report.types.items()},
+    }
+
+
+def show_failures(report: SourceReport) -> None:
+    if not report.failures:
+        return
+    click.echo(f"{report.failures:,} failed:", err=True)
+    for one in report.failed[:FAILURES_SHOWN]:
+        click.echo(f"  {one.source}: {one.reason}", err=True)
+    if report.failures > FAILURES_SHOWN:
+        click.echo(f"  and {report.failures - FAILURES_SHOWN:,} more; --json names them", err=True)
+
+
+@contextlib.contextmanager
+def progress_bar(
+    total: int,
+    *,
+    of: Literal["bytes_read", "documents"] = "bytes_read",
+    hidden: bool = False,
+    label: str = "documents",
+) -> Iterator[OnProgress]:
+    """A progress bar of acknowledged work out of `total` source bytes or documents; without a terminal, lines on
+    stderr."""
+    if not hidden and not errors.is_terminal:
+        yield progress_lines(total, of, label)
+        return
+    columns = (
+        TextColumn("{task.fields[documents]} " + label),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[rate]:,.0f} tokens/s"),
+        TimeRemainingColumn(),
+    )
+    # A long period, because acknowledgements of large documents are far apart.
+    with Progress(*columns, console=errors, disable=hidden, transient=True, speed_estimate_period=300) as bar:
+        task = bar.add_task("", total=max(total, 1), documents=0, rate=0.0)
+        yield lambda done: bar.update(
+            task,
+            completed=getattr(done, of),
+            documents=done.documents + done.unchanged,
+            rate=done.tokens_per_s(),
+        )
+
+
+def progress_lines(total: int, of: str, label: str, every_s: float = LINE_EVERY_S) -> OnProgress:
+    """The same as lines on stderr: one after an acknowledgement, at most one every `every_s`."""
+    begun = shown = time.monotonic()
+
+    def note(done: Ingested) -> None:
+        nonlocal shown
+        now = time.monotonic()
+        if now - shown < every_s:
+            return
+        shown = now
+        share = min(getattr(done, of) / max(total, 1), 1.0)
+        left = f", {(now - begun) * (1 / share - 1):,.0f} s left" if share else ""
+        click.echo(f"{done.documents + done.unchanged:,} {label}, {share:.0%}{rate(done)}{left}", err=True)
+
+    return note

@@ -1,0 +1,194 @@
+"""nearline ingest --sync and --watch"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from indexes.errors import InvalidInput
+from jobs.commands.ingested import as_value, ending, progress_bar, show_failures
+from jobs.commands.options import ask, counted, ended_by_sigterm, print_json
+from jobs.sources import SourceOptions, SourceReport, total_bytes
+from jobs.sync_record import SyncRecord
+from jobs.syncing import Synced, record_path, state_folder, sync
+from jobs.watching import watch
+from nearline import AsyncClient, ServiceError
+
+GONE_SHOWN = 20
+
+
+@dataclass(slots=True)
+class Syncs:
+    """The syncs of one command. Folders are synced one after the other, each with a record of its own.
+
+    `create` holds the settings of a collection to make if there is none; None makes none.
+    """
+
+    paths: Sequence[Path]
+    url: str
+    collection: str
+    create: dict[str, Any] | None
+    options: SourceOptions
+    state: Path | None
+    dry_run: bool
+    yes: bool
+    force: bool
+    as_json: bool
+    quiet: bool = False
+    """Whether to say nothing of a sync that found nothing new."""
+    failed_before: set[tuple[str, str]] = field(default_factory=set)
+
+    def run_all(self, lenient: bool) -> int:
+        """Returns the exit code: 1 if something failed, or is gone and was not deleted."""
+        values, left = [], False
+        try:
+            with ended_by_sigterm():
+                for path in self.paths:
+                    done, report = self.run(path)
+                    values.append(self.value(path, done, report))
+                    left = left or bool(report.failures) or bool(done.gone and not self.dry_run)
+        except KeyboardInterrupt:
+            click.echo("stopped: the same command again goes on", err=True)
+            return 130
+        if self.as_json:
+            print_json(values[0] if len(values) == 1 else values)
+        return int(left and not lenient)
+
+    def follow(self) -> int:
+        """Until Ctrl-C or SIGTERM, with exit code 130 or 143."""
+        for path in self.paths:
+            if not path.is_dir():
+                raise InvalidInput(f"{path}: --watch takes folders", param="paths")
+
+        def sync_all() -> None:
+            for path in self.paths:
+                done, report = self.run(path)
+                if self.as_json:
+                    click.echo(msgspec.json.encode(self.value(path, done, report)).decode())
+            if not self.quiet:
+                click.echo(f"watching {', '.join(map(str, self.paths))}", err=True)
+                self.quiet = True
+
+        code = 128 + signal.SIGINT
+
+        def end(*_: object) -> None:  # watchfiles passes on KeyboardInterrupt alone
+            nonlocal code
+            code = 128 + signal.SIGTERM
+            raise KeyboardInterrupt
+
+        before = signal.signal(signal.SIGTERM, end)
+        try:
+            with contextlib.suppress(KeyboardInterrupt):
+                watch(self.paths, sync_all, tell_failure)
+        finally:
+            signal.signal(signal.SIGTERM, before)
+        return int(code)
+
+    def run(self, path: Path) -> tuple[Synced, SourceReport]:
+        folder, report = path.resolve(), SourceReport()
+        if not folder.is_dir():
+            raise InvalidInput(f"{path}: --sync takes folders that exist", param="paths")
+        hidden = self.as_json or self.quiet
+
+        async def work(client: AsyncClient) -> Synced:
+            if self.create is not None and not self.dry_run:
+                await client.ensure_collection(self.collection, **self.create)
+            name = (await client.collection(self.collection))["name"]
+            state = self.state or state_folder()
+            with contextlib.closing(SyncRecord(record_path(state, self.url, name), str(folder))) as record:
+                return await sync(
+                    client,
+                    name,
+                    folder,
+                    record,
+                    options=self.options,
+                    report=report,
+                    consent=self.consent,
+                    progress=on_progress,
+                    dry_run=self.dry_run,
+                )
+
+        with progress_bar(total_bytes([folder], options=self.options), hidden=hidden) as on_progress:
+            try:
+                done = ask(self.url, work)
+            except ServiceError:
+                show_failures(report)
+                raise
+        self.tell(path, done, report)
+        return done, report
+
+    def consent(self, ids: Sequence[str], of: int) -> bool:
+        most = len(ids) * 2 > of
+        if self.force or (self.yes and not most):
+            return True
+        if self.yes or self.as_json or self.dry_run or not sys.stdin.isatty():
+            return False
+        show_gone(ids)
+        share = f", more than half of its {of:,}" if most else ""
+        return click.confirm(
+            f"Delete {counted(len(ids), 'document')} that are gone from the folder{share}?", err=True
+        )
+
+    def tell(self, path: Path, done: Synced, report: SourceReport) -> None:
+        failed = {(one.source, one.reason) for one in report.failed}
+        new = failed - self.failed_before if self.quiet else failed
+        self.failed_before = failed
+        if self.quiet and not (new or done.ingested.documents or done.deleted):
+            return
+        for line in report.notes:
+            click.echo(line, err=True)
+        if new:
+            show_failures(report)
+        if self.as_json:
+            return
+        if self.dry_run:
+            would = counted(done.ingested.documents, "document")
+            click.echo(f"{path}: would write {would} and delete {len(done.gone):,}")
+        else:
+            click.echo(f"{path}: {ending(done.ingested, self.collection)}")
+        shared = f", {done.shared:,} kept that another file has" if done.shared else ""
+        click.echo(
+            f"{done.files_changed:,} files changed, {done.files_unchanged:,} unchanged; "
+            f"{counted(done.deleted, 'document')} deleted{shared}"
+        )
+        for line in report.summary():
+            click.echo(line)
+        if done.gone:
+            show_gone(done.gone)
+            if not self.dry_run:
+                how = "--force" if self.yes else "--yes, or --force where they are more than half,"
+                click.echo(
+                    f"gone from the folder and not deleted: {len(done.gone):,}; {how} deletes them", err=True
+                )
+
+    def value(self, path: Path, done: Synced, report: SourceReport) -> dict[str, Any]:
+        """The value printed by `--json`."""
+        return {
+            "folder": str(path),
+            **as_value(done.ingested, report),
+            "dry_run": self.dry_run,
+            "files_changed": done.files_changed,
+            "files_unchanged": done.files_unchanged,
+            "deleted": done.deleted,
+            "gone": done.gone,
+            "shared": done.shared,
+        }
+
+
+def tell_failure(error: Exception) -> None:
+    click.echo(f"nearline: {error}; trying again", err=True)
+
+
+def show_gone(ids: Sequence[str]) -> None:
+    for one in ids[:GONE_SHOWN]:
+        click.echo(f"  gone: {one}", err=True)
+    if len(ids) > GONE_SHOWN:
+        click.echo(f"  and {len(ids) - GONE_SHOWN:,} more; --json names them", err=True)

@@ -1,0 +1,141 @@
+"""Text of HTML, PDF, DOCX and EPUB files as Markdown, which passages take their headings from. Needs the extra `files`.
+
+Kreuzberg reads all four: one package of native code, without a model, a network or other packages. The HTML is cut down
+first to what a reader came for.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from jobs.sources.files import SourceFile
+from jobs.sources.model import SourceDocument, SourceOptions, SourceReport
+from jobs.sources.texts import document_of, first_heading
+
+MIME_TYPES = {
+    "docx": "application/vnd.openxmlformats-officedocument.wordprocessingml.document",
+    "epub": "application/epub+zip",
+    "html": "text/html",
+    "pdf": "application/pdf",
+}
+# What stands around the text of a page, by HTML's own names and by those of ARIA and of common generators.
+FURNITURE = (
+    "script, style, noscript, template, iframe, svg, img, nav, header, footer, aside, form, button, "
+    "[hidden], [aria-hidden=true], [role=navigation], [role=banner], [role=contentinfo], [role=search], "
+    ".navheader, .navfooter, .docnav, .sphinxsidebar, .related, .headerlink, .toc"
+)
+MAIN = "main, [role=main], article"
+HEADINGS_IN_HEADER = "header h1, header h2"
+MAIN_SHARE_MIN = 0.3  # of the page's text: less is one article of several, or a teaser
+CHARSET = re.compile(rb"""<meta[^>]{0,200}charset=["']?\s*([\w.:-]+)""", re.IGNORECASE)
+HEAD_BYTES = 4096
+
+# A fenced block, which stays as it is, or a link or image, of which the words stay.
+_BLOCK_OR_LINK = re.compile(
+    r"^(?P<fence>```+|~~~+).*?(?:^(?P=fence)[^\n]*$|\Z)|!?\[(?P<words>[^\[\]]*)\]\([^()\s]*(?: \"[^\"]*\")?\)",
+    re.DOTALL | re.MULTILINE,
+)
+_LEADERS = re.compile(r"(?: ?\.){5,}")  # of tables of contents
+
+
+def read_html(file: SourceFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:
+    """The page as one document: its main part, headings included, without menus, scripts and forms."""
+    title, text = page_text(decoded(file.content(options.document_bytes_max)))
+    yield from _document(file, text, {}, title, options, report)
+
+
+def read_book(file: SourceFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:
+    """A DOCX or EPUB file as one document."""
+    found = _extracted(file.content(options.extracted_bytes_max), file.found.format)
+    yield from _document(file, unlinked(found.content), found.metadata, None, options, report)
+
+
+def read_pdf(file: SourceFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:
+    """A PDF as one document in which each page stands under the heading `Page 3`; `pages` counts them."""
+    from kreuzberg import PageConfig
+
+    found = _extracted(file.content(options.extracted_bytes_max), "pdf", pages=PageConfig(extract_pages=True))
+    pages = [
+        (page["page_number"], page["content"].replace("\r\n", "\n").strip()) for page in found.pages or ()
+    ]
+    text = "\n\n".join(f"# Page {number}\n\n{_LEADERS.sub(' ...', page)}" for number, page in pages if page)
+    if pages and not text:
+        raise file.error("holds no text: its pages are images, and none is recognized here")
+    yield from _document(file, text, {**found.metadata, "pages": len(pages)}, None, options, report)
+
+
+def page_text(page: str) -> tuple[str | None, str]:
+    """Title and main text of an HTML page, as Markdown without links."""
+    from selectolax.lexbor import LexborHTMLParser
+
+    tree = LexborHTMLParser(page)
+    named = tree.css_first("title")
+    title = " ".join(named.text().split()) if named else ""
+    body = tree.body
+    if body is None:
+        return title or None, ""
+    if not body.css("main h1, article h1"):
+        for heading in body.css(HEADINGS_IN_HEADER):
+            heading.parent.insert_before(heading)
+    for node in body.css(FURNITURE):
+        if node.tag != "body":
+            node.decompose()
+    main = body.css_first(MAIN)
+    if main is None or len(main.text()) < MAIN_SHARE_MIN * len(body.text()):
+        main = body
+    main.unwrap_tags(["a"])
+    text = _extracted(f"<html><body>{main.html}</body></html>".encode(), "html").content
+    return title or first_heading(text), unlinked(text)
+
+
+def unlinked(text: str) -> str:
+    """Markdown in which the words of links stand for them, images' too: addresses only dilute what a passage says."""
+    return _BLOCK_OR_LINK.sub(lambda found: found[0] if found["fence"] else found["words"], text)
+
+
+def decoded(content: bytes) -> str:
+    """A page by its byte order mark, else by the charset it names, else as UTF-8, else as Windows text."""
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return content.decode("utf-16", "replace")
+    content = content.removeprefix(codecs.BOM_UTF8)
+    named = CHARSET.search(content[:HEAD_BYTES])
+    for encoding in (named[1].decode() if named else "utf-8", "utf-8"):
+        try:
+            return content.decode(encoding)
+        except (LookupError, UnicodeDecodeError):
+            continue
+    return content.decode("cp1252", "replace")
+
+
+def _extracted(content: bytes, kind: str, **config: Any) -> Any:
+    from kreuzberg import ExtractionConfig, extract_bytes_sync
+
+    wanted = ExtractionConfig(output_format="markdown", use_cache=False, disable_ocr=True, **config)
+    return extract_bytes_sync(content, MIME_TYPES[kind], config=wanted)
+
+
+def _document(
+    file: SourceFile,
+    text: str,
+    found: Mapping[str, Any],
+    title: str | None,
+    options: SourceOptions,
+    report: SourceReport,
+) -> Iterator[SourceDocument]:
+    text = text.replace("\0", "")
+    if len(text.encode()) > options.document_bytes_max:
+        raise file.error(
+            f"its text is larger than the {options.document_bytes_max:,} bytes a document may have"
+        )
+    metadata = {
+        key: found[name]
+        for key, name in (("authors", "authors"), ("created", "created_at"), ("pages", "pages"))
+        if found.get(name)
+    }
+    title = title or str(found.get("title") or "") or (None if "pages" in metadata else first_heading(text))
+    if not text.strip():
+        title = None  # the title alone says that something is there, not what
+    yield from document_of(file, text, metadata, title, report)

@@ -1,0 +1,59 @@
+"""Parquet: a document for each row, with the columns' own types. Needs the extra `files`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from datetime import date, datetime, time
+from decimal import Decimal
+
+from jobs.sources.files import SourceFile
+from jobs.sources.model import SourceDocument, SourceOptions, SourceReport
+from jobs.sources.rows import Row, documents_of
+
+ROWS_AT_ONCE = 256
+
+
+def read_parquet(file: SourceFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:
+    """The documents of the file, its rows numbered from 1. Bytes are left out; dates become ISO 8601."""
+    from pyarrow.parquet import ParquetFile
+
+    if file.found.path.suffix.lower() == ".gz":
+        raise file.error("a Parquet file within gzip; it is compressed by itself, so unpack it")
+    with ParquetFile(file.found.path) as table:
+        columns = list(table.schema_arrow.names)
+        if not any(field in columns for field in options.text_fields):
+            missing = ", ".join(f"'{field}'" for field in options.text_fields)
+            named = ", ".join(columns)[:500]
+            raise file.error(
+                f"no column {missing}; the columns are {named}; --text-field says which holds the text"
+            )
+
+        def rows() -> Iterator[Row]:
+            number = 0
+            for batch in table.iter_batches(batch_size=ROWS_AT_ONCE):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield (
+                        number,
+                        {key: value for key, cell in row.items() if (value := _value(cell)) is not None},
+                    )
+
+        yield from documents_of(file, rows(), options, report)
+
+
+def _value(cell: object) -> object | None:
+    """`cell` as JSON has it, None for what it cannot hold."""
+    if isinstance(cell, datetime | date | time):
+        return cell.isoformat()
+    if isinstance(cell, Decimal):
+        return float(cell) if cell.is_finite() else None
+    if isinstance(cell, float):
+        return cell if math.isfinite(cell) else None
+    if isinstance(cell, str | bool | int):
+        return cell
+    if isinstance(cell, list):
+        return [value for one in cell if (value := _value(one)) is not None]
+    if isinstance(cell, Mapping):
+        return {str(key): value for key, one in cell.items() if (value := _value(one)) is not None}
+    return None

@@ -1,0 +1,279 @@
+"""Files of the extra `files`: what is read of each format, and that one that is broken or hostile fails alone."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import zipfile
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from jobs.sources import SourceOptions, SourceReport, isolated
+from jobs.sources.extracted import decoded, page_text, unlinked
+from jobs.sources.files import FoundFile, SourceFile
+from jobs.sources.isolated import Isolated
+from jobs.sources.texts import rst_headings
+from tests.jobs.test_sources import put, read
+from tests.support.files import docx, epub, pdf
+
+PAGE = """<html><head><title>Refunds &amp; returns</title><script>var x = 1;</script></head><body>
+<header><h1>Refunds</h1><a href="/">Home</a></header><nav><a href="/a">Products</a></nav>
+<div><h2>How long</h2><p>You have <a href="/days">fourteen days</a> to send it back.</p>
+<pre><code class="language-c">int main() { return a[0](1); }</code></pre>
+<table><tr><th>Item</th><th>Days</th></tr><tr><td>Lamp</td><td>30</td></tr></table></div>
+<aside>Buy more.</aside><footer>Imprint</footer></body></html>"""
+
+
+def test_a_page_is_its_main_text(tmp_path: Path) -> None:
+    """Headings, tables and code stay as Markdown; menus, scripts, the footer and addresses of links do not."""
+    put(tmp_path, "page.html", PAGE)
+    ((one,), report) = read(tmp_path)
+    assert (report.failed, one.title, one.id) == ([], "Refunds & returns", f"{tmp_path.name}/page.html")
+    assert one.text.startswith("# Refunds\n")
+    assert "## How long" in one.text
+    assert "You have fourteen days to send it back." in one.text
+    assert "return a[0](1);" in one.text
+    assert "| Lamp | 30   |" in one.text
+    for left_out in ["var x", "Products", "Buy more", "Imprint", "/days"]:
+        assert left_out not in one.text
+
+
+def test_the_main_part_of_a_page() -> None:
+    """`main` is taken where it is most of the page, and not where it is one teaser of many."""
+    text = "A sentence of some length. " * 10
+    assert "Around" not in page_text(f"<div>Around</div><main><p>{text}</p></main>")[1]
+    assert "A sentence" in page_text(f"<article>Teaser</article><p>{text}</p>")[1]
+    assert page_text("") == (None, "")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "Käse".encode(),
+        b"\xef\xbb\xbfK\xc3\xa4se",
+        "Käse".encode("utf-16"),
+        b'<meta charset="iso-8859-15">K\xe4se',
+        b"K\xe4se",
+        b'<meta charset="no-such">K\xc3\xa4se',
+    ],
+)
+def test_pages_of_any_charset(content: bytes) -> None:
+    """The byte order mark counts, then what the page says, then UTF-8, then Windows text."""
+    assert decoded(content).endswith("Käse")
+
+
+def test_links_leave_their_words() -> None:
+    """Also images; not in code, where brackets mean something else."""
+    text = 'See [the guide](guide.html "Guide") and ![a lamp](lamp.png).\n\n```\n[x](y)\n```\n[end](e)'
+    assert unlinked(text) == "See the guide and a lamp.\n\n```\n[x](y)\n```\nend"
+
+
+def test_word_and_epub(tmp_path: Path) -> None:
+    """Headings are Markdown headings; the title is the file's own, else its first heading."""
+    put(tmp_path, "a.docx", docx("Refunds", "You get your money back."))
+    put(tmp_path, "b.epub", epub("The Book", ("One", "It began."), ("Two", "It ended.")))
+    ((word, book), report) = read(tmp_path)
+    assert report.failed == []
+    assert (word.title, word.text.split()) == (
+        "Refunds",
+        ["#", "Refunds", "You", "get", "your", "money", "back."],
+    )
+    assert book.title == "The Book"
+    assert book.text.index("# One") < book.text.index("It began.") < book.text.index("# Two")
+
+
+def test_pages_of_a_pdf_are_headings(tmp_path: Path) -> None:
+    """So that each passage says on which page it stands; packed ones are read, too."""
+    put(tmp_path, "a.pdf.gz", gzip.compress(pdf("Refunds take a week.", "", "Lamps . . . . . . . . 7")))
+    ((one,), report) = read(tmp_path)
+    assert report.failed == []
+    assert one.text == "# Page 1\n\nRefunds take a week.\n\n# Page 3\n\nLamps ... 7"
+    assert one.metadata == {"pages": 3}
+    assert one.title == f"{tmp_path.name}/a.pdf.gz"
+
+
+def test_a_scanned_pdf_says_so(tmp_path: Path) -> None:
+    """A file without any text is no success."""
+    put(tmp_path, "scan.pdf", pdf("", ""))
+    documents, report = read(tmp_path)
+    assert documents == []
+    assert "holds no text" in report.failed[0].reason
+
+
+def test_mail(tmp_path: Path) -> None:
+    """Subject, text, sender and date; encoded words are decoded, of two forms the plain one is read."""
+    put(
+        tmp_path,
+        "a.eml",
+        "From: Ann <ann@example.org>\nTo: bob@example.org\nSubject: =?utf-8?q?K=C3=A4se?=\n"
+        "Date: Fri, 4 May 2001 14:05:44 -0400\nMIME-Version: 1.0\n"
+        'Content-Type: multipart/alternative; boundary="b"\n\n'
+        "--b\nContent-Type: text/plain; charset=no-such\n\nPlain text.\n"
+        "--b\nContent-Type: text/html\n\n<p>Rich text.</p>\n--b--\n",
+    )
+    put(tmp_path, "b.eml", "Subject: Rich\nContent-Type: text/html\n\n<h1>Rich</h1><p>text.</p>")
+    put(tmp_path, "c.eml", "\n\nno headers")
+    ((plain, rich), report) = read(tmp_path)
+    assert (plain.title, plain.text.strip()) == ("Käse", "Plain text.")
+    assert plain.metadata == {
+        "from": "Ann <ann@example.org>",
+        "to": "bob@example.org",
+        "date": "2001-05-04T14:05:44-04:00",
+    }
+    assert rich.text.split() == ["#", "Rich", "text."]
+    assert "no headers" in report.failed[0].reason
+
+
+def test_a_mailbox_has_a_document_for_each_message(tmp_path: Path) -> None:
+    """By its Message-ID, so that messages before it may go; a `From` within a paragraph begins none."""
+    put(
+        tmp_path,
+        "list.mbox",
+        "From a Mon\nSubject: One\nMessage-ID: <1@x>\n\nFirst.\nFrom here on it rains.\n\n"
+        "From b Tue\nSubject: Two\n\nSecond.\n\nFrom c Wed\nno headers\n",
+    )
+    put(tmp_path, "other.mbox", "no mailbox")
+    ((one, two), report) = read(tmp_path)
+    name = f"{tmp_path.name}/list.mbox"
+    assert [(one.id, one.title), (two.id, two.title)] == [(f"{name}#1@x", "One"), (f"{name}#2", "Two")]
+    assert "From here on" in one.text
+    assert two.source == f"{tmp_path}/list.mbox:8"
+    assert [failure.source for failure in report.failed] == [
+        f"{tmp_path}/list.mbox:13",
+        f"{tmp_path}/other.mbox:1",
+    ]
+
+
+def test_parquet(tmp_path: Path) -> None:
+    """Columns keep their types; what JSON cannot hold becomes what it can, or is left out."""
+    table = pa.table(
+        {
+            "id": ["a", "b"],
+            "text": ["One.", "Two."],
+            "when": [datetime(2026, 1, 2, tzinfo=UTC), None],
+            "price": [Decimal("1.50"), Decimal(2)],
+            "tags": [["x", "y"], []],
+            "blob": [b"1", b"2"],
+            "score": [1.5, float("nan")],
+        }
+    )
+    pq.write_table(table, tmp_path / "rows.parquet")
+    ((one, two), report) = read(tmp_path)
+    assert report.failed == []
+    assert (one.id, one.text) == ("a", "One.")
+    assert one.metadata == {
+        "when": "2026-01-02T00:00:00+00:00",
+        "price": 1.5,
+        "tags": ["x", "y"],
+        "score": 1.5,
+    }
+    assert two.metadata == {"price": 2.0, "tags": []}
+    _, report = read(tmp_path, options=SourceOptions(text_fields=("body",)))
+    assert "no column 'body'; the columns are id, text, when" in report.failed[0].reason
+
+
+def test_json_files(tmp_path: Path) -> None:
+    """Objects that have a text are documents, alone or in a list; other JSON is a text itself."""
+    put(tmp_path, "a.json", json.dumps([{"id": 1, "text": "One."}, {"id": 2, "text": "Two.", "n": 3}]))
+    put(tmp_path, "b.json", json.dumps({"id": "x", "text": "Alone."}))
+    put(tmp_path, "c.json", '{"name": "settings"}')
+    put(tmp_path, "d.json", "[1, 2")
+    documents, report = read(tmp_path)
+    assert [one.id for one in documents] == ["1", "2", "x", f"{tmp_path.name}/c.json"]
+    assert documents[1].metadata == {"n": 3}
+    assert documents[3].text == '{"name": "settings"}'
+    assert [(Path(one.source).name, one.reason[:8]) for one in report.failed] == [("d.json", "not JSON")]
+
+
+def test_source_code_names_its_language(tmp_path: Path) -> None:
+    """To filter by it."""
+    put(tmp_path, "main.go", "package main")
+    ((one,), _) = read(tmp_path)
+    assert (one.text, one.metadata) == ("package main", {"programming_language": "go"})
+
+
+def test_titles_of_rst_are_headings() -> None:
+    """Levels follow the order of their first appearance; an underline that is too short makes none."""
+    text = "====\nTop\n====\n\nIntro\n*****\n\nText\n\nDeep\n++++\n\nNext\n****\n\nNo title here\n---\n\n----\n\nEnd"
+    assert rst_headings(text) == (
+        "# Top\n\n\n## Intro\n\n\nText\n\n### Deep\n\n\n## Next\n\n\nNo title here\n---\n\n----\n\nEnd"
+    )
+
+
+# -- what is broken or hostile
+
+
+def test_broken_files_fail_alone(tmp_path: Path) -> None:
+    """Each is named with a reason on one line, and those after it are read."""
+    put(tmp_path, "a.pdf", b"%PDF-1.4 and no more")
+    put(tmp_path, "b.docx", b"PK\x03\x04 and no more")
+    put(tmp_path, "c.epub", docx("Not", "a book"))
+    put(tmp_path, "d.parquet", b"PAR1 and no more PAR1")
+    put(tmp_path, "e.html.gz", gzip.compress(b"<p>cut short" * 100)[:-10])
+    put(tmp_path, "z.html", "<p>Fine.")
+    documents, report = read(tmp_path)
+    assert [one.text.strip() for one in documents] == ["Fine."]
+    assert [Path(one.source).name for one in report.failed] == [
+        "a.pdf", "b.docx", "c.epub", "d.parquet", "e.html.gz",
+    ]  # fmt: skip
+    assert not any("\n" in one.reason for one in report.failed)
+
+
+def test_a_file_that_unpacks_to_gigabytes(tmp_path: Path) -> None:
+    """It fails within its process's memory, which is not this one's, and the next is read."""
+    put(tmp_path, "a.docx", docx("Bomb", ""))
+    with zipfile.ZipFile(tmp_path / "b.docx", "w", zipfile.ZIP_DEFLATED) as bomb:
+        with zipfile.ZipFile(tmp_path / "a.docx") as parts:
+            for name in parts.namelist():
+                if name != "word/document.xml":
+                    bomb.writestr(name, parts.read(name))
+        with bomb.open("word/document.xml", "w") as part:
+            for _ in range(300):
+                part.write(b" " * 2**20)
+    put(tmp_path, "z.html", "<p>Fine.")
+    options = SourceOptions(extracting_memory_bytes_max=512 * 2**20)
+    documents, report = read(tmp_path / "b.docx", tmp_path / "z.html", options=options)
+    assert [one.text.strip() for one in documents] == ["Fine."]
+    assert [Path(one.source).name for one in report.failed] == ["b.docx"]
+
+
+def test_a_file_that_does_not_end(tmp_path: Path) -> None:
+    """Time is up also while native code runs."""
+    put(tmp_path, "a.html", "<div>" * 200_000)
+    put(tmp_path, "b.html", "<p>Fine.")
+    documents, report = read(tmp_path, options=SourceOptions(extracting_s_max=2))
+    assert [one.text.strip() for one in documents] == ["Fine."]
+    assert [Path(one.source).name for one in report.failed] == ["a.html"]
+
+
+def test_what_is_left_in_the_middle_ends_its_process(tmp_path: Path) -> None:
+    """Whoever stops reading leaves no process behind, and the next file is not answered with the rest of this."""
+    mailbox = put(tmp_path, "a.mbox", "".join(f"From x\nSubject: {at}\n\nText.\n\n" for at in range(2000)))
+    page = put(tmp_path, "b.html", "<p>Fine.")
+    options, report = SourceOptions(), SourceReport()
+    with contextlib.closing(Isolated()) as reader:
+        with contextlib.closing(SourceFile(FoundFile(mailbox, "a", "mailbox", 0))) as file:
+            with contextlib.closing(reader.documents(file, options, report)) as documents:
+                next(documents)
+                child = reader._child
+        assert child is not None
+        assert child.poll() is not None
+        with contextlib.closing(SourceFile(FoundFile(page, "b", "html", 0))) as file:
+            (fine,) = reader.documents(file, options, report)
+    assert fine.text.strip() == "Fine."
+
+
+def test_without_the_extra_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files are listed with what to install."""
+    monkeypatch.setattr(isolated, "NEEDS", ("no_such_package",))
+    put(tmp_path, "a.pdf", pdf("Text."))
+    put(tmp_path, "b.txt", "Fine.")
+    documents, report = read(tmp_path)
+    assert len(documents) == 1
+    assert report.failed[0].reason == 'needs the extra files: pip install "nearline[files]"'

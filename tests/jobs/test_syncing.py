@@ -1,0 +1,298 @@
+"""A collection that is kept equal to a folder: what changed is written, what is gone is deleted, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from jobs.server_process import ServerProcess, serving
+from jobs.sync_record import SyncRecord
+from tests.jobs.test_commands import ROOT, nearline
+from tests.jobs.test_ingest import started, wait_for
+from tests.jobs.test_sources import put
+from tests.support.doorway import Doorway
+from tests.support.files import docx, pdf
+from tests.support.http import Http
+
+pytestmark = pytest.mark.model
+
+
+class Folder:
+    """A folder and a collection of its own, synced by the command itself."""
+
+    def __init__(self, path: Path, http: Http) -> None:
+        self.path, self.http, self.name = path, http, http.new_collection()
+        self.state = path.parent / f"state-{path.name}"
+
+    def arguments(self, *more: object) -> list[object]:
+        return ["ingest", self.path, "--url", self.http.url, "-c", self.name, "--state", self.state, *more]
+
+    def sync(self, *more: object, code: int = 0) -> dict[str, object]:
+        ended = nearline(*self.arguments("--sync", "--json", *more))
+        assert ended.returncode == code, ended.stderr
+        found: dict[str, object] = json.loads(ended.stdout)
+        return found
+
+    def ids(self) -> list[str]:
+        return sorted(self.texts())
+
+    def texts(self) -> dict[str, str]:
+        documents = self.http.ok("POST", f"/v1/collections/{self.name}/documents/scroll", {"limit": 1000})[
+            "documents"
+        ]
+        return {one["id"].removeprefix("docs/"): one["text"] for one in documents}
+
+
+@pytest.fixture
+def folder(http: Http, tmp_path: Path) -> Folder:
+    path = tmp_path / "docs"
+    put(path, "a.txt", "Apples.")
+    put(path, "b.md", "# Bread\n\nBaked.")
+    put(path, "sub/c.txt", "Cheese.")
+    put(path, "sub/rows.csv", "id,text\nr1,One.\nr2,Two.\nr3,Three.\n")
+    return Folder(path, http)
+
+
+EVERYTHING = ["a.txt", "b.md", "r1", "r2", "r3", "sub/c.txt"]
+
+
+def counts(done: dict[str, object]) -> tuple[object, ...]:
+    return tuple(done[key] for key in ("files_changed", "documents", "unchanged", "deleted"))
+
+
+def test_only_what_changed_is_written(folder: Folder) -> None:
+    """A second run opens nothing; of a table with a new row that row alone is sent; touching a file changes nothing."""
+    assert counts(folder.sync()) == (4, 6, 0, 0)
+    assert folder.ids() == EVERYTHING
+    os.utime(folder.path / "a.txt", (1e9, 1e9))
+    assert counts(folder.sync()) == (0, 0, 0, 0)
+    put(
+        folder.path,
+        "sub/rows.csv",
+        "id,text\nr1,One.\nr2,Two, again.\nr3,Three.\nr4,Four.\n".replace(", a", " a"),
+    )
+    done = folder.sync()
+    assert counts(done) == (1, 2, 2, 0)
+    assert folder.texts()["r2"] == "Two again."
+
+
+def test_what_is_gone_is_deleted_when_told_to(folder: Folder) -> None:
+    """A file and a row; a dry run shows both and does neither, and without --yes nothing is deleted."""
+    folder.http.write(folder.name, {"id": "docs/other.txt", "text": "Of somebody else."})
+    folder.sync()
+    (folder.path / "sub" / "c.txt").unlink()
+    put(folder.path, "sub/rows.csv", "id,text\nr1,One.\nr3,Three, changed.\n".replace(", c", " c"))
+    shown = folder.sync("--dry-run")
+    assert (shown["gone"], shown["documents"]) == (["docs/sub/c.txt", "r2"], 1)
+    assert folder.ids() == sorted([*EVERYTHING, "other.txt"])
+    assert folder.texts()["r3"] == "Three."
+    assert folder.sync(code=1)["gone"] == ["docs/sub/c.txt", "r2"]
+    assert folder.texts()["r3"] == "Three changed."
+    done = folder.sync("--yes")
+    assert (done["deleted"], done["gone"]) == (2, [])
+    assert folder.ids() == ["a.txt", "b.md", "other.txt", "r1", "r3"]
+    assert counts(folder.sync("--yes")) == (0, 0, 0, 0)
+
+
+def test_more_than_half_needs_force(folder: Folder) -> None:
+    """A folder that lost most of its files may be the wrong one."""
+    folder.sync()
+    shutil.rmtree(folder.path / "sub")
+    assert folder.sync("--yes", code=1)["deleted"] == 0
+    assert folder.ids() == EVERYTHING
+    assert folder.sync("--force")["deleted"] == 4
+    assert folder.ids() == ["a.txt", "b.md"]
+
+
+def test_an_empty_or_missing_folder_deletes_nothing(folder: Folder) -> None:
+    """It may be a mount point without its disk; --force does not change that."""
+    folder.sync()
+    folder.path.rename(folder.path.parent / "away")
+    assert "does not exist" in nearline(*folder.arguments("--sync", "--force")).stderr
+    folder.path.mkdir()
+    ended = nearline(*folder.arguments("--sync", "--force"))
+    assert (ended.returncode, "nothing was deleted" in ended.stderr) == (1, True)
+    assert folder.ids() == EVERYTHING
+
+
+def test_a_folder_that_cannot_be_listed_keeps_its_documents(folder: Folder) -> None:
+    """Its files may be there still; files elsewhere that are gone are deleted."""
+    # Root lists every folder, unless it gives that up.
+    held = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+    if held and not shutil.which("setpriv"):
+        pytest.skip("root lists every folder, and setpriv is not installed")
+    folder.sync()
+    (folder.path / "a.txt").unlink()
+    (folder.path / "sub").chmod(0)
+    command = [*held, sys.executable, "-m", "jobs.cli", *folder.arguments("--sync", "--json", "--yes")]
+    ended = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, cwd=ROOT)
+    (folder.path / "sub").chmod(0o700)
+    assert json.loads(ended.stdout)["deleted"] == 1, ended.stderr
+    assert "sub: cannot be listed" in ended.stderr
+    assert folder.ids() == [one for one in EVERYTHING if one != "a.txt"]
+
+
+def test_a_file_that_cannot_be_read_keeps_its_documents(folder: Folder) -> None:
+    """A row that is broken is no row that is gone, and the file is read again each time."""
+    folder.sync()
+    put(folder.path, "sub/rows.csv", "id,text\nr1,One.\nr2\n")
+    put(folder.path, "b.md", b"\xff\xfe")
+    for _ in range(2):
+        done = folder.sync("--yes", code=1)
+        assert (done["failures"], done["deleted"]) == (2, 0)
+    assert folder.ids() == EVERYTHING
+
+
+def test_what_was_deleted_or_lost_elsewhere_is_written_again(folder: Folder) -> None:
+    """The collection is asked what it has; one made anew gets everything."""
+    folder.sync()
+    folder.http.ok("DELETE", f"/v1/collections/{folder.name}/documents/r2")
+    assert folder.sync()["documents"] == 1
+    folder.http.ok("DELETE", f"/v1/collections/{folder.name}")
+    assert folder.sync("--create")["documents"] == 6
+    assert folder.ids() == EVERYTHING
+
+
+def test_two_folders_in_one_collection(folder: Folder, tmp_path: Path) -> None:
+    """Neither deletes what the other wrote, nor an id that both have."""
+    other = Folder(tmp_path / "more", folder.http)
+    other.name, other.state = folder.name, folder.state
+    put(other.path, "rows.csv", "id,text\nr1,Also one.\nx,Own.\ny,Own.\n")
+    folder.sync()
+    other.sync()
+    assert folder.texts()["r1"] == "Also one."
+    put(other.path, "rows.csv", "id,text\nx,Own.\ny,Own.\n")
+    done = other.sync("--yes")
+    assert (done["deleted"], done["shared"]) == (0, 1)
+    assert folder.sync("--yes")["documents"] == 1
+    assert folder.texts()["r1"] == "One."
+    assert folder.ids() == sorted([*EVERYTHING, "x", "y"])
+
+
+def test_an_id_that_moves_to_another_file(folder: Folder) -> None:
+    """It is written from there and not deleted."""
+    folder.sync()
+    put(folder.path, "a.csv", "id,text\nr1,One.\n")
+    put(folder.path, "sub/rows.csv", "id,text\nr2,Two.\nr3,Three.\n")
+    done = folder.sync("--yes")
+    assert done["deleted"] == 0
+    assert folder.ids() == EVERYTHING
+
+
+def test_other_options_read_files_again(folder: Folder) -> None:
+    """And send what they change; an exclusion makes a file one that is gone."""
+    folder.sync()
+    assert folder.sync("--title-field", "text", code=0)["files_changed"] == 4
+    assert folder.sync("--title-field", "text", "--exclude", "a.txt", "--yes")["deleted"] == 1
+
+
+def test_one_sync_at_a_time(tmp_path: Path) -> None:
+    """The record belongs to one process."""
+    record = SyncRecord(tmp_path / "record.db", "/docs")
+    code = (
+        "import sys, pathlib, jobs.sync_record as r; r.WAIT_MS_MAX = 50;"
+        "r.SyncRecord(pathlib.Path(sys.argv[1]), '/docs')"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "record.db")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "another sync into this collection is under way" in ended.stderr
+    record.close()
+
+
+def test_options_that_go_with_sync_alone(folder: Folder) -> None:
+    """A usage error, before anything is written."""
+    assert nearline(*folder.arguments("--yes")).returncode == 2
+    assert nearline(*folder.arguments("--watch", "--dry-run")).returncode == 2
+
+
+# -- killed
+
+
+def rows(numbers: range) -> str:
+    return "".join(json.dumps({"id": f"m{at}", "text": f"Row {at}. " * 30}) + "\n" for at in numbers)
+
+
+@pytest.mark.slow
+def test_killed_at_any_time(folder: Folder) -> None:
+    """Killed again and again while the folder changes: in the end the collection is the folder, and no more."""
+    for at in range(150):
+        put(folder.path, f"many/{at}.txt", f"Number {at}. " * 30)
+    put(folder.path, "many/a.docx", docx("Word", "By word."))
+    put(folder.path, "many/b.pdf", pdf("A page."))
+    put(folder.path, "many.jsonl", rows(range(300)))
+    for killed in range(6):
+        with started(*folder.arguments("--sync", "--yes")) as run:
+            time.sleep(0.5 + 0.35 * killed)
+            run.send_signal(signal.SIGKILL)
+        (folder.path / "many" / f"{killed}.txt").unlink()
+        put(folder.path, f"many/{killed + 50}.txt", f"Changed {killed}.")
+        put(folder.path, "many.jsonl", rows(range(killed, 300)))
+    folder.sync("--yes")
+    texts = folder.texts()
+    rest = {"many/a.docx", "many/b.pdf", *EVERYTHING}
+    assert set(texts) == {
+        *rest,
+        *(f"many/{at}.txt" for at in range(6, 150)),
+        *(f"m{at}" for at in range(5, 300)),
+    }
+    assert [texts[f"many/{at}.txt"] for at in (50, 55, 56)] == [
+        "Changed 0.",
+        "Changed 5.",
+        "Number 56. " * 30,
+    ]
+
+
+# -- watching
+
+
+def watched(folder: Folder, wanted: list[str], run: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 60
+    while folder.ids() != wanted:
+        assert run.poll() is None, run.communicate()
+        assert time.monotonic() < deadline, folder.ids()
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_a_folder_is_followed(folder: Folder) -> None:
+    """New, changed and deleted files are in the collection soon after, until SIGTERM."""
+    with started(*folder.arguments("--watch", "--yes")) as run:
+        watched(folder, EVERYTHING, run)
+        put(folder.path, "new/d.txt", "Dates.")
+        watched(folder, sorted([*EVERYTHING, "new/d.txt"]), run)
+        (folder.path / "a.txt").unlink()
+        watched(folder, sorted([*EVERYTHING[1:], "new/d.txt"]), run)
+        run.terminate()
+        assert run.wait(30) == 143
+
+
+@pytest.mark.slow
+def test_watching_survives_the_service(folder: Folder, tmp_path: Path, model_folder: Path) -> None:
+    """While it is away changes wait; when it is back they are written."""
+    environ = {"NEARLINE_MODELS_FOLDER": str(model_folder.parent)}
+    first = ServerProcess(tmp_path / "data", environ)
+    Http(first.url).ok("POST", "/v1/collections", {"name": folder.name})
+    with Doorway(first.url) as door:
+        folder.http = Http(door.url)
+        with started(*folder.arguments("--watch")) as run:
+            wait_for(Http(first.url), folder.name, 6, run)
+            first.kill()
+            put(folder.path, "late.txt", "Late.")
+            time.sleep(4)
+            with serving(tmp_path / "data", environ) as second:
+                door.target = second.url
+                wait_for(Http(second.url), folder.name, 7, run)
+                folder.http = Http(second.url)
+                watched(folder, sorted([*EVERYTHING, "late.txt"]), run)
+                run.terminate()
+                run.wait(30)

@@ -1,0 +1,108 @@
+"""Pages of hits: joined they are the long answer, each hit once, whatever the mode."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retrieval.fusion import best_first, levels_of, reciprocal_rank, within
+from tests.support.http import Http
+
+DOCUMENTS = 150
+WORDS = "river bridge market winter letter garden engine window paper silver"
+
+
+@pytest.fixture(scope="module")
+def _documents() -> list[dict[str, Any]]:
+    """Texts of common words, vectors near each other: both rankings are long, and differ."""
+    rng = np.random.default_rng(5)
+    vectors = rng.normal(size=(DOCUMENTS, 384)) + 2
+    words = WORDS.split()
+    return [
+        {"id": f"d{at}", "text": " ".join(rng.choice(words, 12)), "vector": vectors[at].tolist()}
+        for at in range(DOCUMENTS)
+    ]
+
+
+@pytest.fixture
+def crowd(http: Http, _documents: list[dict[str, Any]]) -> str:
+    name = http.new_collection()
+    http.write(name, *_documents)
+    return name
+
+
+MODES: list[dict[str, Any]] = [
+    {"mode": "hybrid"},
+    {"mode": "hybrid", "fusion": {"method": "rrf"}},
+    {"mode": "hybrid", "group_by_document": True},
+    {"mode": "dense"},
+    {"mode": "lexical"},
+]
+
+
+@pytest.mark.parametrize("options", MODES, ids=str)
+def test_pages_joined_are_one_long_answer(http: Http, crowd: str, options: dict[str, Any]) -> None:
+    """Within the candidates of one page, hits are those of one large answer, in its order, scores and all."""
+    search = {"query": "a river and a silver bridge", "cache": False, **options}
+    whole = http.search(crowd, k=100, **search)["hits"]
+    paged = [hit for at in range(0, 100, 25) for hit in http.search(crowd, k=25, offset=at, **search)["hits"]]
+    assert paged == whole
+
+
+@pytest.mark.parametrize("options", MODES, ids=str)
+def test_pages_go_on_to_the_end(http: Http, crowd: str, options: dict[str, Any]) -> None:
+    """Beyond the candidates of the first page no hit comes twice and none is missing; after the last one, none."""
+    search = {"query": WORDS, "k": 40, **options}
+    found = [
+        hit["document_id"]
+        for at in range(0, 200, 40)
+        for hit in http.search(crowd, offset=at, **search)["hits"]
+    ]
+    assert len(found) == DOCUMENTS
+    assert set(found) == {f"d{at}" for at in range(DOCUMENTS)}
+
+
+def test_a_page_is_not_the_cached_first_one(http: Http, crowd: str) -> None:
+    """The offset is part of what the cache knows an answer by; a batch pages too."""
+    first = http.found(crowd, query="winter letter", k=3)
+    second = http.found(crowd, query="winter letter", k=3, offset=3)
+    assert not set(first) & set(second)
+    searches = [{"query": "winter letter", "k": 3, "offset": at} for at in (0, 3)]
+    results = http.ok("POST", f"/v1/collections/{crowd}/search/batch", {"searches": searches})["results"]
+    assert [[hit["document_id"] for hit in one["hits"]] for one in results] == [first, second]
+
+
+@pytest.mark.parametrize(
+    ("options", "param"), [({"k": 10, "offset": 991}, "offset"), ({"offset": -1}, "offset")]
+)
+def test_an_offset_has_bounds(http: Http, crowd: str, options: dict[str, int], param: str) -> None:
+    """Together with k at most `limits.k_max`; beyond, the error names the field."""
+    reply = http.call("POST", f"/v1/collections/{crowd}/search", {"query": "river", **options})
+    assert (reply.status, reply.body["error"]["param"]) == (422, param)
+
+
+@given(st.randoms(use_true_random=False), st.integers(1, 40), st.integers(1, 12), st.booleans())
+def test_the_order_by_level_does_not_depend_on_the_depth(
+    rnd: Any, size: int, depth: int, by_rank: bool
+) -> None:
+    """Candidates of deeper rankings follow those of shallower ones, which keep their order."""
+    one, other = (rnd.sample(range(size), size) for _ in range(2))
+    score = {passage: rnd.random() for passage in range(size)}
+    before: list[int] = []
+    for deep in (depth, 4 * depth, 16 * depth):
+        ids = np.array(sorted({*one[:deep], *other[:deep]}))
+        ranks = [
+            np.array([own.index(at) if own.index(at) < deep else -1 for at in ids.tolist()], np.int32)
+            for own in (one, other)
+        ]
+        levels = levels_of(ranks, depth)
+        fused = np.array([score[at] for at in ids.tolist()])
+        if by_rank:
+            fused = reciprocal_rank(within(levels, ranks, depth), 10)
+        found = ids[best_first(ids, fused, levels)].tolist()
+        assert found[: len(before)] == before
+        before = found

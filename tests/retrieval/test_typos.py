@@ -1,0 +1,105 @@
+"""Typing errors: a word that no document has is looked up as the nearest one that some document has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rapidfuzz.distance import OSA
+
+from indexes.lexical.bm25 import LexicalPart
+from indexes.lexical.postings import GrowingLexical
+from indexes.lexical.typos import corrections
+from jobs.server_process import ServerProcess
+from tests.support.http import Http
+
+DOCUMENTS: list[dict[str, Any]] = [
+    {"id": "k8s", "title": "Kubernetes", "text": "Restarting a pod in the cluster."},
+    {"id": "cats", "text": "Cats sleep for most of the day."},
+    {"id": "mail", "text": "Undeliverable messages return to their sender. Error E4012 is temporary."},
+    {"id": "haus", "text": "Die Wohnungsbaugenossenschaft vermietet Häuser am Fluss.", "language": "de"},
+]
+
+
+@pytest.fixture(scope="module", params=["delta", "generation"])
+def notes(service: ServerProcess, request: pytest.FixtureRequest) -> str:
+    http = Http(service.url)
+    name = http.new_collection()
+    http.write(name, *DOCUMENTS)
+    if request.param == "generation":
+        http.reindex(name)
+    return name
+
+
+@pytest.mark.parametrize(
+    ("query", "found", "corrected"),
+    [
+        ("kubrenetes", "k8s", {"kubrenetes": "Kubernetes"}),
+        ("restarrting pods", "k8s", {"restarrting": "Restarting"}),
+        ("slepe", "cats", {"slepe": "sleep"}),
+        ("undelievrable mesages?", "mail", {"undelievrable": "Undeliverable", "mesages": "messages"}),
+        ("Wohnungsbaugenosenschaft", "haus", {"Wohnungsbaugenosenschaft": "Wohnungsbaugenossenschaft"}),
+    ],
+)
+def test_the_nearest_word_is_looked_up(
+    http: Http, notes: str, query: str, found: str, corrected: dict[str, str]
+) -> None:
+    """Lexical search finds it, the receipt says what was taken for what, and highlights show it; cached or not."""
+    for _ in range(2):
+        answer = http.search(notes, query=query, mode="lexical", highlight=True)
+        assert answer["hits"][0]["document_id"] == found
+        assert answer["receipt"]["corrected"] == corrected
+        hit = answer["hits"][0]
+        shown = {hit["text"][start:end] for start, end in hit["highlights"]}
+        assert set(corrected.values()) - {"Kubernetes"} <= shown
+    hybrid = http.search(notes, query=query)
+    assert hybrid["receipt"]["corrected"] == corrected
+    assert hybrid["hits"][0]["document_id"] == found
+
+
+@pytest.mark.parametrize(
+    "query", ["cats sleep", "cat", "E4013", "xyzzyplugh", "nday", "the", "Fluß", "restartPod"], ids=str
+)
+def test_other_words_stay(http: Http, notes: str, query: str) -> None:
+    """A word that some document has, a code, a short word, and one that is near nothing."""
+    assert "corrected" not in http.search(notes, query=query)["receipt"]
+
+
+def test_it_can_be_left_out(http: Http, notes: str) -> None:
+    """With `typos` false, or in dense mode, nothing is looked up instead; such an answer is not shared by the cache."""
+    http.search(notes, query="kubrenetes", mode="lexical")
+    for options in ({"mode": "lexical", "typos": False}, {"mode": "dense"}):
+        answer = http.search(notes, query="kubrenetes", **options)
+        assert "corrected" not in answer["receipt"]
+    assert http.found(notes, query="kubrenetes", mode="lexical", typos=False) == []
+
+
+def test_a_context_forgives_too(http: Http, notes: str) -> None:
+    """A context is found by the same search."""
+    body = {"query": "kubrenetes restarting", "token_budget": 200}
+    answer = http.ok("POST", f"/v1/collections/{notes}/context", body)
+    assert answer["receipt"]["corrected"] == {"kubrenetes": "Kubernetes"}
+
+
+WORDS = st.text("abcdr", min_size=3, max_size=10)
+
+
+@given(st.lists(WORDS, min_size=1, max_size=12), WORDS)
+def test_it_is_the_nearest_of_all(texts: list[str], word: str) -> None:
+    """None but a term with its first letter and within the edits forgiven; of those, none is nearer."""
+    growing = GrowingLexical()
+    for text in texts:
+        growing.add(text, "xx")
+    parts: list[LexicalPart] = [growing.view(len(texts)), growing.seal(len(texts))]
+    edits = 2 if len(word) >= 8 else 1
+    near = {OSA.distance(word, text) for text in texts if text[0] == word[0]}
+    forgiven = len(word) >= 4 and word not in texts and bool(near) and min(near) <= edits
+    for part in parts:
+        found = corrections(word, [part], "xx", {})
+        assert bool(found) == forgiven
+        if forgiven:
+            _, term = found[word]
+            assert term in texts
+            assert OSA.distance(word, term) == min(near)

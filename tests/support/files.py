@@ -1,0 +1,80 @@
+"""Small files of the formats that folders hold, built by hand."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Mapping
+
+WORD = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+OFFICE = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
+PACKAGE = "http://schemas.openxmlformats.org/package/2006"
+
+
+def zipped(files: Mapping[str, str]) -> bytes:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    return content.getvalue()
+
+
+def docx(heading: str, text: str) -> bytes:
+    kind = "application/vnd.openxmlformats-officedocument.wordprocessingml"
+    return zipped(
+        {
+            "[Content_Types].xml": f'<Types xmlns="{PACKAGE}/content-types">'
+            '<Default Extension="rels" ContentType="application/vnd.openxmlformats-package.relationships+xml"/>'
+            f'<Override PartName="/word/document.xml" ContentType="{kind}.document.main+xml"/>'
+            f'<Override PartName="/word/styles.xml" ContentType="{kind}.styles+xml"/></Types>',
+            "_rels/.rels": f'<Relationships xmlns="{PACKAGE}/relationships"><Relationship Id="r1" '
+            f'Type="{OFFICE}/officeDocument" Target="word/document.xml"/></Relationships>',
+            "word/_rels/document.xml.rels": f'<Relationships xmlns="{PACKAGE}/relationships"><Relationship '
+            f'Id="r1" Type="{OFFICE}/styles" Target="styles.xml"/></Relationships>',
+            "word/styles.xml": f'<w:styles xmlns:w="{WORD}"><w:style w:type="paragraph" w:styleId="Heading1">'
+            '<w:name w:val="heading 1"/><w:pPr><w:outlineLvl w:val="0"/></w:pPr></w:style></w:styles>',
+            "word/document.xml": f'<w:document xmlns:w="{WORD}"><w:body>'
+            '<w:p><w:pPr><w:pStyle w:val="Heading1"/></w:pPr>'
+            f"<w:r><w:t>{heading}</w:t></w:r></w:p><w:p><w:r><w:t>{text}</w:t></w:r></w:p></w:body></w:document>",
+        }
+    )
+
+
+def epub(title: str, *chapters: tuple[str, str]) -> bytes:
+    ids = [f"c{at}" for at in range(len(chapters))]
+    items = "".join(
+        f'<item id="{one}" href="{one}.xhtml" media-type="application/xhtml+xml"/>' for one in ids
+    )
+    spine = "".join(f'<itemref idref="{one}"/>' for one in ids)
+    page = '<html xmlns="http://www.w3.org/1999/xhtml"><body><h1>{}</h1><p>{}</p></body></html>'
+    return zipped(
+        {
+            "mimetype": "application/epub+zip",
+            "META-INF/container.xml": '<container version="1.0" '
+            'xmlns="urn:oasis:names:tc:opendocument:xmlns:container"><rootfiles><rootfile '
+            'full-path="book.opf" media-type="application/oebps-package+xml"/></rootfiles></container>',
+            "book.opf": '<package xmlns="http://www.idpf.org/2007/opf" version="3.0"><metadata '
+            f'xmlns:dc="http://purl.org/dc/elements/1.1/"><dc:title>{title}</dc:title></metadata>'
+            f"<manifest>{items}</manifest><spine>{spine}</spine></package>",
+            **{f"{one}.xhtml": page.format(*chapter) for one, chapter in zip(ids, chapters)},
+        }
+    )
+
+
+def pdf(*pages: str) -> bytes:
+    """Without a table of its objects, which readers then find by themselves."""
+    kids = " ".join(f"{10 + 2 * at} 0 R" for at in range(len(pages)))
+    objects = {
+        1: "<< /Type /Catalog /Pages 2 0 R >>",
+        2: f"<< /Type /Pages /Kids [{kids}] /Count {len(pages)} >>",
+        3: "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+    }
+    for at, text in enumerate(pages):
+        drawn = f"BT /F1 12 Tf 72 720 Td ({text}) Tj ET" if text else ""
+        objects[10 + 2 * at] = (
+            f"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents {11 + 2 * at} 0 R "
+            "/Resources << /Font << /F1 3 0 R >> >> >>"
+        )
+        objects[11 + 2 * at] = f"<< /Length {len(drawn)} >>\nstream\n{drawn}\nendstream"
+    body = "\n".join(f"{number} 0 obj\n{content}\nendobj" for number, content in objects.items())
+    return f"%PDF-1.4\n{body}\ntrailer << /Root 1 0 R /Size 99 >>\n%%EOF\n".encode()
