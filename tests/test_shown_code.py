@@ -175,7 +175,7 @@ def test_the_snippets_for_frameworks_run(
     subprocess.run(
         [sys.executable, "-c", code.replace(SHOWN_URL, server.url)],
         cwd=folder,
-        env=environ(HAYSTACK_TELEMETRY_ENABLED="False"),
+        env=environ(),
         check=True,
         timeout=120,
     )

@@ -42,10 +42,7 @@ class TestDocumentStore(
     """What the store has; the others, such as unique values of metadata, are not part of Haystack's protocol."""
 
     @pytest_asyncio.fixture
-    async def document_store(
-        self, service: ServerProcess, monkeypatch: pytest.MonkeyPatch
-    ) -> AsyncIterator[NearlineDocumentStore]:
-        monkeypatch.setenv("HAYSTACK_TELEMETRY_ENABLED", "False")
+    async def document_store(self, service: ServerProcess) -> AsyncIterator[NearlineDocumentStore]:
         store = NearlineDocumentStore(f"haystack-{uuid4()}", url=service.url)
         yield store
         store._store.client.close()
