@@ -19,7 +19,11 @@ ROOT = Path(__file__).parent.parent
 
 
 def pytest_configure() -> None:
-    """What a script starts in the background ignores Ctrl-C, and so would every program that the tests start."""
+    """What a script starts in the background ignores Ctrl-C, and so would every program that the tests start.
+
+    Haystack sends statistics to its makers, and decides it when it is imported.
+    """
+    os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

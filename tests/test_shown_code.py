@@ -159,6 +159,28 @@ def test_the_openai_snippet_runs(prepared: tuple[ServerProcess, Path]) -> None:
     subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, timeout=120)
 
 
+@pytest.mark.parametrize(
+    ("module", "needs"),
+    [("langchain", "langchain_core"), ("llamaindex", "llama_index"), ("haystack", "haystack")],
+)
+def test_the_snippets_for_frameworks_run(
+    prepared: tuple[ServerProcess, Path], module: str, needs: str
+) -> None:
+    """As they stand, but for the address: what they show is in the collection that they make."""
+    if find_spec(needs) is None:
+        pytest.skip(f"{needs} is not installed; the extra frameworks has it")
+    server, folder = prepared
+    blocks = blocks_of(INTEGRATIONS)
+    (code,) = (block for block in blocks if f"from nearline.{module} import" in block)
+    subprocess.run(
+        [sys.executable, "-c", code.replace(SHOWN_URL, server.url)],
+        cwd=folder,
+        env=environ(),
+        check=True,
+        timeout=120,
+    )
+
+
 @pytest.mark.parametrize(("key", "file"), [("mcpServers", "Claude Desktop"), ("servers", "VS Code")])
 def test_the_configurations_for_assistants_are_right(key: str, file: str) -> None:
     """They are JSON, and their arguments are those of the command."""

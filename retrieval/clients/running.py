@@ -183,6 +183,11 @@ class Blocking(Core):
             future.cancel()
             raise
 
+    async def awaited(self, work: Callable[[Core], Coroutine[Any, Any, T]]) -> T:
+        """As `run`, for a coroutine of any event loop: that loop goes on meanwhile."""
+        running = self._started()
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(running.core), running.loop))
+
     def close(self) -> None:
         """Close all connections. The client may be used again, and opens new ones."""
         with self._starting:

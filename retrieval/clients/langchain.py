@@ -1,0 +1,298 @@
+"""LangChain: `NearlineVectorStore` and `NearlineRetriever`. Needs the extra `langchain`.
+
+    store = NearlineVectorStore("docs", url="http://127.0.0.1:8080")
+    store.add_documents([Document("Refunds take five days.", id="refunds")])
+    retriever = NearlineRetriever(collection="docs", k=5, rerank=True)
+
+The service embeds texts and splits long documents; what is found are passages. A passage's `id` is its document's, and
+`get_by_ids` gives the whole document.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
+from langchain_core.documents import Document
+from langchain_core.embeddings import Embeddings
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.vectorstores import VectorStore
+from pydantic import Field, PrivateAttr
+
+from retrieval.clients.client import Client
+from retrieval.clients.stores import (
+    Store,
+    found,
+    plain,
+    provenance,
+    removed,
+    removed_matching,
+    stored,
+    without_none,
+    written,
+)
+
+if TYPE_CHECKING:
+    from retrieval.clients.wire import DocumentBody, Hit
+
+K = 4  # LangChain's own default
+PROVENANCE_KEY = "nearline"
+
+
+class NearlineVectorStore(VectorStore):
+    """A collection as LangChain's vector store.
+
+    Searches take the options of the service's own search as keyword arguments (`filter`, `mode`, `rerank`,
+    `min_relevance`, `group_by_document` and so on); those given here hold for all. Everything that reaches the service
+    raises ServiceError.
+    """
+
+    def __init__(
+        self,
+        collection: str,
+        *,
+        url: str | None = None,
+        client: Client | None = None,
+        embedding: Embeddings | None = None,
+        **search: Any,
+    ) -> None:
+        """The collection is made on first use if it is absent.
+
+        `embedding` makes the vectors in place of the service, one for each document, however long; it must have as many
+        dimensions as the collection's model.
+        """
+        self._store = Store(collection, url=url, client=client, create=True)
+        self._embedding = embedding
+        self._search = search
+
+    @property
+    def embeddings(self) -> Embeddings | None:
+        return self._embedding
+
+    @classmethod
+    def from_texts(
+        cls,
+        texts: list[str],
+        embedding: Embeddings | None = None,
+        metadatas: list[dict[str, Any]] | None = None,
+        *,
+        ids: list[str] | None = None,
+        collection: str = "langchain",
+        **options: Any,
+    ) -> Self:
+        """`options`: as the constructor's."""
+        store = cls(collection, embedding=embedding, **options)
+        store.add_texts(texts, metadatas, ids=ids)
+        return store
+
+    @classmethod
+    async def afrom_texts(
+        cls,
+        texts: list[str],
+        embedding: Embeddings | None = None,
+        metadatas: list[dict[str, Any]] | None = None,
+        *,
+        ids: list[str] | None = None,
+        collection: str = "langchain",
+        **options: Any,
+    ) -> Self:
+        store = cls(collection, embedding=embedding, **options)
+        await store.aadd_texts(texts, metadatas, ids=ids)
+        return store
+
+    # -- documents
+
+    def add_texts(
+        self,
+        texts: Iterable[str],
+        metadatas: list[dict[str, Any]] | None = None,
+        *,
+        ids: Sequence[str | None] | None = None,
+    ) -> list[str]:
+        """Durable and searchable when it returns. A known id replaces its document; a text without one gets a new one.
+        Returns the ids. Raises RefusedDocument for what the service does not take."""
+        documents = documents_of(texts, metadatas, ids)
+        if self._embedding is not None:
+            add_vectors(documents, self._embedding.embed_documents([one["text"] for one in documents]))
+        self._store.run(written, documents)
+        return [one["id"] for one in documents]
+
+    async def aadd_texts(
+        self,
+        texts: Iterable[str],
+        metadatas: list[dict[str, Any]] | None = None,
+        *,
+        ids: Sequence[str | None] | None = None,
+    ) -> list[str]:
+        documents = documents_of(texts, metadatas, ids)
+        if self._embedding is not None:
+            add_vectors(documents, await self._embedding.aembed_documents([one["text"] for one in documents]))
+        await self._store.awaited(written, documents)
+        return [one["id"] for one in documents]
+
+    def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
+        """Whole documents, without those that do not exist."""
+        return [whole(one) for one in self._store.run(stored, ids)]
+
+    async def aget_by_ids(self, ids: Sequence[str], /) -> list[Document]:
+        return [whole(one) for one in await self._store.awaited(stored, ids)]
+
+    def delete(self, ids: Sequence[str] | None = None, *, filter: Any = None) -> bool:  # noqa: A002
+        """By ids or by a filter of the service's grammar; with neither, all documents."""
+        if ids is not None:
+            self._store.run(removed, one_of(ids, filter))
+        else:
+            self._store.run(removed_matching, filter)
+        return True
+
+    async def adelete(self, ids: Sequence[str] | None = None, *, filter: Any = None) -> bool:  # noqa: A002
+        if ids is not None:
+            await self._store.awaited(removed, one_of(ids, filter))
+        else:
+            await self._store.awaited(removed_matching, filter)
+        return True
+
+    # -- search
+
+    def similarity_search(self, query: str, k: int = K, **search: Any) -> list[Document]:
+        """Passages, best first, with the metadata of their documents."""
+        return [passage(hit) for hit in self._hits(query, k, search)]
+
+    async def asimilarity_search(self, query: str, k: int = K, **search: Any) -> list[Document]:
+        return [passage(hit) for hit in await self._ahits(query, k, search)]
+
+    def similarity_search_with_score(
+        self, query: str, k: int = K, **search: Any
+    ) -> list[tuple[Document, float]]:
+        """With the service's scores: higher is better, and only within one search."""
+        return [(passage(hit), hit["score"]) for hit in self._hits(query, k, search)]
+
+    async def asimilarity_search_with_score(
+        self, query: str, k: int = K, **search: Any
+    ) -> list[tuple[Document, float]]:
+        return [(passage(hit), hit["score"]) for hit in await self._ahits(query, k, search)]
+
+    def similarity_search_by_vector(
+        self, embedding: list[float], k: int = K, **search: Any
+    ) -> list[Document]:
+        """By meaning alone."""
+        return [passage(hit) for hit in self._store.run(found, self._by_vector(embedding, k, search))]
+
+    async def asimilarity_search_by_vector(
+        self, embedding: list[float], k: int = K, **search: Any
+    ) -> list[Document]:
+        hits = await self._store.awaited(found, self._by_vector(embedding, k, search))
+        return [passage(hit) for hit in hits]
+
+    def _similarity_search_with_relevance_scores(
+        self, query: str, k: int = K, **search: Any
+    ) -> list[tuple[Document, float]]:
+        """With the relevance of each hit, from 0 to 1, so that a `score_threshold` means the same in every search."""
+        return [(passage(hit), relevance_of(hit)) for hit in self._hits(query, k, search)]
+
+    async def _asimilarity_search_with_relevance_scores(
+        self, query: str, k: int = K, **search: Any
+    ) -> list[tuple[Document, float]]:
+        return [(passage(hit), relevance_of(hit)) for hit in await self._ahits(query, k, search)]
+
+    def _hits(self, query: str, k: int, search: dict[str, Any]) -> list[Hit]:
+        vector = {} if self._embedding is None else {"vector": plain(self._embedding.embed_query(query))}
+        return self._store.run(found, {**self._search, "query": query, "k": k, **vector, **search})
+
+    async def _ahits(self, query: str, k: int, search: dict[str, Any]) -> list[Hit]:
+        vector = (
+            {} if self._embedding is None else {"vector": plain(await self._embedding.aembed_query(query))}
+        )
+        return await self._store.awaited(found, {**self._search, "query": query, "k": k, **vector, **search})
+
+    def _by_vector(self, vector: list[float], k: int, search: dict[str, Any]) -> dict[str, Any]:
+        return {**self._search, "vector": plain(vector), "k": k, "mode": "dense", **search}
+
+
+class NearlineRetriever(BaseRetriever):
+    """Searches a collection. The fields are the options of the service's search; `options` holds any others.
+
+    Each document's metadata says under `nearline` where the passage comes from (`document_id`, `passage`, `start`,
+    `end`, `title`, `heading`) and how good it is (`score`, `relevance`). `invoke` takes the same options as keyword
+    arguments, for one search.
+    """
+
+    collection: str
+    url: str | None = None
+    client: Client | None = Field(default=None, exclude=True, repr=False)
+    k: int = K
+    mode: Literal["hybrid", "dense", "lexical"] | None = None
+    filter: dict[str, Any] | None = None
+    rerank: bool | dict[str, Any] | None = None
+    min_relevance: float | None = None
+    group_by_document: bool | None = None
+    options: dict[str, Any] = Field(default_factory=dict)
+
+    _store: Store = PrivateAttr()
+
+    def model_post_init(self, context: Any, /) -> None:
+        super().model_post_init(context)
+        self._store = Store(self.collection, url=self.url, client=self.client, create=False)
+
+    def _get_relevant_documents(
+        self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **search: Any
+    ) -> list[Document]:
+        hits = self._store.run(found, {**self._defaults(), "query": query, **search})
+        return [passage(hit, with_provenance=True) for hit in hits]
+
+    async def _aget_relevant_documents(
+        self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **search: Any
+    ) -> list[Document]:
+        hits = await self._store.awaited(found, {**self._defaults(), "query": query, **search})
+        return [passage(hit, with_provenance=True) for hit in hits]
+
+    def _defaults(self) -> dict[str, Any]:
+        names = ("k", "mode", "filter", "rerank", "min_relevance", "group_by_document")
+        return {**without_none({name: getattr(self, name) for name in names}), **self.options}
+
+
+def documents_of(
+    texts: Iterable[str], metadatas: Sequence[dict[str, Any]] | None, ids: Sequence[str | None] | None
+) -> list[dict[str, Any]]:
+    """As the service takes them. Raises ValueError where there are not as many of each."""
+    texts = list(texts)
+    for name, others in (("metadatas", metadatas), ("ids", ids)):
+        if others is not None and len(others) != len(texts):
+            raise ValueError(f"{name}: expected as many as texts, {len(texts)}, found {len(others)}")
+    return [
+        {"id": document_id or str(uuid.uuid4()), "text": text, "metadata": metadata}
+        for text, metadata, document_id in zip(
+            texts, metadatas or [{}] * len(texts), ids or [None] * len(texts)
+        )
+    ]
+
+
+def add_vectors(documents: list[dict[str, Any]], vectors: list[list[float]]) -> None:
+    for document, vector in zip(documents, vectors, strict=True):
+        document["vector"] = plain(vector)
+
+
+def one_of(ids: Sequence[str], condition: Any) -> Sequence[str]:
+    if condition is not None:
+        raise ValueError("delete: expected ids or filter, found both")
+    return ids
+
+
+def passage(hit: Hit, *, with_provenance: bool = False) -> Document:
+    metadata: dict[str, Any] = dict(hit["metadata"])
+    if with_provenance:
+        metadata[PROVENANCE_KEY] = provenance(hit)
+    return Document(id=hit["document_id"], page_content=hit["text"], metadata=metadata)
+
+
+def whole(document: DocumentBody) -> Document:
+    return Document(id=document["id"], page_content=document["text"], metadata=dict(document["metadata"]))
+
+
+def relevance_of(hit: Hit) -> float:
+    relevance = hit.get("relevance")
+    if relevance is None:
+        raise ValueError("a search by a vector of your own, by meaning alone, has no relevance scores")
+    return relevance

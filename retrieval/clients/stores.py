@@ -1,0 +1,140 @@
+"""What the integrations with other frameworks share: a collection's documents as those frameworks ask for them.
+
+Each operation is one coroutine, which `Store` runs for callers with and without an event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+from retrieval.clients.calling import ServiceError
+from retrieval.clients.client import Client
+from retrieval.clients.endpoints import Endpoints
+from retrieval.clients.running import Core
+
+if TYPE_CHECKING:
+    from retrieval.clients.wire import DocumentBody, Hit
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+IDS_PER_REQUEST = 1000
+READ_AT_ONCE = 8
+PAGE = 100
+# Of a hit, where it comes from and how good it is; its text and metadata have places of their own.
+PROVENANCE = ("document_id", "passage", "start", "end", "title", "heading", "score", "relevance")
+
+
+class Store:
+    """A collection and the client that reaches it. Safe to use from several threads and event loops."""
+
+    def __init__(self, collection: str, *, url: str | None, client: Client | None, create: bool) -> None:
+        """`client`: else one for `url`, as Client's. `create`: make the collection when it is found absent."""
+        self.collection = collection
+        self.client = client or Client(url)
+        self._create = create
+
+    def run(
+        self,
+        work: Callable[Concatenate[Endpoints, str, P], Coroutine[Any, Any, T]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        return self.client.run(lambda core: self._done(core, work, *args, **kwargs))
+
+    async def awaited(
+        self,
+        work: Callable[Concatenate[Endpoints, str, P], Coroutine[Any, Any, T]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        return await self.client.awaited(lambda core: self._done(core, work, *args, **kwargs))
+
+    async def _done(
+        self,
+        core: Core,
+        work: Callable[Concatenate[Endpoints, str, P], Coroutine[Any, Any, T]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        assert isinstance(core, Endpoints)
+        try:
+            return await work(core, self.collection, *args, **kwargs)
+        except ServiceError as error:
+            if error.status != 404 or not self._create:
+                raise
+            absent = error
+        try:
+            await core.create_collection(self.collection)
+        except ServiceError as error:
+            if error.status == 403:  # the key is not for making collections
+                raise absent from None
+            if error.status != 409:  # made by another at the same moment
+                raise
+        self._create = False
+        return await work(core, self.collection, *args, **kwargs)
+
+
+async def written(core: Endpoints, collection: str, documents: Iterable[Mapping[str, Any]]) -> None:
+    """Durable and searchable. Raises RefusedDocument for the first that cannot be written."""
+    await core.ingest(collection, documents)
+
+
+async def found(core: Endpoints, collection: str, search: Mapping[str, Any]) -> list[Hit]:
+    return (await core.search(collection, **search))["hits"]
+
+
+async def stored(core: Endpoints, collection: str, ids: Sequence[str]) -> list[DocumentBody]:
+    """Whole documents in the order of `ids`, each once, without those that do not exist."""
+    reading = asyncio.Semaphore(READ_AT_ONCE)
+
+    async def read(document_id: str) -> DocumentBody | None:
+        async with reading:
+            try:
+                return await core.document(collection, document_id)
+            except ServiceError as error:
+                if error.status != 404:
+                    raise
+                return None
+
+    documents = await asyncio.gather(*map(read, dict.fromkeys(ids)))
+    return [document for document in documents if document is not None]
+
+
+async def matching(core: Endpoints, collection: str, condition: Any) -> list[DocumentBody]:
+    """Whole documents that match a filter, None: all, in the order of writing."""
+    which = {} if condition is None else {"filter": condition}
+    return [one async for one in core.scroll(collection, limit=PAGE, **which)]
+
+
+async def removed(core: Endpoints, collection: str, ids: Iterable[str]) -> int:
+    """How many of these documents were there; now none is."""
+    rest, number = iter(ids), 0
+    while part := list(islice(rest, IDS_PER_REQUEST)):
+        number += (await core.delete_documents(collection, ids=part))["deleted"]
+    return number
+
+
+async def removed_matching(core: Endpoints, collection: str, condition: Any) -> int:
+    """By a filter, None: all documents."""
+    if condition is not None:
+        return (await core.delete_documents(collection, filter=condition))["deleted"]
+    ids = [one["id"] async for one in core.scroll(collection, limit=PAGE, text=False)]
+    return await removed(core, collection, ids)
+
+
+def provenance(hit: Hit) -> dict[str, Any]:
+    """Where a hit comes from, and how good it is: those of PROVENANCE that it has."""
+    return {name: value for name in PROVENANCE if (value := hit.get(name)) is not None}
+
+
+def without_none(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def plain(vector: Iterable[float]) -> list[float]:
+    """As JSON has it: embedding models return numbers of numpy, too."""
+    return [float(number) for number in vector]
