@@ -108,7 +108,8 @@ def test_no_body_is_our_fault(fuzzed: tuple[ServerProcess, Path], bodies: int, s
         statuses[answer.status] = statuses.get(answer.status, 0) + 1
         assert answer.status < 500, (method, path, sent[:500], content)
         assert isinstance(json.loads(content), dict | list), (method, path, sent[:500], content)
-        assert b'"score":null' not in content, (method, path, sent[:500], content)
+        # A hit has a score; what is explained may be no hit.
+        assert path.endswith("/explain") or b'"score":null' not in content, (path, sent[:500], content)
     took.sort()
     print(f"\n{statuses}; slowest {took[-3:]}, {peak_bytes(server.pid) / 1e6:.0f} MB at most")  # noqa: T201
     assert statuses.get(200, 0) > bodies // 40, statuses  # some are still good: not all stop at the door
