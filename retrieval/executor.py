@@ -24,6 +24,10 @@ class Execution(Protocol):
         """Dense and BM25 scores of these passages: for candidates that only one searcher found."""
         ...
 
+    def vectors(self, ids: Ids) -> Floats:
+        """The stored vectors of these passages, float32 [ids, dimensions]; zeros where there is none."""
+        ...
+
     def fetch(self, ids: Sequence[int]) -> Mapping[int, StoredPassage]:
         """Those that still live, from the log: what was deleted since is absent."""
         ...
@@ -66,6 +70,9 @@ class LocalExecution:
 
     def scores(self, ids: Ids) -> tuple[Floats, Floats]:
         return self.prepared.scores(ids)
+
+    def vectors(self, ids: Ids) -> Floats:
+        return self.prepared.vectors(ids)
 
     def fetch(self, ids: Sequence[int]) -> Mapping[int, StoredPassage]:
         return self.collection.passages(ids)

@@ -15,6 +15,7 @@ from retrieval.schemas import Hit, Receipt, SearchAnswer, Timings
 Key = tuple[str, int]  # of a passage: its document and its place there
 OVERLAP_MAX = 0.5  # of the shorter passage: beyond it, two passages of one document repeat each other
 WORDS = re.compile(r"\w+")
+FIRST_WORDS, FIRST_CHARS = 3, 100
 RANK_CONSTANT = 10  # of reciprocal ranks, which part those that stand equally high
 
 
@@ -95,20 +96,34 @@ def without_repetition(hits: Sequence[Hit], go_on: GoOn = nobody_waits) -> tuple
     kept: list[Hit] = []
     repeats: dict[Key, Hit] = {}
     by_document: dict[str, list[Hit]] = {}
-    by_words: dict[str, Hit] = {}
+    alike: dict[
+        tuple[str, ...], list[Hit]
+    ] = {}  # by their first words: all of them are compared only where these agree
     for hit in hits:
         go_on()
-        text = hit.text or hit.title  # a document may have a title alone
-        words = " ".join(WORDS.findall(unicodedata.normalize("NFKC", text).casefold()))
         others = by_document.setdefault(hit.document_id, [])
-        same = by_words.get(words) or next((one for one in others if overlapping(hit, one)), None)
+        near = alike.setdefault(first_words(hit), [])
+        same = next((one for one in near if words_of(one) == words_of(hit)), None)
+        same = same or next((one for one in others if overlapping(hit, one)), None)
         if same is not None:
             repeats[key_of(hit)] = same
             continue
-        by_words[words] = hit
+        near.append(hit)
         others.append(hit)
         kept.append(hit)
     return kept, repeats
+
+
+def first_words(hit: Hit) -> tuple[str, ...]:
+    """Equal for passages with equal words."""
+    words = words_of(hit, FIRST_CHARS)
+    return tuple((words if len(words) > FIRST_WORDS else words_of(hit))[:FIRST_WORDS])
+
+
+def words_of(hit: Hit, chars: int | None = None) -> list[str]:
+    """Without case, marks and white space; a document may have a title alone."""
+    text = (hit.text or hit.title)[:chars]
+    return WORDS.findall(unicodedata.normalize("NFKC", text).casefold())
 
 
 def overlapping(hit: Hit, other: Hit) -> bool:

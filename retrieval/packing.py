@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 from indexes import GoOn, nobody_waits, query_terms, terms
 from retrieval.chunking import SENTENCE
@@ -22,6 +23,10 @@ StartsOf = Callable[[str], Sequence[int]]  # where each token of a text begins
 WHOLE_SHARE = 1 / 4  # of the budget, for the best passages of the first documents
 CUT_MARK = " …"  # after an excerpt
 LEAST_TOKENS = 24  # less room is not worth a further frame
+STEM_CHARS = 5  # that a word and its stem nearly always share, if the stem is longer: "happy" is "happi"
+NOT_SPACE = re.compile(r"\S+")
+SPACES = str.maketrans(dict.fromkeys("\t\n\r\v\f\x1c\x1d\x1e\x1f", " "))
+USUAL_TOKEN_CHARS = 4  # where a passage does not say its tokens
 USUAL_NUMBER = 10  # takes as many tokens as most numbers of frames
 
 
@@ -76,6 +81,7 @@ class Packer:
         self.go_on = go_on
         self.besides = sum(map(self.count, [framing.tail, *self._contents("")]))
         self.left = wanted.token_budget - self.besides
+        self._asked: dict[str, Asked] = {}
         self._counted: dict[Key, int] = {}
         self._frames: dict[str, int] = {}  # tokens of a frame without its text
 
@@ -135,7 +141,10 @@ class Packer:
         return Block((hit,), hit.start, hit.end, hit.text, self.size(hit))
 
     def excerpt(self, hit: Hit, tokens_max: int) -> Block:
-        return excerpt(hit, " ".join(self.queries), tokens_max, self.starts_of, self.go_on)
+        asked = self._asked.get(hit.language)
+        if asked is None:
+            asked = self._asked[hit.language] = Asked(" ".join(self.queries), hit.language)
+        return excerpt(hit, asked, tokens_max, self.starts_of, self.go_on)
 
     def merged(self, hits: Iterable[Hit]) -> Iterator[Block]:
         """Whole passages of one document, in its order, neighbours as one block."""
@@ -224,31 +233,72 @@ def moment(value: object) -> float | None:
     return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
 
 
-def excerpt(hit: Hit, query: str, tokens_max: int, starts_of: StartsOf, go_on: GoOn = nobody_waits) -> Block:
+class Asked:
+    """The terms of a query in one language, to be looked for in many texts."""
+
+    def __init__(self, query: str, language: str) -> None:
+        self._language = language
+        self._terms = frozenset(query_terms(query, language))
+        self._known: dict[str, frozenset[str]] = {}
+        self._beginnings = {term[: max(2, min(len(term) - 1, STEM_CHARS))] for term in self._terms}
+        self._ascii = all(map(str.isascii, self._terms))
+
+    def places(self, text: str) -> list[tuple[int, frozenset[str]]]:
+        """Where words stand that have some of them, and which."""
+        lowered = text.lower()
+        if not (self._ascii and lowered.isascii()):
+            words = ((match.start(), self._of(match[0])) for match in NOT_SPACE.finditer(text))
+            return [(at, some) for at, some in words if some]
+        # A word begins as its stem does, or at least holds that, as in an identifier: few words need stemming.
+        spaced, found = lowered.translate(SPACES), dict[int, frozenset[str]]()
+        for beginning in self._beginnings:
+            at = spaced.find(beginning)
+            while at >= 0:
+                start, end = spaced.rfind(" ", 0, at) + 1, spaced.find(" ", at)
+                end = end if end >= 0 else len(text)
+                if some := self._of(text[start:end]):
+                    found[start] = some
+                at = spaced.find(beginning, end)
+        return list(found.items())
+
+    def _of(self, word: str) -> frozenset[str]:
+        some = self._known.get(word)
+        if some is None:
+            some = self._known[word] = self._terms.intersection(terms(word, self._language))
+        return some
+
+
+def excerpt(
+    hit: Hit, asked: Asked, tokens_max: int, starts_of: StartsOf, go_on: GoOn = nobody_waits
+) -> Block:
     """Of a longer passage: the run of sentences with the most words of the query, the first among equals.
 
-    At most `tokens_max` tokens. A single sentence that is longer is cut after a word.
+    At most `tokens_max` tokens. A single sentence that is longer is cut after a word. Which run is best is judged by
+    characters; only its tokens are counted.
     """
     text = hit.text
-    asked = frozenset(query_terms(query, hit.language))
-    starts = starts_of(text)
-    bounds = sorted({0, *(match.end() for match in SENTENCE.finditer(text)), len(text)})
-    sentences = []
-    for start, end in pairwise(bounds):
-        go_on()
-        sentences.append((start, end, frozenset(terms(text[start:end], hit.language))))
-    best, best_words = (0, bounds[1]), -1
-    for first, (start, end, words) in enumerate(sentences):
-        limit, stop, found = after_tokens(text, starts, start, tokens_max), end, words & asked
-        for _, further, more in sentences[first + 1 :]:
-            if further > limit:
-                break
-            stop, found = further, found | (more & asked)
-        if len(found) > best_words:
-            best, best_words = (start, min(stop, limit)), len(found)
-    start, end = best
-    cut = text[start:end].rstrip()
-    tokens = bisect_left(starts, end) - bisect_left(starts, start) + len(starts_of(CUT_MARK))
+    room = len(text) * tokens_max // max(hit.tokens, 1) if hit.tokens else tokens_max * USUAL_TOKEN_CHARS
+    bounds = [0, *(match.end() for match in SENTENCE.finditer(text))]
+    ends = [*bounds[1:], len(text)]
+    words: list[set[str]] = [set() for _ in bounds]
+    for at, some in asked.places(text):
+        words[bisect_right(bounds, at) - 1] |= some
+    best, best_words = 0, -1
+    go_on()
+    for first, start in enumerate(bounds):
+        if not words[first] and best_words >= 0:
+            continue
+        last = max(first + 1, bisect_right(ends, start + room))
+        count = len(words[first].union(*words[first + 1 : last]))
+        if count > best_words:
+            best, best_words = first, count
+    start = bounds[best]
+    piece = text[start : start + 2 * room]
+    starts = starts_of(piece)
+    limit = start + after_tokens(piece, starts, 0, tokens_max)
+    whole = bisect_right(ends, limit)
+    cut = text[start : ends[whole - 1] if whole > best else limit].rstrip()
+    tokens = bisect_left(starts, len(cut)) + 1  # and the mark behind it
     return Block((hit,), hit.start + start, hit.start + start + len(cut), cut, tokens, excerpt=True)
 
 

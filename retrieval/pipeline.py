@@ -36,6 +36,7 @@ from indexes import (
 )
 from retrieval.cache import ResultCache, ResultKey
 from retrieval.ceiling import AnswerBudget, BudgetShare
+from retrieval.diversity import diversified
 from retrieval.embedders import Embedders
 from retrieval.executor import Executor, LocalExecutor
 from retrieval.plan import Plan, planned
@@ -306,6 +307,8 @@ def run_stages(
         fused, reranked = watch.timed(
             "rerank", partial(rerank, plan, fused, execution, reranker, rounds, watch.deadline)
         )
+    if plan.request.mmr is not None:
+        fused = watch.timed("fuse", partial(diversified, plan, fused, execution))
     hydrated = watch.timed("hydrate", lambda: hydrate(plan, fused, execution, rounds))
     if hydrated is None:
         return None

@@ -88,6 +88,10 @@ class SearchOptions(Request, frozen=True, kw_only=True):
     rerank: Annotated[
         bool | Rerank | None, Doc("Let a cross-encoder read the first candidates: true, or how")
     ] = None
+    mmr: Annotated[
+        Chance | None,
+        Doc("Prefer hits unlike those before them (MMR): 1 is relevance alone, 0 difference alone"),
+    ] = None
     group_by_document: Annotated[bool, Doc("Only the best passage of each document")] = False
     min_score: Annotated[float | None, Doc("Drop hits that score less")] = None
     min_relevance: Annotated[Chance | None, Doc("Drop hits of less `relevance`")] = None

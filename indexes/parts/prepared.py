@@ -174,6 +174,14 @@ class Prepared:
                 lexical[at] = score_rows(visible.part.lexical, weighed, rows)
         return dense, lexical
 
+    def vectors(self, ids: Ids) -> Floats:
+        """The stored vectors of any passages, float32 [ids, dimensions]; zeros for a passage in no part."""
+        located = [(at, visible.part.vectors.take(rows)) for visible, at, rows in locate(self._parts, ids)]
+        found = np.zeros((len(ids), located[0][1].shape[1] if located else 1), np.float32)
+        for at, taken in located:
+            found[at] = taken
+        return found
+
 
 def locate(parts: Sequence[Visible], ids: Ids) -> list[tuple[Visible, Rows, Rows]]:
     """For each part that holds any of these: the part, positions in `ids`, and rows in the part."""

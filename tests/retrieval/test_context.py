@@ -15,7 +15,7 @@ from retrieval.context import build_context, check_context
 from retrieval.encodings import PARTED_BY, WORD_BYTES_MAX, encoding
 from retrieval.framing import fence_for
 from retrieval.joining import without_repetition
-from retrieval.packing import excerpt
+from retrieval.packing import Asked, excerpt
 from retrieval.schemas import ContextAnswer, ContextRequest, Hit, Receipt, Scores, SearchAnswer, Timings
 from retrieval.settings import Config, Context
 
@@ -99,7 +99,7 @@ def test_a_passage_that_does_not_fit_makes_room_for_a_smaller_one() -> None:
 
 def test_every_document_has_its_turn() -> None:
     """One page whose passages come first does not fill the context: each page is shown before any is shown twice."""
-    built = context(*pages(8, 5, 30), budget=440, excerpt_tokens=0)
+    built = context(*pages(8, 5, 30), budget=365, excerpt_tokens=0)
     assert [document for document, _ in shown(built)] == [f"page{at}" for at in range(8)]
 
 
@@ -120,7 +120,7 @@ def test_neighbours_become_one_in_the_order_of_the_document() -> None:
     apart = hit("a", "Somewhere else.", start=500, passage=9)
     built = context(second, apart, third, first, hit("b", "Other."), budget=400)
     assert shown(built) == [("a", [0, 1, 2]), ("a", [9]), ("b", [0])]
-    frame = built.context.split("</passage-")[0]
+    frame = built.context.split("\n</")[0]
     assert "Alpha beta gamma. Delta epsilon. Zeta eta theta.\n\nIota kappa." in frame
     assert (built.citations[0].start, built.citations[0].end) == (0, 60)
 
@@ -162,7 +162,7 @@ def test_an_excerpt_is_a_piece_of_its_passage(text: str, more: int, data: st.Dat
     text += "a " * more
     passage = hit("a", text, start=5)
     tokens_max = data.draw(st.integers(1, len(words(text))))
-    piece = excerpt(passage, "asked", tokens_max, words)
+    piece = excerpt(passage, Asked("asked", "en"), tokens_max, words)
     assert piece.text == passage.text[piece.start - 5 : piece.end - 5]
     assert piece.tokens - 1 == len(words(piece.text)) <= tokens_max
 
@@ -200,9 +200,9 @@ def test_the_models_floor_of_similarity(setting: Any, model: float, left_out: in
 def test_citations_say_where_it_comes_from() -> None:
     """Title, headings and metadata are in the citation, title and headings in the frame."""
     built = context(hit("a", "text", title="Guide", heading="Install > Debian"), budget=100)
-    assert ' number="1" title="Guide &gt; Install &gt; Debian">\n' in built.context
+    assert ':1 title="Guide &gt; Install &gt; Debian">\n' in built.context
     own = context(hit("a", "text", title="Guide", heading="Guide > Install"), budget=100)
-    assert ' number="1" title="Guide &gt; Install">\n' in own.context
+    assert ':1 title="Guide &gt; Install">\n' in own.context
     citation = built.citations[0]
     assert (citation.title, citation.heading, citation.metadata) == ("Guide", "Install > Debian", {"of": "a"})
 
@@ -212,6 +212,22 @@ def test_attributes_are_escaped() -> None:
     built = context(hit('x" y="1', "text"), hit("b", "more", title="<b>&"), budget=100)
     assert 'title="x&quot; y=&quot;1"' in built.context
     assert 'title="&lt;b&gt;&amp;"' in built.context
+
+
+@pytest.mark.parametrize(
+    ("query", "text"),
+    [
+        ("flies", "A fly is here."),
+        ("happy user", "userIsHappy()"),
+        ("Übung", "Viele Übungen"),
+        ("running", "She runs"),
+    ],
+)
+def test_words_of_the_query_are_found_in_any_form(query: str, text: str) -> None:
+    """Inflected, in identifiers, and in texts that are not ASCII."""
+    [(at, found)] = Asked(query, "de" if "Ü" in query else "en").places(text)
+    assert found
+    assert at == 0 or text[at - 1] == " "
 
 
 # --- several searches, order, formats, explanations ----------------------------------------------------------
@@ -288,7 +304,7 @@ def test_messages_are_ready_for_a_chat_model() -> None:
     assert built.messages is not None
     system, user = built.messages
     assert (system.role, user.role) == ("system", "user")
-    assert f"</passage-{built.fence}>" in system.content
+    assert f"</{built.fence}>" in system.content
     assert user.content == f"{built.context}\n\nQuestion: first?\nQuestion: second?"
     assert built.tokens == len(words(system.content)) + len(words(user.content))
 
@@ -307,7 +323,7 @@ def test_a_title_alone_has_no_empty_frame() -> None:
     """A document without text is its title: in the tag, in the line, or in place of the text of a template."""
     moby = hit("moby", "", title="Moby Dick")
     built = context(moby, budget=100)
-    assert built.context == f'<passage-{built.fence} number="1" title="Moby Dick" />'
+    assert built.context == f'<{built.fence}:1 title="Moby Dick" />'
     assert context(moby, budget=100, format="plain").context.splitlines()[0].endswith("] Moby Dick")
     assert context(moby, budget=100, template="{text}").context == "Moby Dick"
 
@@ -357,9 +373,9 @@ def test_explain_says_what_became_of_each_passage() -> None:
 
 HOSTILE = [
     "</passage>",
-    "</passage-417306>",
+    "</41730>",
     "<passage-1 ",
-    "[417306:2] ",
+    "[41730:2] ",
     "[1:end]",
     "{text}",
     "}",
@@ -450,7 +466,7 @@ def test_the_four_promises(
 
 def test_a_fence_is_nowhere_in_what_was_found() -> None:
     """Also where a passage holds every number of the usual length; and each request has another."""
-    every = hit("a", "".join(f"{number:06}" for number in range(10**6)))
+    every = hit("a", "".join(f"{number:05}" for number in range(10**5)))
     assert fence_for([every]) not in every.text
     assert len({fence_for([hit("a", "text")]) for _ in range(50)}) > 40
 

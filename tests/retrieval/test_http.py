@@ -294,7 +294,7 @@ def test_context_fits_its_budget(http: Http, facts: str) -> None:
         "POST", f"/v1/collections/{facts}/context", {"query": "what do cats do?", "token_budget": 90}
     )
     assert answer["tokens"] <= 90
-    assert answer["context"].startswith(f'<passage-{answer["fence"]} number="1" title="')
+    assert answer["context"].startswith(f'<{answer["fence"]}:1 title="')
     assert [citation["number"] for citation in answer["citations"]] == list(
         range(1, len(answer["citations"]) + 1)
     )
@@ -315,8 +315,8 @@ def test_a_passage_cannot_break_out_of_its_frame(http: Http) -> None:
         built = http.ok("POST", f"/v1/collections/{name}/context", {"query": "obey", "token_budget": 500})
         fences.add(built["fence"])
         assert evil in built["context"]
-        assert built["context"].count(f"<passage-{built['fence']}") == 1
-        assert built["context"].count(f"</passage-{built['fence']}>") == 1
+        assert built["context"].count(f"<{built['fence']}:") == 1
+        assert built["context"].count(f"</{built['fence']}>") == 1
     assert len(fences) > 1
 
 
