@@ -14,6 +14,7 @@ from retrieval.settings import Positive
 class AnswerRequest(ContextRequest, frozen=True, kw_only=True):
     """A question. All options of a context apply: the context is what the model reads."""
 
+    query: Annotated[NonEmpty, Doc("The question")]
     token_budget: Annotated[Positive, Doc("Most tokens of the context, markup included")] = 1500
     instruction: Annotated[
         NonEmpty | None, Doc("What the model is to do with the passages, instead of our own words")

@@ -90,7 +90,21 @@ def make_examples(model: str, reranker: str = "reranker") -> Examples:
         schemas.SearchBatch: {
             "two questions": {"searches": [{"query": QUERY, "k": 3}, {"query": "when do you ship?", "k": 3}]}
         },
-        schemas.ContextRequest: {"for a prompt": {"query": QUERY, "token_budget": 500}},
+        schemas.ContextRequest: {
+            "for a prompt": {"query": QUERY, "token_budget": 500},
+            "of two questions, for a chat model": {
+                "queries": [QUERY, "when do you ship?"],
+                "token_budget": 500,
+                "tokenizer": "o200k_base",
+                "format": "messages",
+            },
+            "a frame of your own, and why": {
+                "query": QUERY,
+                "token_budget": 500,
+                "template": "[{number}] {title}: {text}",
+                "explain": True,
+            },
+        },
         explain_schemas.ExplainRequest: {
             "why it is not the first hit": {"query": QUERY, "k": 1, "document_id": "shipping"},
             "with a filter": {"query": QUERY, "filter": ENGLISH, "document_id": "refunds"},

@@ -50,6 +50,10 @@ class Execution(Protocol):
         """The terms that words of this text are looked up as, in the query's language and those of the passages."""
         ...
 
+    def vectors(self, ids: Ids) -> Floats:
+        """The stored vectors of these passages, float32 [ids, dimensions]; zeros where there is none."""
+        ...
+
     def fetch(self, ids: Sequence[int]) -> Mapping[int, StoredPassage]:
         """Those that still live, from the log: what was deleted since is absent."""
         ...
@@ -107,6 +111,9 @@ class LocalExecution:
     def looked_up(self, text: str) -> frozenset[str]:
         found = self.snapshot.looked_up(text, self.prepared.query.language)
         return found.union(self.corrected.values(), self.prepared.grouped_terms)
+
+    def vectors(self, ids: Ids) -> Floats:
+        return self.prepared.vectors(ids)
 
     def fetch(self, ids: Sequence[int]) -> Mapping[int, StoredPassage]:
         return self.collection.passages(ids)

@@ -11,6 +11,7 @@ from retrieval.schemas import SearchRequest
 from retrieval.settings import Config
 
 HOUR_S = 3600
+MMR_CANDIDATES = 128  # that mmr may move, or k where that is more: the rest keep their places behind them
 
 
 def check_offset(offset: int, k: int, config: Config) -> int:
@@ -25,7 +26,14 @@ def check_offset(offset: int, k: int, config: Config) -> int:
 
 
 def check_arranged(request: SearchRequest, last: int, page_depth: int) -> None:
-    """Raises InvalidInput where boosts or sort would have to order more than the first candidates."""
+    """Raises InvalidInput where boosts, sort or mmr would have to order more than the first candidates, or two of them
+    would give an order each."""
+    if request.mmr is not None and request.sort:
+        raise InvalidInput("mmr and sort are two orders, expected one", param="mmr")
+    if request.mmr is not None and request.offset and last > MMR_CANDIDATES:
+        raise InvalidInput(
+            f"mmr orders the first {MMR_CANDIDATES} candidates, offset + k is {last}", param="offset"
+        )
     if last > page_depth and (request.boosts or request.sort):
         raise InvalidInput(
             f"boosts and sort order the first {page_depth} candidates, offset + k is {last}",

@@ -38,6 +38,7 @@ from indexes import (
 from retrieval.boosting import arrange
 from retrieval.cache import ResultCache, ResultKey
 from retrieval.ceiling import AnswerBudget, BudgetShare
+from retrieval.diversity import diversified
 from retrieval.embedders import Embedders
 from retrieval.executor import Executor, LocalExecutor
 from retrieval.facets import facets_of
@@ -367,6 +368,8 @@ def run_stages(
     arranged = fused
     if plan.request.boosts or plan.request.sort:
         arranged = watch.timed("fuse", partial(arrange, plan, fused, execution))
+    if plan.request.mmr is not None:
+        arranged = watch.timed("fuse", partial(diversified, plan, arranged, execution))
     rounds.last = plan, arranged
     hydrated = watch.timed("hydrate", lambda: hydrate(plan, arranged, execution, rounds))
     if hydrated is None:

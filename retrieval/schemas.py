@@ -20,6 +20,7 @@ from retrieval.decoding import (
     VectorJson,
     absent,
 )
+from retrieval.llm import Message
 from retrieval.option_schemas import Boosts, Expand, Expanded, Facet, FacetBody, Highlight, Sorts, Span
 from retrieval.settings import Count, Positive, Weight
 
@@ -81,6 +82,10 @@ class SearchOptions(Request, frozen=True, kw_only=True):
     fusion: Annotated[Fusion | None, Doc("How hybrid search joins both rankings")] = None
     rerank: Annotated[
         bool | Rerank | None, Doc("Let a cross-encoder read the first candidates: true, or how")
+    ] = None
+    mmr: Annotated[
+        Chance | None,
+        Doc("Prefer hits unlike those before them (MMR): 1 is relevance alone, 0 difference alone"),
     ] = None
     group_by_document: Annotated[bool, Doc("Only the best passage of each document")] = False
     boosts: Annotated[
@@ -273,15 +278,43 @@ class SearchBatchAnswer(msgspec.Struct):
 
 
 class ContextRequest(SearchOptions, frozen=True, kw_only=True):
-    """Passages for a prompt: at most `token_budget` tokens of this collection's tokenizer, all markup included.
+    """Passages for a prompt: at most `token_budget` tokens, all markup included.
 
     `per_document` bounds the passages of one document; without it, what is left after every document had its turn goes
     to further passages. Of documents beyond the first few only excerpts of `excerpt_tokens` are shown, 0 for none.
     Passages less similar to the query (cosine) than `min_similarity` are left out.
     """
 
-    query: Annotated[NonEmpty, Doc("The text to search for")]
+    query: Annotated[NonEmpty | None, Doc("The text to search for")] = None
+    queries: Annotated[
+        list[NonEmpty] | None, Doc("Several texts to search for, instead of `query`; each has its share")
+    ] = None
     token_budget: Annotated[Positive, Doc("Most tokens of the context, markup included")]
+    tokenizer: Annotated[
+        str | None,
+        Doc(
+            "Counts the tokens: `cl100k_base` or `o200k_base`; absent: the tokenizer of the collection's model"
+        ),
+    ] = None
+    format: Annotated[
+        Literal["xml", "plain", "messages"],
+        Doc("Tags around each passage, a line above each, or `messages` for a chat model as well"),
+    ] = "xml"
+    template: Annotated[
+        NonEmpty | None,
+        Doc(
+            "How each passage is shown: text with {text} and, if you like, {number}, {title}, {heading}, "
+            "{document_id}, {start}, {end}, {score}, {fence}"
+        ),
+    ] = None
+    order: Annotated[
+        Literal["relevance", "position", "newest", "oldest"],
+        Doc("Of the documents shown: `position` is by id, `newest` and `oldest` by `date_key`"),
+    ] = "relevance"
+    date_key: Annotated[
+        NonEmpty | None, Doc("The metadata key with a number or an ISO 8601 date, for `order`")
+    ] = None
+    explain: Annotated[bool, Doc("Say of each passage found why it is shown, or not")] = False
     per_document: Annotated[Positive | None, Doc("Most passages from one document")] = None
     excerpt_tokens: Annotated[Count | None, Doc("Size of an excerpt; 0 shows whole passages only")] = None
     min_similarity: Annotated[
@@ -310,13 +343,50 @@ class Citation(msgspec.Struct):
     tokens: Annotated[int, Doc("Number of tokens")]
 
 
+class PassageKey(msgspec.Struct):
+    document_id: Annotated[str, Doc("Id of its document")]
+    passage: Annotated[int, Doc("Position of the passage in its document, from 0")]
+
+
+Outcome = Literal["shown", "excerpt", "repeats", "irrelevant", "per_document", "no_room"]
+
+
+class Considered(PassageKey, omit_defaults=True):
+    """A passage found, and what became of it."""
+
+    score: Annotated[float, Doc("What the hits are ordered by")]
+    outcome: Annotated[
+        Outcome,
+        Doc(
+            "`shown`, or an `excerpt` of it; left out because it `repeats` another, is `irrelevant` (below "
+            "`min_similarity`), its document has its most passages (`per_document`), or there was `no_room`"
+        ),
+    ]
+    number: Annotated[int | None, Doc("Of the frame that shows it")] = None
+    repeats: Annotated[PassageKey | None, Doc("The passage that says the same")] = None
+
+
 class ContextAnswer(msgspec.Struct):
-    """`omitted` passages were found and did not fit, `irrelevant` ones are below the floor of similarity."""
+    """`omitted` passages were found and did not fit, `irrelevant` ones are below the floor of similarity. `tokens`
+    counts the context, or with format `messages` the contents of the messages."""
 
     context: Annotated[str, Doc("The text for the prompt")]
     citations: Annotated[list[Citation], Doc("One for each numbered frame of the context")]
     tokens: Annotated[int, Doc("Number of tokens")]
     omitted: Annotated[int, Doc("Passages found that did not fit")]
     irrelevant: Annotated[int, Doc("Passages found but below `min_similarity`")]
-    receipt: Annotated[Receipt, Doc("How the answer was found")]
-    timings_ms: Annotated[Timings, Doc("Milliseconds of each stage")]
+    receipt: Annotated[Receipt, Doc("How the answer was found; of several queries, of all of them")]
+    timings_ms: Annotated[Timings, Doc("Milliseconds of each stage; of several queries, of the slowest")]
+    fence: Annotated[str, Doc("Number in all the marks around passages; no text shown contains it")] = ""
+    messages: Annotated[
+        list[Message] | None,
+        Doc(
+            "With format `messages`: the context and the question for a chat model; null where nothing is shown"
+        ),
+    ] = None
+    hint: Annotated[
+        str | None, Doc("Where the budget is too small for any passage: how much the smallest needs")
+    ] = None
+    passages: Annotated[
+        list[Considered] | None, Doc("With `explain`: every passage found, the most relevant first")
+    ] = None

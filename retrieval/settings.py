@@ -93,6 +93,7 @@ class Limits(Section, frozen=True, kw_only=True):
     texts_per_request_max: Positive = 2048
     k_max: Positive = 1000
     searches_per_batch_max: Positive = 100
+    queries_per_context_max: Positive = 16
     feedback_per_request_max: Positive = 1000
     filter_conditions_max: Positive = 64
     filter_bytes_max: Positive = 1_048_576

