@@ -39,7 +39,7 @@ from jobs.sources import (
     read_files,
 )
 from jobs.sync_record import Claim, Stamp, SyncRecord
-from nearline import AsyncClient, path_of
+from nearline import AsyncClient, CollectionBody, path_of
 from retrieval.clients.bulk import LIMITS
 
 EXTRACTION = 1  # raise it when files are to be read again, since what is made of them changed
@@ -318,10 +318,11 @@ def digest_of(document: SourceDocument) -> bytes:
     return hashlib.blake2b(repr(content).encode("utf-8", "surrogateescape"), digest_size=16).digest()
 
 
-def record_path(state: Path, url: str, collection: str) -> Path:
-    """Of the record of a collection by its own name. It stays right if the collection is restored or made anew: what
-    the collection has is asked for in each run."""
-    return state / f"{quote(url.rstrip('/'), safe='')}-{quote(collection, safe='')}.db"
+def record_path(state: Path, url: str, collection: CollectionBody) -> Path:
+    """Of the record of a collection by its own name, and its tenant's: tenants have collections of the same name. It
+    stays right if the collection is restored or made anew: what the collection has is asked for in each run."""
+    name = "@".join(filter(None, [collection["name"].partition("@")[0], collection["tenant"]]))
+    return state / f"{quote(url.rstrip('/'), safe='')}-{quote(name, safe='')}.db"
 
 
 def state_folder() -> Path:

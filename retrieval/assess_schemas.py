@@ -25,7 +25,10 @@ class Outcome(Request, frozen=True, kw_only=True):
     """Which events ended badly. What is absent comes from the settings; `bad` and `bad_from` replace both of theirs."""
 
     key: Annotated[NonEmpty | None, Doc("The metadata key that says how an event ended")] = None
-    bad: Annotated[list[str | int | float | bool] | None, Doc("Values of it that count as bad")] = None
+    bad: Annotated[
+        Annotated[list[str | int | float | bool], Meta(max_length=100)] | None,
+        Doc("Values of it that count as bad"),
+    ] = None
     bad_from: Annotated[float | None, Doc("Numbers from here on count as bad too")] = None
 
 

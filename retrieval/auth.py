@@ -109,6 +109,10 @@ class Principal:
         """What this caller calls it."""
         return full.removesuffix(f"@{self.tenant}") if self.tenant else full
 
+    def in_own_words(self, message: str) -> str:
+        """With names as this caller knows them."""
+        return message.replace(f"@{self.tenant}", "") if self.tenant else message
+
     def sees(self, full: str, aliases: Mapping[str, str]) -> bool:
         """Whether a collection, by its own full name, exists for this caller."""
         if self.tenant and not full.endswith(f"@{self.tenant}"):
@@ -124,9 +128,9 @@ class Principal:
         return catalog.get(full)
 
     def require_unbound(self) -> None:
-        """Raises Forbidden for a key that is bound to collections: names are not its to give."""
+        """Raises Forbidden for a key that is bound to collections, where something is of none or of all of them."""
         if self.collections:
-            raise Forbidden("this key is bound to some collections and can neither make nor name any")
+            raise Forbidden("this key is bound to some collections and may use those alone")
 
     def require_whole(self) -> None:
         """Raises Forbidden for a key with groups: counts would tell of documents that it may not see."""
@@ -187,8 +191,11 @@ class Keys:
         if not self.required or needed == "public":
             return ANYBODY
         key = self._valid(headers.get("Authorization", ""))
-        if needed != "key" and not {needed, "admin"} & {*key.scopes}:
-            raise Forbidden(f"this key has not the scope {needed!r}")
+        allowed = {"search", "write", "admin"} if needed == "key" else {needed, "admin"}
+        if not allowed & {*key.scopes}:
+            raise Forbidden(
+                f"this key has not the scope {' or '.join(sorted(allowed)) if needed == 'key' else needed}"
+            )
         if needed == "metrics" and key.tenant:
             raise Forbidden("metrics are of all tenants, and this key is of one")
         groups = self._groups_of(key, headers.get(GROUPS_HEADER))
@@ -251,13 +258,17 @@ class Keys:
         return made, f"nl_{made.id}_{secret}"
 
     def rotate(self, key_id: str, tenant: str = "", grace_s: float = 0) -> tuple[Key, str]:
-        """A new key with the rights of another, which ends after `grace_s`. Raises NotFound, or Conflict for one that
-        has ended already."""
+        """A new key with the rights of another, for as long as that was made for; the old one ends after `grace_s`.
+
+        Raises NotFound, or Conflict for one that has ended already.
+        """
         old = self._of(key_id, tenant)
-        if old.revoked_ms is not None:
-            raise Conflict(f"the key {key_id} is revoked", param="id")
-        made = self.create(old)
-        ends_ms = now_ms() + round(grace_s * 1000)
+        now = now_ms()
+        if old.revoked_ms is not None or (old.expires_ms is not None and old.expires_ms <= now):
+            raise Conflict(f"the key {key_id} has ended: make a new one", param="id")
+        lasts_ms = None if old.expires_ms is None else now + old.expires_ms - old.created_ms
+        made = self.create(msgspec.structs.replace(old, expires_ms=lasts_ms))
+        ends_ms = now + round(grace_s * 1000)
         with self._changed() as keys:
             ends_ms = min(ends_ms, old.expires_ms or ends_ms)
             end = {"expires_ms": ends_ms} if grace_s else {"revoked_ms": ends_ms}

@@ -23,7 +23,8 @@ from retrieval.plan import Plan
 from retrieval.stages import Fused, rounded
 
 SECOND_US, DAY_US = 1_000_000, 86_400_000_000
-LEAST_FACTOR = 1e-6
+LEAST_FACTOR, FACTOR_MAX = 1e-6, 1e9
+SECONDS_MAX = 2**63 / SECOND_US  # 290,000 years
 
 Values = Sequence[Sequence[Scalar]]  # of each candidate, those under one key
 
@@ -62,14 +63,14 @@ def factor(boost: Boost, values: Sequence[Scalar]) -> float:
     else:
         number = max((float(one) for one in values if not isinstance(one, str)), default=0.0)
         f = math.log1p(max(number, 0.0)) if boost.scale == "log" else number
-    return max(1 + boost.weight * f, 0.0)
+    return min(max(1 + boost.weight * f, 0.0), FACTOR_MAX)
 
 
 def instant_at(value: Scalar) -> int | None:
     """In microseconds since 1970: a number is so many seconds."""
     if isinstance(value, str):
         return instant_of_date(value)
-    return None if isinstance(value, bool) or not math.isfinite(value) else int(value * SECOND_US)
+    return None if isinstance(value, bool) or not abs(value) < SECONDS_MAX else int(value * SECOND_US)
 
 
 def sort_keys(values: Values, *, last: bool) -> list[Any]:

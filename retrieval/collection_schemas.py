@@ -100,6 +100,7 @@ class CollectionBody(msgspec.Struct, kw_only=True):
 
     name: Annotated[str, Doc("The collection's own name, not an alias")]
     aliases: Annotated[list[str], Doc("Other names of this collection")]
+    tenant: Annotated[str, Doc("Whose collection it is; empty: nobody's in particular")]
     model: Annotated[str, Doc("Name of the embedding model")]
     fingerprint: Annotated[str, Doc("Hash of everything that shapes a vector")]
     model_languages: Annotated[

@@ -342,13 +342,19 @@ def beyond_depth(trail: Trail) -> tuple[Cause, int] | None:
 
 def outscored(trail: Trail) -> tuple[Cause, int]:
     """Others score more; and how many hits would reach it, by what is known so far."""
-    first, evidence = trail.first, numbers(trail)
+    first, evidence, plan = trail.first, numbers(trail), trail.plan
+    if plan.leaves_out(trail.passage):
+        example = plan.examples is not None and trail.passage.document_id in plan.examples.documents
+        reason = "it is an example itself" if example else "it does not hold a phrase or prefix of the query"
+        return Cause("left_out", "page", f"{reason}, and so no hit", evidence), plan.k
     needed = place_after_floors(trail) or first.dense_rank or first.lexical_rank or trail.plan.k + 1
     if needed <= trail.plan.k:
         reason = f"by its scores it would be hit {needed}: another option of the search leaves it out"
         return Cause("left_out", "page", reason, evidence), needed
     reason = f"{counted(needed - 1, 'passage')} {'scores' if needed == 2 else 'score'} more"
-    if "score" in evidence and "last_hit_score" in evidence:
+    if plan.request.sort:
+        reason = f"{counted(needed - 1, 'passage')} {'stands' if needed == 2 else 'stand'} before it as `sort` has it"
+    elif "score" in evidence and "last_hit_score" in evidence:
         behind = evidence["last_hit_score"] - evidence["score"]
         reason += f"; it lacks {behind:.4f} to the last of the {trail.plan.k} hits"
     if trail.plan.mode != "dense":

@@ -13,6 +13,7 @@ from indexes import (
     Scalar,
     Snapshot,
     count_facets,
+    fits,
     instant_of_date,
 )
 from retrieval.option_schemas import Bound, Facet, FacetBody, RangeCount, ValueCount
@@ -37,6 +38,8 @@ def _bounds(ranges: list[Bound] | None, where: str) -> tuple[Scalar, ...]:
         return ()
     if not 1 <= len(ranges) <= BOUNDS_MAX:
         raise InvalidInput(f"{where}.ranges needs from 1 to {BOUNDS_MAX} bounds", param=f"{where}.ranges")
+    if not all(map(fits, ranges)):
+        raise InvalidInput(f"{where}.ranges does not fit into 64 bits", param=f"{where}.ranges")
     dates = [one for one in ranges if isinstance(one, str)]
     if dates and len(dates) < len(ranges):
         raise InvalidInput(f"{where}.ranges mixes numbers and dates", param=f"{where}.ranges")

@@ -80,7 +80,8 @@ def check_acl(metadata: Metadata, where: str) -> None:
     all."""
     groups = metadata.get(ACL)
     listed = groups if isinstance(groups, list) else [groups]
-    if ACL in metadata and not (listed and all(isinstance(one, str) for one in listed)):
+    nested = any(key.startswith(f"{ACL}.") for key in metadata)
+    if nested or (ACL in metadata and not (listed and all(isinstance(one, str) for one in listed))):
         place = f"{where}.{ACL}"
         raise InvalidInput(f"{place} must list the groups that may see the document", param=place)
 

@@ -107,7 +107,7 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         if isinstance(error, StorageError) and not isinstance(error, Quarantined):  # which was logged once
             logger.error("%s %s failed: %s", request.method, request.rel_url.raw_path, error.message)
         folders = request.app.get(FOLDERS, ())
-        error.message = without_folders(error.message, folders)
+        error.message = PRINCIPAL.get().in_own_words(without_folders(error.message, folders))
         return response(request.path, error)
     except web.HTTPException as error:
         return from_aiohttp(request, error)

@@ -81,7 +81,7 @@ class Uploads:
             held = sum(max(size, BLOCK_BYTES) for size in self._sizes().values())
             if held + max(len(content), BLOCK_BYTES) > self._settings.bytes_max:
                 raise TooLarge(
-                    f"uploaded files take {held} bytes on the disk, at most {self._settings.bytes_max} are allowed "
+                    f"uploaded files have no room left of the {self._settings.bytes_max} bytes allowed for all of them "
                     "(files.bytes_max); delete some, or wait until they expire",
                     param="file",
                 )

@@ -101,9 +101,10 @@ class Syncs:
         async def work(client: AsyncClient) -> Synced:
             if self.create is not None and not self.dry_run:
                 await client.ensure_collection(self.collection, **self.create)
-            name = (await client.collection(self.collection))["name"]
+            found = await client.collection(self.collection)
+            name = found["name"]
             state = self.state or state_folder()
-            with contextlib.closing(SyncRecord(record_path(state, self.url, name), str(folder))) as record:
+            with contextlib.closing(SyncRecord(record_path(state, self.url, found), str(folder))) as record:
                 return await sync(
                     client,
                     name,

@@ -438,6 +438,7 @@ class RequestLimits(TypedDict):
 class CollectionBody(TypedDict):
     name: str
     aliases: list[str]
+    tenant: str
     model: str
     fingerprint: str
     model_languages: list[str] | None

@@ -1,7 +1,8 @@
 """OpenAI's files: POST, GET /v1/files, GET, DELETE /v1/files/{file}, GET /v1/files/{file}/content.
 
 What is uploaded waits here to be attached to vector stores (`retrieval/uploads.py`). Deleting a file deletes the
-documents made of it, too, in every collection that the caller sees, as OpenAI does.
+documents made of it, too, in every collection that the caller sees, as OpenAI does. A file belongs to no collection, so
+keys that are bound to some reach none.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ FIELDS = {field.name for field in msgspec.structs.fields(OpenAIUploadFile)} | EX
 
 
 async def upload(request: web.Request) -> web.Response:
+    PRINCIPAL.get().require_unbound()
     sent = await form(request)
     if unknown := sent.keys() - FIELDS:
         name = unicode_of(min(unknown)[:40])
@@ -64,6 +66,7 @@ async def upload(request: web.Request) -> web.Response:
 
 
 async def listed(request: web.Request) -> web.Response:
+    PRINCIPAL.get().require_unbound()
     limit = query_int(request, "limit", LISTED_MAX, least=1, most=LISTED_MAX)
     newest_first = order_of(request, default="desc") == "desc"
     found = await asyncio.to_thread(request.app[UPLOADS].listed)
@@ -81,17 +84,20 @@ async def listed(request: web.Request) -> web.Response:
 
 
 async def shown(request: web.Request) -> web.Response:
+    PRINCIPAL.get().require_unbound()
     found = await asyncio.to_thread(request.app[UPLOADS].find, request.match_info["file"])
     return answer(body_of(found))
 
 
 async def content(request: web.Request) -> web.Response:
+    PRINCIPAL.get().require_unbound()
     found, raw = await asyncio.to_thread(request.app[UPLOADS].read, request.match_info["file"])
     request[HELD].answer(found.bytes)
     return web.Response(body=raw, content_type="text/plain", charset="utf-8")
 
 
 async def deleted(request: web.Request) -> web.Response:
+    PRINCIPAL.get().require_unbound()
     app, file_id = request.app, request.match_info["file"]
     gone = await asyncio.to_thread(app[UPLOADS].remove, file_id)
     # Only what has the id of a file: any other document is not ours to delete from every collection.

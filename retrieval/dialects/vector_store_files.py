@@ -29,7 +29,7 @@ from indexes import (
     Upsert,
     scrolling,
 )
-from retrieval.auth import PRINCIPAL
+from retrieval.auth import ACL, PRINCIPAL
 from retrieval.dialects.files import ends, order_of
 from retrieval.dialects.vector_store_schemas import (
     Attributes,
@@ -65,11 +65,14 @@ async def attached(request: web.Request) -> web.Response:
 async def attach(
     app: web.Application, collection: Collection, file_id: str, attributes: Attributes | None
 ) -> None:
-    """Write an uploaded file as a document: searchable when this returns. Raises NotFound, and InvalidInput."""
+    """Write an uploaded file as a document: searchable when this returns. Raises NotFound, InvalidInput, and Forbidden
+    for a key that reaches no uploads."""
+    PRINCIPAL.get().require_unbound()
     started = time.perf_counter()
     upload, content = await asyncio.to_thread(app[UPLOADS].read, file_id)
     text = await asyncio.to_thread(text_of, content, upload.filename)
-    metadata = checked(attributes, upload.filename, app)
+    stored = await asyncio.to_thread(collection.log.document, upload.id)
+    metadata = checked(attributes, upload.filename, app, stored.metadata if stored else {})
     document = SentDocument(
         id=upload.id, text=text, title=upload.filename, metadata=msgspec.Raw(msgspec.json.encode(metadata))
     )
@@ -134,7 +137,7 @@ async def updated(request: web.Request) -> web.Response:
     file_id = request.match_info["file"]
 
     def change(stored: Upsert) -> Upsert:
-        metadata = checked(wanted.attributes, stored.title, request.app)
+        metadata = checked(wanted.attributes, stored.title, request.app, stored.metadata)
         return stored if metadata == stored.metadata else replace(stored, metadata=metadata)
 
     await asyncio.wrap_future(collection.change(file_id, change))
@@ -227,8 +230,13 @@ def attributes_of(metadata: Metadata) -> Attributes:
     }
 
 
-def checked(attributes: Mapping[str, object] | None, title: str, app: web.Application) -> Metadata:
-    """As metadata. Raises InvalidInput and TooLarge naming the field."""
+def checked(
+    attributes: Mapping[str, object] | None, title: str, app: web.Application, before: Metadata
+) -> Metadata:
+    """As metadata. Whom the document was for `before`, it stays for, unless the attributes say otherwise: OpenAI knows
+    no lists, and sends one back as text. Raises InvalidInput and TooLarge naming the field."""
     metadata = flattened(attributes or {}, "attributes")
+    if ACL in before and metadata.get(ACL) in (None, attributes_of(before)[ACL]):
+        metadata[ACL] = before[ACL]
     check_limits(title, metadata, "attributes", app[CONFIG])
     return metadata

@@ -41,7 +41,7 @@ async def assess(request: web.Request) -> web.Response:
     app[METRICS].search(found)
     app[QUERY_LOG].note(collection, search)
     base_rate = await asyncio.to_thread(base_rate_of, collection, wanted, judge, config)
-    assessment = assessed(found, wanted, judge, base_rate, config.assess)
+    assessment = await asyncio.to_thread(assessed, found, wanted, judge, base_rate, config.assess)
     assessment.read_chars, assessment.cut = len(read), len(text) > len(read)
     return answer(assessment, headers=headers_of(found.timings_ms))
 
@@ -55,7 +55,9 @@ def action_of(wanted: AssessRequest) -> str:
     action = decode_part(wanted.action, str | dict[str, Any], "action")  # type: ignore[arg-type]
     text = text_of(action)
     if not text:
-        raise InvalidInput("action is empty, expected text, or an object that holds some", param="action")
+        raise InvalidInput(
+            "action holds no text that says what it is: numbers and links are not read", param="action"
+        )
     return text
 
 

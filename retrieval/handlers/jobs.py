@@ -105,4 +105,6 @@ def visible(app: web.Application, job: JobBody) -> bool:
 
 def as_called(job: JobBody) -> JobBody:
     """With the collection's name as its caller knows it."""
-    return msgspec.structs.replace(job, collection=PRINCIPAL.get().own(job.collection))
+    caller = PRINCIPAL.get()
+    error = None if job.error is None else caller.in_own_words(job.error)
+    return msgspec.structs.replace(job, collection=caller.own(job.collection), error=error)

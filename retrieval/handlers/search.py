@@ -9,6 +9,7 @@ import msgspec
 from aiohttp import web
 
 from indexes import InvalidInput, NearlineError, TooLarge
+from retrieval.auth import PRINCIPAL
 from retrieval.cancellation import abandonable
 from retrieval.ceiling import AnswerBudget
 from retrieval.context import build_context, check_context, search_requests
@@ -82,7 +83,7 @@ async def search_batch(request: web.Request) -> web.Response:
             found = await find(search)
         except NearlineError as error:
             folders = request.app[FOLDERS]
-            error.message = without_folders(error.message, folders)
+            error.message = PRINCIPAL.get().in_own_words(without_folders(error.message, folders))
             return msgspec.Raw(msgspec.json.encode(body_of(error)))
         request.app[METRICS].search(found)
         request.app[QUERY_LOG].note(collection, search)

@@ -104,6 +104,7 @@ def describe(app: web.Application, collection: Collection) -> CollectionBody:
     return CollectionBody(
         name=caller.own(name),
         aliases=[caller.own(alias) for alias in aliases_of(name, app[CATALOG].aliases)],
+        tenant=name.partition("@")[2],
         model=settings.model,
         fingerprint=settings.fingerprint,
         model_languages=manifest.languages if manifest else None,

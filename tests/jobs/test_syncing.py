@@ -10,11 +10,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from jobs.server_process import ServerProcess, serving
 from jobs.sync_record import SyncRecord
+from jobs.syncing import record_path
+from nearline import CollectionBody
 from tests.jobs.test_commands import ROOT, nearline
 from tests.jobs.test_ingest import started, wait_for
 from tests.jobs.test_sources import put
@@ -192,6 +195,17 @@ def test_other_options_read_files_again(folder: Folder) -> None:
     folder.sync()
     assert folder.sync("--title-field", "text", code=0)["files_changed"] == 4
     assert folder.sync("--title-field", "text", "--exclude", "a.txt", "--yes")["deleted"] == 1
+
+
+def test_tenants_have_records_of_their_own(tmp_path: Path) -> None:
+    """Their collections may have one name; and whoever syncs, by whatever name, finds the same record."""
+
+    def record(name: str, tenant: str) -> Path:
+        return record_path(tmp_path, "http://host/", cast(CollectionBody, {"name": name, "tenant": tenant}))
+
+    assert record("docs", "acme") != record("docs", "beta")
+    assert record("docs", "acme") == record("docs@acme", "acme")
+    assert record("docs", "") not in (record("docs", "acme"), record("docs2", ""))
 
 
 def test_one_sync_at_a_time(tmp_path: Path) -> None:

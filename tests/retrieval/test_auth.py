@@ -97,7 +97,7 @@ def test_each_route_asks_for_its_scope(guarded: Guarded, callers: dict[str, Call
         assert not {401, 403} & {*invalid.values(), *status.values()}
         return
     assert {*invalid.values()} == {401}
-    allowed = {*SCOPES} if route.scope == "key" else {route.scope, "admin"}
+    allowed = {*SCOPES} - {"metrics"} if route.scope == "key" else {route.scope, "admin"}
     for scope in SCOPES:
         assert (status[scope] == 403) == (scope not in allowed), scope
         assert status[scope] != 401
@@ -185,6 +185,19 @@ def test_a_rotated_key_ends_after_its_grace(tmp_path: Path) -> None:
         keys.rotate(new.id)
     with pytest.raises(NotFound):
         keys.rotate(old.id, tenant="other")
+
+
+def test_a_rotated_key_lasts_as_long_as_the_old_one(tmp_path: Path) -> None:
+    """From now on; and one that has ended is not rotated."""
+    keys = Keys(tmp_path)
+    old, _ = keys.create(key("search", expires_ms=now_ms() + 1_000_000))
+    new, _ = keys.rotate(old.id)
+    assert new.expires_ms
+    assert old.expires_ms
+    assert new.expires_ms - new.created_ms == pytest.approx(old.expires_ms - old.created_ms, abs=1000)
+    ended, _ = keys.create(key("search", expires_ms=now_ms() - 1))
+    with pytest.raises(Conflict):
+        keys.rotate(ended.id)
 
 
 def test_keys_stay_required(tmp_path: Path) -> None:
@@ -388,6 +401,33 @@ def test_uploaded_files_are_their_tenants(guarded: Guarded, tenants: dict[str, C
     assert globex.call("GET", f"/v1/vector_stores/globex-only/files/{made}").status == 404
 
 
+def test_a_bound_key_reaches_no_uploads(guarded: Guarded, tenants: dict[str, Caller]) -> None:
+    """They belong to no collection, so to none that it is bound to."""
+    made = upload(tenants["acme"], "notes.txt", b"For the eyes of acme.")
+    bound = guarded.caller("search", "write", tenant="acme", collections=["acme-only"])
+    for reply in (
+        bound.call("GET", "/v1/files"),
+        bound.call("GET", f"/v1/files/{made}"),
+        bound.call("GET", f"/v1/files/{made}/content"),
+        bound.call("DELETE", f"/v1/files/{made}"),
+        bound.call("POST", "/v1/vector_stores/acme-only/files", {"file_id": made}),
+    ):
+        assert reply.status == 403
+
+
+def test_errors_use_the_names_that_a_tenant_knows(guarded: Guarded, tenants: dict[str, Caller]) -> None:
+    """Without what its collections are called for others."""
+    acme = tenants["acme"]
+    for reply in (
+        acme.call("POST", "/v1/collections", {"name": "docs"}),
+        acme.call("POST", "/v1/collections", {"name": "No Name"}),
+        acme.call("GET", "/v1/vector_stores/docs/files/none"),
+        acme.call("DELETE", "/v1/collections/docs"),
+    ):
+        assert reply.status in (404, 409, 422)
+        assert "@acme" not in json.dumps(reply.body)
+
+
 def upload(caller: Caller, name: str, content: bytes) -> str:
     parts = (
         b'--edge\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nassistants\r\n'
@@ -548,7 +588,7 @@ def test_a_key_with_groups_does_nothing_but_read(tmp_path: Path) -> None:
     assert made.groups == ["staff"]
 
 
-@pytest.mark.parametrize("acl", [[], 1, ["staff", 2], True])
+@pytest.mark.parametrize("acl", [[], 1, ["staff", 2], True, {"groups": ["staff"]}])
 def test_an_acl_that_lists_no_groups_is_refused(http: Http, acl: object) -> None:
     """An empty list would be no value, and the document for all to see."""
     collection = http.new_collection()
@@ -559,6 +599,20 @@ def test_an_acl_that_lists_no_groups_is_refused(http: Http, acl: object) -> None
     http.write(collection, {"id": "d", "text": "words"})
     reply = http.call("PATCH", f"{path}/d", {"metadata": {"acl": acl}})
     assert (reply.status, reply.body["error"]["param"]) == (422, "metadata.acl")
+
+
+def test_attributes_leave_the_acl_in_place(http: Http) -> None:
+    """OpenAI's clients send all attributes or none, and know no lists: neither opens a document to everybody."""
+    store = http.new_collection()
+    http.write(store, {"id": "d", "text": "words", "metadata": {"acl": ["board", "finance"], "x": 1}})
+    path = f"/v1/vector_stores/{store}/files/d"
+    shown = http.ok("GET", path)["attributes"]
+    for attributes in ({"x": 2}, {}, shown):
+        http.ok("POST", path, {"attributes": attributes})
+        stored = http.ok("GET", f"/v1/collections/{store}/documents/d")["metadata"]
+        assert stored["acl"] == ["board", "finance"]
+    http.ok("POST", path, {"attributes": {"acl": "board"}})
+    assert http.ok("GET", f"/v1/collections/{store}/documents/d")["metadata"]["acl"] == "board"
 
 
 def test_app_without_keys_is_open(tmp_path: Path) -> None:

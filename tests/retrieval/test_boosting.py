@@ -144,6 +144,15 @@ def test_a_context_prefers_what_is_new(notes: tuple[Http, str]) -> None:
     assert found["citations"][0]["document_id"] == "new"
 
 
+def test_huge_numbers_are_no_fault(http: Http) -> None:
+    """Neither as times, which they cannot be, nor as factors, which are bounded: scores stay numbers."""
+    name = http.new_collection()
+    http.write(name, {"id": "d", "text": "river", "metadata": {"x": 1e308}})
+    for boost in ({"decay": {"half_life_days": 1}}, {"weight": 1000.0}):
+        hits = http.search(name, query="river", boosts=[{"key": "x", **boost}])["hits"]
+        assert isinstance(hits[0]["score"], float)
+
+
 def test_the_hour_is_part_of_the_request() -> None:
     """Answers of one hour are shared by the cache, those of the next are not."""
     boost = Boost(key="at", decay=Decay(half_life_days=1))

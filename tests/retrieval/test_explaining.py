@@ -202,6 +202,31 @@ JSON = st.recursive(
 OBJECTS = st.dictionaries(st.sampled_from("abc"), JSON, max_size=3)
 
 
+def test_options_that_leave_a_document_out_are_named(http: Http) -> None:
+    """A phrase that it lacks, being an example itself, and an order that is not by score."""
+    name = http.new_collection()
+    http.write(
+        name,
+        {"id": "near", "text": "The plan of the party was secret.", "metadata": {"price": 2}},
+        {"id": "phrase", "text": "A party plan for the garden.", "metadata": {"price": 1}},
+    )
+    path = f"/v1/collections/{name}/explain"
+
+    def explained(**options: object) -> Any:
+        return http.ok("POST", path, {"document_id": "near", **options})
+
+    def cause(**options: object) -> Any:
+        return explained(**options)["cause"]
+
+    missed = explained(query='"party plan"', operators=True)
+    assert (missed["cause"]["kind"], missed["change"]["patch"]) == ("left_out", {"operators": None})
+    assert "phrase" in missed["cause"]["reason"]
+    example = cause(like=["near"])
+    assert (example["kind"], "example" in example["reason"]) == ("left_out", True)
+    behind = cause(query="party plan", k=1, sort=[{"key": "price"}])
+    assert "stands before it as `sort` has it" in behind["reason"]
+
+
 @given(OBJECTS, OBJECTS)
 def test_a_merge_patch_leads_from_one_to_the_other(before: dict[str, Any], after: dict[str, Any]) -> None:
     """As RFC 7396 applies it."""
