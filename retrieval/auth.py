@@ -208,7 +208,9 @@ class Keys:
         scheme, _, token = header.partition(" ")
         parts = TOKEN.fullmatch(token.strip())
         if scheme.lower() != "bearer" or parts is None:
-            raise Unauthorized("this needs an access key: send Authorization: Bearer nl_...")
+            raise Unauthorized(
+                "this needs an access key: send Authorization: Bearer nl_... (commands take it from NEARLINE_KEY)"
+            )
         key = self._keys.get(parts["id"])
         # Compared also where there is no such key: how long it takes must not tell.
         right = hmac.compare_digest(hash_of(parts["secret"]), key.sha256 if key else hash_of(""))

@@ -92,13 +92,13 @@ def gather(corpora: Sequence[Path], count: int, reports: Path, say: Say, *, vect
 
 
 def lines_of(documents: Iterable[SourceDocument]) -> Iterator[str]:
-    """The distinct paragraphs of `documents`, each on one line."""
+    """The distinct paragraphs of `documents`, each on one line, but for those with a NUL, which no service takes."""
     seen: set[str] = set()
     for document in documents:
         for paragraph in document.text.split("\n\n"):
             words = paragraph.split()
             line = " ".join(words)
-            if WORDS_MIN <= len(words) <= WORDS_MAX and line not in seen:
+            if WORDS_MIN <= len(words) <= WORDS_MAX and line not in seen and "\0" not in line:
                 seen.add(line)
                 yield line
 
