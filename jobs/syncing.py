@@ -156,10 +156,17 @@ class _Run:
         """Files by name, and the places that could not be listed."""
         failures = len(self.report.failed)
         files = find_files([self.folder], options=self.options, report=self.report)
-        found = {one.name: one for one in files}
         unlisted = [failure.source for failure in self.report.failed[failures:]]
         if len(self.report.failed) < self.report.failures:  # not all are named
             unlisted = [printable(self.folder)]
+        found = {}
+        for one in files:
+            try:
+                one.name.encode()
+            except UnicodeEncodeError:
+                self.report.fail(SourceError(printable(one.path), "the file's name is not UTF-8"))
+            else:
+                found[one.name] = one
         if not found and any(True for _ in self.record.claims()):
             why = self.report.failed[failures].reason if unlisted else "is it mounted?"
             raise InvalidInput(f"{self.folder}: no file to read; nothing was deleted: {why}", param="paths")

@@ -164,6 +164,13 @@ def test_what_was_deleted_or_lost_elsewhere_is_written_again(folder: Folder) -> 
     assert folder.ids() == EVERYTHING
 
 
+def test_a_name_that_is_not_utf_8_fails_alone(folder: Folder) -> None:
+    """The file is listed, and the others are written."""
+    (folder.path / os.fsdecode(b"bad\xff.md")).write_text("x")
+    folder.sync(code=1)
+    assert folder.ids() == EVERYTHING
+
+
 def test_two_folders_in_one_collection(folder: Folder, tmp_path: Path) -> None:
     """Neither deletes what the other wrote, nor an id that both have."""
     other = Folder(tmp_path / "more", folder.http)
