@@ -22,8 +22,8 @@ from retrieval.answer_schemas import Answer, AnswerRequest, AnswerSentence
 from retrieval.chunking import SENTENCE
 from retrieval.framing import Framing
 from retrieval.llm import LanguageModel, Message
-from retrieval.pipeline import elapsed_ms
 from retrieval.schemas import Citation, ContextAnswer
+from retrieval.stopwatch import elapsed_ms
 
 DECLINED = "Not in the documents."
 INSTRUCTION = (

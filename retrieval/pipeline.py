@@ -10,10 +10,9 @@ deleted is returned.
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import asynccontextmanager, nullcontext
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
@@ -154,18 +153,19 @@ class Pipeline:
         Hits that have no `budget`, by default that of one answer, are TooLarge.
         """
         budget = budget or AnswerBudget(self._config.limits.answer_bytes_max)
-        watch = Stopwatch()
-        ranking = collection.ranking.current
-        plan = planned(request, collection.settings.dimensions, self._config, ranking)
-        if plan.deadline_ms is not None:
-            watch.deadline = asyncio.get_running_loop().time() + plan.deadline_ms / 1000
-        try:
-            async with asyncio.timeout_at(watch.deadline):
-                return await self._answer(name, collection, plan, watch, place, budget)
-        except TimeoutError:
-            raise DeadlineExceeded(
-                f"no answer within deadline_ms={plan.deadline_ms}", param="deadline_ms"
-            ) from None
+        watch, plan = Stopwatch(), self._planned(collection, request)
+        async with in_time(plan, watch):
+            return await self._answer(name, collection, plan, watch, place, budget)
+
+    def _planned(self, collection: Collection, request: SearchRequest) -> Plan:
+        return planned(request, collection.settings.dimensions, self._config, collection.ranking.current)
+
+    @asynccontextmanager
+    async def _turn(self, plan: Plan) -> AsyncIterator[None]:
+        """Within it a search may run. An exact one waits for the others that share its scan: all have to get there."""
+        active = nullcontext() if plan.request.exact else self._active
+        async with active, self._rereading if plan.rerank else nullcontext():
+            yield
 
     async def _answer(
         self,
@@ -182,9 +182,7 @@ class Pipeline:
         cached = await watch.awaited("cache", self._cached(key, budget)) if caching else None
         answer = cached
         if answer is None:
-            # An exact search waits for the others that share its scan: all of them have to get there.
-            active = nullcontext() if plan.request.exact else self._active
-            async with active, self._rereading if plan.rerank else nullcontext():
+            async with self._turn(plan):
                 plan = await self._embedded(collection, snapshot, plan, watch)
                 answer, vanished = await self._search(collection, snapshot, plan, watch, place, share)
                 if vanished and collection.snapshot.seq > snapshot.seq:
@@ -215,22 +213,13 @@ class Pipeline:
     async def follow(self, collection: Collection, request: SearchRequest) -> Followed:
         """The same search, and what its last round chose from. No cache is read or filled, and nothing counted."""
         watch, share = Stopwatch(), BudgetShare(AnswerBudget(self._config.limits.answer_bytes_max))
-        request = msgspec.structs.replace(request, cache=False)
-        plan = planned(request, collection.settings.dimensions, self._config, collection.ranking.current)
-        if plan.deadline_ms is not None:
-            watch.deadline = asyncio.get_running_loop().time() + plan.deadline_ms / 1000
-        try:
-            async with asyncio.timeout_at(watch.deadline):
-                snapshot = await reached(collection, request.min_seq or 0)
-                active = nullcontext() if request.exact else self._active
-                async with active, self._rereading if plan.rerank else nullcontext():
-                    plan = await self._embedded(collection, snapshot, plan, watch)
-                    rounds = rounds_of(collection, plan, share)
-                    answer, _ = await self._search(collection, snapshot, plan, watch, None, share, rounds)
-        except TimeoutError:
-            raise DeadlineExceeded(
-                f"no answer within deadline_ms={plan.deadline_ms}", param="deadline_ms"
-            ) from None
+        plan = self._planned(collection, msgspec.structs.replace(request, cache=False))
+        async with in_time(plan, watch):
+            snapshot = await reached(collection, request.min_seq or 0)
+            async with self._turn(plan):
+                plan = await self._embedded(collection, snapshot, plan, watch)
+                rounds = rounds_of(collection, plan, share)
+                answer, _ = await self._search(collection, snapshot, plan, watch, None, share, rounds)
         assert rounds.last is not None
         return Followed(snapshot, *rounds.last, answer)
 
@@ -320,6 +309,20 @@ class Pipeline:
         return await asyncio.get_running_loop().run_in_executor(self._pool, lambda: context.run(work))
 
 
+@asynccontextmanager
+async def in_time(plan: Plan, watch: Stopwatch) -> AsyncIterator[None]:
+    """Raises DeadlineExceeded at the plan's deadline, if it has one; `watch` tells it to the stages."""
+    if plan.deadline_ms is not None:
+        watch.deadline = asyncio.get_running_loop().time() + plan.deadline_ms / 1000
+    try:
+        async with asyncio.timeout_at(watch.deadline):
+            yield
+    except TimeoutError:
+        raise DeadlineExceeded(
+            f"no answer within deadline_ms={plan.deadline_ms}", param="deadline_ms"
+        ) from None
+
+
 async def reached(collection: Collection, min_seq: int) -> Snapshot:
     """The present snapshot, once it holds operation `min_seq`. Raises DeadlineExceeded if that does not come."""
     if collection.snapshot.seq < min_seq:
@@ -394,7 +397,3 @@ def corrected_words(corrected: Mapping[str, str], hits: list[Hit]) -> dict[str, 
     if not corrected:
         return UNSET
     return {word: as_written(term, hits) for word, term in corrected.items()}
-
-
-def elapsed_ms(since: float) -> float:
-    return round((time.perf_counter() - since) * 1000, 3)

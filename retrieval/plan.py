@@ -155,52 +155,23 @@ def planned(
     """
     request = msgspec.structs.replace(request, boosts=boosts_at(request.boosts, now()))
     text = check_query(request, config)
-    numbers = vector_of(request.vector, dimensions, "vector")
-    vector = None if numbers is None else unit_vector(numbers, dimensions, "vector")
     mode = mode_of(request, text, config)
-    if request.highlight and not text:
-        raise InvalidInput("highlight needs a query text, whose words are shown", param="highlight")
-    operators = operators_in(text) if request.operators else None
-    if operators and mode == "dense":
-        raise InvalidInput("operators are about words, which mode dense does not search", param="operators")
+    operators = operators_of(request, text, mode)
     k = check_k(request.k, config)
-    last = check_offset(request.offset, k, config)
+    last, page_depth = check_offset(request.offset, k, config), max(config.search.candidates, k)
+    check_arranged(request, last, page_depth)
     fusion = request.fusion or Fusion()
     weights = fusion.weights or default_weights(config, ranking)
     if weights.dense + weights.lexical <= 0:
         raise InvalidInput("one weight must be above 0", param="fusion.weights")
     reranking = rerank_options(request, text, config)
-    asked = asked_of(request, text, k, mode, reranking)
-    # What bypasses the cache is a measurement: it moves no passage and teaches nothing.
-    counted = request.cache and not request.exact
-    # A ranking that is fused or grouped has a depth independent of k, so that the page size does not change the order,
-    # unless that depth does not hold enough hits (`deeper`).
-    alone = mode == "dense" and not request.group_by_document
-    page_depth = max(config.search.candidates, k)
-    check_arranged(request, last, page_depth)
-    query = Query(
-        k=last,
-        depth=last + SPARE_HITS if alone else level_for(last, page_depth),
-        text=None if mode == "dense" else operators.words if operators else text,
-        phrases=operators.phrases if operators else (),
-        prefixes=operators.prefixes if operators else (),
-        vector=None if mode == "lexical" else vector,
-        condition=filter_of(request.filter, config),
-        language=given_language(request.language, "language"),
-        typos=request.typos and PRINCIPAL.get().groups is None,  # words of documents that it may not see
-        counted=counted,
-    )
-    # The configuration too: a cache in Redis outlives a restart with other settings.
-    own = ranking and (ranking.method, ranking.weight_dense, ranking.coefficients)
-    bound = config.limits.expanded_chars_max if request.expand else None
-    settings = config.search, BUILT_IN, own, bound, PRINCIPAL.get().groups
-    identity = msgspec.json.encode((ANSWER_VERSION, ANALYSIS_VERSION, *settings, asked))
+    query = query_of(request, text, mode, operators, (last, page_depth), dimensions, config)
     return Plan(
         request=msgspec.structs.replace(request, query=text),
         k=k,
         last=last,
         page_depth=page_depth,
-        counted=counted,
+        counted=query.counted,
         query=query,
         operators=operators,
         reach=reach_of(request.expand, config.limits.expanded_chars_max),
@@ -214,9 +185,59 @@ def planned(
         base_weight=weights.dense / (weights.dense + weights.lexical),
         rerank=reranking,
         deadline_ms=request.deadline_ms or (None if request.exact else config.search.deadline_ms),
-        identity=identity,
+        identity=identity_of(asked_of(request, text, k, mode, reranking), config, ranking),
         calibrations=calibrations_of(ranking.coefficients) if ranking else BUILT_IN,
     )
+
+
+def query_of(
+    request: SearchRequest,
+    text: str,
+    mode: Mode,
+    operators: Operators | None,
+    depths: tuple[int, int],
+    dimensions: int,
+    config: Config,
+) -> Query:
+    """What the indexes are asked. `depths`: the place of the last hit, and how deep the first page goes."""
+    last, page_depth = depths
+    numbers = vector_of(request.vector, dimensions, "vector")
+    vector = None if numbers is None else unit_vector(numbers, dimensions, "vector")
+    # A ranking that is fused or grouped has a depth independent of k, so that the page size does not change the order,
+    # unless that depth does not hold enough hits (`deeper`).
+    alone = mode == "dense" and not request.group_by_document
+    return Query(
+        k=last,
+        depth=last + SPARE_HITS if alone else level_for(last, page_depth),
+        text=None if mode == "dense" else operators.words if operators else text,
+        phrases=operators.phrases if operators else (),
+        prefixes=operators.prefixes if operators else (),
+        vector=None if mode == "lexical" else vector,
+        condition=filter_of(request.filter, config),
+        language=given_language(request.language, "language"),
+        typos=request.typos and PRINCIPAL.get().groups is None,  # words of documents that it may not see
+        # What bypasses the cache is a measurement: it moves no passage and teaches nothing.
+        counted=request.cache and not request.exact,
+    )
+
+
+def identity_of(asked: SearchRequest, config: Config, ranking: RankingSettings | None) -> bytes:
+    """Everything but the documents that the answer depends on. The configuration too: a cache in Redis outlives a
+    restart with other settings."""
+    own = ranking and (ranking.method, ranking.weight_dense, ranking.coefficients)
+    bound = config.limits.expanded_chars_max if asked.expand else None
+    settings = config.search, BUILT_IN, own, bound, PRINCIPAL.get().groups
+    return msgspec.json.encode((ANSWER_VERSION, ANALYSIS_VERSION, *settings, asked))
+
+
+def operators_of(request: SearchRequest, text: str, mode: Mode) -> Operators | None:
+    """Raises InvalidInput for what the mode cannot do with the query's words."""
+    if request.highlight and not text:
+        raise InvalidInput("highlight needs a query text, whose words are shown", param="highlight")
+    operators = operators_in(text) if request.operators else None
+    if operators and mode == "dense":
+        raise InvalidInput("operators are about words, which mode dense does not search", param="operators")
+    return operators
 
 
 def mode_of(request: SearchRequest, text: str, config: Config) -> Mode:

@@ -53,3 +53,7 @@ class Stopwatch:
         stages["total"] = ended - self.started
         stages["wait"] = stages["total"] - in_stages
         return Timings(**{stage: round(seconds * 1000, 3) for stage, seconds in stages.items()})
+
+
+def elapsed_ms(since: float) -> float:
+    return round((time.perf_counter() - since) * 1000, 3)

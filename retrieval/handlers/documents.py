@@ -40,9 +40,9 @@ from retrieval.document_schemas import (
 from retrieval.handlers.wire import answer, answer_from, body, collection_of, document_of, query_int
 from retrieval.keys import CONFIG, EMBEDDERS, HELD, METRICS, TASKS
 from retrieval.metadata import Patch, metadata_of
-from retrieval.pipeline import elapsed_ms
 from retrieval.plan import filter_of
 from retrieval.settings import Config
+from retrieval.stopwatch import elapsed_ms
 from retrieval.writing import delete_matching, patch_metadata, write_documents
 
 CURSOR_MAX = 2**62
