@@ -116,16 +116,40 @@ def command(
             paths, url, collection, settings if create else None, options, state, dry_run, yes, force, as_json
         )
         sys.exit(syncs.follow() if watch else syncs.run_all(lenient))
-    report, done = SourceReport(), Ingested()
+    report = SourceReport()
+    done = send_all(paths, url, collection, settings if create else None, options, report, hidden=as_json)
+    for column in declared.keys() - report.types.keys():
+        report.note(f"types: no table has a column '{column}' of metadata")
+    for line in report.notes:
+        click.echo(line, err=True)
+    show_failures(report)
+    print_result(as_value(done, report), ending(done, collection), *report.summary(), as_json=as_json)
+    if report.failures and not lenient:
+        sys.exit(1)
+
+
+def send_all(
+    paths: tuple[Path, ...],
+    url: str,
+    collection: str,
+    create: Any,
+    options: SourceOptions,
+    report: SourceReport,
+    *,
+    hidden: bool,
+) -> Ingested:
+    """`create`: settings to make the collection with if it does not exist; None: do not. Says what was sent if it is
+    stopped before the end."""
+    done = Ingested()
     documents = read_documents(paths, options=options, report=report)
 
     async def send(client: AsyncClient) -> None:
-        if create:
-            await client.ensure_collection(collection, **settings)
+        if create is not None:
+            await client.ensure_collection(collection, **create)
         await ingest(client, collection, documents, on_progress, report, done)
 
     try:
-        with progress_bar(total_bytes(paths, options=options), hidden=as_json) as on_progress:
+        with progress_bar(total_bytes(paths, options=options), hidden=hidden) as on_progress:
             ask(url, send)
     except KeyboardInterrupt:
         click.echo(stopped(done, collection), err=True)
@@ -135,11 +159,4 @@ def command(
             show_failures(report)
             click.echo(stopped(done, collection), err=True)
         raise
-    for column in declared.keys() - report.types.keys():
-        report.note(f"types: no table has a column '{column}' of metadata")
-    for line in report.notes:
-        click.echo(line, err=True)
-    show_failures(report)
-    print_result(as_value(done, report), ending(done, collection), *report.summary(), as_json=as_json)
-    if report.failures and not lenient:
-        sys.exit(1)
+    return done
