@@ -17,18 +17,9 @@ from retrieval.clients.bulk import Ingested, Refused, RefusedDocument, bulk_pati
 from retrieval.clients.calling import JSON, Patience, ServiceError, path_of
 from retrieval.clients.client import AsyncClient, Client
 from retrieval.clients.embedding import Embedded
-from retrieval.clients.wire import (
-    Citation,
-    CollectionBody,
-    ContextAnswer,
-    DocumentBody,
-    Hit,
-    JobBody,
-    SearchAnswer,
-    SearchRequest,
-    SentDocument,
-    Written,
-)
+from retrieval.clients.wire.answers import Citation, ContextAnswer, Hit, SearchAnswer
+from retrieval.clients.wire.records import CollectionBody, DocumentBody, JobBody, Written
+from retrieval.clients.wire.requests import SearchRequest, SentDocument
 
 __all__ = [
     "JSON",

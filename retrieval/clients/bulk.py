@@ -22,7 +22,8 @@ import msgspec
 from retrieval.clients.calling import JSON, Connection, Patience, ServiceError, path_of
 
 if TYPE_CHECKING:
-    from retrieval.clients.wire import RequestLimits, SentDocument, Written
+    from retrieval.clients.wire.records import RequestLimits, Written
+    from retrieval.clients.wire.requests import SentDocument
 
 DOCUMENTS_PER_REQUEST = 200
 CHARS_PER_REQUEST = 200_000  # seconds of embedding: progress is visible, and a retry resends little

@@ -1,5 +1,5 @@
 """The service's own API as methods. `AsyncClient` and `Client` have the same ones; answers are plain dictionaries,
-which type checkers know key by key (`wire.py`).
+which type checkers know key by key (`wire/`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from retrieval.clients.embedding import Embedded, embedded
 from retrieval.clients.running import Core, endpoint, steps, stream
 
 if TYPE_CHECKING:
-    from retrieval.clients import wire
+    from retrieval.clients.wire import answers, records
+    from retrieval.clients.wire import requests as sent
 
 POLL_S = 0.2
 COLLECTIONS = "/v1/collections"
@@ -69,22 +70,22 @@ class Endpoints(Core):
     # -- collections
 
     @endpoint
-    async def collection(self, name: str) -> wire.CollectionBody:
-        found: wire.CollectionBody = await self.request("GET", path_of(name))
+    async def collection(self, name: str) -> records.CollectionBody:
+        found: records.CollectionBody = await self.request("GET", path_of(name))
         return found
 
     @endpoint
     async def create_collection(
-        self, name: str, **settings: Unpack[wire.CreateCollection]
-    ) -> wire.CollectionBody:
+        self, name: str, **settings: Unpack[sent.CreateCollection]
+    ) -> records.CollectionBody:
         body = {"name": name, **settings}
-        made: wire.CollectionBody = await self.request("POST", COLLECTIONS, body, twice=False)
+        made: records.CollectionBody = await self.request("POST", COLLECTIONS, body, twice=False)
         return made
 
     @endpoint
     async def ensure_collection(
-        self, name: str, **settings: Unpack[wire.CreateCollection]
-    ) -> wire.CollectionBody:
+        self, name: str, **settings: Unpack[sent.CreateCollection]
+    ) -> records.CollectionBody:
         """The collection, made if it does not exist."""
         try:
             return await self.collection(name)
@@ -94,14 +95,14 @@ class Endpoints(Core):
         return await self.create_collection(name, **settings)
 
     @endpoint
-    async def collections(self) -> list[wire.CollectionBody]:
-        found: wire.CollectionList = await self.request("GET", COLLECTIONS)
+    async def collections(self) -> list[records.CollectionBody]:
+        found: records.CollectionList = await self.request("GET", COLLECTIONS)
         return found["collections"]
 
     @endpoint
-    async def quarantined(self) -> list[wire.QuarantinedBody]:
+    async def quarantined(self) -> list[records.QuarantinedBody]:
         """Name, aliases and reason of each collection that cannot serve."""
-        found: wire.CollectionList = await self.request("GET", COLLECTIONS)
+        found: records.CollectionList = await self.request("GET", COLLECTIONS)
         return found["quarantined"]
 
     @endpoint
@@ -110,9 +111,9 @@ class Endpoints(Core):
         await self.request("DELETE", path_of(name), twice=False)
 
     @endpoint
-    async def rename_collection(self, name: str, new_name: str) -> wire.CollectionBody:
+    async def rename_collection(self, name: str, new_name: str) -> records.CollectionBody:
         path, body = path_of(name, "rename"), {"name": new_name}
-        renamed: wire.CollectionBody = await self.request("POST", path, body, twice=False)
+        renamed: records.CollectionBody = await self.request("POST", path, body, twice=False)
         return renamed
 
     @endpoint
@@ -121,9 +122,9 @@ class Endpoints(Core):
         return int((await self.request("POST", path_of(collection, "rollback"), twice=False))["generation"])
 
     @endpoint
-    async def set_alias(self, alias: str, collection: str) -> wire.AliasBody:
+    async def set_alias(self, alias: str, collection: str) -> records.AliasBody:
         path, body = f"/v1/aliases/{quote(alias, safe='')}", {"collection": collection}
-        made: wire.AliasBody = await self.request("PUT", path, body)
+        made: records.AliasBody = await self.request("PUT", path, body)
         return made
 
     @endpoint
@@ -136,20 +137,20 @@ class Endpoints(Core):
     async def write(
         self,
         collection: str,
-        documents: Sequence[wire.SentDocument | Mapping[str, Any] | msgspec.Raw],
+        documents: Sequence[sent.SentDocument | Mapping[str, Any] | msgspec.Raw],
         *,
         patience: Patience | None = None,
-    ) -> wire.Written:
+    ) -> records.Written:
         """Write documents, which may be JSON already; `ingest` is for more than a request may hold."""
         path, body = path_of(collection, "documents"), {"documents": documents}
-        written: wire.Written = await self.request("POST", path, body, patience=patience)
+        written: records.Written = await self.request("POST", path, body, patience=patience)
         return written
 
     @steps
     def ingest(
         self,
         collection: str,
-        documents: Iterable[wire.SentDocument | Mapping[str, Any]],
+        documents: Iterable[sent.SentDocument | Mapping[str, Any]],
         *,
         requests: int = REQUESTS_AT_ONCE,
         on_progress: OnProgress = lambda _: None,
@@ -174,38 +175,42 @@ class Endpoints(Core):
         )
 
     @endpoint
-    async def patch(self, collection: str, document_id: str, metadata: JSON) -> wire.Written:
+    async def patch(self, collection: str, document_id: str, metadata: JSON) -> records.Written:
         """Merge into the document's metadata: a null (None) removes a key, keys that are not named stay."""
         path = path_of(collection, "documents", document_id)
-        written: wire.Written = await self.request("PATCH", path, {"metadata": metadata})
+        written: records.Written = await self.request("PATCH", path, {"metadata": metadata})
         return written
 
     @endpoint
-    async def delete(self, collection: str, document_id: str) -> wire.Deleted:
-        deleted: wire.Deleted = await self.request("DELETE", path_of(collection, "documents", document_id))
+    async def delete(self, collection: str, document_id: str) -> records.Deleted:
+        deleted: records.Deleted = await self.request("DELETE", path_of(collection, "documents", document_id))
         return deleted
 
     @endpoint
-    async def delete_documents(self, collection: str, **which: Unpack[wire.DeleteDocuments]) -> wire.Deleted:
+    async def delete_documents(
+        self, collection: str, **which: Unpack[sent.DeleteDocuments]
+    ) -> records.Deleted:
         """By `ids` or by `filter`."""
-        deleted: wire.Deleted = await self.request("POST", path_of(collection, "documents", "delete"), which)
+        deleted: records.Deleted = await self.request(
+            "POST", path_of(collection, "documents", "delete"), which
+        )
         return deleted
 
     @endpoint
     async def document(
         self, collection: str, document_id: str, *, vectors: bool = False
-    ) -> wire.DocumentBody:
+    ) -> records.DocumentBody:
         path = path_of(collection, "documents", document_id)
-        found: wire.DocumentBody = await self.request("GET", f"{path}?vectors=true" if vectors else path)
+        found: records.DocumentBody = await self.request("GET", f"{path}?vectors=true" if vectors else path)
         return found
 
     @stream
     async def scroll(
-        self, collection: str, **options: Unpack[wire.ScrollDocuments]
-    ) -> AsyncIterator[wire.DocumentBody]:
+        self, collection: str, **options: Unpack[sent.ScrollDocuments]
+    ) -> AsyncIterator[records.DocumentBody]:
         """Every document in the order of writing, a page of `limit` at a time; a `cursor` says where to begin."""
         while True:
-            page: wire.ScrollPage = await self.request(
+            page: records.ScrollPage = await self.request(
                 "POST", path_of(collection, "documents", "scroll"), options
             )
             for document in page["documents"]:
@@ -215,9 +220,9 @@ class Endpoints(Core):
             options["cursor"] = page["cursor"]
 
     @endpoint
-    async def count(self, collection: str, **options: Unpack[wire.CountDocuments]) -> wire.CountBody:
+    async def count(self, collection: str, **options: Unpack[sent.CountDocuments]) -> records.CountBody:
         """`documents`, `passages` and the `seq` at which they were counted; `filter` narrows it."""
-        counted: wire.CountBody = await self.request(
+        counted: records.CountBody = await self.request(
             "POST", path_of(collection, "documents", "count"), options
         )
         return counted
@@ -225,14 +230,14 @@ class Endpoints(Core):
     # -- search
 
     @endpoint
-    async def search(self, collection: str, **search: Unpack[wire.SearchRequest]) -> wire.SearchAnswer:
-        found: wire.SearchAnswer = await self.request("POST", path_of(collection, "search"), search)
+    async def search(self, collection: str, **search: Unpack[sent.SearchRequest]) -> answers.SearchAnswer:
+        found: answers.SearchAnswer = await self.request("POST", path_of(collection, "search"), search)
         return found
 
     @endpoint
     async def search_batch(
-        self, collection: str, searches: Sequence[wire.SearchRequest | Mapping[str, Any]]
-    ) -> list[wire.SearchAnswer]:
+        self, collection: str, searches: Sequence[sent.SearchRequest | Mapping[str, Any]]
+    ) -> list[answers.SearchAnswer]:
         """Answers in order. Raises ServiceError with the first error among them."""
         path, body = path_of(collection, "search", "batch"), {"searches": searches}
         results: list[Any] = (await self.request("POST", path, body))["results"]
@@ -242,41 +247,40 @@ class Endpoints(Core):
         return results
 
     @endpoint
-    async def context(self, collection: str, **wanted: Unpack[wire.ContextRequest]) -> wire.ContextAnswer:
+    async def context(self, collection: str, **wanted: Unpack[sent.ContextRequest]) -> answers.ContextAnswer:
         """Passages for a prompt, within `token_budget`."""
-        built: wire.ContextAnswer = await self.request("POST", path_of(collection, "context"), wanted)
+        built: answers.ContextAnswer = await self.request("POST", path_of(collection, "context"), wanted)
         return built
 
     @endpoint
-    async def explain(self, /, collection: str, *, query: str, document_id: str, **options: Any) -> JSON:
-        """Why a document is, or is not, among the hits of a search with these options."""
-        body = {"query": query, "document_id": document_id, **options}
-        explained: JSON = await self.request("POST", path_of(collection, "explain"), body)
+    async def explain(self, collection: str, **wanted: Unpack[sent.ExplainRequest]) -> answers.ExplainAnswer:
+        """Why the document `document_id` is, or is not, among the hits of this search."""
+        explained: answers.ExplainAnswer = await self.request("POST", path_of(collection, "explain"), wanted)
         return explained
 
     @endpoint
-    async def assess(self, /, collection: str, *, action: str, **options: Any) -> JSON:
+    async def assess(self, collection: str, **wanted: Unpack[sent.AssessRequest]) -> answers.Assessment:
         """The risk of an action or alert, by the outcomes of the most similar past ones."""
-        body = {"action": action, **options}
-        assessed: JSON = await self.request("POST", path_of(collection, "assess"), body)
+        assessed: answers.Assessment = await self.request("POST", path_of(collection, "assess"), wanted)
         return assessed
 
     @endpoint
-    async def answer(self, /, collection: str, *, query: str, **options: Any) -> JSON:
+    async def answer(self, collection: str, **wanted: Unpack[sent.AnswerRequest]) -> answers.Answer:
         """A language model's answer from the documents, with citations."""
-        body = {"query": query, **options}
-        answered: JSON = await self.request("POST", path_of(collection, "answer"), body)
+        answered: answers.Answer = await self.request("POST", path_of(collection, "answer"), wanted)
         return answered
 
     @stream
-    async def stream_answer(self, /, collection: str, *, query: str, **options: Any) -> AsyncIterator[JSON]:
-        """The same in pieces as they are made, `{"text": ...}` each, and at last the whole answer. Raises ServiceError
-        also where the answer ends in an error."""
-        body = {"query": query, **options, "stream": True}
+    async def stream_answer(
+        self, collection: str, **wanted: Unpack[sent.AnswerRequest]
+    ) -> AsyncIterator[JSON]:
+        """The same in pieces as they are made, and at last the whole answer. Raises ServiceError also where the answer
+        ends in an error."""
+        body = {**wanted, "stream": True}
         async for line in self.connection.lines("POST", path_of(collection, "answer"), body):
             event = line.removeprefix(DATA).strip()
             if line.startswith(DATA) and event != END_OF_STREAM:
-                decoded: JSON = msgspec.json.decode(event)
+                decoded = msgspec.json.decode(event)
                 if "error" in decoded:
                     raise refusal(decoded["error"], status=500)
                 yield decoded
@@ -304,9 +308,11 @@ class Endpoints(Core):
     # -- ranking and feedback
 
     @endpoint
-    async def set_ranking(self, collection: str, **settings: Unpack[wire.SetRanking]) -> wire.CollectionBody:
+    async def set_ranking(
+        self, collection: str, **settings: Unpack[sent.SetRanking]
+    ) -> records.CollectionBody:
         """Rank so where a search does not say; returns the collection."""
-        ranked: wire.CollectionBody = await self.request("PUT", path_of(collection, "ranking"), settings)
+        ranked: records.CollectionBody = await self.request("PUT", path_of(collection, "ranking"), settings)
         return ranked
 
     @endpoint
@@ -316,15 +322,15 @@ class Endpoints(Core):
 
     @endpoint
     async def send_feedback(
-        self, collection: str, feedback: Sequence[wire.SentFeedback | Mapping[str, Any]]
+        self, collection: str, feedback: Sequence[sent.SentFeedback | Mapping[str, Any]]
     ) -> int:
         """Judgments and clicks; returns how many were kept."""
         path, body = path_of(collection, "feedback"), {"feedback": feedback}
         return int((await self.request("POST", path, body, twice=False))["kept"])
 
     @endpoint
-    async def feedback(self, collection: str) -> list[wire.FeedbackBody]:
-        found: wire.FeedbackList = await self.request("GET", path_of(collection, "feedback"))
+    async def feedback(self, collection: str) -> list[records.FeedbackBody]:
+        found: records.FeedbackList = await self.request("GET", path_of(collection, "feedback"))
         return found["feedback"]
 
     @endpoint
@@ -334,12 +340,12 @@ class Endpoints(Core):
     # -- jobs: each of these starts one and returns its id
 
     @endpoint
-    async def reindex(self, collection: str, **options: Unpack[wire.Reindex]) -> str:
+    async def reindex(self, collection: str, **options: Unpack[sent.Reindex]) -> str:
         started = await self.request("POST", path_of(collection, "reindex"), options, twice=False)
         return str(started["job"])
 
     @endpoint
-    async def tune(self, collection: str, **options: Unpack[wire.Tune]) -> str:
+    async def tune(self, collection: str, **options: Unpack[sent.Tune]) -> str:
         return str((await self.request("POST", path_of(collection, "tune"), options, twice=False))["job"])
 
     @endpoint
@@ -347,20 +353,20 @@ class Endpoints(Core):
         return str((await self.request("POST", path_of(collection, "erase"), twice=False))["job"])
 
     @endpoint
-    async def jobs(self) -> list[wire.JobBody]:
+    async def jobs(self) -> list[records.JobBody]:
         """All since the service's start, newest first."""
-        listed: wire.JobList = await self.request("GET", "/v1/jobs")
+        listed: records.JobList = await self.request("GET", "/v1/jobs")
         return listed["jobs"]
 
     @endpoint
-    async def job(self, job_id: str) -> wire.JobBody:
-        found: wire.JobBody = await self.request("GET", f"/v1/jobs/{job_id}")
+    async def job(self, job_id: str) -> records.JobBody:
+        found: records.JobBody = await self.request("GET", f"/v1/jobs/{job_id}")
         return found
 
     @endpoint
     async def finished(
         self, job_id: str, *, on_progress: OnStage = lambda *_: None, timeout_s: float = 7200
-    ) -> wire.JobBody:
+    ) -> records.JobBody:
         """Wait for a job; raises ServiceError if it did not succeed."""
         job = await self.ended(job_id, on_progress=on_progress, timeout_s=timeout_s)
         if job["status"] != "succeeded":
@@ -370,7 +376,7 @@ class Endpoints(Core):
     @endpoint
     async def ended(
         self, job_id: str, *, on_progress: OnStage = lambda *_: None, timeout_s: float = 7200
-    ) -> wire.JobBody:
+    ) -> records.JobBody:
         """Wait for a job, whatever comes of it. Raises ServiceError if it is not over in time."""
         deadline = time.monotonic() + timeout_s
         while (job := await self.job(job_id))["status"] in ("queued", "running"):
@@ -382,6 +388,6 @@ class Endpoints(Core):
         return job
 
 
-def failure_of(job: wire.JobBody) -> ServiceError:
+def failure_of(job: records.JobBody) -> ServiceError:
     message = f"{job['kind']} of {job['collection']} {job['status']}: {job['error']}"
     return ServiceError(message, status=500, kind=job["status"])

@@ -35,7 +35,8 @@ from retrieval.clients.stores import (
 
 if TYPE_CHECKING:
     from retrieval.clients.endpoints import Endpoints
-    from retrieval.clients.wire import DocumentBody, Hit
+    from retrieval.clients.wire.answers import Hit
+    from retrieval.clients.wire.records import DocumentBody
 
 TOP_K = 10  # Haystack's own default
 KEY = "NEARLINE_KEY"

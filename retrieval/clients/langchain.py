@@ -35,7 +35,8 @@ from retrieval.clients.stores import (
 )
 
 if TYPE_CHECKING:
-    from retrieval.clients.wire import DocumentBody, Hit
+    from retrieval.clients.wire.answers import Hit
+    from retrieval.clients.wire.records import DocumentBody
 
 K = 4  # LangChain's own default
 PROVENANCE_KEY = "nearline"

@@ -51,7 +51,8 @@ from retrieval.clients.stores import (
 
 if TYPE_CHECKING:
     from retrieval.clients.endpoints import Endpoints
-    from retrieval.clients.wire import DocumentBody, Hit
+    from retrieval.clients.wire.answers import Hit
+    from retrieval.clients.wire.records import DocumentBody
 
 K = 2  # LlamaIndex's own default
 CONTENT, KIND, SOURCE, NODE = "_node_content", "_node_type", "ref_doc_id", "node_id"

@@ -16,7 +16,8 @@ from retrieval.clients.endpoints import Endpoints
 from retrieval.clients.running import Core
 
 if TYPE_CHECKING:
-    from retrieval.clients.wire import DocumentBody, Hit
+    from retrieval.clients.wire.answers import Hit
+    from retrieval.clients.wire.records import DocumentBody
 
 P = ParamSpec("P")
 T = TypeVar("T")

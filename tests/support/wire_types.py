@@ -1,8 +1,8 @@
-"""Writes retrieval/clients/wire.py: the service's wire types as TypedDicts, for callers that do not import the service.
+"""Writes retrieval/clients/wire/: the service's wire types as TypedDicts, for callers that do not import the service.
 
     python -m tests.support.wire_types
 
-A test holds that file equal to what this makes.
+A test holds these files equal to what this makes.
 """
 
 from __future__ import annotations
@@ -16,10 +16,17 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from retrieval import collection_schemas, document_schemas, schemas
+from retrieval import (
+    answer_schemas,
+    assess_schemas,
+    collection_schemas,
+    document_schemas,
+    explain_schemas,
+    schemas,
+)
 
-FILE = Path(__file__).parents[2] / "retrieval" / "clients" / "wire.py"
-HEADER = '''"""What the service is sent and answers, for type checkers; at run time all of it is plain dictionaries.
+FOLDER = Path(__file__).parents[2] / "retrieval" / "clients" / "wire"
+HEADER = '''"""What the service {does}, for type checkers; at run time all of it is plain dictionaries.
 
 Made from the service's own types by `python -m tests.support.wire_types`: do not edit. A key that is `NotRequired` in
 an answer is absent where it says nothing.
@@ -33,6 +40,9 @@ from typing import Any, Literal, NotRequired, TypedDict
 REQUESTS: tuple[type[msgspec.Struct], ...] = (
     schemas.SearchRequest,
     schemas.ContextRequest,
+    explain_schemas.ExplainRequest,
+    assess_schemas.AssessRequest,
+    answer_schemas.AnswerRequest,
     document_schemas.SentDocument,
     document_schemas.ScrollDocuments,
     document_schemas.CountDocuments,
@@ -46,6 +56,11 @@ REQUESTS: tuple[type[msgspec.Struct], ...] = (
 ANSWERS: tuple[type[msgspec.Struct], ...] = (
     schemas.SearchAnswer,
     schemas.ContextAnswer,
+    explain_schemas.ExplainAnswer,
+    assess_schemas.Assessment,
+    answer_schemas.Answer,
+)
+RECORDS: tuple[type[msgspec.Struct], ...] = (
     document_schemas.Written,
     document_schemas.Deleted,
     document_schemas.ScrollPage,
@@ -55,18 +70,27 @@ ANSWERS: tuple[type[msgspec.Struct], ...] = (
     collection_schemas.FeedbackList,
     collection_schemas.JobList,
 )
-# Arguments of their own in the client's methods.
-ARGUMENTS = {collection_schemas.CreateCollection: {"name"}}
+# Arguments or methods of their own in the client.
+ARGUMENTS: dict[type[Any], set[str]] = {
+    collection_schemas.CreateCollection: {"name"},
+    answer_schemas.AnswerRequest: {"stream"},
+}
+FILES = {
+    "requests": (REQUESTS, "is sent"),
+    "answers": (ANSWERS, "answers to questions"),
+    "records": (RECORDS, "answers about what it holds"),
+}
 
 
-def source() -> str:
-    """The whole file, formatted."""
+def source(name: str) -> str:
+    """The whole file of this name, formatted."""
+    roots, does = FILES[name]
     known: dict[str, str] = {}
-    for root in (*REQUESTS, *ANSWERS):
+    for root in roots:
         describe(root, known)
-    text = "\n\n".join([HEADER, *known.values()])
+    text = "\n\n".join([HEADER.format(does=does), *known.values()])
     formatted = subprocess.run(
-        [sys.executable, "-m", "ruff", "format", "--stdin-filename", str(FILE), "-"],
+        [sys.executable, "-m", "ruff", "format", "--stdin-filename", str(FOLDER / f"{name}.py"), "-"],
         input=text,
         capture_output=True,
         text=True,
@@ -79,16 +103,31 @@ def describe(kind: type[Any], known: dict[str, str]) -> str:
     """The name of the TypedDict for a struct or TypedDict, added to `known` after those that it needs."""
     name = kind.__name__
     if name not in known:
-        lines = [f"    {line}" for line in fields_of(kind, known)]
-        known[name] = "\n".join([f"class {name}(TypedDict):", *lines]) + "\n"
+        base = base_of(kind)
+        parent = describe(base, known) if base else "TypedDict"
+        lines = [f"    {line}" for line in fields_of(kind, known)] or ["    pass"]
+        known[name] = "\n".join([f"class {name}({parent}):", *lines]) + "\n"
     return name
+
+
+def base_of(kind: type[Any]) -> type[Any] | None:
+    """The nearest struct above it whose fields it has as they are."""
+    own = {field.name: field for field in getattr(inspect.type_info(kind), "fields", ())}
+    for base in (
+        kind.__mro__[1 : kind.__mro__.index(msgspec.Struct)] if issubclass(kind, msgspec.Struct) else ()
+    ):
+        info: Any = inspect.type_info(base)
+        if info.fields and all(own[field.name] == field for field in info.fields):
+            return base
+    return None
 
 
 def fields_of(kind: type[Any], known: dict[str, str]) -> Iterator[str]:
     info: Any = inspect.type_info(kind)
     omits = getattr(getattr(kind, "__struct_config__", None), "omit_defaults", False)
+    inherited = getattr(base_of(kind), "__struct_fields__", ())
     for field in info.fields:
-        if field.name in ARGUMENTS.get(kind, ()):
+        if field.name in inherited or field.name in ARGUMENTS.get(kind, ()):
             continue
         written = as_source(field.type, known)
         # An answer writes out its defaults, unless it omits them; a request may leave them out.
@@ -121,4 +160,5 @@ def as_source(of: inspect.Type, known: dict[str, str]) -> str:
 
 
 if __name__ == "__main__":
-    FILE.write_text(source())
+    for one in FILES:
+        (FOLDER / f"{one}.py").write_text(source(one))

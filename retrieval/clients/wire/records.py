@@ -1,0 +1,193 @@
+"""What the service answers about what it holds, for type checkers; at run time all of it is plain dictionaries.
+
+Made from the service's own types by `python -m tests.support.wire_types`: do not edit. A key that is `NotRequired` in
+an answer is absent where it says nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NotRequired, TypedDict
+
+
+class Written(TypedDict):
+    seq: int
+    documents: int
+    unchanged: int
+    passages: int
+    tokens: int
+    took_ms: float
+
+
+class Deleted(TypedDict):
+    seq: int
+    deleted: int
+
+
+class PassageBody(TypedDict):
+    passage: int
+    start: int
+    end: int
+    tokens: int
+    vector: list[float]
+
+
+class DocumentBody(TypedDict):
+    id: str
+    seq: int
+    text: NotRequired[str]
+    title: str
+    metadata: dict[str, str | int | float | bool | list[str | int | float | bool]]
+    passages: int | list[PassageBody]
+    language: str
+
+
+class ScrollPage(TypedDict):
+    documents: list[DocumentBody]
+    cursor: str | None
+
+
+class CountBody(TypedDict):
+    documents: int
+    passages: int
+    seq: int
+
+
+class RecallEvidence(TypedDict):
+    source: str
+    queries: int
+    intervals: dict[str, Any]
+
+
+class SearchSettings(TypedDict):
+    ef: int
+    probes: int
+    reach: float
+    rescored: int
+    filtered_share: float
+    tuned: bool
+
+
+class Moves(TypedDict):
+    hot_by_hits: int
+    hot_by_age: int
+    to_hot: int
+    to_cold: int
+
+
+class ColdState(TypedDict):
+    state: Literal["always", "learning", "never", "skipping"]
+    queries: int
+    skipped: int
+    proven: int
+    audits: int
+    stops: int
+    loss_bound: float | None
+
+
+class RebuildDue(TypedDict):
+    reason: str
+    failed_attempts: int
+    error: str | None
+    next_ms: int | None
+
+
+class RankingBody(TypedDict):
+    method: Literal["rrf", "weighted"] | None
+    weight_dense: float | None
+    coefficients: dict[str, list[float]]
+    queries: int
+    gain: float | None
+    gain_low: float | None
+    gain_high: float | None
+    set_ms: int
+
+
+class RequestLimits(TypedDict):
+    documents_per_request: int
+    document_bytes: int
+    request_bytes: int
+
+
+class CollectionBody(TypedDict):
+    name: str
+    aliases: list[str]
+    tenant: str
+    model: str
+    fingerprint: str
+    model_languages: list[str] | None
+    dimensions: int
+    hot_capacity: int
+    language: str
+    languages: dict[str, int]
+    documents: int
+    passages: dict[str, int]
+    dead_passages: int
+    segments: int
+    seq: int
+    generation: int
+    generations: list[int]
+    recall: dict[str, float]
+    recall_evidence: RecallEvidence | None
+    recall_target: float
+    search: SearchSettings | None
+    memory_bytes: int
+    tier_bytes: dict[str, int]
+    resident_bytes: int
+    mapped_bytes: int
+    moves: Moves | None
+    cold: ColdState | None
+    owed_bytes: int
+    owed_since_ms: int | None
+    rebuild_due: RebuildDue | None
+    ranking: RankingBody | None
+    limits: RequestLimits
+
+
+class QuarantinedBody(TypedDict):
+    name: str
+    aliases: list[str]
+    reason: str
+
+
+class CollectionList(TypedDict):
+    collections: list[CollectionBody]
+    quarantined: list[QuarantinedBody]
+
+
+class AliasBody(TypedDict):
+    alias: str
+    collection: str
+
+
+class FeedbackBody(TypedDict):
+    time_ms: int
+    query: str
+    document_id: str
+    grade: int | None
+    passed: list[str]
+
+
+class FeedbackList(TypedDict):
+    feedback: list[FeedbackBody]
+
+
+class JobProgress(TypedDict):
+    stage: str
+    done: int
+    total: int
+
+
+class JobBody(TypedDict):
+    id: str
+    kind: str
+    collection: str
+    status: Literal["failed", "queued", "refused", "running", "succeeded"]
+    progress: JobProgress
+    created_ms: int
+    finished_ms: int | None
+    result: dict[str, Any]
+    error: str | None
+
+
+class JobList(TypedDict):
+    jobs: list[JobBody]
