@@ -118,6 +118,11 @@ class SyncRecord:
         self._db.execute("REPLACE INTO documents VALUES (?, ?, ?, NULL, 0)", key)
         return True
 
+    def other_folders(self, document_id: str) -> list[str]:
+        """Of which files hold this document as well."""
+        query = "SELECT DISTINCT folder FROM documents WHERE id = ? AND gone = 0 AND folder != ?"
+        return [str(folder) for (folder,) in self._db.execute(query, (document_id, self.folder))]
+
     def acknowledge(self, file: str, document_id: str, digest: bytes) -> None:
         self._db.execute(
             "UPDATE documents SET digest = ? WHERE folder = ? AND file = ? AND id = ?",

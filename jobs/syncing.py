@@ -155,7 +155,7 @@ class _Run:
     def _scan(self) -> tuple[dict[str, FoundFile], list[str]]:
         """Files by name, and the places that could not be listed."""
         failures = len(self.report.failed)
-        files = find_files([self.folder], options=self.options, report=self.report)
+        files = list(find_files([self.folder], options=self.options, report=self.report))
         unlisted = [failure.source for failure in self.report.failed[failures:]]
         if len(self.report.failed) < self.report.failures:  # not all are named
             unlisted = [printable(self.folder)]
@@ -244,6 +244,11 @@ class _Run:
         refused, total = SourceReport(), self.done.ingested
         with self.record.transaction():
             new = [one for one in batch if self.record.claim(one.file, one.document.id, one.digest)]
+            for one in new:
+                for other in self.record.other_folders(one.document.id):
+                    self.report.note(
+                        f"{one.document.source}: {other} holds the id {one.document.id!r} too; the last one sent counts"
+                    )
         total.unchanged += len(batch) - len(new)
         if self.dry_run:
             total.documents += len(new)

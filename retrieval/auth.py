@@ -27,7 +27,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-import jwt
 import msgspec
 
 from indexes import (
@@ -207,6 +206,8 @@ class Keys:
     def _valid(self, header: str) -> Key:
         scheme, _, token = header.partition(" ")
         parts = TOKEN.fullmatch(token.strip())
+        if token and parts is None:
+            raise Unauthorized("the access key is not valid: expected Authorization: Bearer nl_...")
         if scheme.lower() != "bearer" or parts is None:
             raise Unauthorized(
                 "this needs an access key: send Authorization: Bearer nl_... (commands take it from NEARLINE_KEY)"
@@ -228,6 +229,8 @@ class Keys:
             return own
         if header is None:
             return ()
+        import jwt  # with its cryptography 60 ms, for the few services that use it
+
         if not self._groups_secret:
             raise Forbidden(f"{GROUPS_HEADER} cannot be verified: auth.groups_secret is not set")
         try:

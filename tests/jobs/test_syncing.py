@@ -187,6 +187,19 @@ def test_two_folders_in_one_collection(folder: Folder, tmp_path: Path) -> None:
     assert folder.ids() == sorted([*EVERYTHING, "x", "y"])
 
 
+def test_folders_of_one_name_are_told_apart(folder: Folder) -> None:
+    """Their files have the same ids; a note says that one takes the other's place."""
+    folder.sync()
+    twin = folder.path.parent / "elsewhere" / folder.path.name
+    put(twin, "a.txt", "Apricots.")
+    other = Folder.__new__(Folder)
+    other.path, other.http, other.name, other.state = twin, folder.http, folder.name, folder.state
+    notes = other.sync()["notes"]
+    assert len(notes) == 1  # type: ignore[arg-type]
+    assert str(folder.path) in str(notes)
+    assert folder.texts()["a.txt"] == "Apricots."
+
+
 def test_an_id_that_moves_to_another_file(folder: Folder) -> None:
     """It is written from there and not deleted."""
     folder.sync()
