@@ -18,13 +18,13 @@ import numpy as np
 from indexes import Scalar, instant_of_date
 from retrieval.executor import Execution
 from retrieval.fusion import Scores, best_first
+from retrieval.metadata import instant_at
 from retrieval.option_schemas import Boost
 from retrieval.plan import Plan
 from retrieval.stages import Fused, rounded
 
-SECOND_US, DAY_US = 1_000_000, 86_400_000_000
+DAY_US = 86_400_000_000
 LEAST_FACTOR, FACTOR_MAX = 1e-6, 1e9
-SECONDS_MAX = 2**63 / SECOND_US  # 290,000 years
 
 Values = Sequence[Sequence[Scalar]]  # of each candidate, those under one key
 
@@ -64,13 +64,6 @@ def factor(boost: Boost, values: Sequence[Scalar]) -> float:
         number = max((float(one) for one in values if not isinstance(one, str)), default=0.0)
         f = math.log1p(max(number, 0.0)) if boost.scale == "log" else number
     return min(max(1 + boost.weight * f, 0.0), FACTOR_MAX)
-
-
-def instant_at(value: Scalar) -> int | None:
-    """In microseconds since 1970: a number is so many seconds."""
-    if isinstance(value, str):
-        return instant_of_date(value)
-    return None if isinstance(value, bool) or not abs(value) < SECONDS_MAX else int(value * SECOND_US)
 
 
 def sort_keys(values: Values, *, last: bool) -> list[Any]:

@@ -13,12 +13,14 @@ from typing import Any
 
 import msgspec
 
-from indexes import InvalidInput, Metadata, Scalar, TooLarge, fits
+from indexes import InvalidInput, Metadata, Scalar, TooLarge, fits, instant_of_date
 from retrieval.auth import ACL
 from retrieval.decoding import decode_part
 from retrieval.settings import Config
 
 RAW_FACTOR = 16  # of the bytes that may be stored: white space, escapes and nulls are not
+SECOND_US = 1_000_000
+SECONDS_MAX = 2**63 / SECOND_US  # 290,000 years
 DEPTH_MAX = 8  # objects inside one another: more is data, not metadata, and recursion needs a bound
 
 
@@ -100,6 +102,14 @@ def check_limits(title: str, metadata: Metadata, where: str, config: Config) -> 
             f"{where} has {size} bytes with the title, at most {limits.metadata_bytes_max} are allowed",
             param=where,
         )
+
+
+def instant_at(value: Scalar) -> int | None:
+    """In microseconds since 1970: an ISO 8601 date, UTC unless it says otherwise, or a number of seconds. None for what
+    is neither."""
+    if isinstance(value, str):
+        return instant_of_date(value)
+    return None if isinstance(value, bool) or not abs(value) < SECONDS_MAX else int(value * SECOND_US)
 
 
 def same(one: Metadata, other: Metadata) -> bool:

@@ -6,14 +6,14 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from itertools import accumulate
 
-from indexes import GoOn, nobody_waits, query_terms, terms
+from indexes import GoOn, Scalar, nobody_waits, query_terms, terms
 from retrieval.chunking import SENTENCE
 from retrieval.framing import BETWEEN, Framing, Shown
 from retrieval.joining import Key, key_of
 from retrieval.llm import Message
+from retrieval.metadata import instant_at
 from retrieval.outline import PATH_SEPARATOR
 from retrieval.schemas import ContextRequest, Hit
 from retrieval.settings import Config
@@ -217,20 +217,15 @@ def ordered(pages: Sequence[Page], wanted: ContextRequest) -> list[Page]:
     if wanted.order == "position":
         return sorted(pages, key=lambda page: page.hits[0].document_id)
     sign = -1 if wanted.order == "newest" else 1
-    dates = [(page, moment(page.hits[0].metadata.get(wanted.date_key or ""))) for page in pages]
+    dates = [(page, date_of(page.hits[0].metadata.get(wanted.date_key or "", []))) for page in pages]
     dated = sorted(((page, at) for page, at in dates if at is not None), key=lambda one: sign * one[1])
     return [page for page, _ in dated] + [page for page, at in dates if at is None]
 
 
-def moment(value: object) -> float | None:
-    """A number as it is; an ISO 8601 date as seconds, UTC unless it says otherwise."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    try:
-        date = datetime.fromisoformat(str(value))
-    except ValueError:
-        return None
-    return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
+def date_of(value: Scalar | list[Scalar]) -> int | None:
+    """Of a list the newest."""
+    instants = map(instant_at, value if isinstance(value, list) else [value])
+    return max((one for one in instants if one is not None), default=None)
 
 
 class Asked:

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from indexes import Collection, Delete, InvalidInput, NotFound, TooLarge
+from indexes import Collection, InvalidInput, NotFound, TooLarge
 from retrieval.auth import PRINCIPAL
 from retrieval.dialects.vector_store_schemas import (
     ExpiresSeconds,
@@ -24,8 +24,9 @@ from retrieval.dialects.vector_store_schemas import (
     OpenAIFileList,
     OpenAIUploadFile,
 )
+from retrieval.handlers.documents import remove
 from retrieval.handlers.wire import answer, form, query_int
-from retrieval.keys import CATALOG, CONFIG, HELD, TASKS, UPLOADS
+from retrieval.keys import CATALOG, CONFIG, HELD, UPLOADS
 from retrieval.uploads import ID, Upload, text_of
 
 LISTED_MAX = 10_000
@@ -105,8 +106,7 @@ async def deleted(request: web.Request) -> web.Response:
     aliases = catalog.aliases
     for name, collection in list(catalog.collections.items()) if ID.fullmatch(file_id) else []:
         if caller.sees(name, aliases) and await asyncio.to_thread(holds, collection, file_id):
-            result = await asyncio.wrap_future(collection.write([Delete(file_id)]))
-            app[TASKS].reindex_if_due(collection.name, collection)
+            result = await remove(app, collection, [file_id])
             gone = gone or bool(result.deleted)
     if not gone:
         raise NotFound(f"no file {file_id[:64]!r}", param="file_id")

@@ -20,7 +20,6 @@ from aiohttp import web
 
 from indexes import (
     Collection,
-    Delete,
     InvalidInput,
     Metadata,
     NotFound,
@@ -45,6 +44,7 @@ from retrieval.dialects.vector_store_schemas import (
     OpenAIText,
 )
 from retrieval.document_schemas import SentDocument
+from retrieval.handlers.documents import remove
 from retrieval.handlers.wire import answer, answer_from, body, collection_of, document_of, query_int
 from retrieval.keys import CONFIG, EMBEDDERS, HELD, METRICS, TASKS, UPLOADS
 from retrieval.metadata import check_limits, flattened
@@ -149,10 +149,8 @@ async def deleted(request: web.Request) -> web.Response:
     """From this store; the upload stays, and can be attached again."""
     _, collection = collection_of(request)
     file_id = request.match_info["file"]
-    result = await asyncio.wrap_future(collection.write([Delete(file_id)]))
-    if not result.deleted:
+    if not (await remove(request.app, collection, [file_id])).deleted:
         raise NotFound(f"no file {file_id[:64]!r} in {collection.name!r}", param="file_id")
-    request.app[TASKS].reindex_if_due(collection.name, collection)
     return answer(OpenAIStoreFileDeleted(file_id))
 
 

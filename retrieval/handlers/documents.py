@@ -6,6 +6,7 @@ import asyncio
 import base64
 import binascii
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from hashlib import blake2b
 
@@ -13,6 +14,7 @@ import msgspec
 from aiohttp import web
 
 from indexes import (
+    Collection,
     Delete,
     InvalidInput,
     NotFound,
@@ -124,11 +126,17 @@ def written(result: WriteResult, started: float) -> Written:
 async def deleted(request: web.Request) -> web.Response:
     _, collection = collection_of(request)
     document_id = request.match_info["id"]
-    result = await asyncio.wrap_future(collection.write([Delete(document_id)]))
+    result = await remove(request.app, collection, [document_id])
     if not result.deleted:
         raise NotFound(f"no document {document_id!r}", param="id")
-    request.app[TASKS].reindex_if_due(collection.name, collection)
     return answer(Deleted(result.seq, result.deleted))
+
+
+async def remove(app: web.Application, collection: Collection, ids: Iterable[str]) -> WriteResult:
+    """Delete those of these documents that there are."""
+    result = await asyncio.wrap_future(collection.write([Delete(one) for one in ids]))
+    app[TASKS].reindex_if_due(collection.name, collection)
+    return result
 
 
 async def delete_many(request: web.Request) -> web.Response:
@@ -139,11 +147,11 @@ async def delete_many(request: web.Request) -> web.Response:
     if (ids is None) == (condition is None):
         raise InvalidInput("expected either ids or filter", param="ids")
     if ids is not None:
-        result = await asyncio.wrap_future(collection.write([Delete(one) for one in ids]))
+        result = await remove(request.app, collection, ids)
     else:
         assert condition is not None
         result = await delete_matching(collection, condition)
-    request.app[TASKS].reindex_if_due(collection.name, collection)
+        request.app[TASKS].reindex_if_due(collection.name, collection)
     return answer(Deleted(result.seq, result.deleted))
 
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import jwt
 import pytest
-from aiohttp import web
 
 from indexes.catalog import prepare
 from indexes.errors import Conflict, Damaged, InvalidInput, NotFound
@@ -613,10 +612,3 @@ def test_attributes_leave_the_acl_in_place(http: Http) -> None:
         assert stored["acl"] == ["board", "finance"]
     http.ok("POST", path, {"attributes": {"acl": "board"}})
     assert http.ok("GET", f"/v1/collections/{store}/documents/d")["metadata"]["acl"] == "board"
-
-
-def test_app_without_keys_is_open(tmp_path: Path) -> None:
-    """A directory that never had a key asks for none."""
-    app = create_app(Config(), tmp_path / "data")
-    assert isinstance(app, web.Application)
-    assert not Keys(tmp_path / "data").required
