@@ -93,6 +93,7 @@ from .parts.standing import standings as standings
 from .query import Candidates as Candidates
 from .query import Query as Query
 from .rebuild.builder import Rebuild as Rebuild
+from .rebuild.shares import wilson as wilson
 from .residency import Budget as Budget
 from .scrolling import Page as Page
 from .scrolling import ScrolledDocument as ScrolledDocument

@@ -14,14 +14,13 @@ events in the past are no reason to trust none. docs/assess.md has what this was
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from indexes import InvalidInput, Metadata, Scalar
+from indexes import InvalidInput, Metadata, Scalar, wilson
 from retrieval.assess_schemas import Assessment, AssessRequest, Outcome, PastEvent, RemedyOf
 from retrieval.schemas import Fusion, Hit, SearchAnswer, SearchRequest
 from retrieval.settings import Assess
@@ -152,7 +151,7 @@ def assess(
     risk = interval = None
     if abstained is None and base_rate is not None:
         risk = risk_of(counted, base_rate, settings.prior_events)
-        interval = list(wilson(risk, worth + settings.prior_events))
+        interval = [round(end, DECIMALS) for end in wilson(risk, worth + settings.prior_events, Z)]
     return Assessment(
         risk_score=None if risk is None else round(risk, DECIMALS),
         interval=interval,
@@ -183,13 +182,6 @@ def risk_of(counted: list[Neighbor], base_rate: float, prior_events: float) -> f
     worth = sum(one.similarity for one in counted)
     bad = sum(one.similarity for one in counted if one.bad)
     return (prior_events * base_rate + bad) / (prior_events + worth)
-
-
-def wilson(share: float, n: float) -> tuple[float, float]:
-    """Wilson's interval of a share seen in n trials."""
-    center = (share + Z * Z / (2 * n)) / (1 + Z * Z / n)
-    half = Z / (1 + Z * Z / n) * math.sqrt(share * (1 - share) / n + (Z / (2 * n)) ** 2)
-    return round(max(0.0, center - half), DECIMALS), round(min(1.0, center + half), DECIMALS)
 
 
 def recommended(risk: float | None, settings: Assess) -> Literal["proceed", "review", "stop"]:

@@ -20,13 +20,11 @@ from retrieval.errors import (
     MethodNotAllowed,
     RequestTimeout,
     UnsupportedEncoding,
-    without_folders,
 )
-from retrieval.handlers.wire import form
+from retrieval.handlers.wire import form, in_callers_words
 from retrieval.keys import (
     CEILING,
     CONFIG,
-    FOLDERS,
     GATES,
     HELD,
     KEYS,
@@ -106,9 +104,7 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
     except NearlineError as error:
         if isinstance(error, StorageError) and not isinstance(error, Quarantined):  # which was logged once
             logger.error("%s %s failed: %s", request.method, request.rel_url.raw_path, error.message)
-        folders = request.app.get(FOLDERS, ())
-        error.message = PRINCIPAL.get().in_own_words(without_folders(error.message, folders))
-        return response(request.path, error)
+        return response(request.path, in_callers_words(request.app, error))
     except web.HTTPException as error:
         return from_aiohttp(request, error)
     except Exception:

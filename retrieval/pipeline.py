@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
@@ -51,7 +51,7 @@ from retrieval.schemas import Hit, Receipt, Reranked, SearchAnswer, SearchReques
 from retrieval.settings import Config
 from retrieval.similar import read_examples
 from retrieval.stages import Fused, Rounds, fuse, hydrate
-from retrieval.stopwatch import Stopwatch
+from retrieval.stopwatch import Stopwatch, in_time
 
 T = TypeVar("T")
 
@@ -154,11 +154,17 @@ class Pipeline:
         """
         budget = budget or AnswerBudget(self._config.limits.answer_bytes_max)
         watch, plan = Stopwatch(), self._planned(collection, request)
-        async with in_time(plan, watch):
+        async with self._in_time(plan, watch):
             return await self._answer(name, collection, plan, watch, place, budget)
 
     def _planned(self, collection: Collection, request: SearchRequest) -> Plan:
         return planned(request, collection.settings.dimensions, self._config, collection.ranking.current)
+
+    def _in_time(self, plan: Plan, watch: Stopwatch) -> AbstractAsyncContextManager[None]:
+        """`watch` tells the deadline to the stages."""
+        if plan.deadline_ms is not None:
+            watch.deadline = asyncio.get_running_loop().time() + plan.deadline_ms / 1000
+        return in_time(watch.deadline, plan.deadline_ms)
 
     @asynccontextmanager
     async def _turn(self, plan: Plan) -> AsyncIterator[None]:
@@ -214,7 +220,7 @@ class Pipeline:
         """The same search, and what its last round chose from. No cache is read or filled, and nothing counted."""
         watch, share = Stopwatch(), BudgetShare(AnswerBudget(self._config.limits.answer_bytes_max))
         plan = self._planned(collection, msgspec.structs.replace(request, cache=False))
-        async with in_time(plan, watch):
+        async with self._in_time(plan, watch):
             snapshot = await reached(collection, request.min_seq or 0)
             async with self._turn(plan):
                 plan = await self._embedded(collection, snapshot, plan, watch)
@@ -307,20 +313,6 @@ class Pipeline:
     async def _run(self, work: Callable[[], T]) -> T:
         context = copy_context()  # for what is logged there
         return await asyncio.get_running_loop().run_in_executor(self._pool, lambda: context.run(work))
-
-
-@asynccontextmanager
-async def in_time(plan: Plan, watch: Stopwatch) -> AsyncIterator[None]:
-    """Raises DeadlineExceeded at the plan's deadline, if it has one; `watch` tells it to the stages."""
-    if plan.deadline_ms is not None:
-        watch.deadline = asyncio.get_running_loop().time() + plan.deadline_ms / 1000
-    try:
-        async with asyncio.timeout_at(watch.deadline):
-            yield
-    except TimeoutError:
-        raise DeadlineExceeded(
-            f"no answer within deadline_ms={plan.deadline_ms}", param="deadline_ms"
-        ) from None
 
 
 async def reached(collection: Collection, min_seq: int) -> Snapshot:

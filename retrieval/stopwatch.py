@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from indexes import DeadlineExceeded
 from retrieval.schemas import Timings
 
 T = TypeVar("T")
@@ -53,6 +56,16 @@ class Stopwatch:
         stages["total"] = ended - self.started
         stages["wait"] = stages["total"] - in_stages
         return Timings(**{stage: round(seconds * 1000, 3) for stage, seconds in stages.items()})
+
+
+@asynccontextmanager
+async def in_time(at: float | None, deadline_ms: int | None) -> AsyncIterator[None]:
+    """Raises DeadlineExceeded at a time of the event loop, which a request's `deadline_ms` comes to; None: never."""
+    try:
+        async with asyncio.timeout_at(at):
+            yield
+    except TimeoutError:
+        raise DeadlineExceeded(f"no answer within deadline_ms={deadline_ms}", param="deadline_ms") from None
 
 
 def elapsed_ms(since: float) -> float:

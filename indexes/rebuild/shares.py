@@ -48,10 +48,15 @@ def share_interval(found: ArrayLike, total: ArrayLike) -> tuple[float, float, fl
     n, share = np.size(found), float(np.sum(found) / np.sum(total))
     error = standard_error(found, total)
     trials = share * (1 - share) / error**2 if error > 0 and 0 < share < 1 else n
-    center = (share + Z * Z / (2 * trials)) / (1 + Z * Z / trials)
-    half = Z / (1 + Z * Z / trials) * math.sqrt(share * (1 - share) / trials + (Z / (2 * trials)) ** 2)
+    return share, *wilson(share, trials)
+
+
+def wilson(share: float, trials: float, z: float = Z) -> tuple[float, float]:
+    """Wilson's interval of a share seen in so many trials; `z` of the normal distribution says how sure."""
+    center = (share + z * z / (2 * trials)) / (1 + z * z / trials)
+    half = z / (1 + z * z / trials) * math.sqrt(share * (1 - share) / trials + (z / (2 * trials)) ** 2)
     # At the ends the formula gives the end itself, apart from rounding.
-    return share, (0.0 if share == 0 else center - half), (1.0 if share == 1 else center + half)
+    return (0.0 if share == 0 else center - half), (1.0 if share == 1 else center + half)
 
 
 def standard_error(found: ArrayLike, total: ArrayLike) -> float:

@@ -16,18 +16,19 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
-from indexes import Collection, DeadlineExceeded, InvalidInput, NearlineError, NotFound, TooLarge
+from indexes import Collection, InvalidInput, NearlineError, NotFound, TooLarge
 from retrieval.answer_schemas import AnswerPiece, AnswerRequest
 from retrieval.answering import Asking
 from retrieval.browsers import let_page_read
-from retrieval.errors import body_of, without_folders
+from retrieval.errors import body_of
 from retrieval.handlers.search import context_of, headers_of
 from retrieval.handlers.wire import answer as json_of
-from retrieval.handlers.wire import body, collection_of
-from retrieval.keys import CONFIG, FOLDERS, LLM
+from retrieval.handlers.wire import body, collection_of, in_callers_words
+from retrieval.keys import CONFIG, LLM
 from retrieval.llm import EVENT_STREAM
 from retrieval.request_log import REQUEST_ID
 from retrieval.schemas import Citation
+from retrieval.stopwatch import in_time
 
 T = TypeVar("T")
 
@@ -59,11 +60,8 @@ class Deadline:
 
     async def meets(self, work: Awaitable[T]) -> T:
         """Raises DeadlineExceeded."""
-        try:
-            async with asyncio.timeout_at(self._at):
-                return await work
-        except TimeoutError:
-            raise DeadlineExceeded(f"no answer within deadline_ms={self._ms}", param="deadline_ms") from None
+        async with in_time(self._at, self._ms):
+            return await work
 
 
 async def streamed(request: web.Request, asking: Asking, deadline: Deadline) -> web.StreamResponse:
@@ -82,9 +80,7 @@ async def streamed(request: web.Request, asking: Asking, deadline: Deadline) -> 
                     piece = await deadline.meets(anext(pieces, None))
                 await reply.write(event("answer", await asking.answer()))
             except NearlineError as error:
-                folders = request.app[FOLDERS]
-                error.message = without_folders(error.message, folders)
-                await reply.write(event("error", body_of(error)))
+                await reply.write(event("error", body_of(in_callers_words(request.app, error))))
             await reply.write_eof()
             whole = True
         except ConnectionError:

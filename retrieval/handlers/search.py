@@ -9,16 +9,23 @@ import msgspec
 from aiohttp import web
 
 from indexes import InvalidInput, NearlineError, TooLarge
-from retrieval.auth import PRINCIPAL
 from retrieval.cancellation import abandonable
 from retrieval.ceiling import AnswerBudget
 from retrieval.context import build_context, check_context, search_requests
 from retrieval.decoding import decode_part
 from retrieval.embedding.counting import TokenCounter
 from retrieval.encodings import Encoding, encoding
-from retrieval.errors import body_of, without_folders
-from retrieval.handlers.wire import answer, answer_from, body, collection_of, json_answer, timing_headers
-from retrieval.keys import CONFIG, EMBEDDERS, FOLDERS, HELD, METRICS, PIPELINE, QUERY_LOG
+from retrieval.errors import body_of
+from retrieval.handlers.wire import (
+    answer,
+    answer_from,
+    body,
+    collection_of,
+    in_callers_words,
+    json_answer,
+    timing_headers,
+)
+from retrieval.keys import CONFIG, EMBEDDERS, HELD, METRICS, PIPELINE, QUERY_LOG
 from retrieval.schemas import (
     ContextAnswer,
     ContextRequest,
@@ -82,9 +89,7 @@ async def search_batch(request: web.Request) -> web.Response:
         try:
             found = await find(search)
         except NearlineError as error:
-            folders = request.app[FOLDERS]
-            error.message = PRINCIPAL.get().in_own_words(without_folders(error.message, folders))
-            return msgspec.Raw(msgspec.json.encode(body_of(error)))
+            return msgspec.Raw(msgspec.json.encode(body_of(in_callers_words(request.app, error))))
         request.app[METRICS].search(found)
         request.app[QUERY_LOG].note(collection, search)
         return msgspec.Raw(await encoded(found, budget))  # now: its parts take several times as much memory

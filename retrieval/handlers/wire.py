@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 import msgspec
 from aiohttp import web
 
-from indexes import Collection, InvalidInput, NotFound, ScrolledDocument, scrolling
+from indexes import Collection, InvalidInput, NearlineError, NotFound, ScrolledDocument, scrolling
 from retrieval.auth import PRINCIPAL
 from retrieval.collection_schemas import CollectionBody, RankingBody, RequestLimits
 from retrieval.decoding import decode
-from retrieval.errors import MalformedRequest
-from retrieval.keys import CATALOG, CONFIG, EMBEDDERS, HELD, TASKS
+from retrieval.errors import MalformedRequest, without_folders
+from retrieval.keys import CATALOG, CONFIG, EMBEDDERS, FOLDERS, HELD, TASKS
 
 T = TypeVar("T")
 
@@ -38,6 +38,12 @@ async def form(request: web.Request) -> Mapping[str, Any]:
         return await request.post()
     except (ValueError, LookupError, RuntimeError) as error:  # of its boundary, a charset, an encoding
         raise MalformedRequest(f"the body is not a valid form: {error}") from None
+
+
+def in_callers_words(app: web.Application, error: NearlineError) -> NearlineError:
+    """With names as the caller knows them, and no folders: where files lie is for the log."""
+    error.message = PRINCIPAL.get().in_own_words(without_folders(error.message, app[FOLDERS]))
+    return error
 
 
 def answer(value: object, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
