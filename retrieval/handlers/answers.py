@@ -16,7 +16,7 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
-from indexes import Collection, InvalidInput, NearlineError, NotFound, TooLarge
+from indexes import Collection, InvalidInput, NearlineError, TooLarge
 from retrieval.answer_schemas import AnswerPiece, AnswerRequest
 from retrieval.answering import Asking
 from retrieval.browsers import let_page_read
@@ -111,11 +111,9 @@ def check(wanted: AnswerRequest, request: web.Request) -> None:
 
 def passages_of(collection: Collection, citations: Sequence[Citation]) -> dict[int, tuple[str, str]]:
     """The text of each passage and its language, by number, as the log has it now. For a thread."""
-    found: dict[int, tuple[str, str]] = {}
-    for one in citations:
-        try:
-            document = collection.document(one.document_id)
-        except NotFound:  # deleted since
-            continue
-        found[one.number] = document.text[one.start : one.end], document.language
-    return found
+    documents = {name: collection.log.document(name) for name in {one.document_id for one in citations}}
+    return {
+        one.number: (document.text[one.start : one.end], document.language)
+        for one in citations
+        if (document := documents[one.document_id]) is not None  # deleted since
+    }

@@ -42,7 +42,8 @@ async def form(request: web.Request) -> Mapping[str, Any]:
 
 def in_callers_words(app: web.Application, error: NearlineError) -> NearlineError:
     """With names as the caller knows them, and no folders: where files lie is for the log."""
-    error.message = PRINCIPAL.get().in_own_words(without_folders(error.message, app[FOLDERS]))
+    folders = app[FOLDERS]
+    error.message = PRINCIPAL.get().in_own_words(without_folders(error.message, folders))
     return error
 
 
