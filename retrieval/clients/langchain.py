@@ -187,6 +187,17 @@ class NearlineVectorStore(VectorStore):
         hits = await self._store.awaited(found, self._by_vector(embedding, k, search))
         return [passage(hit) for hit in hits]
 
+    def max_marginal_relevance_search(
+        self, query: str, k: int = K, fetch_k: int = 0, lambda_mult: float = 0.5, **search: Any
+    ) -> list[Document]:
+        """Passages that differ. The service chooses among its first 128 candidates, whatever `fetch_k` says."""
+        return [passage(hit) for hit in self._hits(query, k, {"mmr": lambda_mult, **search})]
+
+    async def amax_marginal_relevance_search(
+        self, query: str, k: int = K, fetch_k: int = 0, lambda_mult: float = 0.5, **search: Any
+    ) -> list[Document]:
+        return [passage(hit) for hit in await self._ahits(query, k, {"mmr": lambda_mult, **search})]
+
     def _similarity_search_with_relevance_scores(
         self, query: str, k: int = K, **search: Any
     ) -> list[tuple[Document, float]]:

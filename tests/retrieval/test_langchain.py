@@ -109,6 +109,20 @@ def test_options_hold_for_all_searches_or_one(client: Client, filled: NearlineVe
         words.similarity_search("socks", depth=3)
 
 
+def test_hits_that_differ(filled: NearlineVectorStore) -> None:
+    """A copy of what is found already waits for what is new, also through a retriever."""
+    filled.add_texts([CARE[0].page_content], ids=["copy"])
+    question = "when do I get my money back"
+    assert {one.id for one in filled.similarity_search(question, k=2)} == {"refunds", "copy"}
+    by_mmr = filled.as_retriever(search_type="mmr", search_kwargs={"k": 2, "lambda_mult": 0.1})
+    for found in (
+        filled.max_marginal_relevance_search(question, k=2, lambda_mult=0.1),
+        by_mmr.invoke(question),
+        asyncio.run(by_mmr.ainvoke(question)),
+    ):
+        assert len({one.id for one in found} & {"refunds", "copy"}) == 1
+
+
 def test_scores(filled: NearlineVectorStore) -> None:
     """Scores order; relevance is from 0 to 1 and can have a threshold; documents by vector come by meaning."""
     scored = filled.similarity_search_with_score("lost parcel", k=3)
