@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from retrieval.dialects.tei import health
 from retrieval.embedders import Embedders
 from retrieval.embedding.results import Observer
-from retrieval.keys import CONFIG, EMBEDDERS, READY
+from retrieval.keys import CONFIG, EMBEDDERS, FOLDERS, READY
 from retrieval.middlewares import errors_as_json
 from retrieval.settings import Config, Models
 from tests.support.http import Http
@@ -189,6 +189,7 @@ def test_health_opens_nothing(model_folder: Path) -> None:
             models=Models(folder=str(model_folder.parent), default=model_folder.name, threads=1)
         )
         app[READY] = {"ready": True}
+        app[FOLDERS] = ()
         app[EMBEDDERS] = embedders = Embedders(app[CONFIG], lambda name: Observer())
         app.router.add_get("/health", health)
         async with TestClient(TestServer(app)) as client:
