@@ -28,6 +28,7 @@ from retrieval.keys import (
     GATES,
     HELD,
     KEYS,
+    LIMITER,
     LOADS,
     METRICS,
     READY,
@@ -128,10 +129,17 @@ async def known_callers(request: web.Request, handler: Handler) -> web.StreamRes
 
 @web.middleware
 async def authenticated(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Only who may; from here on `PRINCIPAL` says who it is. What is not in the table of routes needs a key too."""
+    """Only who may, and as much as its key allows; from here on `PRINCIPAL` says who it is. What is not in the table of
+    routes needs a key too."""
     needed = request.app[SCOPES].get(request.match_info.handler, "key")
-    PRINCIPAL.set(request.app[KEYS].admit(request.headers, needed))
-    return await handler(request)
+    caller = request.app[KEYS].admit(request.headers, needed)
+    PRINCIPAL.set(caller)
+    if caller.limits is None:
+        return await handler(request)
+    limiter = request.app[LIMITER]
+    with limiter.under_way(caller.key, caller.limits):
+        await limiter.take(caller.key, caller.limits)
+        return await handler(request)
 
 
 @web.middleware

@@ -20,6 +20,7 @@ from retrieval.handlers.wire import (
     answer,
     answer_from,
     body,
+    charge,
     collection_of,
     in_callers_words,
     json_answer,
@@ -72,6 +73,7 @@ async def search_batch(request: web.Request) -> web.Response:
 
     small = sum(map(len, wanted.searches)) <= INLINE_BYTES
     searches = decoded() if small else await asyncio.to_thread(decoded)
+    await charge(request.app, len(searches))
     slots = asyncio.Semaphore(CONCURRENT_SEARCHES)
 
     pipeline = request.app[PIPELINE]
@@ -123,7 +125,9 @@ async def context_of(request: web.Request, wanted: ContextRequest) -> ContextAns
         app[QUERY_LOG].note(collection, search)
         return found
 
-    searches = [asyncio.ensure_future(find(search)) for search in search_requests(wanted, config)]
+    wanted_searches = search_requests(wanted, config)
+    await charge(app, len(wanted_searches))
+    searches = [asyncio.ensure_future(find(search)) for search in wanted_searches]
     try:
         found = await asyncio.gather(*searches)
     finally:
