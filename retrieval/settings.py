@@ -122,6 +122,8 @@ class Search(Section, frozen=True, kw_only=True):
     k: Positive = 10
     mode: Literal["hybrid", "dense", "lexical"] = "hybrid"
     candidates: Positive = 100
+    strained_from: Count = 48
+    strained_candidates: Positive = 20
     fusion: Literal["rrf", "weighted"] = "weighted"
     rrf_k: Positive = 10
     weight_dense: Weight = 0.45
