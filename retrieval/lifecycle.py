@@ -40,6 +40,7 @@ from retrieval.keys import (
     FAILED,
     FEEDBACK,
     FOLDERS,
+    GATES,
     LIMITER,
     LLM,
     METRICS,
@@ -198,6 +199,7 @@ async def pipeline_ctx(app: web.Application) -> AsyncIterator[None]:
     app[METRICS].watch(partial(collectors.caches, results, app[EMBEDDERS].shared, near, far))
     app[CEILING].relief.append(near.clear)
     app[PIPELINE] = Pipeline(app[EMBEDDERS], results, config, app[RERANKER])
+    app[METRICS].watch(partial(collectors.load, app[GATES], app[LIMITER], app[PIPELINE]))
     # Every product of a search is small; BLAS would spread it over all cores and wait for each of them.
     with threadpool_limits(1, user_api="blas"):
         yield
@@ -207,6 +209,7 @@ async def pipeline_ctx(app: web.Application) -> AsyncIterator[None]:
 
 async def tasks_ctx(app: web.Application) -> AsyncIterator[None]:
     app[TASKS] = tasks = Tasks(app[METRICS].job_finished, app[FOLDERS], partial(logged_queries, app))
+    app[METRICS].watch(partial(collectors.jobs, tasks))
     after_s = app[CONFIG].index.erase_after_h * 3600
     watching = asyncio.create_task(tasks.keep_up(lambda: app[CATALOG].collections, after_s))
     yield

@@ -115,12 +115,14 @@ class Limiter:
         self._now = now
         self._meters: dict[str, Meter] = {}
         self._usage = self._written = read_usage(folder)
+        self.refused = {"second": 0, "day": 0, "at_once": 0}
 
     @contextmanager
     def under_way(self, key: str, limits: Limits) -> Iterator[None]:
         """For the time of one request. Raises RateLimited for one too many."""
         meter = self._meter(key)
         if limits.at_once is not None and meter.under_way >= limits.at_once:
+            self.refused["at_once"] += 1
             raise RateLimited(
                 f"this key has {meter.under_way} requests under way, and may have {limits.at_once} at one time",
                 retry_after_s=WAIT_S,
@@ -198,6 +200,7 @@ class Limiter:
         return self._usage
 
     def _beyond(self, limits: Limits, limit: str, wait_s: float) -> RateLimited:
+        self.refused[limit] += 1
         most = (
             f"{limits.per_day} requests a day"
             if limit == "day"

@@ -101,7 +101,7 @@ class Pipeline:
         self._results = results
         self._config = config
         self._scanner = Scanner()
-        self._under_way = 0
+        self.under_way = 0
         self._pool = ThreadPoolExecutor(
             config.search.threads, thread_name_prefix="search", initializer=search_with_one_thread
         )
@@ -154,14 +154,14 @@ class Pipeline:
         Hits that have no `budget`, by default that of one answer, are TooLarge.
         """
         budget = budget or AnswerBudget(self._config.limits.answer_bytes_max)
-        strained = 0 < self._config.search.strained_from <= self._under_way
+        strained = 0 < self._config.search.strained_from <= self.under_way
         watch, plan = Stopwatch(), self._planned(collection, request, strained=strained)
-        self._under_way += 1
+        self.under_way += 1
         try:
             async with self._in_time(plan, watch):
                 return await self._answer(name, collection, plan, watch, place, budget)
         finally:
-            self._under_way -= 1
+            self.under_way -= 1
 
     def _planned(self, collection: Collection, request: SearchRequest, *, strained: bool = False) -> Plan:
         settings, ranking = collection.settings, collection.ranking.current
