@@ -35,7 +35,7 @@ from retrieval.keys import (
     SCOPES,
     STOPPING,
 )
-from retrieval.request_log import CLIENT_LEFT, GIVEN_ID, REQUEST_ID, log_request, new_request_id
+from retrieval.request_log import CLIENT_LEFT, GIVEN_ID, LOG, REQUEST_ID, log_request, new_request_id
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +50,7 @@ async def observed(request: web.Request, handler: Handler) -> web.StreamResponse
     given = request.headers.get("X-Request-Id", "")
     request_id = given if GIVEN_ID.fullmatch(given) else new_request_id()
     REQUEST_ID.set(request_id)  # aiohttp gives every request a task, and so a context, of its own
+    request[LOG] = request.app[CONFIG].log
     started = time.perf_counter()
     try:
         answer = await handler(request)

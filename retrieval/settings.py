@@ -212,6 +212,8 @@ class Files(Section, frozen=True, kw_only=True):
 class Log(Section, frozen=True, kw_only=True):
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["text", "json"] = "text"
+    queries: bool = False
+    slow_ms: Annotated[float, Meta(ge=0)] = 1000.0
 
 
 class Config(Section, frozen=True, kw_only=True):

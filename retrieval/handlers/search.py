@@ -27,6 +27,7 @@ from retrieval.handlers.wire import (
     timing_headers,
 )
 from retrieval.keys import CONFIG, EMBEDDERS, HELD, METRICS, PIPELINE, QUERY_LOG
+from retrieval.request_log import note_queries
 from retrieval.schemas import (
     ContextAnswer,
     ContextRequest,
@@ -43,6 +44,7 @@ INLINE_BYTES = 1 << 18  # of searches and of hits, handled on the event loop: le
 
 async def search(request: web.Request) -> web.Response:
     wanted = await body(request, SearchRequest)
+    note_queries(request, [wanted.query])
     name, collection = collection_of(request)
     budget = budget_of(request)
     found = await request.app[PIPELINE].search(name, collection, wanted, budget=budget)
@@ -73,6 +75,7 @@ async def search_batch(request: web.Request) -> web.Response:
 
     small = sum(map(len, wanted.searches)) <= INLINE_BYTES
     searches = decoded() if small else await asyncio.to_thread(decoded)
+    note_queries(request, [search.query for search in searches])
     await charge(request.app, len(searches))
     slots = asyncio.Semaphore(CONCURRENT_SEARCHES)
 
@@ -126,6 +129,7 @@ async def context_of(request: web.Request, wanted: ContextRequest) -> ContextAns
         return found
 
     wanted_searches = search_requests(wanted, config)
+    note_queries(request, [search.query for search in wanted_searches])
     await charge(app, len(wanted_searches))
     searches = [asyncio.ensure_future(find(search)) for search in wanted_searches]
     try:
