@@ -28,6 +28,7 @@ from retrieval.middlewares import (
     within_grace,
 )
 from retrieval.routes import ROUTES, add_routes
+from retrieval.tracing import trace
 
 
 def create_app(config: Config, data: Path) -> web.Application:
@@ -78,6 +79,8 @@ def create_app(config: Config, data: Path) -> web.Application:
             lifecycle.ready_ctx,
         ]
     )
+    if config.tracing.enabled:
+        trace(app)
     add_routes(app)
     app[DOOR] = Door(
         app[GATES], app[METRICS], {one.path: one.load for one in ROUTES if one.load and one.method == "POST"}

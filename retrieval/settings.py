@@ -216,6 +216,10 @@ class Log(Section, frozen=True, kw_only=True):
     slow_ms: Annotated[float, Meta(ge=0)] = 1000.0
 
 
+class Tracing(Section, frozen=True, kw_only=True):
+    enabled: bool = False
+
+
 class Config(Section, frozen=True, kw_only=True):
     """All settings. `Config()` holds the defaults."""
 
@@ -238,3 +242,4 @@ class Config(Section, frozen=True, kw_only=True):
     feedback: Feedback = field(default_factory=Feedback)
     files: Files = field(default_factory=Files)
     log: Log = field(default_factory=Log)
+    tracing: Tracing = field(default_factory=Tracing)
