@@ -115,3 +115,4 @@ def test_the_service_has_recovered_when_a_window_is_as_fast_as_before() -> None:
     assert row["recovered after s"] == 0.5
     assert row["slower windows later"] == 1
     assert recovery(before, outcome((0.1, 1, 200)))["recovered after s"] is None
+    assert recovery(outcome((0.1, 1, 429)), after)["recovered after s"] is None
