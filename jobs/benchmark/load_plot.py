@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from matplotlib.figure import Figure  # the extra `report`
+import matplotlib as mpl  # the extra `report`
+from matplotlib.figure import Figure
 
 from jobs.benchmark.report import Report
 
@@ -24,4 +25,5 @@ def plot(report: Report, path: Path) -> None:
         axes.set_ylim(bottom=0)
         axes.grid(visible=True, alpha=0.3)
         axes.legend(loc="lower right", fontsize="small")
-    figure.savefig(path, format="svg")
+    with mpl.rc_context({"svg.fonttype": "none"}):  # text stays text
+        figure.savefig(path, format="svg")
