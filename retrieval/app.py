@@ -14,7 +14,8 @@ from retrieval.cancellation import Stopping
 from retrieval.ceiling import Ceiling
 from retrieval.config import Config
 from retrieval.door import DOOR, Door
-from retrieval.keys import CEILING, CONFIG, FOLDERS, GATES, KEYS, METRICS, READY, STOPPING
+from retrieval.keys import CEILING, CONFIG, FOLDERS, GATES, KEYS, LIMITER, METRICS, READY, STOPPING
+from retrieval.limits import Limiter
 from retrieval.metrics import Metrics
 from retrieval.middlewares import (
     admitted,
@@ -27,6 +28,7 @@ from retrieval.middlewares import (
     within_grace,
 )
 from retrieval.routes import ROUTES, add_routes
+from retrieval.tracing import trace
 
 
 def create_app(config: Config, data: Path) -> web.Application:
@@ -53,6 +55,7 @@ def create_app(config: Config, data: Path) -> web.Application:
     app[FOLDERS] = (*folders, *(folder.resolve() for folder in folders))
     app[METRICS] = Metrics()
     app[KEYS] = Keys(data, config.auth.groups_secret)
+    app[LIMITER] = Limiter(data)
     app[CEILING] = Ceiling(config.server.memory_bytes_max)
     app[GATES] = Gates(config.admission)
     app[READY] = {"ready": False}
@@ -76,6 +79,8 @@ def create_app(config: Config, data: Path) -> web.Application:
             lifecycle.ready_ctx,
         ]
     )
+    if config.tracing.enabled:
+        trace(app)
     add_routes(app)
     app[DOOR] = Door(
         app[GATES], app[METRICS], {one.path: one.load for one in ROUTES if one.load and one.method == "POST"}

@@ -122,6 +122,8 @@ class Search(Section, frozen=True, kw_only=True):
     k: Positive = 10
     mode: Literal["hybrid", "dense", "lexical"] = "hybrid"
     candidates: Positive = 100
+    strained_from: Count = 48
+    strained_candidates: Positive = 20
     fusion: Literal["rrf", "weighted"] = "weighted"
     rrf_k: Positive = 10
     weight_dense: Weight = 0.45
@@ -210,6 +212,12 @@ class Files(Section, frozen=True, kw_only=True):
 class Log(Section, frozen=True, kw_only=True):
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["text", "json"] = "text"
+    queries: bool = False
+    slow_ms: Annotated[float, Meta(ge=0)] = 1000.0
+
+
+class Tracing(Section, frozen=True, kw_only=True):
+    enabled: bool = False
 
 
 class Config(Section, frozen=True, kw_only=True):
@@ -234,3 +242,4 @@ class Config(Section, frozen=True, kw_only=True):
     feedback: Feedback = field(default_factory=Feedback)
     files: Files = field(default_factory=Files)
     log: Log = field(default_factory=Log)
+    tracing: Tracing = field(default_factory=Tracing)
