@@ -19,7 +19,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from jobs.cli import cli
+from jobs.cli import COMMANDS, cli
 from jobs.serving import CLOSING_S
 from retrieval.config import ignored_variables, load_config
 from retrieval.routes import ROUTES
@@ -28,11 +28,12 @@ from retrieval.settings import Config
 ROOT = Path(__file__).parents[2]
 KUBERNETES, SYSTEMD = ROOT / "configs" / "kubernetes", ROOT / "configs" / "systemd"
 CRONTAB = ROOT / "configs" / "schedules" / "crontab"
+GUIDE = (ROOT / "docs" / "deploy.md").read_text()
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
 # The oldest version of Kubernetes that its makers still mended when this was written, and the newest.
 VERSIONS = ["1.33", kubernetes_validate.latest_version()]
 CRON_FIELD = re.compile(r"\*|[0-9]+(-[0-9]+)?(,[0-9]+)*|\*/[0-9]+")
-OURS = {"/opt/nearline/.venv/bin/nearline", "nearline", "$NEARLINE"}
+OURS = {"/opt/nearline/.venv/bin/nearline", ".venv/bin/nearline", "nearline", "$NEARLINE"}
 ENDS = {"&&", "||", ">", "|", ";"}
 CONFIG = Config()
 
@@ -100,6 +101,16 @@ def commands() -> Iterator[tuple[str, list[str]]]:
             yield where, words
     for words in in_shell(COMPOSE["services"]["require-keys"]["command"][0]):
         yield "compose", words
+    yield from shown()
+
+
+def shown() -> Iterator[tuple[str, list[str]]]:
+    """Those of docs/deploy.md, also inside of containers."""
+    line = r"^ {4}(?:KEY=\$\()?((?:sudo|docker|kubectl|\.venv).+?)\)?$"
+    for script in re.findall(line, GUIDE, re.MULTILINE):
+        for words in in_shell(script):
+            if words and words[0] in COMMANDS:
+                yield "deploy.md", words
 
 
 def parsed(words: list[str]) -> click.Context:
@@ -386,3 +397,26 @@ def test_paths_of_systemd_and_cron_agree() -> None:
         if parsed(words).params.get("data")
     }
     assert folders == {f"{state}/nearline/data"}
+    backups = {str(parsed(words).params["target"].parent) for _, words in commands() if words[0] == "backup"}
+    assert backups == {"/var/backups/nearline", "/backups"}
+
+
+# --- the guide ------------------------------------------------------------------------------------------------------
+
+
+def test_the_guide_names_what_is_here() -> None:
+    """Its commands make keys in every way, its paths are those of the units, and its proxy has the service's limits."""
+    keys = [parsed(words).params["data"] for _, words in shown() if words[:2] == ["keys", "create"]]
+    assert {str(folder) for folder in keys} == {"/var/lib/nearline/data", "/data", "/data/nearline"}
+    for path in re.findall(r"`?(configs/[a-z/.]+[a-z])`?", GUIDE):
+        assert (ROOT / path).exists(), path
+    for unit in re.findall(r"nearline-[a-z]+\.timer", GUIDE):
+        assert (SYSTEMD / unit).is_file(), unit
+    (megabytes,) = re.findall(r"client_max_body_size +(\d+)m;", GUIDE)
+    assert int(megabytes) << 20 == CONFIG.server.body_bytes_max
+    (seconds,) = re.findall(r"proxy_read_timeout +(\d+)s;", GUIDE)
+    assert int(seconds) > CONFIG.llm.timeout_s
+    assert f"proxy-body-size: {megabytes}m" in GUIDE
+    for folder in ("/var/backups/nearline", "/etc/nearline/jobs.env", "/etc/nearline/nearline.toml"):
+        assert folder in GUIDE
+        assert any(folder in unit.read_text() for unit in SYSTEMD.glob("*.service"))
