@@ -320,13 +320,21 @@ def test_compose_services_are_confined(name: str) -> None:
     assert one["security_opt"] == ["no-new-privileges:true"]
     assert one["mem_limit"]
     assert all(port.startswith("127.0.0.1:") for port in one.get("ports", []))
-    for declared, used in (("networks", "networks"), ("volumes", "volumes"), ("secrets", "secrets")):
-        named = {
-            str(entry).partition(":")[0]
-            for entry in one.get(used, [])
-            if not str(entry).startswith((".", "/"))
-        }
-        assert named <= set(COMPOSE[declared])
+    for kind in ("networks", "volumes", "secrets", "configs"):
+        for entry in one.get(kind, []):
+            name, _, _ = (entry["source"] if isinstance(entry, dict) else entry).partition(":")
+            if name.startswith("./"):
+                assert (ROOT / name).exists(), name
+            else:
+                assert name in COMPOSE[kind]
+
+
+def test_prometheus_finds_the_key() -> None:
+    """Where compose.yaml puts it is where prometheus.yml looks for it, and it scrapes a name that Nearline answers to."""
+    (scrape,) = yaml.safe_load((ROOT / "configs" / "prometheus" / "prometheus.yml").read_text())["scrape_configs"]
+    (secret,) = COMPOSE["services"]["prometheus"]["secrets"]
+    assert scrape["authorization"]["credentials_file"] == secret["target"]
+    assert scrape["static_configs"] == [{"targets": [f"nearline:{CONFIG.server.port}"]}]
 
 
 def test_compose_has_no_secrets() -> None:
