@@ -20,10 +20,11 @@ import pytest
 import yaml
 
 from jobs.cli import COMMANDS, cli
-from jobs.serving import CLOSING_S
+from jobs.serving import CLOSING_S, require_private
+from retrieval.auth import Keys
 from retrieval.config import ignored_variables, load_config
 from retrieval.routes import ROUTES
-from retrieval.settings import Config
+from retrieval.settings import Config, Server
 
 ROOT = Path(__file__).parents[2]
 KUBERNETES, SYSTEMD = ROOT / "configs" / "kubernetes", ROOT / "configs" / "systemd"
@@ -139,6 +140,34 @@ def test_every_way_has_the_same_schedules() -> None:
     for group in ("service", ","):
         words = sorted(words[0] for where, words in found if group in where)
         assert words == sorted([*schedules, "keys", "serve"])
+
+
+FIRST_STARTS = {
+    "systemd": (lines_of(SYSTEMD / "nearline.service", "ExecStartPre")[0], "%S/nearline/data"),
+    "compose": (COMPOSE["services"]["require-keys"]["command"][0], "/data"),
+    "kubernetes": (service()["initContainers"][0]["command"][2], "/data/nearline"),
+}
+
+
+@pytest.mark.parametrize("way", FIRST_STARTS)
+def test_the_first_start_requires_keys(way: str, tmp_path: Path) -> None:
+    """It makes a key that nobody saw and that ends at once, one time only; what listens for others then needs one."""
+    script, data = FIRST_STARTS[way]
+    script = shlex.split(script)[2] if way == "systemd" else script
+    assert script.startswith(f"test -f {data}/keys.json ||")
+    script = script.replace("/opt/nearline/.venv/bin/nearline ", "nearline ")
+    script = script.replace(data, str(tmp_path / "data")).replace(
+        "nearline keys", f"{sys.executable} -m jobs.cli keys"
+    )
+    for _ in range(2):
+        ended = subprocess.run(["sh", "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+        assert ended.stdout == ""
+    keys = Keys(tmp_path / "data")
+    (key,) = keys.all()
+    assert key.scopes == ["metrics"]
+    assert key.expires_ms is not None
+    assert key.expires_ms - key.created_ms < 10_000
+    require_private(Config(server=Server(host="0.0.0.0")).server, keys=keys.required)
 
 
 # --- Kubernetes ---------------------------------------------------------------------------------------------------
@@ -330,8 +359,10 @@ def test_compose_services_are_confined(name: str) -> None:
 
 
 def test_prometheus_finds_the_key() -> None:
-    """Where compose.yaml puts it is where prometheus.yml looks for it, and it scrapes a name that Nearline answers to."""
-    (scrape,) = yaml.safe_load((ROOT / "configs" / "prometheus" / "prometheus.yml").read_text())["scrape_configs"]
+    """compose.yaml puts it where prometheus.yml looks, which scrapes a name that Nearline answers to."""
+    (scrape,) = yaml.safe_load((ROOT / "configs" / "prometheus" / "prometheus.yml").read_text())[
+        "scrape_configs"
+    ]
     (secret,) = COMPOSE["services"]["prometheus"]["secrets"]
     assert scrape["authorization"]["credentials_file"] == secret["target"]
     assert scrape["static_configs"] == [{"targets": [f"nearline:{CONFIG.server.port}"]}]
