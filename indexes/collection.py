@@ -67,9 +67,9 @@ class Collection:
 
     def __init__(self, folder: Path, options: IndexOptions) -> None:
         self.options, self.folder, self.name = options, folder, folder.name  # its own name, not an alias
-        self.log = Log(folder / "log.db")
-        most, rest = options.commit_ops_max, self.log.rest
-        self._writer = Writer(folder.name, self._commit, operations_max=most, on_idle=rest)
+        self.log = Log(folder / "log.db", options.now_ms)
+        most = options.commit_ops_max
+        self._writer = Writer(folder.name, self._commit, operations_max=most, on_idle=self.log.rest)
         try:
             self.settings = self.log.settings
             self.uid = self.log.uid
@@ -139,8 +139,8 @@ class Collection:
 
     @property
     def snapshot(self) -> Snapshot:
-        """The latest snapshot; a new search reads this one."""
-        return self._snapshot
+        """The latest snapshot without what has expired; a new search reads this one."""
+        return self._snapshot.unexpired(self.options.now_ms)
 
     def moved_since(self, snapshot: Snapshot) -> bool:
         """Whether a log read, or the writer's counters, may reflect a later commit than the snapshot does."""
@@ -163,7 +163,7 @@ class Collection:
 
         Scans every live vector once for all queries: for evaluation, not serving. `go_on` is called between blocks.
         """
-        allowed = None if condition is None else self.snapshot.matching(condition)
+        allowed = self.snapshot.allowed(condition)
         return nearest(self.log.vectors(0, self.log.position().last_passage), queries, k, allowed, go_on)
 
     def info(self) -> CollectionInfo:

@@ -71,6 +71,7 @@ def create_app(config: Config, data: Path) -> web.Application:
             lifecycle.uploads_ctx,
             lifecycle.pipeline_ctx,
             lifecycle.tasks_ctx,
+            lifecycle.expiry_ctx,
             lifecycle.loop_lag_ctx,
             lifecycle.memory_ctx,
             lifecycle.ready_ctx,

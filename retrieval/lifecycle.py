@@ -30,6 +30,7 @@ from retrieval import collectors
 from retrieval.cache import MemoryStore, ResultCache, SharedVectors, Store
 from retrieval.config import Config
 from retrieval.embedders import Embedders, runs_of
+from retrieval.expiring import keep_deleting
 from retrieval.feedback import Feedback
 from retrieval.keys import (
     CATALOG,
@@ -203,6 +204,13 @@ async def tasks_ctx(app: web.Application) -> AsyncIterator[None]:
     yield
     watching.cancel()
     await tasks.close()
+
+
+async def expiry_ctx(app: web.Application) -> AsyncIterator[None]:
+    every_s = app[CONFIG].index.expire_every_s
+    deleting = asyncio.create_task(keep_deleting(lambda: app[CATALOG].collections, every_s))
+    yield
+    deleting.cancel()
 
 
 async def logged_queries(app: web.Application, collection: Collection) -> Floats | None:

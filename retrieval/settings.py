@@ -115,6 +115,7 @@ class Index(Section, frozen=True, kw_only=True):
     generations_kept: Positive = 2
     commit_ops_max: Positive = 512
     erase_after_h: Duration = 24.0
+    expire_every_s: Duration = 30.0
     resident_bytes: Count = 0
 
 
