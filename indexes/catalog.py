@@ -12,6 +12,7 @@ import logging
 import re
 import shutil
 import threading
+import time
 import uuid
 from pathlib import Path
 
@@ -32,7 +33,7 @@ from indexes.errors import (
     NotReady,
     Quarantined,
 )
-from indexes.model import IndexOptions, Settings
+from indexes.model import IndexOptions, Progress, Settings
 
 logger = logging.getLogger(__name__)
 
@@ -59,8 +60,11 @@ class Catalog:
     and files, can be deleted, and raises Quarantined for everything else. The others keep serving.
     """
 
-    def __init__(self, folder: Path, options: IndexOptions) -> None:
-        """Open the folder, initializing it if it is missing or empty.
+    def __init__(
+        self, folder: Path, options: IndexOptions, progress: Progress = lambda name, done, total: None
+    ) -> None:
+        """Open the folder, initializing it if it is missing or empty. `progress` is told each collection before it is
+        opened, and the end; it may raise to end the opening.
 
         Raises NotADataDirectory for a folder with other contents, NewerFormat if it or a collection's log is from a
         newer version, Locked if another process serves it, Damaged for an unreadable marker, and DiskFull or
@@ -78,16 +82,25 @@ class Catalog:
             self._aliases = settle(folder)
             for leftover in (*folder.glob(".removed-*"), *folder.glob(f"{DRAFT_PREFIX}*")):
                 shutil.rmtree(leftover, ignore_errors=True)
-            for path in sorted(folder.iterdir()):
-                if NAME.fullmatch(path.name) and (path / "log.db").is_file():
-                    self._open(path)
+            found = [path for path in sorted(folder.iterdir()) if NAME.fullmatch(path.name)]
+            found = [path for path in found if (path / "log.db").is_file()]
+            for done, path in enumerate(found):
+                progress(path.name, done, len(found))
+                self._open(path)
+            progress("", len(found), len(found))
         except BaseException:
             self.close()
             raise
 
     def _open(self, path: Path) -> None:
+        started = time.perf_counter()
         try:
-            self._collections[path.name] = Collection(path, self._options)
+            self._collections[path.name] = collection = Collection(path, self._options)
+            seconds, held = time.perf_counter() - started, collection.snapshot
+            size = sum(visible.part.bytes for visible in held.parts)
+            logger.info(
+                "opened %s in %.2f s: %d passages, %d bytes in memory", path.name, seconds, held.live, size
+            )
         except (DiskFull, NewerFormat):
             raise
         except Exception as error:

@@ -192,7 +192,7 @@ class ColdPolicy:
 class IndexOptions:
     """How a process runs its collections. Sizes in passages unless the name says otherwise; `resident` bounds how much
     of their files all collections together copy into memory. `now_ms`, in milliseconds since 1970, decides what has
-    expired."""
+    expired. `read` is told how many more passages were read back from the log, and may raise to end that."""
 
     delta_passages_max: int = 4096
     segments_max: int = 8
@@ -207,6 +207,7 @@ class IndexOptions:
     resident: Budget = NOTHING
     cold: ColdPolicy = ColdPolicy()
     now_ms: Callable[[], int] = now_ms
+    read: Callable[[int], None] = lambda passages: None
 
     @property
     def floor(self) -> float:

@@ -1,5 +1,7 @@
 """Runs the service in this process until SIGTERM or SIGINT, then shuts down gracefully: fail readiness, drain, close.
 
+It listens before it opens anything: until it is ready it says how far it is, and a signal ends it at once.
+
 Requests not finished within `server.shutdown_grace_s` get a 503 (`retrieval/cancellation.py`). A storage failure shuts
 down the same way with exit code 1: only a new process can tell what is on disk.
 """
@@ -17,6 +19,7 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from aiohttp import web
@@ -24,12 +27,13 @@ from aiohttp import web
 from indexes.courtesy import keep_turns_short
 from indexes.durable import keep_private
 from indexes.errors import Conflict, InvalidInput
-from jobs.connections import AcceptErrors, Connections
+from jobs.connections import AcceptErrors, Connection, Connections
 from retrieval.app import create_app
 from retrieval.auth import Keys
 from retrieval.browsers import is_address
 from retrieval.config import Config
 from retrieval.door import DOOR
+from retrieval.handlers.system import starting_server
 from retrieval.keys import CEILING, FAILED, READY, STOPPING
 from retrieval.settings import Server
 
@@ -97,10 +101,25 @@ async def serve(config: Config, data: Path) -> bool:
     stop = asyncio.Event()
     for one in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(one, stop.set)
-    await runner.setup()
+    server = starting_server(app)
+    listening = await listen(lambda: connections.accept(server), config.server)
+    logger.info("starting on %s", url_of(listening))
+    watch = loop.create_task(connections.watch())
     try:
-        listening = await listen(runner, connections)
-        watch = loop.create_task(connections.watch())
+        setup = loop.create_task(runner.setup())
+        stopped = loop.create_task(stop.wait())
+        await asyncio.wait([setup, stopped], return_when=asyncio.FIRST_COMPLETED)
+        if not setup.done():
+            logger.info("stopping before the start is complete")
+            leave_within(CLOSING_S)
+            listening.close()
+            setup.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await setup
+            return True
+        await setup  # raises what opening raised
+        assert runner.server is not None
+        server = runner.server
         keep_turns_short()
         print(f"{READY_LINE}{url_of(listening)}", flush=True)  # noqa: T201 - parent processes wait for this line
         ends = [loop.create_task(event.wait()) for event in (stop, app[FAILED])]
@@ -112,8 +131,9 @@ async def serve(config: Config, data: Path) -> bool:
         await asyncio.sleep(DRAIN_S)
         listening.close()
     finally:
+        listening.close()
         await runner.cleanup()
-    watch.cancel()
+        watch.cancel()
     return not app[FAILED].is_set()
 
 
@@ -126,13 +146,11 @@ def leave_within(seconds: float) -> None:
     faulthandler.dump_traceback_later(seconds, exit=True)
 
 
-async def listen(runner: web.AppRunner, connections: Connections) -> asyncio.Server:
+async def listen(accept: Callable[[], Connection], settings: Server) -> asyncio.Server:
     """Accept connections; aiohttp's sites cannot use our protocol class. Raises Conflict for a port in use."""
-    server, settings = runner.server, connections.settings
-    assert server is not None, "the runner is set up"
     try:
         return await asyncio.get_running_loop().create_server(
-            lambda: connections.accept(server), settings.host, settings.port, backlog=BACKLOG
+            accept, settings.host, settings.port, backlog=BACKLOG
         )
     except OSError as error:
         if error.errno != errno.EADDRINUSE:

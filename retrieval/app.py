@@ -14,7 +14,7 @@ from retrieval.cancellation import Stopping
 from retrieval.ceiling import Ceiling
 from retrieval.config import Config
 from retrieval.door import DOOR, Door
-from retrieval.keys import CEILING, CONFIG, FOLDERS, GATES, KEYS, METRICS, READY, STOPPING
+from retrieval.keys import CEILING, CONFIG, FOLDERS, GATES, KEYS, METRICS, READY, START, STOPPING
 from retrieval.metrics import Metrics
 from retrieval.middlewares import (
     admitted,
@@ -27,6 +27,7 @@ from retrieval.middlewares import (
     within_grace,
 )
 from retrieval.routes import ROUTES, add_routes
+from retrieval.starting import Start
 
 
 def create_app(config: Config, data: Path) -> web.Application:
@@ -56,6 +57,7 @@ def create_app(config: Config, data: Path) -> web.Application:
     app[CEILING] = Ceiling(config.server.memory_bytes_max)
     app[GATES] = Gates(config.admission)
     app[READY] = {"ready": False}
+    app[START] = Start()
     app[STOPPING] = Stopping()
     # Closed in the reverse order: first no more jobs, then no more searches, then the models and the
     # cache that services share, last the log.

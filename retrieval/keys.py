@@ -23,6 +23,7 @@ from retrieval.metrics import Metrics
 from retrieval.pipeline import Pipeline
 from retrieval.query_log import QueryLog
 from retrieval.reranking import Reranker
+from retrieval.starting import Start
 from retrieval.tasks import Tasks
 from retrieval.uploads import Uploads
 
@@ -47,5 +48,6 @@ UPLOADS = web.AppKey("UPLOADS", Uploads)
 TASKS = web.AppKey("TASKS", Tasks)
 API = web.AppKey("API", dict[str, Any])
 READY = web.AppKey("READY", dict[str, bool])
+START = web.AppKey("START", Start)
 STOPPING = web.AppKey("STOPPING", Stopping)
 FAILED = web.AppKey("FAILED", asyncio.Event)  # set when the storage has failed and the service has to leave

@@ -7,6 +7,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -47,6 +48,7 @@ from retrieval.keys import (
     READY,
     RERANKER,
     SHARED,
+    START,
     TASKS,
     UPLOADS,
 )
@@ -54,6 +56,8 @@ from retrieval.llm import LanguageModel
 from retrieval.pipeline import Pipeline
 from retrieval.query_log import QueryLog
 from retrieval.reranking import Reranker
+from retrieval.schemas import SearchRequest
+from retrieval.starting import StartBody
 from retrieval.tasks import Tasks
 from retrieval.uploads import Uploads
 
@@ -75,9 +79,9 @@ def catalog_ctx(data: Path) -> Context:
         app[FAILED] = asyncio.Event()
         forget = failures.listen(leave_on_failure(app, asyncio.get_running_loop()))
         try:
-            app[CATALOG] = await asyncio.to_thread(
-                Catalog, data, options_of(app[CONFIG], app[CEILING].bytes_max)
-            )
+            start, options = app[START], options_of(app[CONFIG], app[CEILING].bytes_max)
+            options = replace(options, read=start.read)
+            app[CATALOG] = await start.on_thread(Catalog, data, options, start.collection)
             app[METRICS].watch(partial(collectors.collections, app[CATALOG]))
             yield
             await asyncio.to_thread(app[CATALOG].close)
@@ -118,11 +122,14 @@ async def embedders_ctx(app: web.Application) -> AsyncIterator[None]:
     app[METRICS].watch(partial(collectors.query_vectors, embedders.cache))
     app[METRICS].watch(partial(collectors.models, embedders))
     app[CEILING].relief.append(embedders.cache.clear)
+    models = {one.settings.model for one in app[CATALOG].collections.values()} | {app[CONFIG].models.default}
+    app[START].at = StartBody("models", 0, len(models), app[CONFIG].models.default)
     try:
         await embedders.get(app[CONFIG].models.default)
     except NearlineError as error:
         logger.warning("the default model is not available: %s", error.message)
     for name, collection in app[CATALOG].collections.items():
+        app[START].at = StartBody("models", len(embedders.names()), len(models), collection.settings.model)
         try:
             await embedders.of(collection)
         except NearlineError as error:
@@ -258,6 +265,14 @@ async def memory_ctx(app: web.Application) -> AsyncIterator[None]:
 
 
 async def ready_ctx(app: web.Application) -> AsyncIterator[None]:
+    """Ready is a service that has answered a search of each collection."""
+    collections = app[CATALOG].collections
+    for done, (name, collection) in enumerate(collections.items()):
+        app[START].at = StartBody("searches", done, len(collections), name)
+        try:
+            await app[PIPELINE].search(name, collection, SearchRequest(query="ready", k=1, cache=False))
+        except NearlineError as error:
+            logger.warning("collection %s cannot answer a search of words: %s", name, error.message)
     app[READY]["ready"] = True
     if refusing := app[CEILING].refusing():
         logger.warning(

@@ -28,6 +28,8 @@ from indexes.parts.snapshot import Snapshot
 from indexes.parts.visible import Visible
 from indexes.residency import Files
 
+READ_TOLD = 256  # passages
+
 MERGE_AT = 3  # adjacent segments
 MERGED_DELTAS_MAX = 16  # per merged segment: larger ones are slow to merge and to scan
 
@@ -216,7 +218,9 @@ class Assembly:
         """Deltas built from these log entries, in ascending order. Safe from any thread."""
         views: list[DeltaView] = []
         delta = self._new_delta()
-        for entry in entries:
+        for count, entry in enumerate(entries, 1):
+            if count % READ_TOLD == 0:
+                self._options.read(READ_TOLD)
             if delta.full:
                 views.append(delta.view())
                 delta = self._new_delta()
