@@ -26,15 +26,16 @@ from aiohttp import web
 
 from indexes.courtesy import keep_turns_short
 from indexes.durable import keep_private
-from indexes.errors import Conflict, InvalidInput
+from indexes.errors import Conflict, InvalidInput, NearlineError
 from jobs.connections import AcceptErrors, Connection, Connections
+from jobs.log_lines import set_up_logging
 from retrieval.app import create_app
 from retrieval.auth import Keys
 from retrieval.browsers import is_address
-from retrieval.config import Config
+from retrieval.config import Config, take_over
 from retrieval.door import DOOR
 from retrieval.handlers.system import starting_server
-from retrieval.keys import CEILING, FAILED, READY, STOPPING
+from retrieval.keys import CEILING, CONFIG, FAILED, READY, RELOADED, STOPPING
 from retrieval.settings import Server
 
 logger = logging.getLogger(__name__)
@@ -48,14 +49,16 @@ LAST_ANSWERS_S = 1.0  # after the grace period, to send the 503s
 CLOSING_S = 4.5  # after the grace period, until a forced exit
 
 
-def run(config: Config, data: Path) -> None:
-    """Blocks until the service has shut down. Raises InvalidInput for an address reachable from other machines unless
+def run(config: Config, data: Path, reread: Callable[[], Config]) -> None:
+    """Blocks until the service has shut down. SIGHUP takes over what `reread` returns.
+
+    Raises InvalidInput for an address reachable from other machines unless
     the settings allow it, whatever opening the data directory raises, and SystemExit as above."""
     require_private(config.server, keys=Keys(data).required)
     keep_private()
     share_heaps()
     allow_all_descriptors()
-    if not asyncio.run(serve(config, data)):
+    if not asyncio.run(serve(config, data, reread)):
         sys.exit(1)
 
 
@@ -90,7 +93,7 @@ def allow_all_descriptors() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-async def serve(config: Config, data: Path) -> bool:
+async def serve(config: Config, data: Path, reread: Callable[[], Config]) -> bool:
     """Serve until told to stop. Returns False if storage failed instead."""
     app = create_app(config, data)
     grace_s = config.server.shutdown_grace_s
@@ -101,6 +104,7 @@ async def serve(config: Config, data: Path) -> bool:
     stop = asyncio.Event()
     for one in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(one, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, reload, app, reread)
     server = starting_server(app)
     listening = await listen(lambda: connections.accept(server), config.server)
     logger.info("starting on %s", url_of(listening))
@@ -135,6 +139,22 @@ async def serve(config: Config, data: Path) -> bool:
         await runner.cleanup()
         watch.cancel()
     return not app[FAILED].is_set()
+
+
+def reload(app: web.Application, reread: Callable[[], Config]) -> None:
+    """Take over all of a configuration that can change while the service runs; none of one that is in error."""
+    config = app[CONFIG]
+    try:
+        changed, waiting = take_over(config, reread())
+    except (NearlineError, OSError) as error:
+        logger.error("the configuration is in error, the old one stays: %s", error)
+        return
+    for follow in app[RELOADED]:
+        follow()
+    set_up_logging(config.log)
+    logger.info("the configuration was read again; changed: %s", ", ".join(changed) or "nothing")
+    if waiting:
+        logger.warning("these settings differ and need a restart: %s", ", ".join(waiting))
 
 
 def leave_within(seconds: float) -> None:

@@ -14,7 +14,7 @@ from retrieval.cancellation import Stopping
 from retrieval.ceiling import Ceiling
 from retrieval.config import Config
 from retrieval.door import DOOR, Door
-from retrieval.keys import CEILING, CONFIG, FOLDERS, GATES, KEYS, METRICS, READY, START, STOPPING
+from retrieval.keys import CEILING, CONFIG, FOLDERS, GATES, KEYS, METRICS, READY, RELOADED, START, STOPPING
 from retrieval.metrics import Metrics
 from retrieval.middlewares import (
     admitted,
@@ -56,6 +56,7 @@ def create_app(config: Config, data: Path) -> web.Application:
     app[KEYS] = Keys(data, config.auth.groups_secret)
     app[CEILING] = Ceiling(config.server.memory_bytes_max)
     app[GATES] = Gates(config.admission)
+    app[RELOADED] = [lambda: app[GATES].reload(config.admission)]
     app[READY] = {"ready": False}
     app[START] = Start()
     app[STOPPING] = Stopping()

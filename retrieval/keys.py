@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ UPLOADS = web.AppKey("UPLOADS", Uploads)
 TASKS = web.AppKey("TASKS", Tasks)
 API = web.AppKey("API", dict[str, Any])
 READY = web.AppKey("READY", dict[str, bool])
+RELOADED = web.AppKey[list[Callable[[], None]]]("RELOADED")  # what to do when CONFIG has changed
 START = web.AppKey("START", Start)
 STOPPING = web.AppKey("STOPPING", Stopping)
 FAILED = web.AppKey("FAILED", asyncio.Event)  # set when the storage has failed and the service has to leave

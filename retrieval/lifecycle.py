@@ -46,6 +46,7 @@ from retrieval.keys import (
     PIPELINE,
     QUERY_LOG,
     READY,
+    RELOADED,
     RERANKER,
     SHARED,
     START,
@@ -196,6 +197,13 @@ async def pipeline_ctx(app: web.Application) -> AsyncIterator[None]:
     results = ResultCache(near, far, ttl_s=ttl_s(config), now=time.time)
     app[METRICS].watch(partial(collectors.caches, results, app[EMBEDDERS].shared, near, far))
     app[CEILING].relief.append(near.clear)
+
+    def reloaded() -> None:
+        results.ttl_s = ttl_s(config)
+        if (vectors := app[EMBEDDERS].shared) is not None:
+            vectors.ttl_s = ttl_s(config)
+
+    app[RELOADED].append(reloaded)
     app[PIPELINE] = Pipeline(app[EMBEDDERS], results, config, app[RERANKER])
     # Every product of a search is small; BLAS would spread it over all cores and wait for each of them.
     with threadpool_limits(1, user_api="blas"):
