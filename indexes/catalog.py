@@ -32,8 +32,10 @@ from indexes.errors import (
     NotFound,
     NotReady,
     Quarantined,
+    Unavailable,
 )
 from indexes.model import IndexOptions, Progress, Settings
+from indexes.rebuild.foretelling import require_empty_room
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +59,8 @@ class Catalog:
     """An open data directory with all its collections. Thread-safe. Call `close`.
 
     A collection that cannot be opened, or whose log turns out to be damaged later, is quarantined: it keeps its name
-    and files, can be deleted, and raises Quarantined for everything else. The others keep serving.
+    and files, can be deleted, and raises Quarantined for everything else. So does one that is foretold to need more
+    memory than there is. The others keep serving.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class Catalog:
         self._change = threading.Lock()
         self._collections: dict[str, Collection] = {}
         self._unopened: dict[str, str] = {}
+        self._sound_files: set[str] = set()  # of them, those that only had no room
         self._renaming: tuple[str, str] | None = None
         prepare(folder)
         self._lock = FolderLock(folder / "LOCK")
@@ -108,6 +112,8 @@ class Catalog:
             expected = isinstance(error, NearlineError)
             reason = error.message if isinstance(error, NearlineError) else f"{type(error).__name__}: {error}"
             self._unopened[path.name] = reason
+            if isinstance(error, Unavailable):
+                self._sound_files.add(path.name)
             if not isinstance(error, Quarantined):  # the log has already logged that
                 logger.error("collection %s is quarantined: %s", path.name, reason, exc_info=not expected)
 
@@ -143,11 +149,13 @@ class Catalog:
     def _sound(self, name: str) -> Collection:
         collection = self._collections.get(name)
         if reason := collection.log.damage if collection else self._unopened.get(name):
-            raise Quarantined(
-                f"collection {name!r} is quarantined: {reason}; `nearline verify` lists what is wrong with it. "
-                f"Restore it from a backup under another name, then delete this one",
-                param="collection",
+            advice = (
+                "nothing is wrong with its files: it is opened at the next start that finds room for it"
+                if name in self._sound_files
+                else "`nearline verify` lists what is wrong with it. Restore it from a backup under another name, "
+                "then delete this one"
             )
+            raise Quarantined(f"collection {name!r} is quarantined: {reason}; {advice}", param="collection")
         if collection is None:
             raise NotFound(f"no collection {name!r}", param="collection")
         return collection
@@ -157,6 +165,7 @@ class Catalog:
         with self._change:
             if name in self._collections or name in self._unopened or name in self._aliases:
                 raise Conflict(f"the name {name!r} is taken", param="name")
+            require_empty_room(settings.dimensions, self._options)
             collection = Collection.create(self.folder / name, settings, self._options)
             failpoints.reach("create.opened")
             self._collections[name] = collection
@@ -172,6 +181,7 @@ class Catalog:
                 raise Conflict(f"alias {aliases[0]!r} names the collection {name!r}", param="collection")
             self._collections.pop(name, None)
             self._unopened.pop(name, None)
+            self._sound_files.discard(name)
             if collection is not None:
                 collection.close()
             # Rename first, so a crash halfway through leaves no partial collection to open.

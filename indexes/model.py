@@ -6,6 +6,7 @@ larger is better. Arrays within one value are parallel, row by row.
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Callable
@@ -192,7 +193,8 @@ class ColdPolicy:
 class IndexOptions:
     """How a process runs its collections. Sizes in passages unless the name says otherwise; `resident` bounds how much
     of their files all collections together copy into memory. `now_ms`, in milliseconds since 1970, decides what has
-    expired. `read` is told how many more passages were read back from the log, and may raise to end that."""
+    expired. `read` is told how many more passages were read back from the log, and may raise to end that.
+    `room` tells how many bytes more the process may hold."""
 
     delta_passages_max: int = 4096
     segments_max: int = 8
@@ -208,6 +210,7 @@ class IndexOptions:
     cold: ColdPolicy = ColdPolicy()
     now_ms: Callable[[], int] = now_ms
     read: Callable[[int], None] = lambda passages: None
+    room: Callable[[], float] = lambda: math.inf
 
     @property
     def floor(self) -> float:

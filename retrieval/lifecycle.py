@@ -81,7 +81,7 @@ def catalog_ctx(data: Path) -> Context:
         forget = failures.listen(leave_on_failure(app, asyncio.get_running_loop()))
         try:
             start, options = app[START], options_of(app[CONFIG], app[CEILING].bytes_max)
-            options = replace(options, read=start.read)
+            options = replace(options, read=start.read, room=app[CEILING].left)
             app[CATALOG] = await start.on_thread(Catalog, data, options, start.collection)
             app[METRICS].watch(partial(collectors.collections, app[CATALOG]))
             yield

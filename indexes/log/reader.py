@@ -135,6 +135,12 @@ class LogReader:
         rows = dict(self._rows("SELECT name, seq FROM sqlite_sequence"))
         return LogPosition(int(rows.get("operations", 0)), int(rows.get("passages", 0)))
 
+    def passages_after(self, last: int) -> tuple[int, int]:
+        """How many live passages come after this one, and how many bytes their texts have."""
+        size = "sum(octet_length(d.title) + octet_length(coalesce(p.text, d.text)))"
+        ((count, held),) = self._rows(f"SELECT count(*), coalesce({size}, 0) {LIVE} WHERE p.id > ?", (last,))
+        return int(count), int(held)
+
     def document_count(self) -> int:
         return int(self._rows("SELECT count(*) FROM documents")[0][0])
 
