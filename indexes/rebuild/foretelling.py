@@ -1,7 +1,7 @@
 """The memory that loading takes, foretold from what lies on the disk, and refused where there is none.
 
 a generation   its graph and lists, as large as their files; of the other files what the budget of resident copies has
-               room for; 16 bytes a passage for the order of ids
+               room for; 16 bytes a passage for the order of ids, and 80 for a label in the graph
 the delta      of each passage written since: its vector, and 2.4 bytes for each of its text
 """
 
@@ -18,6 +18,7 @@ from indexes.residency import Budget
 
 DENSE = ("hot.hnsw", "cold.ivf")
 ORDER_BYTES = 16
+LABEL_BYTES = 80  # of a passage in a graph: hnswlib's table of labels, and a list of levels
 WORDS_FACTOR = 2.4  # of the bytes of a text, for its words; docs/operations.md has the measurement
 TEXT_BYTES = 640  # of a passage of usual length
 
@@ -26,7 +27,8 @@ def generation_bytes(manifest: Manifest, budget: Budget) -> int:
     sizes = {name: file.bytes for name, file in manifest.files.items()}
     dense = sum(sizes.pop(name, 0) for name in DENSE)
     copied = min(sum(sizes.values()), max(0, budget.bytes_max - budget.held))
-    return dense + copied + ORDER_BYTES * (manifest.hot + manifest.cold)
+    passages = manifest.hot + manifest.cold
+    return dense + copied + ORDER_BYTES * passages + LABEL_BYTES * manifest.hot
 
 
 def delta_bytes(passages: int, text_bytes: int, dimensions: int) -> int:
