@@ -248,6 +248,23 @@ def test_nothing_another_does_reaches_a_tenant(acme: Tenant, globex: Tenant) -> 
         assert stable(known, after[name]) == known, name
 
 
+def test_no_name_reaches_another_tenant(acme: Tenant, globex: Tenant) -> None:
+    """What is called for others by a tenant's name, only callers of none can make."""
+    caller, before = acme.caller, read_everything(globex)
+    for method, path, body in (
+        ("POST", "/v1/collections", {"name": f"new@{MARK}"}),
+        ("POST", "/v1/collections/acme-more/rename", {"name": f"new@{MARK}"}),
+        ("POST", "/v1/vector_stores", {"name": f"new@{MARK}"}),
+        ("PUT", f"/v1/aliases/new@{MARK}", {"collection": "acme-more"}),
+        ("PUT", "/v1/aliases/new", {"collection": f"docs@{MARK}"}),
+        ("POST", "/v1/keys", {"scopes": ["search"], "tenant": MARK}),
+        ("POST", f"/v1/collections/docs@{MARK}/search", {"query": "refunds"}),
+    ):
+        assert caller.call(method, path, body).status in (400, 403, 404, 422), path
+    assert {*read_everything(globex)} == {*before}
+    assert "new" not in str(globex.caller.ok("GET", "/v1/collections"))
+
+
 # --- caches ---------------------------------------------------------------------------------------------------
 
 
