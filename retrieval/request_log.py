@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from aiohttp import web
 from aiohttp.abc import AbstractAccessLogger
 
-from retrieval.auth import PRINCIPAL
+from retrieval.auth import PRINCIPAL, TOKEN
 
 logger = logging.getLogger("nearline.requests")
 
@@ -44,7 +44,7 @@ def log_request(request: web.BaseRequest, status: int, seconds: float, sent_byte
         return
     fields = {
         "method": request.method,
-        "path": path[:PATH_CHARS_MAX],
+        "path": TOKEN.sub(r"nl_\g<id>_...", path)[:PATH_CHARS_MAX],  # revoked by all of it, say
         "status": status,
         "ms": round(seconds * 1000, 3),
         "bytes": sent_bytes,
