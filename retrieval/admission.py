@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -49,6 +49,11 @@ class Gates:
             )
             for load in get_args(Load)
         }
+
+    def under_way(self) -> Iterator[tuple[Load, int, int]]:
+        """Of each class its requests that were let in and have not left, and the bytes of their bodies."""
+        for load, gate in self._gates.items():
+            yield load, gate.requests, gate.bytes
 
     def enter(self, load: Load, body_bytes: int) -> Entry:
         """Raises Overloaded, saying when the class will be idle. What has entered must leave."""
@@ -95,7 +100,7 @@ class Gate:
         self._bytes_max = bytes_max
         self._wait_s_max = wait_s_max
         self._clock = clock
-        self._requests = self._bytes = self._work = 0
+        self.requests = self.bytes = self._work = 0
         self._done = self._busy_s = 0.0
         self._seen = clock()
 
@@ -106,35 +111,33 @@ class Gate:
 
     def enter(self, body_bytes: int) -> Entry:
         self._look()
-        if self._requests and (full := self._full(body_bytes)):
+        if self.requests and (full := self._full(body_bytes)):
             raise overloaded(full, self.wait_s)
-        self._requests += 1
-        self._bytes += body_bytes
+        self.requests += 1
+        self.bytes += body_bytes
         return Entry(self, body_bytes)
 
     def begin(self, entry: Entry, body_bytes: int) -> None:
         self._look()
-        self._bytes += body_bytes - entry.bytes
+        self.bytes += body_bytes - entry.bytes
         entry.bytes, entry.work = body_bytes, body_bytes + REQUEST_WORK
         self._work += entry.work
 
     def leave(self, entry: Entry, *, done: bool) -> None:
         self._look()
-        self._requests -= 1
-        self._bytes -= entry.bytes
+        self.requests -= 1
+        self.bytes -= entry.bytes
         self._work -= entry.work
         if done:
             self._done += entry.work
 
     def _full(self, body_bytes: int) -> str:
         """Why one more body of this size has no room; empty if it has."""
-        if self._requests >= self._requests_max:
+        if self.requests >= self._requests_max:
+            return f"{self.requests} {self._load} requests are under way, at most {self._requests_max} may be"
+        if self.bytes + body_bytes > self._bytes_max:
             return (
-                f"{self._requests} {self._load} requests are under way, at most {self._requests_max} may be"
-            )
-        if self._bytes + body_bytes > self._bytes_max:
-            return (
-                f"bodies of {self._bytes} bytes are under way in {self._load} requests and {body_bytes} more would "
+                f"bodies of {self.bytes} bytes are under way in {self._load} requests and {body_bytes} more would "
                 f"join them; at most {self._bytes_max} may be"
             )
         if self.wait_s > self._wait_s_max:

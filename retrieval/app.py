@@ -14,7 +14,8 @@ from retrieval.cancellation import Stopping
 from retrieval.ceiling import Ceiling
 from retrieval.config import Config
 from retrieval.door import DOOR, Door
-from retrieval.keys import CEILING, CONFIG, FOLDERS, GATES, KEYS, METRICS, READY, STOPPING
+from retrieval.keys import CEILING, CONFIG, FOLDERS, GATES, KEYS, LIMITER, METRICS, READY, STOPPING
+from retrieval.limits import Limiter
 from retrieval.metrics import Metrics
 from retrieval.middlewares import (
     admitted,
@@ -53,6 +54,7 @@ def create_app(config: Config, data: Path) -> web.Application:
     app[FOLDERS] = (*folders, *(folder.resolve() for folder in folders))
     app[METRICS] = Metrics()
     app[KEYS] = Keys(data, config.auth.groups_secret)
+    app[LIMITER] = Limiter(data)
     app[CEILING] = Ceiling(config.server.memory_bytes_max)
     app[GATES] = Gates(config.admission)
     app[READY] = {"ready": False}

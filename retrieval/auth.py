@@ -48,6 +48,7 @@ from indexes import (
     publish,
 )
 from retrieval.errors import Forbidden, Unauthorized
+from retrieval.limits import Limits
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +81,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     collections: list[str] = []
     groups: list[str] | None = None
     signed_groups: bool = False
+    limits: Limits | None = None
     created_ms: int
     expires_ms: int | None = None
     revoked_ms: int | None = None
@@ -99,6 +101,7 @@ class Principal:
     tenant: str = ""
     collections: tuple[str, ...] = ()
     groups: tuple[str, ...] | None = None
+    limits: Limits | None = None
 
     def full(self, name: str) -> str:
         """The name in the catalog of a collection or alias that this caller calls `name`."""
@@ -201,7 +204,7 @@ class Keys:
         if groups is not None and needed not in ("search", "key"):
             raise Forbidden("a key that sees some documents only can search and read, nothing else")
         scopes = frozenset(key.scopes)
-        return Principal(key.id, scopes, key.tenant, tuple(key.collections), groups)
+        return Principal(key.id, scopes, key.tenant, tuple(key.collections), groups, key.limits)
 
     def _valid(self, header: str) -> Key:
         scheme, _, token = header.partition(" ")
@@ -358,6 +361,11 @@ def check(key: Key) -> None:
         )
     if key.tenant and "metrics" in key.scopes:
         raise InvalidInput("metrics are of all tenants: a key for them has none", param="scopes")
+    if key.limits is not None:
+        try:  # commands make them without decoding
+            msgspec.convert(msgspec.to_builtins(key.limits), Limits)
+        except msgspec.ValidationError as error:
+            raise InvalidInput(f"limits: {error}", param="limits") from None
     for name in key.collections:
         if not NAME.fullmatch(name):
             raise InvalidInput(f"collections: {name!r} cannot be a name", param="collections")

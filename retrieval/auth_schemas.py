@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta, field
 
 from retrieval.auth import Key, Scope
+from retrieval.limits import Limits
 from retrieval.schemas import Doc, Request
 
 Seconds = Annotated[float, Meta(gt=0, le=315_360_000)]
@@ -33,6 +34,7 @@ class CreateKey(Request, frozen=True, kw_only=True):
     signed_groups: Annotated[bool, Doc("Take groups from the header X-Nearline-Groups of each request")] = (
         False
     )
+    limits: Annotated[Limits | None, Doc("How much may be asked with it; null: no limits of its own")] = None
     expires_s: Annotated[Seconds | None, Doc("Seconds until the key ends; null: never")] = None
 
 
@@ -50,13 +52,18 @@ class KeyBody(msgspec.Struct):
     collections: Annotated[list[str], Doc("Only these; empty: all of the tenant")]
     groups: Annotated[list[str] | None, Doc("Whose documents it sees; null: all")]
     signed_groups: Annotated[bool, Doc("Whether requests bring groups of their own")]
+    limits: Annotated[Limits | None, Doc("How much may be asked with it; null: no limits of its own")]
     created_ms: Annotated[int, Doc("When it was made")]
     expires_ms: Annotated[int | None, Doc("When it ends; null: never")]
     revoked_ms: Annotated[int | None, Doc("When it was revoked; null: it was not")]
+    used_today: Annotated[
+        int, Doc("Requests since midnight UTC, counted for keys with limits; with Redis, of all services")
+    ] = 0
 
     @staticmethod
-    def of(key: Key) -> KeyBody:
-        return msgspec.convert(key, KeyBody, from_attributes=True)
+    def of(key: Key, used_today: int = 0) -> KeyBody:
+        body = msgspec.convert(key, KeyBody, from_attributes=True)
+        return msgspec.structs.replace(body, used_today=used_today)
 
 
 class KeyList(msgspec.Struct):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 
@@ -9,9 +11,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from indexes import Catalog, ColdState
+from retrieval.admission import Gates
 from retrieval.cache import EmbeddingCache, ResultCache, SharedVectors, Store
 from retrieval.ceiling import SHARES, Ceiling
 from retrieval.embedders import Embedders
+from retrieval.limits import Limiter
+from retrieval.pipeline import Pipeline
+from retrieval.tasks import Tasks
 
 Rows = Iterable[tuple[str | float, ...]]  # the values of the labels, then that of the metric
 
@@ -55,6 +61,37 @@ def models(embedders: Embedders) -> list[Metric]:
     ]  # fmt: skip
 
 
+def load(gates: Gates, limiter: Limiter, pipeline: Pipeline) -> list[Metric]:
+    """What waits and runs, and whom the limits of keys refused."""
+    classes = list(gates.under_way())
+    return [
+        gauge(
+            "nearline_requests_under_way", "Requests let in and not answered", ["class"],
+            [(name, requests) for name, requests, _ in classes],
+        ),
+        gauge(
+            "nearline_request_bytes_under_way", "Bytes of their bodies", ["class"],
+            [(name, size) for name, _, size in classes],
+        ),
+        gauge("nearline_searches_under_way", "Searches planned and not answered, those of batches too", [],
+              [(pipeline.under_way,)]),
+        counter("nearline_rate_limited", "Requests refused by the limits of their key", ["limit"],
+                limiter.refused.items()),
+    ]  # fmt: skip
+
+
+def jobs(tasks: Tasks) -> list[Metric]:
+    """Jobs that wait or run, and the largest of the processes that have done some."""
+    unfinished = Counter(job.kind for job in tasks.all() if job.finished_ms is None)
+    largest_kb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    return [
+        gauge("nearline_jobs_under_way", "Jobs that wait or run", ["kind"],
+              [(kind, unfinished[kind]) for kind in ("reindex", "tune", "erase")]),
+        gauge("nearline_job_process_bytes_max", "Most memory that a process of a job took, since the start", [],
+              [(largest_kb * 1024,)]),
+    ]  # fmt: skip
+
+
 def collections(catalog: Catalog) -> list[Metric]:
     """Sizes of every collection, as they are when Prometheus asks."""
     found = dict(catalog.collections)
@@ -82,7 +119,13 @@ def collections(catalog: Catalog) -> list[Metric]:
                 ("generation", "Live generation", "generation"),
                 ("index_memory_bytes", "Memory of the indexes", "memory_bytes"),
                 ("owed_bytes", "Deleted or overwritten and not erased yet", "owed_bytes"),
+                ("resident_bytes", "Index files copied into memory", "resident_bytes"),
+                ("mapped_bytes", "Index files mapped", "mapped_bytes"),
             )
+        ),
+        gauge(
+            "nearline_owed_since_seconds", "When the oldest of it was deleted; absent where nothing is owed", one,
+            [(name, info.owed_since_ms / 1000) for name, info in infos.items() if info.owed_since_ms is not None],
         ),
         *cold_skipping({name: info.cold for name, info in infos.items() if info.cold is not None}),
     ]  # fmt: skip

@@ -64,6 +64,10 @@ class Forbidden(NearlineError):
     """The access key is valid and may not do this."""
 
 
+class RateLimited(Unavailable):
+    """The access key has sent as much as it may for now."""
+
+
 class UnknownHost(NearlineError):
     """The client used a name for this service that is not one of its own."""
 
@@ -101,6 +105,7 @@ STATUS: dict[type[NearlineError], int] = {
     UnknownHost: 421,
     InvalidInput: 422,
     Overloaded: 429,
+    RateLimited: 429,
     NearlineError: 500,
     StorageError: 500,
     Damaged: 500,

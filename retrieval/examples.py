@@ -107,6 +107,7 @@ KEEPING: Bodies = {
     auth_schemas.CreateKey: {
         "for a search page": {"name": "website", "scopes": ["search"], "collections": ["docs"]},
         "for the ingest of a tenant": {"scopes": ["write"], "tenant": "acme", "expires_s": 7_776_000},
+        "for a partner": {"scopes": ["search"], "limits": {"per_second": 5, "per_day": 10_000, "at_once": 2}},
     },
     auth_schemas.RotateKey: {"an hour to change over": {"grace_s": 3600}},
     collection_schemas.RenameCollection: {"another name": {"name": "handbook"}},

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from msgspec import UNSET, UnsetType
 
 from indexes import marked
 from retrieval.schemas import Hit
@@ -48,3 +50,10 @@ def as_written(term: str, hits: Sequence[Hit]) -> str:
             for start, end in marked(text, [term], hit.language):
                 return text[start:end]
     return term
+
+
+def corrected_words(corrected: Mapping[str, str], hits: list[Hit]) -> dict[str, str] | UnsetType:
+    """Each word with what was looked up instead, as the first hit with it has it; else the term, a stem."""
+    if not corrected:
+        return UNSET
+    return {word: as_written(term, hits) for word, term in corrected.items()}

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
+from msgspec import UNSET
 
 from indexes import GoOn, nobody_waits
 from retrieval.schemas import Hit, Receipt, SearchAnswer, Timings
@@ -76,8 +77,10 @@ def receipt_of(receipts: Sequence[Receipt]) -> Receipt:
         return first
     supported = [one.supported for one in receipts]
     read = [one.share_read for one in receipts if one.share_read is not None]
+    degraded = {what for one in receipts for what in one.degraded or ()}
     return msgspec.structs.replace(
         first,
+        degraded=sorted(degraded) or UNSET,
         generation=min(one.generation for one in receipts),
         seq=min(one.seq for one in receipts),
         tiers=list(dict.fromkeys(tier for one in receipts for tier in one.tiers)),

@@ -18,6 +18,7 @@ from retrieval.ceiling import Ceiling, Held
 from retrieval.config import Config
 from retrieval.embedders import Embedders
 from retrieval.feedback import Feedback
+from retrieval.limits import Limiter
 from retrieval.llm import LanguageModel
 from retrieval.metrics import Metrics
 from retrieval.pipeline import Pipeline
@@ -30,6 +31,7 @@ CONFIG = web.AppKey("CONFIG", Config)
 FOLDERS = web.AppKey[tuple[Path, ...]]("FOLDERS")  # of data and models: no answer says where they lie
 METRICS = web.AppKey("METRICS", Metrics)
 KEYS = web.AppKey("KEYS", Keys)
+LIMITER = web.AppKey("LIMITER", Limiter)
 SCOPES = web.AppKey[Mapping[object, Needed]]("SCOPES")  # what each handler asks for
 CEILING = web.AppKey("CEILING", Ceiling)
 HELD = web.RequestKey("HELD", Held)

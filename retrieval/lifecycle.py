@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 from threadpoolctl import threadpool_limits
@@ -27,7 +28,7 @@ from indexes import (
     publish,
 )
 from retrieval import collectors
-from retrieval.cache import MemoryStore, ResultCache, SharedVectors, Store
+from retrieval.cache import MemoryStore, ResultCache, SharedVectors
 from retrieval.config import Config
 from retrieval.embedders import Embedders, runs_of
 from retrieval.feedback import Feedback
@@ -39,6 +40,8 @@ from retrieval.keys import (
     FAILED,
     FEEDBACK,
     FOLDERS,
+    GATES,
+    LIMITER,
     LLM,
     METRICS,
     PIPELINE,
@@ -56,6 +59,9 @@ from retrieval.query_log import QueryLog
 from retrieval.reranking import Reranker
 from retrieval.tasks import Tasks
 from retrieval.uploads import Uploads
+
+if TYPE_CHECKING:
+    from retrieval.cache.redis_store import RedisStore
 
 logger = logging.getLogger(__name__)
 
@@ -111,9 +117,13 @@ async def privacy_ctx(app: web.Application) -> AsyncIterator[None]:
 
 
 async def shared_ctx(app: web.Application) -> AsyncIterator[None]:
-    """What services share: one store for answers and query vectors, so that a dead Redis is noticed once."""
+    """What services share: one store for answers, query vectors and limits, so that a dead Redis is noticed once."""
     app[SHARED] = store = await asyncio.to_thread(shared_store, app[CONFIG], app[CATALOG].folder)
+    app[LIMITER].shared = store
+    writing = asyncio.create_task(app[LIMITER].keep_writing())
     yield
+    writing.cancel()
+    await asyncio.to_thread(app[LIMITER].write)
     if store is not None:
         await store.close()
 
@@ -199,6 +209,7 @@ async def pipeline_ctx(app: web.Application) -> AsyncIterator[None]:
     app[METRICS].watch(partial(collectors.caches, results, app[EMBEDDERS].shared, near, far))
     app[CEILING].relief.append(near.clear)
     app[PIPELINE] = Pipeline(app[EMBEDDERS], results, config, app[RERANKER])
+    app[METRICS].watch(partial(collectors.load, app[GATES], app[LIMITER], app[PIPELINE]))
     # Every product of a search is small; BLAS would spread it over all cores and wait for each of them.
     with threadpool_limits(1, user_api="blas"):
         yield
@@ -208,6 +219,7 @@ async def pipeline_ctx(app: web.Application) -> AsyncIterator[None]:
 
 async def tasks_ctx(app: web.Application) -> AsyncIterator[None]:
     app[TASKS] = tasks = Tasks(app[METRICS].job_finished, app[FOLDERS], partial(logged_queries, app))
+    app[METRICS].watch(partial(collectors.jobs, tasks))
     after_s = app[CONFIG].index.erase_after_h * 3600
     watching = asyncio.create_task(tasks.keep_up(lambda: app[CATALOG].collections, after_s))
     yield
@@ -274,7 +286,7 @@ def ttl_s(config: Config) -> int:
     return max(1, int(config.cache.ttl_s))
 
 
-def shared_store(config: Config, data: Path) -> Store | None:
+def shared_store(config: Config, data: Path) -> RedisStore | None:
     """The Redis of `redis.url`, for those who hold the same secret."""
     if not config.redis.url:
         return None

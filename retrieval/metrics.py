@@ -7,8 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import cache, partial
+from importlib.metadata import version
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.core import Metric
 
 from indexes import WriteResult
@@ -23,12 +33,18 @@ LAG = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 BATCH = (1, 2, 4, 8, 16, 32, 64, 128)
 TOKENS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a third of all lines, of no use to anybody
+
 
 class Metrics:
     """Everything counted, and `render` for GET /metrics."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        Info("nearline_build", "The version that runs", registry=registry).info(
+            {"version": version("nearline")}
+        )
         counter = partial(Counter, registry=registry)
         histogram = partial(Histogram, buckets=SECONDS, registry=registry)
         # Looking up labels takes longer than counting, so they are cached, except where `forget` removes them.
@@ -40,6 +56,9 @@ class Metrics:
         )
         self._stage_time = cache(
             histogram("nearline_search_stage_seconds", "Time of a search by stage", ["stage"]).labels
+        )
+        self._degraded = counter(
+            "nearline_searches_degraded", "Searches that left something out because of the load", ["left_out"]
         )
         self._searches = counter("nearline_searches", "Searches answered", ["collection", "cache", "cold"])
         self._documents = counter("nearline_documents_written", "Documents acknowledged", ["collection"])
@@ -69,6 +88,8 @@ class Metrics:
         receipt, timings = answer.receipt, answer.timings_ms
         cold = "searched" if "cold" in receipt.tiers else "skipped"
         self._searches.labels(PRINCIPAL.get().full(receipt.collection), receipt.cache, cold).inc()
+        for left_out in receipt.degraded or ():
+            self._degraded.labels(left_out).inc()
         self._stage_time("total").observe(timings.total / 1000)
         if receipt.cache != "hit":
             reranked = ("rerank",) if receipt.reranked else ()

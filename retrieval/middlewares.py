@@ -28,13 +28,14 @@ from retrieval.keys import (
     GATES,
     HELD,
     KEYS,
+    LIMITER,
     LOADS,
     METRICS,
     READY,
     SCOPES,
     STOPPING,
 )
-from retrieval.request_log import CLIENT_LEFT, GIVEN_ID, REQUEST_ID, log_request, new_request_id
+from retrieval.request_log import CLIENT_LEFT, GIVEN_ID, LOG, REQUEST_ID, log_request, new_request_id
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +50,7 @@ async def observed(request: web.Request, handler: Handler) -> web.StreamResponse
     given = request.headers.get("X-Request-Id", "")
     request_id = given if GIVEN_ID.fullmatch(given) else new_request_id()
     REQUEST_ID.set(request_id)  # aiohttp gives every request a task, and so a context, of its own
+    request[LOG] = request.app[CONFIG].log
     started = time.perf_counter()
     try:
         answer = await handler(request)
@@ -128,10 +130,17 @@ async def known_callers(request: web.Request, handler: Handler) -> web.StreamRes
 
 @web.middleware
 async def authenticated(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Only who may; from here on `PRINCIPAL` says who it is. What is not in the table of routes needs a key too."""
+    """Only who may, and as much as its key allows; from here on `PRINCIPAL` says who it is. What is not in the table of
+    routes needs a key too."""
     needed = request.app[SCOPES].get(request.match_info.handler, "key")
-    PRINCIPAL.set(request.app[KEYS].admit(request.headers, needed))
-    return await handler(request)
+    caller = request.app[KEYS].admit(request.headers, needed)
+    PRINCIPAL.set(caller)
+    if caller.limits is None:
+        return await handler(request)
+    limiter = request.app[LIMITER]
+    with limiter.under_way(caller.key, caller.limits):
+        await limiter.take(caller.key, caller.limits)
+        return await handler(request)
 
 
 @web.middleware

@@ -10,7 +10,7 @@ deleted is returned.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from contextvars import copy_context
@@ -41,7 +41,7 @@ from retrieval.diversity import diversified
 from retrieval.embedders import Embedders
 from retrieval.executor import Executor, LocalExecutor
 from retrieval.facets import facets_of
-from retrieval.highlighting import as_written
+from retrieval.highlighting import corrected_words
 from retrieval.option_schemas import FacetBody
 from retrieval.plan import Plan, planned
 from retrieval.relevance import is_supported
@@ -101,6 +101,7 @@ class Pipeline:
         self._results = results
         self._config = config
         self._scanner = Scanner()
+        self.under_way = 0
         self._pool = ThreadPoolExecutor(
             config.search.threads, thread_name_prefix="search", initializer=search_with_one_thread
         )
@@ -153,12 +154,18 @@ class Pipeline:
         Hits that have no `budget`, by default that of one answer, are TooLarge.
         """
         budget = budget or AnswerBudget(self._config.limits.answer_bytes_max)
-        watch, plan = Stopwatch(), self._planned(collection, request)
-        async with self._in_time(plan, watch):
-            return await self._answer(name, collection, plan, watch, place, budget)
+        strained = 0 < self._config.search.strained_from <= self.under_way
+        watch, plan = Stopwatch(), self._planned(collection, request, strained=strained)
+        self.under_way += 1
+        try:
+            async with self._in_time(plan, watch):
+                return await self._answer(name, collection, plan, watch, place, budget)
+        finally:
+            self.under_way -= 1
 
-    def _planned(self, collection: Collection, request: SearchRequest) -> Plan:
-        return planned(request, collection.settings.dimensions, self._config, collection.ranking.current)
+    def _planned(self, collection: Collection, request: SearchRequest, *, strained: bool = False) -> Plan:
+        settings, ranking = collection.settings, collection.ranking.current
+        return planned(request, settings.dimensions, self._config, ranking, strained=strained)
 
     def _in_time(self, plan: Plan, watch: Stopwatch) -> AbstractAsyncContextManager[None]:
         """`watch` tells the deadline to the stages."""
@@ -197,7 +204,13 @@ class Pipeline:
                     key = self._key(collection, snapshot, plan)
                     answer, _ = await self._search(collection, snapshot, plan, watch, place, share)
         # One that met a later commit (a hit gone from the log, an exact scan) would be wrong when this content is back.
-        if caching and cached is None and answer.whole and not collection.moved_since(snapshot):
+        if (
+            caching
+            and cached is None
+            and answer.whole
+            and not plan.degraded
+            and not collection.moved_since(snapshot)
+        ):
             await watch.awaited("cache", self._results.put(key, msgspec.msgpack.encode(answer)))
         receipt = Receipt(
             collection=name,
@@ -213,6 +226,7 @@ class Pipeline:
             supported=answer.supported,
             support_from=answer.support_from,
             corrected=answer.corrected,
+            degraded=UNSET if cached or not plan.degraded else list(plan.degraded),
         )
         return SearchAnswer(answer.hits, receipt, watch.stop(), answer.facets)
 
@@ -231,7 +245,8 @@ class Pipeline:
 
     def _key(self, collection: Collection, snapshot: Snapshot, plan: Plan) -> ResultKey:
         settings = collection.settings
-        reader = self.reranker.manifest.fingerprint if plan.rerank else None
+        asked = plan.rerank or "rerank" in plan.degraded
+        reader = self.reranker.manifest.fingerprint if asked else None
         embeds = plan.mode != "lexical" and plan.request.query
         floor = self._embedders.similarity_floor(settings.model) if embeds else None
         return self._results.key(
@@ -382,10 +397,3 @@ def run_stages(
         corrected=corrected_words(execution.corrected, hits),
     )
     return answer, vanished
-
-
-def corrected_words(corrected: Mapping[str, str], hits: list[Hit]) -> dict[str, str] | UnsetType:
-    """Each word with what was looked up instead, as the first hit with it has it; else the term, a stem."""
-    if not corrected:
-        return UNSET
-    return {word: as_written(term, hits) for word, term in corrected.items()}

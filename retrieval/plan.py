@@ -34,7 +34,7 @@ from retrieval.operators import Operators, operators_in
 from retrieval.option_checks import boosts_at, check_arranged, check_offset, reach_of
 from retrieval.option_schemas import Facet
 from retrieval.relevance import BUILT_IN, Calibration, Calibrations, calibration_for, calibrations_of
-from retrieval.schemas import Fusion, Mode, Rerank, SearchRequest, Weights
+from retrieval.schemas import Degraded, Fusion, Mode, Rerank, SearchRequest, Weights
 from retrieval.settings import Config
 from retrieval.similar import ExampleDocuments
 
@@ -84,6 +84,7 @@ class Plan:
     similarity_floor: float = SIMILARITY_FLOOR  # of the model
     examples: ExampleDocuments | None = None
     calibrations: Calibrations = field(default_factory=lambda: BUILT_IN)
+    degraded: tuple[Degraded, ...] = ()  # what was left out for the load
 
     @property
     def text(self) -> str | None:
@@ -148,8 +149,11 @@ def planned(
     config: Config,
     ranking: RankingSettings | None = None,
     now: Callable[[], float] = time.time,
+    *,
+    strained: bool = False,
 ) -> Plan:
     """What the request leaves open comes from `ranking`, the collection's own settings, else from the configuration.
+    `strained`: the service has more to do than it can, and searches cost less than they might.
 
     Raises InvalidInput or TooLarge naming the field.
     """
@@ -160,11 +164,20 @@ def planned(
     k = check_k(request.k, config)
     last, page_depth = check_offset(request.offset, k, config), max(config.search.candidates, k)
     check_arranged(request, last, page_depth)
+    degraded: list[Degraded] = []
+    # What is arranged, or goes on from another page, is not what it was among fewer candidates.
+    if strained and not (request.exact or request.offset or request.boosts or request.sort or request.mmr):
+        fewer = max(config.search.strained_candidates, k)
+        if fewer < page_depth and (mode != "dense" or request.group_by_document):
+            page_depth, degraded = fewer, ["candidates"]
     fusion = request.fusion or Fusion()
     weights = fusion.weights or default_weights(config, ranking)
     if weights.dense + weights.lexical <= 0:
         raise InvalidInput("one weight must be above 0", param="fusion.weights")
-    reranking = rerank_options(request, text, config)
+    wanted = reranking = rerank_options(request, text, config)
+    if strained and wanted:
+        reranking = None
+        degraded.append("rerank")
     query = query_of(request, text, mode, operators, (last, page_depth), dimensions, config)
     return Plan(
         request=msgspec.structs.replace(request, query=text),
@@ -185,8 +198,9 @@ def planned(
         base_weight=weights.dense / (weights.dense + weights.lexical),
         rerank=reranking,
         deadline_ms=request.deadline_ms or (None if request.exact else config.search.deadline_ms),
-        identity=identity_of(asked_of(request, text, k, mode, reranking), config, ranking),
+        identity=identity_of(asked_of(request, text, k, mode, wanted), config, ranking),
         calibrations=calibrations_of(ranking.coefficients) if ranking else BUILT_IN,
+        degraded=tuple(degraded),
     )
 
 

@@ -1,4 +1,5 @@
-"""One log line a request: method, path, status, milliseconds, bytes, client. Never what was asked or answered.
+"""One log line a request: method, path, status, milliseconds, bytes, client; as JSON the time of each stage too. Never
+what was answered, and what was asked only with `log.queries`.
 
 The path is logged as it came, percent-encoded and without its query string. `REQUEST_ID` is the X-Request-Id of the
 request that the present task or thread works for, "" where there is none: formatters of log lines add it.
@@ -9,12 +10,15 @@ from __future__ import annotations
 import logging
 import random
 import re
+from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
+from typing import Any
 
 from aiohttp import web
 from aiohttp.abc import AbstractAccessLogger
 
 from retrieval.auth import PRINCIPAL, TOKEN
+from retrieval.settings import Log
 
 logger = logging.getLogger("nearline.requests")
 
@@ -23,6 +27,9 @@ PROBES = frozenset({"/healthz", "/readyz", "/health", "/metrics"})  # asked ever
 GIVEN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 CLIENT_LEFT = 499  # not sent to anybody: nginx's number for it
 PATH_CHARS_MAX = 500
+LOG = web.RequestKey("LOG", Log)  # how to log it
+QUERIES = web.RequestKey[list[str]]("QUERIES")  # what it asks, where that is wanted in the log
+STAGE = re.compile(r"(\w+);dur=([\d.]+)")
 
 
 def new_request_id() -> str:
@@ -34,15 +41,32 @@ class RequestLog(AbstractAccessLogger):
     """Called by aiohttp once an answer is sent, in the context of its request; malformed requests come here too."""
 
     def log(self, request: web.BaseRequest, response: web.StreamResponse, time: float) -> None:
-        log_request(request, response.status, time, response.body_length)
+        stages = STAGE.findall(response.headers.get("Server-Timing", ""))
+        log_request(
+            request, response.status, time, response.body_length, {name: float(ms) for name, ms in stages}
+        )
 
 
-def log_request(request: web.BaseRequest, status: int, seconds: float, sent_bytes: int = 0) -> None:
+def note_queries(request: web.Request, texts: Iterable[str | None]) -> None:
+    """Have the log line of this request say what it asks, if the operator wants that."""
+    if request[LOG].queries:
+        request[QUERIES] = [text for text in texts if text]
+
+
+def log_request(
+    request: web.BaseRequest,
+    status: int,
+    seconds: float,
+    sent_bytes: int = 0,
+    stages_ms: Mapping[str, float] | None = None,
+) -> None:
     path = request.rel_url.raw_path  # as it came, percent-encoded
-    level = logging.DEBUG if path in PROBES else logging.INFO
+    settings = request.get(LOG)
+    slow = bool(stages_ms) and settings is not None and 0 < settings.slow_ms <= seconds * 1000
+    level = logging.DEBUG if path in PROBES else logging.WARNING if slow else logging.INFO
     if not logger.isEnabledFor(level):
         return
-    fields = {
+    fields: dict[str, Any] = {
         "method": request.method,
         "path": TOKEN.sub(r"nl_\g<id>_...", path)[:PATH_CHARS_MAX],  # revoked by all of it, say
         "status": status,
@@ -52,7 +76,12 @@ def log_request(request: web.BaseRequest, status: int, seconds: float, sent_byte
     }
     if key := PRINCIPAL.get().key:
         fields["key"] = key
-    logger.log(
-        level, "%(method)s %(path)s %(status)d %(ms).1f ms %(bytes)d bytes to %(client)s", fields,
-        extra={"fields": fields},
-    )  # fmt: skip
+    line = "%(method)s %(path)s %(status)d %(ms).1f ms %(bytes)d bytes to %(client)s"
+    if stages_ms:
+        fields["stages_ms"] = stages_ms
+    if slow:
+        line += ", slow: " + ", ".join(f"{name} {ms:.1f}" for name, ms in (stages_ms or {}).items())
+    if asked := request.get(QUERIES):
+        fields["queries"] = asked
+        line += ", asked %(queries)s"
+    logger.log(level, line, fields, extra={"fields": fields})

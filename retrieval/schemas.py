@@ -213,6 +213,9 @@ class Reranked(msgspec.Struct):
     of: Annotated[int, Doc("Candidates it was to read")]
 
 
+Degraded = Literal["candidates", "rerank"]
+
+
 class Receipt(msgspec.Struct):
     """What an answer says about itself."""
 
@@ -242,6 +245,9 @@ class Receipt(msgspec.Struct):
         Doc(
             "Words of the query that no passage has, and those looked up instead; absent where there are none"
         ),
+    ] = UNSET
+    degraded: Annotated[
+        list[Degraded] | UnsetType, Doc("What was left out because of the load; absent where nothing was")
     ] = UNSET
     support_from: Annotated[
         float | None, Doc("One of the first ten hits needs this `relevance` for `supported`")

@@ -127,6 +127,8 @@ class Search(Section, frozen=True, kw_only=True):
     k: Positive = 10
     mode: Literal["hybrid", "dense", "lexical"] = "hybrid"
     candidates: Positive = 100
+    strained_from: Count = 48
+    strained_candidates: Positive = 20
     fusion: Literal["rrf", "weighted"] = "weighted"
     rrf_k: Positive = 10
     weight_dense: Weight = 0.45
@@ -215,6 +217,8 @@ class Files(Section, frozen=True, kw_only=True):
 class Log(Section, frozen=True, kw_only=True):
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["text", "json"] = "text"
+    queries: bool = False
+    slow_ms: Annotated[float, Meta(ge=0)] = 1000.0
 
 
 class Config(Section, frozen=True, kw_only=True):

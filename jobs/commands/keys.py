@@ -16,6 +16,7 @@ from indexes.durable import keep_private
 from jobs.commands.options import JSON, PATH, console, print_json, print_result
 from retrieval.auth import Key, Keys, Scope, now_ms
 from retrieval.auth_schemas import KeyBody
+from retrieval.limits import Limits, read_usage, today
 
 DATA = click.option("--data", type=PATH, required=True, help="The data directory.")
 KEY_ID = click.argument("key_id", metavar="ID")
@@ -57,6 +58,9 @@ def command() -> None:
     is_flag=True,
     help="Take the groups from a signed header X-Nearline-Groups of each request.",
 )
+@click.option("--per-second", type=float, help="Requests a second, on average.")
+@click.option("--per-day", type=int, help="Requests a day, from midnight to midnight UTC.")
+@click.option("--at-once", type=int, help="Requests under way at one time.")
 @click.option("--name", default="", help="For people.")
 @click.option("--expires-days", type=click.FloatRange(0, min_open=True), help="Days until it ends.")
 @JSON
@@ -67,11 +71,15 @@ def create(
     collections: tuple[str, ...],
     groups: tuple[str, ...],
     signed_groups: bool,
+    per_second: float | None,
+    per_day: int | None,
+    at_once: int | None,
     name: str,
     expires_days: float | None,
     as_json: bool,
 ) -> None:
     """Make a key and print it, once: only its hash is kept."""
+    limits = Limits(per_second=per_second, per_day=per_day, at_once=at_once)
     key = Key(
         id="",
         sha256="",
@@ -81,6 +89,7 @@ def create(
         collections=list(collections),
         groups=list(groups) or None,
         signed_groups=signed_groups,
+        limits=None if limits == Limits() else limits,
         created_ms=0,
         expires_ms=None if expires_days is None else now_ms() + round(expires_days * DAY_S * 1000),
     )
@@ -92,16 +101,18 @@ def create(
 @JSON
 def list_(data: Path, as_json: bool) -> None:
     """All keys, also those that ended; never their secrets."""
-    keys = [KeyBody.of(key) for key in opened(data).all()]
+    usage = read_usage(data)
+    used = usage.used if usage.day == today() else {}
+    keys = [KeyBody.of(key, used.get(key.id, 0)) for key in opened(data).all()]
     if as_json:
         print_json(keys)
         return
-    table = Table("id", "name", "tenant", "scopes", "collections", "groups", "made", "state")
+    table = Table("id", "name", "tenant", "scopes", "collections", "groups", "limits", "made", "state")
     for one in keys:
         seen = "signed" if one.signed_groups else ", ".join(one.groups) if one.groups is not None else "all"
         table.add_row(
             one.id, escape(one.name), one.tenant, ", ".join(one.scopes), ", ".join(one.collections) or "all",
-            escape(seen), day(one.created_ms), state(one),
+            escape(seen), limits_of(one), day(one.created_ms), state(one),
         )  # fmt: skip
     console.print(table)
 
@@ -142,6 +153,16 @@ def show(made: tuple[Key, str], *, as_json: bool) -> None:
     record, text = made
     value = {"key": text, **msgspec.to_builtins(KeyBody.of(record))}
     print_result(value, text, as_json=as_json)
+
+
+def limits_of(key: KeyBody) -> str:
+    limits = key.limits or Limits()
+    shown = [
+        "" if limits.per_second is None else f"{limits.per_second:g} a second",
+        "" if limits.per_day is None else f"{limits.per_day} a day ({key.used_today} today)",
+        "" if limits.at_once is None else f"{limits.at_once} at once",
+    ]
+    return ", ".join(filter(None, shown)) or "none"
 
 
 def day(ms: int) -> str:

@@ -42,6 +42,7 @@ SECRET_BYTES_MAX: Final = 64  # the longest key BLAKE2b takes
 GET_CONNECTIONS_MAX: Final = 12  # 2 cores never have more searches than this waiting for Redis at one moment
 PUT_CONNECTIONS_MAX: Final = 4  # apart from the above, so that a burst of puts cannot make the gets wait
 PUTS_PENDING_MAX: Final = 256
+READS: Final[dict[str, tuple[type, ...]]] = {"GET": (bytes, type(None)), "EVAL": (list,)}  # what they return
 VALUE_BYTES_MAX: Final = 1 << 20  # a bigger one might miss the timeout and make Redis look sick
 
 
@@ -86,9 +87,9 @@ class RedisStore:
 
     async def get(self, key: bytes) -> bytes | None:
         full_key = self.full_key(key)
-        reply = await self._fetch(full_key)
+        reply = await self._read("GET", full_key)
         value = None
-        if reply is not None:
+        if isinstance(reply, bytes):
             value = unseal(self._secret, full_key, reply)
             self.counts.rejected += value is None
         if value is None:
@@ -106,6 +107,11 @@ class RedisStore:
         task = asyncio.create_task(self._send(self.full_key(key), value, ttl_s))
         self._puts.add(task)  # the loop itself holds tasks only weakly
         task.add_done_callback(self._puts.discard)
+
+    async def run_script(self, script: str, key: bytes, *arguments: int) -> list[object] | None:
+        """What a Lua script returns for this key, a list; None where Redis does not say in time."""
+        reply = await self._read("EVAL", script, 1, self.full_key(key), *arguments)
+        return reply if isinstance(reply, list) else None
 
     async def drain(self) -> None:
         """Wait until the puts begun so far have ended, well or not."""
@@ -132,7 +138,7 @@ class RedisStore:
     def health(self) -> str:
         return "closed" if self._closed else self.breaker.health
 
-    async def _fetch(self, full_key: bytes) -> bytes | None:
+    async def _read(self, *command: bytes | str | int) -> object:
         deadline_s = asyncio.get_running_loop().time() + self._timeout_s
         try:
             # Half the time at most for a free connection: that one is missing says something about our load
@@ -143,10 +149,9 @@ class RedisStore:
             self.counts.skipped += 1
             return None
         try:
-            reply = await self._ask(deadline_s, "GET", full_key)
+            return await self._ask(deadline_s, *command)
         finally:
             self._get_slots.release()
-        return reply if isinstance(reply, bytes) else None
 
     async def _send(self, full_key: bytes, value: bytes, ttl_s: int) -> None:
         async with self._put_slots:  # nobody waits for a put, so it may queue here for as long as it takes
@@ -162,7 +167,7 @@ class RedisStore:
         try:
             async with asyncio.timeout_at(deadline_s):
                 reply = await self._execute(*command)
-            if not (reply is True if command[0] == "SET" else reply is None or isinstance(reply, bytes)):
+            if not (reply is True if command[0] == "SET" else isinstance(reply, READS[str(command[0])])):
                 raise InvalidResponse(f"a {type(reply).__name__} is no answer to {command[0]!r}")
         except TimeoutError as error:
             self.counts.timeouts += 1
@@ -189,8 +194,9 @@ class RedisStore:
 
 
 def _concerns_one_command(error: Exception, command: tuple[bytes | str | int, ...]) -> bool:
-    """Whether Redis is well and only refused this: a put it has no room for, or a get of a planted list."""
-    return isinstance(error, ResponseError) and (command[0] == "SET" or str(error).startswith("WRONGTYPE"))
+    """Whether Redis is well and only refused this: a put it has no room for, a script its user may not run, or a get of
+    a planted list."""
+    return isinstance(error, ResponseError) and (command[0] != "GET" or str(error).startswith("WRONGTYPE"))
 
 
 def seal(secret: bytes, full_key: bytes, value: bytes) -> bytes:

@@ -104,6 +104,7 @@ class Patience:
         if busy:
             self._away_since = None
             stuck = now - max(begun, self._acknowledged_at) >= self._busy_s and not self._under_way
+            stuck = stuck or (failure.retry_after_s or 0) > self._busy_s  # a quota is full until tomorrow
         else:
             self._away_since = self._away_since or now
             stuck = now - self._away_since >= self._away_s

@@ -19,6 +19,7 @@ from retrieval.handlers.search import budget_of, headers_of
 from retrieval.handlers.wire import answer, body, collection_of
 from retrieval.keys import CONFIG, METRICS, PIPELINE, QUERY_LOG
 from retrieval.plan import filter_of
+from retrieval.request_log import note_queries
 
 OWN_PLACE = re.compile(r"^filter[\w.\[\]]*: ")  # in a filter that the request does not have
 ACTION_BYTES_MAX = 1 << 18  # decoded on the event loop; what is read of it is far less
@@ -37,6 +38,7 @@ async def assess(request: web.Request) -> web.Response:
     if neighbors > most:
         raise InvalidInput(f"neighbors must be from 1 to {most}, found {neighbors}", param="neighbors")
     search = search_request(wanted, read, neighbors)
+    note_queries(request, [read])
     found = await app[PIPELINE].search(name, collection, search, budget=budget_of(request, "neighbors"))
     app[METRICS].search(found)
     app[QUERY_LOG].note(collection, search)

@@ -11,7 +11,7 @@ from retrieval.auth import PRINCIPAL, Key, Scope, now_ms
 from retrieval.auth_schemas import CreateKey, KeyBody, KeyList, KeyMade, RotateKey
 from retrieval.errors import Forbidden
 from retrieval.handlers.wire import answer, body
-from retrieval.keys import KEYS
+from retrieval.keys import KEYS, LIMITER
 from retrieval.privacy import SCOPE, require_vectors
 
 
@@ -29,6 +29,7 @@ async def create(request: web.Request) -> web.Response:
         collections=wanted.collections,
         groups=wanted.groups,
         signed_groups=wanted.signed_groups,
+        limits=wanted.limits,
         created_ms=0,
         expires_ms=None if wanted.expires_s is None else now_ms() + round(wanted.expires_s * 1000),
     )
@@ -38,7 +39,8 @@ async def create(request: web.Request) -> web.Response:
 
 async def listed(request: web.Request) -> web.Response:
     keys = await asyncio.to_thread(request.app[KEYS].all, within_reach(""))
-    return answer(KeyList([KeyBody.of(key) for key in keys]))
+    limiter = request.app[LIMITER]
+    return answer(KeyList([KeyBody.of(key, limiter.used_today(key.id)) for key in keys]))
 
 
 async def rotate(request: web.Request) -> web.Response:

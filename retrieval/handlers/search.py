@@ -20,12 +20,14 @@ from retrieval.handlers.wire import (
     answer,
     answer_from,
     body,
+    charge,
     collection_of,
     in_callers_words,
     json_answer,
     timing_headers,
 )
 from retrieval.keys import CONFIG, EMBEDDERS, HELD, METRICS, PIPELINE, QUERY_LOG
+from retrieval.request_log import note_queries
 from retrieval.schemas import (
     ContextAnswer,
     ContextRequest,
@@ -42,6 +44,7 @@ INLINE_BYTES = 1 << 18  # of searches and of hits, handled on the event loop: le
 
 async def search(request: web.Request) -> web.Response:
     wanted = await body(request, SearchRequest)
+    note_queries(request, [wanted.query])
     name, collection = collection_of(request)
     budget = budget_of(request)
     found = await request.app[PIPELINE].search(name, collection, wanted, budget=budget)
@@ -72,6 +75,8 @@ async def search_batch(request: web.Request) -> web.Response:
 
     small = sum(map(len, wanted.searches)) <= INLINE_BYTES
     searches = decoded() if small else await asyncio.to_thread(decoded)
+    note_queries(request, [search.query for search in searches])
+    await charge(request.app, len(searches))
     slots = asyncio.Semaphore(CONCURRENT_SEARCHES)
 
     pipeline = request.app[PIPELINE]
@@ -123,7 +128,10 @@ async def context_of(request: web.Request, wanted: ContextRequest) -> ContextAns
         app[QUERY_LOG].note(collection, search)
         return found
 
-    searches = [asyncio.ensure_future(find(search)) for search in search_requests(wanted, config)]
+    wanted_searches = search_requests(wanted, config)
+    note_queries(request, [search.query for search in wanted_searches])
+    await charge(app, len(wanted_searches))
+    searches = [asyncio.ensure_future(find(search)) for search in wanted_searches]
     try:
         found = await asyncio.gather(*searches)
     finally:

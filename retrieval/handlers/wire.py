@@ -16,7 +16,7 @@ from retrieval.auth import PRINCIPAL
 from retrieval.collection_schemas import CollectionBody, RankingBody, RequestLimits
 from retrieval.decoding import decode
 from retrieval.errors import MalformedRequest, without_folders
-from retrieval.keys import CATALOG, CONFIG, EMBEDDERS, FOLDERS, HELD, TASKS
+from retrieval.keys import CATALOG, CONFIG, EMBEDDERS, FOLDERS, HELD, LIMITER, TASKS
 
 T = TypeVar("T")
 
@@ -48,6 +48,13 @@ def in_callers_words(app: web.Application, error: NearlineError) -> NearlineErro
     folders = app[FOLDERS]
     error.message = PRINCIPAL.get().in_own_words(without_folders(error.message, folders))
     return error
+
+
+async def charge(app: web.Application, searches: int) -> None:
+    """Count what a request asks beyond one search against the limits of its key. Raises RateLimited."""
+    caller = PRINCIPAL.get()
+    if caller.limits is not None and searches > 1:
+        await app[LIMITER].take(caller.key, caller.limits, searches - 1, forced=True)
 
 
 def answer(value: object, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:

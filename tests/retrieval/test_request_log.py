@@ -1,19 +1,23 @@
-"""Which request a log line belongs to, in the running application."""
+"""Which request a log line belongs to, in the running application, and what the line of a request says."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
 
+from jobs.server_process import log_of, serving
 from retrieval.app import create_app
 from retrieval.keys import PIPELINE
 from retrieval.request_log import REQUEST_ID, RequestLog
 from retrieval.settings import Config
+from tests.support.http import Http
 
 logger = logging.getLogger("test")
 
@@ -84,3 +88,46 @@ def test_lines_of_a_request_have_its_id(tmp_path: Path, caplog: pytest.LogCaptur
         ("GET /slow", "third"),
     ]
     assert ("after", "") in ids.seen
+
+
+# --- what a line says -------------------------------------------------------------------------------------------
+
+
+def logged(data: Path) -> list[dict[str, Any]]:
+    """The request lines of a service's log, as JSON."""
+    lines = [json.loads(line) for line in log_of(data).read_text().splitlines() if line.startswith("{")]
+    return [line for line in lines if line["logger"] == "nearline.requests"]
+
+
+def searched(data: Path, model_folder: Path, **settings: str) -> list[dict[str, Any]]:
+    """The lines of a search, a batch, a context and a listing."""
+    environ = {"NEARLINE_MODELS_FOLDER": str(model_folder.parent), "NEARLINE_LOG_FORMAT": "json", **settings}
+    with serving(data, environ) as server:
+        service = Http(server.url)
+        name = service.new_collection()
+        service.write(name, {"id": "a", "text": "Refunds within 30 days"})
+        service.search(name, query="the secret of refunds")
+        service.ok("POST", f"/v1/collections/{name}/search/batch", {"searches": [{"query": "secret one"}]})
+        context = {"queries": ["secret two", "secret three"], "token_budget": 99}
+        service.ok("POST", f"/v1/collections/{name}/context", context)
+        service.ok("GET", "/v1/collections")
+    return [line for line in logged(data) if line["method"] == "GET" or "/documents" not in line["path"]][-4:]
+
+
+def test_queries_are_logged_only_if_wanted(tmp_path: Path, model_folder: Path) -> None:
+    """By default no word of them is in the log; stages are."""
+    lines = searched(tmp_path / "data", model_folder)
+    assert "secret" not in log_of(tmp_path / "data").read_text()
+    assert [line.get("queries") for line in lines] == [None] * 4
+    stages = lines[0]["stages_ms"]
+    assert {"embed", "dense", "lexical", "fuse", "hydrate", "total"} <= {*stages}
+    assert stages["total"] <= lines[0]["ms"]
+    assert [line["level"] for line in lines] == ["info"] * 4
+    lines = searched(
+        tmp_path / "wanted", model_folder, NEARLINE_LOG_QUERIES="true", NEARLINE_LOG_SLOW_MS="0.001"
+    )
+    asked = [["the secret of refunds"], ["secret one"], ["secret two", "secret three"], None]
+    assert [line.get("queries") for line in lines] == asked
+    slow = [line for line in lines if line["level"] == "warning"]
+    assert [line["path"].rpartition("/")[2] for line in slow] == ["search", "context"]
+    assert all(", slow: " in line["message"] and "embed" in line["message"] for line in slow)

@@ -37,7 +37,7 @@ class RedisServer:
     """One server process at a time, always on the same port; a restart forgets everything."""
 
     def __init__(self, binary: Path, folder: Path) -> None:
-        self.port = _free_port()
+        self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self._binary = binary
         self._folder = folder
@@ -117,7 +117,7 @@ def _executable(binary: Path, folder: Path) -> Path:
     return copy
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -77,6 +77,7 @@ class Receipt(TypedDict):
     reranked: Reranked | None
     supported: bool | None
     corrected: NotRequired[dict[str, str]]
+    degraded: NotRequired[list[Literal["candidates", "rerank"]]]
     support_from: float | None
 
 

@@ -1,0 +1,299 @@
+"""Limits of access keys: requests a second, a day and at one time, with Redis and without."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from indexes.catalog import prepare
+from indexes.errors import InvalidInput
+from jobs.server_process import serving
+from retrieval.auth import Keys, Scope
+from retrieval.cache.redis_store import RedisStore
+from retrieval.clients.calling import Patience, ServiceError
+from retrieval.errors import RateLimited
+from retrieval.limits import DAY_S, Limiter, Limits, Shared
+from tests.retrieval.test_auth import Caller, Guarded, key
+from tests.support.redis_server import RedisServer, redis_server
+
+
+class Clock:
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Answering(Shared):
+    """A Redis that answers the same to everything."""
+
+    def __init__(self, reply: list[object] | None) -> None:
+        self.reply = reply
+
+    async def run_script(self, script: str, key: bytes, *arguments: int) -> list[object] | None:
+        return self.reply
+
+
+def limiter(folder: Path, clock: Clock, shared: Shared | None = None) -> Limiter:
+    return Limiter(folder, shared, clock=clock, now=clock)
+
+
+async def taken(limiter: Limiter, limits: Limits, cost: int = 1, **options: Any) -> bool:
+    try:
+        await limiter.take("k", limits, cost, **options)
+    except RateLimited:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("rate", [0.5, 7, 100])
+@pytest.mark.parametrize(
+    "shared", [None, Answering(None), Answering([b"no", "such", {}]), Answering([0, b"", -5])]
+)
+def test_a_rate_holds_within_five_percent(tmp_path: Path, rate: float, shared: Shared | None) -> None:
+    """Over two minutes of asking far too often, without Redis, with a dead one and with a lying one."""
+
+    async def ask() -> int:
+        clock = Clock()
+        limited = limiter(tmp_path, clock, shared)
+        passed = 0
+        for _ in range(round(120 * rate * 4)):
+            passed += await taken(limited, Limits(per_second=rate))
+            clock.now += 1 / (rate * 4)
+        return passed
+
+    assert 120 * rate * 0.95 <= asyncio.run(ask()) <= 120 * rate * 1.05
+
+
+def test_a_second_may_come_at_once(tmp_path: Path) -> None:
+    """And of a rate below one a second, one request."""
+
+    async def ask(rate: float) -> int:
+        limited = limiter(tmp_path, Clock())
+        return sum([await taken(limited, Limits(per_second=rate)) for _ in range(50)])
+
+    assert [asyncio.run(ask(rate)) for rate in (10, 1, 0.1)] == [10, 1, 1]
+
+
+def test_a_refusal_says_when_to_come_back(tmp_path: Path) -> None:
+    """A moment before that it is refused again, then it passes."""
+
+    async def ask() -> None:
+        clock = Clock()
+        limited, limits = limiter(tmp_path, clock), Limits(per_second=0.25)
+        assert await taken(limited, limits)
+        with pytest.raises(RateLimited, match=r"0\.25 requests a second") as refused:
+            await limited.take("k", limits)
+        clock.now += refused.value.retry_after_s - 0.001
+        assert not await taken(limited, limits)
+        clock.now += 0.002
+        assert await taken(limited, limits)
+
+    asyncio.run(ask())
+
+
+def test_what_costs_more_is_paid_off(tmp_path: Path) -> None:
+    """A batch passes, and the requests after it wait until the rate has caught up with it."""
+
+    async def ask() -> None:
+        clock = Clock()
+        limited, limits = limiter(tmp_path, clock), Limits(per_second=10)
+        assert await taken(limited, limits)
+        assert await taken(limited, limits, 99, forced=True)
+        clock.now += 8.9
+        assert not await taken(limited, limits)
+        clock.now += 0.2
+        assert await taken(limited, limits)
+
+    asyncio.run(ask())
+
+
+def test_a_day_has_its_number(tmp_path: Path) -> None:
+    """Also for what costs more than is left, which counts nothing; the next day begins anew."""
+
+    async def ask() -> None:
+        clock = Clock(DAY_S * 20_000 + 80_000.0)
+        limited, limits = limiter(tmp_path, clock), Limits(per_day=10)
+        assert sum([await taken(limited, limits) for _ in range(8)]) == 8
+        assert not await taken(limited, limits, 3, forced=True)
+        assert limited.used_today("k") == 8
+        assert await taken(limited, limits, 2, forced=True)
+        with pytest.raises(RateLimited) as refused:
+            await limited.take("k", limits)
+        assert refused.value.retry_after_s == 6400
+        clock.now += 6400
+        assert await taken(limited, limits)
+        assert limited.used_today("k") == 1
+
+    asyncio.run(ask())
+
+
+def test_a_restart_forgives_nothing(tmp_path: Path) -> None:
+    """The counts of the day come back; those of another day, or of a damaged file, do not."""
+
+    async def ask() -> None:
+        clock = Clock(DAY_S * 20_000.0)
+        first = limiter(tmp_path, clock)
+        assert [await taken(first, Limits(per_day=2)) for _ in range(3)] == [True, True, False]
+        first.write()
+        assert not await taken(limiter(tmp_path, clock), Limits(per_day=2))
+        assert await taken(limiter(tmp_path, Clock(DAY_S * 20_001.0)), Limits(per_day=2))
+        (tmp_path / "usage.json").write_text("{")
+        assert await taken(limiter(tmp_path, clock), Limits(per_day=2))
+
+    asyncio.run(ask())
+
+
+def test_only_so_many_at_one_time(tmp_path: Path) -> None:
+    """One that has ended, well or not, makes room."""
+    limited, limits = limiter(tmp_path, Clock()), Limits(at_once=2)
+    with limited.under_way("k", limits):
+        with pytest.raises(ZeroDivisionError), limited.under_way("k", limits):
+            raise ZeroDivisionError
+        with limited.under_way("k", limits), pytest.raises(RateLimited, match="2 requests under way"):
+            with limited.under_way("k", limits):
+                pass
+        with limited.under_way("other", limits):
+            pass
+
+
+# --- services that share a Redis --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[RedisServer]:
+    with redis_server(tmp_path) as server:
+        yield server
+
+
+def store(server: RedisServer) -> RedisStore:
+    return RedisStore(
+        server.url, secret=b"s" * 32, timeout_ms=2000, retry_after_s=60, prefix=b"t", clock=time.monotonic
+    )
+
+
+def test_services_share_the_limits(tmp_path: Path, redis: RedisServer) -> None:
+    """Two of them let pass together what one may, by the clock of Redis; what was refused there counts nowhere."""
+
+    async def ask() -> None:
+        stores = [store(redis), store(redis)]
+        limiters = [Limiter(tmp_path / str(at), one) for at, one in enumerate(stores)]
+        limits, passed = Limits(per_second=40), 0
+        for one in itertools.islice(itertools.cycle(limiters), 100):  # the bucket
+            await taken(one, limits)
+        begun = time.monotonic()
+        while time.monotonic() - begun < 2:
+            for one in limiters:
+                passed += await taken(one, limits)
+            await asyncio.sleep(0.002)
+        allowed = 40 * (time.monotonic() - begun)
+        assert 0.9 * allowed - 1 <= passed <= 1.05 * allowed + 1
+        daily = Limits(per_day=10)
+        assert (
+            sum([await taken(one, daily) for one in limiters * 10]) == 0
+        )  # more than ten are counted already
+        assert {one.used_today("k") for one in limiters} == {limiters[0].used_today("k")}
+        for opened in stores:
+            await opened.close()
+
+    asyncio.run(ask())
+
+
+def test_without_redis_each_holds_them(tmp_path: Path, redis: RedisServer) -> None:
+    """A dying Redis forgives nothing: this process has counted too, and has heard what others used."""
+
+    async def ask() -> None:
+        stores = [store(redis), store(redis)]
+        ours, other = (Limiter(tmp_path / str(at), one) for at, one in enumerate(stores))
+        limits = Limits(per_second=0.01, per_day=100)
+        assert await taken(other, limits, 50, forced=True)
+        assert await taken(ours, limits, 10, forced=True)
+        redis.kill()
+        assert not await taken(ours, limits)
+        assert ours.used_today("k") == 60
+        for opened in stores:
+            await opened.close()
+
+    asyncio.run(ask())
+
+
+# --- over HTTP --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Iterator[Guarded]:
+    data = tmp_path_factory.mktemp("limited") / "data"
+    prepare(data)
+    keys = Keys(data)
+    admin = keys.create(key("admin"))[1]
+    with serving(data, {"NEARLINE_MODELS_FOLDER": str(model_folder.parent)}) as server:
+        caller = Caller(server.url, admin)
+        caller.ok("POST", "/v1/collections", {"name": "docs"})
+        caller.write("docs", {"id": "a", "text": "Refunds within 30 days"})
+        yield Guarded(server, keys, data)
+
+
+def limited(guarded: Guarded, *scopes: Scope, **limits: Any) -> Caller:
+    return guarded.caller(*(scopes or ("search",)), limits=Limits(**limits))
+
+
+def test_a_key_has_its_limits(guarded: Guarded) -> None:
+    """429 with the time to wait; other keys are not concerned. What it used is listed for who makes keys."""
+    caller = limited(guarded, per_second=0.02)
+    assert caller.found("docs", query="refunds") == ["a"]
+    reply = caller.call("POST", "/v1/collections/docs/search", {"query": "refunds"})
+    assert (reply.status, reply.body["error"]["type"]) == (429, "rate_limited")
+    assert 45 <= int(reply.headers["Retry-After"]) <= 50
+    assert guarded.caller("search").found("docs", query="refunds") == ["a"]
+    used = {one["id"]: one["used_today"] for one in guarded.caller("admin").ok("GET", "/v1/keys")["keys"]}
+    assert used[caller.token.split("_")[1]] == 1
+
+
+def test_a_batch_counts_as_its_searches(guarded: Guarded) -> None:
+    """And a context as its queries; what does not fit into the day is refused whole."""
+    caller = limited(guarded, per_day=10)
+    search = {"query": "refunds"}
+    caller.ok("POST", "/v1/collections/docs/search/batch", {"searches": [search] * 5})
+    caller.ok("POST", "/v1/collections/docs/context", {"queries": ["refunds", "returns"], "token_budget": 99})
+    reply = caller.call("POST", "/v1/collections/docs/search/batch", {"searches": [search] * 5})
+    assert (reply.status, reply.body["error"]["type"]) == (429, "rate_limited")
+    for _ in range(2):  # the refused batch was a request
+        caller.ok("POST", "/v1/collections/docs/search", search)
+    assert caller.call("POST", "/v1/collections/docs/search", search).status == 429
+
+
+def test_it_is_refused_before_its_body(guarded: Guarded) -> None:
+    """A client that has sent only the head of a large write hears it."""
+    caller = limited(guarded, "write", per_second=0.01)
+    caller.write("docs", {"id": "b", "text": "Returns"})
+    host, port = guarded.server.url.removeprefix("http://").split(":")
+    head = (
+        f"POST /v1/collections/docs/documents HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {caller.token}\r\n"
+        "Content-Type: application/json\r\nContent-Length: 1000000\r\n\r\n"
+    )
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(head.encode())
+        assert connection.recv(100).startswith(b"HTTP/1.1 429 ")
+
+
+def test_a_client_does_not_wait_for_tomorrow() -> None:
+    """It tries again where the service says when, but not for longer than it is patient."""
+    full = ServiceError("full", status=429, kind="rate_limited", retry_after_s=7200)
+    with pytest.raises(ServiceError):
+        Patience(busy_s=60, away_s=60).pause_s(full, begun=time.monotonic(), attempt=0, twice=True)
+
+
+def test_limits_have_bounds(tmp_path: Path) -> None:
+    """Named with the field, for commands and over HTTP."""
+    with pytest.raises(InvalidInput, match="per_second"):
+        Keys(tmp_path).create(key("search", limits=Limits(per_second=0)))
+    with pytest.raises(InvalidInput, match="at_once"):
+        Keys(tmp_path).create(key("search", limits=Limits(at_once=-1)))
