@@ -80,6 +80,7 @@ def create_app(config: Config, data: Path) -> web.Application:
     app.cleanup_ctx.extend(
         [
             lifecycle.catalog_ctx(data),
+            lifecycle.privacy_ctx,
             lifecycle.shared_ctx,
             lifecycle.embedders_ctx,
             lifecycle.reranker_ctx,

@@ -52,7 +52,7 @@ from retrieval.limits import Limits
 
 logger = logging.getLogger(__name__)
 
-Scope = Literal["search", "write", "admin", "metrics"]
+Scope = Literal["search", "write", "admin", "metrics", "vectors"]
 # What a route asks for: one of the scopes, `key` for any valid key, `public` for none.
 Needed = Scope | Literal["key", "public"]
 
@@ -349,7 +349,11 @@ def read_keys(path: Path) -> list[Key]:
 def check(key: Key) -> None:
     """Raises InvalidInput naming the field, for rights that make no sense together."""
     if not key.scopes:
-        raise InvalidInput("scopes is empty, expected search, write, admin or metrics", param="scopes")
+        raise InvalidInput(
+            "scopes is empty, expected search, write, admin, metrics or vectors", param="scopes"
+        )
+    if "vectors" in key.scopes and not {"search", "admin"} & {*key.scopes}:
+        raise InvalidInput("vectors come with documents: add the scope search", param="scopes")
     if key.tenant and not TENANT.fullmatch(key.tenant):
         raise InvalidInput(
             f"tenant {key.tenant!r} cannot be a name; expected 1 to 63 of a-z, 0-9, '-' and '_'",
@@ -367,8 +371,8 @@ def check(key: Key) -> None:
             raise InvalidInput(f"collections: {name!r} cannot be a name", param="collections")
     if key.groups is not None:
         check_groups(key.groups, "groups")
-    if (key.groups is not None or key.signed_groups) and {*key.scopes} != {"search"}:
-        raise InvalidInput("a key with groups has the scope search alone", param="scopes")
+    if (key.groups is not None or key.signed_groups) and {*key.scopes} - {"vectors"} != {"search"}:
+        raise InvalidInput("a key with groups can search and read, nothing else", param="scopes")
 
 
 def check_groups(groups: Sequence[str], where: str) -> list[str]:

@@ -15,7 +15,12 @@ Seconds = Annotated[float, Meta(gt=0, le=315_360_000)]
 
 
 class CreateKey(Request, frozen=True, kw_only=True):
-    scopes: Annotated[list[Scope], Doc("`search`, `write`, `admin` (which includes both), `metrics`")]
+    scopes: Annotated[
+        list[Scope],
+        Doc(
+            "`search`, `write`, `admin` (which includes both), `metrics`, `vectors` (raw vectors of documents)"
+        ),
+    ]
     name: Annotated[str, Meta(max_length=200), Doc("For people")] = ""
     tenant: Annotated[
         str, Doc("The key sees the collections of this tenant alone; empty: your own tenant")

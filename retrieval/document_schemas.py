@@ -75,7 +75,9 @@ class ScrollDocuments(Request, frozen=True, kw_only=True):
     filter: Condition = field(default_factory=absent)
     cursor: Annotated[str | None, Doc("Where the page begins: `cursor` of the page before")] = None
     limit: Annotated[int, Doc("Documents on one page")] = 100
-    vectors: Annotated[bool, Doc("Whether to list the passages with their vectors")] = False
+    vectors: Annotated[
+        bool, Doc("Whether to list the passages with their vectors; a key needs the scope `vectors`")
+    ] = False
     text: Annotated[bool, Doc("Whether to return texts")] = True
 
 
@@ -100,13 +102,15 @@ class Deleted(msgspec.Struct):
 
 
 class PassageBody(msgspec.Struct):
-    """`text[start:end]` of its document, and the unit vector it is searched by."""
+    """`text[start:end]` of its document, with its vector."""
 
     passage: Annotated[int, Doc("Position of the passage in its document, from 0")]
     start: Start
     end: End
     tokens: Annotated[int, Doc("Number of tokens")]
-    vector: Annotated[list[float], Doc("The unit vector the passage is searched by")]
+    vector: Annotated[
+        list[float], Doc("The unit vector it is searched by, with the noise that is configured")
+    ]
 
 
 class DocumentBody(msgspec.Struct, kw_only=True):

@@ -23,6 +23,7 @@ from indexes import (
     chance_of,
     primary,
 )
+from retrieval.auth import PRINCIPAL
 from retrieval.cache import EmbeddingCache, SharedVectors
 from retrieval.embedding.batcher import Batcher
 from retrieval.embedding.costs import CostModel
@@ -67,9 +68,11 @@ class Embedder:
     async def query(self, text: str, deadline: float | None = None, *, cached: bool = True) -> Floats:
         """Vector of a search's query, float32 [dimensions]. `deadline` in the loop's time; without `cached` no cache
         is read or filled."""
-        if cached and (known := self.cache.get(self.fingerprint, text)) is not None:
+        # Tenants share none: how long it takes would tell what another one has asked.
+        kept_by = f"{self.fingerprint}@{PRINCIPAL.get().tenant}".removesuffix("@")
+        if cached and (known := self.cache.get(kept_by, text)) is not None:
             return known
-        key = (self.fingerprint, self.encoder.variant, text)
+        key = (kept_by, self.encoder.variant, text)
         vector = None
         if cached and self.shared is not None:
             vector = await self.shared.get(*key, dimensions=self.encoder.dimensions)
@@ -77,7 +80,7 @@ class Embedder:
             vector = (await self.batcher.embed([text], "query", lane="query", deadline=deadline)).vectors[0]
             if cached and self.shared is not None:
                 await self.shared.put(*key, vector)
-        return self.cache.put(self.fingerprint, text, vector) if cached else vector
+        return self.cache.put(kept_by, text, vector) if cached else vector
 
     def share_read(self, text: str, language: str | None, held: Callable[[], Mapping[str, int]]) -> float:
         """How much of a query the model reads, 0 to 1: its own languages whole, of others what its tokenizer knows.

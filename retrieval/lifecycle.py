@@ -58,6 +58,7 @@ from retrieval.keys import (
 )
 from retrieval.llm import LanguageModel
 from retrieval.pipeline import Pipeline
+from retrieval.privacy import VECTOR_EXPORT, VectorExport
 from retrieval.query_log import QueryLog
 from retrieval.reranking import Reranker
 from retrieval.schemas import SearchRequest
@@ -110,6 +111,15 @@ def leave_on_failure(app: web.Application, loop: asyncio.AbstractEventLoop) -> f
         loop.call_soon_threadsafe(leave, error)
 
     return on_any_thread
+
+
+async def privacy_ctx(app: web.Application) -> AsyncIterator[None]:
+    privacy, data = app[CONFIG].privacy, app[CATALOG].folder
+    secret = shared_secret(privacy.secret)
+    if privacy.vector_noise and not privacy.secret:
+        secret = await asyncio.to_thread(own_secret, data, "vectors.secret")
+    app[VECTOR_EXPORT] = VectorExport(privacy.vector_noise, secret)
+    yield
 
 
 async def shared_ctx(app: web.Application) -> AsyncIterator[None]:
@@ -315,7 +325,9 @@ def shared_store(config: Config, data: Path) -> RedisStore | None:
 
     return RedisStore(
         config.redis.url,
-        secret=shared_secret(config.redis.secret) if config.redis.secret else own_secret(data),
+        secret=shared_secret(config.redis.secret)
+        if config.redis.secret
+        else own_secret(data, "cache.secret"),
         timeout_ms=config.redis.timeout_ms,
         retry_after_s=config.redis.retry_after_s,
         prefix=config.redis.prefix.encode(),
@@ -327,9 +339,9 @@ def shared_secret(text: str) -> bytes:
     return blake2b(text.encode(), digest_size=SECRET_BYTES, person=b"nearline-secret").digest()
 
 
-def own_secret(data: Path) -> bytes:
-    """Signs what this data directory puts into Redis, where it shares with nobody but its own copies."""
-    path = data / "cache.secret"
+def own_secret(data: Path, name: str) -> bytes:
+    """A random one of this data directory and its copies, made when it is first needed."""
+    path = data / name
     if not path.is_file():
         publish(path, secrets.token_bytes(SECRET_BYTES), mode=0o600)
     return path.read_bytes()

@@ -30,7 +30,7 @@ VERSION = version("nearline")  # once: it is read from the disk
 QUERY_PARAMETERS = {
     "cursor": "Where the page begins: `next_cursor` of the page before",
     "limit": "Documents on one page",
-    "vectors": "Whether to list the passages with their vectors",
+    "vectors": "Whether to list the passages with their vectors; a key needs the scope `vectors`",
     "after": "Id that the page begins behind: the last one of the page before",
     "order": "`asc` or `desc`",
     "purpose": "Only files of this purpose",

@@ -17,7 +17,7 @@ from typing import Any
 from aiohttp import web
 from aiohttp.abc import AbstractAccessLogger
 
-from retrieval.auth import PRINCIPAL
+from retrieval.auth import PRINCIPAL, TOKEN
 from retrieval.settings import Log
 
 logger = logging.getLogger("nearline.requests")
@@ -68,7 +68,7 @@ def log_request(
         return
     fields: dict[str, Any] = {
         "method": request.method,
-        "path": path[:PATH_CHARS_MAX],
+        "path": TOKEN.sub(r"nl_\g<id>_...", path)[:PATH_CHARS_MAX],  # revoked by all of it, say
         "status": status,
         "ms": round(seconds * 1000, 3),
         "bytes": sent_bytes,

@@ -50,6 +50,11 @@ class Auth(Section, frozen=True, kw_only=True):
     ] = ""
 
 
+class Privacy(Section, frozen=True, kw_only=True):
+    vector_noise: Annotated[float, Meta(ge=0, le=10)] = 0.0
+    secret: Annotated[str, Meta(pattern=r"^$|^.{16,}$", description="16 characters or more, or nothing")] = ""
+
+
 class Admission(Section, frozen=True, kw_only=True):
     searches_max: Positive = 64
     writes_max: Positive = 32
@@ -226,6 +231,7 @@ class Config(Section, frozen=True, kw_only=True):
 
     server: Server = field(default_factory=Server)
     auth: Auth = field(default_factory=Auth)
+    privacy: Privacy = field(default_factory=Privacy)
     admission: Admission = field(default_factory=Admission)
     models: Models = field(default_factory=Models)
     embedding: Embedding = field(default_factory=Embedding)

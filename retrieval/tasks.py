@@ -65,6 +65,11 @@ class Failure:
     until_s: float
 
 
+def unknown_job(job_id: str) -> NotFound:
+    """Also for a job that the caller may not see: both are told in the same words."""
+    return NotFound(f"no job {job_id!r}; the last {JOBS_KEPT} since the start are known", param="job")
+
+
 class Tasks:
     """Starts jobs and remembers the last JOBS_KEPT. For the event loop; `close` ends what still runs."""
 
@@ -88,7 +93,7 @@ class Tasks:
     def get(self, job_id: str) -> JobBody:
         job = self._jobs.get(job_id)
         if job is None:
-            raise NotFound(f"no job {job_id!r}; the last {JOBS_KEPT} since the start are known", param="job")
+            raise unknown_job(job_id)
         return job
 
     def all(self) -> list[JobBody]:

@@ -71,6 +71,13 @@ def test_settings_exist(page: Path) -> None:
         assert section not in sections or key in sections[section], f"{section}.{key}"
 
 
+@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: page.name)
+def test_named_tests_exist(page: Path) -> None:
+    """Each test that a page refers to is there, by its file and its name."""
+    for file, name in re.findall(r"(tests/[\w/]+\.py)::(\w+)", page.read_text()):
+        assert f"def {name}(" in (ROOT / file).read_text(), f"{file}::{name}"
+
+
 def test_every_endpoint_is_listed() -> None:
     """docs/api.md, docs/embedding-server.md and docs/integrations.md name every method with its path."""
     names = ("api.md", "embedding-server.md", "integrations.md")

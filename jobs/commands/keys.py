@@ -41,7 +41,7 @@ def command() -> None:
     multiple=True,
     required=True,
     type=click.Choice(get_args(Scope)),
-    help="What the key may do; may be repeated. admin includes search and write.",
+    help="What the key may do; may be repeated. admin includes search and write; vectors: raw vectors, too.",
 )
 @click.option("--tenant", default="", help="Only the collections of this tenant. [default: all collections]")
 @click.option(

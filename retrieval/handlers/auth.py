@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 from aiohttp import web
 
-from retrieval.auth import PRINCIPAL, Key, now_ms
+from retrieval.auth import PRINCIPAL, Key, Scope, now_ms
 from retrieval.auth_schemas import CreateKey, KeyBody, KeyList, KeyMade, RotateKey
 from retrieval.errors import Forbidden
 from retrieval.handlers.wire import answer, body
 from retrieval.keys import KEYS, LIMITER
+from retrieval.privacy import SCOPE, require_vectors
 
 
 async def create(request: web.Request) -> web.Response:
     """A key cannot make one that may do what it may not itself."""
     wanted = await body(request, CreateKey)
     tenant = within_reach(wanted.tenant)
+    require_grantable(wanted.scopes)
     key = Key(
         id="",
         sha256="",
@@ -42,15 +45,25 @@ async def listed(request: web.Request) -> web.Response:
 
 async def rotate(request: web.Request) -> web.Response:
     wanted = await body(request, RotateKey)
-    made, text = await asyncio.to_thread(
-        request.app[KEYS].rotate, request.match_info["key"], within_reach(""), wanted.grace_s
-    )
+    key_id, keys, tenant = request.match_info["key"], request.app[KEYS], within_reach("")
+
+    def work() -> tuple[Key, str]:
+        require_grantable(scope for key in keys.all(tenant) if key.id == key_id for scope in key.scopes)
+        return keys.rotate(key_id, tenant, wanted.grace_s)
+
+    made, text = await asyncio.to_thread(work)
     return answer(KeyMade(text, KeyBody.of(made)), status=201)
 
 
 async def revoke(request: web.Request) -> web.Response:
     await asyncio.to_thread(request.app[KEYS].revoke, request.match_info["key"], within_reach(""))
     return web.Response(status=204)
+
+
+def require_grantable(scopes: Iterable[Scope]) -> None:
+    """Raises Forbidden for the scope that `admin` does not include, unless the caller has it."""
+    if SCOPE in scopes:
+        require_vectors()
 
 
 def within_reach(tenant: str) -> str:

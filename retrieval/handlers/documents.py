@@ -44,6 +44,7 @@ from retrieval.handlers.wire import answer, answer_from, body, collection_of, do
 from retrieval.keys import CONFIG, EMBEDDERS, HELD, METRICS, TASKS
 from retrieval.metadata import Patch, date_of, expires_ms_of, metadata_of
 from retrieval.plan import filter_of
+from retrieval.privacy import VECTOR_EXPORT, VectorExport, require_vectors
 from retrieval.settings import Config
 from retrieval.stopwatch import elapsed_ms
 from retrieval.writing import delete_matching, patch_metadata, write_documents
@@ -66,13 +67,13 @@ async def write(request: web.Request) -> web.Response:
 
 async def shown(request: web.Request) -> web.Response:
     _, collection = collection_of(request)
-    vectors, document_id = query_flag(request, "vectors"), request.match_info["id"]
-    held = request[HELD]
+    vectors, document_id = vectors_wanted(request), request.match_info["id"]
+    held, export = request[HELD], request.app[VECTOR_EXPORT]
 
     def work() -> DocumentBody:
         found = document_of(collection, document_id, vectors=vectors)
         held.answer(len(found.document.text))
-        return document_body(found)
+        return document_body(found, export)
 
     return await answer_from(work)
 
@@ -82,7 +83,7 @@ async def listed(request: web.Request) -> web.Response:
     limits = request.app[CONFIG].limits
     limit = query_int(request, "limit", 100, least=1, most=limits.page_limit_max)
     cursor = query_int(request, "cursor", 0, least=0, most=CURSOR_MAX)
-    vectors = query_flag(request, "vectors")
+    vectors, export = vectors_wanted(request), request.app[VECTOR_EXPORT]
     bytes_max = request[HELD].page(limits.answer_bytes_max)
     condition = PRINCIPAL.get().allowed(None)
 
@@ -91,7 +92,7 @@ async def listed(request: web.Request) -> web.Response:
             collection, cursor, limit, condition=condition, vectors=vectors, bytes_max=bytes_max
         )
         following = None if page.following is None else str(page.following)
-        return {"documents": encoded(page), "next_cursor": following}
+        return {"documents": encoded(page, export), "next_cursor": following}
 
     return await answer_from(work)
 
@@ -184,7 +185,9 @@ def ids_of(raw: msgspec.Raw, config: Config) -> list[str] | None:
 async def scroll(request: web.Request) -> web.Response:
     wanted = await body(request, ScrollDocuments)
     _, collection = collection_of(request)
-    config = request.app[CONFIG]
+    config, export = request.app[CONFIG], request.app[VECTOR_EXPORT]
+    if wanted.vectors:
+        require_vectors()
     most = config.limits.page_limit_max
     if not 1 <= wanted.limit <= most:
         raise InvalidInput(f"limit must be from 1 to {most}, found {wanted.limit}", param="limit")
@@ -203,7 +206,7 @@ async def scroll(request: web.Request) -> web.Response:
             bytes_max=bytes_max,
         )
         cursor = None if page.following is None else encode_cursor(page.following, collection.uid)
-        return {"documents": encoded(page, text=wanted.text), "cursor": cursor}
+        return {"documents": encoded(page, export, text=wanted.text), "cursor": cursor}
 
     return await answer_from(work)
 
@@ -216,12 +219,12 @@ async def count(request: web.Request) -> web.Response:
     return answer(CountBody(counted.documents, counted.passages, counted.seq))
 
 
-def encoded(page: Page, *, text: bool = True) -> list[msgspec.Raw]:
+def encoded(page: Page, export: VectorExport, *, text: bool = True) -> list[msgspec.Raw]:
     """Each document's JSON by itself: encoding a whole page in one step would hold up every other thread."""
-    return [msgspec.Raw(msgspec.json.encode(document_body(one, text=text))) for one in page.documents]
+    return [msgspec.Raw(msgspec.json.encode(document_body(one, export, text=text))) for one in page.documents]
 
 
-def document_body(found: ScrolledDocument, *, text: bool = True) -> DocumentBody:
+def document_body(found: ScrolledDocument, export: VectorExport, *, text: bool = True) -> DocumentBody:
     document, passages = found.document, found.passages
     return DocumentBody(
         id=document.id,
@@ -229,14 +232,22 @@ def document_body(found: ScrolledDocument, *, text: bool = True) -> DocumentBody
         text=document.text if text else msgspec.UNSET,
         title=document.title,
         metadata=document.metadata,
-        passages=document.passages if passages is None else [passage_body(one) for one in passages],
+        passages=document.passages if passages is None else [passage_body(one, export) for one in passages],
         language=document.language,
         expires_at=UNSET if document.expires_ms is None else date_of(document.expires_ms),
     )
 
 
-def passage_body(passage: VectorPassage) -> PassageBody:
-    return PassageBody(passage.ordinal, passage.start, passage.end, passage.tokens, passage.vector.tolist())
+def passage_body(passage: VectorPassage, export: VectorExport) -> PassageBody:
+    vector = export.of(passage.vector).tolist()
+    return PassageBody(passage.ordinal, passage.start, passage.end, passage.tokens, vector)
+
+
+def vectors_wanted(request: web.Request) -> bool:
+    """Raises InvalidInput, and Forbidden for a caller that may have none."""
+    if wanted := query_flag(request, "vectors"):
+        require_vectors()
+    return wanted
 
 
 def query_flag(request: web.Request, name: str) -> bool:

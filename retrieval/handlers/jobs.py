@@ -7,11 +7,12 @@ import asyncio
 import msgspec
 from aiohttp import web
 
-from indexes import Floats, NotFound, TooLarge, check_number
+from indexes import Floats, TooLarge, check_number
 from retrieval.auth import PRINCIPAL
 from retrieval.collection_schemas import JobBody, JobList, JobStarted, Nothing, Reindex, RolledBack, Tune
 from retrieval.handlers.wire import answer, body, collection_of
 from retrieval.keys import CATALOG, CONFIG, EMBEDDERS, FEEDBACK, PIPELINE, QUERY_LOG, TASKS
+from retrieval.tasks import unknown_job
 
 QUERIES_MAX = 10_000  # of one tuning; more only makes it longer
 
@@ -90,7 +91,7 @@ async def shown(request: web.Request) -> web.Response:
     job_id = request.match_info["job"]
     job = request.app[TASKS].get(job_id)
     if not visible(request.app, job):
-        raise NotFound(f"no job {job_id!r}", param="job")
+        raise unknown_job(job_id)
     return answer(as_called(job))
 
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from indexes import Collection, InvalidInput, NearlineError, NotFound, ScrolledDocument, scrolling
 from retrieval.auth import PRINCIPAL
@@ -38,6 +39,8 @@ async def form(request: web.Request) -> Mapping[str, Any]:
         return await request.post()
     except (ValueError, LookupError, RuntimeError) as error:  # of its boundary, a charset, an encoding
         raise MalformedRequest(f"the body is not a valid form: {error}") from None
+    except HttpProcessingError as error:  # of a part's own head
+        raise MalformedRequest(f"the body is not a valid form: {error.message}") from None
 
 
 def in_callers_words(app: web.Application, error: NearlineError) -> NearlineError:

@@ -167,6 +167,61 @@ def test_slow_bodies_make_room_too(tmp_path: Path, model_folder: Path) -> None:
             assert Http(server.url).call("GET", "/healthz").status == 200
 
 
+SLOW = 500
+SLOW_HEADS = (b"", b"GET /healthz HTTP/1.1\r\nHost: loc")
+SLOW_BODIES = (
+    b"POST /v1/collections HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{",
+    b"POST /v1/collections HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n",
+)
+
+
+@pytest.mark.parametrize(
+    "timeout_s",
+    [pytest.param(1, marks=pytest.mark.slow), pytest.param(15, marks=pytest.mark.torture)],
+    ids=["short", "long"],
+)
+@pytest.mark.parametrize("begins", [SLOW_HEADS, SLOW_BODIES], ids=["heads", "bodies"])
+def test_five_hundred_slow_clients(
+    tmp_path: Path, model_folder: Path, begins: tuple[bytes, ...], timeout_s: float
+) -> None:
+    """A byte now and then from each: all are refused or closed when the time for a request is over, and others are
+    answered meanwhile."""
+    names = ("HEADER_TIMEOUT_S", "BODY_TIMEOUT_S")
+    environ = {f"NEARLINE_SERVER_{name}": str(timeout_s) for name in names}
+    # All callers have one address here.
+    environ["NEARLINE_SERVER_CONNECTIONS_PER_ADDRESS_MAX"] = "1000"
+    environ["NEARLINE_MODELS_FOLDER"] = str(model_folder.parent)
+    with serving(tmp_path / "data", environ) as server, contextlib.ExitStack() as stack:
+        http = Http(server.url)
+        name = http.new_collection()
+        http.write(name, {"id": "a", "text": "Good clients are answered."})
+        slow = [stack.enter_context(connect(server)) for _ in range(SLOW)]
+        open_ = set(slow)
+        for number, one in enumerate(slow):
+            one.sendall(begins[number % len(begins)])
+            one.setblocking(False)
+        deadline, asked = time.monotonic() + timeout_s + 30, 0
+        while open_ and time.monotonic() < deadline:
+            assert http.found(name, query=f"who is answered, {asked}?") == ["a"]
+            asked += 1
+            open_ = {one for one in open_ if not closed(one)}
+        assert not open_
+        assert asked > 1
+
+
+def closed(connection: socket.socket) -> bool:
+    """Or answered already, with 408, or 429 where there are too many. Sends one more byte if not."""
+    try:
+        received = connection.recv(4096)
+    except BlockingIOError:
+        with contextlib.suppress(ConnectionError):
+            connection.send(b"x")
+        return False
+    except ConnectionError:
+        return True
+    return received == b"" or received.startswith((b"HTTP/1.1 408", b"HTTP/1.1 429"))
+
+
 @pytest.mark.parametrize("settings", [Server(connections_max=1), Server(connections_per_address_max=1)])
 def test_where_everybody_waits_for_us_a_new_client_is_told(settings: Server) -> None:
     """503 with Retry-After; the request under way is answered, and its place is free again."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import socket
@@ -9,7 +10,9 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -98,6 +101,76 @@ def test_what_fits_the_grace(tmp_path: Path, model_folder: Path) -> None:
         assert server.stop() == 0
     with serving(tmp_path / "data", settings) as server:
         assert Http(server.url).ok("GET", f"/v1/collections/{name}")["documents"] == 1
+
+
+KINDS = ("search", "search/batch", "context", "documents", "documents/count", "explain", "reindex")
+
+
+@pytest.mark.model
+def test_mixed_load_when_the_signal_comes(tmp_path: Path, model_folder: Path) -> None:
+    """What was accepted is answered, in full or with 503; what was acknowledged is there afterwards; a job under way is
+    given up; and the process leaves in time."""
+    settings = environ(model_folder, 20)
+    with serving(tmp_path / "data", settings) as server:
+        http = Http(server.url)
+        http.ok("POST", "/v1/collections", {"name": "docs"})
+        http.write("docs", *({"id": f"d{at}", "text": f"Document {at}. {SENTENCE}"} for at in range(200)))
+        callers = [Caller(http, kind) for kind in KINDS for _ in range(2)]
+        until = time.monotonic() + 60
+        while not all(one.replies for one in callers):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        os.kill(server.pid, signal.SIGTERM)
+        started = time.monotonic()
+        assert server.stop() == 0
+        assert time.monotonic() - started < 30
+        for one in callers:
+            one.join(30)
+        statuses = {(one.kind, reply.status) for one in callers for reply in one.replies}
+        assert {status for _, status in statuses} <= {200, 202, 409, 429, 503}
+        assert {(kind, 202 if kind == "reindex" else 200) for kind in KINDS} <= statuses
+        written = [
+            document["id"]
+            for one in callers
+            for body, reply in zip(one.bodies, one.replies, strict=False)
+            if one.kind == "documents" and reply.status == 200
+            for document in body["documents"]
+        ]
+    with serving(tmp_path / "data", settings) as server:
+        for document_id in written:
+            assert Http(server.url).call("GET", f"/v1/collections/docs/documents/{document_id}").status == 200
+
+
+class Caller(threading.Thread):
+    """Asks one kind of request after the other, until the service no longer takes connections."""
+
+    def __init__(self, http: Http, kind: str) -> None:
+        super().__init__(daemon=True)
+        self.kind, self.bodies, self.replies = kind, list[Any](), list[Reply]()
+        self._http = http
+        self.start()
+
+    def run(self) -> None:
+        for at in itertools.count():
+            queries = [{"query": f"what is finished, {at}, {one}?", "cache": False} for one in range(20)]
+            self.bodies.append(
+                {
+                    "search": queries[0],
+                    "search/batch": {"searches": queries},
+                    "context": {"query": f"what is finished, {at}?", "token_budget": 500},
+                    "documents": {"documents": [{"id": f"{self.name}-{at}", "text": SENTENCE * 20}]},
+                    "explain": {"query": f"what is finished, {at}?", "document_id": "d7"},
+                }.get(self.kind, {})
+            )
+            try:
+                self.replies.append(
+                    self._http.call("POST", f"/v1/collections/docs/{self.kind}", self.bodies[-1])
+                )
+            except (
+                urllib.error.URLError,
+                ConnectionError,
+            ):  # it listens no more, or closed what it had not read
+                return
 
 
 # A service, and a thread beside it that nothing can stop.

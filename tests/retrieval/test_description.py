@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from jobs.server_process import ServerProcess, log_of, serving
+from indexes.catalog import prepare
+from jobs.server_process import log_of, serving
 from retrieval import collection_schemas, document_schemas, errors, schemas
+from retrieval.auth import Keys
 from retrieval.examples import make_examples
 from retrieval.openapi import describe
 from retrieval.routes import ROUTES
+from tests.retrieval.test_auth import Caller, key
 from tests.support.http import Http
 
 CONFIG = Path(__file__).parent.parent / "support" / "schemathesis.toml"
@@ -22,20 +25,29 @@ IN_TURN = ("--phases", "stateful")  # along the links
 
 
 @pytest.fixture
-def tried(tmp_path: Path, rerank_environ: dict[str, str]) -> Iterator[ServerProcess]:
-    """A service of its own: many collections are made, and none of its log may be a traceback."""
+def tried(tmp_path: Path, rerank_environ: dict[str, str]) -> Iterator[Caller]:
+    """A service of its own, with keys: many collections are made, and none of its log may be a traceback."""
     data = tmp_path / "data"
+    prepare(data)
+    _, token = Keys(data).create(key("admin", "vectors"))
     with serving(data, rerank_environ) as server:
-        yield server
+        yield Caller(server.url, token)
         assert Http(server.url).ok("GET", "/healthz") == {"status": "ok"}
     # aiohttp's own is about the NUL byte in a header that schemathesis begins with.
     assert log_of(data).read_text().count("Traceback") <= 1
 
 
-def try_all(server: ServerProcess, folder: Path, *options: str) -> None:
+def try_all(caller: Caller, folder: Path, *options: str) -> None:
     """Raises AssertionError with what schemathesis has found."""
     command = [sys.executable, "-m", "schemathesis.cli", "--no-color", "--config-file", str(CONFIG), "run"]
-    where = [f"{server.url}/openapi.json", "--continue-on-failure", "--request-timeout", "30"]
+    where = [
+        f"{caller.url}/openapi.json",
+        "--header",
+        f"Authorization: Bearer {caller.token}",
+        "--continue-on-failure",
+        "--request-timeout",
+        "30",
+    ]
     run = subprocess.run(
         [*command, *where, *options], cwd=folder, capture_output=True, text=True, check=False
     )
@@ -53,7 +65,7 @@ def try_all(server: ServerProcess, folder: Path, *options: str) -> None:
     ],
 )
 def test_every_operation_keeps_to_its_description(
-    tried: ServerProcess, tmp_path: Path, options: tuple[str, ...]
+    tried: Caller, tmp_path: Path, options: tuple[str, ...]
 ) -> None:
     """No operation fails, or answers with a status, a content type or a body that is not described."""
     try_all(tried, tmp_path, *options)
@@ -64,7 +76,7 @@ def test_every_operation_keeps_to_its_description(
     "options", [(*BY_ITSELF, "-n", "500"), (*IN_TURN, "--max-time", "240")], ids=["by itself", "in turn"]
 )
 @pytest.mark.timeout(3600)
-def test_every_operation_for_long(tried: ServerProcess, tmp_path: Path, options: tuple[str, ...]) -> None:
+def test_every_operation_for_long(tried: Caller, tmp_path: Path, options: tuple[str, ...]) -> None:
     """The same with other requests each time; schemathesis prints the seed of a run that fails."""
     try_all(tried, tmp_path, *options)
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
+import socket
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 from pathlib import Path
@@ -15,6 +19,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
+from jobs.server_process import ServerProcess, serving
 from retrieval import writing
 from retrieval.document_schemas import NewDocument
 from retrieval.embedders import Embedders
@@ -48,6 +53,63 @@ def wait_for_queue(http: Http, *, full: bool) -> None:
     until = time.monotonic() + 30
     while (http.metric("nearline_embedding_queue_tokens", lane="bulk") > 0) != full:
         assert time.monotonic() < until
+
+
+DEAD, WORKERS = 8, 2
+C = "/v1/collections/docs"
+
+
+@pytest.fixture(scope="module")
+def left(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Iterator[ServerProcess]:
+    """A service that is asked by clients which are gone before it reads their requests."""
+    environ = {"NEARLINE_MODELS_FOLDER": str(model_folder.parent)}
+    with serving(tmp_path_factory.mktemp("left") / "data", environ) as server:
+        http = Http(server.url)
+        http.ok("POST", "/v1/collections", {"name": "docs"})
+        http.write("docs", *({"id": str(at), "text": f"Refund {at} is paid late."} for at in range(50)))
+        yield server
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (f"{C}/search/batch", {"searches": [{"query": f"late refund {at}"} for at in range(50)]}),
+        (f"{C}/context", {"queries": [f"late refund {at}" for at in range(16)], "token_budget": 500}),
+        (f"{C}/explain", {"query": "late refunds", "document_id": "7"}),
+        (f"{C}/answer", {"query": "late refunds"}),
+        (f"{C}/documents", {"documents": [{"id": f"new{at}", "text": SENTENCE} for at in range(50)]}),
+        ("/v1/vector_stores/docs/search", {"query": [f"late refund {at}" for at in range(16)]}),
+        ("/v1/embeddings", {"model": "all-MiniLM-L6-v2", "input": [SENTENCE] * 200}),
+        ("/api/embed", {"model": "all-MiniLM-L6-v2", "input": [SENTENCE] * 200}),
+        ("/embed", {"inputs": [SENTENCE] * 200}),
+    ],
+    ids=lambda one: one if isinstance(one, str) else "",
+)
+def test_nothing_is_computed_for_the_dead(left: ServerProcess, path: str, body: dict[str, Any]) -> None:
+    """Of many requests whose clients have gone, each worker has begun one at most before that is known; nothing is
+    written. (A single query of an idle service waits in no queue: it is embedded at once.)"""
+    http, at = Http(left.url), urlsplit(left.url)
+    before, seq = runs(http), http.ok("GET", C)["seq"]
+    sent = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    os.kill(left.pid, signal.SIGSTOP)
+    try:
+        for _ in range(DEAD):
+            with socket.create_connection((str(at.hostname), at.port)) as connection:
+                connection.sendall(f"{head}Content-Length: {len(sent)}\r\n\r\n".encode() + sent)
+    finally:
+        os.kill(left.pid, signal.SIGCONT)
+    while http.metric("nearline_embedding_queue_tokens"):
+        time.sleep(0.01)
+    assert http.ok("GET", "/healthz")
+    assert runs(http) - before <= WORKERS
+    assert http.ok("GET", C)["seq"] == seq
+
+
+def runs(http: Http) -> float:
+    """Of the embedding model, so far."""
+    return http.metric("nearline_embedding_run_seconds_count")
 
 
 @pytest.mark.model
