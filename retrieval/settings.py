@@ -293,5 +293,6 @@ RESTART = frozenset(
         "redis",
         "query_log.enabled",
         "tracing",
+        "privacy",
     }
 )

@@ -50,10 +50,10 @@ def spans(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Any:
         environ |= {"OTEL_EXPORTER_OTLP_ENDPOINT": url}
         with serving(tmp_path_factory.mktemp("traced") / "data", environ) as server:
             service = Http(server.url)
-            name = service.new_collection()
-            service.write(name, {"id": "a", "text": "Refunds within 30 days"})
+            service.ok("POST", "/v1/collections", {"name": "docs"})
+            service.write("docs", {"id": "a", "text": "Refunds within 30 days"})
             traced = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
-            path = f"/v1/collections/{name}/search"
+            path = "/v1/collections/docs/search"
             assert service.call("POST", path, {"query": "my secret refunds"}, headers=traced).status == 200
             assert service.call("POST", path, {"query": ""}).status == 422
             service.ok("GET", "/readyz")
@@ -74,7 +74,7 @@ def test_a_request_continues_its_callers_trace(spans: Any) -> None:
     assert (search.name, search.parent_span_id.hex()) == ("POST /v1/collections/{collection}/search", PARENT)
     found = attributes(search)
     assert found["http.response.status_code"].int_value == 200
-    assert (found["nearline.cache"].string_value, found["nearline.collection"].string_value) == ("miss", "c1")
+    assert (found["nearline.cache"].string_value, found["nearline.collection"].string_value) == ("miss", "docs")
     stages = [one for one in spans if one.parent_span_id == search.span_id]
     assert {"embed", "dense", "lexical", "fuse", "hydrate"} <= {one.name for one in stages}
     assert "total" not in {one.name for one in stages}
