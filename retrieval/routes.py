@@ -35,6 +35,7 @@ from retrieval.handlers import (
     jobs,
     search,
     system,
+    ui,
 )
 from retrieval.keys import API, CONFIG, LOADS, SCOPES
 from retrieval.openapi import Route, describe
@@ -213,8 +214,9 @@ ROUTES = (
           None, system.Readiness, scope="public"),
     Route("GET", "/metrics", system.metrics, "Metrics for Prometheus", SYSTEM, media="text/plain", scope="metrics"),
     Route("GET", "/openapi.json", system.openapi, "This description", SYSTEM, None, dict[str, Any], scope="public"),
-    Route("GET", "/", system.root, "To the page of this description", SYSTEM, status=302, scope="public"),
+    Route("GET", "/", system.root, "To the page", SYSTEM, status=302, scope="public"),
     Route("GET", "/docs", system.docs, "This description as a page", SYSTEM, media="text/html", scope="public"),
+    Route("GET", "/ui", ui.page, "Searches, collections and jobs as a page", SYSTEM, media="text/html", scope="public"),
 )  # fmt: skip
 
 
@@ -224,7 +226,7 @@ def add_routes(app: web.Application) -> None:
     )
     loads: dict[object, Load] = {route.handler: route.load for route in ROUTES if route.load}
     app[LOADS] = loads
-    scopes: dict[object, Needed] = {system.asset: "public"}
+    scopes: dict[object, Needed] = {system.asset: "public", ui.asset: "public"}
     app[SCOPES] = scopes
     for route in ROUTES:
         if route.scope is None:
@@ -232,3 +234,4 @@ def add_routes(app: web.Application) -> None:
         scopes[route.handler] = route.scope
         app.router.add_route(route.method, route.path, route.handler)
     app.router.add_get("/docs/assets/{name}", system.asset)
+    app.router.add_get("/ui/assets/{name}", ui.asset)
