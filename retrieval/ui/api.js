@@ -13,19 +13,21 @@ export function setKey(text) {
 
 // `shown` is for people: what happened, and what to do about it.
 export class ApiError extends Error {
-  constructor(status, message, param = null) {
+  constructor(status, message, param = null, retryMs = null) {
     super(message);
     this.status = status;
     this.param = param;
     this.shown = message;
     if (status === 401) this.shown = key() ? `The access key is not accepted: ${message}` : "This service needs an access key: press Key above and enter one.";
     if (status === 403) this.shown = `This key may not do that: ${message}`;
+    this.retryMs = retryMs;
     if (status === 0) this.shown = "The service does not answer.";
   }
 }
 
 export async function send(method, path, body, options = {}) {
   const headers = {};
+  if (/[^\x21-\x7e]/.test(key())) throw new ApiError(401, "it holds characters that no key has");
   if (key()) headers.Authorization = `Bearer ${key()}`;
   const form = body instanceof FormData;
   if (body !== undefined && !form) headers["Content-Type"] = "application/json";
@@ -50,7 +52,7 @@ export async function send(method, path, body, options = {}) {
   // Of /readyz, 503 is an answer.
   if (!answer.ok && !(options.also || []).includes(answer.status)) {
     const detail = decoded?.error || {};
-    throw new ApiError(answer.status, detail.message || text.slice(0, 300) || answer.statusText, detail.param);
+    throw new ApiError(answer.status, detail.message || text.slice(0, 300) || answer.statusText, detail.param, Number(answer.headers.get("Retry-After-Ms")) || null);
   }
   return decoded;
 }

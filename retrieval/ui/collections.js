@@ -2,20 +2,22 @@
 
 import { get, of, post, send } from "./api.js";
 import { announce, bar, bytes, confirmed, failure, field, fixed, h, number, plural, table } from "./dom.js";
-import { followJobs } from "./jobs.js";
+import { ACTIVE, followJobs } from "./jobs.js";
 
 const TIERS = ["hot", "cold", "delta"];
 
 export async function collectionsView(place, params, signal) {
   const list = h("div", { class: "cards" });
   const jobs = h("div", { class: "jobs" });
+  const mine = new Set(); // jobs that were started here stay when they end
+  const follow = followJobs(jobs, signal, { wanted: (job) => ACTIVE.includes(job.status) || mine.has(job.id), ended: refresh });
   place.append(h("h1", {}, "Collections"), creation(refresh), jobs, list);
   await refresh();
   if (signal.aborted) return;
   const chosen = params.get("c");
   if (chosen) document.getElementById(`collection-${chosen}`)?.scrollIntoView();
   // A key without the scope admin sees no jobs; that is said where it would start one.
-  await followJobs(jobs, signal, (job) => ["queued", "running"].includes(job.status), null, refresh).catch(() => {});
+  await follow();
 
   async function refresh() {
     try {
@@ -23,7 +25,7 @@ export async function collectionsView(place, params, signal) {
       const again = list.contains(document.activeElement) ? document.activeElement.dataset.focus : null;
       list.replaceChildren(
         ...quarantined.map((one) => sick(one, refresh)),
-        ...collections.map((one) => card(one, refresh, (job) => started(job))));
+        ...collections.map((one) => card(one, refresh, started)));
       if (!collections.length) list.append(h("p", { class: "empty" }, "There is no collection yet."));
       if (again) list.querySelector(`[data-focus="${CSS.escape(again)}"]`)?.focus();
     } catch (error) {
@@ -31,12 +33,10 @@ export async function collectionsView(place, params, signal) {
     }
   }
 
-  // Shown at once; the list of jobs above follows it.
   async function started(job) {
     announce(`Job ${job} has started`);
-    const inner = new AbortController();
-    signal.addEventListener("abort", () => inner.abort());
-    await followJobs(jobs, inner.signal, (one) => one.id === job, null, () => refresh());
+    mine.add(job);
+    await follow();
   }
 }
 
@@ -105,13 +105,13 @@ function card(one, refresh, started) {
       one.rebuild_due && h("span", { class: "tag warn", title: one.rebuild_due.error || "" }, `rebuild due: ${one.rebuild_due.reason}`)),
     h("dl", { class: "figures" },
       figure("documents", number(one.documents)), figure("passages", number(total(one.passages)), one.dead_passages ? `${number(one.dead_passages)} dead` : null),
-      figure("in memory", bytes(one.memory_bytes + one.resident_bytes), one.resident_bytes ? `${bytes(one.resident_bytes)} copies of files` : null), figure("mapped", bytes(one.mapped_bytes)),
-      figure("to erase", bytes(one.owed_bytes)), figure("operation", number(one.seq))),
+      figure("indexes", bytes(one.memory_bytes)), figure("files in memory", bytes(one.resident_bytes)), figure("mapped", bytes(one.mapped_bytes)),
+      figure("to erase", bytes(one.owed_bytes))),
     tiers(one),
     h("div", { class: "generations" },
       h("span", { class: "label" }, "Generations"),
       one.generations.length ? one.generations.map((each) => h("span", { class: `tag ${each === one.generation ? "ok" : ""}` }, each === one.generation ? `${each} serves` : String(each))) : h("span", { class: "muted" }, "none before the first rebuild"),
-      one.recall_evidence && h("span", { class: "muted" }, `recall@10 by ${plural(one.recall_evidence.queries, "query", "queries")} (${one.recall_evidence.source}), target ${fixed(one.recall_target, 2)}`)),
+      one.recall_evidence && h("span", { class: "muted" }, `recall@10 ${recall(one, "all")} by ${plural(one.recall_evidence.queries, "query", "queries")} (${one.recall_evidence.source}), target ${fixed(one.recall_target, 2)}`)),
     aliases(one, act, refresh),
     h("div", { class: "row" }, rebuild, rollback,
       h("a", { class: "button", href: `#/evaluation?c=${encodeURIComponent(one.name)}` }, "Evaluation"),
@@ -130,15 +130,17 @@ function languages(one) {
 
 function tiers(one) {
   const all = total(one.passages) || 1;
-  const intervals = one.recall_evidence?.intervals || {};
-  const rows = TIERS.filter((tier) => tier in one.passages).map((tier) => {
-    const [low, high] = intervals[tier] || [];
-    return [
-      h("span", { class: `tier-name ${tier}` }, tier), number(one.passages[tier]), bar(one.passages[tier] / all, tier),
-      bytes(one.tier_bytes[tier]), tier in one.recall ? `${fixed(one.recall[tier], 3)}${low === undefined ? "" : ` (${fixed(low, 3)} to ${fixed(high, 3)})`}` : "–",
-    ];
-  });
-  return table(["tier", "passages", "", "memory", "recall@10, 95%"], rows, { label: `Tiers of ${one.name}`, text: [2] });
+  const rows = TIERS.filter((tier) => tier in one.passages).map((tier) => [
+    h("span", { class: `tier-name ${tier}` }, tier), number(one.passages[tier]), bar(one.passages[tier] / all, tier),
+    bytes(one.tier_bytes[tier]), recall(one, tier),
+  ]);
+  return table(["tier", "passages", "share", "memory", "recall@10, 95%"], rows, { label: `Tiers of ${one.name}`, text: [2] });
+}
+
+// With its interval, where one was measured.
+function recall(one, tier) {
+  const [low, high] = one.recall_evidence?.intervals[tier] || [];
+  return fixed(one.recall[tier], 3) + (low === undefined ? "" : ` (${fixed(low, 3)}–${fixed(high, 3)})`);
 }
 
 function aliases(one, act, refresh) {

@@ -6,6 +6,8 @@ import { read } from "./reading.js";
 
 const NEW = ""; // of the choices
 const FAILURES_SHOWN = 100;
+const BATCH_MAX = 100; // documents in a request, so that progress shows
+const WAITS_MAX = 30; // for a busy service, in a row
 const ENVELOPE_BYTES = 4096; // of a request, beside its documents
 
 export async function ingestView(place, params) {
@@ -75,7 +77,11 @@ async function ingested(files, collection, textField, said) {
         one.failed.push(...found.filter((each) => each.error));
         const documents = found.filter((each) => each.document).map((each) => each.document);
         one.read = documents.length;
-        for (const batch of batches(documents, limits)) await write(collection, batch, one);
+        for (const batch of batches(documents, limits)) {
+          await write(collection, batch, one);
+          const sent = one.written + one.unchanged;
+          said.replaceChildren(h("p", { class: "muted", role: "status" }, `Sending ${file.name}: ${number(sent)} of ${plural(documents.length, "document")}…`));
+        }
       }
     } catch (error) {
       one.failed.push({ id: file.name, error: error.shown || error.message });
@@ -93,7 +99,7 @@ function* batches(documents, limits) {
   let [batch, size] = [[], 0];
   for (const one of documents) {
     const length = encoder.encode(JSON.stringify(one)).length + 1;
-    if (batch.length && (batch.length >= limits.documents_per_request || size + length > most)) {
+    if (batch.length && (batch.length >= Math.min(BATCH_MAX, limits.documents_per_request) || size + length > most)) {
       yield batch;
       [batch, size] = [[], 0];
     }
@@ -106,7 +112,7 @@ function* batches(documents, limits) {
 // A request is written all or none, so one that is refused for a document is halved until that stands alone.
 async function write(collection, documents, one) {
   try {
-    const answer = await post(of(collection, "documents"), { documents });
+    const answer = await patiently(() => post(of(collection, "documents"), { documents }));
     one.written += answer.documents;
     one.unchanged += answer.unchanged;
     one.passages += answer.passages;
@@ -119,6 +125,18 @@ async function write(collection, documents, one) {
     const half = Math.ceil(documents.length / 2);
     await write(collection, documents.slice(0, half), one);
     await write(collection, documents.slice(half), one);
+  }
+}
+
+// As long as the service says when to come back.
+async function patiently(work) {
+  for (let waits = 0; ; waits += 1) {
+    try {
+      return await work();
+    } catch (error) {
+      if (!error.retryMs || waits >= WAITS_MAX) throw error;
+      await new Promise((resolve) => setTimeout(resolve, error.retryMs));
+    }
   }
 }
 

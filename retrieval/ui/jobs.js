@@ -5,38 +5,42 @@ import { failure, h, number, svg, time } from "./dom.js";
 
 const FAST_MS = 700;
 const SLOW_MS = 4000;
-const ACTIVE = ["queued", "running"];
+export const ACTIVE = ["queued", "running"];
 
 export async function jobsView(place, _, signal) {
   const list = h("div", { class: "jobs", "aria-live": "polite" });
   place.append(h("h1", {}, "Jobs"), h("p", { class: "muted" }, "Rebuilds, tunings and erasures since the start of the service, newest first. A job that has begun runs to its end."), list);
-  await followJobs(list, signal, () => true, "No job has run since the start. Collections has a button for rebuilds.");
+  await followJobs(list, signal, {
+    empty: h("p", { class: "empty" }, "No job has run since the start. Collections has a button for rebuilds."),
+    refused: (error) => list.replaceChildren(failure(error)),
+  })();
 }
 
-// Shows those that `wanted` takes until `signal`; resolves after the first look. `onchange` learns when one ends.
-export async function followJobs(list, signal, wanted, empty, onchange = () => {}) {
+// A function that looks at once, and from then on again and again until `signal`. Shows the jobs that `wanted` takes;
+// `ended` learns when one of them ends, `refused` the error after which looking stops.
+export function followJobs(list, signal, { wanted = () => true, empty = null, ended = () => {}, refused = () => {} }) {
   let before = new Map();
+  let timer = null;
   async function look() {
     const jobs = (await get("v1/jobs", { signal })).jobs.filter(wanted);
     const open = new Set([...list.querySelectorAll("details[open]")].map((one) => one.dataset.job));
-    list.replaceChildren(...jobs.map((job) => jobItem(job, open.has(job.id))));
-    if (!jobs.length && empty) list.append(h("p", { class: "empty" }, empty));
-    if (jobs.some((job) => ACTIVE.includes(before.get(job.id)) && !ACTIVE.includes(job.status))) onchange();
+    list.replaceChildren(...jobs.map((job) => jobItem(job, open.has(job.id))), ...(jobs.length || !empty ? [] : [empty]));
+    const over = jobs.some((job) => before.has(job.id) && ACTIVE.includes(before.get(job.id)) && !ACTIVE.includes(job.status));
     before = new Map(jobs.map((job) => [job.id, job.status]));
+    if (over) ended();
     return jobs.some((job) => ACTIVE.includes(job.status));
   }
-  async function forever() {
+  return async function follow() {
+    clearTimeout(timer);
     let fast = false;
     try {
       fast = await look();
     } catch (error) {
-      if (signal.aborted) return;
-      list.replaceChildren(failure(error));
-      if (error.status) return; // refused, and so it will be again
+      if (!signal.aborted) refused(error);
+      if (error.status) return; // and so it will be again
     }
-    setTimeout(() => signal.aborted || forever(), fast ? FAST_MS : SLOW_MS);
-  }
-  await forever();
+    if (!signal.aborted) timer = setTimeout(follow, fast ? FAST_MS : SLOW_MS);
+  };
 }
 
 function jobItem(job, open) {

@@ -29,6 +29,9 @@ export async function searchView(place, params, signal) {
   const filters = new Filters(JSON.parse(params.get("filters") || "[]"), () => collection.value.trim());
   const results = h("section", { class: "results", "aria-label": "Results", "aria-busy": "false" });
 
+  let running = new AbortController();
+  signal.addEventListener("abort", () => running.abort());
+
   const form = h("form", { role: "search", class: "search-form", onsubmit: (event) => { event.preventDefault(); submit(); } },
     h("div", { class: "query-row" }, query, h("kbd", { title: "The key / comes here" }, "/"), h("button", { type: "submit", class: "primary" }, "Search")),
     h("div", { class: "options" },
@@ -60,19 +63,22 @@ export async function searchView(place, params, signal) {
   }
 
   async function run(search, changed = null) {
+    running.abort();
+    running = new AbortController();
+    const latest = running;
     if (filters.rows.length && !changed) {
       await filters.learn();
       search = { ...search, ...(filters.filter && { filter: filters.filter }) };
     }
     results.setAttribute("aria-busy", "true");
     try {
-      const answer = await post(of(collection.value.trim(), "search"), search, { signal });
+      const answer = await post(of(collection.value.trim(), "search"), search, { signal: latest.signal });
       results.replaceChildren(...shown(answer, search, changed));
       announce(`${plural(answer.hits.length, "hit")} in ${milliseconds(answer.timings_ms.total)}`);
     } catch (error) {
-      if (!signal.aborted) results.replaceChildren(failure(error));
+      if (!latest.signal.aborted) results.replaceChildren(failure(error));
     } finally {
-      results.setAttribute("aria-busy", "false");
+      if (latest === running) results.setAttribute("aria-busy", "false");
     }
   }
 
@@ -116,7 +122,7 @@ function hitItem(hit, rank, most, context) {
   return h("li", { class: "hit" },
     h("div", { class: "hit-head" },
       h("span", { class: "rank" }, rank),
-      h("h3", {}, hit.title || hit.document_id),
+      h("h2", {}, hit.title || hit.document_id),
       h("span", { class: `tag tier ${hit.tier}`, title: "The tier in which it was found" }, hit.tier)),
     h("div", { class: "hit-columns" },
       h("div", { class: "hit-body" },
@@ -171,18 +177,23 @@ function waterfall(timings) {
   return h("ol", { class: "waterfall" }, rows, h("li", { class: "total" }, h("span", {}, "total"), h("span"), h("span", { class: "num" }, milliseconds(timings.total))));
 }
 
+const percent = (value) => `${Math.round(value * 100)}%`;
+const RECEIPT = {
+  seq: ["as of operation", String], tiers: ["tiers searched", (tiers) => tiers.join(", ")], cold_skipped: ["cold tier skipped", String],
+  share_read: ["query understood", percent], weight_dense: ["weight of meaning", percent],
+  reranked: ["reranked", ({ passages, of: wanted, model }) => `${passages} of ${wanted} by ${model}`],
+  corrected: ["corrected", (words) => Object.entries(words).map(([from, to]) => `${from} → ${to}`).join(", ")],
+  supported: ["supported", (value) => (value ? "yes" : "no")], support_from: ["supported from", percent],
+};
+
+// Fields that this page does not know are shown as they are.
 function receipt(found) {
-  const percent = (value) => (value === null ? null : `${Math.round(value * 100)}%`);
-  const corrected = Object.entries(found.corrected || {}).map(([from, to]) => `${from} → ${to}`).join(", ");
-  const lines = [
-    ["collection", found.collection], ["generation", found.generation], ["as of operation", found.seq],
-    ["tiers searched", found.tiers.join(", ")], ["cold tier skipped", found.cold_skipped], ["cache", found.cache],
-    ["model", found.model], ["query understood", percent(found.share_read)], ["weight of meaning", percent(found.weight_dense)],
-    ["reranked", found.reranked && `${found.reranked.passages} of ${found.reranked.of} by ${found.reranked.model}`],
-    ["corrected", corrected], ["supported", found.supported === null ? null : `${found.supported ? "yes" : "no"}${found.support_from === null ? "" : `, from ${percent(found.support_from)} relevance`}`],
-    ["degraded", Array.isArray(found.degraded) ? found.degraded.join(", ") : found.degraded],
-  ];
-  return h("dl", { class: "facts" }, lines.filter(([, value]) => value !== null && value !== undefined && value !== "").map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, String(value)))));
+  const written = (value) => (typeof value === "object" ? JSON.stringify(value) : String(value));
+  const lines = Object.entries(found).filter(([, value]) => value !== null).map(([name, value]) => {
+    const [label, text] = RECEIPT[name] || [name.replaceAll("_", " "), written];
+    return h("div", {}, h("dt", {}, label), h("dd", {}, text(value)));
+  });
+  return h("dl", { class: "facts" }, lines);
 }
 
 function whyNot(context) {
