@@ -62,8 +62,7 @@ export function table(header, rows, options = {}) {
         h(at === 0 ? "th" : "td", { class: align(at), scope: at === 0 ? "row" : null }, one)))))));
 }
 
-export const field = (label, control, hint) =>
-  h("label", { class: "field" }, h("span", {}, label), control, hint && h("small", {}, hint));
+export const field = (label, control) => h("label", { class: "field" }, h("span", {}, label), control);
 
 export function select(options, value, attributes = {}) {
   const element = h("select", attributes, options.map(([name, label]) => h("option", { value: name }, label)));

@@ -22,7 +22,7 @@ export async function ingestView(place, params) {
     input, h("label", { for: "files", class: "button primary" }, "Choose files"), h("p", {}, "or drop them here"),
     h("p", { class: "muted" }, "Text, Markdown, HTML, source code, JSON, JSON lines, CSV and TSV are read in this browser. Other files are uploaded, and taken if they are text in UTF-8; for PDF, DOCX and mail use ", h("code", {}, "nearline ingest"), "."));
   const said = h("div", { class: "taken" });
-  place.append(h("h1", {}, "Ingest"), h("div", { class: "row" }, field("Into", choice), freshField, field("Column of the text", textField, "in JSON and tables")), drop, said);
+  place.append(h("h1", {}, "Ingest"), h("div", { class: "row" }, field("Into", choice), freshField, field("Column of the text, in JSON and tables", textField)), drop, said);
   fit();
 
   function fit() {

@@ -452,6 +452,21 @@ def test_files_are_dropped(open_page: Opener, place: Place) -> None:
         until(page, partial(taken, page, outcome))
 
 
+def test_a_busy_service_is_waited_for(open_page: Opener, place: Place) -> None:
+    """What is refused with a time to come back is sent again then."""
+    name = place.http.new_collection()
+    page = open_page(f"#/ingest?c={name}")
+    busy = {
+        "status": 429,
+        "headers": {"Retry-After-Ms": "20"},
+        "body": '{"error": {"message": "a queue is full"}}',
+    }
+    page.route("**/documents", lambda route: route.fulfill(**busy), times=2)
+    page.locator("#files").set_input_files({"name": "a.txt", "mimeType": "", "buffer": b"a text"})
+    until(page, partial(taken, page, "a.txt\t1\t1\t0"))
+    assert place.http.ok("POST", f"/v1/collections/{name}/documents/count", {})["documents"] == 1
+
+
 # --- keys, schemes, sizes -------------------------------------------------------------------------------------
 
 
