@@ -183,6 +183,7 @@ const RECEIPT = {
   share_read: ["query understood", percent], weight_dense: ["weight of meaning", percent],
   reranked: ["reranked", ({ passages, of: wanted, model }) => `${passages} of ${wanted} by ${model}`],
   corrected: ["corrected", (words) => Object.entries(words).map(([from, to]) => `${from} → ${to}`).join(", ")],
+  degraded: ["left out under load", (parts) => parts.join(", ")],
   supported: ["supported", (value) => (value ? "yes" : "no")], support_from: ["supported from", percent],
 };
 
