@@ -86,18 +86,20 @@ export async function searchView(place, params, signal) {
     const context = { collection: collection.value.trim(), search, rerun: (body, patch) => run(body, patch) };
     const most = Object.fromEntries(["dense", "lexical"].map((one) => [one, Math.max(0, ...answer.hits.map((hit) => hit.scores[one] ?? 0))]));
     const { supported } = answer.receipt;
+    const missing = h("div", { class: "below" });
     return [
       h("div", { class: "results-main" },
         h("p", { class: "summary" },
           h("b", {}, plural(answer.hits.length, "hit")), ` in ${milliseconds(answer.timings_ms.total)}`,
           supported === false && h("span", { class: "tag warn" }, "none is relevant enough to answer this")),
+        missing,
         changed && h("p", { class: "notice" }, "Changed search: ", h("code", {}, JSON.stringify(changed)), " ",
           h("button", { type: "button", class: "quiet", onclick: () => run(asked()) }, "Back to the form's")),
         answer.hits.length ? h("ol", { class: "hits" }, answer.hits.map((hit, at) => hitItem(hit, at + 1, most, context))) : h("p", { class: "empty" }, "Nothing was found.")),
       h("aside", { "aria-label": "About this answer" },
         panel("Stages", waterfall(answer.timings_ms)),
         panel("Receipt", receipt(answer.receipt)),
-        panel("Why not that document?", whyNot(context))),
+        panel("Why not that document?", whyNot(context, missing))),
     ];
   }
 }
@@ -197,9 +199,9 @@ function receipt(found) {
   return h("dl", { class: "facts" }, lines);
 }
 
-function whyNot(context) {
+// The explanation has the room of the hits: it goes to `below`.
+function whyNot(context, below) {
   const id = h("input", { name: "missing", required: true, autocomplete: "off", spellcheck: "false" });
-  const below = h("div", { class: "below" });
   const ask = h("button", { type: "submit" }, "Explain");
   return h("form", {
     class: "why-not",
@@ -207,5 +209,5 @@ function whyNot(context) {
       event.preventDefault();
       explained(below, { ...context, document_id: id.value.trim() }, ask);
     },
-  }, h("div", { class: "row" }, field("Document id", id), ask), below);
+  }, h("div", { class: "row" }, field("Document id", id), ask));
 }
