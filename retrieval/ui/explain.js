@@ -26,7 +26,7 @@ export async function explained(place, { collection, search, document_id, passag
 function body(found, search, document_id, rerun) {
   const changes = [found.change, ...found.others].filter(Boolean);
   return [
-    h("h3", {}, h("span", { class: `tag ${found.found ? "ok" : "warn"}` }, found.found ? `hit ${found.found}` : "no hit"), " ", h("span", { class: "id" }, document_id)),
+    h("h2", {}, h("span", { class: `tag ${found.found ? "ok" : "warn"}` }, found.found ? `hit ${found.found}` : "no hit"), " ", h("span", { class: "id" }, document_id)),
     h("p", {}, sentence(found.cause.reason), " ", h("small", { class: "muted" }, `${found.cause.kind}, in the stage ${found.cause.stage}`)),
     found.also.length > 0 && h("ul", { class: "also" }, found.also.map((one) => h("li", {}, "Then: ", sentence(one.reason), " ", h("small", { class: "muted" }, one.kind)))),
     changes.length > 0 && h("div", { class: "changes" }, h("p", {}, "Changes that find it; each was tried:"), h("ul", {}, changes.map((one) =>

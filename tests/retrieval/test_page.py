@@ -225,7 +225,7 @@ def test_a_search_by_keyboard_alone(open_page: Opener) -> None:
         if page.evaluate("document.activeElement.textContent") == "Why this hit":
             break
     page.keyboard.press("Enter")
-    page.locator(".explanation h3").wait_for()
+    page.locator(".explanation h2").wait_for()
     assert "hit 1" in page.locator(".explanation").inner_text()
     page.keyboard.press("Escape")
     assert page.locator(".explanation").count() == 0
@@ -299,7 +299,7 @@ def test_why_not_that_document(open_page: Opener) -> None:
     page = open_page("#/search?c=shop&q=money+back&k=1")
     page.get_by_label("Document id").fill("shipping")
     page.get_by_role("button", name="Explain").click()
-    page.locator(".explanation h3").wait_for()
+    page.locator(".explanation h2").wait_for()
     assert "no hit" in page.locator(".explanation").inner_text()
     page.get_by_text("Evidence").click()
     page.get_by_role("button", name="Search so").first.click()
