@@ -63,8 +63,8 @@ export function showHealth(place) {
   async function refresh() {
     const items = [];
     try {
-      const { status, refusing = [], quarantined = [] } = await get("readyz", { also: [503] });
-      items.push(h("span", { class: `item state ${status === "ready" && !refusing.length ? "ok" : "bad"}` }, h("i", { class: "dot", "aria-hidden": "true" }), status));
+      const { status, starting, refusing = [], quarantined = [] } = await get("readyz", { also: [503] });
+      items.push(h("span", { class: `item state ${status === "ready" && !refusing.length ? "ok" : "bad"}` }, h("i", { class: "dot", "aria-hidden": "true" }), starting ? `starting: ${starting.stage} ${starting.done} of ${starting.total}` : status));
       if (refusing.length) items.push(item("refuses", refusing.join(", "), null, "Classes of requests that there is no memory for"));
       if (quarantined.length) items.push(item("quarantined", quarantined.join(", ")));
     } catch {
