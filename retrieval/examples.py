@@ -14,6 +14,7 @@ from retrieval import (
     auth_schemas,
     collection_schemas,
     document_schemas,
+    evaluation_schemas,
     explain_schemas,
     schemas,
 )
@@ -123,6 +124,9 @@ KEEPING: Bodies = {
         }
     },
     collection_schemas.SetRanking: {"more weight on meaning": {"method": "weighted", "weight_dense": 0.85}},
+    evaluation_schemas.KeepEvaluation: {
+        "a recall": {"report": {"version": 2, "cohorts": [{"name": "overall", "recall": 0.98}]}}
+    },
     document_schemas.ScrollDocuments: {
         "the first page": {"limit": 100},
         "with a filter, without texts": {"filter": ENGLISH, "text": False},

@@ -12,6 +12,7 @@ from retrieval import (
     auth_schemas,
     collection_schemas,
     document_schemas,
+    evaluation_schemas,
     explain_schemas,
     schemas,
 )
@@ -28,11 +29,13 @@ from retrieval.handlers import (
     auth,
     collections,
     documents,
+    evaluation,
     explain,
     feedback,
     jobs,
     search,
     system,
+    ui,
 )
 from retrieval.keys import API, CONFIG, LOADS, SCOPES
 from retrieval.openapi import Route, describe
@@ -99,6 +102,10 @@ ROUTES = (
           COLLECTIONS, collection_schemas.SetRanking, collection_schemas.CollectionBody, scope="admin"),
     Route("DELETE", f"{C}/ranking", collections.remove_ranking, "Rank as configured again", COLLECTIONS, status=204,
           scope="admin"),
+    Route("PUT", f"{C}/evaluation", evaluation.keep, "Keep a report of `nearline evaluate`, in place of the one before",
+          COLLECTIONS, evaluation_schemas.KeepEvaluation, evaluation_schemas.EvaluationBody, scope="admin"),
+    Route("GET", f"{C}/evaluation", evaluation.shown, "The report that was sent last", COLLECTIONS,
+          None, evaluation_schemas.EvaluationBody, scope="search"),
     Route("PUT", "/v1/aliases/{alias}", collections.set_alias, "Let an alias name a collection", COLLECTIONS,
           collection_schemas.SetAlias, collection_schemas.AliasBody,
           gives={"alias": "$response.body#/alias", "collection": "$response.body#/alias"}, scope="admin"),
@@ -207,8 +214,9 @@ ROUTES = (
           None, system.Readiness, scope="public"),
     Route("GET", "/metrics", system.metrics, "Metrics for Prometheus", SYSTEM, media="text/plain", scope="metrics"),
     Route("GET", "/openapi.json", system.openapi, "This description", SYSTEM, None, dict[str, Any], scope="public"),
-    Route("GET", "/", system.root, "To the page of this description", SYSTEM, status=302, scope="public"),
+    Route("GET", "/", system.root, "To the page", SYSTEM, status=302, scope="public"),
     Route("GET", "/docs", system.docs, "This description as a page", SYSTEM, media="text/html", scope="public"),
+    Route("GET", "/ui", ui.page, "Searches, collections and jobs as a page", SYSTEM, media="text/html", scope="public"),
 )  # fmt: skip
 
 
@@ -218,7 +226,7 @@ def add_routes(app: web.Application) -> None:
     )
     loads: dict[object, Load] = {route.handler: route.load for route in ROUTES if route.load}
     app[LOADS] = loads
-    scopes: dict[object, Needed] = {system.asset: "public"}
+    scopes: dict[object, Needed] = {system.asset: "public", ui.asset: "public"}
     app[SCOPES] = scopes
     for route in ROUTES:
         if route.scope is None:
@@ -226,3 +234,4 @@ def add_routes(app: web.Application) -> None:
         scopes[route.handler] = route.scope
         app.router.add_route(route.method, route.path, route.handler)
     app.router.add_get("/docs/assets/{name}", system.asset)
+    app.router.add_get("/ui/assets/{name}", ui.asset)

@@ -68,7 +68,7 @@ def play(data: Path) -> None:
         asyncio.run(tour(server.url, documents))
     console.print("\nTo go on with these data, serve them:")
     say_command("serve", "--data", str(data))
-    console.print("and open http://127.0.0.1:8080/docs, or search from another terminal:")
+    console.print("and open http://127.0.0.1:8080/ui, or search from another terminal:")
     say_command("search", "-c", COLLECTION, "compare two folders")
 
 

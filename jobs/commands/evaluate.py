@@ -32,7 +32,7 @@ from jobs.evaluation.private import served
 from jobs.evaluation.report import Report
 from jobs.evaluation.sections import show
 from jobs.evaluation.verdict import below_floors, fallen, keep, load_history, parse_floors
-from nearline import AsyncClient, ServiceError
+from nearline import AsyncClient, ServiceError, path_of
 from retrieval.query_log import FILE as QUERY_LOG
 
 FILE = click.Path(path_type=Path, dir_okay=False)
@@ -93,6 +93,7 @@ class Measuring(click.Command):
 @click.option("--out", type=FILE, help="Write the report as JSON.")
 @click.option("--html", type=FILE, help="Write it as one HTML file.")
 @click.option("--prometheus", type=FILE, help="Write it for node_exporter's textfile collector.")
+@click.option("--publish", is_flag=True, help="Send it to the service, whose page then shows it.")
 @JSON
 def command(
     url: str,
@@ -106,6 +107,7 @@ def command(
     out: Path | None,
     html: Path | None,
     prometheus: Path | None,
+    publish: bool,
     as_json: bool,
     **what: Any,
 ) -> None:
@@ -138,6 +140,8 @@ def command(
         replace_unsynced(html, page.rendered(report, earlier).encode())
     if prometheus:
         replace_unsynced(prometheus, textfile.rendered(report))
+    if publish:
+        asyncio.run(send(url, report))
     if report.cohort("overall") is None:
         sys.exit(2)
     sys.exit(1 if report.below or (regression is not None and report.regressions) else 0)
@@ -153,6 +157,7 @@ def check_together(context: click.Context, floors: dict[str, float]) -> None:
         (given.qrels and not given.queries, "--qrels needs --queries"),
         (given.queries and given.query_log, "--queries and --query-log exclude each other"),
         (given.config and not given.data, "--config goes with --data"),
+        (given.data and given.publish, "--publish goes with --url"),
         (given.data and source is ParameterSource.COMMANDLINE, "--data and --url exclude each other"),
         (given.regression is not None and not given.history, "--regression needs --history"),
         (given.ndcg_floor and not given.qrels, "--ndcg-floor needs --qrels"),
@@ -178,3 +183,9 @@ async def measured(
             own = data / (await client.collection(options.collection))["name"] / QUERY_LOG
             options = replace(options, query_log=own if own.is_file() else None)
         return await evaluate(client, options, progress)
+
+
+async def send(url: str, report: Report) -> None:
+    async with AsyncClient(url) as client:
+        path = path_of(report.collection, "evaluation")
+        await client.request("PUT", path, {"report": msgspec.to_builtins(report)})

@@ -10,6 +10,7 @@ from aiohttp import web
 from indexes import Floats, TooLarge, check_number
 from retrieval.auth import PRINCIPAL
 from retrieval.collection_schemas import JobBody, JobList, JobStarted, Nothing, Reindex, RolledBack, Tune
+from retrieval.handlers import evaluation
 from retrieval.handlers.wire import answer, body, collection_of
 from retrieval.keys import CATALOG, CONFIG, EMBEDDERS, FEEDBACK, PIPELINE, QUERY_LOG, TASKS
 from retrieval.tasks import unknown_job
@@ -71,6 +72,7 @@ async def erase(request: web.Request) -> web.Response:
         # Nobody knows which queries quote what was deleted, so all of the collection's go.
         await app[QUERY_LOG].forget(collection)
         await app[FEEDBACK].on_thread(app[FEEDBACK].forget, collection)
+        await asyncio.to_thread(evaluation.forget, collection)
         app[PIPELINE].forget_answers()
         app[EMBEDDERS].cache.clear()
 

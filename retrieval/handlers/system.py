@@ -107,7 +107,7 @@ async def openapi(request: web.Request) -> web.Response:
 
 
 async def root(request: web.Request) -> web.Response:
-    raise web.HTTPFound("/docs")
+    raise web.HTTPFound("/ui")
 
 
 async def docs(request: web.Request) -> web.Response:

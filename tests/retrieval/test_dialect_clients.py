@@ -144,7 +144,7 @@ def test_huggingface_asks_about_the_endpoint(service: ServerProcess) -> None:
 
 
 def test_the_root_still_leads_people_to_the_page(http: Http) -> None:
-    """GET / redirects to /docs."""
+    """GET / redirects to /ui, which links to the description."""
     reply = http.call("GET", "/")
     assert reply.status == 200
     assert "<title>" in reply.body

@@ -1,0 +1,72 @@
+"""The last evaluation of a collection, as `nearline evaluate --publish` sends it, for the page at `/ui`.
+
+    data/<collection>/evaluation.json      mode 0600
+        {"received_ms": 1772323200000, "report": {...}}
+
+A report names metadata values, in its filters. So it is not for callers that see some documents only, erasing forgets
+it, and it is not part of a backup.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from threading import Lock
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from indexes import Collection, NotFound, TooLarge, disk_errors, publish, remove
+from retrieval.auth import PRINCIPAL
+from retrieval.decoding import decode_part
+from retrieval.evaluation_schemas import EvaluationBody, KeepEvaluation
+from retrieval.handlers.wire import answer, body, collection_of, json_answer
+
+FILE = "evaluation.json"
+MODE = 0o600
+BYTES_MAX = 1 << 20  # a report of 100 cohorts has 30 KB
+
+_changing = Lock()  # of all collections: reports come seldom, and two must not draft one file
+
+
+async def keep(request: web.Request) -> web.Response:
+    wanted = await body(request, KeepEvaluation)
+    _, collection = collection_of(request)
+    if len(wanted.report) > BYTES_MAX:
+        words = f"report has {len(wanted.report)} bytes, at most {BYTES_MAX} are allowed"
+        raise TooLarge(words, param="report")
+    decode_part(wanted.report, dict[str, Any], "report")
+    kept = EvaluationBody(time.time_ns() // 1_000_000, wanted.report)
+
+    def work() -> None:
+        with _changing:
+            publish(collection.folder / FILE, msgspec.json.encode(kept), MODE)
+
+    await asyncio.to_thread(work)
+    return answer(kept)
+
+
+async def shown(request: web.Request) -> web.Response:
+    """Raises NotFound where none was sent."""
+    PRINCIPAL.get().require_whole()
+    name, collection = collection_of(request)
+    content = await asyncio.to_thread(read, collection)
+    if content is None:
+        raise NotFound(f"no evaluation of {name!r} was sent: `nearline evaluate -c {name} --publish` does it")
+    return json_answer(content)
+
+
+def read(collection: Collection) -> bytes | None:
+    path = collection.folder / FILE
+    with disk_errors(path):
+        try:
+            return path.read_bytes()
+        except FileNotFoundError:
+            return None
+
+
+def forget(collection: Collection) -> None:
+    """Durably. Idempotent."""
+    with _changing:
+        remove(collection.folder / FILE)

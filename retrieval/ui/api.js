@@ -1,0 +1,69 @@
+// Calls of the API, with the key of this tab. The key is kept in sessionStorage alone: closing the tab forgets it.
+
+const ROOT = new URL("../../", import.meta.url); // of the service, also below a proxy's prefix
+const KEY = "nearline-key";
+
+export const key = () => sessionStorage.getItem(KEY) || "";
+
+export function setKey(text) {
+  if (text) sessionStorage.setItem(KEY, text);
+  else sessionStorage.removeItem(KEY);
+  document.dispatchEvent(new CustomEvent("key-changed"));
+}
+
+// `shown` is for people: what happened, and what to do about it.
+export class ApiError extends Error {
+  constructor(status, message, param = null, retryMs = null) {
+    super(message);
+    this.status = status;
+    this.param = param;
+    this.shown = message;
+    if (status === 401) this.shown = key() ? `The access key is not accepted: ${message}` : "This service needs an access key: press Key above and enter one.";
+    if (status === 403) this.shown = `This key may not do that: ${message}`;
+    this.retryMs = retryMs;
+    if (status === 0) this.shown = "The service does not answer.";
+  }
+}
+
+export async function send(method, path, body, options = {}) {
+  const headers = {};
+  if (/[^\x21-\x7e]/.test(key())) throw new ApiError(401, "it holds characters that no key has");
+  if (key()) headers.Authorization = `Bearer ${key()}`;
+  const form = body instanceof FormData;
+  if (body !== undefined && !form) headers["Content-Type"] = "application/json";
+  let answer;
+  try {
+    answer = await fetch(new URL(path, ROOT), {
+      method, headers, signal: options.signal, credentials: "omit",
+      body: body === undefined || form ? body : JSON.stringify(body),
+    });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError(0, String(error));
+  }
+  const text = await answer.text();
+  if (options.text && answer.ok) return text;
+  let decoded = null;
+  try {
+    decoded = text ? JSON.parse(text) : null;
+  } catch {
+    if (answer.ok) throw new ApiError(answer.status, "the answer is not JSON");
+  }
+  // Of /readyz, 503 is an answer.
+  if (!answer.ok && !(options.also || []).includes(answer.status)) {
+    const detail = decoded?.error || {};
+    throw new ApiError(answer.status, detail.message || text.slice(0, 300) || answer.statusText, detail.param, Number(answer.headers.get("Retry-After-Ms")) || null);
+  }
+  return decoded;
+}
+
+export const get = (path, options) => send("GET", path, undefined, options);
+export const post = (path, body = {}, options = {}) => send("POST", path, body, options);
+export const of = (collection, ...below) =>
+  ["v1/collections", ...[collection, ...below].map(encodeURIComponent)].join("/");
+
+// Names to choose from: collections, then their aliases. A key that sees some documents only may not list them.
+export async function names() {
+  const { collections } = await get("v1/collections");
+  return collections.flatMap((one) => [[one.name, one.name], ...one.aliases.map((alias) => [alias, `${alias} → ${one.name}`])]);
+}

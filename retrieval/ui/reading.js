@@ -1,0 +1,110 @@
+// Files as documents, by the rules of `nearline ingest`: a text is one document, a line or row of a table one each.
+
+import { markdownOf } from "./markup.js";
+
+const TEXTS = /\.(md|markdown|txt|text|rst|adoc|org|log|py|js|ts|go|rs|java|c|h|cpp|cs|rb|php|sh|sql|css|yaml|yml|toml|ini|xml)$/i;
+const BARE = /^(readme|license|changelog|contributing|authors|notice|todo|makefile|dockerfile)$/i;
+const TEXT = "text";
+const IDS = ["id", "_id"];
+
+// Rows that cannot be read have an `error`: [{document} or {id, error}]. Null for a kind of file that the browser cannot read.
+export async function read(file, textField = TEXT) {
+  const kind = file.name.toLowerCase().split(".").at(-1);
+  if (["jsonl", "ndjson"].includes(kind)) return lines(await textOf(file), file.name, textField);
+  if (kind === "json") return json(await textOf(file), file.name, textField);
+  if (["csv", "tsv"].includes(kind)) return rows(await textOf(file), file.name, textField, kind === "tsv" ? "\t" : ",");
+  if (["html", "htm", "xhtml"].includes(kind)) return [{ document: { id: file.name, ...markdownOf(await textOf(file)) } }];
+  if (TEXTS.test(file.name) || BARE.test(file.name)) {
+    const text = await textOf(file);
+    const title = /\.(md|markdown)$/i.test(file.name) ? /^#\s+(.+)$/m.exec(text)?.[1].trim() : null;
+    return [text.trim() ? { document: { id: file.name, title: title || file.name, text } } : { id: file.name, error: "the file is empty" }];
+  }
+  return null;
+}
+
+async function textOf(file) {
+  try {
+    return new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
+  } catch {
+    throw new Error("the file is not text in UTF-8");
+  }
+}
+
+function lines(text, name, textField) {
+  return text.split("\n").flatMap((line, at) => {
+    if (!line.trim()) return [];
+    const id = `${name}#${at + 1}`;
+    try {
+      return [record(JSON.parse(line), id, textField)];
+    } catch (error) {
+      return [{ id, error: `not JSON: ${error.message}` }];
+    }
+  });
+}
+
+function json(text, name, textField) {
+  const found = JSON.parse(text);
+  const list = Array.isArray(found) ? found : [found];
+  if (!list.some((one) => one && typeof one === "object" && textField in one)) return [{ document: { id: name, title: name, text } }];
+  return list.map((one, at) => record(one, `${name}#${at + 1}`, textField));
+}
+
+function record(one, fallback, textField) {
+  if (!one || typeof one !== "object" || Array.isArray(one)) return { id: fallback, error: "not an object" };
+  const named = IDS.find((name) => name in one);
+  const id = named ? String(one[named]) : fallback;
+  if (typeof one[textField] !== "string") return { id, error: `has no text in the field ${textField}` };
+  const { [textField]: text, title, metadata, ...others } = one;
+  if (named) delete others[named];
+  // A column called metadata that is an object already is what others call so, too.
+  const nested = metadata && typeof metadata === "object" && !Array.isArray(metadata);
+  return { document: { id, text, ...(title && { title: String(title) }), metadata: nested ? { ...others, ...metadata } : { ...others, ...(metadata !== undefined && { metadata }) } } };
+}
+
+function rows(text, name, textField, separator) {
+  const [header, ...cells] = separated(text, separator);
+  if (!header) return [{ id: name, error: "the file is empty" }];
+  const types = header.map((_, at) => typeOf(cells.map((row) => row[at]).filter((cell) => cell)));
+  return cells.map((row, line) => {
+    const one = {};
+    header.forEach((column, at) => {
+      const cell = row[at];
+      if (cell === undefined || (cell === "" && column !== textField)) return;
+      one[column] = [textField, "title", ...IDS].includes(column) ? cell : types[at](cell);
+    });
+    return record(one, `${name}#${line + 2}`, textField);
+  });
+}
+
+// Numbers and booleans where all filled cells are.
+function typeOf(cells) {
+  if (cells.length && cells.every((cell) => /^-?(0|[1-9]\d*)(\.\d+)?$/.test(cell))) return Number;
+  if (cells.length && cells.every((cell) => /^(true|false)$/i.test(cell))) return (cell) => cell.toLowerCase() === "true";
+  return String;
+}
+
+// RFC 4180: quoted cells may hold separators, line ends and doubled quotes.
+export function separated(text, separator) {
+  const found = [];
+  let [row, cell, quoted] = [[], "", false];
+  const endRow = () => {
+    row.push(cell);
+    if (row.some((one) => one !== "")) found.push(row);
+    [row, cell] = [[], ""];
+  };
+  for (let at = 0; at < text.length; at += 1) {
+    const char = text[at];
+    if (quoted) {
+      if (char !== '"') cell += char;
+      else if (text[at + 1] === '"') cell += text[(at += 1)];
+      else quoted = false;
+    } else if (char === '"' && cell === "") quoted = true;
+    else if (char === separator) {
+      row.push(cell);
+      cell = "";
+    } else if (char === "\n") endRow();
+    else if (char !== "\r") cell += char;
+  }
+  endRow();
+  return found;
+}

@@ -1,0 +1,554 @@
+"""The page at /ui, in a real Chromium over a real service with keys. Each control of it is used at least once."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from indexes.catalog import prepare
+from jobs.server_process import ServerProcess, serving
+from retrieval.auth import Key, Keys, Scope
+from retrieval.handlers.ui import FOLDER
+from tests.support.http import Http
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+WAIT_MS = 20_000
+HOSTILE = '<img src=x onerror="document.title=1"><b>bold</b>'
+DOCUMENTS = [
+    {
+        "id": "refunds",
+        "title": "Refunds",
+        "text": "You get your money back within fourteen days.",
+        "metadata": {"lang": "en", "year": 2026},
+    },
+    {
+        "id": "shipping",
+        "title": "Shipping",
+        "text": "Parcels leave on weekdays. " * 40,
+        "metadata": {"lang": "en", "year": 2025},
+    },
+    {
+        "id": "retour",
+        "title": "Rückgabe 😀",
+        "text": "😀 Geld zurück: money back.",
+        "metadata": {"lang": "de", "year": 2024},
+    },
+    {"id": "hostile", "title": HOSTILE, "text": f"money {HOSTILE}", "metadata": {"lang": HOSTILE}},
+]
+REPORT = {
+    "version": 2, "k": 10, "generation": 1, "model": "m", "documents": 4, "queries": 60, "source": "file",
+    "cohorts": [
+        {"name": "overall", "kind": "overall", "recall": 0.98, "low": 0.95, "high": 0.99, "queries": 60},
+        {"name": "cold", "kind": "tier", "recall": 0.9, "low": 0.85, "high": 0.94, "queries": 60},
+    ],
+    "floors": {"overall": 0.95, "tier": 0.95}, "below": ["recall@10 cold is 0.9000, below 0.95"],
+    "rankings": {one: {"ndcg@10": {"value": 0.4, "low": 0.3, "high": 0.5}} for one in ("dense", "hybrid")},
+    "relevance": {
+        "calibration_error": 0.02,
+        "bins": [{"since": 0.1, "hits": 9, "relevance": 0.15, "relevant": 0.2}],
+    },
+    "latency_ms": {"dense": {"embed": {"p50": 1.0, "p95": 2.0, "p99": 3.0}}},
+}  # fmt: skip
+
+
+@dataclass
+class Seen:
+    """What a browser has noticed that none of the tests may cause."""
+
+    faults: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A service with keys, a browser, and keys by their scope."""
+
+    server: ServerProcess
+    browser: Any
+    keys: dict[str, str]
+
+    @property
+    def http(self) -> Http:
+        return Admin(self.server.url, self.keys["admin"])
+
+
+class Admin(Http):
+    def __init__(self, url: str, key: str) -> None:
+        super().__init__(url)
+        self._headers = {"Authorization": f"Bearer {key}"}
+
+    def call(self, *args: Any, **others: Any) -> Any:
+        return super().call(*args, **{**others, "headers": self._headers})
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Iterator[Place]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("no Chromium is installed (Debian: apt install chromium)")
+    data = tmp_path_factory.mktemp("page") / "data"
+    prepare(data)
+    scopes: tuple[Scope, ...] = ("admin", "search")
+    made: dict[str, str] = {
+        one: Keys(data).create(Key(id="", sha256="", scopes=[one], created_ms=0))[1] for one in scopes
+    }
+    key = Key(id="", sha256="", scopes=["search"], groups=["board"], created_ms=0)
+    made["groups"] = Keys(data).create(key)[1]
+    with (
+        serving(data, {"NEARLINE_MODELS_FOLDER": str(model_folder.parent)}) as server,
+        playwright.sync_playwright() as driver,
+    ):
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        found = Place(server, browser, made)
+        found.http.ok("POST", "/v1/collections", {"name": "shop"})
+        found.http.write("shop", *DOCUMENTS)
+        yield found
+        browser.close()
+
+
+Opener = Callable[..., Any]
+
+
+@pytest.fixture
+def open_page(place: Place) -> Iterator[Opener]:
+    """Opens the page at a view with a key. At the end: no error in the console, no script that broke, no breach of the
+    policy, and no request to anywhere else."""
+    seen, contexts = Seen(), []
+
+    def opened(view: str = "", key: str | None = "admin", width: int = 1280) -> Any:
+        context = place.browser.new_context(viewport={"width": width, "height": 900})
+        context.set_default_timeout(WAIT_MS)
+        contexts.append(context)
+        page = context.new_page()
+        if key is not None:
+            page.add_init_script(f"sessionStorage.setItem('nearline-key', '{place.keys[key]}')")
+        page.on("request", lambda request: seen.requests.append(request.url))
+        page.on("pageerror", lambda error: seen.faults.append(str(error)))
+        page.on("console", lambda message: noted(seen, message))
+        page.goto(f"{place.server.url}/ui{view}")
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert seen.faults == []
+    assert [url for url in seen.requests if not url.startswith((f"{place.server.url}/", "data:"))] == []
+
+
+def noted(seen: Seen, message: Any) -> None:
+    """Chromium reports every answer that is an error as well, which some tests ask for."""
+    if message.type in ("error", "warning") and "responded with a status of 4" not in message.text:
+        seen.faults.append(message.text)
+
+
+def titles(page: Any) -> list[str]:
+    return list(page.locator(".hit h2").all_inner_texts())
+
+
+def search(page: Any, text: str) -> None:
+    page.get_by_label("Query").fill(text)
+    page.get_by_role("button", name="Search", exact=True).click()
+    page.locator(".results[aria-busy=false] .hit").first.wait_for()
+
+
+def until(page: Any, holds: Callable[[], bool]) -> None:
+    """The page's policy forbids the strings of code that Playwright would wait with."""
+    for _ in range(WAIT_MS // 20):
+        if holds():
+            return
+        page.wait_for_timeout(20)
+    raise AssertionError("it did not come to hold")
+
+
+def titled(page: Any, view: str) -> bool:
+    return bool(page.title().startswith(view))
+
+
+def taken(page: Any, outcome: str) -> bool:
+    return outcome in "".join(page.locator(".taken tbody").all_inner_texts())
+
+
+# --- what the browser is sent ---------------------------------------------------------------------------------
+
+
+def test_its_files_are_strict_and_cached(place: Place) -> None:
+    """Nothing inline is allowed, types are right, a browser that has a file is not sent it again, others are 404."""
+    http = Http(place.server.url)  # without a key
+    paths = ["/ui", *(f"/ui/assets/{path.name}" for path in FOLDER.iterdir() if path.name != "index.html")]
+    types = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+    for path in paths:
+        reply = http.call("GET", path)
+        assert reply.status == 200
+        assert reply.headers["Content-Type"].partition(";")[0] == types.get(Path(path).suffix, "text/html")
+        policy = reply.headers["Content-Security-Policy"]
+        assert "default-src 'none'; script-src 'self'; style-src 'self';" in policy
+        assert "unsafe" not in policy
+        again = http.call("GET", path, headers={"If-None-Match": reply.headers["ETag"]})
+        assert (again.status, again.body) == (304, None)
+    assert len(paths) > 10
+    for name in ("index.html", "..%2findex.html", "nothing.js", "%00", "x" * 5000):
+        assert http.call("GET", f"/ui/assets/{name}").status == 404
+
+
+def test_it_never_writes_markup() -> None:
+    """No script has a way to make markup of text, but the one that reads files of HTML."""
+    for path in FOLDER.glob("*.js"):
+        ways = re.findall(
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|parseFromString|eval\(", path.read_text()
+        )
+        assert ways == (["parseFromString"] if path.name == "markup.js" else []), path.name
+
+
+# --- search ---------------------------------------------------------------------------------------------------
+
+
+def test_a_search_by_keyboard_alone(open_page: Opener) -> None:
+    """`/`, the words, Enter, Tab to why, Enter, Escape; the result is announced, and the focus comes back."""
+    page = open_page("#/collections")
+    page.get_by_role("heading", name="Collections").wait_for()
+    page.keyboard.press("/")
+    page.locator("#query:focus").wait_for()
+    page.keyboard.type("when do I get my money back?")
+    page.keyboard.press("Enter")
+    page.locator(".hit").first.wait_for()
+    assert re.fullmatch(r"\d hits in .*", page.locator("#status").inner_text())
+    assert titles(page)[0] == "Refunds"
+    for _ in range(20):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.textContent") == "Why this hit":
+            break
+    page.keyboard.press("Enter")
+    page.locator(".explanation h2").wait_for()
+    assert "hit 1" in page.locator(".explanation").inner_text()
+    page.keyboard.press("Escape")
+    assert page.locator(".explanation").count() == 0
+    assert page.evaluate("document.activeElement.textContent") == "Why this hit"
+
+
+def test_a_search_with_all_its_options(open_page: Opener) -> None:
+    """Keys and values of filters are proposed; the address holds the search, also when it is loaded again."""
+    page = open_page("#/search")
+    page.get_by_label("Collection").select_option("shop")
+    page.get_by_role("button", name="+ Filter").click()
+    page.get_by_label("Filter: key").fill("year")
+    page.locator("#metadata-keys option[value=lang]").wait_for(state="attached")
+    page.get_by_label("Filter: value").focus()
+    page.locator("datalist[id^=values] option[value='2026']").wait_for(state="attached")
+    page.get_by_label("Filter: operator").select_option("gte")
+    page.get_by_label("Filter: value").fill("2025")
+    page.get_by_label("Mode").select_option("lexical")
+    page.get_by_label("Hits").fill("5")
+    page.get_by_label("One hit per document").check()
+    search(page, "money parcels weekdays")
+    assert sorted(titles(page)) == ["Refunds", "Shipping"]
+    page.reload()
+    page.locator(".hit").first.wait_for()
+    assert sorted(titles(page)) == ["Refunds", "Shipping"]
+    assert (page.get_by_label("Mode").input_value(), page.get_by_label("Hits").input_value()) == (
+        "lexical",
+        "5",
+    )
+    assert page.get_by_label("One hit per document").is_checked()
+    page.get_by_label("Remove this filter").click()
+    page.get_by_role("button", name="+ Filter").click()
+    page.get_by_label("Filter: key").fill("lang")
+    page.get_by_label("Filter: operator").select_option("missing")
+    page.get_by_role("button", name="Search", exact=True).click()
+    page.get_by_text("Nothing was found.").wait_for()
+    page.go_back()
+    page.locator(".hit").first.wait_for()
+
+
+def test_a_hit_shows_what_is_known_of_it(open_page: Opener) -> None:
+    """Its words are marked where they stand, also behind characters of two UTF-16 units; the answer has its stages."""
+    page = open_page("#/search?c=shop&q=money+back")
+    hit = page.locator(".hit", has_text="Rückgabe")
+    hit.wait_for()
+    assert hit.locator("mark").all_inner_texts() == ["money", "back"]
+    assert "de" in hit.locator(".chips").inner_text()
+    assert hit.locator(".scores .meter").count() >= 2
+    assert hit.locator(".tier").inner_text() == "delta"
+    long = page.locator(".hit", has_text="Shipping")
+    assert long.get_by_role("button", name="Whole passage").get_attribute("aria-expanded") == "false"
+    long.get_by_role("button", name="Whole passage").click()
+    assert long.get_by_role("button", name="Whole passage").get_attribute("aria-expanded") == "true"
+    aside = page.get_by_label("About this answer")
+    assert "by meaning" in aside.locator(".waterfall").inner_text()
+    assert "all-MiniLM-L6-v2" in aside.locator(".facts").inner_text()
+
+
+def test_what_documents_hold_is_text(open_page: Opener) -> None:
+    """Markup in a title, a text and metadata is shown as it was written."""
+    page = open_page("#/search?c=shop&q=money")
+    hit = page.locator(".hit", has_text="onerror")
+    hit.wait_for()
+    assert hit.locator("h2").inner_text() == HOSTILE
+    assert HOSTILE in hit.locator(".chips").inner_text()
+    assert page.locator("main img, main b >> text=bold").count() == 0
+
+
+def test_why_not_that_document(open_page: Opener) -> None:
+    """The reason is shown with a change that finds the document, which can be searched, and left again."""
+    page = open_page("#/search?c=shop&q=money+back&k=1")
+    page.get_by_label("Document id").fill("shipping")
+    page.get_by_role("button", name="Explain").click()
+    page.locator(".explanation h2").wait_for()
+    assert "no hit" in page.locator(".explanation").inner_text()
+    page.get_by_text("Evidence").click()
+    page.get_by_role("button", name="Search so").first.click()
+    page.get_by_text("Changed search:").wait_for()
+    assert "Shipping" in titles(page)
+    page.get_by_role("button", name="Back to the form's").click()
+    page.get_by_text("Changed search:").wait_for(state="detached")
+    page.get_by_label("Document id").fill("nothing")
+    page.get_by_role("button", name="Explain").click()
+    page.get_by_text("no_document").wait_for()
+    page.get_by_role("button", name="Close the explanation").click()
+    assert page.locator(".explanation").count() == 0
+
+
+def test_a_refusal_is_shown(open_page: Opener) -> None:
+    """In the words of the service."""
+    page = open_page('#/search?c=shop&q=x&filters=[{"key":"yaer","operator":"eq","value":"1"}]')
+    assert "yaer" in page.locator(".results .notice").inner_text()
+
+
+# --- collections, jobs, evaluation ----------------------------------------------------------------------------
+
+
+def test_the_life_of_a_collection(open_page: Opener, place: Place) -> None:
+    """Created, named by an alias, rebuilt twice, rolled back, deleted; nothing happens without confirmation."""
+    page = open_page("#/collections")
+    page.get_by_text("New collection").click()
+    form = page.locator("details form")
+    form.get_by_label("Name").fill("books")
+    form.get_by_label("Language").fill("en")
+    form.get_by_label("Passages in the hot tier").fill("100")
+    form.get_by_role("button", name="Create").click()
+    card = page.locator("#collection-books")
+    card.wait_for()
+    place.http.write("books", {"id": "a", "text": "A book about the sea."})
+    form.get_by_label("Name").fill("books")
+    form.get_by_role("button", name="Create").click()
+    page.locator("details .notice.bad").wait_for()
+    for view in ("Evaluation", "Ingest"):
+        card.get_by_role("link", name=view).click()
+        page.get_by_role("heading", name=view).wait_for()
+        assert page.locator("main select").first.input_value() == "books"
+        page.go_back()
+    card.get_by_label("New alias of books").fill("library")
+    card.get_by_role("button", name="Add").click()
+    card.get_by_role("button", name="Remove the alias library").click()
+    page.get_by_role("dialog").get_by_role("button", name="Remove").click()
+    card.get_by_role("button", name="Remove the alias library").wait_for(state="detached")
+    card.get_by_role("button", name="Rebuild").click()
+    page.keyboard.press("Escape")
+    for generation in (1, 2):
+        card.get_by_role("button", name="Rebuild").click()
+        page.get_by_role("dialog").get_by_role("button", name="Rebuild").click()
+        card.get_by_text(f"{generation} serves").wait_for()
+    card.get_by_role("button", name="Roll back").click()
+    page.get_by_role("dialog").get_by_role("button", name="Roll back").click()
+    card.get_by_text("1 serves").wait_for()
+    page.get_by_role("link", name="Jobs").click()
+    page.locator(".job", has_text="books").locator("summary").first.click()
+    assert "succeeded" in page.locator(".job", has_text="books").first.inner_text()
+    page.locator(".job").get_by_role("link", name="books").first.click()
+    card.get_by_role("button", name="Delete").click()
+    dialog = page.get_by_role("dialog")
+    assert dialog.get_by_role("button", name="Delete").is_disabled()
+    dialog.get_by_role("button", name="Cancel").click()
+    card.get_by_role("button", name="Delete").click()
+    dialog.get_by_label("Type books").fill("books")
+    dialog.get_by_role("button", name="Delete").click()
+    card.wait_for(state="detached")
+    assert place.http.call("GET", "/v1/collections/books").status == 404
+
+
+def test_the_last_evaluation(open_page: Opener, place: Place) -> None:
+    """Before there is one, how to get it; then its plots, and what is below its floor; of a later version, its JSON."""
+    name = place.http.new_collection()
+    page = open_page("#/evaluation?c=shop")
+    page.get_by_text("nearline evaluate -c shop --publish").wait_for()
+    page.get_by_label("Collection").select_option(name)
+    page.get_by_text(f"nearline evaluate -c {name} --publish").wait_for()
+    place.http.ok("PUT", f"/v1/collections/{name}/evaluation", {"report": REPORT})
+    page.reload()
+    page.get_by_text("recall@10 cold is 0.9000, below 0.95").wait_for()
+    assert page.locator(".plot h2").all_inner_texts() == ["Recall", "Ranking", "Relevance", "Latency"]
+    assert page.locator(".chart .below circle").count() == 1
+    assert page.locator(".chart .floor").count() == 2
+    place.http.ok("PUT", f"/v1/collections/{name}/evaluation", {"report": {"version": 9}})
+    page.reload()
+    page.get_by_text("This report has version 9").wait_for()
+
+
+# --- ingest ---------------------------------------------------------------------------------------------------
+
+FILES = {
+    "guide.md": b"# The guide\n\nHow to moor a boat.",
+    "page.html": b"<title>Harbor</title><nav>menu</nav><main><h2>Fees</h2><p>A berth costs 20 euros."
+    b"<img src=http://example.com/x.png><script>document.title='ran'</script></main>",
+    "rows.csv": b'id,text,price,paid\n1,"a rope, long",2.5,true\n2,,3,false\n',
+    "lines.jsonl": b'{"id": "x", "text": "an anchor", "kind": "iron"}\n{"broken\n{"id": "z"}\n',
+    "book.pdf": b"%PDF-1.7\x00\xff",
+    "notes.unknown": b"a chart of the sea",
+}
+
+
+def test_files_become_documents(open_page: Opener, place: Place) -> None:
+    """Of a new collection; each that fails is named with its reason, and the others are there."""
+    page = open_page("#/ingest")
+    page.get_by_label("Into").select_option("New collection…")
+    page.get_by_label("Its name").fill("harbor")
+    page.get_by_label("Column of the text").fill("text")
+    payload = [{"name": name, "mimeType": "", "buffer": content} for name, content in FILES.items()]
+    page.locator("#files").set_input_files(payload)
+    page.get_by_role("heading", name="Failed").wait_for()
+    page.locator(".taken tbody tr", has_text="notes.unknown").wait_for()
+    failed = page.get_by_label("What failed").inner_text()
+    for words in (
+        "2",
+        "lines.jsonl#2",
+        "not JSON",
+        "no text in the field text",
+        "book.pdf",
+        "not text in UTF-8",
+    ):
+        assert words in failed
+    found = place.http.ok("POST", "/v1/collections/harbor/documents/scroll", {})["documents"]
+    documents = {one["id"] if not one["id"].startswith("file-") else "uploaded": one for one in found}
+    assert sorted(documents) == ["1", "guide.md", "page.html", "uploaded", "x"]
+    assert documents["1"]["metadata"] == {"price": 2.5, "paid": True}
+    assert (documents["page.html"]["title"], documents["page.html"]["text"]) == (
+        "Harbor",
+        "## Fees\n\nA berth costs 20 euros.",
+    )
+    assert documents["guide.md"]["title"] == "The guide"
+    page.get_by_role("link", name="Search harbor").click()
+    search(page, "how much is a berth")
+    assert titles(page)[0] == "Harbor"
+
+
+def test_files_are_dropped(open_page: Opener, place: Place) -> None:
+    """Into the collection that is chosen; sent again they are unchanged."""
+    name = place.http.new_collection()
+    page = open_page(f"#/ingest?c={name}")
+    page.locator(".drop").wait_for()
+    for outcome in ("1\t1\t0", "1\t0\t1"):
+        page.evaluate(
+            """() => { const data = new DataTransfer(); data.items.add(new File(["Dropped words."], "d.txt"));
+            const drop = document.querySelector(".drop");
+            for (const kind of ["dragover", "dragleave", "drop"])
+              drop.dispatchEvent(new DragEvent(kind, { dataTransfer: data, bubbles: true, cancelable: true })); }"""
+        )
+        until(page, partial(taken, page, outcome))
+
+
+def test_a_busy_service_is_waited_for(open_page: Opener, place: Place) -> None:
+    """What is refused with a time to come back is sent again then."""
+    name = place.http.new_collection()
+    page = open_page(f"#/ingest?c={name}")
+    busy = {
+        "status": 429,
+        "headers": {"Retry-After-Ms": "20"},
+        "body": '{"error": {"message": "a queue is full"}}',
+    }
+    page.route("**/documents", lambda route: route.fulfill(**busy), times=2)
+    page.locator("#files").set_input_files({"name": "a.txt", "mimeType": "", "buffer": b"a text"})
+    until(page, partial(taken, page, "a.txt\t1\t1\t0"))
+    assert place.http.ok("POST", f"/v1/collections/{name}/documents/count", {})["documents"] == 1
+
+
+# --- keys, schemes, sizes -------------------------------------------------------------------------------------
+
+
+def test_what_a_key_lacks_is_said(open_page: Opener, place: Place) -> None:
+    """Without a key; with one that may only search; with one that sees some documents only; and the key can be
+    forgotten."""
+    page = open_page("#/search?c=shop", key=None)
+    page.get_by_text("This service needs an access key").wait_for()
+    page.get_by_role("button", name="Key").click()
+    page.get_by_label("Key", exact=True).fill("nl_ü")
+    page.get_by_role("button", name="Use").click()
+    page.get_by_text("characters that no key has").wait_for()
+    page.get_by_role("button", name="Key").click()
+    page.get_by_label("Key", exact=True).fill(place.keys["search"])
+    page.get_by_role("button", name="Use").click()
+    page.locator("#query").wait_for()
+    search(page, "money")
+    page.get_by_text("figures need a key with the scope metrics").wait_for()
+    page.get_by_role("link", name="Jobs").click()
+    page.get_by_text("This key may not do that").wait_for()
+    page.get_by_role("link", name="Nearline").click()
+    page.locator("#query").wait_for()
+    page.get_by_role("link", name="Collections").click()
+    page.locator("#collection-shop").get_by_role("button", name="Rebuild").click()
+    page.get_by_role("dialog").get_by_role("button", name="Rebuild").click()
+    page.locator("#collection-shop .notice.bad").wait_for()
+    assert "scope admin" in page.locator("#collection-shop .notice.bad").inner_text()
+    page.get_by_role("button", name="Key").click()
+    page.get_by_role("button", name="Cancel").click()
+    page.get_by_role("button", name="Key").click()
+    page.get_by_role("button", name="Forget").click()
+    page.get_by_text("This service needs an access key").wait_for()
+    assert page.evaluate("sessionStorage.length + localStorage.length") == 0
+    page = open_page("#/search?c=shop", key="groups")
+    page.get_by_label("Collection").fill("shop")
+    search(page, "money")
+
+
+def test_the_health_of_the_service(open_page: Opener) -> None:
+    """Ready, memory against its ceiling, searches a second and their p99."""
+    page = open_page("#/jobs")
+    strip = page.locator("#health")
+    strip.get_by_text("p99").wait_for()
+    figures = r"ready\s+memory\s+\S+ MiB of \S+ .iB\s+searches/s\s+\S+\s+p99\s+[\d.]+ ms"
+    assert re.fullmatch(figures, strip.inner_text().strip())
+
+
+def test_light_and_dark(open_page: Opener) -> None:
+    """As the system has it, or as chosen, which lasts."""
+    page = open_page("#/jobs")
+    button = page.locator("#theme-button")
+    colors = []
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        colors.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+    assert colors[0] != colors[1]
+    button.click()
+    button.click()
+    page.emulate_media(color_scheme="light")
+    page.reload()
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == colors[1]
+    assert button.inner_text() == "Dark"
+    button.click()
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == colors[0]
+
+
+def test_it_fits_a_phone(open_page: Opener) -> None:
+    """No view is wider than 390 pixels."""
+    page = open_page("#/search?c=shop&q=money", width=390)
+    for view in ("Search", "Collections", "Jobs", "Evaluation", "Ingest"):
+        page.get_by_role("link", name=view, exact=True).click()
+        until(page, partial(titled, page, view))
+        page.locator(".view > *").nth(1).wait_for()
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390, view
+    assert page.get_by_role("link", name="API").get_attribute("href") == "docs"
+
+
+def test_the_content_can_be_reached_at_once(open_page: Opener) -> None:
+    """The first Tab is a link past the bar."""
+    page = open_page("#/jobs")
+    page.locator(".view h1").wait_for()
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "view"
