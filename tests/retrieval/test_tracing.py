@@ -74,7 +74,10 @@ def test_a_request_continues_its_callers_trace(spans: Any) -> None:
     assert (search.name, search.parent_span_id.hex()) == ("POST /v1/collections/{collection}/search", PARENT)
     found = attributes(search)
     assert found["http.response.status_code"].int_value == 200
-    assert (found["nearline.cache"].string_value, found["nearline.collection"].string_value) == ("miss", "docs")
+    assert (found["nearline.cache"].string_value, found["nearline.collection"].string_value) == (
+        "miss",
+        "docs",
+    )
     stages = [one for one in spans if one.parent_span_id == search.span_id]
     assert {"embed", "dense", "lexical", "fuse", "hydrate"} <= {one.name for one in stages}
     assert "total" not in {one.name for one in stages}
