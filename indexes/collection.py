@@ -54,6 +54,7 @@ from indexes.parts.shelf import Shelf
 from indexes.parts.snapshot import Snapshot
 from indexes.rebuild.builder import BuildRequest
 from indexes.rebuild.chosen import TunedSettings, read_chosen, save_chosen
+from indexes.rebuild.foretelling import require_delta_room, require_generation_room
 from indexes.rebuild.hits import Hits
 
 logger = logging.getLogger(__name__)
@@ -67,14 +68,12 @@ class Collection:
 
     def __init__(self, folder: Path, options: IndexOptions) -> None:
         self.options, self.folder, self.name = options, folder, folder.name  # its own name, not an alias
-        self.log = Log(folder / "log.db")
+        self.log = Log(folder / "log.db", options.now_ms)
         most, rest = options.commit_ops_max, self.log.rest
         self._writer = Writer(folder.name, self._commit, operations_max=most, on_idle=rest)
         try:
-            self.settings = self.log.settings
-            self.uid = self.log.uid
-            self.shelf = Shelf(folder)
-            self._adopting = threading.Lock()
+            self.settings, self.uid = self.log.settings, self.log.uid
+            self.shelf, self._adopting = Shelf(folder), threading.Lock()
             self.chosen = read_chosen(folder)
             self.ranking = RankingFile(folder)
             self._lost_generation: str | None = None  # why the generation named by CURRENT was unusable
@@ -139,8 +138,8 @@ class Collection:
 
     @property
     def snapshot(self) -> Snapshot:
-        """The latest snapshot; a new search reads this one."""
-        return self._snapshot
+        """The latest snapshot without what has expired; a new search reads this one."""
+        return self._snapshot.unexpired(self.options.now_ms)
 
     def moved_since(self, snapshot: Snapshot) -> bool:
         """Whether a log read, or the writer's counters, may reflect a later commit than the snapshot does."""
@@ -163,7 +162,7 @@ class Collection:
 
         Scans every live vector once for all queries: for evaluation, not serving. `go_on` is called between blocks.
         """
-        allowed = None if condition is None else self.snapshot.matching(condition)
+        allowed = self.snapshot.allowed(condition)
         return nearest(self.log.vectors(0, self.log.position().last_passage), queries, k, allowed, go_on)
 
     def info(self) -> CollectionInfo:
@@ -234,8 +233,7 @@ class Collection:
             self._show(applied)
         except Exception as error:
             # The log has the write, but the indexes may have only part of it: they agree again after a reopen.
-            words = f"{self.folder.name}: written, but the indexes failed: {error!r}; restart"
-            raise StorageError(words) from error
+            raise StorageError(f"{self.name}: written, but the indexes failed: {error!r}; restart") from error
         return results
 
     def _show(self, applied: list[Applied]) -> None:
@@ -357,7 +355,8 @@ class Collection:
         return max(wish, self.options.floor)
 
     def _usable(self, number: int) -> Generation:
-        """Verify and load a generation. Raises Damaged if this collection or version cannot serve it."""
+        """Verify and load a generation. Raises Damaged if this version cannot serve it, Unavailable for no room."""
+        require_generation_room(self.shelf.path(number), self.options)
         generation = Generation.load(self.shelf.path(number), self._assembly.new_files())
         generation.manifest.require_fit(self.settings.fingerprint, self.log.position().seq)
         generation.watch_cold(self.options.cold)
@@ -381,6 +380,7 @@ class Collection:
         position = self.log.position()
         generation = self._load_generation()
         after = generation.manifest.last_passage if generation else 0
+        require_delta_room(self.log, after, self.options)
         tail = self._assembly.read_back(self.log.entries(after, position.last_passage))
         dead = self.log.dead_since(generation.manifest.seq) if generation else []
         self._assembly.install(self._assembly.arrange(generation, tail, dead))

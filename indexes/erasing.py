@@ -16,9 +16,8 @@ from indexes.collection import Collection
 from indexes.courtesy import give_way
 from indexes.durable import sync_file
 from indexes.errors import NotReady, Unavailable
-from indexes.log.applying import now_ms
 from indexes.log.rewriting import Copy, remove_copies
-from indexes.model import Progress
+from indexes.model import Progress, now_ms
 
 FEW_OPERATIONS, ROUNDS_MAX = 500, 20  # left to copy while writes are blocked; rounds until then
 WAIT_S_MAX, PAUSE_S = 60.0, 1.0  # for a running backup

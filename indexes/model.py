@@ -6,7 +6,9 @@ larger is better. Arrays within one value are parallel, row by row.
 
 from __future__ import annotations
 
+import math
 import secrets
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -28,6 +30,11 @@ Progress = Callable[[str, int, int], None]  # of a long operation: stage, amount
 TIERS: tuple[Tier, ...] = ("delta", "hot", "cold")
 
 
+def now_ms() -> int:
+    """Milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
+
+
 @dataclass(frozen=True, slots=True)
 class NewPassage:
     """An embedded piece of a document: `text[start:end]`, token count, unit vector, and the headings above it, which
@@ -46,6 +53,7 @@ class Upsert:
 
     `digest`, 32 bytes, is equal for documents with equal text, title, metadata and passages. The default is random,
     so the document compares equal to no other. `language` is a BCP 47 code; empty: the collection's; "auto": found out.
+    From `expires_ms` on, in milliseconds since 1970, it is hidden; the digest should tell of it too.
     """
 
     id: str
@@ -55,6 +63,7 @@ class Upsert:
     passages: tuple[NewPassage, ...]
     digest: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     language: str = ""
+    expires_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +156,7 @@ class StoredDocument(msgspec.Struct, frozen=True):
     metadata: Metadata
     passages: int
     language: str = ""
+    expires_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +192,9 @@ class ColdPolicy:
 @dataclass(frozen=True, slots=True)
 class IndexOptions:
     """How a process runs its collections. Sizes in passages unless the name says otherwise; `resident` bounds how much
-    of their files all collections together copy into memory."""
+    of their files all collections together copy into memory. `now_ms`, in milliseconds since 1970, decides what has
+    expired. `read` is told how many more passages were read back from the log, and may raise to end that.
+    `room` tells how many bytes more the process may hold."""
 
     delta_passages_max: int = 4096
     segments_max: int = 8
@@ -196,6 +208,9 @@ class IndexOptions:
     exact_scan_passages_max: int = 10_000
     resident: Budget = NOTHING
     cold: ColdPolicy = ColdPolicy()
+    now_ms: Callable[[], int] = now_ms
+    read: Callable[[int], None] = lambda passages: None
+    room: Callable[[], float] = lambda: math.inf
 
     @property
     def floor(self) -> float:

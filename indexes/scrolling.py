@@ -18,7 +18,7 @@ import numpy as np
 from indexes.collection import Collection
 from indexes.errors import NotFound, Unavailable
 from indexes.filters.grammar import Filter
-from indexes.log.reader import decode_metadata, json_list
+from indexes.log.reader import as_document, json_list
 from indexes.model import Floats, Ids, StoredDocument
 
 PAGE_BYTES_MAX = 16 << 20  # as JSON; a larger document is still returned, alone
@@ -89,7 +89,7 @@ def page(
     Without `text`, their texts are empty. Reads only the documents it returns and the filter's bitmaps.
     Raises InvalidInput for a filter that nothing can ever match.
     """
-    matching = None if condition is None else collection.snapshot.matching(condition)
+    matching = collection.snapshot.allowed(condition)
     with collection.log.transaction() as db:
         sql = DOCUMENTS.format(text="text" if text else "''")
         if matching is None:
@@ -107,9 +107,10 @@ def document(collection: Collection, document_id: str, *, vectors: bool = False)
     """One document by its id. Raises NotFound."""
     with collection.log.transaction() as db:
         row: Any = db.execute(f"{DOCUMENTS.format(text='text')} WHERE id = ?", (document_id,)).fetchone()
-        if row is None:
-            raise NotFound(f"no document {document_id!r}", param="id")
-        return with_passages(db, [row], vectors)[0]
+        found = [] if row is None else with_passages(db, [row], vectors)
+    if not found or not collection.log.is_live(found[0].document.expires_ms):
+        raise NotFound(f"no document {document_id!r}", param="id")
+    return found[0]
 
 
 def count(collection: Collection, condition: Filter | None = None) -> Counted:
@@ -119,10 +120,10 @@ def count(collection: Collection, condition: Filter | None = None) -> Counted:
             seq = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'operations'").get or 0
             snapshot = collection.snapshot
             if snapshot.seq == seq:
-                if condition is None:
+                ids = snapshot.allowed(condition)
+                if ids is None:
                     documents: Any = db.execute("SELECT count(*) FROM documents").get
                     return Counted(documents, snapshot.live, snapshot.seq)
-                ids = snapshot.matching(condition)
                 return Counted(sum(documents_among(db, ids)), len(ids), snapshot.seq)
         time.sleep(CATCHING_UP_S)  # a commit is on disk and about to be published
     raise Unavailable("the collection changes too fast to be counted; try again")
@@ -157,7 +158,7 @@ def with_passages(db: apsw.Connection, rows: list[Any], vectors: bool) -> list[S
     return [
         ScrolledDocument(
             pk,
-            StoredDocument(document_id, seq, text, title, decode_metadata(metadata), count, language),
+            as_document((document_id, seq, text, title, metadata, count, language)),
             passages[pk] if vectors else None,
         )
         for pk, _, document_id, seq, text, title, metadata, count, language in rows

@@ -27,6 +27,7 @@ COMMANDS = {
     "export-model": "Make a quantised ONNX model for serving.",
     "train-reranker": "Train a cross-encoder on judged queries of a running service.",
     "keys": "Make, list, rotate and revoke access keys.",
+    "top": "Show what a running service is doing now.",
     "backup": "Copy collections to a folder, also while they are served.",
     "restore": "Put collections of a backup into a data directory.",
     "verify": "Check that a data directory or a backup is whole.",

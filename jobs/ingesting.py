@@ -49,6 +49,7 @@ async def ingest(
                 "text": document.text,
                 "title": document.title or "",
                 "metadata": document.metadata,
+                **({} if document.expires_at is None else {"expires_at": document.expires_at}),
             }
 
     def refused(one: Refused) -> None:

@@ -187,6 +187,7 @@ class Copy:
             "title",
             "metadata",
             *(("language",) if document["language"] != given else ()),
+            *(("expires_at",) if "expires_at" in document else ()),
         )
         return {name: document[name] for name in wanted}
 
@@ -213,4 +214,5 @@ def digest(document: JSON) -> bytes:
     """Equal for documents that are embedded, found and shown alike."""
     title, language = document["title"], document["language"]
     values = [document["text"], title, language, sorted(document["metadata"].items())]
+    values += [document["expires_at"]] if "expires_at" in document else []
     return blake2b(msgspec.json.encode(values), digest_size=16).digest()

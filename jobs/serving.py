@@ -1,5 +1,7 @@
 """Runs the service in this process until SIGTERM or SIGINT, then shuts down gracefully: fail readiness, drain, close.
 
+It listens before it opens anything: until it is ready it says how far it is, and a signal ends it at once.
+
 Requests not finished within `server.shutdown_grace_s` get a 503 (`retrieval/cancellation.py`). A storage failure shuts
 down the same way with exit code 1: only a new process can tell what is on disk.
 """
@@ -17,20 +19,23 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from aiohttp import web
 
 from indexes.courtesy import keep_turns_short
 from indexes.durable import keep_private
-from indexes.errors import Conflict, InvalidInput
-from jobs.connections import AcceptErrors, Connections
+from indexes.errors import Conflict, InvalidInput, NearlineError
+from jobs.connections import AcceptErrors, Connection, Connections
+from jobs.log_lines import set_up_logging
 from retrieval.app import create_app
 from retrieval.auth import Keys
 from retrieval.browsers import is_address
-from retrieval.config import Config
+from retrieval.config import Config, take_over
 from retrieval.door import DOOR
-from retrieval.keys import CEILING, FAILED, READY, STOPPING
+from retrieval.handlers.system import starting_server
+from retrieval.keys import CEILING, CONFIG, FAILED, READY, RELOADED, STOPPING
 from retrieval.settings import Server
 
 logger = logging.getLogger(__name__)
@@ -44,14 +49,16 @@ LAST_ANSWERS_S = 1.0  # after the grace period, to send the 503s
 CLOSING_S = 4.5  # after the grace period, until a forced exit
 
 
-def run(config: Config, data: Path) -> None:
-    """Blocks until the service has shut down. Raises InvalidInput for an address reachable from other machines unless
+def run(config: Config, data: Path, reread: Callable[[], Config]) -> None:
+    """Blocks until the service has shut down. SIGHUP takes over what `reread` returns.
+
+    Raises InvalidInput for an address reachable from other machines unless
     the settings allow it, whatever opening the data directory raises, and SystemExit as above."""
     require_private(config.server, keys=Keys(data).required)
     keep_private()
     share_heaps()
     allow_all_descriptors()
-    if not asyncio.run(serve(config, data)):
+    if not asyncio.run(serve(config, data, reread)):
         sys.exit(1)
 
 
@@ -86,7 +93,7 @@ def allow_all_descriptors() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-async def serve(config: Config, data: Path) -> bool:
+async def serve(config: Config, data: Path, reread: Callable[[], Config]) -> bool:
     """Serve until told to stop. Returns False if storage failed instead."""
     app = create_app(config, data)
     grace_s = config.server.shutdown_grace_s
@@ -97,10 +104,26 @@ async def serve(config: Config, data: Path) -> bool:
     stop = asyncio.Event()
     for one in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(one, stop.set)
-    await runner.setup()
+    loop.add_signal_handler(signal.SIGHUP, reload, app, reread)
+    server = starting_server(app)
+    listening = await listen(lambda: connections.accept(server), config.server)
+    logger.info("starting on %s", url_of(listening))
+    watch = loop.create_task(connections.watch())
     try:
-        listening = await listen(runner, connections)
-        watch = loop.create_task(connections.watch())
+        setup = loop.create_task(runner.setup())
+        stopped = loop.create_task(stop.wait())
+        await asyncio.wait([setup, stopped], return_when=asyncio.FIRST_COMPLETED)
+        if not setup.done():
+            logger.info("stopping before the start is complete")
+            leave_within(CLOSING_S)
+            listening.close()
+            setup.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await setup
+            return True
+        await setup  # raises what opening raised
+        assert runner.server is not None
+        server = runner.server
         keep_turns_short()
         print(f"{READY_LINE}{url_of(listening)}", flush=True)  # noqa: T201 - parent processes wait for this line
         ends = [loop.create_task(event.wait()) for event in (stop, app[FAILED])]
@@ -112,9 +135,26 @@ async def serve(config: Config, data: Path) -> bool:
         await asyncio.sleep(DRAIN_S)
         listening.close()
     finally:
+        listening.close()
         await runner.cleanup()
-    watch.cancel()
+        watch.cancel()
     return not app[FAILED].is_set()
+
+
+def reload(app: web.Application, reread: Callable[[], Config]) -> None:
+    """Take over all of a configuration that can change while the service runs; none of one that is in error."""
+    config = app[CONFIG]
+    try:
+        changed, waiting = take_over(config, reread())
+    except (NearlineError, OSError) as error:
+        logger.error("the configuration is in error, the old one stays: %s", error)
+        return
+    for follow in app[RELOADED]:
+        follow()
+    set_up_logging(config.log)
+    logger.info("the configuration was read again; changed: %s", ", ".join(changed) or "nothing")
+    if waiting:
+        logger.warning("these settings differ and need a restart: %s", ", ".join(waiting))
 
 
 def leave_within(seconds: float) -> None:
@@ -126,13 +166,11 @@ def leave_within(seconds: float) -> None:
     faulthandler.dump_traceback_later(seconds, exit=True)
 
 
-async def listen(runner: web.AppRunner, connections: Connections) -> asyncio.Server:
+async def listen(accept: Callable[[], Connection], settings: Server) -> asyncio.Server:
     """Accept connections; aiohttp's sites cannot use our protocol class. Raises Conflict for a port in use."""
-    server, settings = runner.server, connections.settings
-    assert server is not None, "the runner is set up"
     try:
         return await asyncio.get_running_loop().create_server(
-            lambda: connections.accept(server), settings.host, settings.port, backlog=BACKLOG
+            accept, settings.host, settings.port, backlog=BACKLOG
         )
     except OSError as error:
         if error.errno != errno.EADDRINUSE:

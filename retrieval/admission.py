@@ -59,6 +59,11 @@ class Gates:
         """Raises Overloaded, saying when the class will be idle. What has entered must leave."""
         return self._gates[load].enter(body_bytes)
 
+    def reload(self, settings: Admission) -> None:
+        """Bound the same requests by these settings from now on."""
+        for load, fresh in Gates(settings)._gates.items():
+            self._gates[load].bound_as(fresh)
+
 
 @dataclass(slots=True)
 class Entry:
@@ -108,6 +113,10 @@ class Gate:
     def wait_s(self) -> float:
         """Seconds until what is under way is done; 0 while the pace is unknown."""
         return self._work * self._busy_s / self._done if self._done else 0.0
+
+    def bound_as(self, other: Gate) -> None:
+        self._requests_max, self._bytes_max = other._requests_max, other._bytes_max
+        self._wait_s_max = other._wait_s_max
 
     def enter(self, body_bytes: int) -> Entry:
         self._look()

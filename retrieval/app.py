@@ -14,7 +14,19 @@ from retrieval.cancellation import Stopping
 from retrieval.ceiling import Ceiling
 from retrieval.config import Config
 from retrieval.door import DOOR, Door
-from retrieval.keys import CEILING, CONFIG, FOLDERS, GATES, KEYS, LIMITER, METRICS, READY, STOPPING
+from retrieval.keys import (
+    CEILING,
+    CONFIG,
+    FOLDERS,
+    GATES,
+    KEYS,
+    LIMITER,
+    METRICS,
+    READY,
+    RELOADED,
+    START,
+    STOPPING,
+)
 from retrieval.limits import Limiter
 from retrieval.metrics import Metrics
 from retrieval.middlewares import (
@@ -28,6 +40,8 @@ from retrieval.middlewares import (
     within_grace,
 )
 from retrieval.routes import ROUTES, add_routes
+from retrieval.starting import Start
+from retrieval.tracing import trace
 
 
 def create_app(config: Config, data: Path) -> web.Application:
@@ -57,7 +71,9 @@ def create_app(config: Config, data: Path) -> web.Application:
     app[LIMITER] = Limiter(data)
     app[CEILING] = Ceiling(config.server.memory_bytes_max)
     app[GATES] = Gates(config.admission)
+    app[RELOADED] = [lambda: app[GATES].reload(config.admission)]
     app[READY] = {"ready": False}
+    app[START] = Start()
     app[STOPPING] = Stopping()
     # Closed in the reverse order: first no more jobs, then no more searches, then the models and the
     # cache that services share, last the log.
@@ -74,11 +90,14 @@ def create_app(config: Config, data: Path) -> web.Application:
             lifecycle.uploads_ctx,
             lifecycle.pipeline_ctx,
             lifecycle.tasks_ctx,
+            lifecycle.expiry_ctx,
             lifecycle.loop_lag_ctx,
             lifecycle.memory_ctx,
             lifecycle.ready_ctx,
         ]
     )
+    if config.tracing.enabled:
+        trace(app)
     add_routes(app)
     app[DOOR] = Door(
         app[GATES], app[METRICS], {one.path: one.load for one in ROUTES if one.load and one.method == "POST"}

@@ -100,6 +100,11 @@ class Ceiling:
         """How much more a request of this class may take; negative where it is refused."""
         return int(SHARES[load] * self.bytes_max) - self.own - self.foretold
 
+    def left(self) -> int:
+        """Bytes that may still be loaded, once what is free inside the process is given back. Takes milliseconds."""
+        give_back()
+        return self.bytes_max - self.own - self.foretold
+
     def give(self, size: int) -> None:
         with self._lock:
             self.foretold -= size

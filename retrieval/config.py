@@ -21,9 +21,9 @@ from typing import Any, Literal, get_args, get_origin
 import msgspec
 
 from indexes import InvalidInput, failpoints
-from retrieval.settings import Config
+from retrieval.settings import RESTART, Config
 
-__all__ = ["Config", "ignored_variables", "load_config"]
+__all__ = ["Config", "ignored_variables", "load_config", "take_over"]
 
 
 def load_config(path: Path | None, environ: Mapping[str, str]) -> Config:
@@ -41,6 +41,24 @@ def load_config(path: Path | None, environ: Mapping[str, str]) -> Config:
     config = msgspec.convert(values, Config)
     _check_together(config)
     return config
+
+
+def take_over(current: Config, fresh: Config) -> tuple[list[str], list[str]]:
+    """Change `current`, which all parts of a service share, to what a reload can change. Returns the keys that are
+    changed now, and those that differ and need a restart."""
+    changed, waiting = [], []
+    for section, keys in _KEYS.items():
+        now, then = getattr(current, section), getattr(fresh, section)
+        for key in keys:
+            if getattr(now, key) == getattr(then, key):
+                continue
+            name = f"{section}.{key}"
+            if RESTART & {section, name}:
+                waiting.append(name)
+            else:
+                msgspec.structs.force_setattr(now, key, getattr(then, key))
+                changed.append(name)
+    return changed, waiting
 
 
 def ignored_variables(environ: Mapping[str, str]) -> list[str]:

@@ -11,6 +11,13 @@ from indexes import Metadata
 from retrieval.decoding import IdsJson, MetadataJson, absent, no_metadata
 from retrieval.schemas import Condition, Doc, DocumentId, End, OwnVector, Request, Seq, Start
 
+Expiry = Annotated[
+    str | int | None,
+    Doc(
+        "From then on it is not there any more: an ISO 8601 date, or milliseconds since 1970; null: it stays"
+    ),
+]
+
 
 class SentDocument(Request, frozen=True, kw_only=True):
     """A document as people send it. A number as `id` is the string of its digits. Without a text it needs a title, and
@@ -27,6 +34,7 @@ class SentDocument(Request, frozen=True, kw_only=True):
             "BCP 47 code of its language, such as `en` or `pt-BR`; `auto`: found out; absent: the collection's"
         ),
     ] = None
+    expires_at: Expiry = None
 
 
 class NewDocument(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +46,7 @@ class NewDocument(msgspec.Struct, frozen=True, kw_only=True):
     metadata: Annotated[Metadata, Doc("Strings, numbers, booleans and lists of them")] = {}
     vector: Annotated[list[float] | None, Doc("A vector of your own; it is normalized")] = None
     language: Annotated[str, Doc("BCP 47 code of its language; empty: the collection's")] = ""
+    expires_ms: Annotated[int | None, Doc("When it expires, in milliseconds since 1970")] = None
 
 
 class WriteDocuments(Request, frozen=True, kw_only=True):
@@ -48,9 +57,11 @@ class WriteDocuments(Request, frozen=True, kw_only=True):
 
 
 class PatchDocument(Request, frozen=True, kw_only=True):
-    """A JSON merge patch (RFC 7396) of the metadata: a null removes a key, what is not named stays as it is."""
+    """A JSON merge patch (RFC 7396) of the metadata: a null removes a key, what is not named stays as it is.
+    `expires_at` stays where it is absent, and null takes it away. At least one of the two."""
 
-    metadata: MetadataJson
+    metadata: MetadataJson = field(default_factory=absent)
+    expires_at: Expiry | UnsetType = UNSET
 
 
 class DeleteDocuments(Request, frozen=True, kw_only=True):
@@ -112,6 +123,7 @@ class DocumentBody(msgspec.Struct, kw_only=True):
     metadata: Annotated[Metadata, Doc("Strings, numbers, booleans and lists of them")]
     passages: Annotated[int | list[PassageBody], Doc("Number of passages")]
     language: Annotated[str, Doc("BCP 47 code of its language, given or found out when it was written")]
+    expires_at: Annotated[str | UnsetType, Doc("When it expires, in UTC; absent: never")] = UNSET
 
 
 class DocumentPage(msgspec.Struct):

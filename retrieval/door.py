@@ -12,6 +12,7 @@ import asyncio
 import functools
 import logging
 import re
+import time
 from email.utils import formatdate
 
 from aiohttp import web
@@ -45,6 +46,7 @@ class Door:
         self._classes = [
             (re.compile(re.sub(r"\{\w+\}", "[^/]+", path)), path, load) for path, load in classes.items()
         ]
+        self._class_of = functools.lru_cache(maxsize=256)(self._find)
         self._let_in: dict[object, Entry] = {}  # by connection, until its request has reached the middlewares
         self._refused = 0  # since the log was told
 
@@ -60,8 +62,7 @@ class Door:
             or UNUSUAL.search(data, 0, end)
         ):
             return None
-        path = line[1].decode()
-        found = next(((route, load) for like, route, load in self._classes if like.fullmatch(path)), None)
+        found = self._class_of(line[1].decode())
         if found is None:
             return None
         route, load = found
@@ -75,8 +76,12 @@ class Door:
         status, head, body = refused(route, full.message, full.retry_after_s)
         self._metrics.request("POST", route, status, 0.0)
         self._log_soon()
-        ours = f"X-Request-Id: {request_id}\r\nDate: {formatdate(usegmt=True)}"
+        ours = f"X-Request-Id: {request_id}\r\nDate: {date(int(time.time()))}"
         return b"%s%s%s%s" % (head, ours.encode(), HEAD_END, body)
+
+    def _find(self, path: str) -> tuple[str, Load] | None:
+        """The route that a path belongs to, with its class."""
+        return next(((route, load) for like, route, load in self._classes if like.fullmatch(path)), None)
 
     def let_in(self, connection: object) -> Entry | None:
         """The entry of the request that arrived on it, if it was decided here. From now on it is the caller's."""
@@ -101,6 +106,12 @@ class Door:
 
 
 DOOR = web.AppKey("DOOR", Door)
+
+
+@functools.lru_cache(maxsize=1)
+def date(second: int) -> str:
+    """For the header; making it took a quarter of the time that a refusal takes."""
+    return formatdate(second, usegmt=True)
 
 
 @functools.lru_cache(maxsize=64)

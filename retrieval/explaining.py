@@ -95,7 +95,7 @@ def no_document(collection: Collection, document_id: str) -> Cause:
     whole = PRINCIPAL.get().groups is None
     groups = collection.log.ids_like(document_id, IDS_COMPARED) if whole else []
     closest = {one for group in groups for one in similar(document_id, group, SIMILAR_MAX)}
-    alike = similar(document_id, closest, SIMILAR_MAX)
+    alike = [one for one in similar(document_id, closest, SIMILAR_MAX) if collection.log.document(one)]
     reason = f"no document has the id {document_id!r}: it was never written, or was deleted"
     if alike:
         reason += f"; similar ids: {', '.join(map(repr, alike))}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from retrieval.metrics import Metrics
 from retrieval.pipeline import Pipeline
 from retrieval.query_log import QueryLog
 from retrieval.reranking import Reranker
+from retrieval.starting import Start
 from retrieval.tasks import Tasks
 from retrieval.uploads import Uploads
 
@@ -49,5 +50,7 @@ UPLOADS = web.AppKey("UPLOADS", Uploads)
 TASKS = web.AppKey("TASKS", Tasks)
 API = web.AppKey("API", dict[str, Any])
 READY = web.AppKey("READY", dict[str, bool])
+RELOADED = web.AppKey[list[Callable[[], None]]]("RELOADED")  # what to do when CONFIG has changed
+START = web.AppKey("START", Start)
 STOPPING = web.AppKey("STOPPING", Stopping)
 FAILED = web.AppKey("FAILED", asyncio.Event)  # set when the storage has failed and the service has to leave

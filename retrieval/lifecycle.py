@@ -7,6 +7,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -31,6 +32,7 @@ from retrieval import collectors
 from retrieval.cache import MemoryStore, ResultCache, SharedVectors
 from retrieval.config import Config
 from retrieval.embedders import Embedders, runs_of
+from retrieval.expiring import keep_deleting
 from retrieval.feedback import Feedback
 from retrieval.keys import (
     CATALOG,
@@ -47,8 +49,10 @@ from retrieval.keys import (
     PIPELINE,
     QUERY_LOG,
     READY,
+    RELOADED,
     RERANKER,
     SHARED,
+    START,
     TASKS,
     UPLOADS,
 )
@@ -57,6 +61,8 @@ from retrieval.pipeline import Pipeline
 from retrieval.privacy import VECTOR_EXPORT, VectorExport
 from retrieval.query_log import QueryLog
 from retrieval.reranking import Reranker
+from retrieval.schemas import SearchRequest
+from retrieval.starting import StartBody
 from retrieval.tasks import Tasks
 from retrieval.uploads import Uploads
 
@@ -81,9 +87,9 @@ def catalog_ctx(data: Path) -> Context:
         app[FAILED] = asyncio.Event()
         forget = failures.listen(leave_on_failure(app, asyncio.get_running_loop()))
         try:
-            app[CATALOG] = await asyncio.to_thread(
-                Catalog, data, options_of(app[CONFIG], app[CEILING].bytes_max)
-            )
+            start, options = app[START], options_of(app[CONFIG], app[CEILING].bytes_max)
+            options = replace(options, read=start.read, room=app[CEILING].left)
+            app[CATALOG] = await start.on_thread(Catalog, data, options, start.collection)
             app[METRICS].watch(partial(collectors.collections, app[CATALOG]))
             yield
             await asyncio.to_thread(app[CATALOG].close)
@@ -137,11 +143,14 @@ async def embedders_ctx(app: web.Application) -> AsyncIterator[None]:
     app[METRICS].watch(partial(collectors.query_vectors, embedders.cache))
     app[METRICS].watch(partial(collectors.models, embedders))
     app[CEILING].relief.append(embedders.cache.clear)
+    models = {one.settings.model for one in app[CATALOG].collections.values()} | {app[CONFIG].models.default}
+    app[START].at = StartBody("models", 0, len(models), app[CONFIG].models.default)
     try:
         await embedders.get(app[CONFIG].models.default)
     except NearlineError as error:
         logger.warning("the default model is not available: %s", error.message)
     for name, collection in app[CATALOG].collections.items():
+        app[START].at = StartBody("models", len(embedders.names()), len(models), collection.settings.model)
         try:
             await embedders.of(collection)
         except NearlineError as error:
@@ -208,6 +217,13 @@ async def pipeline_ctx(app: web.Application) -> AsyncIterator[None]:
     results = ResultCache(near, far, ttl_s=ttl_s(config), now=time.time)
     app[METRICS].watch(partial(collectors.caches, results, app[EMBEDDERS].shared, near, far))
     app[CEILING].relief.append(near.clear)
+
+    def reloaded() -> None:
+        results.ttl_s = ttl_s(config)
+        if (vectors := app[EMBEDDERS].shared) is not None:
+            vectors.ttl_s = ttl_s(config)
+
+    app[RELOADED].append(reloaded)
     app[PIPELINE] = Pipeline(app[EMBEDDERS], results, config, app[RERANKER])
     app[METRICS].watch(partial(collectors.load, app[GATES], app[LIMITER], app[PIPELINE]))
     # Every product of a search is small; BLAS would spread it over all cores and wait for each of them.
@@ -225,6 +241,13 @@ async def tasks_ctx(app: web.Application) -> AsyncIterator[None]:
     yield
     watching.cancel()
     await tasks.close()
+
+
+async def expiry_ctx(app: web.Application) -> AsyncIterator[None]:
+    every_s = app[CONFIG].index.expire_every_s
+    deleting = asyncio.create_task(keep_deleting(lambda: app[CATALOG].collections, every_s))
+    yield
+    deleting.cancel()
 
 
 async def logged_queries(app: web.Application, collection: Collection) -> Floats | None:
@@ -272,6 +295,14 @@ async def memory_ctx(app: web.Application) -> AsyncIterator[None]:
 
 
 async def ready_ctx(app: web.Application) -> AsyncIterator[None]:
+    """Ready is a service that has answered a search of each collection."""
+    collections = app[CATALOG].collections
+    for done, (name, collection) in enumerate(collections.items()):
+        app[START].at = StartBody("searches", done, len(collections), name)
+        try:
+            await app[PIPELINE].search(name, collection, SearchRequest(query="ready", k=1, cache=False))
+        except NearlineError as error:
+            logger.warning("collection %s cannot answer a search of words: %s", name, error.message)
     app[READY]["ready"] = True
     if refusing := app[CEILING].refusing():
         logger.warning(

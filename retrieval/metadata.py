@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -20,6 +21,7 @@ from retrieval.settings import Config
 
 RAW_FACTOR = 16  # of the bytes that may be stored: white space, escapes and nulls are not
 SECOND_US = 1_000_000
+EXPIRES_MS_MAX = 253_402_300_799_999  # the end of the year 9999
 SECONDS_MAX = 2**63 / SECOND_US  # 290,000 years
 DEPTH_MAX = 8  # objects inside one another: more is data, not metadata, and recursion needs a bound
 
@@ -110,6 +112,25 @@ def instant_at(value: Scalar) -> int | None:
     if isinstance(value, str):
         return instant_of_date(value)
     return None if isinstance(value, bool) or not abs(value) < SECONDS_MAX else int(value * SECOND_US)
+
+
+def expires_ms_of(value: str | int | None, where: str) -> int | None:
+    """In milliseconds since 1970: an ISO 8601 date, UTC unless it says otherwise, or the milliseconds themselves."""
+    if value is None:
+        return None
+    micros = instant_of_date(value) if isinstance(value, str) else 1000 * value
+    if micros is None or not 0 <= micros // 1000 <= EXPIRES_MS_MAX:
+        raise InvalidInput(
+            f"{where} must be a date such as 2027-01-31T12:00:00Z, or milliseconds since 1970, found {value!r:.40}",
+            param=where,
+        )
+    return micros // 1000
+
+
+def date_of(instant_ms: int) -> str:
+    """As `expires_ms_of` reads it."""
+    date = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=instant_ms)
+    return date.isoformat(timespec="milliseconds" if instant_ms % 1000 else "seconds").replace("+00:00", "Z")
 
 
 def same(one: Metadata, other: Metadata) -> bool:

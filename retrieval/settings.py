@@ -24,7 +24,7 @@ HostName = Annotated[str, Meta(pattern=r"^(\*|[^*:/\s\[\]A-Z]+)$")]
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One table of the file. Immutable, so that any thread may read it."""
+    """One table of the file. Only a reload changes it, key by key (`config.take_over`), so any thread may read it."""
 
 
 class Server(Section, frozen=True, kw_only=True):
@@ -120,6 +120,7 @@ class Index(Section, frozen=True, kw_only=True):
     generations_kept: Positive = 2
     commit_ops_max: Positive = 512
     erase_after_h: Duration = 24.0
+    expire_every_s: Duration = 30.0
     resident_bytes: Count = 0
 
 
@@ -221,6 +222,10 @@ class Log(Section, frozen=True, kw_only=True):
     slow_ms: Annotated[float, Meta(ge=0)] = 1000.0
 
 
+class Tracing(Section, frozen=True, kw_only=True):
+    enabled: bool = False
+
+
 class Config(Section, frozen=True, kw_only=True):
     """All settings. `Config()` holds the defaults."""
 
@@ -244,3 +249,49 @@ class Config(Section, frozen=True, kw_only=True):
     feedback: Feedback = field(default_factory=Feedback)
     files: Files = field(default_factory=Files)
     log: Log = field(default_factory=Log)
+    tracing: Tracing = field(default_factory=Tracing)
+
+
+# What a reload cannot change, because something was made of it when the service started. All other keys are read anew
+# with each use. A section alone stands for all of its keys.
+RESTART = frozenset(
+    {
+        "server.host",
+        "server.port",
+        "server.body_bytes_max",
+        "server.connections_max",
+        "server.memory_bytes_max",
+        "server.shutdown_grace_s",
+        "server.insecure",
+        "auth",
+        "models.folder",
+        "models.default",
+        "models.matryoshka",
+        "models.threads",
+        "models.run_threads",
+        "embedding",
+        "index.delta_passages_max",
+        "index.segments_max",
+        "index.dead_fraction_max",
+        "index.recall_target",
+        "index.recall_floor",
+        "index.build_threads",
+        "index.build_timeout_s",
+        "index.generations_kept",
+        "index.commit_ops_max",
+        "index.erase_after_h",
+        "index.expire_every_s",
+        "index.resident_bytes",
+        "search.exact_scan_passages_max",
+        "search.cold",
+        "search.cold_loss_budget",
+        "search.cold_audit_share",
+        "search.threads",
+        "rerank.model",
+        "llm.timeout_s",
+        "cache.results_bytes_max",
+        "redis",
+        "query_log.enabled",
+        "tracing",
+    }
+)

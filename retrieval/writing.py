@@ -18,6 +18,7 @@ from typing import TypeVar
 
 import msgspec
 import numpy as np
+from msgspec import UNSET, UnsetType
 
 from indexes import (
     DIGEST_BYTES,
@@ -40,7 +41,7 @@ from retrieval.cancellation import abandonable
 from retrieval.chunking import CHUNKING_VERSION, Span, split
 from retrieval.document_schemas import NewDocument, SentDocument
 from retrieval.embedders import Embedder, Embedders
-from retrieval.metadata import Patch, check_limits, flattened, metadata_of
+from retrieval.metadata import Patch, check_limits, expires_ms_of, flattened, metadata_of
 from retrieval.plan import unit_vector, vector_of
 from retrieval.settings import Config, Passages
 
@@ -116,24 +117,31 @@ def digest_of(document: NewDocument, passages: Passages) -> bytes:
     )  # digests are older than passages of code, and than languages
     shaped_by = (CHUNKING_VERSION, passages.tokens_max, passages.overlap_tokens, *code)
     language = (document.language,) if document.language else ()
+    expires = () if document.expires_ms is None else (document.expires_ms,)
     encoded = msgspec.msgpack.encode(
-        (document.text, document.title, document.metadata, document.vector or shaped_by, *language),
+        (document.text, document.title, document.metadata, document.vector or shaped_by, *language, *expires),
         order="deterministic",
     )
     return blake2b(encoded, digest_size=DIGEST_BYTES, person=b"nearline-docum-1").digest()
 
 
 def patch_metadata(
-    collection: Collection, document_id: str, patch: Patch, config: Config
+    collection: Collection,
+    document_id: str,
+    patch: Patch,
+    config: Config,
+    expires_ms: int | UnsetType | None = UNSET,
 ) -> Future[WriteResult]:
-    """Merge into the stored metadata, without embedding again. Raises TooLarge, through the future, for the result."""
+    """Merge into the stored metadata, without embedding again; UNSET leaves the expiry. Raises TooLarge, through the
+    future, for the result."""
 
     def change(stored: Upsert) -> Upsert:
         metadata = patch.applied(stored.metadata)
-        if metadata is stored.metadata:
+        expires = stored.expires_ms if expires_ms is UNSET else expires_ms
+        if metadata is stored.metadata and expires == stored.expires_ms:
             return stored
         check_limits(stored.title, metadata, "metadata", config)
-        return replace(stored, metadata=metadata)
+        return replace(stored, metadata=metadata, expires_ms=expires)
 
     return collection.change(document_id, change)
 
@@ -164,6 +172,7 @@ def check_documents(documents: list[SentDocument], dimensions: int, config: Conf
             metadata=flattened(metadata_of(sent.metadata, f"{where}.metadata", config), f"{where}.metadata"),
             vector=vector_of(sent.vector, dimensions, f"{where}.vector"),
             language=check_language(sent.language, f"{where}.language") if sent.language else "",
+            expires_ms=expires_ms_of(sent.expires_at, f"{where}.expires_at"),
         )
         check_document(document, where, config)
         if (first := seen.setdefault(document.id, at)) != at:
@@ -283,5 +292,12 @@ def with_vector(document: NewDocument) -> Upsert:
 
 
 def upsert(document: NewDocument, passages: tuple[NewPassage, ...]) -> Upsert:
-    language = document.language
-    return Upsert(document.id, document.text, document.title, document.metadata, passages, language=language)
+    return Upsert(
+        document.id,
+        document.text,
+        document.title,
+        document.metadata,
+        passages,
+        language=document.language,
+        expires_ms=document.expires_ms,
+    )

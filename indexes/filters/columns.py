@@ -262,6 +262,11 @@ class _SealedColumn(Column):
         end = len(self.values) if high is None else self.values.slice_of("lt", high)[1]
         return self._rows_of([(begin, max(begin, end))])
 
+    def around(self, number: float) -> tuple[float, float]:
+        at = self.values.slice_of("lte", number)[1]
+        last = float(self.values.value_at(at - 1)) if at else -np.inf
+        return last, float(self.values.value_at(at)) if at < len(self.values) else np.inf
+
     def instants(self) -> Instants:
         """Parsed when first asked for: a million dates take two seconds."""
         if self._instants is None:

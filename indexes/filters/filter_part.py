@@ -71,6 +71,10 @@ class Column(ABC):
         """Rows with a number from `low` and below `high`; None is open."""
 
     @abstractmethod
+    def around(self, number: float) -> tuple[float, float]:
+        """Of a column of numbers, the last value up to this one and the first beyond it; an infinity for none."""
+
+    @abstractmethod
     def instants(self) -> Instants:
         """The instants of a column of strings, NO_DATE where one is no date."""
 

@@ -164,6 +164,11 @@ class _GrowingColumn(Column):
             (keys >= (-np.inf if low is None else low)) & (keys < (np.inf if high is None else high))
         )
 
+    def around(self, number: float) -> tuple[float, float]:
+        values = self._converted(float)
+        before, after = values[values <= number], values[values > number]
+        return float(before.max(initial=-np.inf)), float(after.min(initial=np.inf))
+
     def instants(self) -> Instants:
         return self._converted(instant_of)[self._codes]
 

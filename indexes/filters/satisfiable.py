@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from indexes.errors import InvalidInput
+from indexes.expiry import EXPIRES
 from indexes.filters.dates import looks_like_a_date
 from indexes.filters.filter_part import Column, FilterPart
 from indexes.filters.grammar import ORDERINGS, Comparison, Filter, Kind, conditions, kind_of
@@ -35,7 +36,7 @@ def require_satisfiable(condition: Filter, parts: Sequence[FilterPart]) -> None:
 def require_key(key: str, where: str, parts: Sequence[FilterPart]) -> None:
     """Raises InvalidInput where no row has a value under the key, unless there are no rows."""
     if any(part.size for part in parts) and not any(part.columns(key) for part in parts):
-        known = frozenset().union(*(part.keys for part in parts))
+        known = frozenset().union(*(part.keys for part in parts)) - {EXPIRES}
         raise InvalidInput(
             f"{where}: no document has the metadata key {key!r}; {suggestion(key, known)}", param=where
         )

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Any
 
 import apsw
 import msgspec
 
+from indexes.expiry import with_expiry
 from indexes.log.content import ContentHash, stand_in
 from indexes.log.reader import searchable_text
-from indexes.model import Operation, Upsert
+from indexes.model import Operation, Upsert, now_ms
 
 INSERT_DOCUMENT = (
     "INSERT INTO documents(id, seq, first_passage, passages, digest, title, metadata, language, text)"
@@ -95,7 +95,7 @@ def remove(
 
 def insert(db: apsw.Connection, new: Upsert) -> int:
     """Insert a document and its passages, which get consecutive ids. Returns the first passage id."""
-    metadata = msgspec.json.encode(new.metadata).decode()
+    metadata = msgspec.json.encode(with_expiry(new.metadata, new.expires_ms)).decode()
     values = (new.id, len(new.passages), new.digest, new.title, metadata, new.language, new.text)
     db.execute(INSERT_DOCUMENT, values)
     pk = db.last_insert_rowid()
@@ -110,7 +110,3 @@ def insert(db: apsw.Connection, new: Upsert) -> int:
         first = first or passage_id
     db.execute("UPDATE documents SET first_passage = ? WHERE pk = ?", (first, pk))
     return first
-
-
-def now_ms() -> int:
-    return time.time_ns() // 1_000_000

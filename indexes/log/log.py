@@ -19,7 +19,7 @@ import logging
 import shutil
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import apsw
@@ -29,7 +29,7 @@ from indexes import failpoints, failures
 from indexes.courtesy import GoOn, give_way, nobody_waits
 from indexes.durable import replace_synced
 from indexes.errors import Conflict, Damaged, DiskFull, StorageError, Unavailable
-from indexes.log.applying import Applied, apply, now_ms
+from indexes.log.applying import Applied, apply
 from indexes.log.content import ContentHash
 from indexes.log.owed import OWED, Owed
 from indexes.log.reader import FORMAT_VERSION, LogReader
@@ -37,7 +37,7 @@ from indexes.log.rewriting import Copy, remove_copies
 from indexes.log.schema import INSERT_CONTENT, SCHEMA, add_content
 from indexes.log.sqlite import Checkpoints, checkpoint, connect, empty_wal, sqlite_errors
 from indexes.log.wal import require_whole_wal, wal_of
-from indexes.model import Delete, Operation, Settings, Upsert, WriteResult
+from indexes.model import Delete, Operation, Settings, Upsert, WriteResult, now_ms
 
 # Idle logs that keep their write connection open, with up to four descriptors each: 1,024 descriptors must suffice for
 # a thousand logs plus client connections.
@@ -58,13 +58,13 @@ class Log(LogReader):
     Opening migrates an older log format. If the process dies midway, the next opening starts over.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, clock: Callable[[], int] = now_ms) -> None:
         require_whole_wal(path)
         remove_copies(path)
         self._connection: apsw.Connection | None = None  # opened when needed, see `rest`
         self._release = failures.hold()
         try:
-            super().__init__(path)
+            super().__init__(path, clock)
             if self.format_version == 1:
                 with self._changing() as db:
                     add_content(db)

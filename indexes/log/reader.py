@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from indexes.errors import Damaged, NewerFormat, Quarantined, StorageError
+from indexes.expiry import take_expiry
 from indexes.log.sqlite import Readers
 from indexes.model import (
     Floats,
@@ -27,6 +28,7 @@ from indexes.model import (
     StoredDocument,
     StoredPassage,
     Upsert,
+    now_ms,
 )
 
 logger = logging.getLogger(__name__)
@@ -81,11 +83,14 @@ class LogReader:
 
     Once a read or write finds damage, all later ones raise Quarantined: a damaged file cannot be trusted even where
     SQLite can still read it, and writing to it could spread the damage.
+
+    A document that has expired by `clock` is not there for who asks for it by its id.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, clock: Callable[[], int] = now_ms) -> None:
         self.path = path
         self.damage: str | None = None
+        self.clock = clock
         self._readers = Readers(path)
         meta: dict[str, str] = dict(self._rows("SELECT key, value FROM meta"))
         self.format_version = require_format(meta, path)
@@ -130,6 +135,12 @@ class LogReader:
         rows = dict(self._rows("SELECT name, seq FROM sqlite_sequence"))
         return LogPosition(int(rows.get("operations", 0)), int(rows.get("passages", 0)))
 
+    def passages_after(self, last: int) -> tuple[int, int]:
+        """How many live passages come after this one, and how many bytes their texts have."""
+        size = "sum(octet_length(d.title) + octet_length(coalesce(p.text, d.text)))"
+        ((count, held),) = self._rows(f"SELECT count(*), coalesce({size}, 0) {LIVE} WHERE p.id > ?", (last,))
+        return int(count), int(held)
+
     def document_count(self) -> int:
         return int(self._rows("SELECT count(*) FROM documents")[0][0])
 
@@ -144,7 +155,11 @@ class LogReader:
 
     def document(self, document_id: str) -> StoredDocument | None:
         rows = self._rows(f"{ONE_DOCUMENT} WHERE id = ?", (document_id,))
-        return as_document(rows[0]) if rows else None
+        document = as_document(rows[0]) if rows else None
+        return document if document and self.is_live(document.expires_ms) else None
+
+    def is_live(self, expires_ms: int | None) -> bool:
+        return expires_ms is None or self.clock() < expires_ms
 
     def passages_of(self, document_id: str) -> range:
         """The passage ids of a document, in order; empty if there is no such document."""
@@ -176,7 +191,11 @@ class LogReader:
             NewPassage(start, end, tokens, np.frombuffer(vector, np.float32), heading)
             for start, end, tokens, heading, vector in passages
         )
-        return Upsert(document_id, text, title, decode_metadata(metadata), tuple(pieces), language=language)
+        held = decode_metadata(metadata)
+        expires_ms = take_expiry(held)
+        if not self.is_live(expires_ms):
+            return None
+        return Upsert(document_id, text, title, held, tuple(pieces), language=language, expires_ms=expires_ms)
 
     def dead_since(self, seq: int) -> list[range]:
         """Id ranges of the passages that operations after `seq` removed."""
@@ -295,6 +314,8 @@ def searchable_text(title: str, text: str) -> str:
 
 def as_passage(row: Any) -> StoredPassage:
     passage, document_id, ordinal, start, end, tokens, text, title, metadata, heading, language = row
+    held = decode_metadata(metadata)
+    take_expiry(held)
     return StoredPassage(
         passage,
         document_id,
@@ -304,7 +325,7 @@ def as_passage(row: Any) -> StoredPassage:
         tokens,
         text,
         title,
-        decode_metadata(metadata),
+        held,
         heading,
         language,
     )
@@ -312,10 +333,13 @@ def as_passage(row: Any) -> StoredPassage:
 
 def as_document(row: Any) -> StoredDocument:
     document_id, seq, text, title, metadata, passages, language = row
-    return StoredDocument(document_id, seq, text, title, decode_metadata(metadata), passages, language)
+    held = decode_metadata(metadata)
+    expires_ms = take_expiry(held)
+    return StoredDocument(document_id, seq, text, title, held, passages, language, expires_ms)
 
 
 def decode_metadata(text: str) -> Metadata:
+    """As it is stored, with the document's expiry (`expiry.take_expiry`)."""
     return {} if text == "{}" else METADATA.decode(text)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from indexes.courtesy import give_way
 from indexes.errors import Conflict
+from indexes.expiry import with_expiry
 from indexes.lexical.analysis import indexed
 from indexes.log.applying import Applied
 from indexes.log.reader import Entry, searchable_text
@@ -26,6 +27,8 @@ from indexes.parts.segment import Segment
 from indexes.parts.snapshot import Snapshot
 from indexes.parts.visible import Visible
 from indexes.residency import Files
+
+READ_TOLD = 256  # passages
 
 MERGE_AT = 3  # adjacent segments
 MERGED_DELTAS_MAX = 16  # per merged segment: larger ones are slow to merge and to scan
@@ -88,13 +91,14 @@ class Assembly:
     def _add(self, applied: Applied) -> None:
         upsert = applied.upsert
         assert upsert is not None
+        metadata = with_expiry(upsert.metadata, upsert.expires_ms)
         passages = range(applied.first_passage, applied.first_passage + len(upsert.passages))
         for number, passage in zip(passages, upsert.passages, strict=True):
             if self._delta.full:
                 self.rotate()
             give_way()
             text = searchable_text(upsert.title, upsert.text[passage.start : passage.end])
-            self._delta.append(number, passage.vector, text, upsert.metadata, upsert.language)
+            self._delta.append(number, passage.vector, text, metadata, upsert.language)
 
     def _show_growth(self) -> None:
         """Replace the last part with a fresh view of the delta."""
@@ -214,7 +218,9 @@ class Assembly:
         """Deltas built from these log entries, in ascending order. Safe from any thread."""
         views: list[DeltaView] = []
         delta = self._new_delta()
-        for entry in entries:
+        for count, entry in enumerate(entries, 1):
+            if count % READ_TOLD == 0:
+                self._options.read(READ_TOLD)
             if delta.full:
                 views.append(delta.view())
                 delta = self._new_delta()

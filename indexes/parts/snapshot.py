@@ -7,8 +7,9 @@ never waits for a write or a build.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import islice
 
 import numpy as np
@@ -23,6 +24,7 @@ from indexes.lexical.operators import phrase_terms, prefix_terms
 from indexes.lexical.typos import corrections
 from indexes.model import Bm25, DenseResult, Floats, Ids, Ranking, Tier
 from indexes.parts.prepared import Prepared, select, tiers_of
+from indexes.parts.unexpired import NONE, Hidden, expires, hide_expired
 from indexes.parts.visible import Visible, sum_by_tier, tiers_in
 from indexes.query import Query
 
@@ -38,11 +40,12 @@ class QueryLanguage:
     others: Mapping[str, float]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Snapshot:
     """One frozen view of a collection, but for the term counts of `Visible`. Safe from any thread.
 
-    `content`, 32 bytes, is equal for snapshots of equal documents, in any collection (`log.content`).
+    `content`, 32 bytes, is equal for snapshots of equal documents, in any collection (`log.content`). `expired` are the
+    passages that it hides although they are not deleted yet, ascending.
     """
 
     seq: int
@@ -52,6 +55,34 @@ class Snapshot:
     bm25: Bm25
     exact_scan_max: int
     watch: ColdSkipper | None = None
+    expired: Ids = field(default_factory=lambda: NONE)
+    _unexpired: list[tuple[Hidden, Snapshot | None]] = field(default_factory=list, init=False, compare=False)
+
+    @cached_property
+    def _expires(self) -> bool:
+        return expires(self.parts)
+
+    def unexpired(self, now_ms: Callable[[], int]) -> Snapshot:
+        """The same without what has expired."""
+        if not self._expires:
+            return self
+        now = now_ms()
+        known = self._unexpired[-1:]
+        if known and known[0][0].holds(now):
+            return known[0][1] or self
+        hidden = hide_expired(self.parts, now)
+        shown = None  # this one: kept in itself, only the garbage collector would free it
+        if len(hidden.expired):
+            content = hidden.content(self.content)
+            shown = replace(self, parts=hidden.parts, content=content, expired=hidden.expired)
+        self._unexpired[:] = [(hidden, shown)]  # in one step: other threads do the same
+        return shown or self
+
+    def allowed(self, condition: Filter | None) -> Ids | None:
+        """Ids of the live passages that match, ascending; None for all that the log holds."""
+        if condition is None and not len(self.expired):
+            return None
+        return self.matching(condition)
 
     def prepare(self, query: Query) -> Prepared:
         """Prepare a query. The methods of the result raise InvalidInput for a filter on a key or kind of
@@ -81,7 +112,7 @@ class Snapshot:
             [*required, *groups.values()],
         )
 
-    def matching(self, condition: Filter) -> Ids:
+    def matching(self, condition: Filter | None) -> Ids:
         """Ids of the live passages that match the filter, ascending."""
         found = [chosen.ids() for chosen in select(self.parts, condition)]
         return np.sort(np.concatenate(found)) if found else np.empty(0, np.int64)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from itertools import islice
@@ -182,9 +182,14 @@ def take(fresh: Iterator[str], wanted: int) -> list[str]:
 
 
 def filled(
-    material: Material, hot: int, data: Path, checkout: Path | None, say: Say
+    material: Material,
+    hot: int,
+    data: Path,
+    checkout: Path | None,
+    say: Say,
+    environ: Mapping[str, str] | None = None,
 ) -> AbstractContextManager[ServerProcess]:
-    """A fresh server process over all texts, which an earlier process wrote and rebuilt."""
+    """A fresh server process over all texts, which an earlier process wrote and rebuilt. `environ` adds settings."""
     folder = model_folder()
     models = {"NEARLINE_MODELS_FOLDER": str(folder.parent), "NEARLINE_MODELS_DEFAULT": folder.name}
     # Everything in one delta: no segments, and no rebuilds before the explicit one.
@@ -193,7 +198,7 @@ def filled(
     with serving(data, models | whole, checkout) as server:
         say(f"filling the service of {checkout or 'this checkout'} ...")
         asyncio.run(fill(server.url, material, hot))
-    return serving(data, models, checkout)
+    return serving(data, {**models, **(environ or {})}, checkout)
 
 
 async def fill(url: str, material: Material, hot: int) -> None:

@@ -9,9 +9,10 @@ from typing import Any
 
 import click
 
-from jobs.commands.options import JSON, errors, print_json
+from jobs.commands.options import JSON, errors, print_json, require_matplotlib
 
 COUNT = click.IntRange(1)
+POSITIVE = click.FloatRange(0, min_open=True)
 FOLDER = click.Path(path_type=Path, file_okay=False, resolve_path=True)
 FILE = click.Path(path_type=Path, exists=True, resolve_path=True)
 
@@ -109,6 +110,30 @@ def cold(passages: int, **options: Any) -> None:
     measure("cold", run, passages, options)
 
 
+@command.command(epilog="Example: nearline bench load --factor 1 --factor 3 --flood-s 10")
+@passages(20_000)
+@option("--hot", None, "Passages kept hot. [default: a tenth]", click.IntRange(0))
+@option(
+    "--factor", (0.5, 0.8, 1, 1.5, 2, 3), "Times the peak to offer; may be repeated.", POSITIVE, multiple=True
+)
+@option("--rate", (), "Searches a second to offer besides; may be repeated.", POSITIVE, multiple=True)
+@option("--seconds", 10, "For each of them, and of normal load after the flood.", click.FloatRange(1))
+@option("--flood", 5, "Times the peak to offer last.", POSITIVE)
+@option("--flood-s", 60, "Seconds of it.", click.FloatRange(1))
+@option("--deadline-ms", 1000, "Later answers do not count; sent with each search.", COUNT)
+@option("--writes", 0, "Documents to write a second beside all of it.", click.FloatRange(0))
+@option("--seed", 0, "Of the times of arrival.", click.IntRange(0))
+@common
+def load(passages: int, hot: int | None, factor: Any, rate: Any, **options: Any) -> None:
+    """Offer more and more searches at random times, then far too many, then few again; needs the extra `report`."""
+    require_matplotlib()
+    from jobs.benchmark.load import run
+    from jobs.benchmark.load_plot import plot
+
+    options |= {"factors": factor, "rates": rate, "hot": passages // 10 if hot is None else hot}
+    measure("load", run, passages, options, plot=plot)
+
+
 @command.command(epilog="Example: nearline bench ranking --data judged --sets scifact --queries 200")
 @option(
     "--data",
@@ -132,7 +157,9 @@ def ranking(data: Path, out: Path, as_json: bool, **options: Any) -> None:
     publish("ranking", options, run(data, out, errors.print, **options), out, as_json)
 
 
-def measure(name: str, run: Any, texts: int, options: dict[str, Any], *, vectors: bool = True) -> None:
+def measure(
+    name: str, run: Any, texts: int, options: dict[str, Any], *, vectors: bool = True, plot: Any = None
+) -> None:
     """Run a bench on `texts` texts in a temporary folder; write its report and print it."""
     from jobs.benchmark.report import TURNS
     from jobs.benchmark.texts import gather
@@ -141,15 +168,20 @@ def measure(name: str, run: Any, texts: int, options: dict[str, Any], *, vectors
     material = gather(corpora, texts, out, errors.print, vectors=vectors)
     with tempfile.TemporaryDirectory(prefix="nearline-bench-") as folder:
         tables, notes = run(material, Path(folder), errors.print, **options)
-    publish(name, {"passages": texts, **options}, (tables, [*TURNS, *notes]), out, as_json)
+    notes = notes if plot else [*TURNS, *notes]
+    publish(name, {"passages": texts, **options}, (tables, notes), out, as_json, plot)
 
 
-def publish(name: str, settings: dict[str, Any], found: Any, out: Path, as_json: bool) -> None:
-    """Write the report of a bench's tables and notes, and print it."""
+def publish(
+    name: str, settings: dict[str, Any], found: Any, out: Path, as_json: bool, plot: Any = None
+) -> None:
+    """Write the report of a bench's tables and notes, with its plot if it has one, and print it."""
     from jobs.benchmark.report import report
 
     made = report(name, settings, *found)
     path = made.write(out)
+    if plot:
+        plot(made, path.with_suffix(".svg"))
     if as_json:
         print_json(made)
     else:

@@ -44,6 +44,10 @@ from nearline import AsyncClient, ServiceError
     "--title-field", default="title", show_default=True, help="Column or field that holds the title."
 )
 @click.option(
+    "--expires-field",
+    help="Column or field that holds when a document expires: a date, or milliseconds since 1970. [default: none]",
+)
+@click.option(
     "--types",
     multiple=True,
     metavar="COLUMN=TYPE,...",

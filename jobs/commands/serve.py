@@ -46,7 +46,7 @@ def command(data: Path, host: str | None, port: int | None, insecure: bool, conf
         set_up_logging(log)
         for name in ignored_variables(environ):
             logger.warning("the environment variable %s names no setting and is ignored", name)
-        run(settings, data)
+        run(settings, data, lambda: load_config(config, environ))
     except (NearlineError, OSError) as error:
         if log.format != "json":
             raise

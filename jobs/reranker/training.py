@@ -94,8 +94,11 @@ class Run:
             ) from None
         torch.manual_seed(options.seed)
         self._torch, self._out, self._options = torch, out, options
-        self._tokenizer = transformers.AutoTokenizer.from_pretrained(source)
-        self._model = transformers.AutoModelForSequenceClassification.from_pretrained(source, num_labels=1)
+        # A folder: what comes from the hub was fetched before.
+        self._tokenizer = transformers.AutoTokenizer.from_pretrained(source, local_files_only=True)  # nosec B615 # local
+        self._model = transformers.AutoModelForSequenceClassification.from_pretrained(  # nosec B615 # local
+            source, num_labels=1, local_files_only=True
+        )
         self._model.get_input_embeddings().weight.requires_grad_(False)
         self._model.train()
         self._learned = [weight for weight in self._model.parameters() if weight.requires_grad]

@@ -27,6 +27,7 @@ class SourceDocument:
     text: str
     title: str | None = None
     metadata: Mapping[str, object] = field(default_factory=dict)
+    expires_at: str | int | None = None
     source: str = ""
     bytes_read: int = 0
 
@@ -44,6 +45,8 @@ class SourceOptions:
     text_fields: tuple[str, ...] = ("text",)
     """Several are joined as paragraphs."""
     title_field: str = "title"
+    expires_field: str | None = None
+    """Holds when a row's document expires: a date, or milliseconds since 1970."""
     types: Mapping[str, ColumnType] = field(default_factory=dict)
     """Types of table columns by name; the others are inferred."""
     document_bytes_max: int = 16 * 1024 * 1024

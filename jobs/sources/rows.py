@@ -122,6 +122,7 @@ def _document(
         text=text,
         title=title or None,
         metadata=_metadata(fields, options),
+        expires_at=_expires_at(file, line, fields, options),
         source=file.place(line),
         bytes_read=file.bytes_read,
     )
@@ -141,6 +142,21 @@ def _id(file: SourceFile, line: int, fields: Mapping[str, object], options: Sour
     return f"{file.found.name}/{value}" if options.prefix_ids else str(value)
 
 
+def _expires_at(
+    file: SourceFile, line: int, fields: Mapping[str, object], options: SourceOptions
+) -> str | int | None:
+    value = fields.get(options.expires_field) if options.expires_field else None
+    if value is None or value == "":
+        return None
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise file.error(
+            f"field '{options.expires_field}': expected a date, or milliseconds since 1970, "
+            f"found {KINDS[type(value)]}",
+            line,
+        )
+    return value
+
+
 def id_field_in(fields: Collection[str], options: SourceOptions) -> str | None:
     """The field that holds the id; None if rows are to be numbered."""
     # BEIR collections and document stores call it "_id".
@@ -150,7 +166,13 @@ def id_field_in(fields: Collection[str], options: SourceOptions) -> str | None:
 def _metadata(fields: Mapping[str, object], options: SourceOptions) -> dict[str, object]:
     """The other fields, updated with those of an object field `metadata`. The service validates the values."""
     # A vector is tied to the model that made it; ingest embeds the text.
-    taken = {id_field_in(fields, options), *options.text_fields, options.title_field, "vector"}
+    taken = {
+        id_field_in(fields, options),
+        *options.text_fields,
+        options.title_field,
+        options.expires_field,
+        "vector",
+    }
     others = {key: value for key, value in fields.items() if key not in taken}
     nested = others.get("metadata")
     if isinstance(nested, dict):

@@ -74,7 +74,7 @@ class SharedVectors:
         self.hits = 0
         self.misses = 0
         self._store = store
-        self._ttl_s = ttl_s
+        self.ttl_s = ttl_s
 
     async def get(self, fingerprint: str, variant: str, text: str, *, dimensions: int) -> Vector | None:
         """The vector put for this model and text, read-only, or None. One of another length counts as none."""
@@ -88,7 +88,7 @@ class SharedVectors:
     async def put(self, fingerprint: str, variant: str, text: str, vector: Vector) -> None:
         """Keep it; returns before it can be found."""
         key = _shared_key(fingerprint, variant, text)
-        await self._store.put(key, vector.astype(LITTLE_ENDIAN).tobytes(), self._ttl_s)
+        await self._store.put(key, vector.astype(LITTLE_ENDIAN).tobytes(), self.ttl_s)
 
 
 def _shared_key(fingerprint: str, variant: str, text: str) -> bytes:

@@ -43,7 +43,7 @@ class ResultCache:
         self.shared_hits = 0
         self._near = near
         self._far = far
-        self._ttl_s = ttl_s
+        self.ttl_s = ttl_s
         self._now = now
 
     @staticmethod
@@ -72,10 +72,10 @@ class ResultCache:
 
     async def put(self, key: ResultKey, encoded: bytes) -> None:
         """Keep an encoded answer. May return before it can be found."""
-        await self._near.put(key.near, encoded, self._ttl_s)
+        await self._near.put(key.near, encoded, self.ttl_s)
         if self._far is not None:
             made = int(self._now()).to_bytes(MADE_BYTES, "big")
-            await self._far.put(key.far, made + encoded, self._ttl_s)
+            await self._far.put(key.far, made + encoded, self.ttl_s)
 
     def clear(self) -> None:
         """Forget what is kept near. What lies far is not found any more either once documents went, and ages out."""
@@ -87,7 +87,7 @@ class ResultCache:
         if found is None:
             return None
         made, encoded = int.from_bytes(found[:MADE_BYTES], "big"), found[MADE_BYTES:]
-        left_s = min(self._ttl_s, made + self._ttl_s - int(self._now()))
+        left_s = min(self.ttl_s, made + self.ttl_s - int(self._now()))
         if left_s < 1:
             return None
         self.shared_hits += 1

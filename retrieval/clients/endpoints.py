@@ -175,10 +175,12 @@ class Endpoints(Core):
         )
 
     @endpoint
-    async def patch(self, collection: str, document_id: str, metadata: JSON) -> records.Written:
+    async def patch(
+        self, collection: str, document_id: str, metadata: JSON, **expires: Unpack[sent.PatchDocument]
+    ) -> records.Written:
         """Merge into the document's metadata: a null (None) removes a key, keys that are not named stay."""
         path = path_of(collection, "documents", document_id)
-        written: records.Written = await self.request("PATCH", path, {"metadata": metadata})
+        written: records.Written = await self.request("PATCH", path, {"metadata": metadata, **expires})
         return written
 
     @endpoint

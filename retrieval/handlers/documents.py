@@ -12,6 +12,7 @@ from hashlib import blake2b
 
 import msgspec
 from aiohttp import web
+from msgspec import UNSET
 
 from indexes import (
     Collection,
@@ -26,7 +27,7 @@ from indexes import (
     scrolling,
 )
 from retrieval.auth import PRINCIPAL
-from retrieval.decoding import decode_part, is_absent
+from retrieval.decoding import decode_part, is_absent, no_metadata
 from retrieval.document_schemas import (
     CountBody,
     CountDocuments,
@@ -41,7 +42,7 @@ from retrieval.document_schemas import (
 )
 from retrieval.handlers.wire import answer, answer_from, body, collection_of, document_of, query_int
 from retrieval.keys import CONFIG, EMBEDDERS, HELD, METRICS, TASKS
-from retrieval.metadata import Patch, metadata_of
+from retrieval.metadata import Patch, date_of, expires_ms_of, metadata_of
 from retrieval.plan import filter_of
 from retrieval.privacy import VECTOR_EXPORT, VectorExport, require_vectors
 from retrieval.settings import Config
@@ -102,11 +103,18 @@ async def patched(request: web.Request) -> web.Response:
     name, collection = collection_of(request)
     app = request.app
 
+    expires = (
+        wanted.expires_at if wanted.expires_at is UNSET else expires_ms_of(wanted.expires_at, "expires_at")
+    )
+    if is_absent(wanted.metadata) and expires is UNSET:
+        raise InvalidInput("expected metadata, expires_at, or both", param="metadata")
+    sent = no_metadata() if is_absent(wanted.metadata) else wanted.metadata
+
     def work() -> Patch:
-        return Patch.of(metadata_of(wanted.metadata, "metadata", app[CONFIG]), "metadata")
+        return Patch.of(metadata_of(sent, "metadata", app[CONFIG]), "metadata")
 
     patch = await asyncio.to_thread(work)
-    future = patch_metadata(collection, request.match_info["id"], patch, app[CONFIG])
+    future = patch_metadata(collection, request.match_info["id"], patch, app[CONFIG], expires)
     result = replace(await asyncio.wrap_future(future), tokens=0)  # none was embedded
     app[TASKS].reindex_if_due(collection.name, collection)
     app[METRICS].written(name, result, time.perf_counter() - started)
@@ -226,6 +234,7 @@ def document_body(found: ScrolledDocument, export: VectorExport, *, text: bool =
         metadata=document.metadata,
         passages=document.passages if passages is None else [passage_body(one, export) for one in passages],
         language=document.language,
+        expires_at=UNSET if document.expires_ms is None else date_of(document.expires_ms),
     )
 
 

@@ -37,6 +37,7 @@ from retrieval.schemas import (
     SearchRequest,
     Timings,
 )
+from retrieval.tracing import RECEIPT
 
 CONCURRENT_SEARCHES = 8  # of one batch; a large batch must not push everybody else's query back
 INLINE_BYTES = 1 << 18  # of searches and of hits, handled on the event loop: less than a millisecond
@@ -48,6 +49,7 @@ async def search(request: web.Request) -> web.Response:
     name, collection = collection_of(request)
     budget = budget_of(request)
     found = await request.app[PIPELINE].search(name, collection, wanted, budget=budget)
+    request[RECEIPT] = found.receipt
     request.app[METRICS].search(found)
     request.app[QUERY_LOG].note(collection, wanted)
     return json_answer(await encoded(found, budget), headers_of(found.timings_ms))
@@ -105,6 +107,7 @@ async def search_batch(request: web.Request) -> web.Response:
 
 async def context(request: web.Request) -> web.Response:
     built = await context_of(request, await body(request, ContextRequest))
+    request[RECEIPT] = built.receipt
     return answer(built, headers=headers_of(built.timings_ms))
 
 

@@ -14,10 +14,13 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET, UnsetType
 
-from indexes import NotFound
+from indexes import NotFound, NotReady
 from retrieval.admission import Load
+from retrieval.browsers import protect
+from retrieval.dialects.errors import response
 from retrieval.handlers.wire import answer
-from retrieval.keys import API, CATALOG, CEILING, KEYS, METRICS, READY
+from retrieval.keys import API, CATALOG, CEILING, KEYS, METRICS, READY, START
+from retrieval.starting import StartBody
 
 PAGE = Path(__file__).with_name("docs.html").read_text()
 SCRIPTS = re.findall(r"<script>(.*?)</script>", PAGE, re.DOTALL)
@@ -32,14 +35,19 @@ PAGE_POLICY = (
 ASSETS = {"swagger-ui.css": "text/css", "swagger-ui-bundle.js": "text/javascript"}  # what the page loads
 
 
+START_RETRY_S = 2
+
+
 class Health(msgspec.Struct):
     status: str
 
 
 class Readiness(msgspec.Struct, omit_defaults=True):
-    """`quarantined` has collections that cannot serve, `refusing` the classes of requests there is no memory for."""
+    """`starting` tells how far a start is, `quarantined` has collections that cannot serve, `refusing` the classes of
+    requests there is no memory for."""
 
     status: Literal["ready", "not ready"]
+    starting: StartBody | UnsetType = UNSET
     quarantined: list[str] | UnsetType = UNSET
     refusing: list[Load] | UnsetType = UNSET
 
@@ -60,7 +68,30 @@ async def readyz(request: web.Request) -> web.Response:
     refusing = request.app[CEILING].refusing()
     # Where there are keys, names of collections are not for everybody.
     quarantined = UNSET if request.app[KEYS].required else sorted(request.app[CATALOG].quarantined)
-    return answer(Readiness("ready", quarantined, refusing or UNSET))
+    return answer(Readiness("ready", quarantined=quarantined, refusing=refusing or UNSET))
+
+
+def starting_server(app: web.Application) -> web.Server:
+    """Answers until the application does: alive, how far the start is, and 503 for everything else."""
+
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        at = app[START].at
+        if app[KEYS].required:
+            at = msgspec.structs.replace(at, name="")
+        if request.path == "/healthz":
+            reply: web.StreamResponse = answer(Health("ok"))
+        elif request.path == "/readyz":
+            reply = answer(
+                Readiness("not ready", at), status=503, headers={"Retry-After": f"{START_RETRY_S}"}
+            )
+        else:
+            words = f"the service is starting ({at.stage}, {at.done} of {at.total} are done)"
+            reply = response(request.path, NotReady(words, retry_after_s=START_RETRY_S))
+        protect(reply)
+        reply.force_close()  # the next request is for the application
+        return reply
+
+    return web.Server(handle)
 
 
 async def metrics(request: web.Request) -> web.Response:

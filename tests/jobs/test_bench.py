@@ -137,8 +137,8 @@ def bench(corpus: Path, model: Path | None, *arguments: object) -> dict[str, Any
     report: dict[str, Any] = json.loads(ended.stdout)
     assert {"machine", "versions", "settings", "tables", "notes"} <= set(report)
     written = sorted(corpus.parent.glob(f"bench-{report['bench']}-*"))
-    assert json.loads(written[-2].read_text()) == report
-    assert written[-1].read_text().startswith("# nearline bench")
+    assert json.loads(written[0].read_text()) == report
+    assert written[1].read_text().startswith("# nearline bench")
     return report
 
 
@@ -218,3 +218,22 @@ def test_skipping_is_measured_against_always(corpus: Path, model_folder: Path) -
         rows = rows_of(report, number)
         assert rows["always"]["skipped"] == rows["always"]["loss"] == 0
         assert 0 <= rows["calibrated"]["skipped"] <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_load_is_offered_as_multiples_of_the_peak(corpus: Path, model_folder: Path) -> None:
+    """Normal load, what was asked for, and the flood, beside writes; then the recovery, and a plot of it all."""
+    report = bench(
+        corpus, model_folder, "load", "--passages", 1000, "--factor", 1, "--rate", 20, "--seconds", 1,
+        "--flood", 3, "--flood-s", 1, "--writes", 5,
+    )  # fmt: skip
+    peak, rows, (after,) = report["tables"].values()
+    assert [row["callers"] for row in peak] == [8, 16, 32, 64]
+    assert {0.5, 1, 3} <= {row["x peak"] for row in rows}
+    assert 20 in {row["offered/s"] for row in rows}
+    assert all(row["in time/s"] > 0 and row["cores"] > 0 and row["own MiB"] > 0 for row in rows)
+    assert all(row["errors"] == row["no Retry-After"] == 0 for row in rows)
+    assert sum(row["written/s"] for row in rows) > 0
+    assert after["of"] > 0
+    assert "answered in time" in max(corpus.parent.glob("bench-load-*.svg")).read_text()

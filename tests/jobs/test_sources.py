@@ -632,3 +632,17 @@ def test_reading_is_lazy(tmp_path: Path) -> None:
     assert next(documents).id == f"{tmp_path.name}/a.txt"
     with pytest.raises(InvalidInput):
         next(documents)
+
+
+def test_a_field_may_say_when_documents_expire(tmp_path: Path) -> None:
+    """As a date or milliseconds, in JSON and in tables; an empty one says never, and it is no metadata."""
+    options = SourceOptions(expires_field="until")
+    lines = tmp_path / "a.jsonl"
+    lines.write_text('{"id": 1, "text": "a", "until": "2030-01-31"}\n{"id": 2, "text": "b", "until": null}\n')
+    table = tmp_path / "b.csv"
+    table.write_text("id,text,until\n3,c,1893456000000\n4,d,\n")
+    documents, _ = read(lines, table, options=options)
+    assert [one.expires_at for one in documents] == ["2030-01-31", None, 1893456000000, None]
+    assert not any("until" in one.metadata for one in documents)
+    lines.write_text('{"id": 1, "text": "a", "until": true}\n')
+    assert "field 'until': expected a date, or milliseconds" in refusal(lines, options=options)

@@ -182,7 +182,7 @@ from retrieval.config import load_config
 serving.CLOSING_S = 0.5
 threading.Thread(target=time.sleep, args=(600,)).start()
 environ = {"NEARLINE_SERVER_PORT": "0", "NEARLINE_SERVER_SHUTDOWN_GRACE_S": "0.5"}
-serving.run(load_config(None, environ), Path(sys.argv[1]))
+serving.run(load_config(None, environ), Path(sys.argv[1]), lambda: load_config(None, environ))
 """
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ import msgspec
 import pytest
 
 from indexes.errors import InvalidInput
-from retrieval.config import Config, ignored_variables, load_config
+from retrieval.config import Config, ignored_variables, load_config, take_over
+from retrieval.settings import RESTART
 
 DEFAULT_TOML = Path(__file__).parents[2] / "configs" / "default.toml"
 
@@ -204,3 +206,36 @@ def test_settings_cannot_be_changed() -> None:
     config = load_config(None, {})
     with pytest.raises(AttributeError):
         config.server.port = 1  # type: ignore[misc]
+
+
+# --- a reload -------------------------------------------------------------------------------------------------
+
+
+def test_every_key_reloads_or_needs_a_restart() -> None:
+    """What the set of those that need a restart names exists, none of it twice; the guide's table names the same."""
+    keys = keys_and_values(msgspec.to_builtins(Config()))
+    whole = {name for name in RESTART if "." not in name}
+    assert whole <= set(msgspec.to_builtins(Config()))
+    named = RESTART - whole
+    assert named <= keys.keys()
+    assert not {name for name in named if name.partition(".")[0] in whole}
+    guide = (DEFAULT_TOML.parents[1] / "docs" / "configuration.md").read_text()
+    rows = [line for line in guide.splitlines() if line.startswith("| `[")]
+    told: set[str] = set()
+    for row in rows:
+        sections, needs = (re.findall(r"`\[?([a-z_.]+)\]?`", cell) for cell in row.strip("| ").split(" | "))
+        of = {key for key in keys if key.partition(".")[0] in sections}
+        listed = {one if "." in one else f"{sections[0]}.{one}" for one in needs}
+        told |= of - listed if "all" in row.split("|")[2] else listed
+    assert told == {key for key in keys if {key, key.partition(".")[0]} & RESTART}
+
+
+def test_a_reload_changes_what_can_change_and_names_the_rest() -> None:
+    """In the very sections that the parts of a service hold; secrets are not shown, only named."""
+    current, fresh = Config(), load_config(None, {"NEARLINE_LIMITS_K_MAX": "70", "NEARLINE_SEARCH_K": "3"})
+    limits = current.limits
+    assert take_over(current, fresh) == (["limits.k_max", "search.k"], [])
+    assert (limits.k_max, current.search.k) == (70, 3)
+    other = load_config(None, {"NEARLINE_SERVER_PORT": "9", "NEARLINE_REDIS_SECRET": "s" * 16})
+    assert take_over(current, other) == (["limits.k_max", "search.k"], ["server.port", "redis.secret"])
+    assert (current.server.port, current.redis.secret, limits.k_max) == (8080, "", 1000)

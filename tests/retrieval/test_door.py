@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from jobs.benchmark.callers import post
 from jobs.server_process import ServerProcess, log_of, serving
 from tests.support.http import Http
-from tests.support.load import post
 
 SEARCH = "/v1/collections/docs/search"
 BODY = b'{"query":"x"}'

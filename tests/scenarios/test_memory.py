@@ -20,9 +20,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from jobs.benchmark.callers import post
 from jobs.server_process import ServerProcess, serving
+from tests.support.health import probed
 from tests.support.http import Http
-from tests.support.load import post, probed
 from tests.support.memory import peak_bytes
 
 CEILING = 1_500_000_000

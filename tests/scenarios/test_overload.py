@@ -1,6 +1,7 @@
 """More requests than the service can answer: it goes on answering, and refuses the rest at once.
 
-The short form is part of `make test`; `make torture` runs longer, and prints the rows of docs/benchmarks.md.
+The short form is part of `make test`. `nearline bench load` measures the same for searches, and `make torture` for
+documents; docs/benchmarks.md has both.
 """
 
 from __future__ import annotations
@@ -12,28 +13,20 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from jobs.benchmark.callers import Callers, Outcome, arrivals, post, quantile
 from jobs.server_process import ServerProcess, serving
+from tests.support.health import probed
 from tests.support.http import Http
-from tests.support.load import Load, Outcome, post, probed
 
 COLLECTION = "busy"
-WORDS = [
-    "river",
-    "stone",
-    "cloud",
-    "paper",
-    "engine",
-    "garden",
-    "winter",
-    "music",
-    "letter",
-    "bridge",
-    "market",
-]
+WORDS = ["river", "stone", "cloud", "paper", "engine", "garden", "winter", "music", "letter", "bridge"]
 CALLERS = 32  # keep the service busy; as many searches as may be under way twice
 PATIENCE_S = 2.0
+FEW = 4  # searches at a time
+BODIES_BYTES = 2000
 
 
 def sentences(seed: int, words: int) -> Iterator[str]:
@@ -41,15 +34,11 @@ def sentences(seed: int, words: int) -> Iterator[str]:
     return (" ".join(rng.choices(WORDS, k=words)) + f" {number}" for number in itertools.count())
 
 
-@pytest.fixture(scope="module")
-def busy(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Iterator[ServerProcess]:
-    environ = {
-        "NEARLINE_MODELS_FOLDER": str(model_folder.parent),
-        # All callers have one address here, and the probe of /healthz too.
-        "NEARLINE_SERVER_CONNECTIONS_MAX": "20000",
-        "NEARLINE_SERVER_CONNECTIONS_PER_ADDRESS_MAX": "20000",
-    }
-    with serving(tmp_path_factory.mktemp("busy") / "data", environ) as server:
+@pytest.fixture
+def busy(tmp_path: Path, model_folder: Path, request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
+    """With the limits of the parameter, or the default ones."""
+    environ = {"NEARLINE_MODELS_FOLDER": str(model_folder.parent), **getattr(request, "param", {})}
+    with serving(tmp_path / "data", environ) as server:
         http = Http(server.url)
         http.ok("POST", "/v1/collections", {"name": COLLECTION})
         texts = itertools.islice(sentences(1, 20), 500)
@@ -64,48 +53,33 @@ def searches(seed: int) -> Iterator[bytes]:
         yield post(f"/v1/collections/{COLLECTION}/search", body)
 
 
-async def measured(url: str, factor: float, seconds: float) -> tuple[Outcome, Outcome, list[float]]:
-    """The peak, what comes of `factor` times as many requests, and how long /healthz took meanwhile."""
-    load = Load(url, searches(2), patience_s=PATIENCE_S)
-    await load.closed(CALLERS, 1)
-    peak = await load.closed(CALLERS, min(seconds, 5))
-    over = asyncio.Event()
-    probe = asyncio.create_task(probed(url, over.is_set))
-    flood = await load.open(factor * peak.goodput, seconds)
-    over.set()
-    load.close()
-    return peak, flood, await probe
+FEW_AT_A_TIME = {
+    "NEARLINE_ADMISSION_SEARCHES_MAX": str(FEW),
+    "NEARLINE_ADMISSION_BODY_BYTES_MAX": str(BODIES_BYTES),
+}
 
 
-def told(name: str, peak: Outcome, flood: Outcome, health_s: list[float]) -> None:
-    print(  # noqa: T201 - what the long form is for
-        f"\n{name}: peak {peak.goodput:.0f}/s, p99 {peak.quantile_s(0.99) * 1000:.0f} ms; "
-        f"goodput {flood.goodput:.0f}/s, p50 {flood.quantile_s(0.5) * 1000:.0f} ms, "
-        f"p99 {flood.quantile_s(0.99) * 1000:.0f} ms, {dict(flood.statuses)}; "
-        f"healthz at most {max(health_s) * 1000:.0f} ms"
-    )
+@pytest.mark.parametrize("busy", [FEW_AT_A_TIME], indirect=True)
+def test_overload(busy: ServerProcess) -> None:
+    """At three times its capacity the service answers every request: with hits, or with when to come back. Afterwards
+    nothing is held."""
 
+    async def story() -> Outcome:
+        callers = Callers(busy.url, searches(2), patience_s=30)
+        peak = await callers.closed(FEW, 1)
+        assert set(peak.statuses) == {200}
+        flood = await callers.open(arrivals(3 * peak.goodput(), 2, np.random.default_rng(0)), 2)
+        callers.close()
+        return flood
 
-@pytest.mark.slow
-@pytest.mark.parametrize("factor", [5])
-def test_overload(busy: ServerProcess, factor: float) -> None:
-    """At five times its capacity the service answers many requests in time, and refuses the rest."""
-    peak, flood, health_s = asyncio.run(measured(busy.url, factor, 6))
-    told(f"{factor} times the capacity", peak, flood, health_s)
-    assert set(flood.statuses) <= {0, 200, 429}
-    assert flood.statuses[200] > 0
-    assert flood.statuses[429] > 0
-    assert flood.retry_after == {True}
-    assert Http(busy.url).search(COLLECTION, query="quiet again")["hits"]
-
-
-@pytest.mark.torture
-@pytest.mark.parametrize(("factor", "seconds"), [(0.8, 20), (1.3, 20), (2, 20), (5, 60)])
-def test_long_overload(busy: ServerProcess, factor: float, seconds: float) -> None:
-    """However many come, nearly as many are answered as at the peak. Needs a machine that does nothing else."""
-    peak, flood, health_s = asyncio.run(measured(busy.url, factor, seconds))
-    told(f"{factor} times the capacity", peak, flood, health_s)
-    assert flood.goodput >= 0.75 * min(factor, 1) * peak.goodput
+    flood = asyncio.run(story())
+    assert set(flood.statuses) == {200, 429}
+    assert flood.retry_after.tolist() == flood.refused().tolist()
+    http = Http(busy.url)
+    assert http.metric("nearline_memory_bytes", kind="foretold") == 0
+    assert http.metric("nearline_embedding_queue_tokens", lane="query") == 0
+    # A body larger than the bound is let in only where no other search is under way.
+    assert http.search(COLLECTION, query="quiet " * (BODIES_BYTES // 4))["hits"]
 
 
 def documents(characters: int, seed: float) -> Iterator[bytes]:
@@ -124,15 +98,16 @@ def test_more_documents_than_can_be_embedded(
     """Some are written while their callers wait, the rest is refused, and searches go on beside them."""
 
     async def story() -> tuple[Outcome, Outcome, Outcome, list[float]]:
+        rng = np.random.default_rng(0)
         # Made before: a document of a megabyte takes long to make. Each is new, or it would be found unchanged.
-        bodies = list(itertools.islice(documents(characters, factor), int(60 * per_s) + 1))
-        writers = Load(busy.url, iter(bodies), patience_s=90)
-        searchers = Load(busy.url, searches(4), patience_s=PATIENCE_S)
+        bodies = list(itertools.islice(documents(characters, factor), int(120 * per_s)))
+        writers = Callers(busy.url, iter(bodies), patience_s=90)
+        searchers = Callers(busy.url, searches(4), patience_s=PATIENCE_S)
         peak = await searchers.closed(CALLERS, 5)
         over = asyncio.Event()
         probe = asyncio.create_task(probed(busy.url, over.is_set))
-        writing = asyncio.create_task(writers.open(per_s, 60))
-        found = await searchers.open(factor * peak.goodput, 60)
+        writing = asyncio.create_task(writers.open(arrivals(per_s, 60, rng), 60))
+        found = await searchers.open(arrivals(factor * peak.goodput(), 60, rng), 60)
         over.set()
         written = await writing
         writers.close()
@@ -140,13 +115,16 @@ def test_more_documents_than_can_be_embedded(
         return peak, found, written, await probe
 
     peak, found, written, health_s = asyncio.run(story())
-    told(
-        f"{factor} times, beside {per_s} documents of {characters} characters a second", peak, found, health_s
+    print(  # noqa: T201 - what the long form is for
+        f"\n{factor} times, beside {per_s} documents of {characters} characters a second: "
+        f"peak {peak.goodput():.0f}/s, p99 {quantile(peak.admitted_s(), 0.99) * 1000:.0f} ms; "
+        f"goodput {found.goodput():.0f}/s, p99 {quantile(found.admitted_s(), 0.99) * 1000:.0f} ms; "
+        f"healthz at most {max(health_s) * 1000:.0f} ms; "
+        f"written {dict(written.statuses)}, p50 {quantile(written.admitted_s(), 0.5):.1f} s"
     )
-    print(f"written: {dict(written.statuses)}, p50 {written.quantile_s(0.5):.1f} s")  # noqa: T201
     assert written.statuses[200] > 0
     assert written.statuses[429] > 0
     if factor < 1:
         assert set(found.statuses) == {200}
     else:
-        assert found.goodput >= 0.6 * peak.goodput
+        assert found.goodput() >= 0.6 * peak.goodput()

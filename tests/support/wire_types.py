@@ -47,6 +47,7 @@ REQUESTS: tuple[type[msgspec.Struct], ...] = (
     document_schemas.ScrollDocuments,
     document_schemas.CountDocuments,
     document_schemas.DeleteDocuments,
+    document_schemas.PatchDocument,
     collection_schemas.CreateCollection,
     collection_schemas.SetRanking,
     collection_schemas.SentFeedback,
@@ -74,6 +75,7 @@ RECORDS: tuple[type[msgspec.Struct], ...] = (
 ARGUMENTS: dict[type[Any], set[str]] = {
     collection_schemas.CreateCollection: {"name"},
     answer_schemas.AnswerRequest: {"stream"},
+    document_schemas.PatchDocument: {"metadata"},
 }
 FILES = {
     "requests": (REQUESTS, "is sent"),

@@ -39,6 +39,7 @@ class DocumentBody(TypedDict):
     metadata: dict[str, str | int | float | bool | list[str | int | float | bool]]
     passages: int | list[PassageBody]
     language: str
+    expires_at: NotRequired[str]
 
 
 class ScrollPage(TypedDict):

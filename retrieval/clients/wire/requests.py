@@ -155,6 +155,7 @@ class SentDocument(TypedDict):
     metadata: NotRequired[Any]
     vector: NotRequired[Any]
     language: NotRequired[str | None]
+    expires_at: NotRequired[str | int | None]
 
 
 class ScrollDocuments(TypedDict):
@@ -172,6 +173,10 @@ class CountDocuments(TypedDict):
 class DeleteDocuments(TypedDict):
     ids: NotRequired[Any]
     filter: NotRequired[Any]
+
+
+class PatchDocument(TypedDict):
+    expires_at: NotRequired[str | int | None]
 
 
 class CreateCollection(TypedDict):

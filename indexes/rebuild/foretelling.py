@@ -1,0 +1,59 @@
+"""The memory that loading takes, foretold from what lies on the disk, and refused where there is none.
+
+a generation   its graph and lists, as large as their files; of the other files what the budget of resident copies has
+               room for; 16 bytes a passage for the order of ids, and 80 for a label in the graph
+the delta      of each passage written since: its vector, and 2.4 bytes for each of its text
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from indexes.errors import Unavailable
+from indexes.log.reader import LogReader
+from indexes.model import IndexOptions
+from indexes.parts.manifest import Manifest, read_manifest
+from indexes.residency import Budget
+
+DENSE = ("hot.hnsw", "cold.ivf")
+ORDER_BYTES = 16
+LABEL_BYTES = 80  # of a passage in a graph: hnswlib's table of labels, and a list of levels
+WORDS_FACTOR = 2.4  # of the bytes of a text, for its words; docs/operations.md has the measurement
+TEXT_BYTES = 640  # of a passage of usual length
+
+
+def generation_bytes(manifest: Manifest, budget: Budget) -> int:
+    sizes = {name: file.bytes for name, file in manifest.files.items()}
+    dense = sum(sizes.pop(name, 0) for name in DENSE)
+    copied = min(sum(sizes.values()), max(0, budget.bytes_max - budget.held))
+    passages = manifest.hot + manifest.cold
+    return dense + copied + ORDER_BYTES * passages + LABEL_BYTES * manifest.hot
+
+
+def delta_bytes(passages: int, text_bytes: int, dimensions: int) -> int:
+    return int(4 * dimensions * passages + WORDS_FACTOR * text_bytes)
+
+
+def require_generation_room(folder: Path, options: IndexOptions) -> None:
+    """Raises NotFound and Damaged as `read_manifest` does, and Unavailable as `require_room`."""
+    require_room(generation_bytes(read_manifest(folder), options.resident), options.room)
+
+
+def require_delta_room(log: LogReader, last_passage: int, options: IndexOptions) -> None:
+    """For the passages after this one, which are read back from the log. Raises Unavailable as `require_room`."""
+    require_room(delta_bytes(*log.passages_after(last_passage), log.settings.dimensions), options.room)
+
+
+def require_empty_room(dimensions: int, options: IndexOptions) -> None:
+    """For a full delta of a collection to be made. Raises Unavailable as `require_room`."""
+    passages = options.delta_passages_max
+    require_room(delta_bytes(passages, TEXT_BYTES * passages, dimensions), options.room)
+
+
+def require_room(size: int, room: Callable[[], float]) -> None:
+    """Raises Unavailable with both numbers where so much more does not fit."""
+    if size > (left := room()):
+        raise Unavailable(
+            f"it needs about {size / 1e6:.0f} MB, and {max(0.0, left) / 1e6:.0f} MB are left of server.memory_bytes_max"
+        )

@@ -1,0 +1,213 @@
+"""The service under more and more load: what it answers in time, how fast, and how soon it is itself again.
+
+First closed-loop callers find the peak. Then requests arrive at random (Poisson) at multiples of that rate, whether or
+not earlier ones were answered; last comes a flood, and normal load at once after it. Callers share the cores with the
+service, as `make bench` has only one machine: the report says what they took of them, and how late they were.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from indexes.errors import InvalidInput
+from indexes.memory import memory_bytes
+from jobs.benchmark.callers import Callers, Outcome, arrivals, health_s, post, quantile
+from jobs.benchmark.service import COLLECTION, filled
+from jobs.benchmark.texts import Material
+from jobs.benchmark.turns import Row, Say, Tables, family, usage
+from jobs.server_process import ServerProcess
+
+PEAK_CALLERS = (8, 16, 32, 64)
+NORMAL = 0.5  # times the peak: the load before the flood and after it
+WINDOW_S = 0.25
+NORMAL_AGAIN = 2.0  # times the p99 of a normal window
+PATIENCE_S = 5.0  # beyond the deadline, until a caller hangs up
+LOOK_S = 0.1
+MANY_ADDRESSES = {"NEARLINE_SERVER_CONNECTIONS_PER_ADDRESS_MAX": "1000000"}  # which independent callers have
+NOTES = [
+    "Open loop: Poisson arrivals. Times count from when a request was due, not from when it was sent.",
+    "In time: within the deadline, which the service was told too. p50, p99: of all that were let in, late ones too.",
+    "x p99: times that where as many arrive as are answered at the peak.",
+    "lag: how late requests were sent. cores: processor time by wall time, of the service and of the callers.",
+    f"Peak: the best closed loop. Normal: {NORMAL} of it, in windows of {WINDOW_S:g} s; a refusal is infinitely slow.",
+    f"Recovered: when the first window begins whose p99 is at most {NORMAL_AGAIN:g} times their median before.",
+]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """`factors` of the peak and `rates` a second for `seconds` each, then `flood` times the peak for `flood_s`."""
+
+    factors: Sequence[float]
+    rates: Sequence[float]
+    seconds: float
+    flood: float
+    flood_s: float
+    deadline_ms: int
+    writes: float  # documents a second beside all of it
+    seed: int
+
+
+def run(material: Material, scratch: Path, say: Say, *, hot: int, **wanted: Any) -> Tables:
+    loads = os.getloadavg()
+    with filled(material, hot, scratch / "nearline", None, say, MANY_ADDRESSES) as server:
+        tables = asyncio.run(Loaded(server, material, say, Wanted(**wanted)).run())
+    return tables, [f"Load average of the machine before: {loads[0]:.2f}.", *NOTES]
+
+
+class Loaded:
+    """One service with its callers."""
+
+    def __init__(self, server: ServerProcess, material: Material, say: Say, wanted: Wanted) -> None:
+        self._server, self._say, self._wanted = server, say, wanted
+        self._deadline_s = wanted.deadline_ms / 1000
+        self._rng = np.random.default_rng(wanted.seed)
+        patience_s = self._deadline_s + PATIENCE_S
+        searches = searches_for(material.queries, wanted.deadline_ms)
+        self._searchers = Callers(server.url, searches, patience_s=patience_s)
+        self._writers = Callers(server.url, writes_of(material.texts), patience_s=patience_s)
+
+    async def run(self) -> dict[str, list[Row]]:
+        wanted = self._wanted
+        await self._searchers.closed(PEAK_CALLERS[0], wanted.seconds / 2)  # warms up
+        tried = [await self._closed(callers, wanted.seconds / 2) for callers in PEAK_CALLERS]
+        best = max(tried, key=lambda row: row["in time/s"])
+        peak = best["in time/s"]
+        if not peak:
+            raise InvalidInput("no search was answered within the deadline", param="deadline_ms")
+        self._say(f"peak: {peak:.0f} searches a second with {best['callers']} callers")
+        rates = {factor * peak for factor in {NORMAL, 1.0, *wanted.factors}} | set(wanted.rates)
+        offered = {rate: await self._offered([(rate, wanted.seconds)]) for rate in sorted(rates)}
+        normal, flood = NORMAL * peak, wanted.flood * peak
+        last = await self._offered([(flood, wanted.flood_s), (normal, wanted.seconds)])
+        rows = [row for _, row in (*offered.values(), last)]
+        for row in rows:
+            row["x peak"] = round(row["offered/s"] / peak, 2)
+            row["of peak"] = round(row["in time/s"] / peak, 3)
+            row["x p99"] = round(row["p99 ms"] / offered[peak][1]["p99 ms"], 2)
+        self._searchers.close()
+        self._writers.close()
+        before = offered[normal][0]
+        after = last[0].between(wanted.flood_s, wanted.flood_s + wanted.seconds)
+        return {
+            "Peak": tried,
+            "Offered load": rows,
+            f"After {wanted.flood:g} times the peak for {wanted.flood_s:g} s": [
+                recovery(before, after) | memory(self._server.pid)
+            ],
+        }
+
+    async def _closed(self, callers: int, seconds: float) -> Row:
+        seen = asyncio.create_task(watched(self._server, seconds))
+        found = await self._searchers.closed(callers, seconds)
+        return {"callers": callers, **figures(found, self._deadline_s), **await seen}
+
+    async def _offered(self, parts: Sequence[tuple[float, float]]) -> tuple[Outcome, Row]:
+        """What becomes of (rate, seconds) one after the other; the row is of the first."""
+        rate, seconds = parts[0]
+        self._say(f"{rate:.0f} searches a second for {seconds:g} s ...")
+        ends = np.cumsum([0, *(part[1] for part in parts)])
+        due = [begin + arrivals(*part, self._rng) for begin, part in zip(ends, parts)]
+        seen = asyncio.create_task(watched(self._server, seconds))
+        search = self._searchers.open(np.concatenate(due), float(ends[-1]))
+        write = self._writers.open(arrivals(self._wanted.writes, seconds, self._rng), seconds)
+        found, written = await asyncio.gather(search, write)
+        row = {"offered/s": round(rate, 1), "seconds": seconds}
+        row |= figures(found.between(0, seconds), self._deadline_s) | await seen
+        if self._wanted.writes:
+            row |= {"written/s": round(written.goodput(), 2), "writes refused": int(written.refused().sum())}
+        return found, row
+
+
+def searches_for(queries: Sequence[str], deadline_ms: int) -> Iterator[bytes]:
+    """Past the caches: their questions come again."""
+    bodies = [{"query": query, "deadline_ms": deadline_ms, "cache": False} for query in queries]
+    path = f"/v1/collections/{COLLECTION}/search"
+    return itertools.cycle([post(path, msgspec.json.encode(body)) for body in bodies])
+
+
+def writes_of(texts: Sequence[str]) -> Iterator[bytes]:
+    """New documents, one a request, which the service embeds."""
+    for number, text in enumerate(itertools.cycle(texts)):
+        document = {"id": f"new-{number}", "text": f"{text} {number}"}
+        path = f"/v1/collections/{COLLECTION}/documents"
+        yield post(path, msgspec.json.encode({"documents": [document]}))
+
+
+def figures(found: Outcome, deadline_s: float) -> Row:
+    admitted, refused = found.admitted_s(deadline_s) * 1000, found.refused(deadline_s)
+    late = found.late(deadline_s)
+    return {
+        "in time/s": round(found.goodput(deadline_s), 1),
+        **{f"p{of} ms": round(quantile(admitted, of / 100), 1) for of in (50, 99)},
+        "late": int(late.sum()),
+        "refused": int(refused.sum()),
+        "no Retry-After": int((refused & ~found.retry_after).sum()),
+        "errors": int((~refused & ~late & (found.status != 200)).sum()),
+        "lag p99 ms": round(quantile(found.lag, 0.99) * 1000, 1),
+    }
+
+
+async def watched(server: ServerProcess, seconds: float) -> Row:
+    """What the service and the callers take meanwhile, and how fast the service says that it lives."""
+    pids, begun = family(server.pid), time.monotonic()
+    before = usage(pids)[0], time.process_time()
+    took, held, failed = [], [], 0
+    while (elapsed := time.monotonic() - begun) < seconds:
+        held.append(memory(server.pid))
+        try:
+            took.append(await health_s(server.url))
+        except OSError:
+            failed += 1
+        await asyncio.sleep(LOOK_S)
+    used = usage(pids)[0] - before[0], time.process_time() - before[1]
+    return {
+        "healthz ms": round(max(took, default=0.0) * 1000, 1),
+        "healthz failed": failed,
+        **{name: max(one[name] for one in held) for name in held[0]},
+        "cores": round(float(used[0]) / elapsed, 2),
+        "callers' cores": round(used[1] / elapsed, 2),
+    }
+
+
+def memory(pid: int) -> Row:
+    parts = [memory_bytes(one) for one in family(pid)]
+    return {f"{which} MiB": sum(part[which] for part in parts) >> 20 for which in ("own", "mapped")}
+
+
+def recovery(before: Outcome, after: Outcome) -> Row:
+    """How long after the flood the service is as fast as before it; None: not while it was measured."""
+    usual = float(np.median([took for _, took in windows(before)]))
+    # Where refusals are usual, nothing is measured.
+    slow = [begin for begin, took in windows(after) if not took <= NORMAL_AGAIN * usual < np.inf]
+    back = next((begin for begin, _ in windows(after) if begin not in slow), None)
+    return {
+        "searches/s": round(len(after.due) / after.seconds, 1),
+        "p99 of a window before, ms": round(usual * 1000, 1),
+        "first window after, ms": round(windows(after)[0][1] * 1000, 1),
+        "recovered after s": back,
+        "slower windows later": sum(begin > back for begin in slow) if back is not None else len(slow),
+        "of": len(windows(after)),
+        "refused": int(after.refused().sum()),
+    }
+
+
+def windows(found: Outcome) -> list[tuple[float, float]]:
+    """Begin and p99 of each window in which requests were due; no answer takes for ever."""
+    took = np.where(found.status == 200, found.took, np.inf)
+    window = (found.due // WINDOW_S).astype(int)
+    # The nearest rank: between inf and a number there is none.
+    return [
+        (float(one * WINDOW_S), float(np.quantile(took[window == one], 0.99, method="higher")))
+        for one in np.unique(window)
+    ]

@@ -1,0 +1,261 @@
+"""nearline top"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+
+import click
+import msgspec
+from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+
+from jobs.commands.options import JSON, URL, console, megabytes, print_json
+from nearline import AsyncClient
+
+STAGES = ("total", "wait", "embed", "dense", "lexical", "fuse", "rerank", "hydrate")
+Labels = dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Scrape:
+    """The samples of /metrics by name, and when (monotonic) they were read."""
+
+    at: float
+    samples: dict[str, list[tuple[Labels, float]]]
+
+    def sum(self, name: str, **labels: str) -> float:
+        return sum(value for of, value in self.samples[name] if labels.items() <= of.items())
+
+    def by(self, name: str, label: str) -> dict[str, float]:
+        found: dict[str, float] = defaultdict(float)
+        for of, value in self.samples[name]:
+            found[of.get(label, "")] += value
+        return dict(found)
+
+
+class Shown(msgspec.Struct):
+    """One collection."""
+
+    name: str
+    hot: int
+    cold: int
+    other: int  # passages of the delta and of segments
+    generation: int
+    recall: float | None
+    memory_bytes: int
+    rebuild_due: bool
+
+
+class Figures(msgspec.Struct):
+    """What happened between two readings. `hit_rate` None: no search. Quantiles are of the searches in between, in
+    milliseconds, for each stage that one of them had."""
+
+    seconds: float
+    searches_per_s: float
+    requests_per_s: float
+    refused_per_s: float
+    failed_per_s: float
+    degraded_per_s: float
+    documents_per_s: float
+    hit_rate: float | None
+    p50_ms: dict[str, float]
+    p99_ms: dict[str, float]
+    loop_lag_p99_ms: float | None
+    cores: float
+    memory_bytes: int
+    memory_bytes_max: int
+    under_way: dict[str, int]
+    queued_tokens: int
+    jobs: dict[str, int]
+    redis: bool | None
+    collections: list[Shown]
+
+
+@click.command(epilog="Example: nearline top --url http://127.0.0.1:8080")
+@URL
+@click.option(
+    "--every-s",
+    type=click.FloatRange(0.1),
+    default=1.0,
+    show_default=True,
+    help="Seconds between two readings.",
+)
+@click.option("--once", is_flag=True, help="Print one reading and end.")
+@JSON
+def command(url: str, every_s: float, once: bool, as_json: bool) -> None:
+    """Show what the service is doing now, until Ctrl-C. A service with keys wants one of the scope metrics or admin in
+    NEARLINE_KEY."""
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(watched(url, every_s, once=once, as_json=as_json))
+
+
+async def watched(url: str, every_s: float, *, once: bool, as_json: bool) -> None:
+    async with AsyncClient(url, retry_s=0) as client:
+        before = await read(client)
+        if once or as_json:
+            while True:
+                await asyncio.sleep(every_s)
+                now = await read(client)
+                figures = compared(before, now)
+                if as_json:
+                    print_json(figures)
+                else:
+                    console.print(drawn(figures, url))
+                if once:
+                    return
+                before = now
+        with Live(console=console, screen=True, auto_refresh=False) as live:
+            while True:
+                await asyncio.sleep(every_s)
+                now = await read(client)
+                live.update(drawn(compared(before, now), url), refresh=True)
+                before = now
+
+
+async def read(client: AsyncClient) -> Scrape:
+    text = await client.metrics()
+    samples: dict[str, list[tuple[Labels, float]]] = defaultdict(list)
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            samples[sample.name].append((sample.labels, sample.value))
+    return Scrape(time.monotonic(), samples)
+
+
+def compared(before: Scrape, now: Scrape) -> Figures:
+    seconds = now.at - before.at
+
+    def grown(name: str, **labels: str) -> float:
+        return max(0.0, now.sum(name, **labels) - before.sum(name, **labels))
+
+    requests = "nearline_http_requests_total"
+    failed = sum(grown(requests, status=status) for status in now.by(requests, "status") if status >= "500")
+    lookups = grown("nearline_result_cache_total")
+    quantiles = {
+        q: {stage: ms for stage in STAGES if (ms := quantile_ms(before, now, q, stage=stage)) is not None}
+        for q in (0.5, 0.99)
+    }
+    redis = now.samples["nearline_redis_up"]
+    return Figures(
+        seconds=seconds,
+        searches_per_s=grown("nearline_searches_total") / seconds,
+        requests_per_s=grown(requests) / seconds,
+        refused_per_s=grown(requests, status="429") / seconds,
+        failed_per_s=failed / seconds,
+        degraded_per_s=grown("nearline_searches_degraded_total", left_out="candidates") / seconds,
+        documents_per_s=grown("nearline_documents_written_total") / seconds,
+        hit_rate=grown("nearline_result_cache_total", outcome="hit") / lookups if lookups else None,
+        p50_ms=quantiles[0.5],
+        p99_ms=quantiles[0.99],
+        loop_lag_p99_ms=quantile_ms(before, now, 0.99, "nearline_loop_lag_seconds"),
+        cores=grown("process_cpu_seconds_total") / seconds,
+        memory_bytes=int(now.sum("nearline_memory_bytes", kind="held")),
+        memory_bytes_max=int(now.sum("nearline_memory_bytes", kind="ceiling")),
+        under_way={
+            name: int(count) for name, count in now.by("nearline_requests_under_way", "class").items()
+        },
+        queued_tokens=int(now.sum("nearline_embedding_queue_tokens")),
+        jobs={kind: int(count) for kind, count in now.by("nearline_jobs_under_way", "kind").items() if count},
+        redis=bool(redis[0][1]) if redis else None,
+        collections=[shown(now, name) for name in sorted(now.by("nearline_seq", "collection"))],
+    )
+
+
+def quantile_ms(
+    before: Scrape, now: Scrape, q: float, name: str = "nearline_search_stage_seconds", **labels: str
+) -> float | None:
+    """As Prometheus estimates it, from the buckets: evenly spread within one. None without observations."""
+    counts = sorted(
+        (edge, now.sum(f"{name}_bucket", le=le, **labels) - before.sum(f"{name}_bucket", le=le, **labels))
+        for le in now.by(f"{name}_bucket", "le")
+        if (edge := float(le))
+    )
+    if not counts or counts[-1][1] <= 0:
+        return None
+    rank = q * counts[-1][1]
+    low, below = 0.0, 0.0
+    for edge, count in counts:
+        if count >= rank:
+            high = low if math.isinf(edge) else edge
+            return 1000 * (low + (high - low) * (rank - below) / max(count - below, 1e-9))
+        low, below = edge, count
+    return None
+
+
+def shown(now: Scrape, name: str) -> Shown:
+    passages = {
+        of["tier"]: int(value) for of, value in now.samples["nearline_passages"] if of["collection"] == name
+    }
+    recalls = [value for of, value in now.samples["nearline_build_recall"] if of["collection"] == name]
+    return Shown(
+        name=name,
+        hot=passages.pop("hot", 0),
+        cold=passages.pop("cold", 0),
+        other=sum(passages.values()),
+        generation=int(now.sum("nearline_generation", collection=name)),
+        recall=min(recalls, default=None),
+        memory_bytes=int(now.sum("nearline_index_memory_bytes", collection=name)),
+        rebuild_due=bool(now.sum("nearline_rebuild_due", collection=name)),
+    )
+
+
+def drawn(figures: Figures, url: str) -> RenderableType:
+    one = figures
+    hits = "-" if one.hit_rate is None else f"{one.hit_rate:.0%}"
+    lag = "-" if one.loop_lag_p99_ms is None else f"{one.loop_lag_p99_ms:.1f} ms"
+    rates = Table(box=None, show_header=False, pad_edge=False)
+    rates.add_row(
+        "searches",
+        f"{one.searches_per_s:.0f}/s",
+        "requests",
+        f"{one.requests_per_s:.0f}/s",
+        "cache hits",
+        hits,
+    )
+    rates.add_row(
+        "refused",
+        f"{one.refused_per_s:.0f}/s",
+        "failed",
+        f"{one.failed_per_s:.0f}/s",
+        "degraded",
+        f"{one.degraded_per_s:.0f}/s",
+    )
+    rates.add_row(
+        "documents", f"{one.documents_per_s:.0f}/s", "CPU", f"{one.cores:.2f} cores", "loop lag p99", lag
+    )
+    memory = f"{megabytes(one.memory_bytes)} of {megabytes(one.memory_bytes_max)}"
+    redis = "none" if one.redis is None else "up" if one.redis else "DOWN"
+    rates.add_row("memory", memory, "queued tokens", f"{one.queued_tokens}", "Redis", redis)
+    busy = ", ".join(f"{name} {count}" for name, count in one.under_way.items() if count) or "none"
+    rates.add_row(
+        "under way", busy, "jobs", ", ".join(f"{kind} {count}" for kind, count in one.jobs.items()) or "none"
+    )
+    stages = Table("ms", *one.p99_ms, box=None, pad_edge=False)
+    for label, quantiles in (("p50", one.p50_ms), ("p99", one.p99_ms)):
+        stages.add_row(label, *(f"{ms:.1f}" for ms in quantiles.values()))
+    collections = Table(
+        "collection", "hot", "cold", "new", "generation", "recall", "memory", "", box=None, pad_edge=False
+    )
+    for each in one.collections:
+        collections.add_row(
+            escape(each.name), str(each.hot), str(each.cold), str(each.other), str(each.generation),
+            "-" if each.recall is None else f"{each.recall:.3f}", megabytes(each.memory_bytes),
+            "rebuild due" if each.rebuild_due else "",
+        )  # fmt: skip
+    latency: RenderableType = stages if one.p99_ms else "no searches"
+    return Group(
+        f"[bold]Nearline[/] at {escape(url)}, the last {one.seconds:.1f} s",
+        "",
+        rates,
+        "",
+        latency,
+        "",
+        collections,
+    )
