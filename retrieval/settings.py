@@ -264,6 +264,7 @@ RESTART = frozenset(
         "server.shutdown_grace_s",
         "server.insecure",
         "auth",
+        "privacy",
         "models.folder",
         "models.default",
         "models.matryoshka",
