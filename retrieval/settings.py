@@ -294,6 +294,5 @@ RESTART = frozenset(
         "redis",
         "query_log.enabled",
         "tracing",
-        "privacy",
     }
 )
