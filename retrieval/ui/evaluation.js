@@ -43,8 +43,8 @@ function shown(report, received_ms) {
     rankings.length > 0 && section("Ranking", "By judgments, for each kind of search, with 95 percent intervals.",
       dots(Object.keys(rankings[0][1]).map((label) => [label, rankings.map(([, scores]) => [scores[label].value, scores[label].low, scores[label].high])]), { series: rankings.map(([name]) => name), from: 0 }),
       table(["search", ...Object.keys(rankings[0][1])], rankings.map(([name, scores]) => [name, ...Object.values(scores).map((one) => fixed(one.value, 4))]), { label: "Ranking" })),
-    report.relevance && section("Relevance", `How far the relevance of hits holds: on the line it equals the share that is relevant by judgments. Mean distance ${fixed(report.relevance.calibration_error, 3)}.`,
-      reliability(report.relevance.bins),
+    report.relevance && section("Relevance", `How far the relevance of hits holds: on the line it equals the share that is relevant by judgments. Mean distance ${fixed(report.relevance.calibration_error, 3)}. The plot leaves out groups of fewer than ${SURE} hits.`,
+      reliability(report.relevance.bins.filter((one) => one.hits >= SURE)),
       table(["from", "hits", "relevance", "relevant"], report.relevance.bins.map((one) => [fixed(one.since, 1), number(one.hits), fixed(one.relevance, 3), fixed(one.relevant, 3)]), { label: "Relevance" })),
     dense && section("Latency", "Milliseconds of each stage of an unfiltered search by meaning, at the rate of the evaluation.",
       dots(Object.entries(dense).map(([stage, times]) => [stage, PERCENTILES.map((one) => [times[one], times[one], times[one]])]), { series: PERCENTILES, from: 0, to: Math.max(...Object.values(dense).map((times) => times.p99 || 0)), digits: 1 }),
@@ -62,6 +62,7 @@ const floorOf = (cohort, floors) => floors[cohort.name] ?? floors[cohort.kind];
 
 const ROW = 26; // at least: further series make a row higher
 const APART = 8;
+const SURE = 10; // hits of a group that say something
 
 // Rows of [label, one [value, low, high] for each series].
 function dots(rows, { series = [""], from = null, to = 1, floors = [], digits = 2 }) {

@@ -52,7 +52,7 @@ REPORT = {
     "rankings": {one: {"ndcg@10": {"value": 0.4, "low": 0.3, "high": 0.5}} for one in ("dense", "hybrid")},
     "relevance": {
         "calibration_error": 0.02,
-        "bins": [{"since": 0.1, "hits": 9, "relevance": 0.15, "relevant": 0.2}],
+        "bins": [{"since": 0.1, "hits": 90, "relevance": 0.15, "relevant": 0.2}],
     },
     "latency_ms": {"dense": {"embed": {"p50": 1.0, "p95": 2.0, "p99": 3.0}}},
 }  # fmt: skip
