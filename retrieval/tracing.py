@@ -66,7 +66,8 @@ def spans_of(provider: TracerProvider) -> Middleware:
             f"{request.method} {path}",
             propagate.extract(request.headers),
             SpanKind.SERVER,
-            {"http.request.method": request.method, "http.route": path, "url.path": request.path},
+            # Not the path: it may hold ids, or a key in the wrong place.
+            {"http.request.method": request.method, "http.route": path},
             start_time=begun_ns,
         )
         try:

@@ -121,9 +121,9 @@ CASES: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]], str]] = {
         DAY,
     ),
     "NearlineRebuildRefused": (
-        [(f"nearline_generations_refused_total{{{C}}}", "1x10 2x10")],
-        [(f"nearline_generations_refused_total{{{C}}}", "2x20")],
-        "20m",
+        [(f"nearline_generations_refused_total{{{C}}}", "_x80 1x20")],  # the first
+        [(f"nearline_generations_refused_total{{{C}}}", "1x10 2x100")],
+        "90m",
     ),
     "NearlineRebuildOverdue": (
         [value(f"nearline_rebuild_due{{{C}}}", 1)],
@@ -131,9 +131,12 @@ CASES: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]], str]] = {
         "365m",
     ),
     "NearlineJobsFailing": (
-        [(f'nearline_jobs_total{{{I},kind="reindex",status="failed"}}', "1x10 2x10")],
-        [(f'nearline_jobs_total{{{I},kind="reindex",status="succeeded"}}', "1x10 2x10")],
-        "20m",
+        [(f'nearline_jobs_total{{{I},kind="reindex",status="failed"}}', "1x80 2x20")],  # a second
+        [
+            (f'nearline_jobs_total{{{I},kind="tune",status="failed"}}', "1x10 2x100"),
+            (f'nearline_jobs_total{{{I},kind="reindex",status="succeeded"}}', "1x80 2x20"),
+        ],
+        "90m",
     ),
     "NearlineQuarantined": (
         [value(f"nearline_collections_quarantined{{{I}}}", 1)],

@@ -56,6 +56,7 @@ def spans(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Any:
             path = "/v1/collections/docs/search"
             assert service.call("POST", path, {"query": "my secret refunds"}, headers=traced).status == 200
             assert service.call("POST", path, {"query": ""}).status == 422
+            service.call("DELETE", "/v1/keys/nl_0123456789ab_" + "secret" * 8)
             service.ok("GET", "/readyz")
         assert not any(b"secret" in body or b"Refunds" in body for body in bodies)
         received = [ExportTraceServiceRequest.FromString(body) for body in bodies]
