@@ -38,7 +38,7 @@ from retrieval.dialects.vector_store_schemas import (
 )
 from retrieval.handlers.collections import make, remove
 from retrieval.handlers.search import budget_of
-from retrieval.handlers.wire import answer, answer_from, body, collection_of, query_int
+from retrieval.handlers.wire import answer, answer_from, body, charge, collection_of, query_int
 from retrieval.keys import CATALOG, METRICS, PIPELINE, QUERY_LOG
 from retrieval.request_log import note_queries
 from retrieval.schemas import Hit, SearchAnswer, SearchRequest
@@ -179,6 +179,7 @@ async def search(request: web.Request) -> web.Response:
     name, collection = collection_of(request)
     queries = [wanted.query] if isinstance(wanted.query, str) else wanted.query
     note_queries(request, queries)
+    await charge(request.app, len(queries))
     options = wanted.ranking_options or OpenAIRankingOptions()
     most = wanted.max_num_results or RESULTS
     budget = budget_of(request, param="max_num_results")
