@@ -179,12 +179,18 @@ class Keys:
         self._stamp: tuple[int, int, int] | None = None
         self._keys: dict[str, Key] = {}
         self._looked_at = float("-inf")
+        # Left by the first key: without its file nobody is let in, rather than everybody.
+        self._lost = (data / LOCK).exists() and not self._path.exists()
+        if self._lost:
+            logger.warning(
+                "%s is gone: all requests are refused until `nearline keys create` makes a key", FILE
+            )
         self._look()
 
     @property
     def required(self) -> bool:
         """Whether requests need a key: from the first one on, also if the file has gone since."""
-        return bool(self._keys)
+        return bool(self._keys) or self._lost
 
     def admit(self, headers: Mapping[str, str], needed: Needed) -> Principal:
         """Raises Unauthorized without a valid key, Forbidden for one that may not do this."""
@@ -196,7 +202,7 @@ class Keys:
         allowed = {"search", "write", "admin"} if needed == "key" else {needed, "admin"}
         if not allowed & {*key.scopes}:
             raise Forbidden(
-                f"this key has not the scope {' or '.join(sorted(allowed)) if needed == 'key' else needed}"
+                f"this key does not have the scope {' or '.join(sorted(allowed)) if needed == 'key' else needed}"
             )
         if needed == "metrics" and key.tenant:
             raise Forbidden("metrics are of all tenants, and this key is of one")

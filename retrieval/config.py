@@ -45,20 +45,25 @@ def load_config(path: Path | None, environ: Mapping[str, str]) -> Config:
 
 def take_over(current: Config, fresh: Config) -> tuple[list[str], list[str]]:
     """Change `current`, which all parts of a service share, to what a reload can change. Returns the keys that are
-    changed now, and those that differ and need a restart."""
-    changed, waiting = [], []
+    changed now, and those that differ and need a restart. Raises InvalidInput, and changes nothing, where what can
+    change makes no sense beside what cannot."""
+    changes: dict[str, dict[str, object]] = {}
+    waiting = []
     for section, keys in _KEYS.items():
         now, then = getattr(current, section), getattr(fresh, section)
         for key in keys:
             if getattr(now, key) == getattr(then, key):
                 continue
-            name = f"{section}.{key}"
-            if RESTART & {section, name}:
-                waiting.append(name)
+            if RESTART & {section, f"{section}.{key}"}:
+                waiting.append(f"{section}.{key}")
             else:
-                msgspec.structs.force_setattr(now, key, getattr(then, key))
-                changed.append(name)
-    return changed, waiting
+                changes.setdefault(section, {})[key] = getattr(then, key)
+    after = {name: msgspec.structs.replace(getattr(current, name), **of) for name, of in changes.items()}
+    _check_together(msgspec.structs.replace(current, **after))
+    for section, values in changes.items():
+        for key, value in values.items():
+            msgspec.structs.force_setattr(getattr(current, section), key, value)
+    return [f"{section}.{key}" for section, values in changes.items() for key in values], waiting
 
 
 def ignored_variables(environ: Mapping[str, str]) -> list[str]:

@@ -21,6 +21,8 @@ async def keep_deleting(collections: Callable[[], Mapping[str, Collection]], eve
                     logger.info("deleted %d expired documents of %s", deleted, name)
             except NearlineError as error:
                 logger.warning("expired documents of %s are not deleted yet: %s", name, error.message)
+            except Exception:
+                logger.exception("expired documents of %s are not deleted yet", name)
 
 
 async def delete_expired(collection: Collection) -> int:

@@ -129,6 +129,7 @@ async def shared_ctx(app: web.Application) -> AsyncIterator[None]:
     writing = asyncio.create_task(app[LIMITER].keep_writing())
     yield
     writing.cancel()
+    await asyncio.gather(writing, return_exceptions=True)
     await asyncio.to_thread(app[LIMITER].write)
     if store is not None:
         await store.close()

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated, Literal, Protocol
 
 import msgspec
 from msgspec import Meta
@@ -36,8 +36,9 @@ ROUNDING_S = 1e-6  # of times that were added up
 WAIT_S = 1.0  # for a key whose requests under way are too many
 
 # The clock is that of Redis, so those of the services need not agree. Returns what to wait in microseconds, 0 where the
-# request may go on; which limit that is for; and the count of the day. ARGV: microseconds a request, those the bucket
-# holds, requests a day (-1: no limit), cost, and 1 to take it even from an empty bucket.
+# request may go on; for which limit, 1 for the rate and 2 for the day; and the count of the day. ARGV: microseconds a
+# request, the microseconds' worth that the bucket holds, requests a day (-1: no limit), cost, and 1 to take it even
+# from an empty bucket.
 SCRIPT = """
 local t = redis.call('TIME')
 local now, day = t[1] * 1000000 + t[2], math.floor(t[1] / 86400)
@@ -47,16 +48,16 @@ local cost, forced = tonumber(ARGV[4]), ARGV[5] == '1'
 local full_at = math.max(tonumber(held[1]) or 0, now)
 local used = tonumber(held[2]) == day and tonumber(held[3]) or 0
 if most >= 0 and used + cost > most then
-  return {(day + 1) * 86400000000 - now, 'day', used}
+  return {(day + 1) * 86400000000 - now, 2, used}
 end
 local wait = full_at + a_request - burst - now
 if wait > 0 and not forced then
-  return {math.ceil(wait), 'second', used}
+  return {math.ceil(wait), 1, used}
 end
 full_at = string.format('%.0f', full_at + cost * a_request)
 redis.call('HSET', KEYS[1], 'full_at', full_at, 'day', day, 'used', used + cost)
 redis.call('EXPIRE', KEYS[1], 172800)
-return {0, '', used + cost}
+return {0, 0, used + cost}
 """
 
 
@@ -74,6 +75,9 @@ class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
     at_once: Annotated[Number | None, Doc("Requests under way at one time")] = None
 
 
+Reply = tuple[Annotated[int, Meta(ge=0)], Literal[0, 1, 2], Annotated[int, Meta(ge=0)]]  # of SCRIPT
+
+
 class Shared(Protocol):
     """What limits need of Redis."""
 
@@ -86,6 +90,9 @@ class Usage(msgspec.Struct):
 
     day: int = 0
     used: dict[str, int] = msgspec.field(default_factory=dict)
+
+    def copied(self) -> Usage:
+        return Usage(self.day, dict(self.used))
 
 
 class Meter:
@@ -114,7 +121,8 @@ class Limiter:
         self._clock = clock
         self._now = now
         self._meters: dict[str, Meter] = {}
-        self._usage = self._written = read_usage(folder)
+        self._usage = read_usage(folder)
+        self._written = self._usage.copied()
         self.refused = {"second": 0, "day": 0, "at_once": 0}
 
     @contextmanager
@@ -160,15 +168,16 @@ class Limiter:
             SCRIPT, b"limits:" + key.encode(), interval, burst, most, cost, int(forced)
         )
         try:
-            wait_us, limit, used = msgspec.convert(reply, tuple[int, bytes, int])
+            wait_us, limit, used = msgspec.convert(reply, Reply)
         except msgspec.ValidationError:
-            return  # no Redis, or a lying one: the limits of this process hold
-        counts = self._today().used
-        if wait_us > 0:
+            return  # no Redis, or one that makes no sense: the limits of this process hold
+        counts = self._today().used  # of a new day, if that began meanwhile
+        refused = wait_us > 0 and (limits.per_second if limit == 1 else limits.per_day)
+        own = max(0, counts.get(key, 0) - (cost if refused else 0))
+        counts[key] = max(own, used if limits.per_day is None else min(used, limits.per_day))
+        if refused:
             self._meter(key).full_at -= cost * interval / 1e6
-            counts[key] = max(counts[key] - cost, used)
-            raise self._beyond(limits, limit.decode(), min(wait_us / 1e6, DAY_S))
-        counts[key] = max(counts[key], used)
+            raise self._beyond(limits, "second" if limit == 1 else "day", min(wait_us / 1e6, DAY_S))
 
     def used_today(self, key: str) -> int:
         """Requests of this key since midnight UTC; with a Redis, by all services that share it."""
@@ -181,7 +190,7 @@ class Limiter:
 
     def write(self) -> None:
         """Store the counts of the day, if there are new ones. A failure is logged: limits go on without."""
-        usage = Usage(self._usage.day, dict(self._usage.used))
+        usage = self._usage.copied()
         if usage == self._written:
             return
         try:
@@ -226,6 +235,6 @@ def read_usage(folder: Path) -> Usage:
         return msgspec.json.decode((folder / FILE).read_bytes(), type=Usage)
     except FileNotFoundError:
         return Usage()
-    except (OSError, msgspec.DecodeError) as error:
-        logger.warning("the counts of requests cannot be read, and begin anew: %s", error)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        logger.warning("the counts of requests cannot be read, and start at 0: %s", error)
         return Usage()

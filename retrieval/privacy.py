@@ -23,7 +23,7 @@ SCOPE: Scope = "vectors"
 def require_vectors() -> None:
     """Raises Forbidden for a key without the scope."""
     if SCOPE not in PRINCIPAL.get().scopes:
-        raise Forbidden(f"vectors are for keys with the scope {SCOPE}, which this one has not")
+        raise Forbidden(f"vectors are for keys with the scope {SCOPE}, which this one does not have")
 
 
 @dataclass(frozen=True, slots=True)

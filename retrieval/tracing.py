@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ from retrieval.schemas import Receipt
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
+LAST_SPANS_S = 1.0
 RECEIPT = web.RequestKey("RECEIPT", Receipt)  # of the search that answers the request, if one does
 
 
@@ -38,15 +40,17 @@ def trace(app: web.Application) -> None:
             f"tracing.enabled needs the extra `tracing` of nearline: {error}", param="tracing.enabled"
         ) from None
     named = {} if "OTEL_SERVICE_NAME" in os.environ else {SERVICE_NAME: "nearline"}
-    provider = TracerProvider(resource=Resource.create(named))
+    provider = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     app.middlewares.insert(0, spans_of(provider))
 
     async def until_sent(app: web.Application) -> AsyncIterator[None]:
         yield
-        await asyncio.to_thread(provider.shutdown)
+        sending = threading.Thread(target=provider.shutdown, daemon=True)  # a collector may never answer
+        sending.start()
+        await asyncio.to_thread(sending.join, LAST_SPANS_S)
 
-    app.cleanup_ctx.append(until_sent)
+    app.cleanup_ctx.insert(0, until_sent)  # closed last: nothing waits for it
 
 
 def spans_of(provider: TracerProvider) -> Middleware:

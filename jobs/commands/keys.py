@@ -11,10 +11,11 @@ import msgspec
 from rich.markup import escape
 from rich.table import Table
 
+from indexes.backup.backup import aliases_of
 from indexes.catalog import prepare
 from indexes.durable import keep_private
 from jobs.commands.options import JSON, PATH, console, print_json, print_result
-from retrieval.auth import Key, Keys, Scope, now_ms
+from retrieval.auth import Key, Keys, Scope, check, now_ms
 from retrieval.auth_schemas import KeyBody
 from retrieval.limits import Limits, read_usage, today
 
@@ -93,6 +94,7 @@ def create(
         created_ms=0,
         expires_ms=None if expires_days is None else now_ms() + round(expires_days * DAY_S * 1000),
     )
+    check(key)
     show(opened(data).create(key), as_json=as_json)
 
 
@@ -103,7 +105,7 @@ def list_(data: Path, as_json: bool) -> None:
     """All keys, also those that ended; never their secrets."""
     usage = read_usage(data)
     used = usage.used if usage.day == today() else {}
-    keys = [KeyBody.of(key, used.get(key.id, 0)) for key in opened(data).all()]
+    keys = [KeyBody.of(key, used.get(key.id, 0)) for key in existing(data).all()]
     if as_json:
         print_json(keys)
         return
@@ -130,7 +132,7 @@ def list_(data: Path, as_json: bool) -> None:
 @JSON
 def rotate(data: Path, key_id: str, grace_s: float, as_json: bool) -> None:
     """Make a key with the rights of another, and end that one."""
-    show(opened(data).rotate(key_id, grace_s=grace_s), as_json=as_json)
+    show(existing(data).rotate(key_id, grace_s=grace_s), as_json=as_json)
 
 
 @command.command(epilog="Example: nearline keys revoke --data data 1f00aa31c2d4")
@@ -139,13 +141,20 @@ def rotate(data: Path, key_id: str, grace_s: float, as_json: bool) -> None:
 @JSON
 def revoke(data: Path, key_id: str, as_json: bool) -> None:
     """End a key: a running service refuses it within a second."""
-    revoked = opened(data).revoke(key_id)
+    revoked = existing(data).revoke(key_id)
     print_result(KeyBody.of(revoked), f"{key_id} is revoked", as_json=as_json)
 
 
 def opened(data: Path) -> Keys:
     keep_private()
     prepare(data)  # made if absent
+    return Keys(data)
+
+
+def existing(data: Path) -> Keys:
+    """Raises NotADataDirectory: what only reads, or ends keys, makes none."""
+    aliases_of(data)
+    keep_private()
     return Keys(data)
 
 

@@ -16,7 +16,7 @@ from retrieval.privacy import SCOPE, require_vectors
 
 
 async def create(request: web.Request) -> web.Response:
-    """A key cannot make one that may do what it may not itself."""
+    """A key cannot make one that may do what it may not itself; limits are of one key alone."""
     wanted = await body(request, CreateKey)
     tenant = within_reach(wanted.tenant)
     require_grantable(wanted.scopes)

@@ -144,6 +144,34 @@ def test_a_refusal_says_what_is_wanted(guarded: Guarded) -> None:
 # --- keys -----------------------------------------------------------------------------------------------------
 
 
+def test_a_lost_file_lets_nobody_in(tmp_path: Path) -> None:
+    """A running service keeps what it read; one that starts refuses everybody until there is a key again."""
+    running = Keys(tmp_path)
+    text = running.create(key("search"))[1]
+    (tmp_path / FILE).unlink()
+    running._looked_at = float("-inf")
+    assert running.admit({"Authorization": f"Bearer {text}"}, "search").key
+    started = Keys(tmp_path)
+    assert started.required
+    with pytest.raises(Unauthorized):
+        started.admit({"Authorization": f"Bearer {text}"}, "search")
+    again = started.create(key("search"))[1]
+    assert started.admit({"Authorization": f"Bearer {again}"}, "search").key
+
+
+def test_commands_that_read_make_no_directory(tmp_path: Path) -> None:
+    """Nor does a key that is refused."""
+    for words in (
+        ["list"],
+        ["revoke", "0"],
+        ["rotate", "0"],
+        ["create", "--scope", "search", "--per-second", "0"],
+    ):
+        command = [sys.executable, "-m", "jobs.cli", "keys", *words, "--data", str(tmp_path / "typo")]
+        assert subprocess.run(command, capture_output=True, check=False, timeout=60).returncode == 1
+    assert not (tmp_path / "typo").exists()
+
+
 def test_only_hashes_are_stored(tmp_path: Path) -> None:
     """In a file that is its owner's alone."""
     made, text = Keys(tmp_path).create(key("search"))

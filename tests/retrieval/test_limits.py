@@ -56,7 +56,7 @@ async def taken(limiter: Limiter, limits: Limits, cost: int = 1, **options: Any)
 
 @pytest.mark.parametrize("rate", [0.5, 7, 100])
 @pytest.mark.parametrize(
-    "shared", [None, Answering(None), Answering([b"no", "such", {}]), Answering([0, b"", -5])]
+    "shared", [None, Answering(None), Answering([b"no", "such", {}]), Answering([0, 0, -5])]
 )
 def test_a_rate_holds_within_five_percent(tmp_path: Path, rate: float, shared: Shared | None) -> None:
     """Over two minutes of asking far too often, without Redis, with a dead one and with a lying one."""
@@ -144,10 +144,51 @@ def test_a_restart_forgives_nothing(tmp_path: Path) -> None:
         first = limiter(tmp_path, clock)
         assert [await taken(first, Limits(per_day=2)) for _ in range(3)] == [True, True, False]
         first.write()
-        assert not await taken(limiter(tmp_path, clock), Limits(per_day=2))
+        again = limiter(tmp_path, clock)
+        assert not await taken(again, Limits(per_day=2))
+        assert await taken(again, Limits(per_day=4))
+        again.write()
+        assert limiter(tmp_path, clock).used_today("k") == 3
         assert await taken(limiter(tmp_path, Clock(DAY_S * 20_001.0)), Limits(per_day=2))
-        (tmp_path / "usage.json").write_text("{")
-        assert await taken(limiter(tmp_path, clock), Limits(per_day=2))
+        for damaged in (b"{", b'{"day":1,"used":{"\xff":1}}'):
+            (tmp_path / "usage.json").write_bytes(damaged)
+            assert await taken(limiter(tmp_path, clock), Limits(per_day=2))
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize(
+    "reply", [[5_000_000, 1, 1], [5, 7, 1], [5, b"\xff", 1], [0, 0, 10**15], [10**15, 2, 0]]
+)
+def test_no_reply_of_redis_breaks_a_request(tmp_path: Path, reply: list[object]) -> None:
+    """One of the right shape with wrong values may refuse a request; it is not counted as more than the limit."""
+
+    async def ask() -> None:
+        clock = Clock(DAY_S * 20_000.0)
+        limited, limits = limiter(tmp_path, clock, Answering(reply)), Limits(per_day=3)
+        await taken(limited, limits)
+        assert limited.used_today("k") <= 3
+        only_rate = limiter(tmp_path, clock, Answering(reply))
+        await taken(only_rate, Limits(per_second=1))
+        await taken(only_rate, Limits(at_once=1))
+
+    asyncio.run(ask())
+
+
+def test_midnight_may_come_while_redis_is_asked(tmp_path: Path) -> None:
+    """The new day begins with what it says."""
+
+    async def ask() -> None:
+        clock = Clock(DAY_S * 20_001.0 - 1)
+
+        class Slow(Shared):
+            async def run_script(self, script: str, key: bytes, *arguments: int) -> list[object] | None:
+                clock.now += 2
+                return [0, 0, 1]
+
+        limited = limiter(tmp_path, clock, Slow())
+        assert await taken(limited, Limits(per_day=5))
+        assert limited.used_today("k") == 1
 
     asyncio.run(ask())
 
