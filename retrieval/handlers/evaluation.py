@@ -3,8 +3,8 @@
     data/<collection>/evaluation.json      mode 0600
         {"received_ms": 1772323200000, "report": {...}}
 
-A report names metadata values, in its filters. So it is not for callers that see some documents only, erasing forgets
-it, and it is not part of a backup.
+A report names metadata values, in its filters. So it is not for callers that see some documents only, `nearline erase`
+forgets it, and it is not part of a backup.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from retrieval.auth import PRINCIPAL
 from retrieval.decoding import decode_part
 from retrieval.evaluation_schemas import EvaluationBody, KeepEvaluation
 from retrieval.handlers.wire import answer, body, collection_of, json_answer
+from retrieval.keys import CATALOG
 
 FILE = "evaluation.json"
 MODE = 0o600
@@ -32,7 +33,7 @@ _changing = Lock()  # of all collections: reports come seldom, and two must not 
 
 async def keep(request: web.Request) -> web.Response:
     wanted = await body(request, KeepEvaluation)
-    _, collection = collection_of(request)
+    name, collection = collection_of(request)
     if len(wanted.report) > BYTES_MAX:
         words = f"report has {len(wanted.report)} bytes, at most {BYTES_MAX} are allowed"
         raise TooLarge(words, param="report")
@@ -41,6 +42,8 @@ async def keep(request: web.Request) -> web.Response:
 
     def work() -> None:
         with _changing:
+            if request.app[CATALOG].collections.get(collection.name) is not collection:
+                raise NotFound(f"no collection {name!r}", param="collection")  # deleted or renamed meanwhile
             publish(collection.folder / FILE, msgspec.json.encode(kept), MODE)
 
     await asyncio.to_thread(work)

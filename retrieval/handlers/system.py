@@ -107,7 +107,7 @@ async def openapi(request: web.Request) -> web.Response:
 
 
 async def root(request: web.Request) -> web.Response:
-    raise web.HTTPFound("/ui")
+    raise web.HTTPFound("ui")  # relative: a proxy may have a prefix in front
 
 
 async def docs(request: web.Request) -> web.Response:

@@ -74,11 +74,18 @@ export class Filters {
     inputs.value.placeholder = ["in", "nin"].includes(inputs.operator.value) ? "value, value" : "value";
   }
 
-  // The metadata keys of the first documents, and the types of their values. Once for each collection.
-  async learn() {
+  // Once for each collection; who asks while it is on its way waits for it too.
+  learn() {
     const collection = this.collection();
-    if (!collection || this.learnt === collection) return;
-    this.learnt = collection;
+    if (collection && this.learnt !== collection) {
+      this.learnt = collection;
+      this.learning = this.look(collection);
+    }
+    return this.learning;
+  }
+
+  // The metadata keys of the first documents, and the types of their values.
+  async look(collection) {
     this.types.clear();
     this.values.clear();
     try {

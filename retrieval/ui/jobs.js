@@ -1,14 +1,14 @@
 // Jobs since the start, followed while any of them is under way.
 
 import { get } from "./api.js";
-import { failure, h, number, svg, time } from "./dom.js";
+import { announce, failure, h, number, svg, time } from "./dom.js";
 
 const FAST_MS = 700;
 const SLOW_MS = 4000;
 export const ACTIVE = ["queued", "running"];
 
 export async function jobsView(place, _, signal) {
-  const list = h("div", { class: "jobs", "aria-live": "polite" });
+  const list = h("div", { class: "jobs" });
   place.append(h("h1", {}, "Jobs"), h("p", { class: "muted" }, "Rebuilds, tunings and erasures since the start of the service, newest first. A job that has begun runs to its end."), list);
   await followJobs(list, signal, {
     empty: h("p", { class: "empty" }, "No job has run since the start. Collections has a button for rebuilds."),
@@ -17,17 +17,27 @@ export async function jobsView(place, _, signal) {
 }
 
 // A function that looks at once, and from then on again and again until `signal`. Shows the jobs that `wanted` takes;
-// `ended` learns when one of them ends, `refused` the error after which looking stops.
+// `ended` learns when one of them ends, `refused` each error; without a key that may, looking stops.
 export function followJobs(list, signal, { wanted = () => true, empty = null, ended = () => {}, refused = () => {} }) {
   let before = new Map();
+  let shown = "";
   let timer = null;
   async function look() {
     const jobs = (await get("v1/jobs", { signal })).jobs.filter(wanted);
+    // Drawn again only when something has changed, and with the focus where it was.
+    const now = JSON.stringify(jobs);
+    if (now === shown && !jobs.some((job) => ACTIVE.includes(job.status))) return false;
+    shown = now;
+    const focused = list.contains(document.activeElement) ? document.activeElement.closest("[data-job]")?.dataset.job : null;
     const open = new Set([...list.querySelectorAll("details[open]")].map((one) => one.dataset.job));
     list.replaceChildren(...jobs.map((job) => jobItem(job, open.has(job.id))), ...(jobs.length || !empty ? [] : [empty]));
+    if (focused) list.querySelector(`[data-job="${CSS.escape(focused)}"] summary`)?.focus();
     const over = jobs.some((job) => before.has(job.id) && ACTIVE.includes(before.get(job.id)) && !ACTIVE.includes(job.status));
     before = new Map(jobs.map((job) => [job.id, job.status]));
-    if (over) ended();
+    if (over) {
+      announce("A job has ended.");
+      ended();
+    }
     return jobs.some((job) => ACTIVE.includes(job.status));
   }
   return async function follow() {
@@ -36,8 +46,9 @@ export function followJobs(list, signal, { wanted = () => true, empty = null, en
     try {
       fast = await look();
     } catch (error) {
+      shown = "";
       if (!signal.aborted) refused(error);
-      if (error.status) return; // and so it will be again
+      if ([401, 403].includes(error.status)) return; // and so it will be again
     }
     if (!signal.aborted) timer = setTimeout(follow, fast ? FAST_MS : SLOW_MS);
   };

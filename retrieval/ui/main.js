@@ -26,7 +26,7 @@ async function show() {
   leaving = new AbortController();
   const { signal } = leaving;
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
-  const name = path in VIEWS ? path : "search";
+  const name = Object.hasOwn(VIEWS, path) ? path : "search";
   const [title, view] = VIEWS[name];
   document.title = `${title} – Nearline`;
   for (const link of document.querySelectorAll("nav a")) {

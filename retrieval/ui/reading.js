@@ -76,8 +76,9 @@ function rows(text, name, textField, separator) {
   });
 }
 
-// Numbers and booleans where all filled cells are.
+// Numbers and booleans where all filled cells are. Of more than 15 digits a number would not be the same.
 function typeOf(cells) {
+  if (cells.some((cell) => cell.replace(/\D/g, "").length > 15)) return String;
   if (cells.length && cells.every((cell) => /^-?(0|[1-9]\d*)(\.\d+)?$/.test(cell))) return Number;
   if (cells.length && cells.every((cell) => /^(true|false)$/i.test(cell))) return (cell) => cell.toLowerCase() === "true";
   return String;

@@ -144,7 +144,8 @@ def open_page(place: Place) -> Iterator[Opener]:
 
 def noted(seen: Seen, message: Any) -> None:
     """Chromium reports every answer that is an error as well, which some tests ask for."""
-    if message.type in ("error", "warning") and "responded with a status of 4" not in message.text:
+    asked_for = re.search(r"responded with a status of (4|503)", message.text)
+    if message.type in ("error", "warning") and not asked_for:
         seen.faults.append(message.text)
 
 
@@ -465,6 +466,27 @@ def test_a_busy_service_is_waited_for(open_page: Opener, place: Place) -> None:
     page.locator("#files").set_input_files({"name": "a.txt", "mimeType": "", "buffer": b"a text"})
     until(page, partial(taken, page, "a.txt\t1\t1\t0"))
     assert place.http.ok("POST", f"/v1/collections/{name}/documents/count", {})["documents"] == 1
+
+
+def test_long_numbers_of_a_table_stay_what_they_are(open_page: Opener, place: Place) -> None:
+    """JavaScript would round them: they are text, as `nearline ingest` has it."""
+    name = place.http.new_collection()
+    page = open_page(f"#/ingest?c={name}")
+    rows = b"id,text,number\na,a text,9007199254740993\n"
+    page.locator("#files").set_input_files({"name": "a.csv", "mimeType": "", "buffer": rows})
+    until(page, partial(taken, page, "a.csv\t1\t1\t0"))
+    found = place.http.ok("GET", f"/v1/collections/{name}/documents/a")
+    assert found["metadata"]["number"] == "9007199254740993"
+
+
+def test_jobs_are_followed_through_a_restart(open_page: Opener, place: Place) -> None:
+    """A 503 in between is said, and passes."""
+    page = open_page("#/collections")
+    away = {"status": 503, "body": '{"error": {"message": "the service is starting"}}'}
+    page.route("**/v1/jobs", lambda route: route.fulfill(**away), times=1)
+    page.goto(page.url.replace("#/collections", "#/jobs"))
+    page.get_by_text("the service is starting").wait_for()
+    page.get_by_text("the service is starting").wait_for(state="detached", timeout=15_000)
 
 
 # --- keys, schemes, sizes -------------------------------------------------------------------------------------
