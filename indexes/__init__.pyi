@@ -82,6 +82,7 @@ from .model import StoredPassage as StoredPassage
 from .model import Tier as Tier
 from .model import Upsert as Upsert
 from .model import WriteResult as WriteResult
+from .model import now_ms as now_ms
 from .parts.manifest import Moves as Moves
 from .parts.manifest import RecallEvidence as RecallEvidence
 from .parts.prepared import Prepared as Prepared

@@ -194,7 +194,7 @@ class IndexOptions:
     """How a process runs its collections. Sizes in passages unless the name says otherwise; `resident` bounds how much
     of their files all collections together copy into memory. `now_ms`, in milliseconds since 1970, decides what has
     expired. `read` is told how many more passages were read back from the log, and may raise to end that.
-    `room` tells how many bytes more the process may hold."""
+    `room` tells how many bytes more the process may hold, where so many are wanted."""
 
     delta_passages_max: int = 4096
     segments_max: int = 8
@@ -210,7 +210,7 @@ class IndexOptions:
     cold: ColdPolicy = ColdPolicy()
     now_ms: Callable[[], int] = now_ms
     read: Callable[[int], None] = lambda passages: None
-    room: Callable[[], float] = lambda: math.inf
+    room: Callable[[int], float] = lambda wanted: math.inf
 
     @property
     def floor(self) -> float:

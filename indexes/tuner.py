@@ -21,7 +21,7 @@ from indexes.collection import Collection
 from indexes.dense.cold import ColdSettings
 from indexes.dense.forecast import Forecast
 from indexes.errors import Conflict, InvalidInput
-from indexes.model import Floats, Progress
+from indexes.model import Floats, Progress, now_ms
 from indexes.parts.generation import Generation
 from indexes.parts.manifest import RecallEvidence
 from indexes.parts.shelf import Shelf
@@ -124,7 +124,7 @@ class TuneOutcome(msgspec.Struct, frozen=True, kw_only=True):
                 self.validation.queries,
                 self.validation.intervals,
             ),
-            chosen_ms=time.time_ns() // 1_000_000,
+            chosen_ms=now_ms(),
         )
 
 

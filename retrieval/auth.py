@@ -45,6 +45,7 @@ from indexes import (
     NearlineError,
     NotFound,
     Unchecked,
+    now_ms,
     publish,
 )
 from retrieval.errors import Forbidden, Unauthorized
@@ -391,7 +392,3 @@ def check_groups(groups: Sequence[str], where: str) -> list[str]:
 
 def hash_of(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
-
-
-def now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -100,10 +100,12 @@ class Ceiling:
         """How much more a request of this class may take; negative where it is refused."""
         return int(SHARES[load] * self.bytes_max) - self.own - self.foretold
 
-    def left(self) -> int:
-        """Bytes that may still be loaded, once what is free inside the process is given back. Takes milliseconds."""
-        give_back()
-        return self.bytes_max - self.own - self.foretold
+    def left(self, wanted: int) -> int:
+        """Bytes that may still be loaded. Before it says fewer than `wanted`, what is free inside the process is given
+        back, which holds up whoever asks for memory meanwhile."""
+        if self.room("search") < wanted:
+            give_back()
+        return self.room("search")
 
     def give(self, size: int) -> None:
         with self._lock:

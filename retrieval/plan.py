@@ -240,9 +240,7 @@ def identity_of(asked: SearchRequest, config: Config, ranking: RankingSettings |
     restart with other settings."""
     own = ranking and (ranking.method, ranking.weight_dense, ranking.coefficients)
     bound = config.limits.expanded_chars_max if asked.expand else None
-    caller = (
-        PRINCIPAL.get()
-    )  # its tenant too: a hit would tell that another one has the same documents and query
+    caller = PRINCIPAL.get()  # its tenant too: a hit would tell that another has the same documents and query
     settings = config.search, BUILT_IN, own, bound, caller.tenant, caller.groups
     return msgspec.json.encode((ANSWER_VERSION, ANALYSIS_VERSION, *settings, asked))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import random
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextvars import ContextVar
 from typing import Any
 
@@ -41,10 +41,13 @@ class RequestLog(AbstractAccessLogger):
     """Called by aiohttp once an answer is sent, in the context of its request; malformed requests come here too."""
 
     def log(self, request: web.BaseRequest, response: web.StreamResponse, time: float) -> None:
-        stages = STAGE.findall(response.headers.get("Server-Timing", ""))
-        log_request(
-            request, response.status, time, response.body_length, {name: float(ms) for name, ms in stages}
-        )
+        timing = response.headers.get("Server-Timing", "")
+        log_request(request, response.status, time, response.body_length, timing)
+
+
+def stages_of(timing: str) -> dict[str, float]:
+    """Milliseconds by stage, of a header Server-Timing of ours."""
+    return {name: float(ms) for name, ms in STAGE.findall(timing)}
 
 
 def note_queries(request: web.Request, texts: Iterable[str | None]) -> None:
@@ -54,15 +57,12 @@ def note_queries(request: web.Request, texts: Iterable[str | None]) -> None:
 
 
 def log_request(
-    request: web.BaseRequest,
-    status: int,
-    seconds: float,
-    sent_bytes: int = 0,
-    stages_ms: Mapping[str, float] | None = None,
+    request: web.BaseRequest, status: int, seconds: float, sent_bytes: int = 0, timing: str = ""
 ) -> None:
+    """`timing`: the answer's header Server-Timing."""
     path = request.rel_url.raw_path  # as it came, percent-encoded
     settings = request.get(LOG)
-    slow = bool(stages_ms) and settings is not None and 0 < settings.slow_ms <= seconds * 1000
+    slow = bool(timing) and settings is not None and 0 < settings.slow_ms <= seconds * 1000
     level = logging.DEBUG if path in PROBES else logging.WARNING if slow else logging.INFO
     if not logger.isEnabledFor(level):
         return
@@ -77,10 +77,9 @@ def log_request(
     if key := PRINCIPAL.get().key:
         fields["key"] = key
     line = "%(method)s %(path)s %(status)d %(ms).1f ms %(bytes)d bytes to %(client)s"
-    if stages_ms:
-        fields["stages_ms"] = stages_ms
-    if slow:
-        line += ", slow: " + ", ".join(f"{name} {ms:.1f}" for name, ms in (stages_ms or {}).items())
+    if timing:
+        fields["stages_ms"] = stages = stages_of(timing)
+        line += ", slow: " + ", ".join(f"{name} {ms:.1f}" for name, ms in stages.items()) if slow else ""
     if asked := request.get(QUERIES):
         fields["queries"] = asked
         line += ", asked %(queries)s"

@@ -30,6 +30,7 @@ from indexes import (
     RecallTooLow,
     TuneRun,
     check_target,
+    now_ms,
 )
 from retrieval.collection_schemas import JobBody, JobProgress, RebuildDue
 from retrieval.errors import without_folders
@@ -362,7 +363,3 @@ def progress_of(job: JobBody) -> Callable[[str, int, int], None]:
 
 def a(kind: str) -> str:
     return f"{'an' if kind == 'erase' else 'a'} {kind}"
-
-
-def now_ms() -> int:
-    return time.time_ns() // 1_000_000

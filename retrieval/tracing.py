@@ -18,7 +18,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from indexes import InvalidInput
 from retrieval.auth import PRINCIPAL
-from retrieval.request_log import PROBES, REQUEST_ID, STAGE
+from retrieval.request_log import PROBES, REQUEST_ID, stages_of
 from retrieval.schemas import Receipt
 
 if TYPE_CHECKING:
@@ -84,10 +84,10 @@ def spans_of(provider: TracerProvider) -> Middleware:
         if answer.status >= 500:
             span.set_status(Status(StatusCode.ERROR))
         inside = set_span_in_context(span)
-        for name, ms in STAGE.findall(answer.headers.get("Server-Timing", "")):
+        for name, ms in stages_of(answer.headers.get("Server-Timing", "")).items():
             if name != "total":
                 child = tracer.start_span(name, inside, start_time=begun_ns)
-                begun_ns += round(float(ms) * 1e6)
+                begun_ns += round(ms * 1e6)
                 child.end(begun_ns)
         span.end()
         return answer

@@ -38,7 +38,7 @@ from indexes.lexical import analysis
 from indexes.lexical.building import LexicalBuilder
 from indexes.log.reader import LogReader, decode_metadata
 from indexes.memory import PeakMemory
-from indexes.model import Floats, Ids, Progress
+from indexes.model import Floats, Ids, Progress, now_ms
 from indexes.parts.generation import Generation
 from indexes.parts.manifest import MANIFEST, Manifest, Moves, read_manifest, seal_files
 from indexes.parts.shelf import Shelf
@@ -204,7 +204,7 @@ def first_manifest(request: BuildRequest, log: LogReader, rows: DenseRows, moves
         training=rows.training,
         search=ColdSettings(),
         recall={},
-        built_ms=time.time_ns() // 1_000_000,
+        built_ms=now_ms(),
         build_s=0.0,
         peak_bytes={},
         versions={name: version(name) for name in ("faiss-cpu", "hnswlib", "numpy")}

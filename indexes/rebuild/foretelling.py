@@ -51,9 +51,9 @@ def require_empty_room(dimensions: int, options: IndexOptions) -> None:
     require_room(delta_bytes(passages, TEXT_BYTES * passages, dimensions), options.room)
 
 
-def require_room(size: int, room: Callable[[], float]) -> None:
+def require_room(size: int, room: Callable[[int], float]) -> None:
     """Raises Unavailable with both numbers where so much more does not fit."""
-    if size > (left := room()):
+    if size > (left := room(size)):
         raise Unavailable(
             f"it needs about {size / 1e6:.0f} MB, and {max(0.0, left) / 1e6:.0f} MB are left of server.memory_bytes_max"
         )

@@ -14,14 +14,14 @@ from rich.table import Table
 from indexes.backup.backup import aliases_of
 from indexes.catalog import prepare
 from indexes.durable import keep_private
+from indexes.model import now_ms
 from jobs.commands.options import JSON, PATH, console, print_json, print_result
-from retrieval.auth import Key, Keys, Scope, check, now_ms
+from retrieval.auth import Key, Keys, Scope, check
 from retrieval.auth_schemas import KeyBody
-from retrieval.limits import Limits, read_usage, today
+from retrieval.limits import DAY_S, Limits, read_usage, today
 
 DATA = click.option("--data", type=PATH, required=True, help="The data directory.")
 KEY_ID = click.argument("key_id", metavar="ID")
-DAY_S = 86_400
 
 
 @click.group(epilog="Example: nearline keys create --data data --scope search")

@@ -210,33 +210,20 @@ def drawn(figures: Figures, url: str) -> RenderableType:
     one = figures
     hits = "-" if one.hit_rate is None else f"{one.hit_rate:.0%}"
     lag = "-" if one.loop_lag_p99_ms is None else f"{one.loop_lag_p99_ms:.1f} ms"
-    rates = Table(box=None, show_header=False, pad_edge=False)
-    rates.add_row(
-        "searches",
-        f"{one.searches_per_s:.0f}/s",
-        "requests",
-        f"{one.requests_per_s:.0f}/s",
-        "cache hits",
-        hits,
-    )
-    rates.add_row(
-        "refused",
-        f"{one.refused_per_s:.0f}/s",
-        "failed",
-        f"{one.failed_per_s:.0f}/s",
-        "degraded",
-        f"{one.degraded_per_s:.0f}/s",
-    )
-    rates.add_row(
-        "documents", f"{one.documents_per_s:.0f}/s", "CPU", f"{one.cores:.2f} cores", "loop lag p99", lag
-    )
-    memory = f"{megabytes(one.memory_bytes)} of {megabytes(one.memory_bytes_max)}"
+    busy = ", ".join(f"{name} {count}" for name, count in one.under_way.items() if count)
+    jobs = ", ".join(f"{kind} {count}" for kind, count in one.jobs.items())
     redis = "none" if one.redis is None else "up" if one.redis else "DOWN"
-    rates.add_row("memory", memory, "queued tokens", f"{one.queued_tokens}", "Redis", redis)
-    busy = ", ".join(f"{name} {count}" for name, count in one.under_way.items() if count) or "none"
-    rates.add_row(
-        "under way", busy, "jobs", ", ".join(f"{kind} {count}" for kind, count in one.jobs.items()) or "none"
-    )
+    rates = Table(box=None, show_header=False, pad_edge=False)
+    for row in (
+        ("searches", a_second(one.searches_per_s), "requests", a_second(one.requests_per_s), "cache hits", hits),
+        ("refused", a_second(one.refused_per_s), "failed", a_second(one.failed_per_s),
+         "degraded", a_second(one.degraded_per_s)),
+        ("documents", a_second(one.documents_per_s), "CPU", f"{one.cores:.2f} cores", "loop lag p99", lag),
+        ("memory", f"{megabytes(one.memory_bytes)} of {megabytes(one.memory_bytes_max)}",
+         "queued tokens", f"{one.queued_tokens}", "Redis", redis),
+        ("under way", busy or "none", "jobs", jobs or "none"),
+    ):  # fmt: skip
+        rates.add_row(*row)
     stages = Table("ms", *one.p99_ms, box=None, pad_edge=False)
     for label, quantiles in (("p50", one.p50_ms), ("p99", one.p99_ms)):
         stages.add_row(label, *(f"{ms:.1f}" for ms in quantiles.values()))
@@ -250,12 +237,9 @@ def drawn(figures: Figures, url: str) -> RenderableType:
             "rebuild due" if each.rebuild_due else "",
         )  # fmt: skip
     latency: RenderableType = stages if one.p99_ms else "no searches"
-    return Group(
-        f"[bold]Nearline[/] at {escape(url)}, the last {one.seconds:.1f} s",
-        "",
-        rates,
-        "",
-        latency,
-        "",
-        collections,
-    )
+    head = f"[bold]Nearline[/] at {escape(url)}, the last {one.seconds:.1f} s"
+    return Group(head, "", rates, "", latency, "", collections)
+
+
+def a_second(rate: float) -> str:
+    return f"{rate:.0f}/s"

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 
 from aiohttp import web
 
-from retrieval.auth import PRINCIPAL, Key, Scope, now_ms
+from indexes import now_ms
+from retrieval.auth import PRINCIPAL, Key, Scope
 from retrieval.auth_schemas import CreateKey, KeyBody, KeyList, KeyMade, RotateKey
 from retrieval.errors import Forbidden
 from retrieval.handlers.wire import answer, body

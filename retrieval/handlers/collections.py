@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import msgspec
 from aiohttp import web
 
-from indexes import Collection, InvalidInput, NotFound, RankingSettings, Settings, check_language
+from indexes import Collection, InvalidInput, NotFound, RankingSettings, Settings, check_language, now_ms
 from retrieval.auth import PRINCIPAL
 from retrieval.collection_schemas import (
     AliasBody,
@@ -124,7 +123,7 @@ async def set_ranking(request: web.Request) -> web.Response:
     if wanted.method is None and wanted.weight_dense is None and not wanted.coefficients:
         raise InvalidInput("nothing to set: expected method, weight_dense or coefficients", param="method")
     check_coefficients(wanted.coefficients)
-    settings = RankingSettings(**msgspec.structs.asdict(wanted), set_ms=time.time_ns() // 1_000_000)
+    settings = RankingSettings(**msgspec.structs.asdict(wanted), set_ms=now_ms())
     await asyncio.to_thread(collection.ranking.set, settings)
     return await answer_from(lambda: describe(request.app, collection))
 

@@ -10,14 +10,13 @@ forgets it, and it is not part of a backup.
 from __future__ import annotations
 
 import asyncio
-import time
 from threading import Lock
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
-from indexes import Collection, NotFound, TooLarge, disk_errors, publish, remove
+from indexes import Collection, NotFound, TooLarge, disk_errors, now_ms, publish, remove
 from retrieval.auth import PRINCIPAL
 from retrieval.decoding import decode_part
 from retrieval.evaluation_schemas import EvaluationBody, KeepEvaluation
@@ -38,7 +37,7 @@ async def keep(request: web.Request) -> web.Response:
         words = f"report has {len(wanted.report)} bytes, at most {BYTES_MAX} are allowed"
         raise TooLarge(words, param="report")
     decode_part(wanted.report, dict[str, Any], "report")
-    kept = EvaluationBody(time.time_ns() // 1_000_000, wanted.report)
+    kept = EvaluationBody(now_ms(), wanted.report)
 
     def work() -> None:
         with _changing:

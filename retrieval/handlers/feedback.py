@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
-
 import msgspec
 from aiohttp import web
 
-from indexes import InvalidInput, TooLarge
+from indexes import InvalidInput, TooLarge, now_ms
 from retrieval.collection_schemas import FeedbackBody, FeedbackKept, FeedbackList, SendFeedback, SentFeedback
 from retrieval.feedback import Entry
 from retrieval.handlers.wire import answer, answer_from, body, collection_of
@@ -24,8 +22,8 @@ async def write(request: web.Request) -> web.Response:
         raise InvalidInput("feedback is empty, expected at least one", param="feedback")
     if len(sent) > most:
         raise TooLarge(f"{len(sent)} in one request, at most {most} are allowed", param="feedback")
-    now_ms = time.time_ns() // 1_000_000
-    entries = [checked(one, f"feedback[{at}]", now_ms, app[CONFIG]) for at, one in enumerate(sent)]
+    received_ms = now_ms()
+    entries = [checked(one, f"feedback[{at}]", received_ms, app[CONFIG]) for at, one in enumerate(sent)]
     await app[FEEDBACK].on_thread(app[FEEDBACK].keep, collection, entries)
     return answer(FeedbackKept(len(entries)))
 
@@ -56,7 +54,7 @@ def chars_of(one: Entry) -> int:
     return len(one.query) + len(one.document_id) + sum(map(len, one.passed))
 
 
-def checked(one: SentFeedback, where: str, now_ms: int, config: Config) -> Entry:
+def checked(one: SentFeedback, where: str, received_ms: int, config: Config) -> Entry:
     """As it is kept: of what was shown, what is above the document. Raises InvalidInput or TooLarge."""
     query, document_id, shown = one.query.strip(), str(one.document_id), [str(each) for each in one.shown]
     limits = config.limits
@@ -75,4 +73,4 @@ def checked(one: SentFeedback, where: str, now_ms: int, config: Config) -> Entry
     if shown and document_id not in shown:
         raise InvalidInput(f"{where}.shown does not hold {document_id!r}", param=f"{where}.shown")
     passed = shown[: shown.index(document_id)] if shown else []
-    return Entry(now_ms, query, document_id, one.grade, passed)
+    return Entry(received_ms, query, document_id, one.grade, passed)

@@ -22,7 +22,7 @@ OPTIONS = IndexOptions(delta_passages_max=512, segments_max=0)
 
 
 def with_room(room: float) -> IndexOptions:
-    return replace(OPTIONS, room=lambda: room)
+    return replace(OPTIONS, room=lambda wanted: room)
 
 
 def rebuilt(collection: Collection) -> int:
@@ -62,7 +62,7 @@ def test_a_collection_that_does_not_fit_keeps_out_no_other(data: Path) -> None:
 def test_a_generation_that_does_not_fit_is_not_adopted(data: Path) -> None:
     """The old one stays live, and a later attempt with room succeeds."""
     room = [1e9]
-    options = replace(OPTIONS, room=lambda: room[0])
+    options = replace(OPTIONS, room=lambda wanted: room[0])
     with closing(Collection(data / "large", options)) as collection:
         number = rebuilt(collection)
         room[0] = 1000.0

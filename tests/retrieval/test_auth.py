@@ -9,74 +9,34 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import jwt
 import pytest
 
-from indexes.catalog import prepare
 from indexes.errors import Conflict, Damaged, InvalidInput, NotFound
-from jobs.server_process import ServerProcess, log_of, serving
+from indexes.model import now_ms
+from jobs.server_process import log_of
 from retrieval import routes
 from retrieval.app import create_app
-from retrieval.auth import FILE, RELOAD_S, Key, Keys, Principal, Scope, now_ms
+from retrieval.auth import FILE, Key, Keys, Principal, Scope
 from retrieval.errors import Forbidden, Unauthorized
 from retrieval.openapi import Route
 from retrieval.settings import Config
-from tests.support.http import Http, Reply
+from tests.support.guarded import Caller, Guarded, guarded_service, key
+from tests.support.http import Http
 
 SECRET = "a secret of more than thirty-two characters"
 SCOPES: tuple[Scope, ...] = ("search", "write", "admin", "metrics")
 
 
-def key(*scopes: Scope, **rights: Any) -> Key:
-    return Key(id="", sha256="", scopes=list(scopes), created_ms=0, **rights)
-
-
-@dataclass(frozen=True)
-class Caller(Http):
-    """Sends a key with everything."""
-
-    token: str = ""
-
-    def __init__(self, url: str, token: str = "") -> None:
-        object.__setattr__(self, "url", url)
-        object.__setattr__(self, "token", token)
-
-    def call(self, method: str, path: str, body: object = None, **others: Any) -> Reply:
-        headers = {**(others.pop("headers", None) or {})}
-        if self.token:
-            headers["Authorization"] = f"Bearer {self.token}"
-        return super().call(method, path, body, headers=headers, **others)
-
-
-@dataclass(frozen=True)
-class Guarded:
-    """A running service whose data directory has keys."""
-
-    server: ServerProcess
-    keys: Keys
-    data: Path
-
-    def caller(self, *scopes: Scope, **rights: Any) -> Caller:
-        """Known to the service when this returns, if it is valid."""
-        made = Caller(self.server.url, self.keys.create(key(*scopes, **rights))[1])
-        time.sleep(RELOAD_S + 0.05)
-        return made
-
-
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Iterator[Guarded]:
-    data = tmp_path_factory.mktemp("guarded") / "data"
-    prepare(data)
-    keys = Keys(data)
-    keys.create(key("admin"))
     environ = {"NEARLINE_MODELS_FOLDER": str(model_folder.parent), "NEARLINE_AUTH_GROUPS_SECRET": SECRET}
     environ["NEARLINE_LOG_FORMAT"] = "json"
-    with serving(data, environ) as server:
-        yield Guarded(server, keys, data)
+    with guarded_service(tmp_path_factory.mktemp("guarded") / "data", environ) as found:
+        yield found
 
 
 # --- who may do what ------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from retrieval.auth import Keys
 from retrieval.examples import make_examples
 from retrieval.openapi import describe
 from retrieval.routes import ROUTES
-from tests.retrieval.test_auth import Caller, key
+from tests.support.guarded import Caller, key
 from tests.support.http import Http
 
 CONFIG = Path(__file__).parent.parent / "support" / "schemathesis.toml"

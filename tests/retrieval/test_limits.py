@@ -12,15 +12,13 @@ from typing import Any
 
 import pytest
 
-from indexes.catalog import prepare
 from indexes.errors import InvalidInput
-from jobs.server_process import serving
 from retrieval.auth import Keys, Scope
 from retrieval.cache.redis_store import RedisStore
 from retrieval.clients.calling import Patience, ServiceError
 from retrieval.errors import RateLimited
 from retrieval.limits import DAY_S, Limiter, Limits, Shared
-from tests.retrieval.test_auth import Caller, Guarded, key
+from tests.support.guarded import Caller, Guarded, guarded_service, key
 from tests.support.redis_server import RedisServer, redis_server
 
 
@@ -271,15 +269,15 @@ def test_without_redis_each_holds_them(tmp_path: Path, redis: RedisServer) -> No
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Iterator[Guarded]:
-    data = tmp_path_factory.mktemp("limited") / "data"
-    prepare(data)
-    keys = Keys(data)
-    admin = keys.create(key("admin"))[1]
-    with serving(data, {"NEARLINE_MODELS_FOLDER": str(model_folder.parent)}) as server:
-        caller = Caller(server.url, admin)
-        caller.ok("POST", "/v1/collections", {"name": "docs"})
-        caller.write("docs", {"id": "a", "text": "Refunds within 30 days"})
-        yield Guarded(server, keys, data)
+    data, environ = (
+        tmp_path_factory.mktemp("limited") / "data",
+        {"NEARLINE_MODELS_FOLDER": str(model_folder.parent)},
+    )
+    with guarded_service(data, environ) as found:
+        admin = found.caller("admin")
+        admin.ok("POST", "/v1/collections", {"name": "docs"})
+        admin.write("docs", {"id": "a", "text": "Refunds within 30 days"})
+        yield found
 
 
 def limited(guarded: Guarded, *scopes: Scope, **limits: Any) -> Caller:

@@ -12,11 +12,9 @@ from typing import Any
 
 import pytest
 
-from indexes.catalog import prepare
-from jobs.server_process import ServerProcess, serving
-from retrieval.auth import Key, Keys, Scope
+from jobs.server_process import ServerProcess
 from retrieval.handlers.ui import FOLDER
-from tests.support.http import Http
+from tests.support.guarded import Caller, guarded_service
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 WAIT_MS = 20_000
@@ -75,17 +73,8 @@ class Place:
     keys: dict[str, str]
 
     @property
-    def http(self) -> Http:
-        return Admin(self.server.url, self.keys["admin"])
-
-
-class Admin(Http):
-    def __init__(self, url: str, key: str) -> None:
-        super().__init__(url)
-        self._headers = {"Authorization": f"Bearer {key}"}
-
-    def call(self, *args: Any, **others: Any) -> Any:
-        return super().call(*args, **{**others, "headers": self._headers})
+    def http(self) -> Caller:
+        return Caller(self.server.url, self.keys["admin"])
 
 
 @pytest.fixture(scope="module")
@@ -94,19 +83,18 @@ def place(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Itera
     if CHROMIUM is None:
         pytest.skip("no Chromium is installed (Debian: apt install chromium)")
     data = tmp_path_factory.mktemp("page") / "data"
-    prepare(data)
-    scopes: tuple[Scope, ...] = ("admin", "search")
-    made: dict[str, str] = {
-        one: Keys(data).create(Key(id="", sha256="", scopes=[one], created_ms=0))[1] for one in scopes
-    }
-    key = Key(id="", sha256="", scopes=["search"], groups=["board"], created_ms=0)
-    made["groups"] = Keys(data).create(key)[1]
+    environ = {"NEARLINE_MODELS_FOLDER": str(model_folder.parent)}
     with (
-        serving(data, {"NEARLINE_MODELS_FOLDER": str(model_folder.parent)}) as server,
+        guarded_service(data, environ) as guarded,
         playwright.sync_playwright() as driver,
     ):
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        found = Place(server, browser, made)
+        keys = {
+            "admin": guarded.caller("admin").token,
+            "search": guarded.caller("search").token,
+            "groups": guarded.caller("search", groups=["board"]).token,
+        }
+        found = Place(guarded.server, browser, keys)
         found.http.ok("POST", "/v1/collections", {"name": "shop"})
         found.http.write("shop", *DOCUMENTS)
         yield found
@@ -181,7 +169,7 @@ def taken(page: Any, outcome: str) -> bool:
 
 def test_its_files_are_strict_and_cached(place: Place) -> None:
     """Nothing inline is allowed, types are right, a browser that has a file is not sent it again, others are 404."""
-    http = Http(place.server.url)  # without a key
+    http = Caller(place.server.url)
     paths = ["/ui", *(f"/ui/assets/{path.name}" for path in FOLDER.iterdir() if path.name != "index.html")]
     types = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
     for path in paths:
@@ -481,10 +469,11 @@ def test_long_numbers_of_a_table_stay_what_they_are(open_page: Opener, place: Pl
 
 def test_jobs_are_followed_through_a_restart(open_page: Opener, place: Place) -> None:
     """A 503 in between is said, and passes."""
-    page = open_page("#/collections")
+    page = open_page("#/search")
+    page.locator("#query").wait_for()
     away = {"status": 503, "body": '{"error": {"message": "the service is starting"}}'}
     page.route("**/v1/jobs", lambda route: route.fulfill(**away), times=1)
-    page.goto(page.url.replace("#/collections", "#/jobs"))
+    page.get_by_role("link", name="Jobs").click()
     page.get_by_text("the service is starting").wait_for()
     page.get_by_text("the service is starting").wait_for(state="detached", timeout=15_000)
 

@@ -9,13 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from indexes.catalog import prepare
 from indexes.errors import InvalidInput
 from indexes.model import Floats
-from jobs.server_process import serving
 from retrieval.auth import Keys, Scope
 from retrieval.privacy import VectorExport
-from tests.retrieval.test_auth import Guarded, key
+from tests.support.guarded import Guarded, guarded_service, key
 from tests.support.http import Http, Reply
 
 NOISE = 0.5
@@ -26,16 +24,11 @@ C = "/v1/collections/docs"
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Iterator[Guarded]:
     """A service with keys, whose exported vectors carry noise; two documents have one text."""
-    data = tmp_path_factory.mktemp("private") / "data"
-    prepare(data)
-    keys = Keys(data)
-    keys.create(key("admin"))
     environ = {
         "NEARLINE_MODELS_FOLDER": str(model_folder.parent),
         "NEARLINE_PRIVACY_VECTOR_NOISE": str(NOISE),
     }
-    with serving(data, environ) as server:
-        found = Guarded(server, keys, data)
+    with guarded_service(tmp_path_factory.mktemp("private") / "data", environ) as found:
         admin = found.caller("admin")
         admin.ok("POST", "/v1/collections", {"name": "docs"})
         admin.write("docs", {"id": "a", "text": TEXT}, {"id": "b", "text": TEXT})

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from indexes.catalog import prepare
-from jobs.server_process import log_of, serving
-from retrieval.auth import Keys, hash_of, now_ms
+from indexes.model import now_ms
+from jobs.server_process import log_of
+from retrieval.auth import hash_of
 from tests.jobs.test_commands import nearline
-from tests.retrieval.test_auth import Caller, Guarded, key, signed, until
+from tests.retrieval.test_auth import signed, until
+from tests.support.guarded import Caller, Guarded, guarded_service, key
 from tests.support.operations import operations
 from tests.support.redis_server import RedisServer, redis_server
 
@@ -35,10 +36,6 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 def guarded(
     tmp_path_factory: pytest.TempPathFactory, model_folder: Path, redis: RedisServer
 ) -> Iterator[Guarded]:
-    data = tmp_path_factory.mktemp("secrets") / "data"
-    prepare(data)
-    keys = Keys(data)
-    keys.create(key("admin"))
     environ = {
         **CONFIGURED,
         "NEARLINE_MODELS_FOLDER": str(model_folder.parent),
@@ -50,8 +47,8 @@ def guarded(
     }
     with Redis.from_url(redis.url) as client:
         client.config_set("requirepass", "canary-of-url")
-    with serving(data, environ) as server:
-        yield Guarded(server, keys, data)
+    with guarded_service(tmp_path_factory.mktemp("secrets") / "data", environ) as found:
+        yield found
 
 
 def test_secrets_are_nowhere(guarded: Guarded, redis: RedisServer, tmp_path: Path) -> None:

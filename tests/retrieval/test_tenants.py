@@ -11,10 +11,7 @@ from typing import Any
 
 import pytest
 
-from indexes.catalog import prepare
-from jobs.server_process import serving
-from retrieval.auth import Keys
-from tests.retrieval.test_auth import Caller, Guarded, key
+from tests.support.guarded import Caller, Guarded, guarded_service
 from tests.support.http import Reply
 from tests.support.operations import Operation, form, operations
 from tests.support.redis_server import redis_server
@@ -37,9 +34,6 @@ class Tenant:
 def guarded(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Iterator[Guarded]:
     """With everything on that remembers: caches in process and in Redis, the query log, feedback."""
     folder = tmp_path_factory.mktemp("tenants")
-    prepare(folder / "data")
-    keys = Keys(folder / "data")
-    keys.create(key("admin"))
     with redis_server(folder) as redis:
         environ = {
             "NEARLINE_MODELS_FOLDER": str(model_folder.parent),
@@ -47,8 +41,8 @@ def guarded(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Ite
             "NEARLINE_REDIS_TIMEOUT_MS": "5000",
             "NEARLINE_QUERY_LOG_ENABLED": "true",
         }
-        with serving(folder / "data", environ) as server:
-            yield Guarded(server, keys, folder / "data")
+        with guarded_service(folder / "data", environ) as found:
+            yield found
 
 
 @pytest.fixture(scope="module")
