@@ -110,7 +110,7 @@ DOOR = web.AppKey("DOOR", Door)
 
 @functools.lru_cache(maxsize=1)
 def date(second: int) -> str:
-    """For the header; making it took a quarter of the time that a refusal takes."""
+    """For the header: made once a second, not for each refusal."""
     return formatdate(second, usegmt=True)
 
 
