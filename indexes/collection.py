@@ -73,9 +73,9 @@ class Collection:
         self._writer = Writer(folder.name, self._commit, operations_max=most, on_idle=rest)
         try:
             self.settings, self.uid = self.log.settings, self.log.uid
+            self.opening = uuid.uuid4().bytes  # passage ids mean the same as long as it is open
             self.shelf, self._adopting = Shelf(folder), threading.Lock()
-            self.chosen = read_chosen(folder)
-            self.ranking = RankingFile(folder)
+            self.chosen, self.ranking = read_chosen(folder), RankingFile(folder)
             self._lost_generation: str | None = None  # why the generation named by CURRENT was unusable
             self.hits = Hits(folder / "hits.msgpack", hot_capacity=self.settings.hot_capacity)
             self.documents = self.log.document_count()

@@ -2,6 +2,7 @@
 
     search   one search, a count, or one document
     heavy    what reads or answers much at once: batches, contexts, pages of documents
+    watch    standing queries, for as long as their clients stay
     answer   what waits for a language model, for as long as that takes
     embed    the dialects of other servers
     write    everything else that has a body
@@ -21,7 +22,7 @@ from typing import Literal, get_args
 from retrieval.embedding.bounds import overloaded
 from retrieval.settings import Admission
 
-Load = Literal["search", "write", "embed", "heavy", "answer"]
+Load = Literal["search", "write", "embed", "heavy", "answer", "watch"]
 
 REQUEST_WORK = 1024  # of any request, as if its body had so many bytes more
 BUSY_S_KEPT = 30.0  # the pace is that of about this much busy time
@@ -37,14 +38,15 @@ class Gates:
             "embed": settings.embeds_max,
             "heavy": settings.heavy_max,
             "answer": settings.answers_max,
+            "watch": settings.watches_max,
         }
         self._gates = {
             load: Gate(
                 load,
                 requests_max=requests_max[load],
                 bytes_max=settings.body_bytes_max,
-                # A language model sets its own pace, and `llm.timeout_s` bounds it.
-                wait_s_max=math.inf if load == "answer" else settings.wait_s_max,
+                # A language model sets its own pace, and `llm.timeout_s` bounds it; a watch only waits.
+                wait_s_max=math.inf if load in ("answer", "watch") else settings.wait_s_max,
                 clock=clock,
             )
             for load in get_args(Load)

@@ -94,6 +94,7 @@ def create_app(config: Config, data: Path) -> web.Application:
             lifecycle.loop_lag_ctx,
             lifecycle.memory_ctx,
             lifecycle.ready_ctx,
+            lifecycle.warm_ctx,
         ]
     )
     if config.tracing.enabled:

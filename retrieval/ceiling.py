@@ -2,7 +2,7 @@
 
 Under pressure one class after the other is refused (`admission` has the classes):
 
-    heavy, answer  beyond 80 percent of the ceiling
+    heavy, answer, watch  beyond 80 percent of the ceiling
     write, embed   beyond 90
     search         at the ceiling
 
@@ -27,7 +27,14 @@ from indexes import Overloaded, StoredPassage, TooLarge, give_back, memory_bytes
 from retrieval.admission import Load
 from retrieval.cgroups import cgroup_bytes
 
-SHARES: dict[Load, float] = {"heavy": 0.8, "answer": 0.8, "write": 0.9, "embed": 0.9, "search": 1.0}
+SHARES: dict[Load, float] = {
+    "heavy": 0.8,
+    "answer": 0.8,
+    "watch": 0.8,
+    "write": 0.9,
+    "embed": 0.9,
+    "search": 1.0,
+}
 MACHINE_SHARE = 0.75  # a rebuild's process and the pages of mapped files need the rest
 RELIEF_SHARE = 0.7  # from here on caches are dropped and free memory goes back to the system
 RELIEF_EVERY_S = 2.0  # it holds up whoever asks for memory meanwhile

@@ -12,9 +12,10 @@ from prometheus_client.registry import Collector
 
 from indexes import Catalog, ColdState
 from retrieval.admission import Gates
-from retrieval.cache import EmbeddingCache, ResultCache, SharedVectors, Store
+from retrieval.cache import EmbeddingCache, ResultCache, ResultCounts, SharedVectors, Store
 from retrieval.ceiling import SHARES, Ceiling
 from retrieval.embedders import Embedders
+from retrieval.frequent import Frequent
 from retrieval.limits import Limiter
 from retrieval.pipeline import Pipeline
 from retrieval.tasks import Tasks
@@ -187,10 +188,21 @@ def caches(
     """The result cache, what other services gave to it and to the cache of query vectors, and the stores behind."""
     stores = {"memory": near} if redis is None else {"memory": near, "redis": redis}
     found = [
-        lookups("nearline_result_cache", "Lookups of answers", results),
+        lookups("nearline_result_cache", "Lookups of answers", results.counts),
+        counter(
+            "nearline_result_cache_events",
+            "Answers that outlived a write, that a write had ended, searches that waited for the same one of another, "
+            "and searches that wanted no cache",
+            ["event"],
+            [(event, getattr(results.counts, event)) for event in ("survived", "outdated", "joined", "bypassed")],
+        ),
+        counter(
+            "nearline_result_cache_saved_seconds", "What computing the answers took that were found again", [],
+            [(results.counts.saved_ms / 1000,)],
+        ),
         counter(
             "nearline_shared_cache_hits", "What was found in Redis and not in this process", ["kind"],
-            [("answer", results.shared_hits), ("vector", vectors.hits if vectors else 0)],
+            [("answer", results.counts.far), ("vector", vectors.hits if vectors else 0)],
         ),
         counter(
             "nearline_cache_store",
@@ -205,9 +217,22 @@ def caches(
     return found
 
 
+def warm_ups(frequent: Frequent) -> list[Metric]:
+    text = "Frequent searches made again by the service, after a swap or a start"
+    return [counter("nearline_warm_searches", text, [], [(frequent.made,)])]
+
+
 def query_vectors(cache: EmbeddingCache) -> list[Metric]:
-    return [lookups("nearline_embedding_cache", "Lookups of query vectors", cache)]
+    return [
+        lookups("nearline_embedding_cache", "Lookups of query vectors", cache),
+        counter(
+            "nearline_embedding_cache_events",
+            "Vectors that made way for newer ones, and queries that waited for the same text of another",
+            ["event"],
+            [("evicted", cache.evicted), ("joined", cache.joined)],
+        ),
+    ]  # fmt: skip
 
 
-def lookups(name: str, text: str, cache: ResultCache | EmbeddingCache) -> Metric:
+def lookups(name: str, text: str, cache: ResultCounts | EmbeddingCache) -> Metric:
     return counter(name, text, ["outcome"], [("hit", cache.hits), ("miss", cache.misses)])

@@ -25,6 +25,7 @@ from indexes import (
 )
 from retrieval.auth import PRINCIPAL
 from retrieval.cache import EmbeddingCache, SharedVectors
+from retrieval.cache.store import key_of
 from retrieval.embedding.batcher import Batcher
 from retrieval.embedding.costs import CostModel
 from retrieval.embedding.counting import TokenCounter
@@ -40,6 +41,7 @@ from retrieval.embedding.models import (
 )
 from retrieval.embedding.reading import share_read
 from retrieval.embedding.results import Embedded, Long, Observer
+from retrieval.flights import Flights
 from retrieval.settings import Config
 
 WARM_UP_QUERIES = 3
@@ -59,6 +61,7 @@ class Embedder:
     counter: TokenCounter
     cache: EmbeddingCache
     shared: SharedVectors | None
+    flights: Flights[Floats]
     matryoshka: bool  # the first dimensions of its vectors mean something by themselves
 
     @property
@@ -72,15 +75,32 @@ class Embedder:
         kept_by = f"{self.fingerprint}@{PRINCIPAL.get().tenant}".removesuffix("@")
         if cached and (known := self.cache.get(kept_by, text)) is not None:
             return known
+        if not cached:
+            return await self._embedded(text, deadline)
+        key = key_of(b"nearline-flight", kept_by, text)
+        if (joined := await self.flights.joined(key)) is not None:
+            self.cache.joined += 1
+            return joined
+        with self.flights.leading(key) as flight:
+            vector = await self._shared(kept_by, text, deadline)
+            flight.land(kept := self.cache.put(kept_by, text, vector))
+        return kept
+
+    async def _shared(self, kept_by: str, text: str, deadline: float | None) -> Floats:
+        """From another service, or embedded for all of them."""
+        if self.shared is None:
+            return await self._embedded(text, deadline)
         key = (kept_by, self.encoder.variant, text)
-        vector = None
-        if cached and self.shared is not None:
-            vector = await self.shared.get(*key, dimensions=self.encoder.dimensions)
+        vector = await self.shared.get(*key, dimensions=self.encoder.dimensions)
         if vector is None:
-            vector = (await self.batcher.embed([text], "query", lane="query", deadline=deadline)).vectors[0]
-            if cached and self.shared is not None:
-                await self.shared.put(*key, vector)
-        return self.cache.put(kept_by, text, vector) if cached else vector
+            vector = await self._embedded(text, deadline)
+            await self.shared.put(*key, vector)
+        return vector
+
+    async def _embedded(self, text: str, deadline: float | None) -> Floats:
+        embedded = await self.batcher.embed([text], "query", lane="query", deadline=deadline)
+        vector: Floats = embedded.vectors[0]
+        return vector
 
     def share_read(self, text: str, language: str | None, held: Callable[[], Mapping[str, int]]) -> float:
         """How much of a query the model reads, 0 to 1: its own languages whole, of others what its tokenizer knows.
@@ -135,7 +155,7 @@ class Embedders:
         self._opening: dict[str, asyncio.Task[Embedder]] = {}
         self._turn = asyncio.Lock()
         self.cutting = ThreadPoolExecutor(CUTTING_THREADS, thread_name_prefix="cut")
-        self.cache = EmbeddingCache(config.embedding.query_cache_entries)
+        self.cache = EmbeddingCache(config.embedding.query_cache_bytes)
         self.shared = shared
 
     async def get(self, name: str) -> Embedder:
@@ -231,7 +251,9 @@ class Embedders:
         for _ in range(WARM_UP_QUERIES):  # the way through lanes and threads has its own first time
             await batcher.embed(["warm up"], "query", lane="query")
         matryoshka = name in self._config.models.matryoshka
-        return Embedder(encoder, model.manifest, batcher, counter, self.cache, self.shared, matryoshka)
+        return Embedder(
+            encoder, model.manifest, batcher, counter, self.cache, self.shared, Flights(), matryoshka
+        )
 
     async def close(self) -> None:
         self.cutting.shutdown(wait=False, cancel_futures=True)

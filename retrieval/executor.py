@@ -42,6 +42,11 @@ class Execution(Protocol):
         """Words of the query that no passage has, and the terms that were looked up instead."""
         ...
 
+    @property
+    def scoring(self) -> bytes:
+        """Equal where the same query scores the same passages alike."""
+        ...
+
     def values(self, ids: Ids, key: str, where: str) -> Sequence[Sequence[Scalar]]:
         """What each passage has under a metadata key. Raises InvalidInput naming `where` for a key that none has."""
         ...
@@ -104,6 +109,10 @@ class LocalExecution:
     @property
     def corrected(self) -> Mapping[str, str]:
         return self.prepared.corrected
+
+    @property
+    def scoring(self) -> bytes:
+        return self.prepared.scoring
 
     def values(self, ids: Ids, key: str, where: str) -> Sequence[Sequence[Scalar]]:
         return self.prepared.values(ids, key, where)

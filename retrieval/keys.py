@@ -18,6 +18,7 @@ from retrieval.ceiling import Ceiling, Held
 from retrieval.config import Config
 from retrieval.embedders import Embedders
 from retrieval.feedback import Feedback
+from retrieval.frequent import Frequent
 from retrieval.limits import Limiter
 from retrieval.llm import LanguageModel
 from retrieval.metrics import Metrics
@@ -45,6 +46,7 @@ PIPELINE = web.AppKey("PIPELINE", Pipeline)
 RERANKER = web.AppKey[Reranker | None]("RERANKER")  # None where none is configured, or it cannot be loaded
 LLM = web.AppKey("LLM", LanguageModel)
 QUERY_LOG = web.AppKey("QUERY_LOG", QueryLog)
+FREQUENT = web.AppKey("FREQUENT", Frequent)
 FEEDBACK = web.AppKey("FEEDBACK", Feedback)
 UPLOADS = web.AppKey("UPLOADS", Uploads)
 TASKS = web.AppKey("TASKS", Tasks)

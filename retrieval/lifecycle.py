@@ -34,6 +34,7 @@ from retrieval.config import Config
 from retrieval.embedders import Embedders, runs_of
 from retrieval.expiring import keep_deleting
 from retrieval.feedback import Feedback
+from retrieval.frequent import Frequent
 from retrieval.keys import (
     CATALOG,
     CEILING,
@@ -42,6 +43,7 @@ from retrieval.keys import (
     FAILED,
     FEEDBACK,
     FOLDERS,
+    FREQUENT,
     GATES,
     LIMITER,
     LLM,
@@ -261,6 +263,17 @@ async def logged_queries(app: web.Application, collection: Collection) -> Floats
     except NearlineError as error:
         logger.warning("%s is measured with synthetic queries: %s", collection.name, error.message)
         return None
+
+
+async def warm_ctx(app: web.Application) -> AsyncIterator[None]:
+    """Search again what is asked often where caches begin anew. The service is ready meanwhile."""
+    app[FREQUENT] = frequent = Frequent(app[CONFIG].cache.warm_searches)
+    app[METRICS].watch(partial(collectors.warm_ups, frequent))
+    log, catalog = app[QUERY_LOG], app[CATALOG]
+    warming = asyncio.create_task(frequent.keep_warm(app[PIPELINE], lambda: catalog.collections, log.texts))
+    yield
+    warming.cancel()
+    await asyncio.gather(warming, return_exceptions=True)
 
 
 async def loop_lag_ctx(app: web.Application) -> AsyncIterator[None]:

@@ -13,6 +13,7 @@ from indexes import Conflict, InvalidInput, NearlineError, NotFound, Quarantined
 from retrieval.admission import Load
 from retrieval.auth import PRINCIPAL
 from retrieval.browsers import FORM, let_page_read, require_known_caller
+from retrieval.cache import PATIENCE, Patience
 from retrieval.dialects.errors import response
 from retrieval.door import DOOR
 from retrieval.errors import (
@@ -132,6 +133,7 @@ async def known_callers(request: web.Request, handler: Handler) -> web.StreamRes
 async def authenticated(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Only who may, and as much as its key allows; from here on `PRINCIPAL` says who it is. What is not in the table of
     routes needs a key too."""
+    PATIENCE.set(Patience())
     needed = request.app[SCOPES].get(request.match_info.handler, "key")
     caller = request.app[KEYS].admit(request.headers, needed)
     PRINCIPAL.set(caller)

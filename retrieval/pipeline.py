@@ -20,64 +20,39 @@ from typing import TypeVar
 
 import msgspec
 import numpy as np
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from indexes import (
     Candidates,
     Collection,
     DeadlineExceeded,
-    DenseResult,
     Floats,
-    Ranking,
     Snapshot,
-    Tier,
     Unavailable,
     search_with_one_thread,
 )
-from retrieval.boosting import arrange
 from retrieval.cache import ResultCache, ResultKey
 from retrieval.ceiling import AnswerBudget, BudgetShare
-from retrieval.diversity import diversified
 from retrieval.embedders import Embedders
-from retrieval.executor import Executor, LocalExecutor
+from retrieval.executor import LocalExecutor
 from retrieval.facets import facets_of
-from retrieval.highlighting import corrected_words
-from retrieval.option_schemas import FacetBody
+from retrieval.flights import Flights
 from retrieval.plan import Plan, planned
-from retrieval.relevance import is_supported
-from retrieval.reranking import PAIRS_A_RUN, Reranker, rerank
+from retrieval.reranking import PAIRS_A_RUN, Reranker
+from retrieval.rounds import CachedAnswer, Found, rounds_of, run_stages, scanned
 from retrieval.scanning import JointScan, Place, Scanner
-from retrieval.schemas import Hit, Receipt, Reranked, SearchAnswer, SearchRequest
+from retrieval.schemas import CacheOutcome, Receipt, SearchAnswer, SearchRequest
 from retrieval.settings import Config
 from retrieval.similar import read_examples
-from retrieval.stages import Fused, Rounds, fuse, hydrate
+from retrieval.stages import Fused, Rounds
 from retrieval.stopwatch import Stopwatch, in_time
+from retrieval.survival import still_holding
 
 T = TypeVar("T")
 
 MIN_SEQ_WAIT_S = 5.0
 # More get no more done, and each pass of the event loop, which everybody else waits for, takes longer.
 ACTIVE_PER_THREAD = 8
-
-
-class CachedAnswer(msgspec.Struct):
-    """What of an answer the cache keeps: everything but how long it took and where it came from."""
-
-    hits: list[Hit]
-    tiers: list[Tier]
-    cold_skipped: str | None
-    share_read: float | None
-    weight_dense: float | None
-    supported: bool | None
-    support_from: float | None
-    corrected: dict[str, str] | UnsetType = UNSET
-    facets: list[FacetBody] | UnsetType = UNSET
-    reranked: Reranked | None = None
-
-    @property
-    def whole(self) -> bool:
-        """Not cut short by a budget: another try would give the same."""
-        return self.reranked is None or self.reranked.passages == self.reranked.of
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +76,7 @@ class Pipeline:
         self._results = results
         self._config = config
         self._scanner = Scanner()
+        self._flights: Flights[bytes] = Flights()
         self.under_way = 0
         self._pool = ThreadPoolExecutor(
             config.search.threads, thread_name_prefix="search", initializer=search_with_one_thread
@@ -147,15 +123,20 @@ class Pipeline:
         request: SearchRequest,
         place: Place | None = None,
         budget: AnswerBudget | None = None,
+        *,
+        counted: bool = True,
     ) -> SearchAnswer:
         """`name` is what the client calls the collection. Raises InvalidInput, Unavailable and their kin; never returns
         a partial answer.
 
-        Hits that have no `budget`, by default that of one answer, are TooLarge.
+        Hits that have no `budget`, by default that of one answer, are TooLarge. `counted`: it moves passages that it
+        finds to the hot tier.
         """
         budget = budget or AnswerBudget(self._config.limits.answer_bytes_max)
         strained = 0 < self._config.search.strained_from <= self.under_way
         watch, plan = Stopwatch(), self._planned(collection, request, strained=strained)
+        if not counted:
+            plan = replace(plan, counted=False, query=replace(plan.query, counted=False))
         self.under_way += 1
         try:
             async with self._in_time(plan, watch):
@@ -189,46 +170,68 @@ class Pipeline:
         place: Place | None,
         budget: AnswerBudget,
     ) -> SearchAnswer:
-        caching, share = plan.request.cache, BudgetShare(budget)
+        """From the cache, else from another search for the same that is under way, else found."""
         snapshot = await reached(collection, plan.request.min_seq or 0)
+        if not plan.request.cache:
+            self._results.counts.bypassed += 1
+            snapshot, found = await self._found(collection, snapshot, plan, watch, place, BudgetShare(budget))
+            return answer_of(name, collection, snapshot, plan, found.answer, watch, "bypass")
         key = self._key(collection, snapshot, plan)
-        cached = await watch.awaited("cache", self._cached(key, budget)) if caching else None
-        answer = cached
-        if answer is None:
-            async with self._turn(plan):
-                plan = await self._embedded(collection, snapshot, plan, watch)
-                answer, vanished = await self._search(collection, snapshot, plan, watch, place, share)
-                if vanished and collection.snapshot.seq > snapshot.seq:
-                    # Hits were replaced or deleted meanwhile; their new versions are in the newer snapshot.
-                    snapshot = collection.snapshot
-                    key = self._key(collection, snapshot, plan)
-                    answer, _ = await self._search(collection, snapshot, plan, watch, place, share)
-        # One that met a later commit (a hit gone from the log, an exact scan) would be wrong when this content is back.
+        stored = await watch.awaited("cache", self._kept(key, collection, snapshot, plan))
+        flight = key.near + key.content
         if (
-            caching
-            and cached is None
-            and answer.whole
-            and not plan.degraded
-            and not collection.moved_since(snapshot)
+            stored is None
+            and (stored := await watch.awaited("cache", self._flights.joined(flight))) is not None
         ):
-            await watch.awaited("cache", self._results.put(key, msgspec.msgpack.encode(answer)))
-        receipt = Receipt(
-            collection=name,
-            generation=snapshot.generation,
-            seq=snapshot.seq,
-            tiers=answer.tiers,
-            cold_skipped=answer.cold_skipped,
-            share_read=answer.share_read,
-            weight_dense=answer.weight_dense,
-            cache="hit" if cached else ("miss" if caching else "bypass"),
-            model=collection.settings.model,
-            reranked=answer.reranked,
-            supported=answer.supported,
-            support_from=answer.support_from,
-            corrected=answer.corrected,
-            degraded=UNSET if cached or not plan.degraded else list(plan.degraded),
-        )
-        return SearchAnswer(answer.hits, receipt, watch.stop(), answer.facets)
+            self._results.counts.joined += 1
+        if stored is not None and (answer := taken(stored, budget)) is not None:
+            return answer_of(name, collection, snapshot, plan, answer, watch, "hit")
+        with self._flights.leading(flight) as leading:
+            begun, before = watch.elapsed_ms, key.content
+            snapshot, found = await self._found(collection, snapshot, plan, watch, place, BudgetShare(budget))
+            # One that met a later commit (a hit gone from the log, an exact scan) would be wrong when this content is
+            # back, unless all that it rests on is known and judged then.
+            lasting = not collection.moved_since(snapshot) or (found.grounds and plan.reach is None)
+            if not (found.answer.whole and not plan.degraded and lasting):
+                leading.land(None)
+            else:
+                encoded = msgspec.msgpack.encode(found.answer)
+                leading.land(encoded if snapshot.content == before else None)
+                settled = not collection.moved_since(snapshot)
+                key = replace(key, content=snapshot.content if settled else b"")
+                put = self._results.put(key, encoded, found.grounds, watch.elapsed_ms - begun)
+                await watch.awaited("cache", put)
+        return answer_of(name, collection, snapshot, plan, found.answer, watch, "miss")
+
+    async def _found(
+        self,
+        collection: Collection,
+        snapshot: Snapshot,
+        plan: Plan,
+        watch: Stopwatch,
+        place: Place | None,
+        share: BudgetShare,
+    ) -> tuple[Snapshot, Found]:
+        """The answer, and the snapshot that it is of."""
+        async with self._turn(plan):
+            plan = await self._embedded(collection, snapshot, plan, watch)
+            found = await self._search(collection, snapshot, plan, watch, place, share)
+            if found.vanished and collection.snapshot.seq > snapshot.seq:
+                # Hits were replaced or deleted meanwhile; their new versions are in the newer snapshot.
+                snapshot = collection.snapshot
+                found = await self._search(collection, snapshot, plan, watch, place, share)
+        return snapshot, found
+
+    async def _kept(
+        self, key: ResultKey, collection: Collection, snapshot: Snapshot, plan: Plan
+    ) -> bytes | None:
+        """A kept answer that holds on this snapshot."""
+
+        async def judge(grounds: bytes) -> bytes | None:
+            floor = self._embedders.similarity_floor(collection.settings.model)
+            return still_holding(grounds, replace(plan, similarity_floor=floor), snapshot)
+
+        return await self._results.get(key, judge)
 
     async def follow(self, collection: Collection, request: SearchRequest) -> Followed:
         """The same search, and what its last round chose from. No cache is read or filled, and nothing counted."""
@@ -239,9 +242,9 @@ class Pipeline:
             async with self._turn(plan):
                 plan = await self._embedded(collection, snapshot, plan, watch)
                 rounds = rounds_of(collection, plan, share)
-                answer, _ = await self._search(collection, snapshot, plan, watch, None, share, rounds)
+                found = await self._search(collection, snapshot, plan, watch, None, share, rounds)
         assert rounds.last is not None
-        return Followed(snapshot, *rounds.last, answer)
+        return Followed(snapshot, *rounds.last, found.answer)
 
     def _key(self, collection: Collection, snapshot: Snapshot, plan: Plan) -> ResultKey:
         settings = collection.settings
@@ -250,10 +253,11 @@ class Pipeline:
         embeds = plan.mode != "lexical" and plan.request.query
         floor = self._embedders.similarity_floor(settings.model) if embeds else None
         return self._results.key(
-            snapshot.content,
+            collection.name,
             msgspec.json.encode((settings.fingerprint, settings.bm25, settings.language, reader, floor)),
             plan.identity,
-            uid=collection.uid,
+            content=snapshot.content,
+            opening=collection.opening,
             generation=snapshot.generation,
             tuned_ms=collection.chosen.chosen_ms if collection.chosen else 0,
         )
@@ -261,16 +265,6 @@ class Pipeline:
     def forget_answers(self) -> None:
         """Drop the answers kept in this process."""
         self._results.clear()
-
-    async def _cached(self, key: ResultKey, budget: AnswerBudget) -> CachedAnswer | None:
-        stored = await self._results.get(key)
-        if stored is None:
-            return None
-        budget.take(len(stored))
-        try:
-            return msgspec.msgpack.decode(stored, type=CachedAnswer)
-        except msgspec.DecodeError:
-            return None  # written by another version of this service
 
     async def _embedded(
         self, collection: Collection, snapshot: Snapshot, plan: Plan, watch: Stopwatch
@@ -293,7 +287,7 @@ class Pipeline:
         query = embedder.query(plan.text, watch.deadline, cached=plan.request.cache)
         return plan.embedded(
             await watch.awaited("embed", query),
-            partial(embedder.share_read, plan.text, plan.query.language, snapshot.languages),
+            partial(embedder.share_read, plan.text, plan.query.language, lambda: snapshot.spoken),
             embedder.manifest.similarity_floor,
         )
 
@@ -306,9 +300,8 @@ class Pipeline:
         place: Place | None,
         budget: BudgetShare,
         rounds: Rounds | None = None,
-    ) -> tuple[CachedAnswer, bool]:
-        """The answer, and whether candidates were gone from the log. Searches ever deeper, until there are k hits or
-        the rankings end; the deadline passes between two searches."""
+    ) -> Found:
+        """Searches ever deeper until there are k hits or the rankings end. The deadline passes between two searches."""
         executor = LocalExecutor(collection, snapshot)
         rounds = rounds or rounds_of(collection, plan, budget)
         while True:
@@ -317,11 +310,13 @@ class Pipeline:
                 scan = place or self._scanner
                 ranked = scan.rank(collection, plan.query.vector, plan.query.depth, plan.query.condition)
                 exact = scanned(snapshot, await watch.awaited("dense", ranked))
-            found = await self._run(partial(run_stages, plan, executor, watch, rounds, exact, self._reranker))
+            kept_on = snapshot if plan.request.cache else None
+            stages = partial(run_stages, plan, executor, watch, rounds, exact, self._reranker, kept_on)
+            found = await self._run(stages)
             if found is not None:
                 if plan.facets:
                     count = partial(facets_of, collection, snapshot, plan.query.condition, plan.facets)
-                    found[0].facets = await self._run(count)
+                    found.answer.facets = await self._run(count)
                 return found
             plan = plan.deeper()
 
@@ -343,57 +338,39 @@ async def reached(collection: Collection, min_seq: int) -> Snapshot:
     return collection.snapshot
 
 
-def rounds_of(collection: Collection, plan: Plan, budget: BudgetShare) -> Rounds:
-    others = collection.documents - len(plan.examples.documents if plan.examples else ())
-    return Rounds(budget, others if plan.query.condition is None else None)
-
-
-def scanned(snapshot: Snapshot, ranking: Ranking) -> Candidates:
-    """Candidates of an exact scan. It reads the log, which may be ahead of the snapshot."""
-    ranking = replace(ranking, tiers=snapshot.tiers_of(ranking.ids))
-    return Candidates.join(DenseResult(ranking, snapshot.tiers, None), Ranking.empty())
-
-
-def run_stages(
-    plan: Plan,
-    executor: Executor,
-    watch: Stopwatch,
-    rounds: Rounds,
-    candidates: Candidates | None = None,
-    reranker: Reranker | None = None,
-) -> tuple[CachedAnswer, bool] | None:
-    """One search on a search thread: its stages in order, from the `candidates` if they are there already.
-
-    None if it has to be deeper, see `hydrate`.
-    """
-    plan = plan.read()
-    execution = executor.prepare(plan.query, watch)
-    found = candidates or execution.search()
-    fused = watch.timed("fuse", lambda: fuse(plan, found, execution))
-    reranked = None
-    if plan.rerank is not None and reranker is not None:
-        fused, reranked = watch.timed(
-            "rerank", partial(rerank, plan, fused, execution, reranker, rounds, watch.deadline)
-        )
-    arranged = fused
-    if plan.request.boosts or plan.request.sort:
-        arranged = watch.timed("fuse", partial(arrange, plan, fused, execution))
-    if plan.request.mmr is not None:
-        arranged = watch.timed("fuse", partial(diversified, plan, arranged, execution))
-    rounds.last = plan, arranged
-    hydrated = watch.timed("hydrate", lambda: hydrate(plan, arranged, execution, rounds))
-    if hydrated is None:
+def taken(stored: bytes, budget: AnswerBudget) -> CachedAnswer | None:
+    """A kept answer; None for one that another version of this service has kept."""
+    budget.take(len(stored))
+    try:
+        return msgspec.msgpack.decode(stored, type=CachedAnswer)
+    except msgspec.DecodeError:
         return None
-    hits, vanished = hydrated
-    answer = CachedAnswer(
-        hits=hits,
-        tiers=list(found.searched),
-        cold_skipped=found.cold_skipped,
-        share_read=None if plan.share_read is None else round(plan.share_read, 3),
-        weight_dense=None if plan.weight_dense is None else round(plan.weight_dense, 3),
-        supported=is_supported(fused.relevance[fused.order], plan.calibration),
-        support_from=plan.calibration.support if plan.calibration else None,
-        reranked=reranked,
-        corrected=corrected_words(execution.corrected, hits),
+
+
+def answer_of(
+    name: str,
+    collection: Collection,
+    snapshot: Snapshot,
+    plan: Plan,
+    answer: CachedAnswer,
+    watch: Stopwatch,
+    cache: CacheOutcome,
+) -> SearchAnswer:
+    """With its receipt. `name` is what the client calls the collection."""
+    receipt = Receipt(
+        collection=name,
+        generation=snapshot.generation,
+        seq=snapshot.seq,
+        tiers=answer.tiers,
+        cold_skipped=answer.cold_skipped,
+        share_read=answer.share_read,
+        weight_dense=answer.weight_dense,
+        cache=cache,
+        model=collection.settings.model,
+        reranked=answer.reranked,
+        supported=answer.supported,
+        support_from=answer.support_from,
+        corrected=answer.corrected,
+        degraded=UNSET if cache == "hit" or not plan.degraded else list(plan.degraded),
     )
-    return answer, vanished
+    return SearchAnswer(answer.hits, receipt, watch.stop(), answer.facets)

@@ -38,7 +38,7 @@ from retrieval.schemas import Degraded, Fusion, Mode, Rerank, SearchRequest, Wei
 from retrieval.settings import Config
 from retrieval.similar import ExampleDocuments
 
-ANSWER_VERSION = 5  # of what the cache keeps
+ANSWER_VERSION = 6  # of what the cache keeps
 SHARE_READ_MIN = 0.1  # numbers and names are read in any text
 SPARE_HITS = 16  # of a dense ranking beyond k, for candidates that die while they are on their way
 EXAMPLE_PASSAGES_MAX = 4096  # that a ranking is made deeper for; beyond, `deeper` goes on

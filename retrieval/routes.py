@@ -36,8 +36,10 @@ from retrieval.handlers import (
     search,
     system,
     ui,
+    watch,
 )
 from retrieval.keys import API, CONFIG, LOADS, SCOPES
+from retrieval.llm import EVENT_STREAM
 from retrieval.openapi import Route, describe
 
 C = "/v1/collections/{collection}"
@@ -62,6 +64,8 @@ ROUTES = (
           assess_schemas.AssessRequest, assess_schemas.Assessment, load="search", scope="search"),
     Route("POST", f"{C}/explain", explain.explain, "Why a document is, or is not, among the hits", SEARCH,
           explain_schemas.ExplainRequest, explain_schemas.ExplainAnswer, load="heavy", scope="search"),
+    Route("POST", f"{C}/watch", watch.watch, "Hits that enter a search's first k by a write, as they come", SEARCH,
+          schemas.SearchRequest, media=EVENT_STREAM, load="watch", scope="search"),
     Route("POST", f"{C}/feedback", feedback.write, "Judgments and clicks, for `nearline learn`", FEEDBACK,
           collection_schemas.SendFeedback, collection_schemas.FeedbackKept, scope="search"),
     Route("GET", f"{C}/feedback", feedback.listed, "All feedback about documents that exist", FEEDBACK,

@@ -213,6 +213,7 @@ class Reranked(msgspec.Struct):
     of: Annotated[int, Doc("Candidates it was to read")]
 
 
+CacheOutcome = Literal["hit", "miss", "bypass"]
 Degraded = Literal["candidates", "rerank"]
 
 
@@ -233,7 +234,7 @@ class Receipt(msgspec.Struct):
             "Weight of meaning in the scores, 0 to 1, less where the model reads less; null unless scores were fused"
         ),
     ]
-    cache: Annotated[Literal["hit", "miss", "bypass"], Doc("Whether the answer came from the result cache")]
+    cache: Annotated[CacheOutcome, Doc("Whether the answer came from the result cache")]
     model: Annotated[str, Doc("Name of the embedding model")]
     reranked: Annotated[Reranked | None, Doc("With `rerank`: how much was read in time")] = None
     supported: Annotated[

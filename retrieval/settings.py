@@ -61,6 +61,7 @@ class Admission(Section, frozen=True, kw_only=True):
     embeds_max: Positive = 64
     heavy_max: Positive = 16
     answers_max: Positive = 16
+    watches_max: Positive = 64
     body_bytes_max: Positive = 67_108_864
     wait_s_max: Duration = 30.0
 
@@ -80,7 +81,7 @@ class Embedding(Section, frozen=True, kw_only=True):
     batch_texts_max: Positive = 64
     queue_tokens_max: Positive = 262_144
     query_wait_ms_max: Duration = 1000.0
-    query_cache_entries: Count = 10_000
+    query_cache_bytes: Count = 33_554_432
 
 
 class Passages(Section, frozen=True, kw_only=True):
@@ -184,6 +185,7 @@ class Llm(Section, frozen=True, kw_only=True):
 class Cache(Section, frozen=True, kw_only=True):
     results_bytes_max: Count = 67_108_864
     ttl_s: Duration = 3600.0
+    warm_searches: Count = 200
 
 
 class Redis(Section, frozen=True, kw_only=True):
@@ -291,6 +293,7 @@ RESTART = frozenset(
         "rerank.model",
         "llm.timeout_s",
         "cache.results_bytes_max",
+        "cache.warm_searches",
         "redis",
         "query_log.enabled",
         "tracing",

@@ -85,7 +85,7 @@ class Rounds:
 
     `documents` is how many there are in all, None if a filter leaves out some. `document_of` keeps whose passages were
     read, `rerank_scores` what the reranker said, until `rerank_until` (monotonic), `last` the last round's plan and
-    candidates.
+    candidates, `shown` the positions of its hits among them.
     """
 
     budget: BudgetShare
@@ -94,6 +94,7 @@ class Rounds:
     rerank_scores: dict[int, float] = field(default_factory=dict)
     rerank_until: float | None = None
     last: tuple[Plan, Fused] | None = None
+    shown: list[int] = field(default_factory=list)
 
 
 def hydrate(plan: Plan, fused: Fused, execution: Execution, rounds: Rounds) -> tuple[list[Hit], bool] | None:
@@ -137,6 +138,7 @@ def hydrate(plan: Plan, fused: Fused, execution: Execution, rounds: Rounds) -> t
     if len(chosen) < wanted and (not grouped or len(seen) != rounds.documents) and goes_on(plan, fused):
         return None
     chosen = chosen[first:wanted]
+    rounds.shown = [position for position, _ in chosen]
     if plan.counted:
         execution.answered([passage.id for _, passage in chosen])
     hits = hits_of(plan, fused, chosen)

@@ -37,6 +37,10 @@ class Stopwatch:
         finally:
             self.spans.append((begun, time.perf_counter(), stage))
 
+    @property
+    def elapsed_ms(self) -> float:
+        return (time.perf_counter() - self.started) * 1000
+
     async def awaited(self, stage: str, work: Coroutine[Any, Any, T]) -> T:
         begun = time.perf_counter()
         try:

@@ -34,6 +34,7 @@ SHOWN_URL = "http://127.0.0.1:8080"
 # Commands that a service needs more for than the documents above, by a part of them, with the reason.
 NEED_MORE: dict[str, str] = {
     "docs/answer -d": "a language model",
+    "docs/watch -d": "a client that leaves",
     "changes/assess -d": "a collection of past changes",
 }
 

@@ -1,4 +1,4 @@
-"""BM25 scores of passages, exact after any history of writes.
+"""BM25 scores of passages, the same after any history of writes that leads to the same passages.
 
 Parts hold integers only: rows, term frequencies, lengths. Collection-wide statistics (live passages, their mean
 length, document frequencies) are summed over all parts, minus deleted rows, when a query is weighed. So a passage
@@ -8,7 +8,9 @@ changes results: rows and scores are the same as when every posting is scored.
     score(q, p) = sum over terms t of q:  idf(t) * tf * (k1 + 1) / (tf + k1 * (1 - b + b * length / mean_length))
     idf(t)      = ln(1 + (N - df + 0.5) / (df + 0.5))
 
-The formula is Robertson and Zaragoza (2009), eq. 3.15, with Lucene's idf, which is never negative.
+The formula is Robertson and Zaragoza (2009), eq. 3.15, with Lucene's idf, which is never negative. N and df are
+rounded to COUNT_BITS significant bits (exact up to 16), mean_length to MEAN_BITS: a write then leaves nearly every
+score of the passages it does not touch as it was, bit for bit, and answers computed before it stay right.
 """
 
 from __future__ import annotations
@@ -36,6 +38,8 @@ NO_CORRECTIONS: Mapping[str, str] = {}
 NO_ROWS: Rows = np.empty(0, np.int64)
 NO_POSTINGS: Postings = (np.empty(0, np.uint32), np.empty(0, np.uint16))
 
+COUNT_BITS = 4  # rounds by 6 percent at most, which changes an idf by .06
+MEAN_BITS = 6
 PRUNED_POSTINGS_MIN = 16_384  # scoring fewer is faster than pruning
 STEPS = 255
 DRIFT_MAX = 1.05  # ratio of mean lengths beyond which bounds are too loose and are recomputed
@@ -104,6 +108,12 @@ class Statistics:
     passages: int
     length: int
     dead: Sequence[Mapping[str, int]] = ()
+
+    @property
+    def mean_length(self) -> float:
+        """Terms in a passage, on average, rounded; above 0."""
+        mantissa, exponent = math.frexp(self.length / max(self.passages, 1))
+        return max(math.ldexp(round(mantissa * (1 << MEAN_BITS)), exponent - MEAN_BITS), 1e-9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +185,7 @@ def weigh(
             weights[at] = (term, count * idf(max(live, 1), statistics.passages))
     return WeightedQuery(
         tuple(weights.values()),
-        max(statistics.length / max(statistics.passages, 1), 1e-9),
+        statistics.mean_length,
         bm25,
         mass * (bm25.k1 + 1),
         complete,
@@ -211,7 +221,14 @@ def _with(corrected: Mapping[str, str], counts: dict[str, float]) -> dict[str, f
     return changed
 
 
+def coarse(count: int) -> int:
+    """The nearest number with COUNT_BITS significant bits, the larger one of two."""
+    dropped = max(count.bit_length() - COUNT_BITS, 0)
+    return count + (1 << dropped >> 1) >> dropped << dropped
+
+
 def idf(df: int, passages: int) -> float:
+    df, passages = coarse(df), coarse(passages)
     return math.log1p((max(passages - df, 0) + 0.5) / (df + 0.5))
 
 

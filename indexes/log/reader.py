@@ -173,6 +173,15 @@ class LogReader:
         as_long = "SELECT id FROM documents WHERE abs(length(id) - length(?1)) <= 2 LIMIT ?2"
         return [[one for (one,) in self._rows(sql, (document_id, most))] for sql in (after, before, as_long)]
 
+    def seqs_of(self, document_ids: Iterable[str]) -> dict[str, int]:
+        """The operations that wrote those of these documents that exist."""
+        wanted = msgspec.json.encode(list(document_ids)).decode()
+        return dict(
+            self._rows(
+                "SELECT id, seq FROM documents WHERE id IN (SELECT value FROM json_each(?))", (wanted,)
+            )
+        )
+
     def known(self, document_ids: Iterable[str]) -> set[str]:
         """Those among these ids that documents have."""
         wanted = msgspec.json.encode(list(document_ids)).decode()

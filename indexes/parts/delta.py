@@ -63,6 +63,10 @@ class DeltaView:
         self.filters = filters.view(self.size)
 
     @property
+    def newest(self) -> int:
+        return int(self.ids[-1]) if self.size else 0
+
+    @property
     def bytes(self) -> int:
         return int(self.vectors.bytes + self.ids.nbytes + self.filters.bytes)
 

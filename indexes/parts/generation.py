@@ -85,6 +85,10 @@ class Generation:
         cold = self.manifest.files["cold.ivf"].bytes if self._cold else 0
         return {"hot": self._hot.bytes if self._hot else 0, "cold": cold}
 
+    @property
+    def newest(self) -> int:
+        return int(self._ids[self._order[-1]]) if self.size else 0
+
     def ids_of(self, rows: Rows) -> Ids:
         return self._ids[rows]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +21,10 @@ from indexes.masks import Bits, pack_flags, rows_in
 from indexes.model import TIERS, DenseResult, Floats, Ids, Ranking, Rows, Scalar, Tier
 from indexes.parts.part import Part, as_ranking
 from indexes.parts.visible import Visible, count_by_tier, tiers_in
-from indexes.query import Query
+from indexes.query import NOT_FOUND, Candidates, Query
 
+SCORING_BYTES = 16
+NO_IDS: Ids = np.empty(0, np.int64)
 NO_COLD = "the collection has no cold passages"
 NO_COLD_MATCH = "no cold passage matches the filter"
 
@@ -94,9 +97,10 @@ class Prepared:
         watch: ColdSkipper | None = None,
         corrected: Mapping[str, str] = NO_CORRECTIONS,
         required: Sequence[Alternatives] = (),
+        spoken: Mapping[str, int] | None = None,
     ) -> None:
         """`watch` may decide to skip the cold tier. `corrected`: words of the query, and the terms taken for them.
-        `required`: only rows with one term of each."""
+        `required`: only rows with one term of each. `spoken`: languages that the query was read among."""
         self.query = query
         self.corrected = corrected
         self._required = required
@@ -104,6 +108,7 @@ class Prepared:
         self._weighed = weighed
         self._scan_max = scan_max
         self._watch = watch
+        self._spoken = spoken
 
     @cached_property
     def selection(self) -> list[Selected]:
@@ -194,6 +199,36 @@ class Prepared:
     def lexical_bound(self) -> float:
         """The BM25 score of a passage that held every word of the query as often as can be; 0 without a text."""
         return 0.0 if self._weighed is None else self._weighed.bound
+
+    @property
+    def scoring(self) -> bytes:
+        """Equal where the same query scores the same passages alike, bit for bit, on whatever snapshots."""
+        weighed = self._weighed
+        words = weighed and (weighed.weights, weighed.mean_length, weighed.bound)
+        known = words, sorted(self.corrected.items()), self._spoken
+        return blake2b(repr(known).encode(), digest_size=SCORING_BYTES).digest()
+
+    def newer(self, after: int, most: int) -> Candidates | None:
+        """The passages with larger ids that the query may return, with both scores, in no ranking; None if these are
+        more than `most`."""
+        parts = [visible for visible in self._parts if visible.part.newest > after]
+        condition = self.query.condition
+        found = [
+            (
+                Selected(visible, visible.alive, visible.by_tier)
+                if condition is None
+                else _matching(visible, condition)
+            )
+            for visible in parts
+        ]
+        found = [_narrowed(one, self._required) for one in found] if self._required else found
+        ids = np.concatenate([NO_IDS, *(one.ids() for one in found)])
+        ids = ids[ids > after]
+        if len(ids) > most:
+            return None
+        places = np.full(len(ids), NOT_FOUND, np.int32)
+        dense, lexical = self.scores(ids)
+        return Candidates(ids, dense, lexical, places, places, tiers_of(parts, ids), self.lexical_bound)
 
     def values(self, ids: Ids, key: str, where: str) -> list[list[Scalar]]:
         """What each of these passages has under a metadata key.

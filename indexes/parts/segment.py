@@ -84,6 +84,10 @@ class Segment:
         return int(self._dense_bytes + self.ids.nbytes + self.lexical.bytes + self.filters.bytes)
 
     @property
+    def newest(self) -> int:
+        return int(self.ids[-1]) if self.size else 0
+
+    @property
     def _dense_bytes(self) -> int:
         return self.vectors.bytes + (self._codes.bytes if self._codes else 0)
 

@@ -19,11 +19,12 @@ from indexes.dense.cold_skips import ColdSkipper
 from indexes.filters.grammar import Filter
 from indexes.languages import UNSURE, guessed, primary
 from indexes.lexical.analysis import TAG, query_terms
-from indexes.lexical.bm25 import NO_CORRECTIONS, Statistics, weigh
+from indexes.lexical.bm25 import NO_CORRECTIONS, Statistics, coarse, weigh
 from indexes.lexical.operators import phrase_terms, prefix_terms
 from indexes.lexical.typos import corrections
+from indexes.masks import bits_at
 from indexes.model import Bm25, DenseResult, Floats, Ids, Ranking, Tier
-from indexes.parts.prepared import Prepared, select, tiers_of
+from indexes.parts.prepared import Prepared, locate, select, tiers_of
 from indexes.parts.unexpired import NONE, Hidden, expires, hide_expired
 from indexes.parts.visible import Visible, sum_by_tier, tiers_in
 from indexes.query import Query
@@ -88,7 +89,7 @@ class Snapshot:
         """Prepare a query. The methods of the result raise InvalidInput for a filter on a key or kind of
         value that no passage has."""
         if query.text is None:
-            return Prepared(self.parts, query, None, self.exact_scan_max, self.watch)
+            return Prepared(self.parts, query, None, self.exact_scan_max, self.watch, spoken=self.spoken)
         lexical = [visible.part.lexical for visible in self.parts]
         spoken = self.language_of(query.text, query.language)
         languages = spoken.language, spoken.others
@@ -110,12 +111,25 @@ class Snapshot:
             self.watch,
             corrected,
             [*required, *groups.values()],
+            self.spoken,
         )
 
     def matching(self, condition: Filter | None) -> Ids:
         """Ids of the live passages that match the filter, ascending."""
         found = [chosen.ids() for chosen in select(self.parts, condition)]
         return np.sort(np.concatenate(found)) if found else np.empty(0, np.int64)
+
+    @property
+    def newest(self) -> int:
+        """No passage in it has a larger id."""
+        return max((visible.part.newest for visible in self.parts), default=0)
+
+    def live_among(self, ids: Ids) -> NDArray[np.bool_]:
+        """Which of these passages are live."""
+        live = np.zeros(len(ids), bool)
+        for visible, at, rows in locate(self.parts, ids):
+            live[at] = True if visible.alive is None else bits_at(visible.alive, rows)
+        return live
 
     def tiers_of(self, ids: Ids) -> NDArray[np.int8]:
         """Each passage's tier, as an index into TIERS; the delta for passages written after this snapshot."""
@@ -144,9 +158,14 @@ class Snapshot:
             sorted(((code, n) for code, n in held.items() if n > 0), key=lambda one: (-one[1], one[0]))
         )
 
+    @cached_property
+    def spoken(self) -> Mapping[str, int]:
+        """The same in numbers so coarse that few writes change them: by these a query's language is judged."""
+        return {code: coarse(rows) for code, rows in self.languages().items()}
+
     def language_of(self, query: str, given: str | None = None) -> QueryLanguage:
         """The language of a query: the one given, else a guess among those of the passages, weighed by their number."""
-        held = self.languages()
+        held = self.spoken
         if given is not None:
             language = primary(given)
         else:

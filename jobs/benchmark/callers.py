@@ -32,6 +32,7 @@ def arrivals(rate: float, seconds: float, rng: np.random.Generator) -> Numbers:
 class Reply:
     status: int  # 0: the connection broke, or the caller went away
     retry_after: bool = False
+    body: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -129,14 +130,19 @@ class Callers:
 
     async def _ask(self, one: _Asked, begun: float) -> None:
         one.lag = self._clock() - begun - one.due
+        reply = await self.ask(next(self._requests))
+        one.status, one.retry_after = reply.status, reply.retry_after  # bodies are not kept
+        one.took = self._clock() - begun - one.due
+
+    async def ask(self, request: bytes) -> Reply:
+        """The reply to one request, over a kept connection. Never raises; status 0 if there is none."""
         try:
             caller = await self._connected()
         except OSError:
-            pass
-        else:
-            one.reply = await caller.ask(next(self._requests), self._patience_s)
-            self._idle.append(caller)
-        one.took = self._clock() - begun - one.due
+            return Reply(0)
+        reply = await caller.ask(request, self._patience_s)
+        self._idle.append(caller)
+        return reply
 
     async def _connected(self) -> Caller:
         while self._idle:
@@ -155,7 +161,8 @@ class _Asked:
     due: float
     lag: float = 0.0
     took: float = 0.0
-    reply: Reply = Reply(0)
+    status: int = 0
+    retry_after: bool = False
 
 
 def _outcome(asked: list[_Asked], seconds: float) -> Outcome:
@@ -164,8 +171,8 @@ def _outcome(asked: list[_Asked], seconds: float) -> Outcome:
         np.array([one.due for one in asked]),
         np.array([one.lag for one in asked]),
         np.array([one.took for one in asked]),
-        np.array([one.reply.status for one in asked], np.int64),
-        np.array([one.reply.retry_after for one in asked], bool),
+        np.array([one.status for one in asked], np.int64),
+        np.array([one.retry_after for one in asked], bool),
     )
 
 
@@ -193,7 +200,7 @@ class Caller(asyncio.Protocol):
             self._received = b""
             if b"\r\nconnection: close" in head:
                 self.hang_up()
-            self._settle(Reply(int(head.split(b" ", 2)[1]), b"\r\nretry-after:" in head))
+            self._settle(Reply(int(head.split(b" ", 2)[1]), b"\r\nretry-after:" in head, body))
 
     def connection_lost(self, error: Exception | None) -> None:
         self.open = False

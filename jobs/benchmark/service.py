@@ -189,7 +189,10 @@ def filled(
     say: Say,
     environ: Mapping[str, str] | None = None,
 ) -> AbstractContextManager[ServerProcess]:
-    """A fresh server process over all texts, which an earlier process wrote and rebuilt. `environ` adds settings."""
+    """A fresh server process over all texts, which an earlier process wrote and rebuilt. `environ` adds settings.
+
+    The texts are there when this returns, the process when its context is entered.
+    """
     folder = model_folder()
     models = {"NEARLINE_MODELS_FOLDER": str(folder.parent), "NEARLINE_MODELS_DEFAULT": folder.name}
     # Everything in one delta: no segments, and no rebuilds before the explicit one.

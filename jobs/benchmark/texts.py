@@ -56,15 +56,17 @@ def mapped(file: Path) -> Floats:
     return np.asarray(np.load(file, mmap_mode="r"))
 
 
-def gather(corpora: Sequence[Path], count: int, reports: Path, say: Say, *, vectors: bool) -> Material:
-    """`count` texts from `corpora`, by default the docstrings of this Python and its packages.
+def gather(
+    corpora: Sequence[Path], count: int, reports: Path, say: Say, *, vectors: bool, questions: int = QUERIES
+) -> Material:
+    """`count` texts from `corpora`, by default the docstrings of this Python and its packages, and `questions` queries.
 
     Cached below `reports` for the next run.
     """
     encoder = Encoder(load_model(model_folder()), threads=1) if vectors else None
     libraries = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib")]
     sources = [str(path.resolve()) for path in corpora or libraries]
-    facts = [*sources, str(count), encoder.fingerprint if encoder else "no vectors"]
+    facts = [*sources, str(count), str(questions), encoder.fingerprint if encoder else "no vectors"]
     folder = reports / "texts" / f"{count}-{hashlib.sha256(repr(facts).encode()).hexdigest()[:12]}"
     if folder.is_dir():
         return Material(folder)
@@ -76,7 +78,7 @@ def gather(corpora: Sequence[Path], count: int, reports: Path, say: Say, *, vect
     pairs = np.random.default_rng(0).integers(len(real), size=(count - len(real), 2))
     say(f"{len(pairs):,} of them are made of halves of others")
     texts = real + [half_and_half(real[first], real[second]) for first, second in pairs]
-    queries = queries_for(corpora, texts)
+    queries = queries_for(corpora, texts, questions)
     draft = folder.with_name(f".{folder.name}")
     draft.mkdir(parents=True, exist_ok=True)
     (draft / "texts.json").write_bytes(msgspec.json.encode(texts))
@@ -108,16 +110,17 @@ def half_and_half(one: str, other: str) -> str:
     return " ".join(first[: (len(first) + 1) // 2] + second[len(second) // 2 :])
 
 
-def queries_for(corpora: Sequence[Path], texts: Sequence[str]) -> list[str]:
-    """Distinct queries: those stored next to the corpora, then eight consecutive words of random texts."""
+def queries_for(corpora: Sequence[Path], texts: Sequence[str], count: int) -> list[str]:
+    """At most `count` distinct queries: those next to the corpora, then eight consecutive words of random texts."""
     rng = random.Random(0)
     beside = (path.with_name(name) for path in corpora for name in ("queries.jsonl.gz", "queries.jsonl"))
-    asked = [query.text for path in beside if path.is_file() for query in read_queries(path)]
-    made = dict.fromkeys(rng.sample(asked, min(len(asked), QUERIES)))
+    found = (query.text for path in beside if path.is_file() for query in read_queries(path))
+    asked = list(dict.fromkeys(found))
+    made = dict.fromkeys(rng.sample(asked, min(len(asked), count)))
     for text in rng.sample(texts, len(texts)):
         words = text.split()
         start = rng.randrange(max(len(words) - QUERY_WORDS, 0) + 1)
-        if len(made) < QUERIES:
+        if len(made) < count:
             made.setdefault(" ".join(words[start : start + QUERY_WORDS]))
     return rng.sample(list(made), len(made))
 

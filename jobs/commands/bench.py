@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -131,7 +132,35 @@ def load(passages: int, hot: int | None, factor: Any, rate: Any, **options: Any)
     from jobs.benchmark.load_plot import plot
 
     options |= {"factors": factor, "rates": rate, "hot": passages // 10 if hot is None else hot}
-    measure("load", run, passages, options, plot=plot)
+    measure("load", run, passages, options, in_turns=False, plot=plot)
+
+
+@command.command(epilog="Example: nearline bench cache --corpus squad-sent/corpus.jsonl.gz --rounds 3")
+@passages(13_000)
+@option("--questions", 20_000, "Different ones to draw from.", COUNT)
+@option("--zipf", 1.0, "Exponent of their popularity.", click.FloatRange(0))
+@option("--clients", 32, "Each asks again when it has its answer.", COUNT)
+@option("--writes", 10, "Documents written or deleted a second, in the rounds with writes.", POSITIVE)
+@option("--requests", 6000, "Searches of each way of running and round.", COUNT)
+@option("--alone", 200, "Searches of each kind by one client alone.", COUNT)
+@option(
+    "--hit-rate",
+    0.68,
+    "Share of them that was asked before; so much is asked to warm up.",
+    click.FloatRange(0, 1),
+)
+@option("--rounds", 3, "Of all ways of running.", COUNT)
+@option(
+    "--redis-server", None, "The program to measure Redis with. [default: the one on PATH]",
+    click.Path(path_type=str, exists=True, dir_okay=False, resolve_path=True),
+)  # fmt: skip
+@common
+def cache(passages: int, questions: int, redis_server: str | None, **options: Any) -> None:
+    """Measure the caches by questions that come again: off, in process and in Redis, with and without writes."""
+    from jobs.benchmark.caches import run
+
+    options |= {"redis_server": redis_server or shutil.which("redis-server")}
+    measure("cache", run, passages, options, in_turns=False, questions=questions)
 
 
 @command.command(epilog="Example: nearline bench ranking --data judged --sets scifact --queries 200")
@@ -158,17 +187,28 @@ def ranking(data: Path, out: Path, as_json: bool, **options: Any) -> None:
 
 
 def measure(
-    name: str, run: Any, texts: int, options: dict[str, Any], *, vectors: bool = True, plot: Any = None
+    name: str,
+    run: Any,
+    texts: int,
+    options: dict[str, Any],
+    *,
+    vectors: bool = True,
+    in_turns: bool = True,
+    plot: Any = None,
+    **gathered: Any,
 ) -> None:
-    """Run a bench on `texts` texts in a temporary folder; write its report and print it."""
+    """Run a bench on `texts` texts in a temporary folder; write its report and print it.
+
+    `in_turns`: its engines run as `jobs.benchmark.turns` has them. `gathered` says more of the texts.
+    """
     from jobs.benchmark.report import TURNS
     from jobs.benchmark.texts import gather
 
     corpora, out, as_json = (options.pop(name) for name in ("corpus", "out", "as_json"))
-    material = gather(corpora, texts, out, errors.print, vectors=vectors)
+    material = gather(corpora, texts, out, errors.print, vectors=vectors, **gathered)
     with tempfile.TemporaryDirectory(prefix="nearline-bench-") as folder:
         tables, notes = run(material, Path(folder), errors.print, **options)
-    notes = notes if plot else [*TURNS, *notes]
+    notes = [*TURNS, *notes] if in_turns else notes
     publish(name, {"passages": texts, **options}, (tables, notes), out, as_json, plot)
 
 

@@ -5,6 +5,7 @@
     store.py        the small protocol of what keeps bytes, and the hashes it keeps them by
     memory.py       a store in this process, bounded by bytes
     redis_store.py  a store that several services share; may fail at any time without being noticed
+    redis_client.py redis-py's client for one server, a Sentinel's or a cluster
     (import RedisStore from there: only a service with `redis.url` pays for loading redis-py)
 
 A cache here may forget anything at any time. It never returns a wrong value, never makes a request fail, and
@@ -15,13 +16,16 @@ from __future__ import annotations
 
 from retrieval.cache.embeddings import EmbeddingCache, SharedVectors
 from retrieval.cache.memory import MemoryStore
-from retrieval.cache.results import ResultCache, ResultKey
-from retrieval.cache.store import Store, StoreCounts
+from retrieval.cache.results import ResultCache, ResultCounts, ResultKey
+from retrieval.cache.store import PATIENCE, Patience, Store, StoreCounts
 
 __all__ = [
+    "PATIENCE",
     "EmbeddingCache",
     "MemoryStore",
+    "Patience",
     "ResultCache",
+    "ResultCounts",
     "ResultKey",
     "SharedVectors",
     "Store",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from typing import Final
 
@@ -14,23 +15,27 @@ Vector = NDArray[np.float32]
 LITTLE_ENDIAN: Final = np.dtype("<f4")
 
 TEXT_CHARS_MAX: Final = 2048
-"""Longer texts are not kept: pages are hardly asked twice, and a bound by number needs small entries."""
+"""Longer texts are not kept: pages are hardly asked twice."""
+ENTRY_OVERHEAD_BYTES: Final = 500
+"""The array, the bytes under it, the key and the node of the OrderedDict."""
 
 
 class EmbeddingCache:
-    """The `entries_max` most recently used vectors, by model fingerprint and exact text. 0 keeps nothing.
+    """The most recently used vectors in at most `bytes_max`, by model fingerprint and exact text. 0 keeps nothing.
 
-    Synchronous and never raises after construction. Not thread-safe: for the event loop. Memory is at most
-    about `entries_max` x (4 bytes a dimension + 4 bytes a character of text + 500 bytes). `hits` and `misses`
-    count the gets.
+    Synchronous and never raises after construction. Not thread-safe: for the event loop. `hits` and `misses` count the
+    gets, `evicted` what made way for newer ones, `joined` who waited for another one's embedding of the same text.
     """
 
-    def __init__(self, entries_max: int) -> None:
-        if entries_max < 0:
-            raise ValueError(f"entries_max must not be negative, got {entries_max}")
+    def __init__(self, bytes_max: int) -> None:
+        if bytes_max < 0:
+            raise ValueError(f"bytes_max must not be negative, got {bytes_max}")
         self.hits = 0
         self.misses = 0
-        self._entries_max = entries_max
+        self.evicted = 0
+        self.joined = 0
+        self.bytes = 0
+        self._bytes_max = bytes_max
         self._vectors: OrderedDict[tuple[str, str], Vector] = OrderedDict()  # least recently used first
 
     def get(self, fingerprint: str, text: str) -> Vector | None:
@@ -46,21 +51,30 @@ class EmbeddingCache:
 
     def put(self, fingerprint: str, text: str, vector: Vector) -> Vector:
         """Keep a copy of the vector; returns it, read-only, so that first and later askers hold the same."""
-        kept = _frozen(vector)
-        if len(text) > TEXT_CHARS_MAX or self._entries_max == 0:
+        kept, key = _frozen(vector), (fingerprint, text)
+        if len(text) > TEXT_CHARS_MAX or entry_bytes(text, kept) > self._bytes_max:
             return kept
-        key = (fingerprint, text)
+        if (before := self._vectors.pop(key, None)) is not None:
+            self.bytes -= entry_bytes(text, before)
         self._vectors[key] = kept
-        self._vectors.move_to_end(key)
-        if len(self._vectors) > self._entries_max:
-            self._vectors.popitem(last=False)
+        self.bytes += entry_bytes(text, kept)
+        while self.bytes > self._bytes_max:
+            (_, oldest), vector_ = self._vectors.popitem(last=False)
+            self.bytes -= entry_bytes(oldest, vector_)
+            self.evicted += 1
         return kept
 
     def clear(self) -> None:
         self._vectors.clear()
+        self.bytes = 0
 
     def __len__(self) -> int:
         return len(self._vectors)
+
+
+def entry_bytes(text: str, vector: Vector) -> int:
+    """What one entry takes, about: characters take up to 4 bytes, and its objects ENTRY_OVERHEAD_BYTES."""
+    return vector.nbytes + sys.getsizeof(text) + ENTRY_OVERHEAD_BYTES
 
 
 class SharedVectors:

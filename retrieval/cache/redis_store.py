@@ -2,8 +2,8 @@
 
 What an operator may rely on:
 
-1. A get takes at most about `timeout_ms`, all in all: waiting for a free connection, connecting, sending,
-   reading.
+1. What one request asks of Redis takes at most about `timeout_ms`, all in all: waiting for a free connection,
+   connecting, sending, reading, and however many gets there are (`Patience`). Gets at one time travel together.
 2. After a failure nothing is sent for `retry_after_s`; then one operation tries while the others still miss
    at once. A dead Redis so costs one request `timeout_ms` each `retry_after_s`, apart from those already
    under way when it died.
@@ -22,16 +22,17 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from contextvars import Context
 from hashlib import blake2b
-from typing import Final
+from typing import Any, Final, TypeVar
 
-from redis.asyncio import ConnectionPool, Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import InvalidResponse, ResponseError
 
-from retrieval.cache.store import Breaker, StoreCounts
+from retrieval.cache.redis_client import open_client
+from retrieval.cache.store import PATIENCE, Breaker, Patience, StoreCounts, Ticket
+
+T = TypeVar("T")
 
 VERSION: Final = b"\x01"
 DIGEST_BYTES: Final = 16
@@ -42,12 +43,14 @@ SECRET_BYTES_MAX: Final = 64  # the longest key BLAKE2b takes
 GET_CONNECTIONS_MAX: Final = 12  # 2 cores never have more searches than this waiting for Redis at one moment
 PUT_CONNECTIONS_MAX: Final = 4  # apart from the above, so that a burst of puts cannot make the gets wait
 PUTS_PENDING_MAX: Final = 256
-READS: Final[dict[str, tuple[type, ...]]] = {"GET": (bytes, type(None)), "EVAL": (list,)}  # what they return
+GETS_TOGETHER_MAX: Final = 64  # in one round trip
+PASSES_WHEN_LATE: Final = 3  # of the event loop: bytes are read in one, the reply is made of them in the next
+FIND_S_MAX: Final = 2.0  # to look a cluster's nodes up, which nobody waits for
 VALUE_BYTES_MAX: Final = 1 << 20  # a bigger one might miss the timeout and make Redis look sick
 
 
 class RedisStore:
-    """Implements `Store` on Redis at `url` (redis://, rediss:// or unix://). Connects when first used.
+    """Implements `Store` on Redis at `url` (`redis_client` has the forms). Connects when first used.
 
     Raises ValueError at once for an unusable url or secret (its text does not quote them), and later nothing
     but the caller's own cancellation. `secret` has 16 to 64 bytes; stores with different secrets do not see
@@ -73,11 +76,13 @@ class RedisStore:
         scope = blake2b(key=secret, digest_size=SCOPE_BYTES, person=b"nearline-scope").hexdigest()
         self._prefix = b"%s:%s:" % (prefix, scope.encode())
         self._timeout_s = timeout_ms / 1000
-        client = _client(url)
-        self._disconnect: Callable[[], Awaitable[None]] = client.aclose
-        self._execute: Callable[..., Awaitable[object]] = client.execute_command  # untyped in redis-py
+        self._client = open_client(url, connections_max=GET_CONNECTIONS_MAX + PUT_CONNECTIONS_MAX)
+        self._found = self._client.find is None
+        self._finding: asyncio.Task[None] | None = None
         self._get_slots = asyncio.Semaphore(GET_CONNECTIONS_MAX)
         self._put_slots = asyncio.Semaphore(PUT_CONNECTIONS_MAX)
+        self._wanted: dict[bytes, asyncio.Future[bytes | None]] = {}  # the batch of gets that may still grow
+        self._tasks: set[asyncio.Task[None]] = set()
         self._puts: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -87,10 +92,10 @@ class RedisStore:
 
     async def get(self, key: bytes) -> bytes | None:
         full_key = self.full_key(key)
-        reply = await self._read("GET", full_key)
+        sealed = await self._within_patience(asyncio.shield(self._asked_for(full_key)))
         value = None
-        if isinstance(reply, bytes):
-            value = unseal(self._secret, full_key, reply)
+        if sealed is not None:
+            value = unseal(self._secret, full_key, sealed)
             self.counts.rejected += value is None
         if value is None:
             self.counts.misses += 1
@@ -104,13 +109,14 @@ class RedisStore:
         if self._closed or len(self._puts) >= PUTS_PENDING_MAX or len(value) > VALUE_BYTES_MAX:
             self.counts.dropped += 1
             return
-        task = asyncio.create_task(self._send(self.full_key(key), value, ttl_s))
-        self._puts.add(task)  # the loop itself holds tasks only weakly
-        task.add_done_callback(self._puts.discard)
+        self._begin(self._send(self.full_key(key), value, ttl_s), self._puts)
 
     async def run_script(self, script: str, key: bytes, *arguments: int) -> list[object] | None:
         """What a Lua script returns for this key, a list; None where Redis does not say in time."""
-        reply = await self._read("EVAL", script, 1, self.full_key(key), *arguments)
+        command = ("EVAL", script, 1, self.full_key(key), *arguments)
+        reply = await self._within_patience(
+            self._read(lambda: self._client.execute(*command), refusable=True)
+        )
         return reply if isinstance(reply, list) else None
 
     async def drain(self) -> None:
@@ -121,12 +127,12 @@ class RedisStore:
     async def close(self) -> None:
         """Gives up pending puts. Takes at most about `timeout_ms`."""
         self._closed = True
-        for task in self._puts:
+        for task in self._puts | self._tasks:
             task.cancel()
         await self.drain()
         try:
             async with asyncio.timeout(self._timeout_s):
-                await self._disconnect()
+                await self._client.close()
         except Exception:  # noqa: BLE001 - parting from a dead server fails in as many ways as talking to it
             self.counts.failures += 1
 
@@ -138,7 +144,52 @@ class RedisStore:
     def health(self) -> str:
         return "closed" if self._closed else self.breaker.health
 
-    async def _read(self, *command: bytes | str | int) -> object:
+    async def _within_patience(self, asked: Awaitable[T]) -> T | None:
+        """None once the request has waited for Redis as long as it may."""
+        loop, patience = asyncio.get_running_loop(), PATIENCE.get() or Patience()
+        begun_s, waited_s = loop.time(), patience.waited_s
+        try:
+            # The first wait is as long as the operation's own timeout, whose verdict is worth having.
+            async with asyncio.timeout(self._timeout_s - waited_s if waited_s else None):
+                return await asked
+        except TimeoutError:
+            return None
+        finally:
+            patience.waited_s += loop.time() - begun_s
+
+    def _asked_for(self, full_key: bytes) -> asyncio.Future[bytes | None]:
+        """What Redis has under this key, asked for together with others."""
+        if not self._wanted or len(self._wanted) >= GETS_TOGETHER_MAX:
+            self._wanted = {}
+            self._begin(self._fetch(self._wanted), self._tasks)
+        if full_key not in self._wanted:
+            self._wanted[full_key] = asyncio.get_running_loop().create_future()
+        return self._wanted[full_key]
+
+    async def _fetch(self, wanted: dict[bytes, asyncio.Future[bytes | None]]) -> None:
+        """Ask for all of these at once. More may join as long as there is no free connection."""
+
+        async def ask() -> list[object]:
+            if self._wanted is wanted:
+                self._wanted = {}
+            reply = await self._client.get_many(list(wanted))
+            if not isinstance(reply, list) or len(reply) != len(wanted):
+                raise InvalidResponse("no answer to MGET")
+            return reply
+
+        try:
+            found = await self._read(ask) or [None] * len(wanted)
+            for future, sealed in zip(wanted.values(), found, strict=True):
+                if not future.done():
+                    future.set_result(sealed if isinstance(sealed, bytes) else None)
+        finally:
+            if self._wanted is wanted:
+                self._wanted = {}
+            for future in wanted.values():
+                if not future.done():
+                    future.set_result(None)
+
+    async def _read(self, ask: Callable[[], Awaitable[T]], *, refusable: bool = False) -> T | None:
         deadline_s = asyncio.get_running_loop().time() + self._timeout_s
         try:
             # Half the time at most for a free connection: that one is missing says something about our load
@@ -149,54 +200,99 @@ class RedisStore:
             self.counts.skipped += 1
             return None
         try:
-            return await self._ask(deadline_s, *command)
+            return await self._ask(deadline_s, ask, refusable=refusable)
         finally:
             self._get_slots.release()
 
     async def _send(self, full_key: bytes, value: bytes, ttl_s: int) -> None:
+        async def ask() -> object:
+            reply = await self._client.execute("SET", full_key, sealed, "EX", ttl_s)
+            if reply is not True:
+                raise InvalidResponse("no answer to SET")
+            return reply
+
+        sealed = seal(self._secret, full_key, value)
         async with self._put_slots:  # nobody waits for a put, so it may queue here for as long as it takes
             deadline_s = asyncio.get_running_loop().time() + self._timeout_s
-            await self._ask(deadline_s, "SET", full_key, seal(self._secret, full_key, value), "EX", ttl_s)
+            await self._ask(deadline_s, ask, refusable=True)
 
-    async def _ask(self, deadline_s: float, *command: bytes | str | int) -> object:
+    async def _ask(self, deadline_s: float, ask: Callable[[], Awaitable[T]], *, refusable: bool) -> T | None:
         """Redis's reply, or None when it was not asked, gave none in time, or gave nonsense."""
-        ticket = None if self._closed else self.breaker.admit()
+        ticket = None if self._closed or not self._findable() else self.breaker.admit()
         if ticket is None:
             self.counts.skipped += 1
             return None
+        loop, asked = asyncio.get_running_loop(), asyncio.ensure_future(ask())
         try:
-            async with asyncio.timeout_at(deadline_s):
-                reply = await self._execute(*command)
-            if not (reply is True if command[0] == "SET" else isinstance(reply, READS[str(command[0])])):
-                raise InvalidResponse(f"a {type(reply).__name__} is no answer to {command[0]!r}")
-        except TimeoutError as error:
-            self.counts.timeouts += 1
-            self.breaker.failed(ticket, error)
-            return None
+            await asyncio.wait({asked}, timeout=deadline_s - loop.time())
+            late = loop.time() - deadline_s > self._timeout_s / 4
+            for _ in range(PASSES_WHEN_LATE if late else 0):  # what has arrived may not be read yet
+                if not asked.done():
+                    await asyncio.sleep(0)
+            if not asked.done():
+                asked.cancel()
+                self.counts.timeouts += 1
+                if late:
+                    self.breaker.abandoned(ticket)  # a busy loop says nothing about Redis
+                else:
+                    self._failed(ticket, TimeoutError())
+                return None
+            reply = asked.result()
         except Exception as error:  # noqa: BLE001 - on garbage redis-py lets ValueError and others escape
             self.counts.failures += 1
-            if _concerns_one_command(error, command):
+            if refusable and isinstance(error, ResponseError):
+                # Redis is well and only refused this: a put it has no room for, a script its user may not run.
                 self.breaker.succeeded(ticket)
             else:
-                self.breaker.failed(ticket, error)
+                self._failed(ticket, error)
             return None
         except BaseException as gone:
             # A caller that has gone proves nothing about Redis, unless it had waited far longer than Redis
             # takes: else callers with short deadlines would leave a hung Redis one by one and unnoticed.
-            if asyncio.get_running_loop().time() > deadline_s - self._timeout_s / 2:
+            asked.cancel()
+            if loop.time() > deadline_s - self._timeout_s / 2:
                 self.counts.timeouts += 1
-                self.breaker.failed(ticket, gone)
+                self._failed(ticket, gone)
             else:
                 self.breaker.abandoned(ticket)
             raise
         self.breaker.succeeded(ticket)
         return reply
 
+    def _failed(self, ticket: Ticket, error: BaseException) -> None:
+        self.breaker.failed(ticket, error)
+        self._found = self._client.find is None  # the node that failed may have been replaced
 
-def _concerns_one_command(error: Exception, command: tuple[bytes | str | int, ...]) -> bool:
-    """Whether Redis is well and only refused this: a put it has no room for, a script its user may not run, or a get of
-    a planted list."""
-    return isinstance(error, ResponseError) and (command[0] != "GET" or str(error).startswith("WRONGTYPE"))
+    def _findable(self) -> bool:
+        """Whether the nodes are known. Else they are looked up in the background: that takes longer than a get may."""
+        if not self._found and (self._finding is None or self._finding.done()):
+            self._finding = self._begin(self._find(), self._tasks)
+        return self._found
+
+    async def _find(self) -> None:
+        ticket = self.breaker.admit()
+        if ticket is None or self._client.find is None:
+            return
+        try:
+            async with asyncio.timeout(FIND_S_MAX):
+                await self._client.find()
+        except Exception as error:  # noqa: BLE001 - as in _ask
+            self.counts.failures += 1
+            self.breaker.failed(ticket, error)
+            return
+        except BaseException:
+            self.breaker.abandoned(ticket)
+            raise
+        self._found = True
+        self.breaker.succeeded(ticket)
+
+    @staticmethod
+    def _begin(work: Coroutine[Any, Any, None], group: set[asyncio.Task[None]]) -> asyncio.Task[None]:
+        """In the background, in a context of its own: it is for whoever joins, not for the request that came first."""
+        task = asyncio.create_task(work, context=Context())
+        group.add(task)  # the loop itself holds tasks only weakly
+        task.add_done_callback(group.discard)
+        return task
 
 
 def seal(secret: bytes, full_key: bytes, value: bytes) -> bytes:
@@ -218,19 +314,3 @@ def _digest(secret: bytes, full_key: bytes, value: bytes) -> bytes:
     digest.update(full_key)
     digest.update(value)
     return digest.digest()
-
-
-def _client(url: str) -> Redis:
-    try:
-        pool = ConnectionPool.from_url(
-            url,
-            max_connections=GET_CONNECTIONS_MAX + PUT_CONNECTIONS_MAX,
-            retry=Retry(NoBackoff(), 0),
-            # Our own timeout spans the whole operation; redis-py's would add one for every step.
-            socket_timeout=None,
-            socket_connect_timeout=None,
-            protocol=2,  # nothing to negotiate on connecting, and no messages that nobody asked for
-        )
-    except Exception:  # noqa: BLE001 - redis-py quotes parts of the url, and a url may hold a password
-        raise ValueError("not a usable Redis url: expected redis://, rediss:// or unix://") from None
-    return Redis.from_pool(pool)

@@ -1,46 +1,84 @@
-"""Answers already given, by everything an answer depends on.
+"""Answers already given, kept with what tells whether they still hold.
 
-Nothing is ever invalidated here. An answer belongs to the content of a collection, to its settings and to a request;
-a write leads to other content, so an old answer is simply not asked for any more and ages out. This is why a deleted
-document cannot come back from the cache. Where a collection holds again what it held before, by a deletion or in a
-copy, the old answers are right again.
+An answer is found by its request: the collection's name, its settings, and everything else that can change the answer,
+the principal included. Whether it is right is decided when it is found:
 
-    near, in this process   content + collection, generation, tuning: a rebuild, a rollback or a tuning shows at once
-    far, shared             content alone: whoever holds the same documents finds it. Which passages lie in which tier,
-                            and what approximate search misses, are then those of the service that answered first, for
-                            `ttl_s` at most
+    the same content     of documents as when it was computed: it is right, whoever computed it
+    other content        the caller judges: by the passages written since, and those deleted (`survival.py`). Only for
+                         answers computed since this collection was opened, because ids of passages mean something only
+                         there
+    otherwise            it is a miss, and the new answer takes its place
+
+So nothing is ever invalidated, and a deleted document cannot come back from the cache.
+
+    near, in this process   also by generation and tuning: a rebuild, a rollback or a tuning shows at once
+    far, shared             whoever holds the same documents finds it. Which passages lie in which tier, and what
+                            approximate search misses, are then those of the service that answered first, for `ttl_s` at
+                            most
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+
+import msgspec
 
 from retrieval.cache.memory import MemoryStore
 from retrieval.cache.store import Store, key_of
 
-MADE_BYTES = 8  # in front of a far value: when it was made, in seconds since 1970
+
+class Kept(msgspec.Struct, frozen=True, array_like=True):
+    """One answer. `content` is that of the documents for which it was last found right, `opening` names the opened
+    collection whose passage ids are in `grounds`, `cost_ms` is what computing it took."""
+
+    content: bytes
+    opening: bytes
+    grounds: bytes  # for the judge; empty: it holds for its content alone
+    answer: bytes
+    cost_ms: float
+    made_s: float  # since 1970
+
+
+Judge = Callable[[bytes], Awaitable[bytes | None]]
+"""From the grounds of an answer those that it has now, None if it does not hold any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResultKey:
-    """Where one answer is kept: `near` in this process, `far` in what services share."""
+    """Where one answer is kept: `near` in this process, `far` in what services share. It must be for this `content`, or
+    be judged, if this `opening` of the collection computed it."""
 
     near: bytes
     far: bytes
+    content: bytes
+    opening: bytes
+
+
+@dataclass(slots=True)
+class ResultCounts:
+    """Totals. Every get ends as one hit or one miss. Of the hits, `far` were found in what services share, and
+    `survived` had been computed before a write; of the misses, `outdated` were found and did not hold. `joined` waited
+    for the same search of another; `bypassed` wanted no cache. `saved_ms` is what computing the hits had taken."""
+
+    hits: int = 0
+    misses: int = 0
+    far: int = 0
+    survived: int = 0
+    outdated: int = 0
+    joined: int = 0
+    bypassed: int = 0
+    saved_ms: float = 0.0
 
 
 class ResultCache:
     """Encoded answers, kept for at most `ttl_s` seconds. Never raises, as its stores never do.
 
-    Values are opaque: the caller encodes and decodes them. `hits` and `misses` count the gets, `shared_hits` those hits
-    that were found in `far`. `now` is the time of day in seconds; services that share should agree about it.
+    `now` is the time of day in seconds; services that share should agree about it.
     """
 
     def __init__(self, near: MemoryStore, far: Store | None, *, ttl_s: int, now: Callable[[], float]) -> None:
-        self.hits = 0
-        self.misses = 0
-        self.shared_hits = 0
+        self.counts = ResultCounts()
         self._near = near
         self._far = far
         self.ttl_s = ttl_s
@@ -48,48 +86,83 @@ class ResultCache:
 
     @staticmethod
     def key(
-        content: bytes, settings: bytes, request: bytes, *, uid: str, generation: int, tuned_ms: int
+        name: str,
+        settings: bytes,
+        request: bytes,
+        *,
+        content: bytes,
+        opening: bytes,
+        generation: int,
+        tuned_ms: int,
     ) -> ResultKey:
-        """Both keys differ when `content`, `settings` or `request` do, and the near one when anything does.
+        """Both keys differ when `name`, `settings` or `request` do, and the near one when anything but `content` does.
 
         `content` stands for the documents, `settings` for what is fixed about their collection. `request` is everything
         else that can change the answer, in one canonical encoding: query, k, mode, filter, fusion, and also the tenant
-        or scope on whose behalf it is asked.
+        or scope on whose behalf it is asked. `opening` is of the collection as it was opened, and of no other.
         """
-        far = key_of(b"nearline-result2", content, settings, request)
-        return ResultKey(key_of(b"nearline-near", far, uid, b"%d %d" % (generation, tuned_ms)), far)
+        far = key_of(b"nearline-result3", name, settings, request)
+        near = key_of(b"nearline-near", far, opening, b"%d %d" % (generation, tuned_ms))
+        return ResultKey(near, far, content, opening)
 
-    async def get(self, key: ResultKey) -> bytes | None:
-        """The encoded answer put under this key, or None."""
-        encoded = await self._near.get(key.near)
-        if encoded is None and self._far is not None:
-            encoded = await self._shared(key, self._far)
-        if encoded is None:
-            self.misses += 1
-        else:
-            self.hits += 1
-        return encoded
+    async def get(self, key: ResultKey, judge: Judge | None = None) -> bytes | None:
+        """The encoded answer put under this key, if it is right. Without `judge` none outlives a write."""
+        near = await self._near_get(key)
+        found = near and await self._holding(near, key, judge)
+        shared = await self._shared(key, self._far) if near is None and self._far else None
+        if shared is not None:
+            found = await self._holding(shared, key, judge)
+            self.counts.far += found is not None
+        if found is not None and found is not near:
+            left_s = int(found.made_s + self.ttl_s - self._now())
+            await self._near.put(key.near, msgspec.msgpack.encode(found), left_s)
+        if found is None:
+            self.counts.misses += 1
+            self.counts.outdated += near is not None or shared is not None
+            return None
+        self.counts.hits += 1
+        self.counts.saved_ms += found.cost_ms
+        return found.answer
 
-    async def put(self, key: ResultKey, encoded: bytes) -> None:
-        """Keep an encoded answer. May return before it can be found."""
+    async def put(self, key: ResultKey, answer: bytes, grounds: bytes = b"", cost_ms: float = 0.0) -> None:
+        """Keep an encoded answer, and on which grounds it may outlive writes. May return before it can be found."""
+        kept = Kept(key.content, key.opening, grounds, answer, cost_ms, self._now())
+        encoded = msgspec.msgpack.encode(kept)
         await self._near.put(key.near, encoded, self.ttl_s)
         if self._far is not None:
-            made = int(self._now()).to_bytes(MADE_BYTES, "big")
-            await self._far.put(key.far, made + encoded, self.ttl_s)
+            await self._far.put(key.far, encoded, self.ttl_s)
 
     def clear(self) -> None:
         """Forget what is kept near. What lies far is not found any more either once documents went, and ages out."""
         self._near.clear()
 
-    async def _shared(self, key: ResultKey, far: Store) -> bytes | None:
-        """From the far store; also kept near for the rest of its time."""
-        found = await far.get(key.far)
-        if found is None:
+    async def _holding(self, found: Kept, key: ResultKey, judge: Judge | None) -> Kept | None:
+        """The same if it is right for the key's content, with what it holds by now."""
+        if found.content == key.content:
+            return found
+        if judge is None or found.opening != key.opening or not found.grounds:
             return None
-        made, encoded = int.from_bytes(found[:MADE_BYTES], "big"), found[MADE_BYTES:]
-        left_s = min(self.ttl_s, made + self.ttl_s - int(self._now()))
-        if left_s < 1:
+        grounds = await judge(found.grounds)
+        if grounds is None:
             return None
-        self.shared_hits += 1
-        await self._near.put(key.near, encoded, left_s)
-        return encoded
+        self.counts.survived += 1
+        return msgspec.structs.replace(found, content=key.content, grounds=grounds)
+
+    async def _near_get(self, key: ResultKey) -> Kept | None:
+        encoded = await self._near.get(key.near)
+        return None if encoded is None else msgspec.msgpack.decode(encoded, type=Kept)
+
+    async def _shared(self, key: ResultKey, far: Store) -> Kept | None:
+        """From the far store, unless its time is over."""
+        encoded = await far.get(key.far)
+        if encoded is None:
+            return None
+        try:
+            found = msgspec.msgpack.decode(encoded, type=Kept)
+        except msgspec.DecodeError:
+            return None  # of another version of this service
+        # A clock that is ahead here, or was behind there, must not keep it longer.
+        age_s = self._now() - found.made_s
+        if age_s >= self.ttl_s:
+            return None
+        return found if age_s >= 0 else msgspec.structs.replace(found, made_s=self._now())

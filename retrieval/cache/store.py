@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final, Literal, Protocol
@@ -60,6 +61,16 @@ class StoreCounts:
     rejected: int = 0
     dropped: int = 0
     evicted: int = 0
+
+
+@dataclass(slots=True)
+class Patience:
+    """How long one request has waited for Redis: what it asks there shares one timeout."""
+
+    waited_s: float = 0.0
+
+
+PATIENCE: ContextVar[Patience | None] = ContextVar("PATIENCE", default=None)
 
 
 KEY_BYTES: Final = 32

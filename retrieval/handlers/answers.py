@@ -13,20 +13,17 @@ from contextlib import aclosing
 from functools import partial
 from typing import TypeVar
 
-import msgspec
 from aiohttp import web
 
 from indexes import Collection, InvalidInput, NearlineError, TooLarge
 from retrieval.answer_schemas import AnswerPiece, AnswerRequest
 from retrieval.answering import Asking
-from retrieval.browsers import let_page_read
 from retrieval.errors import body_of
 from retrieval.handlers.search import context_of, headers_of
+from retrieval.handlers.streams import event, event_stream
 from retrieval.handlers.wire import answer as json_of
 from retrieval.handlers.wire import body, collection_of, in_callers_words
 from retrieval.keys import CONFIG, LLM
-from retrieval.llm import EVENT_STREAM
-from retrieval.request_log import REQUEST_ID
 from retrieval.schemas import Citation
 from retrieval.stopwatch import in_time
 
@@ -68,32 +65,15 @@ async def streamed(request: web.Request, asking: Asking, deadline: Deadline) -> 
     """The stream begins with the first piece: what fails before that is an error with its status."""
     async with aclosing(asking.pieces()) as pieces:
         piece = await deadline.meets(anext(pieces, None))
-        headers = {"Content-Type": EVENT_STREAM, "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        reply = web.StreamResponse(headers={**headers, "X-Request-Id": REQUEST_ID.get()})
-        let_page_read(request, reply)
-        await reply.prepare(request)
-        whole = False
-        try:
+        async with event_stream(request) as stream:
             try:
                 while piece is not None:
-                    await reply.write(event("piece", AnswerPiece(piece)))
+                    await stream.write(event("piece", AnswerPiece(piece)))
                     piece = await deadline.meets(anext(pieces, None))
-                await reply.write(event("answer", await asking.answer()))
+                await stream.write(event("answer", await asking.answer()))
             except NearlineError as error:
-                await reply.write(event("error", body_of(in_callers_words(request.app, error))))
-            await reply.write_eof()
-            whole = True
-        except ConnectionError:
-            pass  # the client has gone, and no cancellation has come of it yet
-        finally:
-            # Cut off, so that nobody takes what there is for all of it.
-            if not whole and request.transport is not None:
-                request.transport.close()
-        return reply
-
-
-def event(name: str, data: object) -> bytes:
-    return b"event: %s\ndata: %s\n\n" % (name.encode(), msgspec.json.encode(data))
+                await stream.write(event("error", body_of(in_callers_words(request.app, error))))
+        return stream.reply
 
 
 def check(wanted: AnswerRequest, request: web.Request) -> None:

@@ -9,6 +9,7 @@ import msgspec
 from aiohttp import web
 
 from indexes import InvalidInput, NearlineError, TooLarge
+from retrieval.cache import PATIENCE, Patience
 from retrieval.cancellation import abandonable
 from retrieval.ceiling import AnswerBudget
 from retrieval.context import build_context, check_context, search_requests
@@ -26,7 +27,7 @@ from retrieval.handlers.wire import (
     json_answer,
     timing_headers,
 )
-from retrieval.keys import CONFIG, EMBEDDERS, HELD, METRICS, PIPELINE, QUERY_LOG
+from retrieval.keys import CONFIG, EMBEDDERS, FREQUENT, HELD, METRICS, PIPELINE, QUERY_LOG
 from retrieval.request_log import note_queries
 from retrieval.schemas import (
     ContextAnswer,
@@ -52,6 +53,7 @@ async def search(request: web.Request) -> web.Response:
     request[RECEIPT] = found.receipt
     request.app[METRICS].search(found)
     request.app[QUERY_LOG].note(collection, wanted)
+    request.app[FREQUENT].note(collection, wanted)
     return json_answer(await encoded(found, budget), headers_of(found.timings_ms))
 
 
@@ -93,12 +95,14 @@ async def search_batch(request: web.Request) -> web.Response:
             return await pipeline.search(name, collection, search, budget=budget)
 
     async def one(search: SearchRequest) -> msgspec.Raw:
+        PATIENCE.set(Patience())  # each waits for Redis as a single search does
         try:
             found = await find(search)
         except NearlineError as error:
             return msgspec.Raw(msgspec.json.encode(body_of(in_callers_words(request.app, error))))
         request.app[METRICS].search(found)
         request.app[QUERY_LOG].note(collection, search)
+        request.app[FREQUENT].note(collection, search)
         return msgspec.Raw(await encoded(found, budget))  # now: its parts take several times as much memory
 
     results = await asyncio.gather(*(one(search) for search in searches))

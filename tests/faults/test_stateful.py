@@ -28,6 +28,7 @@ from indexes.collection import Collection
 from indexes.errors import Conflict
 from indexes.filters.grammar import Comparison
 from indexes.lexical.analysis import query_terms, terms
+from indexes.lexical.bm25 import Statistics, coarse
 from indexes.log.reader import searchable_text
 from indexes.model import Bm25, Delete, Floats, IndexOptions
 from indexes.rebuild.builder import BuildRequest, build
@@ -230,12 +231,13 @@ class Histories(RuleBasedStateMachine):
 
 
 def bm25(texts: list[str], query: str) -> list[float]:
-    """rank-bm25's scores with the idf that cannot turn negative."""
+    """rank-bm25's scores with the idf that cannot turn negative, and rounded counts."""
     corpus = [terms(text) for text in texts]
     reference = BM25Okapi(corpus, k1=Bm25().k1, b=Bm25().b)
+    reference.avgdl = Statistics(len(texts), sum(map(len, corpus))).mean_length
     for term in reference.idf:
-        frequency = sum(term in words for words in corpus)
-        reference.idf[term] = float(np.log1p((len(texts) - frequency + 0.5) / (frequency + 0.5)))
+        frequency, passages = coarse(sum(term in words for words in corpus)), coarse(len(texts))
+        reference.idf[term] = float(np.log1p((max(passages - frequency, 0) + 0.5) / (frequency + 0.5)))
     asked = [term for term, count in query_terms(query).items() for _ in range(int(count))]
     return [float(score) for score in reference.get_scores(asked)]
 

@@ -15,7 +15,7 @@ from rank_bm25 import BM25Okapi
 
 from indexes.collection import Collection
 from indexes.lexical.analysis import query_terms, terms
-from indexes.lexical.bm25 import Statistics, best_of, weigh
+from indexes.lexical.bm25 import Statistics, best_of, coarse, weigh
 from indexes.lexical.postings import GrowingLexical, SealedLexical
 from indexes.model import Bm25, Delete, Upsert
 from indexes.query import Query
@@ -27,12 +27,13 @@ K1, B = Bm25().k1, Bm25().b
 
 
 def reference(texts: list[str], languages: list[str], weights: Mapping[str, float]) -> list[float]:
-    """rank-bm25's scores, with the one thing it does otherwise replaced: its idf, which may turn negative."""
+    """rank-bm25's scores, but for its idf, which may turn negative, and its counts, which are not rounded."""
     corpus = [terms(text, language) for text, language in zip(texts, languages, strict=True)]
     bm25 = BM25Okapi(corpus, k1=K1, b=B)
+    bm25.avgdl = Statistics(len(texts), sum(map(len, corpus))).mean_length
     for term in bm25.idf:
-        df = sum(term in words for words in corpus)
-        bm25.idf[term] = float(np.log1p((len(texts) - df + 0.5) / (df + 0.5)))
+        df, passages = coarse(sum(term in words for words in corpus)), coarse(len(texts))
+        bm25.idf[term] = float(np.log1p((max(passages - df, 0) + 0.5) / (df + 0.5)))
     scores = sum((weight * bm25.get_scores([term]) for term, weight in weights.items()), np.zeros(len(texts)))
     return [float(score) for score in scores]
 

@@ -17,6 +17,7 @@ from indexes.errors import NearlineError
 from jobs.benchmark.report import table
 from jobs.benchmark.texts import best_scores, half_and_half, overlap, recall
 from jobs.benchmark.turns import Engine, Run, Worker, figures, rotate, start, turns
+from tests.support.redis_server import redis_binary
 
 ROOT = Path(__file__).parents[2]
 
@@ -237,3 +238,24 @@ def test_load_is_offered_as_multiples_of_the_peak(corpus: Path, model_folder: Pa
     assert sum(row["written/s"] for row in rows) > 0
     assert after["of"] > 0
     assert "answered in time" in max(corpus.parent.glob("bench-load-*.svg")).read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_caches_are_measured_beside_writes_and_in_redis(
+    corpus: Path, model_folder: Path, tmp_path: Path
+) -> None:
+    """What was asked before is a hit, no hit is stale, and what another process left in Redis is found there."""
+    report = bench(
+        corpus, model_folder, "cache", "--passages", 1000, "--questions", 300, "--requests", 100, "--clients", 4,
+        "--rounds", 1, "--alone", 20, "--redis-server", redis_binary(tmp_path),
+    )  # fmt: skip
+    rows, by_outcome, alone, _ = report["tables"].values()
+    found = {row["caches"]: row for row in rows}
+    assert list(found)[:5] == ["caches off", "in process", "in process, writes", "Redis", "Redis, writes"]
+    assert all(row["errors"] == row["stale"] == 0 and row["searches/s"] > 0 for row in rows)
+    assert found["caches off"]["hit rate"] == 0
+    assert 0.5 < found["in process"]["hit rate"] <= 1
+    assert found["in process, writes"]["written/s"] > 0
+    assert {row["outcome"] for row in by_outcome if row["caches"] == "caches off"} == {"bypass"}
+    assert {row["outcome"] for row in alone if row["caches"] == "Redis"} >= {"hit, Redis", "hit, in process"}

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrieval.cache.embeddings import TEXT_CHARS_MAX, EmbeddingCache, SharedVectors
+from retrieval.cache.embeddings import TEXT_CHARS_MAX, EmbeddingCache, SharedVectors, entry_bytes
 from retrieval.cache.memory import MemoryStore
 
 VECTOR = np.array([0.6, 0.8], dtype=np.float32)
@@ -18,7 +18,7 @@ VECTOR = np.array([0.6, 0.8], dtype=np.float32)
 
 def test_a_vector_is_found_by_model_and_text() -> None:
     """The same text under another model's fingerprint is a miss."""
-    cache = EmbeddingCache(10)
+    cache = EmbeddingCache(1 << 20)
     cache.put("model", "text", VECTOR)
     found = cache.get("model", "text")
     assert found is not None
@@ -31,7 +31,7 @@ def test_a_vector_is_found_by_model_and_text() -> None:
 
 def test_nobody_can_change_a_cached_vector() -> None:
     """Neither the array that was put nor those handed out lead to the cached numbers."""
-    cache = EmbeddingCache(10)
+    cache = EmbeddingCache(1 << 20)
     mine = VECTOR.copy()
     kept = cache.put("model", "text", mine)
     mine[:] = 0
@@ -47,7 +47,7 @@ def test_nobody_can_change_a_cached_vector() -> None:
 
 def test_a_strided_or_double_vector_becomes_plain() -> None:
     """Whatever floats are put, contiguous float32 comes out."""
-    cache = EmbeddingCache(10)
+    cache = EmbeddingCache(1 << 20)
     strided = np.arange(8, dtype=np.float64)[::2]
     kept = cache.put("model", "text", strided)  # type: ignore[arg-type]
     assert kept.dtype == np.float32
@@ -57,7 +57,7 @@ def test_a_strided_or_double_vector_becomes_plain() -> None:
 
 def test_a_long_text_is_not_kept() -> None:
     """A text above the limit gets its vector back and leaves no entry."""
-    cache = EmbeddingCache(10)
+    cache = EmbeddingCache(1 << 20)
     cache.put("model", "x" * TEXT_CHARS_MAX, VECTOR)
     assert np.array_equal(cache.put("model", "x" * (TEXT_CHARS_MAX + 1), VECTOR), VECTOR)
     assert len(cache) == 1
@@ -65,8 +65,8 @@ def test_a_long_text_is_not_kept() -> None:
     assert len(cache) == 0
 
 
-def test_zero_entries_keep_nothing() -> None:
-    """A cache of no entries is valid; a negative number is a mistake."""
+def test_zero_bytes_keep_nothing() -> None:
+    """A cache of no bytes is valid; a negative number is a mistake."""
     cache = EmbeddingCache(0)
     cache.put("model", "text", VECTOR)
     assert cache.get("model", "text") is None
@@ -77,7 +77,8 @@ def test_zero_entries_keep_nothing() -> None:
 @given(st.integers(1, 5), st.lists(st.tuples(st.booleans(), st.integers(0, 8)), max_size=60))
 def test_the_least_recently_used_goes_first(entries_max: int, steps: list[tuple[bool, int]]) -> None:
     """Which texts are cached after any sequence of gets and puts is as in a model."""
-    cache = EmbeddingCache(entries_max)
+    size = entry_bytes("0", np.zeros(1, np.float32))  # of each here
+    cache = EmbeddingCache(entries_max * size + size // 2)
     model: OrderedDict[str, float] = OrderedDict()
     for step, (is_put, number) in enumerate(steps):
         text = str(number)
@@ -92,7 +93,7 @@ def test_the_least_recently_used_goes_first(entries_max: int, steps: list[tuple[
             assert (None if found is None else found[0]) == model.get(text)
             if text in model:
                 model.move_to_end(text)
-        assert len(cache) == len(model)
+        assert (len(cache), cache.bytes) == (len(model), len(model) * size)
 
 
 # --- shared by services ---------------------------------------------------------------------------------------

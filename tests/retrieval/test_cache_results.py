@@ -16,20 +16,26 @@ TTL_S = 60
 
 parts = st.fixed_dictionaries(
     {
-        "content": st.binary(max_size=6),
+        "name": st.text(max_size=6),
         "settings": st.binary(max_size=6),
         "request": st.binary(max_size=12),
-        "uid": st.text(max_size=6),
+        "opening": st.binary(max_size=6),
         "generation": st.integers(0, 2**63),
         "tuned_ms": st.integers(0, 2**63),
     }
 )
-HERE = ("uid", "generation", "tuned_ms")  # what services need not have in common
+HERE = ("opening", "generation", "tuned_ms")  # what services need not have in common
 
 
 def key(**changes: Any) -> ResultKey:
-    values: dict[str, Any] = {"content": b"c", "settings": b"s", "request": b"r"}
-    return ResultCache.key(**{**values, "uid": "u", "generation": 1, "tuned_ms": 0, **changes})
+    values: dict[str, Any] = {
+        "name": "n",
+        "settings": b"s",
+        "request": b"r",
+        "content": b"c",
+        "opening": b"o",
+    }
+    return ResultCache.key(**{**values, "generation": 1, "tuned_ms": 0, **changes})
 
 
 class Clock:
@@ -59,7 +65,7 @@ def test_hits_and_misses_are_counted() -> None:
         assert await cache.get(key()) is None
         await cache.put(key(), b"\x00answer")
         assert await cache.get(key()) == b"\x00answer"
-        assert (cache.hits, cache.misses, cache.shared_hits) == (1, 1, 0)
+        assert (cache.counts.hits, cache.counts.misses, cache.counts.far) == (1, 1, 0)
 
     asyncio.run(story())
 
@@ -75,7 +81,7 @@ def test_any_difference_changes_the_near_key(one: dict[str, Any], other: dict[st
     assert (key(**one).far == key(**other).far) == (common(one) == common(other))
 
 
-@given(parts=parts, name=st.sampled_from(["content", "settings", "request", *HERE]))
+@given(parts=parts, name=st.sampled_from(["name", "settings", "request", *HERE]))
 def test_every_part_changes_the_near_key(parts: dict[str, Any], name: str) -> None:
     """Changing one part alone, whichever, changes the near key; the far key does not know this service's own."""
     changed = {**parts, name: parts[name] + {int: 1, str: "x", bytes: b"x"}[type(parts[name])]}
@@ -115,8 +121,8 @@ def test_what_one_service_answered_another_finds() -> None:
         pair = Pair()
         await pair.one.put(key(), b"answer")
         for _ in range(2):
-            assert await pair.other.get(key(uid="v", generation=7, tuned_ms=3)) == b"answer"
-        assert (pair.other.hits, pair.other.shared_hits, pair.far.counts.hits) == (2, 1, 1)
+            assert await pair.other.get(key(opening=b"v", generation=7, tuned_ms=3)) == b"answer"
+        assert (pair.other.counts.hits, pair.other.counts.far, pair.far.counts.hits) == (2, 1, 1)
         assert await pair.other.get(key(content=b"other")) is None
 
     asyncio.run(story())

@@ -139,7 +139,7 @@ def test_equal_documents_are_answered_once(tmp_path: Path) -> None:
             first, second = await one.search(**search), await two.search(**search)
             assert (first.receipt.cache, second.receipt.cache) == ("miss", "hit")
             assert (first.receipt.seq, second.receipt.seq) == (4, 8)
-        assert two.results.shared_hits == len(SEARCHES)
+        assert two.results.counts.far == len(SEARCHES)
 
     with services(tmp_path) as pair:
         asyncio.run(story(pair))

@@ -24,9 +24,9 @@ MEGABYTE = 1_000_000
     ("own", "refusing"),
     [
         (79, []),
-        (81, ["heavy", "answer"]),
-        (91, ["heavy", "answer", "write", "embed"]),
-        (101, ["heavy", "answer", "write", "embed", "search"]),
+        (81, ["heavy", "answer", "watch"]),
+        (91, ["heavy", "answer", "watch", "write", "embed"]),
+        (101, ["heavy", "answer", "watch", "write", "embed", "search"]),
     ],
 )
 def test_the_heavy_are_refused_first(own: int, refusing: list[Load]) -> None:
@@ -115,7 +115,7 @@ def test_a_full_service_says_so(full: Http) -> None:
         assert "server.memory_bytes_max" in reply.body["error"]["message"]
         assert reply.headers["Retry-After"]
     assert full.ok("GET", "/healthz") == {"status": "ok"}
-    assert full.ok("GET", "/readyz")["refusing"] == ["heavy", "answer", "write", "embed", "search"]
+    assert full.ok("GET", "/readyz")["refusing"] == ["heavy", "answer", "watch", "write", "embed", "search"]
     assert full.metric("nearline_memory_refusals_total", **{"class": "search"}) == 1
     held, ceiling = (full.metric("nearline_memory_bytes", kind=kind) for kind in ("held", "ceiling"))
     assert held > ceiling == 1

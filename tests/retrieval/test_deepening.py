@@ -146,9 +146,9 @@ def test_passages_deleted_meanwhile_are_made_up_for(pipeline: Pipeline, tmp_path
     collection.write([Delete("long"), Delete("d0")]).result()
     plan = planned(SearchRequest(vector=AXIS, mode="dense", k=10), DIMENSIONS, Config())
     share = BudgetShare(AnswerBudget(1 << 24))
-    answer, vanished = asyncio.run(pipeline._search(collection, before, plan, Stopwatch(), None, share))
-    assert vanished
-    assert answer.hits == search(pipeline, collection, mode="dense", k=10).hits
+    found = asyncio.run(pipeline._search(collection, before, plan, Stopwatch(), None, share))
+    assert found.vanished
+    assert found.answer.hits == search(pipeline, collection, mode="dense", k=10).hits
     collection.close()
 
 

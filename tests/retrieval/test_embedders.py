@@ -6,13 +6,15 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from indexes.errors import NotFound
 from retrieval.embedders import Embedders, runs_of
-from retrieval.embedding.results import Observer
+from retrieval.embedding.results import Embedded, Observer
 from retrieval.settings import Config, Models
 from tests.support.models import variation
 
@@ -127,3 +129,31 @@ def test_cores_are_shared_out(threads: int, run_threads: int, shared: tuple[int,
     """Runs side by side use no more cores than there are, and there is always one."""
     models = Models(threads=threads, run_threads=run_threads)
     assert runs_of(msgspec.structs.replace(Config(), models=models)) == shared
+
+
+def test_one_text_is_embedded_once_however_many_ask(model_folder: Path) -> None:
+    """While it is under way all wait for it; who leaves takes nobody along, and later ones find it kept."""
+
+    async def story(embedders: Embedders, _: list[str]) -> None:
+        embedder = await embedders.get(model_folder.name)
+        embed, ran = embedder.batcher.embed, list[str]()
+
+        async def counted(texts: list[str], *arguments: Any, **named: Any) -> Embedded:
+            ran.extend(texts)
+            return await embed(texts, *arguments, **named)
+
+        embedder.batcher.embed = counted  # type: ignore[method-assign, assignment]
+        asked = [asyncio.create_task(embedder.query("how long do refunds take?")) for _ in range(30)]
+        await asyncio.sleep(0)
+        asked[0].cancel()
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        vectors = [one for one in found if isinstance(one, np.ndarray)]
+        assert len(vectors) == 29
+        assert all(one is vectors[0] for one in vectors)
+        assert await embedder.query("how long do refunds take?") is vectors[0]
+        assert len(ran) <= 2  # once more for the one who left
+        assert embedder.cache.joined >= 28
+        await embedder.query("how long do refunds take?", cached=False)
+        assert len(ran) <= 3
+
+    with_embedders(model_folder, story)

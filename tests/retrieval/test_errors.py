@@ -100,7 +100,8 @@ def test_no_answer_tells_where_files_lie(tmp_path: Path, model_folder: Path) -> 
         assert jobs[0]["status"] == "failed"
         replies.append(http.call("POST", "/v1/collections", {"name": "new", "model": "missing"}))
         described = http.ok("GET", "/openapi.json")["paths"]
-        operations = [(method, path, one) for path, by in described.items() for method, one in by.items()]
+        ending = [(path, by) for path, by in described.items() if not path.endswith("/watch")]
+        operations = [(method, path, one) for path, by in ending for method, one in by.items()]
         for method, path, one in sorted(operations, key=lambda operation: operation[0] == "delete"):
             place = filled(path, one, [jobs[0]["id"]])
             for name in ("docs", "lost"):

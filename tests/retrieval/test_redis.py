@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import random
 import re
 import shutil
 import time
+from collections import Counter
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from redis import Redis
 
@@ -79,22 +83,21 @@ def test_services_with_one_secret_share_answers_and_vectors(tmp_path: Path, mode
         environ = environment(model_folder, redis.url, NEARLINE_REDIS_SECRET="sixteen characters")
         with serving(tmp_path / "one", environ) as one, serving(tmp_path / "two", environ) as two:
             first, second = Http(one.url), Http(two.url)
-            for http, name, documents in ((first, "docs", DOCUMENTS), (second, "other", DOCUMENTS[::-1])):
-                http.ok("POST", "/v1/collections", {"name": name})
+            for http, documents in ((first, DOCUMENTS), (second, DOCUMENTS[::-1])):
+                http.ok("POST", "/v1/collections", {"name": "docs"})
                 for document in documents:
-                    http.write(name, document)
-            second.write("other", {"id": "extra", "text": "Not there."})
+                    http.write("docs", document)
+            second.write("docs", {"id": "extra", "text": "Not there."})
             asked = first.search("docs", query="white lighthouse")
             assert asked["receipt"]["cache"] == "miss"
-            assert second.search("other", query="white lighthouse")["receipt"]["cache"] == "miss"
+            assert second.search("docs", query="white lighthouse", k=3)["receipt"]["cache"] == "miss"
             assert second.metric("nearline_shared_cache_hits_total", kind="vector") == 1
             assert second.metric("nearline_embedding_cache_total", outcome="hit") == 0
 
-            second.ok("DELETE", "/v1/collections/other/documents/extra")
-            again = second.search("other", query="white lighthouse")
+            second.ok("DELETE", "/v1/collections/docs/documents/extra")
+            again = second.search("docs", query="white lighthouse")
             assert again["hits"] == asked["hits"]
             assert (again["receipt"]["cache"], again["receipt"]["seq"]) == ("hit", 7)
-            assert again["receipt"]["collection"] == "other"
             assert second.metric("nearline_shared_cache_hits_total", kind="answer") == 1
 
 
@@ -197,3 +200,46 @@ def outages(data: Path) -> list[str]:
 def test_without_redis_there_is_no_metric_of_it(http: Http) -> None:
     """What is not configured is neither up nor down."""
     assert "nearline_redis_up" not in http.ok("GET", "/metrics")
+
+
+def test_two_services_under_writes_give_no_stale_answer(tmp_path: Path, model_folder: Path) -> None:
+    """With one Redis and hardly any cache of their own: what was acknowledged is in every answer that comes after, and
+    an answer from the cache is what a search without it gives at the same operation."""
+    with redis_server(tmp_path) as redis:
+        secret = {
+            "NEARLINE_REDIS_SECRET": "sixteen characters",
+            "NEARLINE_CACHE_RESULTS_BYTES_MAX": "40000",
+        }
+        environ = environment(model_folder, redis.url, **secret)
+        with serving(tmp_path / "one", environ) as one, serving(tmp_path / "two", environ) as two:
+            with ThreadPoolExecutor(2) as threads:
+                ends = [threads.submit(tell_of_stale, server.url) for server in (one, two)]
+                outcomes = [Counter(end.result()) for end in ends]
+            shared = sum(Http(server.url).metric("nearline_shared_cache_hits_total") for server in (one, two))
+    assert all(counts["hit"] > 20 and counts["miss"] > 20 for counts in outcomes), outcomes
+    assert shared > 0
+
+
+def tell_of_stale(url: str) -> list[str]:
+    """Write and search for a while; returns what the cache did."""
+    http, dice = Http(url), random.Random(7)  # both write the same, each in its own time
+    http.ok("POST", "/v1/collections", {"name": "docs"})
+    http.write("docs", *DOCUMENTS)
+    outcomes = []
+    for version in range(60):
+        number = dice.randrange(5)
+        text = f"Lighthouse {number} was painted in year {version}."
+        http.write("docs", {"id": f"d{number}", "text": text})
+        for asked in (number, 0, 1):
+            search: dict[str, object] = {"query": f"lighthouse {asked}", "k": 3}
+            found = http.search("docs", **search)
+            fresh = http.search("docs", **search, cache=False)
+            assert found["receipt"]["seq"] == fresh["receipt"]["seq"]
+            assert shown(found) == shown(fresh)
+            outcomes.append(found["receipt"]["cache"])
+        assert text in [hit["text"] for hit in http.search("docs", query=text)["hits"]]
+    return outcomes
+
+
+def shown(answer: Any) -> list[dict[str, object]]:
+    return [{**hit, "tier": None} for hit in answer["hits"]]

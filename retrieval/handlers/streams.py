@@ -1,0 +1,54 @@
+"""Server-sent events, as all handlers write them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+from aiohttp import web
+
+from retrieval.browsers import let_page_read
+from retrieval.llm import EVENT_STREAM
+from retrieval.request_log import REQUEST_ID
+
+SENT_WITHIN_S = 60.0  # a client that reads nothing for so long has gone
+
+
+class EventStream:
+    """The body of one answer. `write` raises ConnectionError once the client has gone, or does not read."""
+
+    def __init__(self) -> None:
+        headers = {"Content-Type": EVENT_STREAM, "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        self.reply = web.StreamResponse(headers={**headers, "X-Request-Id": REQUEST_ID.get()})
+
+    async def write(self, content: bytes) -> None:
+        try:
+            async with asyncio.timeout(SENT_WITHIN_S):
+                await self.reply.write(content)
+        except TimeoutError:
+            raise ConnectionError("the client does not read") from None
+
+
+@asynccontextmanager
+async def event_stream(request: web.Request) -> AsyncIterator[EventStream]:
+    """Begins the answer and ends it. One that is not whole is cut off, so that nobody takes what there is for all."""
+    stream, whole = EventStream(), False
+    let_page_read(request, stream.reply)
+    await stream.reply.prepare(request)
+    try:
+        yield stream
+        await stream.reply.write_eof()
+        whole = True
+    except ConnectionError:
+        pass  # the client has gone, and no cancellation has come of it yet
+    finally:
+        if not whole and request.transport is not None:
+            request.transport.close()
+
+
+def event(name: str, data: object, number: int | None = None) -> bytes:
+    """One event; with a number, a client that comes back tells it as `Last-Event-ID`."""
+    numbered = b"" if number is None else b"id: %d\n" % number
+    return b"%sevent: %s\ndata: %s\n\n" % (numbered, name.encode(), msgspec.json.encode(data))

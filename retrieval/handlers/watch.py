@@ -1,0 +1,167 @@
+"""Standing queries: hits of a search that enter its first k by a write, as server-sent events.
+
+    event: watching  id: 41   data: {"seq": 41}                       everything up to this operation is known
+    event: hits      id: 42   data: {"seq": 42, "hits": [{"rank": 3, "hit": {...}}]}
+    event: error              data: the error, as its body would be; the stream ends
+
+A client that comes back with `Last-Event-ID` gets what was written since and is still among the first k. The search is
+made again after each write, from the cache: where nothing written concerns it, its answer outlives the write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Annotated
+
+import msgspec
+from aiohttp import web
+
+from indexes import Collection, Conflict, DeadlineExceeded, InvalidInput, NearlineError, NotReady, Overloaded
+from retrieval.auth import PRINCIPAL
+from retrieval.cache import PATIENCE, Patience
+from retrieval.cancellation import RETRY_AFTER_S
+from retrieval.ceiling import AnswerBudget
+from retrieval.decoding import Doc
+from retrieval.errors import body_of
+from retrieval.handlers.streams import event, event_stream
+from retrieval.handlers.wire import body, collection_of, in_callers_words
+from retrieval.keys import CONFIG, KEYS, PIPELINE, READY
+from retrieval.request_log import note_queries
+from retrieval.schemas import Hit, SearchRequest
+
+LOOK_EVERY_S = 1.0  # whether the key is still valid, the collection there, and the service not stopping
+KEEP_ALIVE_S = 15.0  # proxies close what is silent for longer
+PAUSE_S = 0.05  # between two searches: a flood of writes is looked at twenty times a second
+KEEP_ALIVE = b": nothing new\n\n"
+DIGITS_MAX = 18
+
+
+class RankedHit(msgspec.Struct):
+    """A hit and its place."""
+
+    rank: Annotated[int, Doc("Place among the hits, from 1")]
+    hit: Hit
+
+
+class Entered(msgspec.Struct):
+    """What writes have brought among the first k."""
+
+    seq: Annotated[int, Doc("The operation up to which everything is known")]
+    hits: Annotated[list[RankedHit], Doc("Best first")]
+
+
+async def watch(request: web.Request) -> web.StreamResponse:
+    """What can be refused is refused with its status: the stream begins with the first answer."""
+    wanted = await body(request, SearchRequest)
+    note_queries(request, [wanted.query])
+    name, collection = collection_of(request)
+    check(wanted)
+    async with aclosing(Watch(request, name, collection, wanted).events(last_event(request))) as events:
+        first = await anext(events)
+        async with event_stream(request) as stream:
+            await stream.write(first)
+            async for content in events:
+                await stream.write(content)
+        return stream.reply
+
+
+class Watch:
+    """One standing query."""
+
+    def __init__(
+        self, request: web.Request, name: str, collection: Collection, wanted: SearchRequest
+    ) -> None:
+        self._request, self._name, self._collection, self._wanted = request, name, collection, wanted
+
+    async def events(self, after: int | None) -> AsyncGenerator[bytes]:
+        """As they are sent. `after` is what the client knows already; None: everything. Raises before the first one."""
+        loop, begun, shown = asyncio.get_running_loop(), False, None
+        try:
+            while True:
+                seq, hits = await self._hits()
+                known = seq if after is None else after
+                new = [] if hits == shown else await self._written(hits, known, seq)
+                after, shown = max(known, seq), hits
+                if new or not begun:
+                    said, begun = loop.time(), True
+                    yield (
+                        event("hits", Entered(after, new), after)
+                        if new
+                        else event("watching", {"seq": after}, after)
+                    )
+                await asyncio.sleep(PAUSE_S)
+                while not await self._arrived(seq + 1):
+                    self._look()
+                    if loop.time() - said > KEEP_ALIVE_S:
+                        said = loop.time()
+                        yield KEEP_ALIVE
+        except NearlineError as error:
+            if not begun:
+                raise
+            yield event("error", body_of(in_callers_words(self._request.app, error)))
+
+    async def _hits(self) -> tuple[int, list[Hit]]:
+        """The present ones, and up to which operation. Waits while the service has too much to do."""
+        app = self._request.app
+        while True:
+            PATIENCE.set(Patience())
+            try:
+                budget = AnswerBudget(app[CONFIG].limits.answer_bytes_max)
+                found = await app[PIPELINE].search(self._name, self._collection, self._wanted, budget=budget)
+                return found.receipt.seq, found.hits
+            except (Overloaded, DeadlineExceeded):
+                await asyncio.sleep(LOOK_EVERY_S)
+                self._look()
+
+    async def _written(self, hits: list[Hit], after: int, upto: int) -> list[RankedHit]:
+        """Those whose documents were written after one operation and not after another."""
+        ids = list({hit.document_id for hit in hits})
+        seqs = await asyncio.to_thread(self._collection.log.seqs_of, ids)
+        return [
+            RankedHit(rank, hit)
+            for rank, hit in enumerate(hits, 1)
+            if after < seqs.get(hit.document_id, 0) <= upto
+        ]
+
+    async def _arrived(self, seq: int) -> bool:
+        """Whether this operation came while we waited."""
+        try:
+            async with asyncio.timeout(LOOK_EVERY_S):
+                await asyncio.wrap_future(self._collection.arrivals.at(seq))
+        except TimeoutError:
+            return False
+        return True
+
+    def _look(self) -> None:
+        """Raises what ends the stream: a key that is valid no more, a collection that is gone, a stopping service."""
+        request = self._request
+        PRINCIPAL.set(request.app[KEYS].admit(request.headers, "search"))
+        if collection_of(request)[1] is not self._collection:
+            raise Conflict(f"{self._name!r} is another collection now; watch again", param="collection")
+        if not request.app[READY]["ready"]:
+            raise NotReady("the service is stopping; watch again later", retry_after_s=RETRY_AFTER_S)
+
+
+def check(wanted: SearchRequest) -> None:
+    """Raises InvalidInput for what a standing query cannot be."""
+    for param in ("exact", "offset", "facets"):
+        if getattr(wanted, param):
+            raise InvalidInput(f"a watched search has no {param}", param=param)
+    if not wanted.cache:
+        raise InvalidInput(
+            "a watched search needs the cache: it is made again after each write", param="cache"
+        )
+
+
+def last_event(request: web.Request) -> int | None:
+    """Of a client that was here before. Raises InvalidInput."""
+    text = request.headers.get("Last-Event-ID")
+    if text is None:
+        return None
+    if len(text) > DIGITS_MAX or not (text.isascii() and text.isdigit()):
+        raise InvalidInput(
+            f"Last-Event-ID must be the id of an event, found {text[:40]!r}", param="Last-Event-ID"
+        )
+    return int(text)

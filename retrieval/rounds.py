@@ -1,0 +1,112 @@
+"""One round of a search on a search thread: from candidates to an answer, and what it can be kept by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from indexes import Candidates, Collection, DenseResult, Ranking, Snapshot, Tier
+from retrieval.boosting import arrange
+from retrieval.ceiling import BudgetShare
+from retrieval.diversity import diversified
+from retrieval.executor import Executor
+from retrieval.highlighting import corrected_words
+from retrieval.option_schemas import FacetBody
+from retrieval.plan import Plan
+from retrieval.relevance import is_supported
+from retrieval.reranking import Reranker, rerank
+from retrieval.schemas import Hit, Reranked
+from retrieval.stages import Rounds, fuse, hydrate
+from retrieval.stopwatch import Stopwatch
+from retrieval.survival import grounds_of
+
+
+class CachedAnswer(msgspec.Struct):
+    """What of an answer the cache keeps: everything but how long it took and where it came from."""
+
+    hits: list[Hit]
+    tiers: list[Tier]
+    cold_skipped: str | None
+    share_read: float | None
+    weight_dense: float | None
+    supported: bool | None
+    support_from: float | None
+    corrected: dict[str, str] | UnsetType = UNSET
+    facets: list[FacetBody] | UnsetType = UNSET
+    reranked: Reranked | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Not cut short by a budget: another try would give the same."""
+        return self.reranked is None or self.reranked.passages == self.reranked.of
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An answer; whether candidates were gone from the log; and the grounds on which it may outlive writes, empty if
+    it may not."""
+
+    answer: CachedAnswer
+    vanished: bool
+    grounds: bytes
+
+
+def rounds_of(collection: Collection, plan: Plan, budget: BudgetShare) -> Rounds:
+    others = collection.documents - len(plan.examples.documents if plan.examples else ())
+    return Rounds(budget, others if plan.query.condition is None else None)
+
+
+def scanned(snapshot: Snapshot, ranking: Ranking) -> Candidates:
+    """Candidates of an exact scan. It reads the log, which may be ahead of the snapshot."""
+    ranking = replace(ranking, tiers=snapshot.tiers_of(ranking.ids))
+    return Candidates.join(DenseResult(ranking, snapshot.tiers, None), Ranking.empty())
+
+
+def run_stages(
+    plan: Plan,
+    executor: Executor,
+    watch: Stopwatch,
+    rounds: Rounds,
+    candidates: Candidates | None = None,
+    reranker: Reranker | None = None,
+    kept_on: Snapshot | None = None,
+) -> Found | None:
+    """The stages in order, from the `candidates` if they are there already; `kept_on` the snapshot they search, if the
+    answer shall be kept. None if it has to be deeper, see `hydrate`. For a search thread."""
+    plan = plan.read()
+    execution = executor.prepare(plan.query, watch)
+    found = candidates or execution.search()
+    ranked = fused = watch.timed("fuse", lambda: fuse(plan, found, execution))
+    reranked = None
+    if plan.rerank is not None and reranker is not None:
+        fused, reranked = watch.timed(
+            "rerank", partial(rerank, plan, fused, execution, reranker, rounds, watch.deadline)
+        )
+    arranged = fused
+    if plan.request.boosts or plan.request.sort:
+        arranged = watch.timed("fuse", partial(arrange, plan, fused, execution))
+    if plan.request.mmr is not None:
+        arranged = watch.timed("fuse", partial(diversified, plan, arranged, execution))
+    rounds.last = plan, arranged
+    hydrated = watch.timed("hydrate", lambda: hydrate(plan, arranged, execution, rounds))
+    if hydrated is None:
+        return None
+    hits, vanished = hydrated
+    grounds = b""
+    if kept_on is not None and not vanished:
+        grounds = grounds_of(plan, kept_on, execution.scoring, ranked, rounds.shown)
+    answer = CachedAnswer(
+        hits=hits,
+        tiers=list(found.searched),
+        cold_skipped=found.cold_skipped,
+        share_read=None if plan.share_read is None else round(plan.share_read, 3),
+        weight_dense=None if plan.weight_dense is None else round(plan.weight_dense, 3),
+        supported=is_supported(fused.relevance[fused.order], plan.calibration),
+        support_from=plan.calibration.support if plan.calibration else None,
+        reranked=reranked,
+        corrected=corrected_words(execution.corrected, hits),
+    )
+    return Found(answer, vanished, grounds)

@@ -1,0 +1,190 @@
+"""Whether an answer outlives writes: would the same search still give it, hits, order, scores and all?
+
+Nothing that a search computes of one passage depends on the others, but for the statistics of BM25 (rounded, so that
+they hardly ever change), the tenth score of each ranking (for relevance), and which passages are candidates at all. So
+an answer holds as long as
+
+    the passages that it rests on live, and none that had expired is back,
+    its query scores passages as it did (`Prepared.scoring`),
+    and no passage written since has a place among those that it rests on.
+
+What it rests on are its first candidates, which no other candidate and no passage beyond the depth of the rankings
+reaches; and where more than the first ones matter (rank fusion, reranking, boosts, later pages), all candidates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from indexes import Candidates, Floats, Ids, Snapshot
+from retrieval.plan import Plan
+from retrieval.relevance import LEAD_OVER, SUPPORT_HITS
+from retrieval.stages import Fused, Positions, added, last_score
+
+SMALLEST: Final = 1e-30  # above 0, below any BM25 score
+ROUNDING: Final = 2e-6  # of scores
+RESTS_ON_MAX: Final = 1024  # passages: with more, an answer holds for its content alone
+NEWER_MAX: Final = 1024  # passages written since: to judge by more takes as long as to search
+NOTHING: Final = float("-inf")
+
+
+class Grounds(msgspec.Struct, frozen=True, array_like=True):
+    """What an answer rests on. `lives` and `expired` are int64 passage ids, `vector` is the query's, float32.
+
+    Later passages are those above `newest`. It ends with one that scores `score_from`, `dense_from` or `lexical_from`,
+    and with the one after `spare` that reach `dense_last` or `lexical_last` and so leave less room to candidates.
+    """
+
+    newest: int
+    scoring: bytes
+    vector: bytes
+    share_read: float | None
+    lives: bytes
+    expired: bytes
+    score_from: float
+    dense_from: float
+    lexical_from: float
+    dense_last: float
+    lexical_last: float
+    spare: int
+
+
+def grounds_of(plan: Plan, snapshot: Snapshot, scoring: bytes, fused: Fused, shown: list[int]) -> bytes:
+    """Of an answer whose hits are the candidates in the positions `shown`; empty if it holds for its content alone.
+
+    `fused` are the candidates as they were ranked, before they were arranged in another order.
+    """
+    found, request = fused.candidates, plan.request
+    if plan.examples or plan.facets or request.exact or max(len(found), len(snapshot.expired)) > RESTS_ON_MAX:
+        return b""
+    depth = plan.query.depth
+    dense, lexical = by_rank(found.dense, found.dense_ranks), by_rank(found.lexical, found.lexical_ranks)
+    dense_last = float(dense[-1]) if len(dense) == depth else NOTHING
+    lexical_last = float(lexical[-1]) if len(lexical) == depth else SMALLEST
+    first = first_of(plan, fused, shown)
+    score_from = enters_from(plan, fused, first)
+    crowded = plan.mode == "hybrid" and score_from <= unseen(plan, found, dense_last, lexical_last)
+    if crowded or rests_on_all(plan):
+        lives, spare = np.arange(len(found)), 0
+        score_from, dense_from, lexical_from = float("inf"), dense_last, lexical_last
+    else:
+        leads = [ranks < LEAD_OVER for ranks in (found.dense_ranks, found.lexical_ranks)]
+        listed = (found.dense_ranks >= 0) & leads[0] | (found.lexical_ranks >= 0) & leads[1]
+        lives = np.union1d(first, np.flatnonzero(listed))
+        dense_from = float(dense[LEAD_OVER - 1]) if len(dense) >= LEAD_OVER else NOTHING
+        lexical_from = float(lexical[LEAD_OVER - 1]) if len(lexical) >= LEAD_OVER else SMALLEST
+        spare = depth - 1 - int(place_of(found)[first].max(initial=0))
+    vector = b"" if plan.query.vector is None else plan.query.vector.astype(np.float32).tobytes()
+    return msgspec.msgpack.encode(
+        Grounds(
+            newest=snapshot.newest,
+            scoring=scoring,
+            vector=vector,
+            share_read=plan.share_read,
+            lives=found.ids[lives].astype(np.int64).tobytes(),
+            expired=snapshot.expired.astype(np.int64).tobytes(),
+            score_from=score_from,
+            dense_from=dense_from,
+            lexical_from=lexical_from,
+            dense_last=dense_last,
+            lexical_last=lexical_last,
+            spare=spare,
+        )
+    )
+
+
+def still_holding(kept: bytes, plan: Plan, snapshot: Snapshot) -> bytes | None:
+    """The grounds that an answer has on this later snapshot; None if it does not hold there. `plan` is of the same
+    request, not embedded."""
+    try:
+        grounds = msgspec.msgpack.decode(kept, type=Grounds)
+    except msgspec.DecodeError:
+        return None
+    if (
+        not snapshot.live_among(ids_of(grounds.lives)).all()
+        or snapshot.live_among(ids_of(grounds.expired)).any()
+    ):
+        return None
+    vector = np.frombuffer(grounds.vector, np.float32) if grounds.vector else None
+    plan = replace(plan, query=replace(plan.query, vector=vector), share_read=grounds.share_read)
+    prepared = snapshot.prepare(plan.query)
+    if prepared.scoring != grounds.scoring:
+        return None
+    found = prepared.newer(grounds.newest, NEWER_MAX)
+    if found is None:
+        return None
+    reaching = int(((found.dense >= grounds.dense_last) | (found.lexical >= grounds.lexical_last)).sum())
+    ends = (found.dense >= grounds.dense_from) | (found.lexical >= grounds.lexical_from)
+    if ends.any() or reaching > grounds.spare or (scores_of(plan, found) >= grounds.score_from).any():
+        return None
+    return msgspec.msgpack.encode(
+        msgspec.structs.replace(
+            grounds, newest=max(snapshot.newest, grounds.newest), spare=grounds.spare - reaching
+        )
+    )
+
+
+def rests_on_all(plan: Plan) -> bool:
+    """Whether more than the first candidates decide about the answer."""
+    request = plan.request
+    arranged = request.boosts or request.sort or request.mmr or plan.rerank
+    fused = plan.mode == "hybrid" and plan.weight_dense is None
+    return bool(fused or arranged or plan.operators or request.offset or request.min_relevance is not None)
+
+
+def first_of(plan: Plan, fused: Fused, shown: list[int]) -> Positions:
+    """The candidates that decided about the answer: those as far as its last hit, and those that support it."""
+    order, least = fused.order, plan.request.min_score
+    if len(shown) == plan.last:
+        reached = int(np.flatnonzero(np.isin(order, shown)).max(initial=0)) + 1
+    else:
+        reached = len(order) if least is None else int((fused.scores[order] >= least).sum())
+    return order[: max(reached, SUPPORT_HITS)]
+
+
+def enters_from(plan: Plan, fused: Fused, first: Positions) -> float:
+    """The score from which a passage would be one of them."""
+    if len(first) < len(fused.order):
+        return float(fused.scores[first[-1]]) - ROUNDING
+    return SMALLEST if plan.mode == "lexical" else NOTHING
+
+
+def unseen(plan: Plan, found: Candidates, dense_last: float, lexical_last: float) -> float:
+    """The most that a passage can score that is no candidate."""
+    if dense_last == NOTHING:
+        return NOTHING  # all passages are candidates
+    dense = np.array([dense_last], np.float32)
+    lexical = np.array([0.0 if lexical_last == SMALLEST else lexical_last], np.float32)
+    return last_score(plan, found, dense, lexical) + ROUNDING
+
+
+def scores_of(plan: Plan, found: Candidates) -> Floats:
+    if plan.mode != "hybrid":
+        return found.dense if plan.mode == "dense" else found.lexical
+    if plan.weight_dense is None:
+        return np.zeros(len(found), np.float32)  # by ranks: all candidates count
+    return added(plan, plan.weight_dense, found, found.dense, found.lexical).astype(np.float32)
+
+
+def by_rank(scores: Floats, ranks: NDArray[np.int32]) -> Floats:
+    """The scores of those in a ranking, best first."""
+    listed = np.flatnonzero(ranks >= 0)
+    return scores[listed[np.argsort(ranks[listed])]]
+
+
+def place_of(found: Candidates) -> NDArray[np.int32]:
+    """The better one of a candidate's places in the rankings."""
+    places = [
+        np.where(ranks >= 0, ranks, np.iinfo(np.int32).max)
+        for ranks in (found.dense_ranks, found.lexical_ranks)
+    ]
+    return np.minimum(*places)
+
+
+def ids_of(stored: bytes) -> Ids:
+    return np.frombuffer(stored, np.int64)

@@ -1,0 +1,254 @@
+"""Answers that outlive writes: whatever was written, deleted or expired, a kept answer is what a fresh search gives."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as bounded
+from hypothesis import strategies as st
+
+from indexes import InvalidInput
+from indexes.collection import Collection
+from indexes.expiry import EXPIRES
+from indexes.model import Delete, IndexOptions, NewPassage, Upsert
+from retrieval.cache import MemoryStore, ResultCache
+from retrieval.embedders import Embedders
+from retrieval.embedding.results import Observer
+from retrieval.pipeline import Pipeline
+from retrieval.schemas import SearchAnswer, SearchRequest
+from retrieval.settings import Config, Search
+from retrieval.survival import NEWER_MAX
+from tests.support.vectors import WORDS, World, make_collection
+
+DIMENSIONS = 8
+WORLD = World(dimensions=DIMENSIONS)
+EMBEDDERS = Embedders(Config(), lambda name: Observer())  # opens none: every query brings its vector
+CONFIG = Config(search=Search(candidates=24))  # not all documents are candidates
+START_MS = 1_000_000
+
+
+def vector(number: int) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(WORLD.vector(number).tolist()))
+
+
+QUERY = " ".join(WORDS[:40:3])
+EVEN = msgspec.Raw(b'{"type":"eq","key":"even","value":true}')
+BY_NUMBER: Any = [{"key": "number", "weight": 0.02}]
+SEARCHES: dict[str, dict[str, Any]] = {
+    "dense": {"vector": vector(99), "mode": "dense", "k": 3},
+    "dense-filtered": {"vector": vector(99), "mode": "dense", "k": 3, "filter": EVEN},
+    "exact": {"vector": vector(99), "mode": "dense", "k": 3, "exact": True},
+    "deep": {"vector": vector(98), "mode": "dense", "k": 30},
+    "lexical": {"query": QUERY, "mode": "lexical", "k": 3},
+    "lexical-filtered": {"query": QUERY, "mode": "lexical", "k": 3, "filter": EVEN},
+    "rare": {"query": WORDS[300], "mode": "lexical", "k": 3},
+    "misspelled": {"query": f"{WORDS[70]}x {WORDS[3]}", "mode": "lexical", "k": 3, "typos": True},
+    "hybrid": {"query": QUERY, "vector": vector(97), "k": 3},
+    "hybrid-filtered": {"query": QUERY, "vector": vector(97), "k": 3, "filter": EVEN},
+    "two words": {"query": f"{WORDS[2]} {WORDS[90]}", "vector": vector(96), "k": 3},
+    "grouped": {"query": QUERY, "vector": vector(97), "k": 3, "group_by_document": True},
+    "ranks": {"query": QUERY, "vector": vector(97), "k": 3, "fusion": {"method": "rrf"}},
+    "floor": {"query": QUERY, "vector": vector(97), "k": 10, "min_score": 0.4},
+    "relevance": {"query": QUERY, "mode": "lexical", "k": 5, "min_relevance": 0.05},
+    "boosted": {"query": QUERY, "vector": vector(97), "k": 3, "boosts": BY_NUMBER},
+    "diverse": {"query": QUERY, "vector": vector(97), "k": 3, "mmr": 0.5},
+    "later page": {"query": QUERY, "vector": vector(97), "k": 3, "offset": 3},
+    "wide": {"query": QUERY, "vector": vector(97), "k": 3, "expand": {"before": 1, "after": 1}},
+    "marked": {"query": QUERY, "mode": "lexical", "k": 3, "highlight": True},
+    "operators": {"query": f"{WORDS[1]} -{WORDS[4]} wor*", "mode": "lexical", "k": 3, "operators": True},
+    "counted": {"query": QUERY, "mode": "lexical", "k": 3, "facets": [{"key": "topic"}]},
+    "nothing": {"query": "elsewhere", "mode": "lexical", "k": 3},
+}
+
+
+class Clock:
+    ms = START_MS
+
+    def __call__(self) -> int:
+        return self.ms
+
+
+class Cached:
+    """A collection, searched with a cache and without."""
+
+    def __init__(self, folder: Path) -> None:
+        self.clock = Clock()
+        options = IndexOptions(delta_passages_max=16, segments_max=2, now_ms=self.clock)
+        self.collection: Collection = make_collection(folder, options=options, dimensions=DIMENSIONS)
+        self.results = ResultCache(MemoryStore(1 << 24, lambda: 0.0), None, ttl_s=60, now=lambda: 0.0)
+        self.pipeline = Pipeline(EMBEDDERS, self.results, CONFIG)
+
+    def write(self, number: int, version: int = 0, *, expires_ms: int | None = None) -> None:
+        text = WORLD.text(number, version)
+        passages = tuple(
+            NewPassage(at, len(text), 15, WORLD.vector(number, version, at)) for at in range(1 + number % 2)
+        )
+        expiry = {} if expires_ms is None else {EXPIRES: expires_ms}
+        metadata = {**WORLD.metadata(number), **expiry}
+        self.collection.write([Upsert(f"d{number}", text, "", metadata, passages)]).result()
+
+    def delete(self, number: int) -> None:
+        self.collection.write([Delete(f"d{number}")]).result()
+
+    async def search(self, **request: Any) -> SearchAnswer:
+        asked = msgspec.json.decode(msgspec.json.encode(request), type=SearchRequest)
+        return await self.pipeline.search("docs", self.collection, asked)
+
+    def close(self) -> None:
+        self.pipeline.close()
+        self.collection.close()
+
+
+@pytest.fixture
+def cached(tmp_path: Path) -> Iterator[Cached]:
+    made = Cached(tmp_path / "c")
+    yield made
+    made.close()
+
+
+def shown(answer: SearchAnswer) -> object:
+    """All that an answer says but where its passages lay, where it came from and how long it took."""
+    hits = [msgspec.structs.replace(hit, tier="hot") for hit in answer.hits]
+    receipt = answer.receipt
+    return hits, receipt.supported, receipt.corrected, receipt.weight_dense, answer.facets
+
+
+async def check(cached: Cached, names: tuple[str, ...] = tuple(SEARCHES)) -> None:
+    for name in names:
+        try:
+            fresh = shown(await cached.search(**SEARCHES[name], cache=False))
+        except InvalidInput:  # a filter on a key that no passage has yet
+            continue
+        assert shown(await cached.search(**SEARCHES[name])) == fresh, name
+
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("write"), st.integers(0, 60), st.integers(0, 2)),
+        st.tuples(st.just("expiring"), st.integers(0, 60), st.integers(1, 50)),
+        st.tuples(st.just("delete"), st.integers(0, 60), st.just(0)),
+        st.tuples(st.just("clock"), st.integers(-30, 60), st.just(0)),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@bounded(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(begun=st.integers(0, 60), steps=steps)
+def test_a_kept_answer_is_what_a_fresh_search_gives(
+    tmp_path_factory: pytest.TempPathFactory, begun: int, steps: list[tuple[str, int, int]]
+) -> None:
+    """After each write, deletion and tick of the clock, in every kind of search: hits, order, scores, relevance."""
+    cached = Cached(tmp_path_factory.mktemp("survival") / "c")
+
+    async def story() -> None:
+        for number in range(begun):
+            cached.write(number)
+        await check(cached)
+        for kind, number, value in steps:
+            if kind == "write":
+                cached.write(number, value)
+            elif kind == "expiring":
+                cached.write(number, 3, expires_ms=cached.clock.ms + value)
+            elif kind == "delete":
+                cached.delete(number)
+            else:
+                cached.clock.ms += number
+            await check(cached)
+
+    try:
+        asyncio.run(story())
+    finally:
+        cached.close()
+
+
+@pytest.mark.parametrize("name", sorted(SEARCHES.keys() - {"exact", "counted", "deep", "later page"}))
+def test_answers_outlive_writes_elsewhere(cached: Cached, name: str) -> None:
+    """Forty documents that have nothing to do with a query leave its answer in the cache, and count as survivals."""
+
+    async def story() -> None:
+        for number in range(64):
+            cached.write(number)
+        await cached.search(**SEARCHES[name])
+        far = -WORLD.vector({"two words": 96}.get(name, 97 if "vector" in SEARCHES[name] else 0))
+        if name.startswith("dense"):
+            far = -WORLD.vector(99)
+        for number in range(40):
+            text = " ".join(["unrelated"] * 14 + [str(number)])  # as long as the others are
+            passage = NewPassage(0, len(text), 2, far)
+            far_away = f"far{number}"
+            for change in (Upsert(far_away, text, "", {}, (passage,)), Delete(far_away)):
+                cached.collection.write([change]).result()
+                answer = await cached.search(**SEARCHES[name])
+                assert answer.receipt.cache == "hit"
+                assert answer.receipt.seq == cached.collection.snapshot.seq
+        assert cached.results.counts.survived == 80
+        assert shown(answer) == shown(await cached.search(**SEARCHES[name], cache=False))
+
+    asyncio.run(story())
+
+
+def test_an_answer_ends_with_a_passage_that_enters_it_or_leaves_it(cached: Cached) -> None:
+    """The copy of a hit takes its place beside it at once; a deleted hit is gone at once."""
+
+    async def story() -> None:
+        for number in range(40):
+            cached.write(number)
+        for name in ("dense", "lexical", "hybrid"):
+            first = (await cached.search(**SEARCHES[name])).hits[0]
+            number = int(first.document_id[1:])
+            vector = WORLD.vector(number, 0, first.passage)
+            passage = NewPassage(0, len(first.text), 15, vector)
+            for document_id in (f"{name}-copy", f"{name}-other"):
+                cached.collection.write([Upsert(document_id, first.text, "", {}, (passage,))]).result()
+                answer = await cached.search(**SEARCHES[name])
+                assert document_id in [hit.document_id for hit in answer.hits]
+            cached.collection.write([Delete(first.document_id)]).result()
+            answer = await cached.search(**SEARCHES[name])
+            assert first.document_id not in [hit.document_id for hit in answer.hits]
+
+    asyncio.run(story())
+
+
+def test_an_answer_ends_with_more_writes_than_are_looked_at(cached: Cached) -> None:
+    """After a flood of new passages the search is made again, which takes no longer than to judge by them."""
+
+    async def story() -> None:
+        for number in range(30):
+            cached.write(number)
+        await cached.search(**SEARCHES["dense"])
+        passages = tuple(NewPassage(0, 1, 1, -WORLD.vector(99)) for _ in range(NEWER_MAX + 1))
+        cached.collection.write([Upsert("flood", "a", "", {}, passages)]).result()
+        assert (await cached.search(**SEARCHES["dense"])).receipt.cache == "miss"
+        assert cached.results.counts.outdated == 1
+
+    asyncio.run(story())
+
+
+def test_searches_for_the_same_at_one_time_are_one(cached: Cached) -> None:
+    """Of a hundred equal searches one computes; the others wait for it. Who leaves takes nobody along."""
+
+    async def story() -> None:
+        for number in range(20):
+            cached.write(number)
+        asked = [asyncio.create_task(cached.search(**SEARCHES["hybrid"])) for _ in range(100)]
+        await asyncio.sleep(0)
+        asked[0].cancel()
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        assert isinstance(answers[0], asyncio.CancelledError)
+        found = [answer for answer in answers if isinstance(answer, SearchAnswer)]
+        assert len(found) == 99
+        assert all(one.hits == other.hits for one, other in itertools.pairwise(found))
+        counts = cached.results.counts
+        assert [answer.receipt.cache for answer in found].count("miss") == 1
+        assert counts.joined + counts.hits == 98
+
+    asyncio.run(story())

@@ -1,0 +1,199 @@
+"""Standing queries over HTTP: what a write brings among the first hits is pushed, once, also after a break."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+import urllib.parse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.guarded import Caller, Guarded, guarded_service
+
+WATCHES_MAX = 4
+FILLING = [
+    {"id": f"f{at}", "text": f"Filling {at} about gardens, bread and the weather."} for at in range(30)
+]
+OUTAGE = {"query": "payment service is down", "k": 3}
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Iterator[Guarded]:
+    environ = {
+        "NEARLINE_MODELS_FOLDER": str(model_folder.parent),
+        "NEARLINE_ADMISSION_WATCHES_MAX": str(WATCHES_MAX),
+    }
+    with guarded_service(tmp_path_factory.mktemp("watch") / "data", environ) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def admin(service: Guarded) -> Caller:
+    return service.caller("admin")
+
+
+@pytest.fixture
+def alerts(admin: Caller) -> str:
+    name = admin.new_collection()
+    admin.write(name, *FILLING)
+    return name
+
+
+class Events:
+    """One open stream."""
+
+    def __init__(self, answer: http.client.HTTPResponse) -> None:
+        self.answer = answer
+
+    def next(self) -> tuple[str, Any, int | None]:
+        """Name, data and id of the next event; ("end", None, None) after the last one."""
+        fields: dict[str, str] = {}
+        while line := self.answer.readline().decode():
+            name, _, value = line.rstrip("\n").partition(": ")
+            if name:
+                fields[name] = value
+            elif "event" in fields:
+                number = fields.get("id")
+                return fields["event"], json.loads(fields["data"]), None if number is None else int(number)
+        return "end", None, None
+
+    def entered(self) -> dict[str, int]:
+        """The next hits: their documents with their ranks."""
+        name, data, number = self.next()
+        assert name == "hits", data
+        assert data["seq"] == number
+        return {one["hit"]["document_id"]: one["rank"] for one in data["hits"]}
+
+
+@contextmanager
+def watching(
+    caller: Caller, collection: str, search: dict[str, Any], after: int | None = None
+) -> Iterator[Events]:
+    connection = http.client.HTTPConnection(urllib.parse.urlsplit(caller.url).netloc, timeout=20)
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {caller.token}"}
+    if after is not None:
+        headers["Last-Event-ID"] = str(after)
+    connection.request("POST", f"/v1/collections/{collection}/watch", json.dumps(search), headers)
+    answer = connection.getresponse()
+    assert answer.status == 200, answer.read()
+    assert answer.headers["Content-Type"] == "text/event-stream"
+    try:
+        yield Events(answer)
+    finally:
+        connection.close()
+
+
+def test_what_enters_the_first_hits_is_pushed(admin: Caller, alerts: str) -> None:
+    """A new document and a changed one that are like the query come with their places; what is unlike does not."""
+    with watching(admin, alerts, OUTAGE) as events:
+        assert events.next() == ("watching", {"seq": 30}, 30)
+        admin.write(alerts, {"id": "a", "text": "The payment service is down since noon."})
+        assert events.entered() == {"a": 1}
+        admin.write(alerts, {"id": "far", "text": "Bread is baked at dawn."})
+        admin.ok("DELETE", f"/v1/collections/{alerts}/documents/far")
+        admin.write(alerts, {"id": "f3", "text": "Payment is down, says the service desk."})
+        assert list(events.entered()) == ["f3"]
+        admin.write(alerts, {"id": "a", "text": "The payment service is down since noon, still."})
+        assert list(events.entered()) == ["a"]
+
+
+def test_a_client_that_comes_back_gets_what_it_missed(admin: Caller, alerts: str) -> None:
+    """With the id of the last event it saw; what left the first hits meanwhile is not told."""
+    with watching(admin, alerts, OUTAGE) as events:
+        seen = events.next()[2]
+    admin.write(alerts, {"id": "gone", "text": "The payment service was down."})
+    admin.write(alerts, {"id": "b", "text": "The payment service is down again."})
+    admin.ok("DELETE", f"/v1/collections/{alerts}/documents/gone")
+    with watching(admin, alerts, OUTAGE, after=seen) as events:
+        assert events.entered() == {"b": 1}
+        admin.write(alerts, {"id": "c", "text": "payment service is down"})
+        name, data, number = events.next()
+        assert (name, [one["hit"]["document_id"] for one in data["hits"]]) == ("hits", ["c"])
+    with watching(admin, alerts, OUTAGE, after=number) as events:
+        assert events.next() == ("watching", {"seq": number}, number)
+
+
+def test_floors_and_filters_hold(admin: Caller, alerts: str) -> None:
+    """Only what passes the filter and the least score is pushed, so that silence means that nothing is like it."""
+    search = {
+        **OUTAGE,
+        "min_score": 0.5,
+        "filter": {"type": "eq", "key": "team", "value": "shop"},
+    }
+    admin.write(alerts, {"id": "first", "text": "Gardens.", "metadata": {"team": "shop"}})
+    with watching(admin, alerts, search) as events:
+        assert events.next()[0] == "watching"
+        admin.write(alerts, {"id": "x", "text": "The payment service is down.", "metadata": {"team": "bank"}})
+        admin.write(alerts, {"id": "y", "text": "More gardens.", "metadata": {"team": "shop"}})
+        admin.write(alerts, {"id": "z", "text": "The payment service is down.", "metadata": {"team": "shop"}})
+        assert events.entered() == {"z": 1}
+
+
+def test_groups_see_their_own(service: Guarded, admin: Caller, alerts: str) -> None:
+    """A key that sees some documents only is told of those alone."""
+    ops = service.caller("search", groups=["ops"])
+    with watching(ops, alerts, OUTAGE) as events:
+        assert events.next()[0] == "watching"
+        admin.write(alerts, {"id": "s", "text": "payment service is down", "metadata": {"acl": ["sales"]}})
+        admin.write(alerts, {"id": "o", "text": "payment service is down!", "metadata": {"acl": ["ops"]}})
+        assert events.entered() == {"o": 1}
+
+
+def test_a_stream_ends_with_its_key_and_its_collection(service: Guarded, admin: Caller, alerts: str) -> None:
+    """A revoked key and a deleted collection end it with an error event, within seconds."""
+    reader = service.caller("search")
+    with watching(reader, alerts, OUTAGE) as events:
+        events.next()
+        service.keys.revoke(reader.token.split("_")[1])
+        name, data, _ = events.next()
+        assert (name, data["error"]["type"]) == ("error", "unauthorized")
+        assert events.next()[0] == "end"
+    with watching(admin, alerts, OUTAGE) as events:
+        events.next()
+        admin.ok("DELETE", f"/v1/collections/{alerts}")
+        name, data, _ = events.next()
+        assert (name, data["error"]["type"]) == ("error", "not_found")
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [({"exact": True, "mode": "dense"}, "exact"), ({"offset": 3}, "offset"), ({"cache": False}, "cache")],
+)
+def test_what_cannot_be_watched_is_refused(
+    admin: Caller, alerts: str, change: dict[str, Any], param: str
+) -> None:
+    """With its status and the field, before any stream begins."""
+    reply = admin.call("POST", f"/v1/collections/{alerts}/watch", {**OUTAGE, **change})
+    assert (reply.status, reply.body["error"]["param"]) == (422, param)
+
+
+def test_an_id_that_is_none_is_refused(admin: Caller, alerts: str) -> None:
+    reply = admin.call(
+        "POST", f"/v1/collections/{alerts}/watch", OUTAGE, headers={"Last-Event-ID": "yesterday"}
+    )
+    assert (reply.status, reply.body["error"]["param"]) == (422, "Last-Event-ID")
+
+
+def test_as_many_as_are_allowed_at_once(admin: Caller, alerts: str) -> None:
+    """One more is refused with 429; when one leaves there is room again."""
+    open_ones = [watching(admin, alerts, OUTAGE) for _ in range(WATCHES_MAX)]
+    for one in open_ones:
+        one.__enter__().next()
+    assert admin.call("POST", f"/v1/collections/{alerts}/watch", OUTAGE).status == 429
+    open_ones.pop().__exit__(None, None, None)
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            with watching(admin, alerts, OUTAGE) as events:
+                assert events.next()[0] == "watching"
+            break
+        except AssertionError:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    for one in open_ones:
+        one.__exit__(None, None, None)
