@@ -18,6 +18,7 @@ from retrieval.embedders import Embedders
 from retrieval.frequent import Frequent
 from retrieval.limits import Limiter
 from retrieval.pipeline import Pipeline
+from retrieval.semantic import SemanticCache, SemanticCounts
 from retrieval.tasks import Tasks
 
 Rows = Iterable[tuple[str | float, ...]]  # the values of the labels, then that of the metric
@@ -217,6 +218,27 @@ def caches(
     return found
 
 
+def semantic(cache: SemanticCache) -> list[Metric]:
+    counts = cache.counts
+    return [
+        lookups("nearline_semantic_cache", "Lookups of questions that ask the same", counts),
+        counter(
+            "nearline_semantic_cache_checks",
+            "Semantic hits that were searched all the same: false ones lacked the best hit or half of all",
+            ["verdict"],
+            [("right", counts.right), ("false", counts.false)],
+        ),
+        gauge(
+            "nearline_semantic_cache_switched_off", "Collections for which false hits have switched it off", [],
+            [(len(cache.off),)],
+        ),
+        gauge(
+            "nearline_semantic_cache_bytes", "What the questions take in this process", [],
+            [(cache.questions.bytes_used,)],
+        ),
+    ]  # fmt: skip
+
+
 def warm_ups(frequent: Frequent) -> list[Metric]:
     text = "Frequent searches made again by the service, after a swap or a start"
     return [counter("nearline_warm_searches", text, [], [(frequent.made,)])]
@@ -234,5 +256,5 @@ def query_vectors(cache: EmbeddingCache) -> list[Metric]:
     ]  # fmt: skip
 
 
-def lookups(name: str, text: str, cache: ResultCounts | EmbeddingCache) -> Metric:
+def lookups(name: str, text: str, cache: ResultCounts | EmbeddingCache | SemanticCounts) -> Metric:
     return counter(name, text, ["outcome"], [("hit", cache.hits), ("miss", cache.misses)])

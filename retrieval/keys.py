@@ -12,7 +12,7 @@ from aiohttp import web
 from indexes import Catalog
 from retrieval.admission import Gates, Load
 from retrieval.auth import Keys, Needed
-from retrieval.cache import Store
+from retrieval.cache import SharedStore
 from retrieval.cancellation import Stopping
 from retrieval.ceiling import Ceiling, Held
 from retrieval.config import Config
@@ -40,7 +40,7 @@ HELD = web.RequestKey("HELD", Held)
 GATES = web.AppKey("GATES", Gates)
 LOADS = web.AppKey[Mapping[object, Load]]("LOADS")  # the class of each handler that has one
 CATALOG = web.AppKey("CATALOG", Catalog)
-SHARED = web.AppKey[Store | None]("SHARED")  # what services share; None where there is no Redis
+SHARED = web.AppKey[SharedStore | None]("SHARED")  # what services share; None where there is no Redis
 EMBEDDERS = web.AppKey("EMBEDDERS", Embedders)
 PIPELINE = web.AppKey("PIPELINE", Pipeline)
 RERANKER = web.AppKey[Reranker | None]("RERANKER")  # None where none is configured, or it cannot be loaded

@@ -64,6 +64,7 @@ from retrieval.privacy import VECTOR_EXPORT, VectorExport
 from retrieval.query_log import QueryLog
 from retrieval.reranking import Reranker
 from retrieval.schemas import SearchRequest
+from retrieval.semantic import Questions, SemanticCache, SharedQuestions
 from retrieval.starting import StartBody
 from retrieval.tasks import Tasks
 from retrieval.uploads import Uploads
@@ -223,17 +224,26 @@ async def pipeline_ctx(app: web.Application) -> AsyncIterator[None]:
 
     def reloaded() -> None:
         results.ttl_s = ttl_s(config)
+        if asked_elsewhere is not None:
+            asked_elsewhere.ttl_s = results.ttl_s
         if (vectors := app[EMBEDDERS].shared) is not None:
             vectors.ttl_s = ttl_s(config)
 
-    app[RELOADED].append(reloaded)
-    app[PIPELINE] = Pipeline(app[EMBEDDERS], results, config, app[RERANKER])
+    questions = Questions(config.semantic_cache.bytes_max)
+    asked_elsewhere = None if far is None else SharedQuestions(far, ttl_s=ttl_s(config))
+    semantic = SemanticCache(lambda: config.semantic_cache, questions, asked_elsewhere)
+    app[METRICS].watch(partial(collectors.semantic, semantic))
+    app[CEILING].relief.append(questions.clear)
+    app[RELOADED] += [reloaded, semantic.reset]
+    app[PIPELINE] = Pipeline(app[EMBEDDERS], results, config, app[RERANKER], semantic)
     app[METRICS].watch(partial(collectors.load, app[GATES], app[LIMITER], app[PIPELINE]))
     # Every product of a search is small; BLAS would spread it over all cores and wait for each of them.
     with threadpool_limits(1, user_api="blas"):
         yield
     await asyncio.to_thread(app[PIPELINE].close)
     await near.close()
+    if asked_elsewhere is not None:
+        await asked_elsewhere.close()
 
 
 async def tasks_ctx(app: web.Application) -> AsyncIterator[None]:

@@ -20,7 +20,6 @@ from typing import TypeVar
 
 import msgspec
 import numpy as np
-from msgspec import UNSET
 
 from indexes import (
     Candidates,
@@ -39,9 +38,10 @@ from retrieval.facets import facets_of
 from retrieval.flights import Flights
 from retrieval.plan import Plan, planned
 from retrieval.reranking import PAIRS_A_RUN, Reranker
-from retrieval.rounds import CachedAnswer, Found, rounds_of, run_stages, scanned
+from retrieval.rounds import CachedAnswer, Found, answer_of, rounds_of, run_stages, scanned, taken
 from retrieval.scanning import JointScan, Place, Scanner
-from retrieval.schemas import CacheOutcome, Receipt, SearchAnswer, SearchRequest
+from retrieval.schemas import SearchAnswer, SearchRequest
+from retrieval.semantic import Questions, SemanticCache
 from retrieval.settings import Config
 from retrieval.similar import read_examples
 from retrieval.stages import Fused, Rounds
@@ -53,6 +53,7 @@ T = TypeVar("T")
 MIN_SEQ_WAIT_S = 5.0
 # More get no more done, and each pass of the event loop, which everybody else waits for, takes longer.
 ACTIVE_PER_THREAD = 8
+ANYTHING = "*"  # in place of a text
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +70,17 @@ class Pipeline:
     """Answers searches."""
 
     def __init__(
-        self, embedders: Embedders, results: ResultCache, config: Config, reranker: Reranker | None = None
+        self,
+        embedders: Embedders,
+        results: ResultCache,
+        config: Config,
+        reranker: Reranker | None = None,
+        semantic: SemanticCache | None = None,
     ) -> None:
         self._reranker = reranker
         self._embedders = embedders
         self._results = results
+        self._semantic = semantic or SemanticCache(lambda: config.semantic_cache, Questions(0))
         self._config = config
         self._scanner = Scanner()
         self._flights: Flights[bytes] = Flights()
@@ -174,7 +181,11 @@ class Pipeline:
         snapshot = await reached(collection, plan.request.min_seq or 0)
         if not plan.request.cache:
             self._results.counts.bypassed += 1
-            snapshot, found = await self._found(collection, snapshot, plan, watch, place, BudgetShare(budget))
+            async with self._turn(plan):
+                plan = await self._embedded(collection, snapshot, plan, watch)
+                snapshot, found = await self._found(
+                    collection, snapshot, plan, watch, place, BudgetShare(budget)
+                )
             return answer_of(name, collection, snapshot, plan, found.answer, watch, "bypass")
         key = self._key(collection, snapshot, plan)
         stored = await watch.awaited("cache", self._kept(key, collection, snapshot, plan))
@@ -188,7 +199,18 @@ class Pipeline:
             return answer_of(name, collection, snapshot, plan, answer, watch, "hit")
         with self._flights.leading(flight) as leading:
             begun, before = watch.elapsed_ms, key.content
-            snapshot, found = await self._found(collection, snapshot, plan, watch, place, BudgetShare(budget))
+            scope = self._scope(collection, snapshot, plan)
+            async with self._turn(plan):
+                plan = await self._embedded(collection, snapshot, plan, watch)
+                alike = await watch.awaited("cache", self._alike(scope, collection, snapshot, plan, budget))
+                if alike is not None and not self._semantic.checks():
+                    leading.land(None)
+                    return answer_of(name, collection, snapshot, plan, alike, watch, "semantic")
+                snapshot, found = await self._found(
+                    collection, snapshot, plan, watch, place, BudgetShare(budget)
+                )
+            if alike is not None:
+                self._semantic.checked(collection.name, alike.hits, found.answer.hits)
             # One that met a later commit (a hit gone from the log, an exact scan) would be wrong when this content is
             # back, unless all that it rests on is known and judged then.
             lasting = not collection.moved_since(snapshot) or (found.grounds and plan.reach is None)
@@ -201,6 +223,8 @@ class Pipeline:
                 key = replace(key, content=snapshot.content if settled else b"")
                 put = self._results.put(key, encoded, found.grounds, watch.elapsed_ms - begun)
                 await watch.awaited("cache", put)
+                if scope is not None and plan.query.vector is not None:
+                    self._semantic.keep(scope, plan.request.query or "", plan.query.vector)
         return answer_of(name, collection, snapshot, plan, found.answer, watch, "miss")
 
     async def _found(
@@ -213,17 +237,49 @@ class Pipeline:
         share: BudgetShare,
     ) -> tuple[Snapshot, Found]:
         """The answer, and the snapshot that it is of."""
-        async with self._turn(plan):
-            plan = await self._embedded(collection, snapshot, plan, watch)
+        found = await self._search(collection, snapshot, plan, watch, place, share)
+        if found.vanished and collection.snapshot.seq > snapshot.seq:
+            # Hits were replaced or deleted meanwhile; their new versions are in the newer snapshot.
+            snapshot = collection.snapshot
             found = await self._search(collection, snapshot, plan, watch, place, share)
-            if found.vanished and collection.snapshot.seq > snapshot.seq:
-                # Hits were replaced or deleted meanwhile; their new versions are in the newer snapshot.
-                snapshot = collection.snapshot
-                found = await self._search(collection, snapshot, plan, watch, place, share)
         return snapshot, found
 
+    def _scope(self, collection: Collection, snapshot: Snapshot, plan: Plan) -> bytes | None:
+        """Of the questions that may answer this one: all else that an answer depends on is the same. None if only its
+        own answer will do."""
+        if not plan.counted or plan.operators or not self._semantic.serves(collection.name, plan.text):
+            return None
+        return self._key(collection, snapshot, self._asking(ANYTHING, collection, plan)).far
+
+    def _asking(self, text: str, collection: Collection, plan: Plan) -> Plan:
+        """The same search for another text."""
+        return self._planned(collection, msgspec.structs.replace(plan.request, query=text))
+
+    async def _alike(
+        self,
+        scope: bytes | None,
+        collection: Collection,
+        snapshot: Snapshot,
+        plan: Plan,
+        budget: AnswerBudget,
+    ) -> CachedAnswer | None:
+        """The kept answer to a question that asks the same in other words."""
+        text, vector = plan.request.query, plan.query.vector
+        if scope is None or not text or vector is None:
+            return None
+        for question in await self._semantic.alike(scope, text, vector):
+            other = self._asking(question.text, collection, plan)
+            key = self._key(collection, snapshot, other)
+            stored = await self._kept(key, collection, snapshot, other, counted=False)
+            if stored is not None:
+                self._semantic.counts.hits += 1
+                return taken(stored, budget)
+            self._semantic.forget(scope, question)
+        self._semantic.counts.misses += 1
+        return None
+
     async def _kept(
-        self, key: ResultKey, collection: Collection, snapshot: Snapshot, plan: Plan
+        self, key: ResultKey, collection: Collection, snapshot: Snapshot, plan: Plan, *, counted: bool = True
     ) -> bytes | None:
         """A kept answer that holds on this snapshot."""
 
@@ -231,7 +287,8 @@ class Pipeline:
             floor = self._embedders.similarity_floor(collection.settings.model)
             return still_holding(grounds, replace(plan, similarity_floor=floor), snapshot)
 
-        return await self._results.get(key, judge)
+        # An exact search moves nothing, but somebody waits for it.
+        return await self._results.get(key, judge, counted=counted and (plan.counted or plan.request.exact))
 
     async def follow(self, collection: Collection, request: SearchRequest) -> Followed:
         """The same search, and what its last round chose from. No cache is read or filled, and nothing counted."""
@@ -336,41 +393,3 @@ async def reached(collection: Collection, min_seq: int) -> Snapshot:
                 f"the log is at seq {collection.snapshot.seq}, before min_seq={min_seq}", param="min_seq"
             ) from None
     return collection.snapshot
-
-
-def taken(stored: bytes, budget: AnswerBudget) -> CachedAnswer | None:
-    """A kept answer; None for one that another version of this service has kept."""
-    budget.take(len(stored))
-    try:
-        return msgspec.msgpack.decode(stored, type=CachedAnswer)
-    except msgspec.DecodeError:
-        return None
-
-
-def answer_of(
-    name: str,
-    collection: Collection,
-    snapshot: Snapshot,
-    plan: Plan,
-    answer: CachedAnswer,
-    watch: Stopwatch,
-    cache: CacheOutcome,
-) -> SearchAnswer:
-    """With its receipt. `name` is what the client calls the collection."""
-    receipt = Receipt(
-        collection=name,
-        generation=snapshot.generation,
-        seq=snapshot.seq,
-        tiers=answer.tiers,
-        cold_skipped=answer.cold_skipped,
-        share_read=answer.share_read,
-        weight_dense=answer.weight_dense,
-        cache=cache,
-        model=collection.settings.model,
-        reranked=answer.reranked,
-        supported=answer.supported,
-        support_from=answer.support_from,
-        corrected=answer.corrected,
-        degraded=UNSET if cache == "hit" or not plan.degraded else list(plan.degraded),
-    )
-    return SearchAnswer(answer.hits, receipt, watch.stop(), answer.facets)

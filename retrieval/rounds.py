@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from indexes import Candidates, Collection, DenseResult, Ranking, Snapshot, Tier
 from retrieval.boosting import arrange
-from retrieval.ceiling import BudgetShare
+from retrieval.ceiling import AnswerBudget, BudgetShare
 from retrieval.diversity import diversified
 from retrieval.executor import Executor
 from retrieval.highlighting import corrected_words
@@ -18,7 +18,7 @@ from retrieval.option_schemas import FacetBody
 from retrieval.plan import Plan
 from retrieval.relevance import is_supported
 from retrieval.reranking import Reranker, rerank
-from retrieval.schemas import Hit, Reranked
+from retrieval.schemas import CacheOutcome, Hit, Receipt, Reranked, SearchAnswer
 from retrieval.stages import Rounds, fuse, hydrate
 from retrieval.stopwatch import Stopwatch
 from retrieval.survival import grounds_of
@@ -110,3 +110,41 @@ def run_stages(
         corrected=corrected_words(execution.corrected, hits),
     )
     return Found(answer, vanished, grounds)
+
+
+def taken(stored: bytes, budget: AnswerBudget) -> CachedAnswer | None:
+    """A kept answer; None for one that another version of this service has kept."""
+    budget.take(len(stored))
+    try:
+        return msgspec.msgpack.decode(stored, type=CachedAnswer)
+    except msgspec.DecodeError:
+        return None
+
+
+def answer_of(
+    name: str,
+    collection: Collection,
+    snapshot: Snapshot,
+    plan: Plan,
+    answer: CachedAnswer,
+    watch: Stopwatch,
+    cache: CacheOutcome,
+) -> SearchAnswer:
+    """With its receipt. `name` is what the client calls the collection."""
+    receipt = Receipt(
+        collection=name,
+        generation=snapshot.generation,
+        seq=snapshot.seq,
+        tiers=answer.tiers,
+        cold_skipped=answer.cold_skipped,
+        share_read=answer.share_read,
+        weight_dense=answer.weight_dense,
+        cache=cache,
+        model=collection.settings.model,
+        reranked=answer.reranked,
+        supported=answer.supported,
+        support_from=answer.support_from,
+        corrected=answer.corrected,
+        degraded=UNSET if cache == "hit" or not plan.degraded else list(plan.degraded),
+    )
+    return SearchAnswer(answer.hits, receipt, watch.stop(), answer.facets)

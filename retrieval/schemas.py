@@ -213,7 +213,7 @@ class Reranked(msgspec.Struct):
     of: Annotated[int, Doc("Candidates it was to read")]
 
 
-CacheOutcome = Literal["hit", "miss", "bypass"]
+CacheOutcome = Literal["hit", "miss", "bypass", "semantic"]
 Degraded = Literal["candidates", "rerank"]
 
 

@@ -188,10 +188,22 @@ class Cache(Section, frozen=True, kw_only=True):
     warm_searches: Count = 200
 
 
+class SemanticSettings(Section, frozen=True, kw_only=True):
+    enabled: bool = False
+    similarity_from: Annotated[float, Meta(gt=0, le=1)] = 0.9
+    words_min: Positive = 3
+    bytes_max: Count = 33_554_432
+    checked_share: Share = 0.01
+    false_budget: Share = 0.01
+
+
 class Redis(Section, frozen=True, kw_only=True):
     url: Annotated[
         str,
-        Meta(pattern=r"^$|^(redis|rediss|unix)://", description="redis://, rediss:// or unix://, or nothing"),
+        Meta(
+            pattern=r"^$|^(rediss?(\+(sentinel|cluster))?|unix)://",
+            description="redis://, rediss://, unix:// or redis+sentinel:// and its like, or nothing",
+        ),
     ] = ""
     secret: Annotated[str, Meta(pattern=r"^$|^.{16,}$", description="16 characters or more, or nothing")] = ""
     timeout_ms: Duration = 15.0
@@ -246,6 +258,7 @@ class Config(Section, frozen=True, kw_only=True):
     assess: Assess = field(default_factory=Assess)
     llm: Llm = field(default_factory=Llm)
     cache: Cache = field(default_factory=Cache)
+    semantic_cache: SemanticSettings = field(default_factory=SemanticSettings)
     redis: Redis = field(default_factory=Redis)
     query_log: QueryLog = field(default_factory=QueryLog)
     feedback: Feedback = field(default_factory=Feedback)
@@ -294,6 +307,7 @@ RESTART = frozenset(
         "llm.timeout_s",
         "cache.results_bytes_max",
         "cache.warm_searches",
+        "semantic_cache.bytes_max",
         "redis",
         "query_log.enabled",
         "tracing",

@@ -163,6 +163,20 @@ def cache(passages: int, questions: int, redis_server: str | None, **options: An
     measure("cache", run, passages, options, in_turns=False, questions=questions)
 
 
+@command.command(epilog="Example: nearline bench semantic --corpus squad-sent/corpus.jsonl.gz")
+@passages(13_000)
+@option("--questions", 20_000, "Different ones to make pairs of.", COUNT)
+@option("--each", 400, "Pairs of every kind.", COUNT)
+@common
+def semantic(passages: int, questions: int, **options: Any) -> None:
+    """Measure the semantic cache: paraphrases answered, and questions that only look alike; needs the extra `report`."""
+    require_matplotlib()
+    from jobs.benchmark.semantic import run
+    from jobs.benchmark.semantic_plot import plot
+
+    measure("semantic", run, passages, options, in_turns=False, plot=plot, questions=questions)
+
+
 @command.command(epilog="Example: nearline bench ranking --data judged --sets scifact --queries 200")
 @option(
     "--data",

@@ -17,7 +17,7 @@ from __future__ import annotations
 from retrieval.cache.embeddings import EmbeddingCache, SharedVectors
 from retrieval.cache.memory import MemoryStore
 from retrieval.cache.results import ResultCache, ResultCounts, ResultKey
-from retrieval.cache.store import PATIENCE, Patience, Store, StoreCounts
+from retrieval.cache.store import PATIENCE, Patience, SharedStore, Store, StoreCounts
 
 __all__ = [
     "PATIENCE",
@@ -27,6 +27,7 @@ __all__ = [
     "ResultCache",
     "ResultCounts",
     "ResultKey",
+    "SharedStore",
     "SharedVectors",
     "Store",
     "StoreCounts",

@@ -50,7 +50,7 @@ VALUE_BYTES_MAX: Final = 1 << 20  # a bigger one might miss the timeout and make
 
 
 class RedisStore:
-    """Implements `Store` on Redis at `url` (`redis_client` has the forms). Connects when first used.
+    """Implements `SharedStore` on Redis at `url` (`redis_client` has the forms). Connects when first used.
 
     Raises ValueError at once for an unusable url or secret (its text does not quote them), and later nothing
     but the caller's own cancellation. `secret` has 16 to 64 bytes; stores with different secrets do not see
@@ -111,13 +111,19 @@ class RedisStore:
             return
         self._begin(self._send(self.full_key(key), value, ttl_s), self._puts)
 
-    async def run_script(self, script: str, key: bytes, *arguments: int) -> list[object] | None:
+    async def run_script(self, script: str, key: bytes, *arguments: int | bytes) -> list[object] | None:
         """What a Lua script returns for this key, a list; None where Redis does not say in time."""
         command = ("EVAL", script, 1, self.full_key(key), *arguments)
         reply = await self._within_patience(
             self._read(lambda: self._client.execute(*command), refusable=True)
         )
         return reply if isinstance(reply, list) else None
+
+    def sealed(self, key: bytes, value: bytes) -> bytes:
+        return seal(self._secret, self.full_key(key), value)
+
+    def unsealed(self, key: bytes, sealed: bytes) -> bytes | None:
+        return unseal(self._secret, self.full_key(key), sealed)
 
     async def drain(self) -> None:
         """Wait until the puts begun so far have ended, well or not."""

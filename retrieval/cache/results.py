@@ -105,24 +105,20 @@ class ResultCache:
         near = key_of(b"nearline-near", far, opening, b"%d %d" % (generation, tuned_ms))
         return ResultKey(near, far, content, opening)
 
-    async def get(self, key: ResultKey, judge: Judge | None = None) -> bytes | None:
-        """The encoded answer put under this key, if it is right. Without `judge` none outlives a write."""
+    async def get(self, key: ResultKey, judge: Judge | None = None, *, counted: bool = True) -> bytes | None:
+        """The encoded answer put under this key, if it is right. Without `judge` none outlives a write. `counted` as a
+        hit or a miss."""
         near = await self._near_get(key)
         found = near and await self._holding(near, key, judge)
         shared = await self._shared(key, self._far) if near is None and self._far else None
         if shared is not None:
             found = await self._holding(shared, key, judge)
-            self.counts.far += found is not None
         if found is not None and found is not near:
             left_s = int(found.made_s + self.ttl_s - self._now())
             await self._near.put(key.near, msgspec.msgpack.encode(found), left_s)
-        if found is None:
-            self.counts.misses += 1
-            self.counts.outdated += near is not None or shared is not None
-            return None
-        self.counts.hits += 1
-        self.counts.saved_ms += found.cost_ms
-        return found.answer
+        if counted:
+            self._count(found, near or shared, far=shared is not None, now=key.content)
+        return None if found is None else found.answer
 
     async def put(self, key: ResultKey, answer: bytes, grounds: bytes = b"", cost_ms: float = 0.0) -> None:
         """Keep an encoded answer, and on which grounds it may outlive writes. May return before it can be found."""
@@ -131,6 +127,17 @@ class ResultCache:
         await self._near.put(key.near, encoded, self.ttl_s)
         if self._far is not None:
             await self._far.put(key.far, encoded, self.ttl_s)
+
+    def _count(self, found: Kept | None, kept: Kept | None, *, far: bool, now: bytes) -> None:
+        """A get that came upon `kept`, and gave what it had `found` to hold."""
+        if found is None:
+            self.counts.misses += 1
+            self.counts.outdated += kept is not None
+            return
+        self.counts.hits += 1
+        self.counts.far += far
+        self.counts.survived += kept is not None and kept.content != now
+        self.counts.saved_ms += found.cost_ms
 
     def clear(self) -> None:
         """Forget what is kept near. What lies far is not found any more either once documents went, and ages out."""
@@ -145,7 +152,6 @@ class ResultCache:
         grounds = await judge(found.grounds)
         if grounds is None:
             return None
-        self.counts.survived += 1
         return msgspec.structs.replace(found, content=key.content, grounds=grounds)
 
     async def _near_get(self, key: ResultKey) -> Kept | None:

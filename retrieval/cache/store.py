@@ -44,6 +44,19 @@ class Store(Protocol):
         """Running totals since the store was made; the same object every time."""
 
 
+class SharedStore(Store, Protocol):
+    """One that other processes use too, and may have written to."""
+
+    async def run_script(self, script: str, key: bytes, *arguments: int | bytes) -> list[object] | None:
+        """What a Lua script returns for this key, a list; None where that is not known in time. Never raises."""
+
+    def sealed(self, key: bytes, value: bytes) -> bytes:
+        """The value as it may lie there under this key, for who stores it in other ways than `put`."""
+
+    def unsealed(self, key: bytes, sealed: bytes) -> bytes | None:
+        """None if it was not sealed with our secret for this key."""
+
+
 @dataclass(slots=True)
 class StoreCounts:
     """Totals for the metrics endpoint. Every get ends as exactly one hit or miss, whatever else it counts as.

@@ -72,7 +72,7 @@ class Receipt(TypedDict):
     cold_skipped: str | None
     share_read: float | None
     weight_dense: float | None
-    cache: Literal["bypass", "hit", "miss"]
+    cache: Literal["bypass", "hit", "miss", "semantic"]
     model: str
     reranked: Reranked | None
     supported: bool | None

@@ -1,0 +1,150 @@
+"""The semantic cache on questions in other words, and on questions that differ in one word that matters.
+
+Every pair's first question is cached among thousands of others, then its second one is looked up. What the cache would
+have answered is compared with what a search of a running service finds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from indexes.model import Floats
+from jobs.benchmark.service import COLLECTION, K, OverHttp, filled
+from jobs.benchmark.texts import Material, embed, model_folder
+from jobs.benchmark.turns import Row, Say, Tables
+from jobs.benchmark.wordings import Pair, pairs
+from retrieval.embedding.encoder import Encoder, available_threads
+from retrieval.embedding.models import load_model
+from retrieval.semantic import Questions, SemanticCache
+from retrieval.semantic.cache import is_false
+from retrieval.settings import SemanticSettings
+
+BESIDE = 3500  # other questions in the cache
+THRESHOLDS = (0.7, 0.75, 0.8, 0.85, 0.9, 0.925, 0.95, 0.96, 0.97, 0.98, 0.99)
+SCOPE = b"bench"
+NOTES = f"""\
+Each pair's first question is in the cache with those of its kind and {BESIDE:,} others; its second one is looked up.
+Paraphrases ask the same, hard negatives need another answer; both are made by rules (jobs/benchmark/wordings.py).
+hits: paraphrases answered by their first question, or by another one. false hits: hard negatives answered by theirs.
+similarity alone: the nearest question if it is near enough, as semantic caches commonly do.
+with words: Nearline's, where words have to agree too and thresholds rise where other questions are near.
+searched: what the cache gives, compared with a search. false: it lacks the best passage, or half of all {K}.\
+""".splitlines()
+
+
+@dataclass(slots=True)
+class Tried:
+    """A pair, and what the caches have for its second question: the texts by threshold, None for nothing."""
+
+    pair: Pair
+    similarity: float
+    nearest: str
+    nearest_similarity: float
+    answered_by: dict[float, str | None] = field(default_factory=dict)
+    false: bool | None = None  # by a search, None if it was not answered
+
+    def alone(self, threshold: float) -> str | None:
+        return self.nearest if self.nearest_similarity >= threshold else None
+
+
+def run(material: Material, scratch: Path, say: Say, *, each: int) -> Tables:
+    """`each`: pairs of every kind."""
+    made = pairs(material.queries, each=each, seed=0)
+    encoder = Encoder(load_model(model_folder()), threads=available_threads())
+    texts = list(dict.fromkeys([*material.queries, *itertools.chain(*((one.kept, one.asked) for one in made))]))
+    vector_of = dict(zip(texts, embed(texts, encoder, "query", say)))
+    default = SemanticSettings().similarity_from
+    tried = []
+    for kind in dict.fromkeys(one.kind for one in made):
+        say(f"looking up {kind} ...")
+        tried += looked_up([one for one in made if one.kind == kind], material.queries, vector_of)
+    with filled(material, 0, scratch / "filled", None, say) as server:
+        say("searching for what was answered ...")
+        service = OverHttp(server.url, server.pid)
+        service.expect(1)
+        for one in tried:
+            if (text := one.answered_by[default]) is not None:
+                one.false = is_false(*(list(searched(service, query)) for query in (text, one.pair.asked)))
+    notes = [f"{len(material.texts):,} texts, {len(material.queries):,} questions, {len(made):,} pairs.", *NOTES]
+    return {"By threshold": by_threshold(tried), f"By kind, at {default:g}": by_kind(tried, default)}, notes
+
+
+def looked_up(kind: Sequence[Pair], questions: Sequence[str], vector_of: dict[str, Floats]) -> Iterator[Tried]:
+    """With the first questions of all these pairs in the cache."""
+    asked = {one.asked for one in kind}
+    others = (one for one in questions if one not in asked)
+    cached = list(dict.fromkeys([*(one.kept for one in kind), *itertools.islice(others, BESIDE)]))
+    matrix = np.stack([vector_of[text] for text in cached])
+    at_threshold = SimpleNamespace(settings=SemanticSettings(enabled=True))
+    cache = SemanticCache(lambda: at_threshold.settings, Questions(1 << 28))
+    for text in cached:
+        cache.keep(SCOPE, text, vector_of[text])
+    for pair in kind:
+        vector = vector_of[pair.asked]
+        similarities = matrix @ vector
+        nearest = int(similarities.argmax())
+        one = Tried(pair, float(vector_of[pair.kept] @ vector), cached[nearest], float(similarities[nearest]))
+        for threshold in THRESHOLDS:
+            at_threshold.settings = SemanticSettings(enabled=True, similarity_from=threshold)
+            serves = cache.serves(COLLECTION, pair.asked)
+            found = asyncio.run(cache.alike(SCOPE, pair.asked, vector)) if serves else []
+            one.answered_by[threshold] = found[0].text if found else None
+        yield one
+
+
+def searched(service: OverHttp, query: str) -> Iterator[Any]:
+    body = {"query": query, "k": K, "cache": False}
+    for hit in service.post(f"/v1/collections/{COLLECTION}/search", body)["hits"]:
+        yield SimpleNamespace(document_id=hit["document_id"], passage=hit["passage"])
+
+
+def by_threshold(tried: Sequence[Tried]) -> list[Row]:
+    same, other = ([one for one in tried if one.pair.same is wanted] for wanted in (True, False))
+    rows = []
+    for threshold in THRESHOLDS:
+        row: Row = {"similarity_from": threshold}
+        for way in ("similarity alone", "with words"):
+            got = [one.alone(threshold) if way.startswith("s") else one.answered_by[threshold] for one in same]
+            wrong = [
+                one.alone(threshold) if way.startswith("s") else one.answered_by[threshold] for one in other
+            ]
+            hits = sum(text is not None for text in got)
+            false = sum(text == one.pair.kept for text, one in zip(wrong, other))
+            row[f"{way}: hits %"] = round(100 * hits / len(same), 1)
+            row[f"{way}: false hits %"] = round(100 * false / len(other), 2)
+        rows.append(row)
+    return rows
+
+
+def by_kind(tried: Sequence[Tried], threshold: float) -> list[Row]:
+    rows = []
+    for kind in dict.fromkeys(one.pair.kind for one in tried):
+        own = [one for one in tried if one.pair.kind == kind]
+        answered = [one for one in own if one.answered_by[threshold] is not None]
+        by_kept = sum(one.answered_by[threshold] == one.pair.kept for one in own)
+        row: Row = {
+            "kind": kind,
+            "asks the same": "yes" if own[0].pair.same else "no",
+            "pairs": len(own),
+            "similarity, median": round(float(np.median([one.similarity for one in own])), 3),
+            "nearest by similarity %": round(
+                100 * sum(one.alone(threshold) == one.pair.kept for one in own) / len(own), 1
+            ),
+            "answered": len(answered),
+            "by the first question": by_kept,
+            "searched: false": sum(bool(one.false) for one in answered),
+        }
+        rows.append(row)
+    for same, name in ((True, "all that ask the same"), (False, "all that do not")):
+        own_rows = [row for row in rows if row["asks the same"] == ("yes" if same else "no")]
+        columns = ("pairs", "answered", "by the first question", "searched: false")
+        rows.append({"kind": name, **{column: sum(row[column] for row in own_rows) for column in columns}})
+    return rows

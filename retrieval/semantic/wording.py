@@ -1,0 +1,128 @@
+"""What is left of a question once everything is gone that may be said in another way.
+
+No distance between vectors tells "enable" from "disable", or 2023 from 2024 (figures in docs/caching.md). So words
+decide: two texts ask the same if they have the same words in the same order, apart from the few that are listed here:
+polite openings, contractions, articles, British spelling, singular and plural, the place of an auxiliary, a phrase of
+time or place that comes first or last. Anything else that differs, in any language, makes them two questions.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Final
+
+QUESTION_WORDS: Final = {"what", "who", "whom", "whose", "when", "where", "why", "how"}
+PREPOSITIONS: Final = {
+    "in", "on", "at", "during", "since", "until", "before", "after", "by", "for", "from", "to", "under", "with",
+    "within", "of",
+}  # fmt: skip
+LIGHT: Final = {"a", "an", "the", "is", "are", "am", "do", "does", "exactly", "actually", "please"}
+"""Left out. Not "was" or "did": who is and who was president are two questions."""
+AUXILIARIES: Final = {
+    "was", "were", "has", "have", "had", "can", "could", "will", "would", "shall", "should", "may", "might", "must",
+}  # fmt: skip
+NUMBERS: Final = [
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
+]  # fmt: skip
+ORDINALS: Final = {
+    "first": "1st",
+    "second": "2nd",
+    "third": "3rd",
+    "fourth": "4th",
+    "fifth": "5th",
+    "sixth": "6th",
+}
+ALIKE: Final = {
+    "which": "what", "movie": "film", "purchase": "buy", "begin": "start", "situated": "located", "utilize": "use",
+    "automobile": "car", "biggest": "largest", "big": "large", "info": "information", "docs": "documentation",
+    "config": "configuration", "repo": "repository", "k8s": "kubernetes", "db": "database", "&": "and",
+    **{word: str(number) for number, word in enumerate(NUMBERS)}, **ORDINALS,
+}  # fmt: skip
+
+OPENING: Final = re.compile(
+    r"""^(?:
+        (?:hi|hello|hey)[\s,!.]+ | (?:please|kindly)[\s,]+ | (?:question|query|q)\s*:\s*
+      | (?:(?:can|could|would|will)\s(?:you|anyone|anybody|someone|somebody)\s(?:please\s|kindly\s)?)?
+        (?:tell|show|give|remind)\s(?:me|us)\s(?:about\s)?
+      | (?:do\syou|does\s(?:anyone|anybody|someone|somebody))\s(?:happen\sto\s)?know\s
+      | i\s(?:would\slike|want|need|wish)\sto\s(?:know|find\sout|ask)\s(?:about\s)?
+      | i\s(?:wonder|(?:was|am)\swondering|(?:was|am)\slooking\sfor)\s
+    )""",
+    re.VERBOSE,
+)
+CLOSING: Final = re.compile(r"[\s,]+(?:please|pls|thanks|thank you)[\s.!?]*$")
+REWRITTEN: Final = [
+    (re.compile(pattern), instead)
+    for pattern, instead in (
+        (r"[‘’]", "'"),
+        (r"\s+", " "),
+        (r"\bcan'?t\b|\bcannot\b", "can not"),
+        (r"\bwon't\b", "will not"),
+        (r"n't\b", " not"),
+        (r"\b(what|who|where|when|how|why|which|it|that|there|here)'s\b", r"\1 is"),
+        (r"'re\b", " are"),
+        (r"\bi'm\b", "i am"),
+        (r"\bi'd like\b", "i would like"),
+        (r"\bi'd\b", "i would"),
+        (r"'ve\b", " have"),
+        (r"'ll\b", " will"),
+        (r"'s\b|(?<=s)'(?=\s|$)", ""),  # of a possessive
+        (r"(?<=\d),(?=\d{3}\b)", ""),
+        (r"(?<=\d) ?(?:percent|per cent|%)(?=\W|$)", "%"),
+        (r"(?<=[a-z])-(?=[a-z])", " "),
+        (r"\bhow (?:do|can|could|should|would) (?:i|you|we|one|somebody|someone)\b(?: to\b)?", "how to"),
+    )
+]
+BRITISH: Final = [
+    (re.compile(pattern), instead)
+    for pattern, instead in (
+        (r"(?<=[a-z]{2})our(?=s?$|ed$|ing$|ite|able$|ful$|hood|ly$)", "or"),
+        (r"(?<=[a-z]{3})is(?=e[ds]?$|ing$|ation)", "iz"),
+        (r"(?<=[a-z]{2}[bt])re$", "er"),
+    )
+]
+
+
+@lru_cache(maxsize=4096)
+def wording(text: str) -> tuple[str, ...]:
+    """The words that two texts must share, in their order, to ask the same."""
+    text = text.casefold().strip()
+    for pattern, instead in REWRITTEN:
+        text = pattern.sub(instead, text)
+    while (rest := CLOSING.sub("", OPENING.sub("", text, count=1))) != text:
+        text = rest
+    words = [word for token in text.split() if (word := bare(token))]
+    if len(words) > 1 and words[0] in {"in", "on", "at", "during"} and words[1] in {"what", "which"}:
+        del words[0]  # in which year, what year
+    words = [ALIKE.get(word, word) for word in words]
+    if words and words[0] == "what" and {words[-1], *words[1:2]} & {"is", "are"}:
+        del words[
+            0
+        ]  # what is the capital of France, (tell me) what the capital of France is, the capital of France
+    words = [ALIKE.get(spelled(word), spelled(word)) for word in words if word not in LIGHT]
+    asks = next((at for at, word in enumerate(words) if word in QUESTION_WORDS), 0)
+    if asks > 1 and words[0] in PREPOSITIONS:
+        words = words[asks:] + words[:asks]  # in 1990, who won; who won in 1990
+    # When was it built; (tell me) when it was built.
+    return tuple(sorted(words, key=AUXILIARIES.__contains__))
+
+
+def bare(token: str) -> str:
+    """Without quotes and brackets around it and what ends a sentence; signs that mean something stay."""
+    return token.lstrip("\"'“„«([{").rstrip("\"'”“»)]}.,;:!?…").strip("–—")
+
+
+def spelled(word: str) -> str:
+    """As Americans write it, in the singular."""
+    if not word.isascii() or not word.isalpha() or len(word) < 4:
+        return word
+    for pattern, instead in BRITISH:
+        word = pattern.sub(instead, word)
+    if word.endswith(("ss", "us", "is", "news")):
+        return word
+    if word.endswith("ies") and len(word) > 4:
+        return word[:-3] + "y"
+    if word.endswith(("sses", "xes", "zes", "ches", "shes")):
+        return word[:-2]
+    return word.removesuffix("s")
