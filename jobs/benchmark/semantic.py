@@ -59,7 +59,9 @@ def run(material: Material, scratch: Path, say: Say, *, each: int) -> Tables:
     """`each`: pairs of every kind."""
     made = pairs(material.queries, each=each, seed=0)
     encoder = Encoder(load_model(model_folder()), threads=available_threads())
-    texts = list(dict.fromkeys([*material.queries, *itertools.chain(*((one.kept, one.asked) for one in made))]))
+    texts = list(
+        dict.fromkeys([*material.queries, *itertools.chain(*((one.kept, one.asked) for one in made))])
+    )
     vector_of = dict(zip(texts, embed(texts, encoder, "query", say)))
     default = SemanticSettings().similarity_from
     tried = []
@@ -73,11 +75,16 @@ def run(material: Material, scratch: Path, say: Say, *, each: int) -> Tables:
         for one in tried:
             if (text := one.answered_by[default]) is not None:
                 one.false = is_false(*(list(searched(service, query)) for query in (text, one.pair.asked)))
-    notes = [f"{len(material.texts):,} texts, {len(material.queries):,} questions, {len(made):,} pairs.", *NOTES]
+    notes = [
+        f"{len(material.texts):,} texts, {len(material.queries):,} questions, {len(made):,} pairs.",
+        *NOTES,
+    ]
     return {"By threshold": by_threshold(tried), f"By kind, at {default:g}": by_kind(tried, default)}, notes
 
 
-def looked_up(kind: Sequence[Pair], questions: Sequence[str], vector_of: dict[str, Floats]) -> Iterator[Tried]:
+def looked_up(
+    kind: Sequence[Pair], questions: Sequence[str], vector_of: dict[str, Floats]
+) -> Iterator[Tried]:
     """With the first questions of all these pairs in the cache."""
     asked = {one.asked for one in kind}
     others = (one for one in questions if one not in asked)
@@ -112,7 +119,9 @@ def by_threshold(tried: Sequence[Tried]) -> list[Row]:
     for threshold in THRESHOLDS:
         row: Row = {"similarity_from": threshold}
         for way in ("similarity alone", "with words"):
-            got = [one.alone(threshold) if way.startswith("s") else one.answered_by[threshold] for one in same]
+            got = [
+                one.alone(threshold) if way.startswith("s") else one.answered_by[threshold] for one in same
+            ]
             wrong = [
                 one.alone(threshold) if way.startswith("s") else one.answered_by[threshold] for one in other
             ]

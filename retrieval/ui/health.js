@@ -1,7 +1,7 @@
-// The strip below the bar: readiness, refusals, memory, and what /metrics says of searches, every five seconds.
+// The strip below the bar: readiness, refusals, memory, and what /metrics says of searches and caches, every five seconds.
 
 import { get } from "./api.js";
-import { bar, bytes, fixed, h, milliseconds } from "./dom.js";
+import { bar, bytes, fixed, h, milliseconds, number, table } from "./dom.js";
 
 const EVERY_MS = 5000;
 const SEARCHES = "nearline_searches_total";
@@ -32,13 +32,16 @@ export function quantile(buckets, share) {
 function figures(text) {
   const memory = {};
   const buckets = new Map();
+  const caches = new Map();
   let searches = 0;
   for (const [name, labels, value] of samples(text)) {
     if (name === SEARCHES) searches += value;
+    const [, cache] = /^nearline_((?:.*_cache|cache_store|redis_up)\w*?)(?:_total)?$/.exec(name) || [];
+    if (cache) caches.set([cache, ...Object.values(labels).sort()].join(" "), value);
     if (name === "nearline_memory_bytes") memory[labels.kind] = value;
     if (name === TOTAL && labels.stage === "total") buckets.set(labels.le === "+Inf" ? Infinity : Number(labels.le), value);
   }
-  return { at: performance.now(), searches, memory, buckets: [...buckets].sort(([a], [b]) => a - b) };
+  return { at: performance.now(), searches, memory, caches, buckets: [...buckets].sort(([a], [b]) => a - b) };
 }
 
 // Of the searches since the figures before; of all where there were none.
@@ -49,6 +52,32 @@ function recent(now, before) {
   return buckets.at(-1)?.[1] > 0 ? { buckets, since: "just now" } : { buckets: now.buckets, since: "since the start" };
 }
 
+const percent = (share) => (Number.isFinite(share) ? `${Math.round(100 * share)} %` : "–");
+
+// A row for each cache: found, not found, their share, and what else happened there, since the start.
+function cacheRows(caches) {
+  const count = (...words) => caches.get(words.join(" ")) || 0;
+  const row = (name, hits, misses, ...others) => [name, number(hits), number(misses), percent(hits / (hits + misses)),
+    others.filter(([value]) => value).map(([value, text]) => `${typeof value === "number" ? number(value) : value} ${text}`).join(", ")];
+  const events = (event) => count("result_cache_events", event);
+  const rows = [
+    row("answers", count("result_cache", "hit"), count("result_cache", "miss"), [events("survived"), "outlived a write"],
+      [events("outdated"), "ended by one"], [events("joined"), "joined"], [events("bypassed"), "bypassed"],
+      [count("cache_store", "evicted", "memory"), "evicted"], [fixed(count("result_cache_saved_seconds"), 1), "s saved"]),
+    row("query vectors", count("embedding_cache", "hit"), count("embedding_cache", "miss"),
+      [count("embedding_cache_events", "joined"), "joined"], [count("embedding_cache_events", "evicted"), "evicted"]),
+  ];
+  const [alike, others] = [count("semantic_cache", "hit"), count("semantic_cache", "miss")];
+  const [right, wrong] = [count("semantic_cache_checks", "right"), count("semantic_cache_checks", "false")];
+  const off = count("semantic_cache_switched_off");
+  if (alike + others) rows.push(row("questions in other words", alike, others, [right + wrong, `checked, ${number(wrong)} of them false`], [off, "collections switched off"]));
+  if (caches.has("redis_up")) {
+    const redis = (event) => count("cache_store", ...[event, "redis"].sort());
+    rows.push(row("Redis", redis("hits"), redis("misses"), [caches.get("redis_up") ? "" : "not", "reached"], [redis("timeouts") + redis("failures"), "failed"], [redis("dropped"), "dropped"]));
+  }
+  return rows;
+}
+
 function item(label, value, more = null, title = null) {
   return h("span", { class: "item", title }, h("span", { class: "label" }, label), " ", h("b", {}, value), more);
 }
@@ -56,6 +85,11 @@ function item(label, value, more = null, title = null) {
 export function showHealth(place) {
   let before = null;
   let allowed = true;
+  const strip = h("span", { class: "items" });
+  // Kept in place, so that it stays open and focused.
+  const [hits, rows] = [h("b"), h("div")];
+  const caches = h("details", { hidden: true }, h("summary", { title: "Answers found in the cache, since the start" }, h("span", { class: "label" }, "cache hits"), " ", hits), rows);
+  place.replaceChildren(strip, caches);
   document.addEventListener("key-changed", () => {
     allowed = true;
     refresh();
@@ -80,14 +114,19 @@ export function showHealth(place) {
         items.push(item("searches/s", before ? fixed(Math.max(0, now.searches - before.searches) / seconds, 1) : "–"));
         const { buckets, since } = recent(now, before);
         items.push(item("p99", milliseconds(1000 * quantile(buckets, 0.99)), null, `Of searches ${since}, from the histogram of /metrics`));
+        const found = cacheRows(now.caches);
+        hits.textContent = found[0][3];
+        if (caches.open) rows.replaceChildren(table(["cache", "found", "not found", "share", "besides"], found, { label: "Caches since the start", text: [4] }));
         before = now;
       } catch (error) {
         allowed = ![401, 403].includes(error.status);
       }
     }
     if (!allowed) items.push(h("span", { class: "item muted" }, "figures need a key with the scope metrics"));
-    place.replaceChildren(...items);
+    strip.replaceChildren(...items);
+    caches.hidden = !allowed || !before;
   }
+  caches.addEventListener("toggle", refresh);
   async function forever() {
     if (!document.hidden) await refresh();
     setTimeout(forever, EVERY_MS);

@@ -69,6 +69,15 @@ def test_environment_overrides_file_overrides_default(tmp_path: Path) -> None:
     [
         ("NEARLINE_REDIS_URL", "redis://cache:6379/1", "redis", "url", "redis://cache:6379/1"),
         ("NEARLINE_REDIS_URL", "", "redis", "url", ""),
+        *(
+            ("NEARLINE_REDIS_URL", url, "redis", "url", url)
+            for url in (
+                "rediss://one",
+                "unix:///path",
+                "redis+sentinel://one,two/mymaster",
+                "rediss+cluster://one:1",
+            )
+        ),
         ("NEARLINE_REDIS_PREFIX", "0123", "redis", "prefix", "0123"),
         ("NEARLINE_SERVER_PORT", "0", "server", "port", 0),
         ("NEARLINE_SERVER_BODY_TIMEOUT_S", "2", "server", "body_timeout_s", 2.0),

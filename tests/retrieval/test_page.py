@@ -521,8 +521,24 @@ def test_the_health_of_the_service(open_page: Opener) -> None:
     page = open_page("#/jobs")
     strip = page.locator("#health")
     strip.get_by_text("p99").wait_for()
-    figures = r"ready\s+memory\s+\S+ MiB of \S+ .iB\s+searches/s\s+\S+\s+p99\s+[\d.]+ ms"
+    figures = r"ready\s+memory\s+\S+ MiB of \S+ .iB\s+searches/s\s+\S+\s+p99\s+[\d.]+ ms\s+cache hits\s+\d+ %"
     assert re.fullmatch(figures, strip.inner_text().strip())
+
+
+def test_the_caches_of_the_service(open_page: Opener) -> None:
+    """What /metrics says of each, opened with the keyboard; it stays open while the figures change."""
+    page = open_page("#/jobs")
+    strip = page.locator("#health")
+    strip.get_by_text("cache hits").wait_for()
+    strip.locator("summary").focus()
+    page.keyboard.press("Enter")
+    strip.get_by_role("rowheader", name="query vectors").or_(
+        strip.get_by_text("query vectors")
+    ).first.wait_for()
+    assert re.search(r"answers\s+\d+\s+\d+\s+\d+ %\s+.*s saved", strip.inner_text())
+    page.wait_for_timeout(5500)
+    assert strip.get_by_text("query vectors").is_visible()
+    assert page.evaluate("document.activeElement.tagName") == "SUMMARY"
 
 
 def test_light_and_dark(open_page: Opener) -> None:
