@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from indexes.model import Floats
-from jobs.benchmark.service import COLLECTION, K, OverHttp, filled
+from jobs.benchmark.service import COLLECTION, K, Search, filled
 from jobs.benchmark.texts import Material, embed, model_folder
 from jobs.benchmark.turns import Row, Say, Tables
 from jobs.benchmark.wordings import Pair, pairs
@@ -64,13 +64,13 @@ def run(material: Material, scratch: Path, say: Say, *, each: int) -> Tables:
     )
     vector_of = dict(zip(texts, embed(texts, encoder, "query", say)))
     default = SemanticSettings().similarity_from
-    tried = []
+    tried: list[Tried] = []
     for kind in dict.fromkeys(one.kind for one in made):
         say(f"looking up {kind} ...")
         tried += looked_up([one for one in made if one.kind == kind], material.queries, vector_of)
     with filled(material, 0, scratch / "filled", None, say) as server:
         say("searching for what was answered ...")
-        service = OverHttp(server.url, server.pid)
+        service = Search(server.url, server.pid, "hybrid")
         service.expect(1)
         for one in tried:
             if (text := one.answered_by[default]) is not None:
@@ -107,10 +107,9 @@ def looked_up(
         yield one
 
 
-def searched(service: OverHttp, query: str) -> Iterator[Any]:
-    body = {"query": query, "k": K, "cache": False}
-    for hit in service.post(f"/v1/collections/{COLLECTION}/search", body)["hits"]:
-        yield SimpleNamespace(document_id=hit["document_id"], passage=hit["passage"])
+def searched(service: Search, query: str) -> Iterator[Any]:
+    for row in service.ask({"query": query, "cache": False}):
+        yield SimpleNamespace(document_id=str(row), passage=0)
 
 
 def by_threshold(tried: Sequence[Tried]) -> list[Row]:

@@ -169,7 +169,7 @@ def cache(passages: int, questions: int, redis_server: str | None, **options: An
 @option("--each", 400, "Pairs of every kind.", COUNT)
 @common
 def semantic(passages: int, questions: int, **options: Any) -> None:
-    """Measure the semantic cache: paraphrases answered, and questions that only look alike; needs the extra `report`."""
+    """Measure the semantic cache: paraphrases answered, hard negatives not; needs the extra `report`."""
     require_matplotlib()
     from jobs.benchmark.semantic import run
     from jobs.benchmark.semantic_plot import plot

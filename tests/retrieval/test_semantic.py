@@ -279,19 +279,21 @@ def test_a_service_answers_from_another_question(tmp_path: Path, model_folder: P
         assert (first["receipt"]["cache"], answer["receipt"]["cache"]) == ("miss", "semantic")
         assert answer["hits"] == first["hits"]
         assert [outcome(http, query) for query in (ASKED, alike)] == ["hit", "semantic"]
-        for options in (
+        others: list[dict[str, Any]] = [
             {"k": 3},
             {"filter": {"type": "eq", "key": "year", "value": 1900}},
             {"mode": "dense"},
             {"group_by_document": True},
-        ):
+        ]
+        for options in others:
             assert outcome(http, alike, **options) == "miss"
-        for options in (
+        never: list[dict[str, Any]] = [
             {"cache": False},
             {"mode": "lexical"},
             {"operators": True},
             {"exact": True, "mode": "dense"},
-        ):
+        ]
+        for options in never:
             http.search("docs", query=ASKED, **options)
             assert outcome(http, alike, **options) in {"miss", "bypass"}
         for query in ("when was the blue lighthouse built?", "when was the red lighthouse not built?"):
