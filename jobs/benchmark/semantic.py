@@ -151,8 +151,12 @@ def by_kind(tried: Sequence[Tried], threshold: float) -> list[Row]:
             "searched: false": sum(bool(one.false) for one in answered),
         }
         rows.append(row)
-    for same, name in ((True, "all that ask the same"), (False, "all that do not")):
-        own_rows = [row for row in rows if row["asks the same"] == ("yes" if same else "no")]
-        columns = ("pairs", "answered", "by the first question", "searched: false")
-        rows.append({"kind": name, **{column: sum(row[column] for row in own_rows) for column in columns}})
-    return rows
+    counts = ("pairs", "answered", "by the first question", "searched: false")
+    sums = [
+        {
+            "kind": name,
+            **{column: sum(row[column] for row in rows if row["asks the same"] == same) for column in counts},
+        }
+        for same, name in (("yes", "all that ask the same"), ("no", "all that do not"))
+    ]
+    return [*rows, *sums]
