@@ -74,6 +74,7 @@ class Metrics:
             "Rebuilds that measured below the recall floor and were not adopted",
             ["collection"],
         )
+        self.pushed = counter("nearline_watch_hits", "Hits pushed to standing queries")
         self._jobs = counter("nearline_jobs", "Jobs finished", ["kind", "status"])
         self._embedding = EmbeddingMetrics(registry)
 
@@ -91,7 +92,7 @@ class Metrics:
         for left_out in receipt.degraded or ():
             self._degraded.labels(left_out).inc()
         self._stage_time("total").observe(timings.total / 1000)
-        if receipt.cache != "hit":
+        if receipt.cache in {"miss", "bypass"}:
             reranked = ("rerank",) if receipt.reranked else ()
             for stage in ("embed", "dense", "lexical", "fuse", *reranked, "hydrate", "wait"):
                 self._stage_time(stage).observe(getattr(timings, stage) / 1000)

@@ -35,6 +35,7 @@ EMPTY = {
     ),  # from files of the evaluator
     ("Share of requests that fail", "5xx"),  # none did
     ("Refused and cut short", "refused"),  # nor was any refused
+    ("Hit rate", "false ones of these"),  # one hit in a hundred is checked
 }
 SCRAPES = 8
 
@@ -71,6 +72,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Ite
         pytest.skip("prometheus is not installed; Debian's package of this name has it")
     folder = tmp_path_factory.mktemp("prometheus")
     environ = {"NEARLINE_MODELS_FOLDER": str(model_folder.parent), "NEARLINE_SEARCH_STRAINED_FROM": "1"}
+    environ["NEARLINE_SEMANTIC_CACHE_ENABLED"] = "true"
     with contextlib.ExitStack() as stack:
         environ["NEARLINE_REDIS_URL"] = stack.enter_context(redis_server(folder)).url
         service = Http(stack.enter_context(serving(folder / "data", environ)).url)
@@ -91,7 +93,7 @@ def use(service: Http, url: str) -> None:
     ):
         assert time.monotonic() < deadline
         at += 1
-        service.search("docs", query=f"refunds {at // 2}")
+        service.search("docs", query=f"refunds within {at // 2} days")
         searches = [{"query": f"days {at} {one}"} for one in range(3)]
         service.ok("POST", "/v1/collections/docs/search/batch", {"searches": searches})
         service.write("docs", {"id": "new", "text": f"Returns within {at} days"})

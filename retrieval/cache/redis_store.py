@@ -4,9 +4,9 @@ What an operator may rely on:
 
 1. What one request asks of Redis takes at most about `timeout_ms`, all in all: waiting for a free connection,
    connecting, sending, reading, and however many gets there are (`Patience`). Gets at one time travel together.
-2. After a failure nothing is sent for `retry_after_s`; then one operation tries while the others still miss
-   at once. A dead Redis so costs one request `timeout_ms` each `retry_after_s`, apart from those already
-   under way when it died.
+2. After a failure, or three timeouts in a row, nothing is sent for `retry_after_s`; then one operation tries while
+   the others still miss at once. A hung Redis so costs three requests `timeout_ms`, and then one each
+   `retry_after_s`, apart from those already under way.
 3. A put never delays its caller: it runs in the background, at most `PUTS_PENDING_MAX` at once, more are
    dropped.
 4. A value is served only when its digest proves that a holder of the secret put it under this very key. Bytes

@@ -8,6 +8,7 @@ store.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -104,12 +105,15 @@ def key_of(kind: bytes, *parts: str | bytes) -> bytes:
 
 Ticket = Literal["ordinary", "trial"]
 
+LATE_MAX: Final = 3
+
 
 class Breaker:
     """Decides whether to ask at all. Each ticket from `admit` goes back, once, to another method.
 
-    Closed, it admits everybody. A failure opens it: nobody is admitted for `retry_after_s`, then one trial at
-    a time, whose success closes it and whose failure starts the wait over. Opening and closing are logged, each
+    Closed, it admits everybody. A failure opens it, or LATE_MAX operations in a row that took too long, of which one or
+    two mean little on a busy machine: nobody is admitted for `retry_after_s`, then one trial at a time, whose success
+    closes it and whose failure starts the wait over. Opening and closing are logged, each
     with one line: that is where an outage begins and ends, as far as anybody asked.
     """
 
@@ -119,6 +123,7 @@ class Breaker:
         self._retry_at_s: float | None = None  # None while closed
         self._opened_s = 0.0
         self._trial = False
+        self._late = 0  # in a row
         self._reason = ""
 
     def admit(self) -> Ticket | None:
@@ -130,6 +135,7 @@ class Breaker:
         return "trial"
 
     def succeeded(self, ticket: Ticket) -> None:
+        self._late = 0
         # An ordinary success while open was under way before the failure; the failure is the newer fact.
         if ticket == "trial":
             self._trial = False
@@ -141,6 +147,9 @@ class Breaker:
             self._trial = False
         elif self._retry_at_s is not None:
             return  # one of many that were under way when Redis died; the first has started the wait
+        elif isinstance(error, TimeoutError | asyncio.CancelledError) and self._late + 1 < LATE_MAX:
+            self._late += 1
+            return
         self._reason = type(error).__name__  # the message may name hosts and users
         if self._retry_at_s is None:
             self._opened_s = self._clock()

@@ -48,7 +48,7 @@ async def event_stream(request: web.Request) -> AsyncIterator[EventStream]:
             request.transport.close()
 
 
-def event(name: str, data: object, number: int | None = None) -> bytes:
-    """One event; with a number, a client that comes back tells it as `Last-Event-ID`."""
-    numbered = b"" if number is None else b"id: %d\n" % number
+def event(name: str, data: object, known_by: str | None = None) -> bytes:
+    """One event; a client that comes back tells what it is `known_by` as `Last-Event-ID`."""
+    numbered = b"" if known_by is None else b"id: %s\n" % known_by.encode()
     return b"%sevent: %s\ndata: %s\n\n" % (numbered, name.encode(), msgspec.json.encode(data))

@@ -1,11 +1,12 @@
 """Standing queries: hits of a search that enter its first k by a write, as server-sent events.
 
-    event: watching  id: 41   data: {"seq": 41}                       everything up to this operation is known
-    event: hits      id: 42   data: {"seq": 42, "hits": [{"rank": 3, "hit": {...}}]}
-    event: error              data: the error, as its body would be; the stream ends
+    event: watching  id: 41-3f9c02ab   data: {"seq": 41}                  everything up to this operation is known
+    event: hits      id: 42-3f9c02ab   data: {"seq": 42, "hits": [{"rank": 3, "hit": {...}}]}
+    event: error                       data: the error, as its body would be; the stream ends
 
-A client that comes back with `Last-Event-ID` gets what was written since and is still among the first k. The search is
-made again after each write, from the cache: where nothing written concerns it, its answer outlives the write.
+A client that comes back with `Last-Event-ID` gets what was written since and is still among the first k. The id is the
+operation and the collection: one made anew under the same name counts from 1 again. The search is made again after each
+write, from the cache: where nothing written concerns it, its answer outlives the write.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from retrieval.decoding import Doc
 from retrieval.errors import body_of
 from retrieval.handlers.streams import event, event_stream
 from retrieval.handlers.wire import body, collection_of, in_callers_words
-from retrieval.keys import CONFIG, KEYS, PIPELINE, READY
+from retrieval.keys import CONFIG, KEYS, METRICS, PIPELINE, READY
 from retrieval.request_log import note_queries
 from retrieval.schemas import Hit, SearchRequest
 
@@ -58,7 +59,9 @@ async def watch(request: web.Request) -> web.StreamResponse:
     note_queries(request, [wanted.query])
     name, collection = collection_of(request)
     check(wanted)
-    async with aclosing(Watch(request, name, collection, wanted).events(last_event(request))) as events:
+    async with aclosing(
+        Watch(request, name, collection, wanted).events(last_event(request, collection))
+    ) as events:
         first = await anext(events)
         async with event_stream(request) as stream:
             await stream.write(first)
@@ -78,6 +81,12 @@ class Watch:
     async def events(self, after: int | None) -> AsyncGenerator[bytes]:
         """As they are sent. `after` is what the client knows already; None: everything. Raises before the first one."""
         loop, begun, shown = asyncio.get_running_loop(), False, None
+        if after is not None and after > (last := self._collection.snapshot.seq):
+            raise Conflict(
+                f"the collection has {last} operations, and the client knows {after}: it was made anew or restored; "
+                "watch again without Last-Event-ID",
+                param="Last-Event-ID",
+            )
         try:
             while True:
                 seq, hits = await self._hits()
@@ -86,11 +95,9 @@ class Watch:
                 after, shown = max(known, seq), hits
                 if new or not begun:
                     said, begun = loop.time(), True
-                    yield (
-                        event("hits", Entered(after, new), after)
-                        if new
-                        else event("watching", {"seq": after}, after)
-                    )
+                    self._request.app[METRICS].pushed.inc(len(new))
+                    name, data = ("hits", Entered(after, new)) if new else ("watching", {"seq": after})
+                    yield event(name, data, f"{after}-{id_of(self._collection)}")
                 await asyncio.sleep(PAUSE_S)
                 while not await self._arrived(seq + 1):
                     self._look()
@@ -146,7 +153,7 @@ class Watch:
 
 def check(wanted: SearchRequest) -> None:
     """Raises InvalidInput for what a standing query cannot be."""
-    for param in ("exact", "offset", "facets"):
+    for param in ("exact", "offset", "facets", "min_seq", "deadline_ms"):
         if getattr(wanted, param):
             raise InvalidInput(f"a watched search has no {param}", param=param)
     if not wanted.cache:
@@ -155,13 +162,23 @@ def check(wanted: SearchRequest) -> None:
         )
 
 
-def last_event(request: web.Request) -> int | None:
-    """Of a client that was here before. Raises InvalidInput."""
+def last_event(request: web.Request, collection: Collection) -> int | None:
+    """The operation up to which a client that was here before knows everything. Raises InvalidInput, and Conflict if
+    that was another collection."""
     text = request.headers.get("Last-Event-ID")
     if text is None:
         return None
-    if len(text) > DIGITS_MAX or not (text.isascii() and text.isdigit()):
+    seq, _, known = text.partition("-")
+    if len(seq) > DIGITS_MAX or not (seq.isascii() and seq.isdigit()):
         raise InvalidInput(
             f"Last-Event-ID must be the id of an event, found {text[:40]!r}", param="Last-Event-ID"
         )
-    return int(text)
+    if known and known != id_of(collection):
+        raise Conflict(
+            "this is another collection now; watch again without Last-Event-ID", param="Last-Event-ID"
+        )
+    return int(seq)
+
+
+def id_of(collection: Collection) -> str:
+    return collection.uid[:8]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from itertools import pairwise
 from typing import Final
 
 QUESTION_WORDS: Final = {"what", "who", "whom", "whose", "when", "where", "why", "how"}
@@ -17,11 +18,14 @@ PREPOSITIONS: Final = {
     "in", "on", "at", "during", "since", "until", "before", "after", "by", "for", "from", "to", "under", "with",
     "within", "of",
 }  # fmt: skip
-LIGHT: Final = {"a", "an", "the", "is", "are", "am", "do", "does", "exactly", "actually", "please"}
+LIGHT: Final = {"the", "is", "are", "am", "do", "does", "exactly", "actually", "please"}
 """Left out. Not "was" or "did": who is and who was president are two questions."""
 AUXILIARIES: Final = {
     "was", "were", "has", "have", "had", "can", "could", "will", "would", "shall", "should", "may", "might", "must",
 }  # fmt: skip
+BEFORE_ARTICLES: Final = (
+    LIGHT | PREPOSITIONS | AUXILIARIES | QUESTION_WORDS | {"did", "not", "and", "or", "as", "than"}
+) - {"the"}
 NUMBERS: Final = [
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
 ]  # fmt: skip
@@ -100,12 +104,20 @@ def wording(text: str) -> tuple[str, ...]:
         del words[
             0
         ]  # what is the capital of France, (tell me) what the capital of France is, the capital of France
-    words = [ALIKE.get(spelled(word), spelled(word)) for word in words if word not in LIGHT]
+    words = [
+        word for before, word in pairwise(["", *words]) if word not in LIGHT and not is_article(before, word)
+    ]
+    words = [ALIKE.get(spelled(word), spelled(word)) for word in words]
     asks = next((at for at, word in enumerate(words) if word in QUESTION_WORDS), 0)
     if asks > 1 and words[0] in PREPOSITIONS:
         words = words[asks:] + words[:asks]  # in 1990, who won; who won in 1990
     # When was it built; (tell me) when it was built.
     return tuple(sorted(words, key=AUXILIARIES.__contains__))
+
+
+def is_article(before: str, word: str) -> bool:
+    """After a verb or a noun it may be a name: vitamin A, hepatitis A, plan A."""
+    return word in {"a", "an"} and (not before or before in BEFORE_ARTICLES)
 
 
 def bare(token: str) -> str:

@@ -17,10 +17,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.asyncio import Redis
 
+from retrieval.cache import store as store_module
 from retrieval.cache.memory import MemoryStore
-from retrieval.cache.redis_store import PUTS_PENDING_MAX, VALUE_BYTES_MAX, RedisStore, seal, unseal
+from retrieval.cache.redis_store import (
+    PUT_CONNECTIONS_MAX,
+    PUTS_PENDING_MAX,
+    VALUE_BYTES_MAX,
+    RedisStore,
+    seal,
+    unseal,
+)
 from retrieval.cache.results import ResultCache
-from retrieval.cache.store import Breaker
+from retrieval.cache.store import LATE_MAX, Breaker
 from tests.support.redis_server import RedisServer, redis_server
 
 SECRET = b"s" * 32
@@ -177,6 +185,73 @@ def test_a_full_redis_still_answers_gets(own: RedisServer) -> None:
     asyncio.run(story())
 
 
+@pytest.mark.redis
+def test_what_redis_evicts_is_a_miss(own: RedisServer) -> None:
+    """Of values that it has no room for some are gone, and none is another's."""
+
+    async def story() -> None:
+        async with opened(own.url) as store, Redis.from_url(own.url) as redis:
+            await redis.config_set("maxmemory", (await redis.info("memory"))["used_memory"] + 1_000_000)
+            await redis.config_set("maxmemory-policy", "allkeys-lru")
+            for number in range(400):
+                await put_now(store, b"%d" % number, b"%d" % number * 2000)
+            found = [await store.get(b"%d" % number) for number in range(400)]
+            assert {one for one in found if one} <= {b"%d" % number * 2000 for number in range(400)}
+            assert all(one in (None, b"%d" % number * 2000) for number, one in enumerate(found))
+            assert 0 < sum(one is not None for one in found) < 400
+            assert store.health == "ok"
+
+    asyncio.run(story())
+
+
+@pytest.mark.redis
+def test_a_replica_is_read_and_refuses_puts(
+    own: RedisServer, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """As after a failover that left the address with the wrong server; once it is the master puts arrive again."""
+
+    async def story(replica: RedisServer) -> None:
+        async with (
+            opened(own.url) as master,
+            opened(replica.url) as store,
+            Redis.from_url(replica.url) as redis,
+        ):
+            await put_now(master, b"key", b"value")
+            await redis.execute_command("REPLICAOF", "127.0.0.1", own.port)  # type: ignore[no-untyped-call]
+            give_up = time.monotonic() + 20
+            while await store.get(b"key") != b"value":
+                assert time.monotonic() < give_up
+                await asyncio.sleep(0.1)
+            failures = store.counts.failures
+            await put_now(store, b"other", b"value")
+            assert store.counts.failures == failures + 1
+            assert await store.get(b"key") == b"value"
+            await redis.execute_command("REPLICAOF", "NO", "ONE")  # type: ignore[no-untyped-call]
+            await put_now(store, b"other", b"value")
+            assert await store.get(b"other") == b"value"
+
+    with redis_server(tmp_path_factory.mktemp("replica")) as replica:
+        asyncio.run(story(replica))
+
+
+@pytest.mark.redis
+def test_rights_that_are_withdrawn(own: RedisServer) -> None:
+    """Gets are misses then, and hits again when they are given back."""
+
+    async def story() -> None:
+        clock = Clock()
+        async with opened(own.url, clock) as store, Redis.from_url(own.url) as redis:
+            await put_now(store, b"key", b"value")
+            await redis.execute_command("ACL", "SETUSER", "default", "-mget", "-get", "-set")  # type: ignore[no-untyped-call]
+            assert [await store.get(b"key") for _ in range(20)] == [None] * 20
+            await put_now(store, b"key", b"other")
+            await redis.execute_command("ACL", "SETUSER", "default", "+@all")  # type: ignore[no-untyped-call]
+            clock.now_s += RETRY_AFTER_S
+            assert await store.get(b"key") == b"value"
+
+    asyncio.run(story())
+
+
 # --------------------------------------------------------------------------------------------- planted values
 
 
@@ -306,7 +381,7 @@ def test_killed_under_load(own: RedisServer) -> None:
 
 @pytest.mark.redis
 def test_hung(own: RedisServer) -> None:
-    """A stopped Redis costs one timeout a wait, however many callers there are, and serves when resumed."""
+    """A stopped Redis costs LATE_MAX timeouts and one a wait, however many callers there are; resumed, it serves."""
 
     async def story() -> None:
         clock = Clock()
@@ -314,15 +389,16 @@ def test_hung(own: RedisServer) -> None:
             await put_now(writer, b"key", b"value")
             own.pause()
             begun_s = time.monotonic()
-            assert await store.get(b"key") is None
-            assert store.counts.timeouts == 1
-            for _ in range(100):
+            for _ in range(100 + LATE_MAX):
                 assert await store.get(b"key") is None
-            assert (store.counts.timeouts, store.counts.skipped) == (1, 100)
+            assert (store.counts.timeouts, store.counts.skipped) == (LATE_MAX, 100)
 
             clock.now_s += RETRY_AFTER_S
             assert set(await asyncio.gather(*(store.get(b"key") for _ in range(20)))) == {None}
-            assert (store.counts.timeouts, store.counts.skipped) == (2, 100)  # they travelled together
+            assert (store.counts.timeouts, store.counts.skipped) == (
+                LATE_MAX + 1,
+                100,
+            )  # they travelled together
             assert time.monotonic() - begun_s < HANG_S_MAX
 
             own.resume()
@@ -344,9 +420,8 @@ def test_puts_to_a_hung_redis_delay_nobody(own: RedisServer) -> None:
                 await asyncio.wait_for(store.put(b"%d" % number, b"value", 60), HANG_S_MAX)
             assert store.counts.dropped == 50
             await asyncio.wait_for(store.drain(), HANG_S_MAX)
-            assert (
-                1 <= store.counts.timeouts <= 4
-            )  # those that had a connection; the rest met an open breaker
+            # Those that had a connection before the breaker opened; the rest met an open one.
+            assert LATE_MAX <= store.counts.timeouts <= 2 * PUT_CONNECTIONS_MAX
             assert store.counts.timeouts + store.counts.skipped == PUTS_PENDING_MAX
 
     asyncio.run(story())
@@ -379,10 +454,11 @@ def test_impatient_callers_open_the_breaker_too(own: RedisServer) -> None:
     async def story() -> None:
         async with opened(own.url, timeout_ms=1000) as store:
             own.pause()
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(store.get(b"key"), 0.2)
-            await asyncio.sleep(1)
-            assert store.counts.timeouts == 1
+            for late in range(1, LATE_MAX + 1):
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(store.get(b"key"), 0.2)
+                await asyncio.sleep(1)
+                assert store.counts.timeouts == late
             assert store.health.startswith("unreachable")
 
     asyncio.run(story())
@@ -452,6 +528,7 @@ FAULTY: dict[str, Handler] = {
     "integer": _saying(b":1\r\n"),
     "array": _saying(b"*2\r\n$1\r\na\r\n$1\r\nb\r\n"),
     "error": _saying(b"-ERR no\r\n"),
+    "loading": _saying(b"-LOADING Redis is loading the dataset in memory\r\n"),
     "error of no kind": _saying(b"-\xff\xfe\r\n"),
     "half a reply": _saying(b"$5\r\nval"),
     "nesting": _babble,
@@ -461,8 +538,9 @@ FAULTY: dict[str, Handler] = {
 
 
 @pytest.mark.parametrize("handle", FAULTY.values(), ids=FAULTY.keys())
-def test_a_faulty_server_costs_one_failure_a_wait(handle: Handler) -> None:
+def test_a_faulty_server_costs_one_failure_a_wait(handle: Handler, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nonsense, silence and resets are one counted failure; then nothing is sent until the wait is over."""
+    monkeypatch.setattr(store_module, "LATE_MAX", 1)
 
     async def story() -> None:
         clock = Clock()
@@ -594,6 +672,22 @@ def test_an_abandoned_trial_lets_the_next_one_try() -> None:
     assert breaker.admit() == "trial"
     breaker.succeeded("trial")
     assert breaker.admit() == "ordinary"
+
+
+def test_a_late_answer_now_and_then_opens_nothing() -> None:
+    """Several in a row do, and at once if Redis was unwell before."""
+    clock = Clock()
+    breaker = Breaker(RETRY_AFTER_S, clock)
+    for late in (LATE_MAX - 1, LATE_MAX - 1, LATE_MAX):
+        breaker.succeeded("ordinary")
+        assert breaker.closed
+        for _ in range(late):
+            breaker.failed("ordinary", TimeoutError())
+    assert not breaker.closed
+    clock.now_s += RETRY_AFTER_S
+    assert breaker.admit() == "trial"
+    breaker.failed("trial", TimeoutError())
+    assert breaker.admit() is None
 
 
 def test_what_was_under_way_at_the_failure_decides_nothing() -> None:

@@ -49,6 +49,7 @@ class Events:
 
     def __init__(self, answer: http.client.HTTPResponse) -> None:
         self.answer = answer
+        self.id = ""  # of the last event
 
     def next(self) -> tuple[str, Any, int | None]:
         """Name, data and id of the next event; ("end", None, None) after the last one."""
@@ -58,8 +59,9 @@ class Events:
             if name:
                 fields[name] = value
             elif "event" in fields:
-                number = fields.get("id")
-                return fields["event"], json.loads(fields["data"]), None if number is None else int(number)
+                self.id = fields.get("id", "")
+                seq = int(self.id.partition("-")[0]) if self.id else None
+                return fields["event"], json.loads(fields["data"]), seq
         return "end", None, None
 
     def entered(self) -> dict[str, int]:
@@ -72,7 +74,7 @@ class Events:
 
 @contextmanager
 def watching(
-    caller: Caller, collection: str, search: dict[str, Any], after: int | None = None
+    caller: Caller, collection: str, search: dict[str, Any], after: int | str | None = None
 ) -> Iterator[Events]:
     connection = http.client.HTTPConnection(urllib.parse.urlsplit(caller.url).netloc, timeout=20)
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {caller.token}"}
@@ -162,7 +164,14 @@ def test_a_stream_ends_with_its_key_and_its_collection(service: Guarded, admin: 
 
 @pytest.mark.parametrize(
     ("change", "param"),
-    [({"exact": True, "mode": "dense"}, "exact"), ({"offset": 3}, "offset"), ({"cache": False}, "cache")],
+    [
+        ({"exact": True, "mode": "dense"}, "exact"),
+        ({"offset": 3}, "offset"),
+        ({"facets": ["year"]}, "facets"),
+        ({"min_seq": 1_000_000}, "min_seq"),
+        ({"deadline_ms": 1}, "deadline_ms"),
+        ({"cache": False}, "cache"),
+    ],
 )
 def test_what_cannot_be_watched_is_refused(
     admin: Caller, alerts: str, change: dict[str, Any], param: str
@@ -177,6 +186,31 @@ def test_an_id_that_is_none_is_refused(admin: Caller, alerts: str) -> None:
         "POST", f"/v1/collections/{alerts}/watch", OUTAGE, headers={"Last-Event-ID": "yesterday"}
     )
     assert (reply.status, reply.body["error"]["param"]) == (422, "Last-Event-ID")
+
+
+def test_an_id_of_another_collection_is_refused(admin: Caller) -> None:
+    """Of one that was dropped and made anew: by its name alone nobody could tell that operations were missed."""
+    path = "/v1/collections/anew/watch"
+
+    def known(number: object) -> tuple[int, str]:
+        reply = admin.call("POST", path, OUTAGE, headers={"Last-Event-ID": str(number)})
+        return reply.status, reply.body["error"]["param"]
+
+    admin.ok("POST", "/v1/collections", {"name": "anew"})
+    admin.write("anew", *({"id": str(at), "text": "The payment service is down."} for at in range(9)))
+    with watching(admin, "anew", OUTAGE) as events:
+        events.next()
+        before = events.id
+    with watching(admin, "anew", OUTAGE, after=before) as events:
+        assert events.next() == ("watching", {"seq": 9}, 9)
+    admin.ok("DELETE", "/v1/collections/anew")
+    admin.ok("POST", "/v1/collections", {"name": "anew"})
+    admin.write("anew", {"id": "one", "text": "The payment service is up."})
+    assert known(9) == known(before) == (409, "Last-Event-ID")
+    admin.write("anew", *({"id": str(at), "text": "The payment service is down."} for at in range(20)))
+    assert known(before) == (409, "Last-Event-ID")
+    with watching(admin, "anew", {**OUTAGE, "k": 30}, after=20) as events:
+        assert list(events.entered()) == ["19"], "a bare number is taken too"
 
 
 def test_as_many_as_are_allowed_at_once(admin: Caller, alerts: str) -> None:
