@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 NEAREST: Final = 8  # questions looked at
 CROWD: Final = 3  # of them, at most, that ask something else
 TRIED: Final = 2  # whose answers are looked up
+TEXT_CHARS_MAX: Final = 500  # longer ones are hardly asked twice
 CHECKS_KEPT: Final = 1000
 FALSE_MIN: Final = 3  # one answer may be wrong by chance
 Z: Final = 1.96  # 95 percent sure
@@ -59,7 +60,7 @@ class SemanticCache:
 
     def serves(self, collection: str, text: str | None) -> bool:
         settings = self._settings()
-        if not settings.enabled or text is None or collection in self.off:
+        if not settings.enabled or text is None or len(text) > TEXT_CHARS_MAX or collection in self.off:
             return False
         return len(wording(text)) >= settings.words_min
 

@@ -204,6 +204,7 @@ def test_what_it_serves() -> None:
     made = cache(words_min=4)
     asked = [made.serves("docs", text) for text in ("who won the cup in 1990", "who is it?", "who won", None)]
     assert asked == [True, False, False, False]
+    assert not made.serves("docs", "who won the cup " * 40)
     assert not SemanticCache(SemanticSettings, Questions(0)).serves("docs", "who won the cup in 1990")
 
 
