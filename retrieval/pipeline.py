@@ -136,8 +136,8 @@ class Pipeline:
         """`name` is what the client calls the collection. Raises InvalidInput, Unavailable and their kin; never returns
         a partial answer.
 
-        Hits that have no `budget`, by default that of one answer, are TooLarge. `counted`: it moves passages that it
-        finds to the hot tier.
+        Hits that have no `budget`, by default that of one answer, are TooLarge. `counted`: somebody asks. Then what it
+        finds moves to the hot tier, it counts in the caches, and the answer to a question like it may do.
         """
         budget = budget or AnswerBudget(self._config.limits.answer_bytes_max)
         strained = 0 < self._config.search.strained_from <= self.under_way
@@ -202,15 +202,16 @@ class Pipeline:
             scope = self._scope(collection, snapshot, plan)
             async with self._turn(plan):
                 plan = await self._embedded(collection, snapshot, plan, watch)
-                alike = await watch.awaited("cache", self._alike(scope, collection, snapshot, plan, budget))
-                if alike is not None and not self._semantic.checks():
+                alike = await watch.awaited("cache", self._alike(scope, collection, snapshot, plan))
+                if alike is not None and not self._semantic.checks() and (answer := taken(alike, budget)):
                     leading.land(None)
-                    return answer_of(name, collection, snapshot, plan, alike, watch, "semantic")
+                    return answer_of(name, collection, snapshot, plan, answer, watch, "semantic")
                 snapshot, found = await self._found(
                     collection, snapshot, plan, watch, place, BudgetShare(budget)
                 )
             if alike is not None:
-                self._semantic.checked(collection.name, alike.hits, found.answer.hits)
+                given = msgspec.msgpack.decode(alike, type=CachedAnswer)
+                self._semantic.checked(collection.name, given.hits, found.answer.hits)
             # One that met a later commit (a hit gone from the log, an exact scan) would be wrong when this content is
             # back, unless all that it rests on is known and judged then.
             lasting = not collection.moved_since(snapshot) or (found.grounds and plan.reach is None)
@@ -256,13 +257,8 @@ class Pipeline:
         return self._planned(collection, msgspec.structs.replace(plan.request, query=text))
 
     async def _alike(
-        self,
-        scope: bytes | None,
-        collection: Collection,
-        snapshot: Snapshot,
-        plan: Plan,
-        budget: AnswerBudget,
-    ) -> CachedAnswer | None:
+        self, scope: bytes | None, collection: Collection, snapshot: Snapshot, plan: Plan
+    ) -> bytes | None:
         """The kept answer to a question that asks the same in other words."""
         text, vector = plan.request.query, plan.query.vector
         if scope is None or not text or vector is None:
@@ -273,7 +269,7 @@ class Pipeline:
             stored = await self._kept(key, collection, snapshot, other, counted=False)
             if stored is not None:
                 self._semantic.counts.hits += 1
-                return taken(stored, budget)
+                return stored
             self._semantic.forget(scope, question)
         self._semantic.counts.misses += 1
         return None

@@ -101,12 +101,8 @@ def wording(text: str) -> tuple[str, ...]:
         del words[0]  # in which year, what year
     words = [ALIKE.get(word, word) for word in words]
     if words and words[0] == "what" and {words[-1], *words[1:2]} & {"is", "are"}:
-        del words[
-            0
-        ]  # what is the capital of France, (tell me) what the capital of France is, the capital of France
-    words = [
-        word for before, word in pairwise(["", *words]) if word not in LIGHT and not is_article(before, word)
-    ]
+        del words[0]  # what is the capital, (tell me) what the capital is, the capital
+    words = [word for before, word in pairwise(["", *words]) if not is_light(before, word)]
     words = [ALIKE.get(spelled(word), spelled(word)) for word in words]
     asks = next((at for at, word in enumerate(words) if word in QUESTION_WORDS), 0)
     if asks > 1 and words[0] in PREPOSITIONS:
@@ -115,9 +111,9 @@ def wording(text: str) -> tuple[str, ...]:
     return tuple(sorted(words, key=AUXILIARIES.__contains__))
 
 
-def is_article(before: str, word: str) -> bool:
-    """After a verb or a noun it may be a name: vitamin A, hepatitis A, plan A."""
-    return word in {"a", "an"} and (not before or before in BEFORE_ARTICLES)
+def is_light(before: str, word: str) -> bool:
+    """After a verb or a noun an article may be a name: vitamin A, hepatitis A, plan A."""
+    return word in LIGHT or (word in {"a", "an"} and (not before or before in BEFORE_ARTICLES))
 
 
 def bare(token: str) -> str:
