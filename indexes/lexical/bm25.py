@@ -163,8 +163,7 @@ def weigh(
     """Compute each query term's document frequency over all parts, and its weight. `language` and `others` as for
     `query_terms`; `corrected` has other terms for some, `groups` names for terms that count as one word.
 
-    Document frequency is at least 1, even if only dead passages hold the term: a search on an older snapshot may see
-    newer deletion counts, and must still find passages that were live then. The bound counts such a term as one that
+    Document frequency is at least 1, even if only dead passages hold the term. The bound counts such a term as one that
     no passage holds, as it would be after a rebuild.
     """
     counts = _with(corrected, query_terms(text, language, others))

@@ -43,7 +43,7 @@ class QueryLanguage:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One frozen view of a collection, but for the term counts of `Visible`. Safe from any thread.
+    """One frozen view of a collection. Safe from any thread.
 
     `content`, 32 bytes, is equal for snapshots of equal documents, in any collection (`log.content`). `expired` are the
     passages that it hides although they are not deleted yet, ascending.
@@ -153,7 +153,7 @@ class Snapshot:
         held: Counter[str] = Counter()
         for visible in self.parts:
             for code, rows in visible.part.lexical.languages.items():
-                held[code] += rows - visible.dead_terms[TAG + code]
+                held[code] += rows - sum(layer[TAG + code] for layer in visible.dead_terms)
         return dict(
             sorted(((code, n) for code, n in held.items() if n > 0), key=lambda one: (-one[1], one[0]))
         )
@@ -201,4 +201,6 @@ class Snapshot:
 
     def statistics(self) -> Statistics:
         length = sum(visible.part.lexical.length - visible.dead_length for visible in self.parts)
-        return Statistics(self.live, length, [visible.dead_terms for visible in self.parts if visible.dead])
+        return Statistics(
+            self.live, length, [layer for visible in self.parts for layer in visible.dead_terms]
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,8 @@ from indexes.parts.part import Part
 class Visible:
     """A part and its live rows (`alive` None: all).
 
-    `dead_terms` counts the dead rows' terms for BM25. The writer updates it in place, so a search may see counts of
-    the commit in progress: that can shift the statistics slightly, never visibility.
+    `dead_terms` counts the dead rows' terms for BM25, in layers to be added up: one counter would have to be copied
+    with every commit, or would show the counts of a later one to searches that are under way.
     """
 
     part: Part
@@ -27,7 +27,7 @@ class Visible:
     alive: Bits | None = None
     dead: int = 0
     dead_length: int = 0
-    dead_terms: Counter[str] = field(default_factory=Counter)
+    dead_terms: tuple[Counter[str], ...] = ()
 
     @staticmethod
     def whole(part: Part) -> Visible:
@@ -41,7 +41,6 @@ class Visible:
         if not len(fresh):
             return self
         clear_rows(alive, fresh)
-        self.dead_terms.update(terms)
         length = int(self.part.lexical.lengths[fresh].sum())
         return replace(
             self,
@@ -49,6 +48,7 @@ class Visible:
             by_tier=count_by_tier(self.part, alive),
             dead=self.dead + len(fresh),
             dead_length=self.dead_length + length,
+            dead_terms=layered(self.dead_terms, terms),
         )
 
     def grown(self, part: Part) -> Visible:
@@ -67,6 +67,17 @@ class Visible:
     @property
     def live(self) -> int:
         return self.part.size - self.dead
+
+
+def layered(layers: tuple[Counter[str], ...], newest: Counter[str]) -> tuple[Counter[str], ...]:
+    """With one more. Each is more than twice as large as the next, so there are few, and what is copied is in
+    proportion to what comes, times their number."""
+    found = [*layers, newest]
+    while len(found) > 1 and len(found[-2]) <= 2 * len(found[-1]):
+        newest = found.pop()
+        found[-1] = found[-1].copy()
+        found[-1].update(newest)
+    return tuple(found)
 
 
 def count_by_tier(part: Part, bits: Bits) -> dict[Tier, int]:
