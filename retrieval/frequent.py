@@ -68,7 +68,10 @@ class Frequent:
         if len(known) >= self._most:
             rarest = min(known.values(), key=attrgetter("count"))
             count += known.pop(rarest.key).count  # it may have come as often, before it was counted
-        known[key] = Asked(key, request, caller, count)
+        # A copy: filters would keep the whole body in memory that they came in.
+        known[key] = Asked(
+            key, msgspec.json.decode(msgspec.json.encode(request), type=SearchRequest), caller, count
+        )
 
     def of(self, collection: Collection) -> list[Asked]:
         """The most frequent first."""

@@ -192,6 +192,7 @@ class Pipeline:
         flight = key.near + key.content
         if (
             stored is None
+            and place is None  # the scan that it shares with others waits for it
             and (stored := await watch.awaited("cache", self._flights.joined(flight))) is not None
         ):
             self._results.counts.joined += 1
@@ -209,7 +210,7 @@ class Pipeline:
                 snapshot, found = await self._found(
                     collection, snapshot, plan, watch, place, BudgetShare(budget)
                 )
-            if alike is not None:
+            if alike is not None and found.answer.whole and not plan.degraded and snapshot.content == before:
                 given = msgspec.msgpack.decode(alike, type=CachedAnswer)
                 self._semantic.checked(collection.name, given.hits, found.answer.hits)
             # One that met a later commit (a hit gone from the log, an exact scan) would be wrong when this content is
@@ -248,7 +249,11 @@ class Pipeline:
     def _scope(self, collection: Collection, snapshot: Snapshot, plan: Plan) -> bytes | None:
         """Of the questions that may answer this one: all else that an answer depends on is the same. None if only its
         own answer will do."""
-        if not plan.counted or plan.operators or not self._semantic.serves(collection.name, plan.text):
+        if (
+            not plan.counted
+            or plan.request.operators
+            or not self._semantic.serves(collection.name, plan.text)
+        ):
             return None
         return self._key(collection, snapshot, self._asking(ANYTHING, collection, plan)).far
 

@@ -145,6 +145,6 @@ def answer_of(
         supported=answer.supported,
         support_from=answer.support_from,
         corrected=answer.corrected,
-        degraded=UNSET if cache == "hit" or not plan.degraded else list(plan.degraded),
+        degraded=UNSET if cache in {"hit", "semantic"} or not plan.degraded else list(plan.degraded),
     )
     return SearchAnswer(answer.hits, receipt, watch.stop(), answer.facets)

@@ -81,7 +81,7 @@ class Watch:
 
     async def events(self, after: int | None) -> AsyncGenerator[bytes]:
         """As they are sent. `after` is what the client knows already; None: everything. Raises before the first one."""
-        loop, begun, shown = asyncio.get_running_loop(), False, None
+        loop, begun, shown, looked = asyncio.get_running_loop(), False, None, 0.0
         if after is not None and after > (last := self._collection.snapshot.seq):
             raise Conflict(
                 f"the collection has {last} operations, and the client knows {after}: it was made anew or restored; "
@@ -90,7 +90,10 @@ class Watch:
             )
         try:
             while True:
-                seq, hits = await self._hits()
+                if begun and loop.time() - looked > LOOK_EVERY_S:  # also where write follows write
+                    looked = loop.time()
+                    self._look()
+                seq, hits = await self._hits(patient=begun)
                 known = seq if after is None else after
                 new = [] if hits == shown else await self._written(hits, known, seq)
                 after, shown = max(known, seq), hits
@@ -100,18 +103,21 @@ class Watch:
                     name, data = ("hits", Entered(after, new)) if new else ("watching", {"seq": after})
                     yield event(name, data, f"{after}-{id_of(self._collection)}")
                 await asyncio.sleep(PAUSE_S)
-                while not await self._arrived(seq + 1):
-                    self._look()
+                arrived = False
+                while not arrived:
                     if loop.time() - said > KEEP_ALIVE_S:
                         said = loop.time()
                         yield KEEP_ALIVE
+                    arrived = await self._arrived(seq + 1)
+                    if not arrived:
+                        self._look()
         except NearlineError as error:
             if not begun:
                 raise
             yield event("error", body_of(in_callers_words(self._request.app, error)))
 
-    async def _hits(self) -> tuple[int, list[Hit]]:
-        """The present ones, and up to which operation. Waits while the service has too much to do."""
+    async def _hits(self, *, patient: bool) -> tuple[int, list[Hit]]:
+        """The present ones, and up to which operation. If `patient` waits while the service has too much to do."""
         app = self._request.app
         while True:
             PATIENCE.set(Patience())
@@ -121,6 +127,8 @@ class Watch:
                 found = await search(budget=budget, counted=False)  # the answer to this very question
                 return found.receipt.seq, found.hits
             except (Overloaded, DeadlineExceeded):
+                if not patient:
+                    raise
                 await asyncio.sleep(LOOK_EVERY_S)
                 self._look()
 

@@ -25,7 +25,7 @@ TRIED: Final = 2  # whose answers are looked up
 TEXT_CHARS_MAX: Final = 500  # longer ones are hardly asked twice
 CHECKS_KEPT: Final = 1000
 FALSE_MIN: Final = 3  # one answer may be wrong by chance
-Z: Final = 1.96  # 95 percent sure
+Z: Final = 3.0  # 99.9 percent sure: the bound is looked at after every check
 
 
 @dataclass(slots=True)
@@ -133,7 +133,7 @@ def is_false(given: Sequence[Hit], found: Sequence[Hit]) -> bool:
 
 
 def at_least(false: int, checked: int) -> float:
-    """The share that is at least so with 97.5 percent: Wilson's lower bound (Wilson 1927)."""
+    """The share that is surely reached: Wilson's lower bound (Wilson 1927)."""
     share = false / checked
     centre = share + Z**2 / (2 * checked)
     spread = Z * math.sqrt(share * (1 - share) / checked + Z**2 / (4 * checked**2))

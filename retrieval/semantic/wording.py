@@ -18,10 +18,11 @@ PREPOSITIONS: Final = {
     "in", "on", "at", "during", "since", "until", "before", "after", "by", "for", "from", "to", "under", "with",
     "within", "of",
 }  # fmt: skip
-LIGHT: Final = {"the", "is", "are", "am", "do", "does", "exactly", "actually", "please"}
-"""Left out. Not "was" or "did": who is and who was president are two questions."""
+LIGHT: Final = {"the", "actually", "please"}
+"""Left out. No verbs: who sent and who is sent the invoice are two questions, as who is and who was president."""
 AUXILIARIES: Final = {
-    "was", "were", "has", "have", "had", "can", "could", "will", "would", "shall", "should", "may", "might", "must",
+    "is", "was", "were", "has", "have", "had", "can", "could", "will", "would", "shall", "should", "may", "might",
+    "must",
 }  # fmt: skip
 BEFORE_ARTICLES: Final = (
     LIGHT | PREPOSITIONS | AUXILIARIES | QUESTION_WORDS | {"did", "not", "and", "or", "as", "than"}
@@ -30,23 +31,32 @@ NUMBERS: Final = [
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
 ]  # fmt: skip
 ORDINALS: Final = {
-    "first": "1st",
-    "second": "2nd",
-    "third": "3rd",
-    "fourth": "4th",
-    "fifth": "5th",
-    "sixth": "6th",
-}
+    "first": "1st", "second": "2nd", "third": "3rd", "fourth": "4th", "fifth": "5th", "sixth": "6th",
+}  # fmt: skip
+ENGLISH: Final = {
+    "the", "what", "who", "when", "where", "why", "how", "which", "does", "please", "with", "from", "and", "would",
+    "should", "could",
+}  # fmt: skip
+"""Without one of them nothing but case and punctuation may differ."""
+CAPITALS: Final = {
+    "a", "aids", "all", "am", "as", "at", "can", "in", "is", "it", "may", "me", "no", "or", "so", "us", "who",
+}  # fmt: skip
+"""Words that are others when they are written in capitals in a text that is not."""
+UNCOUNTED: Final = {
+    "customs", "windows", "news", "goods", "means", "glasses", "arms", "species", "series", "physics", "mathematics",
+    "economics", "politics", "statistics", "aids", "movies",
+}  # fmt: skip
 ALIKE: Final = {
-    "which": "what", "movie": "film", "purchase": "buy", "begin": "start", "situated": "located", "utilize": "use",
-    "automobile": "car", "biggest": "largest", "big": "large", "info": "information", "docs": "documentation",
-    "config": "configuration", "repo": "repository", "k8s": "kubernetes", "db": "database", "&": "and",
+    "which": "what", "are": "is", "does": "do", "movie": "film", "movies": "film", "purchase": "buy", "begin": "start",
+    "situated": "located", "utilize": "use", "automobile": "car", "biggest": "largest", "big": "large",
+    "info": "information", "docs": "documentation", "config": "configuration", "repo": "repository",
+    "k8s": "kubernetes", "db": "database", "&": "and",
     **{word: str(number) for number, word in enumerate(NUMBERS)}, **ORDINALS,
 }  # fmt: skip
 
 OPENING: Final = re.compile(
     r"""^(?:
-        (?:hi|hello|hey)[\s,!.]+ | (?:please|kindly)[\s,]+ | (?:question|query|q)\s*:\s*
+        (?:hi|hello|hey)\s*[,!.]\s* | (?:please|kindly)[\s,]+ | (?:question|query|q)\s*:\s*
       | (?:(?:can|could|would|will)\s(?:you|anyone|anybody|someone|somebody)\s(?:please\s|kindly\s)?)?
         (?:tell|show|give|remind)\s(?:me|us)\s(?:about\s)?
       | (?:do\syou|does\s(?:anyone|anybody|someone|somebody))\s(?:happen\sto\s)?know\s
@@ -75,7 +85,7 @@ REWRITTEN: Final = [
         (r"(?<=\d),(?=\d{3}\b)", ""),
         (r"(?<=\d) ?(?:percent|per cent|%)(?=\W|$)", "%"),
         (r"(?<=[a-z])-(?=[a-z])", " "),
-        (r"\bhow (?:do|can|could|should|would) (?:i|you|we|one|somebody|someone)\b(?: to\b)?", "how to"),
+        (r"\bhow (?:do|can|could) (?:i|we|one)\b", "how to"),
     )
 ]
 BRITISH: Final = [
@@ -91,24 +101,33 @@ BRITISH: Final = [
 @lru_cache(maxsize=4096)
 def wording(text: str) -> tuple[str, ...]:
     """The words that two texts must share, in their order, to ask the same."""
+    capitals = {word for word in map(bare, text.split()) if word.isupper() and word.lower() in CAPITALS}
+    first, *_ = [*map(bare, text.split()), ""]
+    if text.isupper() or capitals == {first} == {"A"}:
+        capitals = set()
     text = text.casefold().strip()
+    if not ENGLISH & set(map(bare, re.split(r"[\s'’]", text))):
+        return tuple(word for word in map(bare, text.split()) if word)
     for pattern, instead in REWRITTEN:
         text = pattern.sub(instead, text)
+    direct = text
     while (rest := CLOSING.sub("", OPENING.sub("", text, count=1))) != text:
         text = rest
     words = [word for token in text.split() if (word := bare(token))]
+    words = [word.upper() if word.upper() in capitals else word for word in words]
     if len(words) > 1 and words[0] in {"in", "on", "at", "during"} and words[1] in {"what", "which"}:
         del words[0]  # in which year, what year
     words = [ALIKE.get(word, word) for word in words]
-    if words and words[0] == "what" and {words[-1], *words[1:2]} & {"is", "are"}:
-        del words[0]  # what is the capital, (tell me) what the capital is, the capital
     words = [word for before, word in pairwise(["", *words]) if not is_light(before, word)]
     words = [ALIKE.get(spelled(word), spelled(word)) for word in words]
     asks = next((at for at, word in enumerate(words) if word in QUESTION_WORDS), 0)
     if asks > 1 and words[0] in PREPOSITIONS:
         words = words[asks:] + words[:asks]  # in 1990, who won; who won in 1990
-    # When was it built; (tell me) when it was built.
-    return tuple(sorted(words, key=AUXILIARIES.__contains__))
+    # When was it built; (tell me) when it was built. What year was it built; (tell me) what year it was built.
+    verb = next((at for at, word in enumerate(words) if word in AUXILIARIES), 0)
+    if words and words[0] in QUESTION_WORDS and (verb < 3 or text != direct):
+        words[1 : verb + 1] = [words[verb], *words[1:verb]] if verb else []
+    return tuple(words[2:] if words[:2] == ["what", "is"] else words)  # what is the capital, the capital
 
 
 def is_light(before: str, word: str) -> bool:
@@ -117,17 +136,20 @@ def is_light(before: str, word: str) -> bool:
 
 
 def bare(token: str) -> str:
-    """Without quotes and brackets around it and what ends a sentence; signs that mean something stay."""
+    """Without quotes and brackets around it and what ends a sentence; signs that mean something stay: -5, 5!, 5"."""
+    if any(letter.isdigit() for letter in token):
+        quoted = len(token) > 2 and token[0] == token[-1] and token[0] in "\"'"
+        return (token[1:-1] if quoted else token).lstrip("“„«([{").rstrip("”»)]}.,;:?…")
     return token.lstrip("\"'“„«([{").rstrip("\"'”“»)]}.,;:!?…").strip("–—")
 
 
 def spelled(word: str) -> str:
     """As Americans write it, in the singular."""
-    if not word.isascii() or not word.isalpha() or len(word) < 4:
+    if not word.isascii() or not word.isalpha() or not word.islower() or len(word) < 4 or word in UNCOUNTED:
         return word
     for pattern, instead in BRITISH:
         word = pattern.sub(instead, word)
-    if word.endswith(("ss", "us", "is", "news")):
+    if word.endswith(("ss", "us", "is")):
         return word
     if word.endswith("ies") and len(word) > 4:
         return word[:-3] + "y"

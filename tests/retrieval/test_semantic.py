@@ -41,7 +41,7 @@ DIMENSIONS = 8
         ("how do I reset my password?", "How to reset my password"),
         ("how can i reset the password, please", "hi, how to reset password"),
         ("what is a pod", "what is the pod"),
-        ("hepatitis in a child", "hepatitis in the child"),
+        ("what is hepatitis in a child", "what is hepatitis in the child"),
         ("in which year did Rome fall", "what year did rome fall?"),
         ("what colour is the sky over the harbour", "what color is the sky over the harbor"),
         ("which organisations run it", "which organization runs it"),
@@ -51,7 +51,7 @@ DIMENSIONS = 8
         ("who can't vote", "who cannot vote?"),
         ("what is 20 percent of 1,000", "what is 20% of 1000"),
         ("I'd like to know where the city centre is", "where is the city center?"),
-        ("does Kubernetes restart the failed pod", "do k8s restart failed pods"),
+        ("does Kubernetes restart the failed pod", "does k8s restart failed pods?"),
         ("who led the first crusade", "could you tell me who led the 1st crusade, thanks!"),
     ],
 )
@@ -78,6 +78,20 @@ def test_the_same_in_other_words(one: str, other: str) -> None:
         ("who leads the party", "who led the party"),
         ("what happens before a swap", "what happens after a swap"),
         ("all users", "some users"),
+        ("who is sent the invoice", "who sent the invoice"),
+        ("what is –5 plus 3", "what is 5 plus 3"),
+        ("what is 5!", "what is 5"),
+        ('the 10" pipe', "the 10' pipe"),
+        ("when does the shop open 9 am", "when does the shop open 9"),
+        ("what is exactly once delivery", "what is once delivery"),
+        ("What is the IT policy", "What is the it policy"),
+        ("the customs agency", "the custom agency"),
+        ("what does A mean", "what does mean"),
+        ("the hello world program", "the world program"),
+        ("how to do a pull request", "how to pull request"),
+        ("how should I pay", "how can I pay"),
+        ("An wen verkaufte er die Firma", "Wen verkaufte er die Firma"),
+        ("puedes pagar la factura", "puede pagar la factura"),
         ("hepatitis A vaccine", "hepatitis vaccine"),
         ("foods with vitamin a", "foods with vitamin"),
         ("what is an A road in Britain", "what is a road in Britain"),
@@ -188,15 +202,15 @@ def test_it_has_to_be_near_and_nearer_where_others_are_near() -> None:
     for similarity, wanted in ((0.89, []), (0.91, ["the red lighthouse"])):
         made = cache()
         made.keep(b"scope", "the red lighthouse", at_angle(similarity))
-        assert found(made, "a red lighthouse") == wanted
-        assert found(made, "a red lighthouse", b"other") == []
+        assert found(made, "The red lighthouse, please") == wanted
+        assert found(made, "The red lighthouse, please", b"other") == []
     for similarity, wanted in ((0.96, []), (0.98, ["the red lighthouse"])):
         made = cache()
         made.keep(b"scope", "the red lighthouse", at_angle(similarity))
         for colour in ("blue", "green", "white"):
             made.keep(b"scope", f"the {colour} lighthouse", at_angle(0.95))
-        assert found(made, "a red lighthouse") == wanted
-        assert found(made, "a dark lighthouse") == []
+        assert found(made, "The red lighthouse, please") == wanted
+        assert found(made, "please the dark lighthouse") == []
 
 
 def test_what_it_serves() -> None:
@@ -229,12 +243,12 @@ def test_a_false_hit(given_: tuple[int, ...], wanted: tuple[int, ...], false: bo
 
 
 def test_the_bound_of_a_share() -> None:
-    """Values of Wilson's interval by the textbook; and it holds 97 of 100 times or more."""
-    assert at_least(1, 10) == pytest.approx(0.0179, abs=1e-4)
+    """The value of the formula at three deviations; and it holds."""
+    assert at_least(1, 10) == pytest.approx(0.00924, abs=1e-4)
     assert at_least(0, 100) == pytest.approx(0, abs=1e-9)
     rng = random.Random(0)
     above = sum(at_least(sum(rng.random() < 0.05 for _ in range(200)), 200) > 0.05 for _ in range(2000))
-    assert above / 2000 < 0.03
+    assert above / 2000 < 0.005
 
 
 def test_it_switches_itself_off(caplog: pytest.LogCaptureFixture) -> None:
