@@ -3,7 +3,8 @@
 No distance between vectors tells "enable" from "disable", or 2023 from 2024 (figures in docs/caching.md). So words
 decide: two texts ask the same if they have the same words in the same order, apart from the few that are listed here:
 polite openings, contractions, articles, British spelling, singular and plural, the place of an auxiliary, a phrase of
-time or place that comes first or last. Anything else that differs, in any language, makes them two questions.
+time or place that comes first or last. Anything else that differs makes them two questions, and so does nearly all in
+texts that are not English.
 """
 
 from __future__ import annotations

@@ -227,6 +227,13 @@ def test_a_batch_answers_in_order(http: Http, facts: str) -> None:
     assert results[2]["hits"][0]["document_id"] == "rust"
 
 
+def test_equal_exact_searches_in_one_batch(http: Http, facts: str) -> None:
+    """They share one scan, so none may wait for the answer of another."""
+    search = {"query": "who wrote it?", "mode": "dense", "exact": True}
+    found = http.ok("POST", f"/v1/collections/{facts}/search/batch", {"searches": [search] * 3})
+    assert [one["hits"] for one in found["results"]] == [found["results"][0]["hits"]] * 3
+
+
 def test_exact_search_agrees_with_the_indexes(http: Http, facts: str) -> None:
     """On a small collection both give the same hits."""
     assert http.found(facts, query="animals", mode="dense", exact=True) == http.found(

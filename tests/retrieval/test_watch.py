@@ -162,6 +162,22 @@ def test_a_stream_ends_with_its_key_and_its_collection(service: Guarded, admin: 
         assert (name, data["error"]["type"]) == ("error", "not_found")
 
 
+def test_a_revoked_key_is_seen_beside_steady_writes(service: Guarded, admin: Caller, alerts: str) -> None:
+    """Though there is never a second without a write."""
+    reader = service.caller("search")
+    with watching(reader, alerts, OUTAGE) as events:
+        events.next()
+        service.keys.revoke(reader.token.split("_")[1])
+        deadline = time.monotonic() + 20
+        while True:
+            admin.write(alerts, {"id": "w", "text": f"The payment service is down {time.monotonic()}."})
+            name, data, _ = events.next()
+            if name == "error":
+                break
+            assert time.monotonic() < deadline
+    assert data["error"]["type"] == "unauthorized"
+
+
 @pytest.mark.parametrize(
     ("change", "param"),
     [
