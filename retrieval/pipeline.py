@@ -140,7 +140,7 @@ class Pipeline:
         finds moves to the hot tier, it counts in the caches, and the answer to a question like it may do.
         """
         budget = budget or AnswerBudget(self._config.limits.answer_bytes_max)
-        strained = 0 < self._config.search.strained_from <= self.under_way
+        strained = counted and 0 < self._config.search.strained_from <= self.under_way
         watch, plan = Stopwatch(), self._planned(collection, request, strained=strained)
         if not counted:
             plan = replace(plan, counted=False, query=replace(plan.query, counted=False))

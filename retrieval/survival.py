@@ -41,6 +41,7 @@ class Grounds(msgspec.Struct, frozen=True, array_like=True):
     """
 
     newest: int
+    seq: int  # of the snapshot for which it was last found right; an older one may have what was deleted by then
     scoring: bytes
     vector: bytes
     share_read: float | None
@@ -83,6 +84,7 @@ def grounds_of(plan: Plan, snapshot: Snapshot, scoring: bytes, fused: Fused, sho
     return msgspec.msgpack.encode(
         Grounds(
             newest=snapshot.newest,
+            seq=snapshot.seq,
             scoring=scoring,
             vector=vector,
             share_read=plan.share_read,
@@ -106,7 +108,8 @@ def still_holding(kept: bytes, plan: Plan, snapshot: Snapshot) -> bytes | None:
     except msgspec.DecodeError:
         return None
     if (
-        not snapshot.live_among(ids_of(grounds.lives)).all()
+        snapshot.seq < grounds.seq
+        or not snapshot.live_among(ids_of(grounds.lives)).all()
         or snapshot.live_among(ids_of(grounds.expired)).any()
     ):
         return None
@@ -124,7 +127,10 @@ def still_holding(kept: bytes, plan: Plan, snapshot: Snapshot) -> bytes | None:
         return None
     return msgspec.msgpack.encode(
         msgspec.structs.replace(
-            grounds, newest=max(snapshot.newest, grounds.newest), spare=grounds.spare - reaching
+            grounds,
+            newest=max(snapshot.newest, grounds.newest),
+            seq=snapshot.seq,
+            spare=grounds.spare - reaching,
         )
     )
 
