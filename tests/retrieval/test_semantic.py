@@ -378,10 +378,10 @@ def test_checked_hits_are_searched(tmp_path: Path, model_folder: Path) -> None:
             assert outcome(http, f"please, {topic}?") == "miss"
         assert http.metric("nearline_semantic_cache_checks_total", verdict="right") == len(TOPICS)
         # Fillers that change what is found: BM25 reads every word.
-        http.write("docs", {"id": "fillers", "text": "Exactly, actually, please, do!"})
+        http.write("docs", {"id": "fillers", "text": "Actually, please tell me!"})
         for topic in TOPICS[:3]:
             assert http.metric("nearline_semantic_cache_switched_off") == 0
-            for query in (topic, f"exactly actually please do {topic}"):
+            for query in (topic, f"please tell me actually {topic}"):
                 assert outcome(http, query, **by_words) == "miss"
         assert http.metric("nearline_semantic_cache_checks_total", verdict="false") == 3
         assert http.metric("nearline_semantic_cache_switched_off") == 1
