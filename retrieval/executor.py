@@ -6,7 +6,9 @@ Today every query is answered in this process, from one snapshot of a collection
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Executor as Pool
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from indexes import (
@@ -16,6 +18,7 @@ from indexes import (
     Ids,
     Prepared,
     Query,
+    Ranking,
     Reach,
     Scalar,
     Snapshot,
@@ -78,12 +81,23 @@ class Executor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LocalExecutor:
-    """Answers in this process."""
+    """Answers in this process. `begun`: of a query whose text is being embedded meanwhile, what needs no vector."""
 
     collection: Collection
     snapshot: Snapshot
+    begun: Future[LocalExecution] | None = None
+
+    def beginning(self, query: Query, watch: Stopwatch, pool: Pool) -> LocalExecutor:
+        """Begin with its words in `pool`. Then ask for the same query with its vector, or for a deeper one."""
+        return replace(self, begun=pool.submit(lambda: self._prepared(query, watch).with_words()))
 
     def prepare(self, query: Query, watch: Stopwatch) -> LocalExecution:
+        """Waits for what was begun; raises what that has raised."""
+        if self.begun is not None and (begun := self.begun.result()).prepared.query.depth == query.depth:
+            return replace(begun, prepared=begun.prepared.embedded(query))
+        return self._prepared(query, watch)
+
+    def _prepared(self, query: Query, watch: Stopwatch) -> LocalExecution:
         stage = None if query.text is None else "lexical"  # it weighs the terms
         prepared = watch.timed(stage, lambda: self.snapshot.prepare(query))
         return LocalExecution(self.collection, self.snapshot, prepared, watch)
@@ -95,12 +109,18 @@ class LocalExecution:
     snapshot: Snapshot
     prepared: Prepared
     watch: Stopwatch
+    words: Ranking | None = None
+
+    def with_words(self) -> LocalExecution:
+        """With the ranking of BM25."""
+        stage = None if self.prepared.query.text is None else "lexical"
+        return replace(self, words=self.watch.timed(stage, self.prepared.lexical))
 
     def search(self) -> Candidates:
-        query = self.prepared.query
-        lexical = self.watch.timed(None if query.text is None else "lexical", self.prepared.lexical)
-        dense = self.watch.timed(None if query.vector is None else "dense", self.prepared.dense)
         prepared = self.prepared
+        lexical = self.words if self.words is not None else self.with_words().words
+        assert lexical is not None
+        dense = self.watch.timed(None if prepared.query.vector is None else "dense", prepared.dense)
         return Candidates.join(dense, lexical, prepared.lexical_bound)
 
     def scores(self, ids: Ids) -> tuple[Floats, Floats]:

@@ -1,9 +1,9 @@
 """Searches that come again and again, made by the service itself where its cache begins anew: after a swap of indexes,
 which answers may depend on, and after a start.
 
-Which those are is counted in memory: of each collection the most frequent of the last hours (Space-Saving: Metwally,
-Agrawal and El Abbadi 2005), each with the rights of who asked. After a start nothing is known but the query log, where
-the operator has switched that on.
+Which those are is counted in memory: of each collection the most frequent of the last hours (Misra and Gries 1982),
+each with the rights of who asked. After a start nothing is known but the query log, where the operator has switched
+that on.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ LOOK_EVERY_S = 1.0
 WARM_S_MAX = 60.0  # of one collection: what is not warm by then comes by itself
 GIVE_WAY_S = 0.02
 
+by_count = attrgetter("count")
+
 
 @dataclass(slots=True)
 class Asked:
@@ -57,25 +59,32 @@ class Frequent:
         cached = request.cache and not request.exact and not request.offset
         if not self._most or not cached or request.query is None or not is_absent(request.vector):
             return
-        request = msgspec.structs.replace(request, min_seq=None, deadline_ms=None)
+        # A copy of the filter: it would keep the whole body in memory that it came in.
+        own = request.filter.copy()
+        request = msgspec.structs.replace(request, filter=own, min_seq=None, deadline_ms=None)
         caller = PRINCIPAL.get()
         key = msgspec.msgpack.encode((request, caller.tenant, caller.groups))
         known = self._asked.setdefault(collection.opening, {})
         if (asked := known.get(key)) is not None:
             asked.count += 1
             return
-        count = 1.0
-        if len(known) >= self._most:
-            rarest = min(known.values(), key=attrgetter("count"))
-            count += known.pop(rarest.key).count  # it may have come as often, before it was counted
-        # A copy: filters would keep the whole body in memory that they came in.
-        known[key] = Asked(
-            key, msgspec.json.decode(msgspec.json.encode(request), type=SearchRequest), caller, count
-        )
+        if len(known) >= 2 * self._most:
+            self._purge(known)
+        known[key] = Asked(key, request, caller, 1.0)
+
+    def _purge(self, known: dict[bytes, Asked]) -> None:
+        """Of twice as many as are kept, take away the rarer half, and from the others as much as the largest of it: so
+        who came more often than the share of one stays."""
+        rarest = sorted(known.values(), key=by_count)[: self._most]
+        for asked in list(known.values()):
+            asked.count -= rarest[-1].count
+            if asked.count <= 0:
+                del known[asked.key]
 
     def of(self, collection: Collection) -> list[Asked]:
         """The most frequent first."""
-        return sorted(self._asked.get(collection.opening, {}).values(), key=lambda one: -one.count)
+        found = sorted(self._asked.get(collection.opening, {}).values(), key=by_count, reverse=True)
+        return found[: self._most]
 
     def tidy(self, collections: Sequence[Collection]) -> None:
         """Forget collections that are closed, and what is hours ago by and by."""

@@ -33,10 +33,16 @@ def weighted(dense: Floats, lexical: Floats, *, weight: float, floor: float, bou
 
     `floor` is a cosine that few unrelated texts reach, `bound` the BM25 score of a passage with all that was asked for.
     """
-    by_meaning = np.nan_to_num((dense.astype(np.float64) - floor) / (1 - floor), nan=0.0)
-    by_words = np.nan_to_num(lexical.astype(np.float64), nan=0.0) / (bound or 1.0)
+    by_meaning = or_nothing((dense.astype(np.float64) - floor) / (1 - floor))
+    by_words = or_nothing(lexical.astype(np.float64)) / (bound or 1.0)
     fused: Scores = weight * by_meaning + (1 - weight) * by_words
     return fused
+
+
+def or_nothing(scores: Scores) -> Scores:
+    """With 0 for NaN, in place. `np.nan_to_num` takes ten times as long for a few hundred."""
+    scores[np.isnan(scores)] = 0.0
+    return scores
 
 
 def best_first(ids: Ids, scores: Scores, levels: NDArray[np.int64] | None = None) -> NDArray[np.intp]:

@@ -182,10 +182,9 @@ class Pipeline:
         if not plan.request.cache:
             self._results.counts.bypassed += 1
             async with self._turn(plan):
+                executor = self._begun(LocalExecutor(collection, snapshot), plan, watch)
                 plan = await self._embedded(collection, snapshot, plan, watch)
-                snapshot, found = await self._found(
-                    collection, snapshot, plan, watch, place, BudgetShare(budget)
-                )
+                snapshot, found = await self._found(executor, plan, watch, place, BudgetShare(budget))
             return answer_of(name, collection, snapshot, plan, found.answer, watch, "bypass")
         key = self._key(collection, snapshot, plan)
         stored = await watch.awaited("cache", self._kept(key, collection, snapshot, plan))
@@ -202,14 +201,13 @@ class Pipeline:
             begun, before = watch.elapsed_ms, key.content
             scope = self._scope(collection, snapshot, plan)
             async with self._turn(plan):
+                executor = self._begun(LocalExecutor(collection, snapshot), plan, watch)
                 plan = await self._embedded(collection, snapshot, plan, watch)
                 alike = await watch.awaited("cache", self._alike(scope, collection, snapshot, plan))
                 if alike is not None and not self._semantic.checks() and (answer := taken(alike, budget)):
                     leading.land(None)
                     return answer_of(name, collection, snapshot, plan, answer, watch, "semantic")
-                snapshot, found = await self._found(
-                    collection, snapshot, plan, watch, place, BudgetShare(budget)
-                )
+                snapshot, found = await self._found(executor, plan, watch, place, BudgetShare(budget))
             if alike is not None and found.answer.whole and not plan.degraded and snapshot.content == before:
                 given = msgspec.msgpack.decode(alike, type=CachedAnswer)
                 self._semantic.checked(collection.name, given.hits, found.answer.hits)
@@ -229,22 +227,24 @@ class Pipeline:
                     self._semantic.keep(scope, plan.request.query or "", plan.query.vector)
         return answer_of(name, collection, snapshot, plan, found.answer, watch, "miss")
 
+    def _begun(self, executor: LocalExecutor, plan: Plan, watch: Stopwatch) -> LocalExecutor:
+        """A search without company has a core to itself for its words while its text is embedded on another one."""
+        alone = self.under_way == 1 and plan.text is not None and plan.query.text is not None
+        if not alone or plan.request.like or plan.request.unlike:
+            return executor
+        return executor.beginning(plan.query, watch, self._pool)
+
     async def _found(
-        self,
-        collection: Collection,
-        snapshot: Snapshot,
-        plan: Plan,
-        watch: Stopwatch,
-        place: Place | None,
-        share: BudgetShare,
+        self, executor: LocalExecutor, plan: Plan, watch: Stopwatch, place: Place | None, share: BudgetShare
     ) -> tuple[Snapshot, Found]:
         """The answer, and the snapshot that it is of."""
-        found = await self._search(collection, snapshot, plan, watch, place, share)
-        if found.vanished and collection.snapshot.seq > snapshot.seq:
-            # Hits were replaced or deleted meanwhile; their new versions are in the newer snapshot.
-            snapshot = collection.snapshot
-            found = await self._search(collection, snapshot, plan, watch, place, share)
-        return snapshot, found
+        found = await self._search(executor, plan, watch, place, share)
+        newest = executor.collection.snapshot
+        if not found.vanished or newest.seq <= executor.snapshot.seq:
+            return executor.snapshot, found
+        # Hits were replaced or deleted meanwhile; their new versions are in the newer snapshot.
+        newer = LocalExecutor(executor.collection, newest)
+        return newest, await self._search(newer, plan, watch, place, share)
 
     def _scope(self, collection: Collection, snapshot: Snapshot, plan: Plan) -> bytes | None:
         """Of the questions that may answer this one: all else that an answer depends on is the same. None if only its
@@ -300,7 +300,8 @@ class Pipeline:
             async with self._turn(plan):
                 plan = await self._embedded(collection, snapshot, plan, watch)
                 rounds = rounds_of(collection, plan, share)
-                found = await self._search(collection, snapshot, plan, watch, None, share, rounds)
+                executor = LocalExecutor(collection, snapshot)
+                found = await self._search(executor, plan, watch, None, share, rounds)
         assert rounds.last is not None
         return Followed(snapshot, *rounds.last, found.answer)
 
@@ -351,8 +352,7 @@ class Pipeline:
 
     async def _search(
         self,
-        collection: Collection,
-        snapshot: Snapshot,
+        executor: LocalExecutor,
         plan: Plan,
         watch: Stopwatch,
         place: Place | None,
@@ -360,7 +360,7 @@ class Pipeline:
         rounds: Rounds | None = None,
     ) -> Found:
         """Searches ever deeper until there are k hits or the rankings end. The deadline passes between two searches."""
-        executor = LocalExecutor(collection, snapshot)
+        collection, snapshot = executor.collection, executor.snapshot
         rounds = rounds or rounds_of(collection, plan, budget)
         while True:
             exact: Candidates | None = None

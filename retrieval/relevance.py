@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from indexes import Candidates, Floats, InvalidInput
+from retrieval.fusion import or_nothing
 
 Columns = NDArray[np.float64]
 Weights = tuple[float, ...]  # five: w0 to w4
@@ -96,12 +97,12 @@ def features_of(candidates: Candidates, dense: Floats, lexical: Floats, floor: f
     """
 
     def scaled(cosine: NDArray[np.float32]) -> Columns:
-        return np.nan_to_num((cosine.astype(np.float64) - floor) / (1 - floor))
+        return or_nothing((cosine.astype(np.float64) - floor) / (1 - floor))
 
     features = np.ones((len(dense), 5))
     asked = candidates.lexical_bound or 1.0
     features[:, 1] = scaled(dense)
-    features[:, 2] = np.nan_to_num(lexical) / asked
+    features[:, 2] = or_nothing(lexical.astype(np.float64)) / asked
     features[:, 3] = features[:, 1] - scaled(tenth(candidates.dense, candidates.dense_ranks)).sum()
     features[:, 4] = features[:, 2] - tenth(candidates.lexical, candidates.lexical_ranks).sum() / asked
     return features

@@ -64,9 +64,8 @@ def grounds_of(plan: Plan, snapshot: Snapshot, scoring: bytes, fused: Fused, sho
     if plan.examples or plan.facets or request.exact or max(len(found), len(snapshot.expired)) > RESTS_ON_MAX:
         return b""
     depth = plan.query.depth
-    dense, lexical = by_rank(found.dense, found.dense_ranks), by_rank(found.lexical, found.lexical_ranks)
-    dense_last = float(dense[-1]) if len(dense) == depth else NOTHING
-    lexical_last = float(lexical[-1]) if len(lexical) == depth else SMALLEST
+    dense, lexical = (found.dense, found.dense_ranks), (found.lexical, found.lexical_ranks)
+    dense_last, lexical_last = in_place(depth, *dense, NOTHING), in_place(depth, *lexical, SMALLEST)
     first = first_of(plan, fused, shown)
     score_from = enters_from(plan, fused, first)
     crowded = plan.mode == "hybrid" and score_from <= unseen(plan, found, dense_last, lexical_last)
@@ -74,12 +73,14 @@ def grounds_of(plan: Plan, snapshot: Snapshot, scoring: bytes, fused: Fused, sho
         lives, spare = np.arange(len(found)), 0
         score_from, dense_from, lexical_from = float("inf"), dense_last, lexical_last
     else:
-        leads = [ranks < LEAD_OVER for ranks in (found.dense_ranks, found.lexical_ranks)]
-        listed = (found.dense_ranks >= 0) & leads[0] | (found.lexical_ranks >= 0) & leads[1]
-        lives = np.union1d(first, np.flatnonzero(listed))
-        dense_from = float(dense[LEAD_OVER - 1]) if len(dense) >= LEAD_OVER else NOTHING
-        lexical_from = float(lexical[LEAD_OVER - 1]) if len(lexical) >= LEAD_OVER else SMALLEST
-        spare = depth - 1 - int(place_of(found)[first].max(initial=0))
+        listed = places_of(found) < LEAD_OVER
+        listed[first] = True
+        lives = np.flatnonzero(listed)
+        dense_from, lexical_from = (
+            in_place(LEAD_OVER, *dense, NOTHING),
+            in_place(LEAD_OVER, *lexical, SMALLEST),
+        )
+        spare = depth - 1 - int(places_of(found)[first].max(initial=0))
     vector = b"" if plan.query.vector is None else plan.query.vector.astype(np.float32).tobytes()
     return msgspec.msgpack.encode(
         Grounds(
@@ -147,7 +148,9 @@ def first_of(plan: Plan, fused: Fused, shown: list[int]) -> Positions:
     """The candidates that decided about the answer: those as far as its last hit, and those that support it."""
     order, least = fused.order, plan.request.min_score
     if len(shown) == plan.last:
-        reached = int(np.flatnonzero(np.isin(order, shown)).max(initial=0)) + 1
+        places = np.zeros(len(fused.candidates), np.intp)
+        places[order] = np.arange(len(order))
+        reached = int(places[shown].max(initial=0)) + 1
     else:
         reached = len(order) if least is None else int((fused.scores[order] >= least).sum())
     return order[: max(reached, SUPPORT_HITS)]
@@ -177,19 +180,15 @@ def scores_of(plan: Plan, found: Candidates) -> Floats:
     return added(plan, plan.weight_dense, found, found.dense, found.lexical).astype(np.float32)
 
 
-def by_rank(scores: Floats, ranks: NDArray[np.int32]) -> Floats:
-    """The scores of those in a ranking, best first."""
-    listed = np.flatnonzero(ranks >= 0)
-    return scores[listed[np.argsort(ranks[listed])]]
+def in_place(place: int, scores: Floats, ranks: NDArray[np.int32], none: float) -> float:
+    """The score in this place of a ranking, from 1; `none` if it is shorter."""
+    return float(scores[ranks == place - 1].max(initial=none))
 
 
-def place_of(found: Candidates) -> NDArray[np.int32]:
-    """The better one of a candidate's places in the rankings."""
-    places = [
-        np.where(ranks >= 0, ranks, np.iinfo(np.int32).max)
-        for ranks in (found.dense_ranks, found.lexical_ranks)
-    ]
-    return np.minimum(*places)
+def places_of(found: Candidates) -> NDArray[np.uint32]:
+    """The better one of each candidate's places in the rankings."""
+    absent_last = found.dense_ranks.view(np.uint32), found.lexical_ranks.view(np.uint32)  # NOT_FOUND is -1
+    return np.minimum(*absent_last)
 
 
 def ids_of(stored: bytes) -> Ids:

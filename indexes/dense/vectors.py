@@ -86,21 +86,20 @@ class StoredVectors:
         return taken
 
     def scores(self, rows: Rows, query: Floats) -> Floats:
-        """Inner products of these rows with a query, float32 [rows]."""
-        return self.take(rows) @ query
+        """Inner products of these rows with a query, float32 [rows], as `best` has them."""
+        found = np.empty(len(rows), np.float32)
+        for at in range(0, len(rows), GATHERED_ROWS):
+            part = rows[at : at + GATHERED_ROWS]
+            places, scores = self._gathered(part, query, len(part))
+            found[at + places] = scores
+        return found
 
     def best(self, rows: Rows, query: Floats, depth: int) -> tuple[Rows, Floats]:
-        """The best `depth` of these rows by inner product with a query, with the scores, best first.
-
-        Rows are gathered into a contiguous buffer first, which is faster than scoring each in place.
-        """
+        """The best `depth` of these rows by inner product with a query, with the scores, best first."""
         found: list[tuple[Rows, Floats]] = []
         for at in range(0, len(rows), GATHERED_ROWS):
             part = rows[at : at + GATHERED_ROWS]
-            room = _room(self.halves.shape[1])
-            # Without `mode` numpy would gather into a copy first. `take` releases the GIL while pages are read.
-            self.halves.take(part, 0, out=room.halves[: len(part)], mode="clip")
-            places, scores = search_index(room.index, query, min(depth, len(part)), first(len(part)))
+            places, scores = self._gathered(part, query, min(depth, len(part)))
             found.append((part[places], scores))
         if len(found) == 1:
             return found[0]
@@ -108,6 +107,16 @@ class StoredVectors:
             return np.empty(0, np.int64), np.empty(0, np.float32)
         together, scores = (np.concatenate(parts) for parts in zip(*found, strict=True))
         return top(together, scores, depth)
+
+    def _gathered(self, rows: Rows, query: Floats, depth: int) -> tuple[Rows, Floats]:
+        """Positions of the best `depth` of at most GATHERED_ROWS rows, with their scores.
+
+        Rows are gathered into a contiguous buffer first, which is faster than scoring each in place.
+        """
+        room = _room(self.halves.shape[1])
+        # Without `mode` numpy would gather into a copy first. `take` releases the GIL while pages are read.
+        self.halves.take(rows, 0, out=room.halves[: len(rows)], mode="clip")
+        return search_index(room.index, query, depth, first(len(rows)))
 
     def nearest(self, query: Floats, depth: int, selector: Any) -> tuple[Rows, Floats]:
         """Exact search: the best `depth` of the rows that a faiss selector accepts, best first."""

@@ -42,8 +42,6 @@ TONAL = ("vi", "yo")  # marks tell words apart
 TOKENS_CACHED_MAX = 32_768  # over all languages
 TOKEN_CACHED_CHARS_MAX = 32
 
-_local = threading.local()
-
 
 def terms(text: str, language: str = "en") -> list[str]:
     """The terms of a passage, with repetitions. `language` is any BCP 47 code, stemmer or not. Thread-safe."""
@@ -83,8 +81,15 @@ def query_terms(text: str, language: str = "en", others: Mapping[str, float] = N
 
 def _stops(token: str, stopwords: frozenset[str], *, capitals_min: float) -> bool:
     """Whether a token is a stopword; not in capitals, of so many letters or more."""
+    bare, folded = _bare(token) if len(token) <= TOKEN_CACHED_CHARS_MAX else _bare.__wrapped__(token)
+    return folded in stopwords and not (bare.isupper() and bare != "I" and len(bare) >= capitals_min)
+
+
+@lru_cache(4096)
+def _bare(token: str) -> tuple[str, str]:
+    """A token without what stands around its word, as it is and without case."""
     bare = BARE.sub("", CLITIC.sub("", unicodedata.normalize("NFKC", token)))
-    return bare.casefold() in stopwords and not (bare.isupper() and bare != "I" and len(bare) >= capitals_min)
+    return bare, bare.casefold()
 
 
 BARE = regex.compile(r"^[^\w]+|[^\w]+$")
@@ -98,34 +103,55 @@ def _looked_up(token: str, own: str, others: tuple[str, ...]) -> tuple[tuple[str
     for word in words(token):
         languages: dict[str, str] = {}
         for code in (own, *others):
-            languages.setdefault(next(forms(word, code)), code)
+            languages.setdefault(form(word, code), code)
         found += languages.items()
     return tuple(found)
 
 
 def forms(word: str, language: str) -> Iterator[str]:
-    """What a word is indexed as: folded stem, or where accents tell words apart the word with them; then, for those who
-    type none, the stem of the folded word if it is another."""
-    lower = word.replace("İ", "i").replace("I", "ı") if language in DOTTED_I else word
-    lower = lower.casefold().replace("i\u0307", "i")
-    plain = fold(lower)
-    first = lower if language in TONAL else fold(_stem(lower, language)) or plain
+    """What a word is indexed as: its `form`; then, for those who type no accents, the stem of the folded word if it is
+    another."""
+    first = form(word, language)
     yield first
+    lower = _lower(word, language)
+    plain = fold(lower)
     second = _stem(plain, language) if plain != lower else first
     if second and second != first:  # a stemmer may leave nothing of a word without its accents
         yield second
 
 
+def form(word: str, language: str) -> str:
+    """The folded stem of a word, or where accents tell words apart the word with them."""
+    lower = _lower(word, language)
+    return lower if language in TONAL else fold(_stem(lower, language)) or fold(lower)
+
+
+def _lower(word: str, language: str) -> str:
+    if language in DOTTED_I:
+        word = word.replace("İ", "i").replace("I", "ı")
+    return word.lower() if word.isascii() else word.casefold().replace("i\u0307", "i")
+
+
+class _Stemmers(threading.local):
+    """Stemmers are not thread-safe, so every thread has its own."""
+
+    def __init__(self) -> None:
+        self.by_language: dict[str, Stemmer.Stemmer] = {}
+
+
 def _stem(word: str, language: str) -> str:
-    """The Snowball stem. Stemmers are not thread-safe, so every thread has its own."""
-    stemmers: dict[str, Stemmer.Stemmer] = _local.__dict__.setdefault("stemmers", {})
-    if language not in SNOWBALL:
-        return word
+    """The Snowball stem; the word where there is no stemmer."""
+    stemmers = _stemmers.by_language
     if language not in stemmers:
+        if language not in SNOWBALL:
+            return word
         stemmers[language] = Stemmer.Stemmer(SNOWBALL[language])
         stemmers[language].maxCacheSize = 0  # `_known` caches instead, shared by all threads
     stem: str = stemmers[language].stemWord(word)
     return stem
+
+
+_stemmers = _Stemmers()
 
 
 class _Known(dict[str, tuple[str, ...]]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from indexes.courtesy import searching
 from indexes.dense.cold_skips import ColdSkipper
+from indexes.dense.vectors import Found
 from indexes.filters.bitmaps import to_bits
 from indexes.filters.grammar import Filter, Unchecked
 from indexes.filters.satisfiable import require_key, require_satisfiable
@@ -109,11 +111,20 @@ class Prepared:
         self._scan_max = scan_max
         self._watch = watch
         self._spoken = spoken
+        self._ranked: list[
+            tuple[int, Ids, Rows]
+        ] = []  # of each ranking, the part, its passages and their rows
 
     @cached_property
     def selection(self) -> list[Selected]:
         selected = select(self._parts, self.query.condition)
         return [_narrowed(one, self._required) for one in selected] if self._required else selected
+
+    def embedded(self, query: Query) -> Prepared:
+        """The same for a query that differs in its vector alone."""
+        found = copy(self)
+        found.query = query
+        return found
 
     @property
     def grouped_terms(self) -> frozenset[str]:
@@ -131,7 +142,7 @@ class Prepared:
         for chosen in sorted(self.selection, key=lambda one: -one.count):
             if chosen.count:
                 found = best_of(chosen.part.lexical, self._weighed, depth, chosen.allowed, floor=floor)
-                rankings.append(as_ranking(chosen.part, found))
+                rankings.append(self._ranking(chosen, found))
                 if len(found[1]) == depth:
                     floor = max(floor, float(found[1][-1]))
         return Ranking.merge(rankings, depth)
@@ -146,8 +157,8 @@ class Prepared:
         if watch is not None and (not self._is_filtered or watch.policy.mode == "never"):
             return self._sparing(vector, watch, tiers)
         rankings = [
-            as_ranking(
-                chosen.part, chosen.part.nearest(vector, depth, chosen.allowed, self._scan_max, self.query.k)
+            self._ranking(
+                chosen, chosen.part.nearest(vector, depth, chosen.allowed, self._scan_max, self.query.k)
             )
             for chosen in self.selection
             if chosen.count
@@ -182,7 +193,13 @@ class Prepared:
     def _of(self, chosen: Selected, vector: Floats, *, cold: bool) -> Ranking:
         nearest = chosen.part.nearest_cold if cold else chosen.part.nearest_warm
         found = nearest(vector, self.query.depth, chosen.allowed, self._scan_max, self.query.k)
-        return as_ranking(chosen.part, found)
+        return self._ranking(chosen, found)
+
+    def _ranking(self, chosen: Selected, found: Found) -> Ranking:
+        ranking = as_ranking(chosen.part, found)
+        number = next(at for at, part in enumerate(self._parts) if part is chosen.visible)
+        self._ranked.append((number, ranking.ids, found[0]))
+        return ranking
 
     def _why_no_cold(self, tiers: tuple[Tier, ...]) -> str | None:
         if "cold" in tiers:
@@ -248,12 +265,27 @@ class Prepared:
         """Dense and BM25 scores of any passages; NaN if a passage is in no part or the query lacks that searcher."""
         dense, lexical = np.full((2, len(ids)), np.nan, np.float32)
         vector, weighed = self.query.vector, self._weighed
-        for visible, at, rows in locate(self._parts, ids):
+        for visible, at, rows in self._located(ids):
             if vector is not None:
                 dense[at] = visible.part.vectors.scores(rows, vector)
             if weighed is not None:
                 lexical[at] = score_rows(visible.part.lexical, weighed, rows)
         return dense, lexical
+
+    def _located(self, ids: Ids) -> list[tuple[Visible, Rows, Rows]]:
+        """As `locate` says; what a ranking has held is found without looking it up again."""
+        known = np.concatenate([NO_IDS, *(held for _, held, _ in self._ranked)])
+        if not len(known):
+            return locate(self._parts, ids)
+        order = known.argsort()
+        at = order.take(known.searchsorted(ids, sorter=order), mode="clip")
+        if not np.array_equal(known.take(at), ids):
+            return locate(self._parts, ids)
+        rows = np.concatenate([rows for _, _, rows in self._ranked]).take(at)
+        owners = np.repeat([part for part, _, _ in self._ranked], [len(held) for _, held, _ in self._ranked])
+        owner = owners.take(at)
+        members = ((part, np.flatnonzero(owner == number)) for number, part in enumerate(self._parts))
+        return [(part, own, rows.take(own)) for part, own in members if len(own)]
 
     def vectors(self, ids: Ids) -> Floats:
         """The stored vectors of any passages, float32 [ids, dimensions]; zeros for a passage in no part."""

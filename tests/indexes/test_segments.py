@@ -22,6 +22,7 @@ from indexes.model import Floats, IndexOptions
 from indexes.parts.part import scan
 from indexes.parts.segment import Segment
 from indexes.parts.visible import Visible
+from indexes.query import Query
 from indexes.rebuild.builder import Rebuild
 from tests.support.vectors import World, delete, fill, found_ids, make_collection
 
@@ -294,4 +295,27 @@ def test_the_search_does_not_change_when_segments_merge(tmp_path: Path) -> None:
     fill(collection, WORLD, range(255, 300))
     collection.settle()
     assert old.dense(query, 10).ranking.ids.tolist() == before.ids.tolist()
+    collection.close()
+
+
+def test_scores_are_those_of_the_rankings(tmp_path: Path) -> None:
+    """What the rankings have found is scored without being looked up, as in a search of its own and bit for bit, in
+    whatever part it is; so is what none has found."""
+    collection = make_collection(tmp_path / "c", options=TUNING, hot_capacity=100)
+    fill(collection, WORLD, range(600))
+    collection.adopt(Rebuild(collection.begin_build(), timeout_s=120).run(lambda *_: None))
+    fill(collection, WORLD, range(600, 700))  # a segment and a delta
+    delete(collection, range(0, 700, 7))
+    snapshot = collection.snapshot
+    assert len(snapshot.parts) == 3
+    for vector in WORLD.queries(5):
+        query = Query(10, 40, WORLD.text(3), vector)
+        searched, fresh = snapshot.prepare(query), snapshot.prepare(query)
+        lexical, dense = searched.lexical(), searched.dense().ranking
+        ids = np.union1d(lexical.ids, dense.ids)[::-1]
+        for wanted in (ids, ids[:1], np.append(ids, collection.snapshot.newest), np.empty(0, np.int64)):
+            for own, other in zip(searched.scores(wanted), fresh.scores(wanted), strict=True):
+                assert own.tobytes() == other.tobytes()
+        known = dict(zip(dense.ids.tolist(), dense.scores.tolist()))
+        assert dict(zip(ids.tolist(), searched.scores(ids)[0].tolist())).items() >= known.items()
     collection.close()

@@ -146,7 +146,7 @@ def test_passages_deleted_meanwhile_are_made_up_for(pipeline: Pipeline, tmp_path
     collection.write([Delete("long"), Delete("d0")]).result()
     plan = planned(SearchRequest(vector=AXIS, mode="dense", k=10), DIMENSIONS, Config())
     share = BudgetShare(AnswerBudget(1 << 24))
-    found = asyncio.run(pipeline._search(collection, before, plan, Stopwatch(), None, share))
+    found = asyncio.run(pipeline._search(LocalExecutor(collection, before), plan, Stopwatch(), None, share))
     assert found.vanished
     assert found.answer.hits == search(pipeline, collection, mode="dense", k=10).hits
     collection.close()

@@ -1,0 +1,84 @@
+"""A search without company looks for its words while its text is embedded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from indexes.query import Query
+from jobs.server_process import serving
+from retrieval.executor import LocalExecution, LocalExecutor
+from retrieval.stopwatch import Stopwatch
+from tests.support.http import Http
+from tests.support.vectors import World, fill, make_collection
+
+DOCUMENTS = [
+    {
+        "id": f"d{at}",
+        "text": f"Lighthouse {at} guides {'ships' if at % 2 else 'boats'} past rock {at}.",
+        "metadata": {"rock": at % 4},
+    }
+    for at in range(40)
+]
+SEARCHES: list[dict[str, Any]] = [
+    {"query": "which lighthouse guides ships"},
+    {"query": "lihgthouse on a rokc"},
+    {"query": "nothing of this"},
+    {"query": "boats past rock 7", "filter": {"type": "eq", "key": "rock", "value": 3}},
+    {"query": "ships", "filter": {"type": "eq", "key": "tower", "value": 3}},
+    {"query": "boats", "group_by_document": True, "min_score": 0.5, "k": 20},
+    {"query": "lighthouse", "fusion": {"method": "rrf"}, "offset": 5},
+]
+
+
+@pytest.fixture(scope="module", params=["1", "2"], ids="{} threads".format)
+def http(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Http]:
+    data = tmp_path_factory.mktemp("lone") / "data"
+    with serving(data, {"NEARLINE_SEARCH_THREADS": request.param}) as server:
+        client = Http(server.url)
+        client.ok("POST", "/v1/collections", {"name": "c"})
+        client.ok("POST", "/v1/collections/c/documents", {"documents": DOCUMENTS})
+        yield client
+
+
+def test_alone_or_in_company_the_answer_is_the_same(http: Http) -> None:
+    """Hits, scores, corrections and errors, however many search threads there are."""
+    bodies = [{**search, "cache": False} for search in SEARCHES]
+    alone = [http.call("POST", "/v1/collections/c/search", body) for body in bodies]
+    assert [reply.status for reply in alone] == [200, 200, 200, 200, 422, 200, 200]
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        for _ in range(5):
+            in_company = pool.map(lambda body: http.call("POST", "/v1/collections/c/search", body), bodies)
+            for one, other in zip(alone, in_company, strict=True):
+                assert told(other.body) == told(one.body)
+
+
+def told(body: Any) -> Any:
+    return [body.get("hits"), body.get("error"), body.get("receipt", {}).get("corrected")]
+
+
+def test_only_what_was_begun_is_taken_up(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The same query with its vector goes on with the words that were found; a deeper one begins anew."""
+    world, words = World(seed=5), World(seed=5).text(3)
+    collection = make_collection(tmp_path_factory.mktemp("begun") / "c")
+    fill(collection, world, range(300))
+    vector, watch = world.queries(1)[0], Stopwatch()
+    plain = LocalExecutor(collection, collection.snapshot)
+    with ThreadPoolExecutor(1) as pool:
+        begun = plain.beginning(Query(10, 20, words), watch, pool)
+        taken_up = begun.prepare(Query(10, 20, words, vector), watch)
+        assert taken_up.words is not None
+        assert found(taken_up) == found(plain.prepare(Query(10, 20, words, vector), Stopwatch()))
+        deeper = begun.prepare(Query(10, 80, words, vector), watch)
+        assert deeper.words is None
+        assert found(deeper) == found(plain.prepare(Query(10, 80, words, vector), Stopwatch()))
+    assert [stage for _, _, stage in watch.spans].count("lexical") == 4  # weighed and searched, twice
+    collection.close()
+
+
+def found(execution: LocalExecution) -> list[list[float]]:
+    candidates = execution.search()
+    return [candidates.ids.tolist(), candidates.dense_ranks.tolist(), candidates.lexical_ranks.tolist()]
