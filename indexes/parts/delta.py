@@ -79,6 +79,9 @@ class DeltaView:
     def rows_of(self, ids: Ids) -> Rows:
         return find_sorted(self.ids, ids)
 
+    def rows_after(self, passage_id: int) -> Rows:
+        return np.arange(np.searchsorted(self.ids, passage_id, "right"), self.size)
+
     def tiers_of(self, rows: Rows) -> NDArray[np.int8]:
         return np.full(len(rows), TIERS.index("delta"), np.int8)
 

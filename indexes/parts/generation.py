@@ -99,6 +99,10 @@ class Generation:
         rows = self._order[np.minimum(at, self.size - 1)].astype(np.int64)
         return np.where(self._ids[rows] == ids, rows, -1)
 
+    def rows_after(self, passage_id: int) -> Rows:
+        first = np.searchsorted(self._ids, passage_id, "right", sorter=self._order) if self.size else 0
+        return self._order[first:].astype(np.int64)
+
     def tiers_of(self, rows: Rows) -> NDArray[np.int8]:
         return np.where(rows < self.manifest.hot, HOT, COLD)
 

@@ -52,6 +52,10 @@ class Part(Protocol):
         """Row of each id, -1 if the part does not hold it."""
         ...
 
+    def rows_after(self, passage_id: int) -> Rows:
+        """The rows with larger ids, in the order of these. Takes no longer for a part that has few of them."""
+        ...
+
     def tiers_of(self, rows: Rows) -> NDArray[np.int8]: ...
     def tier_rows(self) -> dict[Tier, range]:
         """The rows of each tier the part holds."""

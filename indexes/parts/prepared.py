@@ -19,7 +19,7 @@ from indexes.filters.grammar import Filter, Unchecked
 from indexes.filters.satisfiable import require_key, require_satisfiable
 from indexes.lexical.bm25 import NO_CORRECTIONS, WeightedQuery, best_of, score_rows
 from indexes.lexical.operators import Alternatives, rows_with
-from indexes.masks import Bits, pack_flags, rows_in
+from indexes.masks import Bits, bits_at, pack_flags, rows_in
 from indexes.model import TIERS, DenseResult, Floats, Ids, Ranking, Rows, Scalar, Tier
 from indexes.parts.part import Part, as_ranking
 from indexes.parts.visible import Visible, count_by_tier, tiers_in
@@ -229,18 +229,16 @@ class Prepared:
         """The passages with larger ids that the query may return, with both scores, in no ranking; None if these are
         more than `most`."""
         parts = [visible for visible in self._parts if visible.part.newest > after]
-        condition = self.query.condition
-        found = [
-            (
-                Selected(visible, visible.alive, visible.by_tier)
-                if condition is None
-                else _matching(visible, condition)
+        condition, found = self.query.condition, [NO_IDS]
+        for visible in parts:
+            chosen = Selected(visible, visible.alive, visible.by_tier)
+            chosen = chosen if condition is None else _matching(visible, condition)
+            chosen = _narrowed(chosen, self._required) if self._required else chosen
+            rows = visible.part.rows_after(after)
+            found.append(
+                visible.part.ids_of(rows if chosen.allowed is None else rows[bits_at(chosen.allowed, rows)])
             )
-            for visible in parts
-        ]
-        found = [_narrowed(one, self._required) for one in found] if self._required else found
-        ids = np.concatenate([NO_IDS, *(one.ids() for one in found)])
-        ids = ids[ids > after]
+        ids = np.concatenate(found)
         if len(ids) > most:
             return None
         places = np.full(len(ids), NOT_FOUND, np.int32)

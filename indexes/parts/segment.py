@@ -100,6 +100,9 @@ class Segment:
     def rows_of(self, ids: Ids) -> Rows:
         return find_sorted(self.ids, ids)
 
+    def rows_after(self, passage_id: int) -> Rows:
+        return np.arange(np.searchsorted(self.ids, passage_id, "right"), self.size)
+
     def tiers_of(self, rows: Rows) -> NDArray[np.int8]:
         return np.full(len(rows), TIERS.index("hot"), np.int8)
 

@@ -12,7 +12,7 @@ from indexes import Floats
 
 ROWS_MAX: Final = 4096
 """Of one scope: to compare a query with so many takes half a millisecond, on the event loop."""
-ROWS_FIRST: Final = 64
+ROWS_FIRST: Final = 4
 QUESTION_BYTES: Final = 300
 """What a text takes beside its characters: the string, its places in a list and a dict."""
 

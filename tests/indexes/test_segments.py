@@ -16,6 +16,7 @@ from indexes.courtesy import GoOn
 from indexes.dense.codes import Codes, rescored_for
 from indexes.dense.vectors import StoredVectors
 from indexes.errors import NotReady
+from indexes.filters.grammar import parse_filter
 from indexes.masks import pack_flags
 from indexes.memory import serving_bytes
 from indexes.model import Floats, IndexOptions
@@ -318,4 +319,26 @@ def test_scores_are_those_of_the_rankings(tmp_path: Path) -> None:
                 assert own.tobytes() == other.tobytes()
         known = dict(zip(dense.ids.tolist(), dense.scores.tolist()))
         assert dict(zip(ids.tolist(), searched.scores(ids)[0].tolist())).items() >= known.items()
+    collection.close()
+
+
+def test_what_was_written_since_is_found_in_all_parts(tmp_path: Path) -> None:
+    """After any passage, the live ones with larger ids that match, and no other; None where they are too many."""
+    collection = make_collection(tmp_path / "c", options=TUNING, hot_capacity=100)
+    fill(collection, WORLD, range(400))
+    collection.adopt(Rebuild(collection.begin_build(), timeout_s=120).run(lambda *_: None))
+    fill(collection, WORLD, range(400, 500))
+    delete(collection, range(0, 500, 9))
+    even = parse_filter({"type": "eq", "key": "even", "value": True}, conditions_max=10)
+    snapshot = collection.snapshot
+    for condition in (None, even):
+        live = snapshot.matching(condition)
+        prepared = snapshot.prepare(Query(10, 10, WORLD.text(3), WORLD.queries(1)[0], condition))
+        for after in (0, 7, 250, 399, 400, 463, 464, 499, 500, 600):
+            expected = live[live > after]
+            found = prepared.newer(after, 1000)
+            assert found is not None
+            assert np.array_equal(np.sort(found.ids), expected)
+            if len(expected):
+                assert prepared.newer(after, len(expected) - 1) is None
     collection.close()

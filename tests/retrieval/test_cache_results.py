@@ -157,3 +157,27 @@ def test_clocks_that_disagree_keep_nothing_for_longer() -> None:
             assert await pair.one.get(key()) is None
 
     asyncio.run(story())
+
+
+def test_what_another_service_knows_replaces_what_is_outdated_here() -> None:
+    """An own answer to what the collection held before is no reason not to ask the others, who answered since; the same
+    answer is not judged twice."""
+
+    async def story() -> None:
+        pair, judged = Pair(), 0
+
+        async def judge(grounds: bytes) -> bytes | None:
+            nonlocal judged
+            judged += 1
+            return None
+
+        await pair.one.put(key(content=b"old"), b"before", b"grounds")
+        assert await pair.one.get(key(content=b"new"), judge) is None
+        assert judged == 1
+        pair.clock.now_s += 1
+        await pair.other.put(key(content=b"new", opening=b"v"), b"after")
+        assert await pair.one.get(key(content=b"new"), judge) == b"after"
+        counts = pair.one.counts
+        assert (counts.hits, counts.far, counts.survived, counts.misses, counts.outdated) == (1, 1, 0, 1, 1)
+
+    asyncio.run(story())
