@@ -68,37 +68,50 @@ class Embedder:
     def fingerprint(self) -> str:
         return self.encoder.fingerprint
 
-    async def query(self, text: str, deadline: float | None = None, *, cached: bool = True) -> Floats:
+    async def query(
+        self,
+        text: str,
+        deadline: float | None = None,
+        *,
+        cached: bool = True,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> Floats:
         """Vector of a search's query, float32 [dimensions]. `deadline` in the loop's time; without `cached` no cache
-        is read or filled."""
+        is read or filled. `meanwhile` is called, on the loop, if the model has to run, right before."""
         # Tenants share none: how long it takes would tell what another one has asked.
         kept_by = f"{self.fingerprint}@{PRINCIPAL.get().tenant}".removesuffix("@")
         if cached and (known := self.cache.get(kept_by, text)) is not None:
             return known
         if not cached:
-            return await self._embedded(text, deadline)
+            return await self._embedded(text, deadline, meanwhile)
         key = key_of(b"nearline-flight", kept_by, text)
         if (joined := await self.flights.joined(key)) is not None:
             self.cache.joined += 1
             return joined
         with self.flights.leading(key) as flight:
-            vector = await self._shared(kept_by, text, deadline)
+            vector = await self._shared(kept_by, text, deadline, meanwhile)
             flight.land(kept := self.cache.put(kept_by, text, vector))
         return kept
 
-    async def _shared(self, kept_by: str, text: str, deadline: float | None) -> Floats:
+    async def _shared(
+        self, kept_by: str, text: str, deadline: float | None, meanwhile: Callable[[], None] | None
+    ) -> Floats:
         """From another service, or embedded for all of them."""
         if self.shared is None:
-            return await self._embedded(text, deadline)
+            return await self._embedded(text, deadline, meanwhile)
         key = (kept_by, self.encoder.variant, text)
         vector = await self.shared.get(*key, dimensions=self.encoder.dimensions)
         if vector is None:
-            vector = await self._embedded(text, deadline)
+            vector = await self._embedded(text, deadline, meanwhile)
             await self.shared.put(*key, vector)
         return vector
 
-    async def _embedded(self, text: str, deadline: float | None) -> Floats:
-        embedded = await self.batcher.embed([text], "query", lane="query", deadline=deadline)
+    async def _embedded(
+        self, text: str, deadline: float | None, meanwhile: Callable[[], None] | None
+    ) -> Floats:
+        embedded = await self.batcher.embed(
+            [text], "query", lane="query", deadline=deadline, meanwhile=meanwhile
+        )
         vector: Floats = embedded.vectors[0]
         return vector
 

@@ -79,7 +79,7 @@ class Executor(Protocol):
     def prepare(self, query: Query, watch: Stopwatch) -> Execution: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LocalExecutor:
     """Answers in this process. `begun`: of a query whose text is being embedded meanwhile, what needs no vector."""
 
@@ -87,9 +87,9 @@ class LocalExecutor:
     snapshot: Snapshot
     begun: Future[LocalExecution] | None = None
 
-    def beginning(self, query: Query, watch: Stopwatch, pool: Pool) -> LocalExecutor:
-        """Begin with its words in `pool`. Then ask for the same query with its vector, or for a deeper one."""
-        return replace(self, begun=pool.submit(lambda: self._prepared(query, watch).with_words()))
+    def begin(self, query: Query, watch: Stopwatch, pool: Pool) -> None:
+        """Search its words in `pool`. Then ask for the same query with its vector, or for a deeper one."""
+        self.begun = pool.submit(lambda: self._prepared(query, watch).with_words())
 
     def prepare(self, query: Query, watch: Stopwatch) -> LocalExecution:
         """Waits for what was begun; raises what that has raised."""

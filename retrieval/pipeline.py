@@ -182,8 +182,8 @@ class Pipeline:
         if not plan.request.cache:
             self._results.counts.bypassed += 1
             async with self._turn(plan):
-                executor = self._begun(LocalExecutor(collection, snapshot), plan, watch)
-                plan = await self._embedded(collection, snapshot, plan, watch)
+                executor = LocalExecutor(collection, snapshot)
+                plan = await self._embedded(executor, plan, watch)
                 snapshot, found = await self._found(executor, plan, watch, place, BudgetShare(budget))
             return answer_of(name, collection, snapshot, plan, found.answer, watch, "bypass")
         key = self._key(collection, snapshot, plan)
@@ -201,8 +201,8 @@ class Pipeline:
             begun, before = watch.elapsed_ms, key.content
             scope = self._scope(collection, snapshot, plan)
             async with self._turn(plan):
-                executor = self._begun(LocalExecutor(collection, snapshot), plan, watch)
-                plan = await self._embedded(collection, snapshot, plan, watch)
+                executor = LocalExecutor(collection, snapshot)
+                plan = await self._embedded(executor, plan, watch)
                 alike = await watch.awaited("cache", self._alike(scope, collection, snapshot, plan))
                 if alike is not None and not self._semantic.checks() and (answer := taken(alike, budget)):
                     leading.land(None)
@@ -227,12 +227,12 @@ class Pipeline:
                     self._semantic.keep(scope, plan.request.query or "", plan.query.vector)
         return answer_of(name, collection, snapshot, plan, found.answer, watch, "miss")
 
-    def _begun(self, executor: LocalExecutor, plan: Plan, watch: Stopwatch) -> LocalExecutor:
+    def _meanwhile(self, executor: LocalExecutor, plan: Plan, watch: Stopwatch) -> Callable[[], None] | None:
         """A search without company has a core to itself for its words while its text is embedded on another one."""
-        alone = self.under_way == 1 and plan.text is not None and plan.query.text is not None
-        if not alone or plan.request.like or plan.request.unlike:
-            return executor
-        return executor.beginning(plan.query, watch, self._pool)
+        request = plan.request
+        if self.under_way > 1 or plan.query.text is None or request.like or request.unlike:
+            return None
+        return partial(executor.begin, plan.query, watch, self._pool)
 
     async def _found(
         self, executor: LocalExecutor, plan: Plan, watch: Stopwatch, place: Place | None, share: BudgetShare
@@ -298,9 +298,9 @@ class Pipeline:
         async with self._in_time(plan, watch):
             snapshot = await reached(collection, request.min_seq or 0)
             async with self._turn(plan):
-                plan = await self._embedded(collection, snapshot, plan, watch)
-                rounds = rounds_of(collection, plan, share)
                 executor = LocalExecutor(collection, snapshot)
+                plan = await self._embedded(executor, plan, watch)
+                rounds = rounds_of(collection, plan, share)
                 found = await self._search(executor, plan, watch, None, share, rounds)
         assert rounds.last is not None
         return Followed(snapshot, *rounds.last, found.answer)
@@ -325,25 +325,23 @@ class Pipeline:
         """Drop the answers kept in this process."""
         self._results.clear()
 
-    async def _embedded(
-        self, collection: Collection, snapshot: Snapshot, plan: Plan, watch: Stopwatch
-    ) -> Plan:
+    async def _embedded(self, executor: LocalExecutor, plan: Plan, watch: Stopwatch) -> Plan:
         """The plan with the query's vector, and with what fusion should know of the model."""
-        plan = await self._text_embedded(collection, snapshot, plan, watch)
+        plan = await self._text_embedded(executor, plan, watch)
         if not plan.request.like and not plan.request.unlike:
             return plan
-        return plan.like(await self._run(partial(read_examples, collection, plan.request)))
+        return plan.like(await self._run(partial(read_examples, executor.collection, plan.request)))
 
-    async def _text_embedded(
-        self, collection: Collection, snapshot: Snapshot, plan: Plan, watch: Stopwatch
-    ) -> Plan:
+    async def _text_embedded(self, executor: LocalExecutor, plan: Plan, watch: Stopwatch) -> Plan:
+        collection, snapshot = executor.collection, executor.snapshot
         if plan.text is None:
             if plan.mode == "lexical":
                 return plan
             floor = self._embedders.similarity_floor(collection.settings.model)
             return replace(plan, similarity_floor=floor)
         embedder = await self._embedders.of(collection)
-        query = embedder.query(plan.text, watch.deadline, cached=plan.request.cache)
+        meanwhile = self._meanwhile(executor, plan, watch)
+        query = embedder.query(plan.text, watch.deadline, cached=plan.request.cache, meanwhile=meanwhile)
         return plan.embedded(
             await watch.awaited("embed", query),
             partial(embedder.share_read, plan.text, plan.query.language, lambda: snapshot.spoken),

@@ -19,7 +19,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
@@ -135,6 +135,7 @@ class Batcher:
         lane: Lane | None = None,
         long: Long = "cut",
         deadline: float | None = None,
+        meanwhile: Callable[[], None] | None = None,
     ) -> Embedded:
         """Vectors of the texts, in order, with what was read of each.
 
@@ -143,6 +144,7 @@ class Batcher:
         long        what becomes of a text longer than the model reads: `cut` leaves its end out, `windows` reads it
                     in pieces and takes their mean, `refuse` raises TooLong naming the text
         deadline    in the loop's time (`loop.time()`)
+        meanwhile   for a query: called on the loop when its run begins, to begin what uses another core until it ends
 
         Raises Overloaded when the lane is full or cannot meet the deadline, DeadlineExceeded when that passes, TooLarge
         for more windows than may wait at all, and for a text that cannot be embedded its error, to this caller alone.
@@ -154,7 +156,9 @@ class Batcher:
 
         async def embed_part(part: range) -> Embedded:
             some = [texts[at] for at in part]
-            return await self._embed(some, kind, chosen, long=long, deadline=deadline, first=part.start)
+            job = self._admit(chosen, some, kind, long, deadline, first=part.start)
+            job.meanwhile = meanwhile
+            return await self._embed(job, deadline)
 
         if chosen == "bulk" and long != "windows":
             guesses = [sum(guessed(text, long, self._encoder.tokens_max)) for text in texts]
@@ -163,11 +167,7 @@ class Batcher:
                 return await self._large.embed(parts, guesses, embed_part, deadline)
         return await embed_part(range(len(texts)))
 
-    async def _embed(
-        self, texts: list[str], kind: Kind, lane: Lane, *, long: Long, deadline: float | None, first: int
-    ) -> Embedded:
-        """The part of a request whose texts begin at number `first`."""
-        job = self._admit(lane, texts, kind, long, deadline, first=first)
+    async def _embed(self, job: Job, deadline: float | None) -> Embedded:
         try:
             await self._answer(job, deadline)
         except DeadlineExceeded:
@@ -236,6 +236,7 @@ class Batcher:
                 if job.lane == "query":
                     if not await self._ran_here(job, deadline):
                         self._lanes.add_query(job)
+                        job.begins()
                     elif job.future.cancelled():
                         raise TimeoutError
                 else:
@@ -259,6 +260,7 @@ class Batcher:
         batch = self._lanes.batch_of(job)
         if batch.members and not self._lone.may_block(len(job.pieces[0])):  # more than were guessed
             return False
+        job.begins()
         started = time.monotonic()
         found, ended = self._outcome(batch), time.monotonic()
         if deadline is not None and self._loop.time() > deadline:  # no timer fires while the loop is blocked

@@ -58,6 +58,7 @@ class Job:
     tokenise_s: float = 0.0
     started: float = 0.0  # time.monotonic() of its first run; 0 before
     ended: float = 0.0  # and of the end of its last
+    meanwhile: Callable[[], None] | None = None  # what its caller does while it runs
     dead: bool = False  # nobody waits any more; read by the workers without a lock
     _left: int = -1  # pieces without a vector; known after tokenising
     _vectors: Floats | None = None
@@ -79,6 +80,11 @@ class Job:
         if self._left == 0:
             self.ended = now
             self.future.set_result(None)
+
+    def begins(self) -> None:
+        """Have its caller do what it may."""
+        if self.meanwhile is not None:
+            self.meanwhile()
 
     @property
     def in_windows(self) -> bool:
