@@ -30,6 +30,7 @@ HALVED_EVERY_S = 3600.0
 LOOK_EVERY_S = 1.0
 WARM_S_MAX = 60.0  # of one collection: what is not warm by then comes by itself
 GIVE_WAY_S = 0.02
+KEY_BYTES_MAX = 8192  # of a search with its filter: a few hundred of them are kept
 
 by_count = attrgetter("count")
 
@@ -64,6 +65,8 @@ class Frequent:
         request = msgspec.structs.replace(request, filter=own, min_seq=None, deadline_ms=None)
         caller = PRINCIPAL.get()
         key = msgspec.msgpack.encode((request, caller.tenant, caller.groups))
+        if len(key) > KEY_BYTES_MAX:
+            return
         known = self._asked.setdefault(collection.opening, {})
         if (asked := known.get(key)) is not None:
             asked.count += 1

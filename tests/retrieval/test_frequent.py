@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -52,6 +53,19 @@ def test_what_is_not_cached_is_not_counted() -> None:
     for request in (SearchRequest(query="a"), SearchRequest(query="a", deadline_ms=50, min_seq=3)):
         frequent.note(one, request)
     assert [asked.count for asked in frequent.of(one)] == [2]
+
+
+def test_huge_searches_are_not_kept() -> None:
+    """Nor the whole body that a filter came in."""
+    frequent, one = Frequent(MOST), collection()
+    body = b'{"type":"in","key":"k","value":["a"]}' + b" " * 100_000
+    frequent.note(one, SearchRequest(query="a", filter=msgspec.Raw(memoryview(body)[:37])))
+    frequent.note(
+        one, SearchRequest(query="b", filter=msgspec.Raw(b'{"type":"in","value":"%s"}' % (b"x" * 9000)))
+    )
+    (kept,) = frequent.of(one)
+    assert kept.request.query == "a"
+    assert kept.request.filter == msgspec.Raw(body[:37])
 
 
 def test_callers_are_kept_apart_and_the_past_fades() -> None:
