@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from asyncio import StreamReader, StreamWriter
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
@@ -18,9 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 Numbers = NDArray[np.float64]
+Asked = tuple[float, float, float, int, bool]  # due, lag, took, status, retry_after
 
 HEADERS_END = b"\r\n\r\n"
 REFUSALS = (429, 503)
+HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
 
 def arrivals(rate: float, seconds: float, rng: np.random.Generator) -> Numbers:
@@ -46,6 +49,11 @@ class Outcome:
     status: NDArray[np.int64]  # 0: no answer
     retry_after: NDArray[np.bool_]
 
+    @classmethod
+    def of(cls, asked: list[Asked], seconds: float) -> Outcome:
+        due, lag, took, status, retry_after = np.array(asked, np.float64).reshape(-1, 5).T
+        return cls(seconds, due, lag, took, status.astype(np.int64), retry_after.astype(bool))
+
     def between(self, begin: float, end: float) -> Outcome:
         """Only those that were due in a part of the span."""
         part = (self.due >= begin) & (self.due < end)
@@ -62,18 +70,15 @@ class Outcome:
 
     def late(self, deadline_s: float) -> NDArray[np.bool_]:
         """Which were answered after their deadline, with whatever status."""
-        found: NDArray[np.bool_] = (self.status > 0) & (self.took > deadline_s)
-        return found
+        return (self.status > 0) & (self.took > deadline_s)
 
     def refused(self, deadline_s: float = float("inf")) -> NDArray[np.bool_]:
         """Which were told to come back, while there was time."""
-        found: NDArray[np.bool_] = np.isin(self.status, REFUSALS) & (self.took <= deadline_s)
-        return found
+        return np.isin(self.status, REFUSALS) & (self.took <= deadline_s)
 
     def admitted_s(self, deadline_s: float = float("inf")) -> Numbers:
         """How long those took that were let in: answered with 200, or late."""
-        found: Numbers = self.took[(self.status == 200) | self.late(deadline_s)]
-        return found
+        return np.compress((self.status == 200) | self.late(deadline_s), self.took)
 
 
 def quantile(values: Numbers, share: float) -> float:
@@ -93,137 +98,78 @@ class Callers:
         sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep,
     ) -> None:
         """`requests` gives each its bytes; whoever waits longer than `patience_s` hangs up."""
-        at = urlsplit(url)
-        self._host, self._port = at.hostname or "", at.port or 80
-        self._requests = requests
-        self._patience_s = patience_s
-        self._clock = clock
-        self._sleep = sleep
-        self._idle: list[Caller] = []
+        self._url, self._requests, self._patience_s = url, requests, patience_s
+        self._clock, self._sleep = clock, sleep
+        self._idle: list[tuple[StreamReader, StreamWriter]] = []
 
     async def closed(self, callers: int, seconds: float) -> Outcome:
         """So many callers, each asking again when it has its answer: the peak, if they are enough."""
         begun = self._clock()
-        asked: list[_Asked] = []
+        asked: list[Asked] = []
 
         async def ask() -> None:
             while (now := self._clock() - begun) < seconds:
-                asked.append(one := _Asked(now))
-                await self._ask(one, begun)
+                asked.append(await self._asked(now, begun))
 
         await asyncio.gather(*(ask() for _ in range(callers)))
-        return _outcome(asked, seconds)
+        return Outcome.of(asked, seconds)
 
     async def open(self, due: Numbers, seconds: float) -> Outcome:
         """A request at each time of `due`, ascending. Returns when all have their answer."""
         begun = self._clock()
-        asked = [_Asked(at) for at in due.tolist()]
-        tasks: set[asyncio.Task[None]] = set()
-        for one in asked:
+        tasks = []
+        for at in due.tolist():
             # Also when we are late: the answers that came meanwhile are taken between two requests.
-            await self._sleep(max(0.0, begun + one.due - self._clock()))
-            task = asyncio.create_task(self._ask(one, begun))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-        await asyncio.gather(*tasks)
-        return _outcome(asked, seconds)
+            await self._sleep(max(0.0, begun + at - self._clock()))
+            tasks.append(asyncio.create_task(self._asked(at, begun)))
+        return Outcome.of(await asyncio.gather(*tasks), seconds)
 
-    async def _ask(self, one: _Asked, begun: float) -> None:
-        one.lag = self._clock() - begun - one.due
-        reply = await self.ask(next(self._requests))
-        one.status, one.retry_after = reply.status, reply.retry_after  # bodies are not kept
-        one.took = self._clock() - begun - one.due
+    async def _asked(self, due: float, begun: float) -> Asked:
+        lag = self._clock() - begun - due
+        reply = await self.ask(next(self._requests))  # its body is not kept
+        return due, lag, self._clock() - begun - due, reply.status, reply.retry_after
 
     async def ask(self, request: bytes) -> Reply:
         """The reply to one request, over a kept connection. Never raises; status 0 if there is none."""
         try:
-            caller = await self._connected()
+            reader, writer = await self._connected()
         except OSError:
             return Reply(0)
-        reply = await caller.ask(request, self._patience_s)
-        self._idle.append(caller)
+        try:
+            async with asyncio.timeout(self._patience_s):
+                reply, kept = await exchange(reader, writer, request)
+        except (TimeoutError, EOFError, OSError):
+            reply, kept = Reply(0), False
+        if kept:
+            self._idle.append((reader, writer))
+        else:
+            writer.transport.abort()  # as impatient callers do
         return reply
 
-    async def _connected(self) -> Caller:
+    async def _connected(self) -> tuple[StreamReader, StreamWriter]:
         while self._idle:
-            if (caller := self._idle.pop()).open:
-                return caller
-        _, caller = await asyncio.get_running_loop().create_connection(Caller, self._host, self._port)
-        return caller
+            reader, writer = self._idle.pop()
+            if not (reader.at_eof() or writer.transport.is_closing()):
+                return reader, writer
+        return await connect(self._url)
 
     def close(self) -> None:
-        for caller in self._idle:
-            caller.hang_up()
+        for _, writer in self._idle:
+            writer.transport.abort()
 
 
-@dataclass(slots=True)
-class _Asked:
-    due: float
-    lag: float = 0.0
-    took: float = 0.0
-    status: int = 0
-    retry_after: bool = False
+async def connect(url: str) -> tuple[StreamReader, StreamWriter]:
+    at = urlsplit(url)
+    return await asyncio.open_connection(at.hostname, at.port)
 
 
-def _outcome(asked: list[_Asked], seconds: float) -> Outcome:
-    return Outcome(
-        seconds,
-        np.array([one.due for one in asked]),
-        np.array([one.lag for one in asked]),
-        np.array([one.took for one in asked]),
-        np.array([one.status for one in asked], np.int64),
-        np.array([one.retry_after for one in asked], bool),
-    )
-
-
-class Caller(asyncio.Protocol):
-    """One connection, for one request at a time: just enough HTTP, for it shares the cores with the service."""
-
-    def __init__(self) -> None:
-        self._transport: asyncio.WriteTransport
-        self._received = b""
-        self._answered: asyncio.Future[Reply] | None = None
-        self.open = False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
-        self._transport, self.open = transport, True
-
-    def data_received(self, data: bytes) -> None:
-        self._received += data
-        head, found, body = self._received.partition(HEADERS_END)
-        if not found:
-            return
-        head = head.lower()
-        length = int(head.partition(b"content-length:")[2].partition(b"\r\n")[0])
-        if len(body) >= length:
-            self._received = b""
-            if b"\r\nconnection: close" in head:
-                self.hang_up()
-            self._settle(Reply(int(head.split(b" ", 2)[1]), b"\r\nretry-after:" in head, body))
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self.open = False
-        self._settle(Reply(0))
-
-    def _settle(self, reply: Reply) -> None:
-        if self._answered is not None and not self._answered.done():
-            self._answered.set_result(reply)
-
-    async def ask(self, request: bytes, patience_s: float) -> Reply:
-        """Status 0 if there is no answer in time; then the connection is closed, as impatient callers do."""
-        self._answered = asyncio.get_running_loop().create_future()
-        self._transport.write(request)
-        try:
-            async with asyncio.timeout(patience_s):
-                return await self._answered
-        except TimeoutError:
-            self.hang_up()
-            return Reply(0)
-
-    def hang_up(self) -> None:
-        self.open = False
-        self._transport.abort()
+async def exchange(reader: StreamReader, writer: StreamWriter, request: bytes) -> tuple[Reply, bool]:
+    """The reply, and whether the connection stays: just enough HTTP, for it shares the cores with the service."""
+    writer.write(request)
+    head = (await reader.readuntil(HEADERS_END)).lower()
+    body = await reader.readexactly(int(head.partition(b"content-length:")[2].partition(b"\r\n")[0]))
+    reply = Reply(int(head.split(b" ", 2)[1]), b"\r\nretry-after:" in head, body)
+    return reply, b"\r\nconnection: close" not in head
 
 
 def post(path: str, body: bytes, *headers: str) -> bytes:
@@ -233,11 +179,10 @@ def post(path: str, body: bytes, *headers: str) -> bytes:
 
 async def health_s(url: str) -> float:
     """How long GET /healthz takes on a new connection. Raises OSError if it fails."""
-    at, begun = urlsplit(url), time.monotonic()
-    reader, writer = await asyncio.open_connection(at.hostname, at.port)
-    writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-    answer = await reader.read()
+    begun = time.monotonic()
+    reader, writer = await connect(url)
+    reply, _ = await exchange(reader, writer, HEALTH)
     writer.close()
-    if not answer.startswith(b"HTTP/1.1 200"):
-        raise ConnectionError(f"GET /healthz was answered {answer[:20]!r}")
+    if reply.status != 200:
+        raise ConnectionError(f"GET /healthz was answered {reply.status}")
     return time.monotonic() - begun

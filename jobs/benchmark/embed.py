@@ -17,14 +17,16 @@ import numpy as np
 
 from indexes.model import Floats
 from jobs.benchmark.peers import SentenceTransformers, packaged_weights
+from jobs.benchmark.report import Found, Row, Say
 from jobs.benchmark.service import BareEmbedding, OverHttp
-from jobs.benchmark.texts import Material, model_folder
-from jobs.benchmark.turns import Engine, Row, Say, Tables, figures, rate, ratio, rotate, start, turns
+from jobs.benchmark.texts import Material, batches, model_folder
+from jobs.benchmark.turns import Engine, figures, rotate, start, turns
 from jobs.export.architectures import build
 from jobs.export.graph import Graph
 from jobs.export.recipes import FP32
-from jobs.export.running import save
+from jobs.export.running import save, vectors
 from jobs.export.shapes import shape
+from jobs.export.texts import Texts
 from jobs.export.weights import Weights
 from jobs.server_process import serving
 from retrieval.config import load_config
@@ -35,7 +37,6 @@ from retrieval.embedding.results import Observer
 
 BULK_TEXTS = 400  # per turn, in one request
 BATCH_TEXTS = 32  # per run of the plain graph; sentence-transformers' default too
-TOKENS_MAX = 256
 WARM_UP = 40
 TORCH = "sentence-transformers"
 NOTE = f"Bulk: {BULK_TEXTS} texts at once. Ours is int8; the peers are fp32 and take all cores for a run."
@@ -77,31 +78,24 @@ class PlainFp32(Engine):
 
     def open(self) -> None:
         import onnxruntime
-        from tokenizers import Tokenizer
 
-        weights = packaged_weights()
-        save(build(Graph(Weights(weights), FP32.precision), shape(weights)), self._path)
-        self._tokenizer = Tokenizer.from_file(str(weights / "tokenizer.json"))
-        self._tokenizer.enable_truncation(TOKENS_MAX)
-        self._tokenizer.enable_padding()
+        folder = packaged_weights()
+        made = shape(folder)
+        save(build(Graph(Weights(folder), FP32.precision), made), self._path)
+        self._texts = Texts(folder, made)
         self._session = onnxruntime.InferenceSession(str(self._path), providers=["CPUExecutionProvider"])
 
     def ask(self, query: str | list[str]) -> Floats:
         texts = [query] if isinstance(query, str) else query
         order = np.argsort([len(text) for text in texts])
-        found = []
-        for at in range(0, len(order), BATCH_TEXTS):
-            encodings = self._tokenizer.encode_batch([texts[row] for row in order[at : at + BATCH_TEXTS]])
-            ids = np.array([one.ids for one in encodings], np.int64)
-            mask = np.array([one.attention_mask for one in encodings], np.int64)
-            found.append(self._session.run(None, {"input_ids": ids, "attention_mask": mask})[0])
-        vectors: Floats = np.concatenate(found)[np.argsort(order)]
-        return vectors
+        feeds = self._texts.feeds([texts[row] for row in order], BATCH_TEXTS)
+        found: Floats = vectors(self._session, feeds)[np.argsort(order)]
+        return found
 
 
-def run(material: Material, scratch: Path, say: Say, *, queries: int) -> Tables:
+def run(material: Material, scratch: Path, say: Say, *, queries: int) -> Found:
     asked = turns(material.queries[:queries])
-    bulks = [material.texts[at : at + BULK_TEXTS] for at in range(0, len(material.texts), BULK_TEXTS)]
+    bulks = [[material.texts[row] for row in rows] for rows in batches(len(material.texts), BULK_TEXTS)]
     encoder = Encoder(load_model(model_folder()), threads=1)
     tokens = sum(len(one.ids) for one in encoder.tokenise(material.texts, "document"))
     with ExitStack() as stack:
@@ -120,14 +114,12 @@ def run(material: Material, scratch: Path, say: Say, *, queries: int) -> Tables:
         single, bulk = rotate(workers, asked), rotate(workers, [[texts] for texts in bulks])
         rows: list[Row] = []
         for name, runs in single.items():
-            wall, cpu = (sum(getattr(run, which) for run in bulk[name]) for which in ("wall_s", "cpu_s"))
             row: Row = {"engine": name, **figures(runs, single["nearline, batcher"])}
-            row |= {"bulk tokens/s": round(tokens / wall), "CPU us a token": round(cpu / tokens * 1e6, 1)}
-            row["x bulk"] = ratio(bulk[name], bulk["nearline, batcher"], rate)
+            row["bulk tokens/s"] = round(tokens / sum(run.wall_s for run in bulk[name]))
             if TORCH in bulk:
                 mine, theirs = (
                     np.concatenate([run.answers[0] for run in bulk[one]]) for one in (name, TORCH)
                 )
                 row["cosine to fp32"] = round(float((mine * theirs).sum(axis=1).mean()), 4)
             rows.append(row | workers[name].call("memory"))
-    return {"Embedding": rows}, [*notes, NOTE]
+    return Found({"Embedding": rows}, [*notes, NOTE])

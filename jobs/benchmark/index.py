@@ -22,12 +22,14 @@ from indexes.model import ColdPolicy, Floats, IndexOptions, NewPassage, Rows, Se
 from indexes.query import Query
 from indexes.rebuild.builder import Rebuild
 from jobs.benchmark import peers as others
-from jobs.benchmark.texts import Material, best_scores, overlap, recall
-from jobs.benchmark.turns import Engine, Row, Say, Tables, Worker, figures, rate, ratio, rotate, start, turns
+from jobs.benchmark.report import Found, Row, Say
+from jobs.benchmark.texts import Material, batches, best_scores, overlap, recall
+from jobs.benchmark.turns import Engine, Worker, figures, rate, ratio, rotate, start, turns
 from retrieval.embedding.encoder import available_threads
 
 BUILD_TIMEOUT_S = 7200
 BATCH = 1000
+TARGET = 0.98  # recall that a peer's setting is chosen by
 TRIED = 100  # queries used to choose settings
 THREAD_ROUNDS = 5  # over all queries, on one thread and on two: single turns are too short for threads
 RANK_BM25_MAX = 20_000  # passages; it scores every one in Python
@@ -40,6 +42,7 @@ VECTORS = {
 }
 PASSAGES_MIN = 8  # per topic: queries are mixtures of its passages
 K, DEPTH = 10, 100  # hits, and passages ranked for fusion: the service's defaults
+BUDGET = 0.005  # recall that skipping may lose
 TOPICS, HITS = 300, 20_000  # clusters, and queries whose hits decide which passages the rebuild keeps hot
 WORDS = {"tantivy": others.tantivy, "bm25s": others.bm25s, "rank-bm25": others.rank_bm25}
 
@@ -71,8 +74,7 @@ def write(folder: Path, texts: Sequence[str], vectors: Floats) -> None:
     # Everything in one delta: it is never searched, so it needs no segments.
     options = IndexOptions(delta_passages_max=len(texts) + 1, segments_max=0)
     with closing(Collection.create(folder, settings, options)) as collection:
-        for begin in range(0, len(texts), BATCH):
-            rows = range(begin, min(begin + BATCH, len(texts)))
+        for rows in batches(len(texts), BATCH):
             passages = [NewPassage(0, len(texts[row]), 0, np.array(vectors[row])) for row in rows]
             documents = [Upsert(str(row), texts[row], "", {}, (one,)) for row, one in zip(rows, passages)]
             collection.write(documents).result()
@@ -86,15 +88,8 @@ def rebuild(folder: Path, hot: int) -> None:
 
 
 def dense(
-    material: Material,
-    scratch: Path,
-    say: Say,
-    *,
-    depth: Sequence[int],
-    queries: int,
-    target: float,
-    peers: bool,
-) -> Tables:
+    material: Material, scratch: Path, say: Say, *, depth: Sequence[int], queries: int, peers: bool
+) -> Found:
     """All cold, a tenth hot and all hot, against peers at their cheapest setting that reaches the target recall."""
     count = len(material.texts)
     say(f"writing {count:,} passages ...")
@@ -112,7 +107,7 @@ def dense(
     with ExitStack() as stack:
         workers, notes = start(makers, stack, say)
         for k in depth:
-            chosen = choose(workers, material, tried, k, target)
+            chosen = choose(workers, material, tried, k)
             say(f"depth {k}: {len(vectors)} queries ...")
             best = best_scores(material.vectors, vectors, k)
             tables[f"{k} nearest of {count:,}"] = [
@@ -120,14 +115,12 @@ def dense(
                 | {"ef": chosen.get(row["engine"]), "recall": recall(found, material.vectors, vectors, best)}
                 for row, found in compare(workers, [(vector, k) for vector in vectors])
             ]
-    notes.append(f"ef of a peer: the smallest to reach recall {target}, or else {others.EFS[-1]}.")
-    return tables, [*notes, others.NOTE]
+    notes.append(f"ef of a peer: the smallest to reach recall {TARGET}, or else {others.EFS[-1]}.")
+    return Found(tables, [*notes, others.NOTE])
 
 
-def choose(
-    workers: dict[str, Worker], material: Material, vectors: Floats, k: int, target: float
-) -> dict[str, int]:
-    """Set each peer to its smallest `ef` that reaches the target at depth `k`; returns them by name."""
+def choose(workers: dict[str, Worker], material: Material, vectors: Floats, k: int) -> dict[str, int]:
+    """Set each peer to its smallest `ef` that reaches the target recall at depth `k`; returns them by name."""
     best = best_scores(material.vectors, vectors, k)
     chosen = {}
     for name in VECTORS.keys() & workers.keys():
@@ -135,7 +128,7 @@ def choose(
             workers[name].call("choose", k, ef)
             chosen[name] = ef
             answers = workers[name].run([(vector, k) for vector in vectors]).answers
-            if recall(answers, material.vectors, vectors, best) >= target:
+            if recall(answers, material.vectors, vectors, best) >= TARGET:
                 break
     return chosen
 
@@ -152,15 +145,9 @@ def compare(workers: dict[str, Worker], queries: Sequence[Any]) -> Iterator[tupl
 
 
 def bm25(
-    material: Material,
-    scratch: Path,
-    say: Say,
-    *,
-    sizes: Sequence[int],
-    depth: Sequence[int],
-    queries: int,
+    material: Material, scratch: Path, say: Say, *, sizes: Sequence[int], depth: Sequence[int], queries: int,
     peers: bool,
-) -> Tables:
+) -> Found:  # fmt: skip
     """Ours and the peers on prefixes of the material, with all sizes in the same turns."""
     makers: dict[str, Any] = {}
     for size in sizes:
@@ -187,7 +174,7 @@ def bm25(
     notes.append(
         "recall: share of our rows; others of equal score count as misses. tantivy has its own k1 and b."
     )
-    return tables, [*notes, others.NOTE]
+    return Found(tables, [*notes, others.NOTE])
 
 
 class Policy(Nearline):
@@ -206,15 +193,8 @@ class Policy(Nearline):
         skips, self.skips = self.skips, 0
         return skips
 
-    def count_hits(self, queries: Floats) -> None:
-        for query in queries:
-            self.collection.hits.count(self.ask(query))
-        self.collection.hits.save()
 
-
-def cold(
-    material: Material, scratch: Path, say: Say, *, zipf: float, learn: int, queries: int, budget: float
-) -> Tables:
+def cold(material: Material, scratch: Path, say: Say, *, zipf: float, learn: int, queries: int) -> Found:
     """Measures `queries` queries after a warm-up of `learn`, then again with popular and unpopular topics swapped."""
     hot = len(material.texts) // 10
     topics = topics_of(np.array(material.vectors))
@@ -222,15 +202,14 @@ def cold(
     say("building ...")
     write(scratch / "always", material.texts, material.vectors)
     rebuild(scratch / "always", hot)
-    makers: dict[str, Any] = {"always": partial(Policy, scratch / "always")}
-    with ExitStack() as stack:
-        workers, _ = start(makers, stack, say)
-        workers["always"].call("count_hits", drawn(topics, HITS))
+    count_hits(scratch / "always", drawn(topics, HITS))
     say("rebuilding by hits ...")
     rebuild(scratch / "always", hot)
     shutil.copytree(scratch / "always", scratch / "calibrated")
-    policy = ColdPolicy("calibrated", budget=budget)
-    makers["calibrated"] = partial(Policy, scratch / "calibrated", policy)
+    makers = {
+        "always": partial(Policy, scratch / "always"),
+        "calibrated": partial(Policy, scratch / "calibrated", ColdPolicy("calibrated", budget=BUDGET)),
+    }
     tables: dict[str, list[Row]] = {}
     with ExitStack() as stack:
         workers, notes = start(makers, stack, say)
@@ -240,8 +219,18 @@ def cold(
         for title, load in ("Load", topics), ("Shifted load", topics[half:] + topics[:half]):
             say(f"{title}: {queries} queries ...")
             tables[title] = ask_both(workers, drawn(load, queries))
-    notes.append(f"loss: share of the {K} best of `always` that are missing, mean of all queries.")
-    return tables, notes
+    notes.append(
+        f"loss: share of the {K} best of `always` that are missing, mean of all queries. Budget: {BUDGET}."
+    )
+    return Found(tables, notes)
+
+
+def count_hits(folder: Path, queries: Floats) -> None:
+    with closing(Policy(folder)) as engine:
+        engine.open()
+        for query in queries:
+            engine.collection.hits.count(engine.ask(query))
+        engine.collection.hits.save()
 
 
 def ask_both(workers: dict[str, Worker], queries: Floats) -> list[Row]:

@@ -12,31 +12,29 @@ import itertools
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import numpy as np
 
 from indexes.errors import InvalidInput
-from indexes.memory import memory_bytes
-from jobs.benchmark.callers import Callers, Outcome, arrivals, health_s, post, quantile
-from jobs.benchmark.service import COLLECTION, filled
+from jobs.benchmark.callers import Callers, Outcome, arrivals, health_s, quantile
+from jobs.benchmark.report import Found, Line, Plot, Row, Say
+from jobs.benchmark.service import filled, search_request, write_request
 from jobs.benchmark.texts import Material
-from jobs.benchmark.turns import Row, Say, Tables, family, usage
+from jobs.benchmark.turns import cpu_s, memory
 from jobs.server_process import ServerProcess
 
+DEADLINE_MS = 1000
 PEAK_CALLERS = (8, 16, 32, 64)
 NORMAL = 0.5  # times the peak: the load before the flood and after it
 WINDOW_S = 0.25
 NORMAL_AGAIN = 2.0  # times the p99 of a normal window
-PATIENCE_S = 5.0  # beyond the deadline, until a caller hangs up
+PATIENCE_S = DEADLINE_MS / 1000 + 5  # until a caller hangs up
 LOOK_S = 0.1
 MANY_ADDRESSES = {"NEARLINE_SERVER_CONNECTIONS_PER_ADDRESS_MAX": "1000000"}  # which independent callers have
 NOTES = [
     "Open loop: Poisson arrivals. Times count from when a request was due, not from when it was sent.",
-    "In time: within the deadline, which the service was told too. p50, p99: of all that were let in, late ones too.",
+    f"In time: within {DEADLINE_MS} ms, which the service was told too. p50, p99: of all let in, late ones too.",
     "x p99: times that where as many arrive as are answered at the peak.",
     "lag: how late requests were sent. cores: processor time by wall time, of the service and of the callers.",
     f"Peak: the best closed loop. Normal: {NORMAL} of it, in windows of {WINDOW_S:g} s; a refusal is infinitely slow.",
@@ -44,52 +42,44 @@ NOTES = [
 ]
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """`factors` of the peak and `rates` a second for `seconds` each, then `flood` times the peak for `flood_s`."""
-
-    factors: Sequence[float]
-    rates: Sequence[float]
-    seconds: float
-    flood: float
-    flood_s: float
-    deadline_ms: int
-    writes: float  # documents a second beside all of it
-    seed: int
-
-
-def run(material: Material, scratch: Path, say: Say, *, hot: int, **wanted: Any) -> Tables:
+def run(
+    material: Material, scratch: Path, say: Say, *, factor: Sequence[float], rate: Sequence[float], seconds: float,
+    flood: float, flood_s: float, writes: float,
+) -> Found:  # fmt: skip
+    """`factor` times the peak and `rate` a second for `seconds` each, then `flood` times the peak for `flood_s`; beside
+    all of it `writes` documents a second."""
     loads = os.getloadavg()
-    with filled(material, hot, scratch / "nearline", None, say, MANY_ADDRESSES) as server:
-        tables = asyncio.run(Loaded(server, material, say, Wanted(**wanted)).run())
-    return tables, [f"Load average of the machine before: {loads[0]:.2f}.", *NOTES]
+    hot = len(material.texts) // 10
+    with filled(material, scratch / "nearline", say, hot=hot, environ=MANY_ADDRESSES) as server:
+        tables = asyncio.run(Load(server, material, writes, say).run(factor, rate, seconds, flood, flood_s))
+    notes = [f"Load average of the machine before: {loads[0]:.2f}. Hot: {hot:,} passages.", *NOTES]
+    return Found(tables, notes, plot(tables["Offered load"], max(row["in time/s"] for row in tables["Peak"])))
 
 
-class Loaded:
+class Load:
     """One service with its callers."""
 
-    def __init__(self, server: ServerProcess, material: Material, say: Say, wanted: Wanted) -> None:
-        self._server, self._say, self._wanted = server, say, wanted
-        self._deadline_s = wanted.deadline_ms / 1000
-        self._rng = np.random.default_rng(wanted.seed)
-        patience_s = self._deadline_s + PATIENCE_S
-        searches = searches_for(material.queries, wanted.deadline_ms)
-        self._searchers = Callers(server.url, searches, patience_s=patience_s)
-        self._writers = Callers(server.url, writes_of(material.texts), patience_s=patience_s)
+    def __init__(self, server: ServerProcess, material: Material, writes: float, say: Say) -> None:
+        self._server, self._say, self._writes = server, say, writes
+        self._rng = np.random.default_rng(0)
+        wanted = {"deadline_ms": DEADLINE_MS, "cache": False}  # past the caches: questions come again
+        searches = itertools.cycle([search_request(query, **wanted) for query in material.queries])
+        self._searchers = Callers(server.url, searches, patience_s=PATIENCE_S)
+        self._writers = Callers(server.url, new_documents(material.texts), patience_s=PATIENCE_S)
 
-    async def run(self) -> dict[str, list[Row]]:
-        wanted = self._wanted
-        await self._searchers.closed(PEAK_CALLERS[0], wanted.seconds / 2)  # warms up
-        tried = [await self._closed(callers, wanted.seconds / 2) for callers in PEAK_CALLERS]
+    async def run(
+        self, factors: Sequence[float], rates: Sequence[float], seconds: float, flood: float, flood_s: float
+    ) -> dict[str, list[Row]]:
+        await self._searchers.closed(PEAK_CALLERS[0], seconds / 2)  # warms up
+        tried = [await self._closed(callers, seconds / 2) for callers in PEAK_CALLERS]
         best = max(tried, key=lambda row: row["in time/s"])
         peak = best["in time/s"]
         if not peak:
-            raise InvalidInput("no search was answered within the deadline", param="deadline_ms")
+            raise InvalidInput(f"no search was answered within {DEADLINE_MS} ms", param="passages")
         self._say(f"peak: {peak:.0f} searches a second with {best['callers']} callers")
-        rates = {factor * peak for factor in {NORMAL, 1.0, *wanted.factors}} | set(wanted.rates)
-        offered = {rate: await self._offered([(rate, wanted.seconds)]) for rate in sorted(rates)}
-        normal, flood = NORMAL * peak, wanted.flood * peak
-        last = await self._offered([(flood, wanted.flood_s), (normal, wanted.seconds)])
+        wanted = {factor * peak for factor in {NORMAL, 1.0, *factors}} | set(rates)
+        offered = {rate: await self._offered([(rate, seconds)]) for rate in sorted(wanted)}
+        last = await self._offered([(flood * peak, flood_s), (NORMAL * peak, seconds)])
         rows = [row for _, row in (*offered.values(), last)]
         for row in rows:
             row["x peak"] = round(row["offered/s"] / peak, 2)
@@ -97,20 +87,14 @@ class Loaded:
             row["x p99"] = round(row["p99 ms"] / offered[peak][1]["p99 ms"], 2)
         self._searchers.close()
         self._writers.close()
-        before = offered[normal][0]
-        after = last[0].between(wanted.flood_s, wanted.flood_s + wanted.seconds)
-        return {
-            "Peak": tried,
-            "Offered load": rows,
-            f"After {wanted.flood:g} times the peak for {wanted.flood_s:g} s": [
-                recovery(before, after) | memory(self._server.pid)
-            ],
-        }
+        after = recovery(offered[NORMAL * peak][0], last[0].between(flood_s, flood_s + seconds))
+        title = f"After {flood:g} times the peak for {flood_s:g} s"
+        return {"Peak": tried, "Offered load": rows, title: [after | memory(self._server.pid)]}
 
     async def _closed(self, callers: int, seconds: float) -> Row:
         seen = asyncio.create_task(watched(self._server, seconds))
         found = await self._searchers.closed(callers, seconds)
-        return {"callers": callers, **figures(found, self._deadline_s), **await seen}
+        return {"callers": callers, **figures(found), **await seen}
 
     async def _offered(self, parts: Sequence[tuple[float, float]]) -> tuple[Outcome, Row]:
         """What becomes of (rate, seconds) one after the other; the row is of the first."""
@@ -120,31 +104,26 @@ class Loaded:
         due = [begin + arrivals(*part, self._rng) for begin, part in zip(ends, parts)]
         seen = asyncio.create_task(watched(self._server, seconds))
         search = self._searchers.open(np.concatenate(due), float(ends[-1]))
-        write = self._writers.open(arrivals(self._wanted.writes, seconds, self._rng), seconds)
+        write = self._writers.open(arrivals(self._writes, seconds, self._rng), seconds)
         found, written = await asyncio.gather(search, write)
-        row = {"offered/s": round(rate, 1), "seconds": seconds}
-        row |= figures(found.between(0, seconds), self._deadline_s) | await seen
-        if self._wanted.writes:
+        row = {
+            "offered/s": round(rate, 1),
+            "seconds": seconds,
+            **figures(found.between(0, seconds)),
+            **await seen,
+        }
+        if self._writes:
             row |= {"written/s": round(written.goodput(), 2), "writes refused": int(written.refused().sum())}
         return found, row
 
 
-def searches_for(queries: Sequence[str], deadline_ms: int) -> Iterator[bytes]:
-    """Past the caches: their questions come again."""
-    bodies = [{"query": query, "deadline_ms": deadline_ms, "cache": False} for query in queries]
-    path = f"/v1/collections/{COLLECTION}/search"
-    return itertools.cycle([post(path, msgspec.json.encode(body)) for body in bodies])
-
-
-def writes_of(texts: Sequence[str]) -> Iterator[bytes]:
-    """New documents, one a request, which the service embeds."""
+def new_documents(texts: Sequence[str]) -> Iterator[bytes]:
+    """One a request, which the service embeds."""
     for number, text in enumerate(itertools.cycle(texts)):
-        document = {"id": f"new-{number}", "text": f"{text} {number}"}
-        path = f"/v1/collections/{COLLECTION}/documents"
-        yield post(path, msgspec.json.encode({"documents": [document]}))
+        yield write_request(f"new-{number}", f"{text} {number}")
 
 
-def figures(found: Outcome, deadline_s: float) -> Row:
+def figures(found: Outcome, deadline_s: float = DEADLINE_MS / 1000) -> Row:
     admitted, refused = found.admitted_s(deadline_s) * 1000, found.refused(deadline_s)
     late = found.late(deadline_s)
     return {
@@ -160,8 +139,7 @@ def figures(found: Outcome, deadline_s: float) -> Row:
 
 async def watched(server: ServerProcess, seconds: float) -> Row:
     """What the service and the callers take meanwhile, and how fast the service says that it lives."""
-    pids, begun = family(server.pid), time.monotonic()
-    before = usage(pids)[0], time.process_time()
+    begun, before = time.monotonic(), (cpu_s(server.pid), time.process_time())
     took, held, failed = [], [], 0
     while (elapsed := time.monotonic() - begun) < seconds:
         held.append(memory(server.pid))
@@ -170,19 +148,13 @@ async def watched(server: ServerProcess, seconds: float) -> Row:
         except OSError:
             failed += 1
         await asyncio.sleep(LOOK_S)
-    used = usage(pids)[0] - before[0], time.process_time() - before[1]
     return {
         "healthz ms": round(max(took, default=0.0) * 1000, 1),
         "healthz failed": failed,
         **{name: max(one[name] for one in held) for name in held[0]},
-        "cores": round(float(used[0]) / elapsed, 2),
-        "callers' cores": round(used[1] / elapsed, 2),
+        "cores": round((cpu_s(server.pid) - before[0]) / elapsed, 2),
+        "callers' cores": round((time.process_time() - before[1]) / elapsed, 2),
     }
-
-
-def memory(pid: int) -> Row:
-    parts = [memory_bytes(one) for one in family(pid)]
-    return {f"{which} MiB": sum(part[which] for part in parts) >> 20 for which in ("own", "mapped")}
 
 
 def recovery(before: Outcome, after: Outcome) -> Row:
@@ -211,3 +183,14 @@ def windows(found: Outcome) -> list[tuple[float, float]]:
         (float(one * WINDOW_S), float(np.quantile(took[window == one], 0.99, method="higher")))
         for one in np.unique(window)
     ]
+
+
+def plot(rows: Sequence[Row], peak: float) -> Plot:
+    """Goodput over offered load, and the times of what was let in."""
+    offered, answered, p99, p50 = (
+        [row[name] for row in rows] for name in ("offered/s", "in time/s", "p99 ms", "p50 ms")
+    )
+    best: Line = ([0, peak, max(offered)], [0, peak, peak], "k--")
+    above: dict[str, Line] = {"at best": best, "answered in time": (offered, answered, "o-")}
+    below: dict[str, Line] = {"p99 of what was let in": (offered, p99, "o-"), "p50": (offered, p50, "s-")}
+    return Plot("searches offered a second", {"searches a second": above, "milliseconds": below})

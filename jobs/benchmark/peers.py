@@ -15,7 +15,7 @@ import numpy as np
 
 from indexes.lexical.analysis import query_terms, terms
 from indexes.model import Bm25, Floats
-from jobs.benchmark.texts import Material, mapped
+from jobs.benchmark.texts import Material, batches, mapped
 from jobs.benchmark.turns import Engine
 from jobs.export.known import MODELS
 from jobs.export.sources import DEFAULT_NAME, installed
@@ -88,8 +88,7 @@ def qdrant_edge(vectors: Floats) -> Nearest:
         optimizers=q.EdgeOptimizersConfig(default_segment_number=1, indexing_threshold=1),
     )
     shard = q.EdgeShard.create(folder.name, config)
-    for begin in range(0, len(vectors), UPSERT_POINTS):
-        rows = range(begin, min(begin + UPSERT_POINTS, len(vectors)))
+    for rows in batches(len(vectors), UPSERT_POINTS):
         points = [q.Point(row, vectors[row].tolist(), None) for row in rows]
         shard.update(q.UpdateOperation.upsert_points(points))
     shard.optimize()

@@ -22,8 +22,8 @@ from ir_measures import R
 from numpy.typing import NDArray
 
 from indexes.errors import InvalidInput
-from jobs.benchmark.texts import model_folder
-from jobs.benchmark.turns import Row, Say, Tables
+from jobs.benchmark.report import Found, Row, Say
+from jobs.benchmark.texts import model_folder, model_settings
 from jobs.evaluation.asking import Asker
 from jobs.evaluation.rankings import NDCG, SEARCHES, judged_queries, scored
 from jobs.evaluation.report import Score
@@ -45,6 +45,7 @@ SEARCHES_ASKED: dict[str, JSON] = {
     "default, recall@100": {"k": 100, "mode": "hybrid"},
 }
 LISTS = ("lexical", "dense")
+HOT = 0.1  # of the passages
 RESAMPLES = 2000
 NOTE = f"In parentheses: 95 percent, by {RESAMPLES} resamples of the questions of each set."
 
@@ -72,34 +73,32 @@ class Part:
 
 
 def run(
-    data: Path, out: Path, say: Say, *, sets: Sequence[str], queries: int, hot: float, together: bool,
-    model: str | None, against: str | None,
-) -> Tables:  # fmt: skip
-    """`hot`: share of the passages kept in the hot tier; `together`: all languages of a set in one collection."""
+    data: Path, out: Path, say: Say, *, sets: Sequence[str], queries: int, together: bool, against: str | None
+) -> Found:
+    """`together`: all languages of a set in one collection; `against`: another model."""
     names = sets or sorted(path.parent.name for path in data.glob(f"*/{QRELS}"))
     parts = [part for name in names for part in read_parts(data / name, queries, together)]
     if not parts:
         raise InvalidInput(f"no folder in {data} holds {QRELS}", param="data")
     tables: dict[str, list[Row]] = {}
     notes, found = [NOTE], []
-    models = [model or model_folder().name, *([against] if against else [])]
-    for each in models:
-        folder = model_folder().with_name(each)
-        served = out / "ranking" / f"{each}-{read_manifest(folder).fingerprint[:12]}"
+    models = [model_folder().name, *([against] if against else [])]
+    for model in models:
+        folder = model_folder().with_name(model)
+        served = out / "ranking" / f"{model}-{read_manifest(folder).fingerprint[:12]}"
         served.parent.mkdir(parents=True, exist_ok=True)
-        environ = {"NEARLINE_MODELS_FOLDER": str(folder.parent), "NEARLINE_MODELS_DEFAULT": each}
-        with serving(served, environ) as server:
-            values, written = asyncio.run(measured(server.url, parts, hot, say))
-        notes += [f"{each}: {note}" for note in written]
+        with serving(served, model_settings(folder)) as server:
+            values, written = asyncio.run(measured(server.url, parts, say))
+        notes += [f"{model}: {note}" for note in written]
         found.append(values)
-        tables[f"nDCG@10, {each}"] = scores(parts, values, Score)
-        tables[f"The default on the same questions, {each}"] = [
+        tables[f"nDCG@10, {model}"] = scores(parts, values, Score)
+        tables[f"The default on the same questions, {model}"] = [
             {"set": name, **compared(some)} for name, some in grouped(parts, values)
         ]
     if against:
         less = [{search: one[search] - other[search] for search in one} for one, other in zip(*found)]
         tables[" less ".join(models)] = scores(parts, less, Difference)
-    return tables, notes
+    return Found(tables, notes)
 
 
 def read_parts(folder: Path, queries: int, together: bool) -> list[Part]:
@@ -130,44 +129,39 @@ def prefix_of(name: str) -> str:
     return found[0] if found else ""
 
 
-async def measured(url: str, parts: Sequence[Part], hot: float, say: Say) -> tuple[list[Values], list[str]]:
+async def measured(url: str, parts: Sequence[Part], say: Say) -> tuple[list[Values], list[str]]:
     """The values of each part, and a note on each collection, which is written and rebuilt before it is asked."""
     notes: dict[str, str] = {}
     found = []
     async with AsyncClient(url) as client:
         for part in parts:
             if part.collection not in notes:
-                notes[part.collection] = await fill(client, part, hot)
+                notes[part.collection] = await fill(client, part)
                 say(notes[part.collection])
             found.append(await ask(Asker(client, part.collection), part))
     return found, list(notes.values())
 
 
-async def fill(client: AsyncClient, part: Part, hot: float) -> str:
+async def fill(client: AsyncClient, part: Part) -> str:
     await client.ensure_collection(part.collection)
     report = SourceReport()
     corpus = read_documents([part.corpus], report=report)
     documents = (one for one in corpus if one.id.startswith(part.prefix))
     done = await ingest(client, part.collection, documents, lambda _: None, report)
     held = await client.count(part.collection)
-    capacity = max(1, round(hot * held["passages"]))
-    await rebuilt(client, part.collection, capacity)
+    while True:
+        try:
+            capacity = max(1, round(HOT * held["passages"]))
+            await client.finished(await client.reindex(part.collection, hot_capacity=capacity))
+            break
+        except ServiceError as error:
+            if error.kind != "conflict":  # with a rebuild that an upgrade began by itself
+                raise
+            await asyncio.sleep(1)
     return (
         f"{part.collection}: {held['documents']} documents, {held['passages']} passages; {done.documents} documents "
         f"were written by this run, {report.failures} refused"
     )
-
-
-async def rebuilt(client: AsyncClient, collection: str, capacity: int) -> None:
-    """Waits for the rebuild that an upgrade began by itself, if there is one."""
-    while True:
-        try:
-            await client.finished(await client.reindex(collection, hot_capacity=capacity))
-            return
-        except ServiceError as error:
-            if error.kind != "conflict":
-                raise
-            await asyncio.sleep(1)
 
 
 async def ask(asker: Asker, part: Part) -> Values:

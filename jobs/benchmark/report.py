@@ -1,4 +1,4 @@
-"""The report format of all benches: machine, versions, settings and tables, as Markdown and JSON."""
+"""What all benches report: machine, versions, settings, tables and a plot, as Markdown, JSON and SVG."""
 
 from __future__ import annotations
 
@@ -6,24 +6,38 @@ import os
 import platform
 import subprocess
 import time
+from collections.abc import Callable, Sequence
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
-
-from jobs.benchmark.turns import TURN, Row
+import numpy as np
 
 LIBRARIES = (
     "nearline", "aiohttp", "apsw", "faiss-cpu", "hnswlib", "numpy", "onnxruntime", "tokenizers", "bm25s", "lancedb",
     "qdrant-edge-py", "rank-bm25", "sentence-transformers", "tantivy", "torch", "transformers", "usearch",
 )  # fmt: skip
 INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8")  # these determine int8 speed
-TURNS = [
-    f"Engines take turns of {TURN} queries. x p50, x rate: times the first row's, medians over the turns.",
-    "CPU ms: processor time of a query in the engine's own process. own: its memory without mapped files.",
-    "2 threads: times the queries a second of one thread, median over rounds of all queries.",
-]
+
+Say = Callable[[str], None]
+Row = dict[str, Any]
+Line = tuple[Sequence[float], Sequence[float], str]  # x, y, and a format of matplotlib
+
+
+class Plot(NamedTuple):
+    """Panels one above the other, each a label of its y axis and its lines by name."""
+
+    xlabel: str
+    panels: dict[str, dict[str, Line]]
+
+
+class Found(NamedTuple):
+    """What a bench found: tables by title, notes, and a plot."""
+
+    tables: dict[str, list[Row]]
+    notes: list[str]
+    plot: Plot | None = None
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -44,19 +58,43 @@ class Report(msgspec.Struct, frozen=True):
             lines += [f"## {title}", "", *table(rows), ""]
         return "\n".join([*lines, *(f"- {note}" for note in self.notes)])
 
-    def write(self, folder: Path) -> Path:
-        """Write both files; returns the Markdown one."""
+    def write(self, folder: Path, plot: Plot | None = None) -> Path:
+        """Write all files; returns the Markdown one."""
         path = folder / f"bench-{self.bench}-{time.strftime('%Y%m%d-%H%M%S')}.md"
         path.write_text(self.markdown() + "\n")
         path.with_suffix(".json").write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2))
+        if plot:
+            draw(plot, path.with_suffix(".svg"))
         return path
 
 
-def report(bench: str, settings: dict[str, Any], tables: dict[str, list[Row]], notes: list[str]) -> Report:
+def report(bench: str, settings: dict[str, Any], found: Found) -> Report:
     """A report that describes this machine and the installed versions."""
     settings = {"commit": Path(__file__).parents[2], **settings}
     settings = {name: commit(one) if isinstance(one, Path) else one for name, one in settings.items()}
-    return Report(bench, machine(), versions(), settings, tables, notes)
+    return Report(bench, machine(), versions(), settings, found.tables, found.notes)
+
+
+def draw(plot: Plot, path: Path) -> None:
+    from matplotlib import rc_context  # the extra `report`
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 1.5 + 2.3 * len(plot.panels)), layout="constrained")
+    grid = figure.subplots(len(plot.panels), sharex=True, squeeze=False)
+    for axes, (ylabel, lines) in zip(grid.flat, plot.panels.items()):
+        for label, line in lines.items():
+            axes.plot(*line, label=label)
+        axes.set_ylabel(ylabel)
+        axes.set_ylim(bottom=0)
+        axes.grid(visible=True, alpha=0.3)
+        axes.legend(fontsize="small")
+    axes.set_xlabel(plot.xlabel)
+    with rc_context({"svg.fonttype": "none"}):  # text stays text
+        figure.savefig(path, format="svg")
+
+
+def percentiles(taken: Sequence[float], of: Sequence[int] = (50, 99), *, digits: int = 2) -> Row:
+    return {f"p{q} ms": round(float(np.percentile(taken, q)), digits) for q in of}
 
 
 def table(rows: list[Row]) -> list[str]:

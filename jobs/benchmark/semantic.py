@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from indexes.model import Floats
+from jobs.benchmark.report import Found, Plot, Row, Say
 from jobs.benchmark.service import COLLECTION, K, Search, filled
 from jobs.benchmark.texts import Material, embed, model_folder
-from jobs.benchmark.turns import Row, Say, Tables
 from jobs.benchmark.wordings import Pair, pairs
 from retrieval.embedding.encoder import Encoder, available_threads
 from retrieval.embedding.models import load_model
@@ -28,6 +28,7 @@ from retrieval.semantic.cache import is_false
 from retrieval.settings import SemanticSettings
 
 BESIDE = 3500  # other questions in the cache
+WAYS = ("similarity alone", "with words")
 THRESHOLDS = (0.7, 0.75, 0.8, 0.85, 0.9, 0.925, 0.95, 0.96, 0.97, 0.98, 0.99)
 SCOPE = b"bench"
 NOTES = f"""\
@@ -51,35 +52,34 @@ class Tried:
     answered_by: dict[float, str | None] = field(default_factory=dict)
     false: bool | None = None  # by a search, None if it was not answered
 
-    def alone(self, threshold: float) -> str | None:
+    def answer(self, way: str, threshold: float) -> str | None:
+        if way == "with words":
+            return self.answered_by[threshold]
         return self.nearest if self.nearest_similarity >= threshold else None
 
 
-def run(material: Material, scratch: Path, say: Say, *, each: int) -> Tables:
+def run(material: Material, scratch: Path, say: Say, *, each: int) -> Found:
     """`each`: pairs of every kind."""
     made = pairs(material.queries, each=each, seed=0)
     encoder = Encoder(load_model(model_folder()), threads=available_threads())
-    texts = list(
-        dict.fromkeys([*material.queries, *itertools.chain(*((one.kept, one.asked) for one in made))])
-    )
+    texts = list(dict.fromkeys([*material.queries, *(one.asked for one in made)]))
     vector_of = dict(zip(texts, embed(texts, encoder, "query", say)))
     default = SemanticSettings().similarity_from
     tried: list[Tried] = []
     for kind in dict.fromkeys(one.kind for one in made):
         say(f"looking up {kind} ...")
         tried += looked_up([one for one in made if one.kind == kind], material.queries, vector_of)
-    with filled(material, 0, scratch / "filled", None, say) as server:
+    with filled(material, scratch / "filled", say) as server:
         say("searching for what was answered ...")
         service = Search(server.url, server.pid, "hybrid")
         service.expect(1)
         for one in tried:
             if (text := one.answered_by[default]) is not None:
-                one.false = is_false(*(list(searched(service, query)) for query in (text, one.pair.asked)))
-    notes = [
-        f"{len(material.texts):,} texts, {len(material.queries):,} questions, {len(made):,} pairs.",
-        *NOTES,
-    ]
-    return {"By threshold": by_threshold(tried), f"By kind, at {default:g}": by_kind(tried, default)}, notes
+                one.false = is_false(searched(service, text), searched(service, one.pair.asked))
+    counts = f"{len(material.texts):,} texts, {len(material.queries):,} questions, {len(made):,} pairs."
+    rows = by_threshold(tried)
+    tables = {"By threshold": rows, f"By kind, at {default:g}": by_kind(tried, default)}
+    return Found(tables, [counts, *NOTES], plot(rows, default))
 
 
 def looked_up(
@@ -107,9 +107,9 @@ def looked_up(
         yield one
 
 
-def searched(service: Search, query: str) -> Iterator[Any]:
-    for row in service.ask({"query": query, "cache": False}):
-        yield SimpleNamespace(document_id=str(row), passage=0)
+def searched(service: Search, query: str) -> list[Any]:
+    rows = service.ask({"query": query, "cache": False})
+    return [SimpleNamespace(document_id=str(row), passage=0) for row in rows]
 
 
 def by_threshold(tried: Sequence[Tried]) -> list[Row]:
@@ -117,15 +117,9 @@ def by_threshold(tried: Sequence[Tried]) -> list[Row]:
     rows = []
     for threshold in THRESHOLDS:
         row: Row = {"similarity_from": threshold}
-        for way in ("similarity alone", "with words"):
-            got = [
-                one.alone(threshold) if way.startswith("s") else one.answered_by[threshold] for one in same
-            ]
-            wrong = [
-                one.alone(threshold) if way.startswith("s") else one.answered_by[threshold] for one in other
-            ]
-            hits = sum(text is not None for text in got)
-            false = sum(text == one.pair.kept for text, one in zip(wrong, other))
+        for way in WAYS:
+            hits = sum(one.answer(way, threshold) is not None for one in same)
+            false = sum(one.answer(way, threshold) == one.pair.kept for one in other)
             row[f"{way}: hits %"] = round(100 * hits / len(same), 1)
             row[f"{way}: false hits %"] = round(100 * false / len(other), 2)
         rows.append(row)
@@ -133,30 +127,38 @@ def by_threshold(tried: Sequence[Tried]) -> list[Row]:
 
 
 def by_kind(tried: Sequence[Tried], threshold: float) -> list[Row]:
+    def counts(some: Sequence[Tried]) -> Row:
+        answers = [one.answered_by[threshold] for one in some]
+        return {
+            "pairs": len(some),
+            "answered": sum(text is not None for text in answers),
+            "by the first question": sum(text == one.pair.kept for text, one in zip(answers, some)),
+            "searched: false": sum(bool(one.false) for one, text in zip(some, answers) if text is not None),
+        }
+
     rows = []
     for kind in dict.fromkeys(one.pair.kind for one in tried):
         own = [one for one in tried if one.pair.kind == kind]
-        answered = [one for one in own if one.answered_by[threshold] is not None]
-        by_kept = sum(one.answered_by[threshold] == one.pair.kept for one in own)
+        nearest = sum(one.answer("similarity alone", threshold) == one.pair.kept for one in own)
         row: Row = {
             "kind": kind,
             "asks the same": "yes" if own[0].pair.same else "no",
-            "pairs": len(own),
             "similarity, median": round(float(np.median([one.similarity for one in own])), 3),
-            "nearest by similarity %": round(
-                100 * sum(one.alone(threshold) == one.pair.kept for one in own) / len(own), 1
-            ),
-            "answered": len(answered),
-            "by the first question": by_kept,
-            "searched: false": sum(bool(one.false) for one in answered),
+            "nearest by similarity %": round(100 * nearest / len(own), 1),
         }
-        rows.append(row)
-    counts = ("pairs", "answered", "by the first question", "searched: false")
-    sums = [
-        {
-            "kind": name,
-            **{column: sum(row[column] for row in rows if row["asks the same"] == same) for column in counts},
-        }
-        for same, name in (("yes", "all that ask the same"), ("no", "all that do not"))
-    ]
-    return [*rows, *sums]
+        rows.append(row | counts(own))
+    for same, name in ((True, "all that ask the same"), (False, "all that do not")):
+        rows.append({"kind": name, **counts([one for one in tried if one.pair.same is same])})
+    return rows
+
+
+def plot(rows: Sequence[Row], default: float) -> Plot:
+    """Paraphrases answered and hard negatives answered wrongly, over thresholds."""
+    lines = {
+        f"{what}, {way}": (THRESHOLDS, [row[f"{way}: {what} %"] for row in rows], style + color)
+        for way, color in zip(WAYS, ("C1", "C0"))
+        for what, style in (("hits", "o-"), ("false hits", "x--"))
+    }
+    return Plot(
+        "similarity_from", {"percent": {**lines, "the default": ([default, default], [0, 100], "k:")}}
+    )

@@ -20,15 +20,18 @@ import msgspec
 from indexes.errors import InvalidInput, NearlineError
 from indexes.model import Floats
 from jobs.benchmark import peers as others
+from jobs.benchmark.callers import post
 from jobs.benchmark.peers import SentenceTransformers, VectorIndex, fused
-from jobs.benchmark.texts import Material, best_scores, model_folder, overlap, recall
-from jobs.benchmark.turns import TURN, Engine, Row, Say, Tables, Worker, figures, rotate, start
+from jobs.benchmark.report import Found, Row, Say
+from jobs.benchmark.texts import Material, batches, best_scores, model_folder, model_settings, overlap, recall
+from jobs.benchmark.turns import TURN, Engine, Worker, figures, rotate, start
 from jobs.server_process import ServerProcess, serving
 from nearline import AsyncClient
 from retrieval.embedding.encoder import Encoder
 from retrieval.embedding.models import load_model
 
 COLLECTION = "bench"
+SEARCH, DOCUMENTS = (f"/v1/collections/{COLLECTION}/{path}" for path in ("search", "documents"))
 K = 10
 MODES = ("hybrid", "dense", "lexical")
 BATCH = 200  # documents per request
@@ -76,8 +79,7 @@ class Search(OverHttp):
     def ask(self, query: str | dict[str, Any]) -> list[int]:
         wanted = {"query": query} if isinstance(query, str) else query
         body = {"k": K, "mode": self._mode, **wanted}
-        hits = self.post(f"/v1/collections/{COLLECTION}/search", body)["hits"]
-        return [int(hit["document_id"]) for hit in hits]
+        return [int(hit["document_id"]) for hit in self.post(SEARCH, body)["hits"]]
 
 
 class BareEmbedding(Engine):
@@ -91,14 +93,15 @@ class BareEmbedding(Engine):
 
 
 def run(
-    material: Material, scratch: Path, say: Say, *, queries: int, hot: int, peers: bool, against: Path | None
-) -> Tables:
-    """`hot`: passages kept in the hot tier; `against`: another checkout."""
+    material: Material, scratch: Path, say: Say, *, queries: int, peers: bool, against: Path | None
+) -> Found:
+    """`against`: another checkout. A tenth of the passages is hot."""
     checkouts = {"nearline": None} | ({"against": against} if against else {})
+    hot = len(material.texts) // 10
     makers: dict[str, Any] = {}
     with ExitStack() as stack:
         for name, checkout in checkouts.items():
-            server = stack.enter_context(filled(material, hot, scratch / name, checkout, say))
+            server = stack.enter_context(filled(material, scratch / name, say, hot=hot, checkout=checkout))
             for mode in MODES:
                 makers[f"{name} {mode}"] = partial(Search, server.url, server.pid, mode)
         makers[BARE] = BareEmbedding
@@ -113,8 +116,11 @@ def run(
         fresh = iter(material.queries)
         tables = {"Text to ten passages": one_client(material, queries, workers, fresh, say)}
         tables["Many at once"] = many_clients(workers, fresh, say)
-    notes += [others.NOTE, "recall of hybrid answers: against exact dense and BM25 rankings, fused by rank."]
-    return tables, notes
+    notes += [
+        others.NOTE,
+        "Recall of hybrid answers: against exact dense and BM25 rankings, fused by rank. A tenth of the texts is hot.",
+    ]
+    return Found(tables, notes)
 
 
 def one_client(
@@ -181,20 +187,28 @@ def take(fresh: Iterator[str], wanted: int) -> list[str]:
     return taken
 
 
+def search_request(query: str, **wanted: Any) -> bytes:
+    return post(SEARCH, msgspec.json.encode({"query": query, **wanted}))
+
+
+def write_request(name: str, text: str) -> bytes:
+    return post(DOCUMENTS, msgspec.json.encode({"documents": [{"id": name, "text": text}]}))
+
+
 def filled(
     material: Material,
-    hot: int,
     data: Path,
-    checkout: Path | None,
     say: Say,
+    *,
+    hot: int = 0,
+    checkout: Path | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> AbstractContextManager[ServerProcess]:
     """A fresh server process over all texts, which an earlier process wrote and rebuilt. `environ` adds settings.
 
     The texts are there when this returns, the process when its context is entered.
     """
-    folder = model_folder()
-    models = {"NEARLINE_MODELS_FOLDER": str(folder.parent), "NEARLINE_MODELS_DEFAULT": folder.name}
+    models = model_settings(model_folder())
     # Everything in one delta: no segments, and no rebuilds before the explicit one.
     most = str(len(material.texts) + 1)
     whole = {"NEARLINE_INDEX_DELTA_PASSAGES_MAX": most, "NEARLINE_INDEX_SEGMENTS_MAX": "0"}
@@ -208,11 +222,10 @@ async def fill(url: str, material: Material, hot: int) -> None:
     """Write every text with its vector, then rebuild."""
     async with AsyncClient(url) as client:
         await client.create_collection(COLLECTION, hot_capacity=hot)
-        texts, vectors = material.texts, material.vectors
-        for begin in range(0, len(texts), BATCH):
-            rows = range(begin, min(begin + BATCH, len(texts)))
+        for rows in batches(len(material.texts), BATCH):
             documents = [
-                {"id": str(row), "text": texts[row], "vector": vectors[row].tolist()} for row in rows
+                {"id": str(row), "text": material.texts[row], "vector": material.vectors[row].tolist()}
+                for row in rows
             ]
             await client.write(COLLECTION, documents)
         await client.finished(await client.reindex(COLLECTION))

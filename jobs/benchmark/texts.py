@@ -15,13 +15,14 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, islice
 from pathlib import Path
 
+import faiss
 import msgspec
 import numpy as np
 
 from indexes.durable import publish_folder
 from indexes.errors import InvalidInput
 from indexes.model import Floats
-from jobs.benchmark.turns import Say
+from jobs.benchmark.report import Say
 from jobs.docstrings import docstrings
 from jobs.judgements import read_queries
 from jobs.sources import SourceDocument, read_documents
@@ -127,7 +128,7 @@ def queries_for(corpora: Sequence[Path], texts: Sequence[str], count: int) -> li
 
 def embed(texts: Sequence[str], encoder: Encoder, kind: Kind, say: Say) -> Floats:
     """Vectors of all texts, computed with a thread per core."""
-    parts = [texts[at : at + CHUNK] for at in range(0, len(texts), CHUNK)]
+    parts = [texts[rows.start : rows.stop] for rows in batches(len(texts), CHUNK)]
     found = []
     with ThreadPoolExecutor(available_threads()) as pool:
         for part in pool.map(lambda part: encoder.encode(part, kind), parts):
@@ -136,20 +137,25 @@ def embed(texts: Sequence[str], encoder: Encoder, kind: Kind, say: Say) -> Float
     return np.concatenate(found)
 
 
+def batches(count: int, size: int) -> list[range]:
+    """The rows of each batch."""
+    return [range(begin, min(begin + size, count)) for begin in range(0, count, size)]
+
+
 def model_folder() -> Path:
     models = load_config(None, os.environ).models
     return (Path(models.folder) / models.default).resolve()
 
 
-def best_scores(vectors: Floats, queries: Floats, k: int, block: int = 16_384) -> Floats:
-    """Brute-force inner products of each query's true `k` nearest rows, best first [queries, k]."""
-    best = np.empty((len(queries), 0), np.float32)
-    for start in range(0, len(vectors), block):
-        both = np.hstack([best, queries @ vectors[start : start + block].T])
-        kept = min(k, both.shape[1])
-        best = np.partition(both, both.shape[1] - kept, axis=1)[:, -kept:]
-    ordered: Floats = -np.sort(-best, axis=1)
-    return ordered
+def model_settings(folder: Path) -> dict[str, str]:
+    """The environment of a service that embeds with this model."""
+    return {"NEARLINE_MODELS_FOLDER": str(folder.parent), "NEARLINE_MODELS_DEFAULT": folder.name}
+
+
+def best_scores(vectors: Floats, queries: Floats, k: int) -> Floats:
+    """Exact inner products of each query's true `k` nearest rows, best first [queries, k]."""
+    scores: Floats = faiss.knn(queries, vectors, k, metric=faiss.METRIC_INNER_PRODUCT)[0]
+    return scores
 
 
 def recall(found: Sequence[Sequence[int]], vectors: Floats, queries: Floats, best: Floats) -> float:

@@ -1,4 +1,4 @@
-"""Runs engines in turns, each in its own process that takes "run these queries" over a pipe.
+"""Runs engines in turns, each in a process of its own.
 
 A machine's speed drifts by half within minutes, so engines take turns of 40 queries in rotation and are compared within
 each round. CPU time is recorded along with wall time, because it hardly depends on other load.
@@ -12,29 +12,29 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-from numpy.typing import NDArray
 
 from indexes.errors import NearlineError
 from indexes.memory import give_back, memory_bytes
+from jobs.benchmark.report import Row, Say, percentiles
 
 TURN = 40
-STOP_S = 60.0
 # For engines: one thread per caller. PyTorch would use more, and while its threads busy-wait, it is up to ten times
 # slower on a machine with any other load.
 ENVIRON = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-
-Say = Callable[[str], None]
-Row = dict[str, Any]
-Tables = tuple[dict[str, list[Row]], list[str]]  # a bench's result: tables by title, and notes
+NOTES = [
+    f"Engines take turns of {TURN} queries. x p50, x rate: times the first row's, medians over the turns.",
+    "CPU ms: processor time of a query in the engine's own process. own: its memory without mapped files.",
+    "2 threads: times the queries a second of one thread, median over rounds of all queries.",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,6 @@ class Run:
     answers: list[Any]
     wall_s: float
     cpu_s: float
-    major_faults: int
 
 
 class Engine(ABC):
@@ -72,17 +71,16 @@ class Engine(ABC):
     def run(self, queries: Sequence[Any], clients: int = 1) -> Run:
         """Run the queries, split among the clients; each client runs its share sequentially."""
         self.expect(clients)
-        pids = family(self.pid())
-        before, begun = usage(pids), time.perf_counter()
+        before, begun = cpu_s(self.pid()), time.perf_counter()
         if clients == 1:
             timed = [self._client(queries)]
         else:
             with ThreadPoolExecutor(clients) as pool:
                 timed = list(pool.map(self._client, [queries[at::clients] for at in range(clients)]))
-        wall, (cpu, faults) = time.perf_counter() - begun, usage(pids) - before
+        wall, cpu = time.perf_counter() - begun, cpu_s(self.pid()) - before
         # Restore query order: query i went to client i % clients.
         each = [timed[at % clients][at // clients] for at in range(len(queries))]
-        return Run([took for took, _ in each], [answer for _, answer in each], wall, float(cpu), int(faults))
+        return Run([took for took, _ in each], [answer for _, answer in each], wall, cpu)
 
     def _client(self, queries: Sequence[Any]) -> list[tuple[float, Any]]:
         timed = []
@@ -93,11 +91,10 @@ class Engine(ABC):
         return timed
 
     def memory(self) -> Row:
-        """Private and file-mapped memory in MiB, after returning freed memory to the system."""
+        """Memory in MiB, after returning freed memory to the system."""
         gc.collect()
         give_back()
-        parts = [memory_bytes(pid) for pid in family(self.pid())]
-        return {f"{which} MiB": sum(part[which] for part in parts) >> 20 for which in ("own", "mapped")}
+        return memory(self.pid())
 
 
 class Worker:
@@ -105,11 +102,7 @@ class Worker:
 
     def __init__(self, make: Callable[[], Engine]) -> None:
         """`make` must survive pickling."""
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(make, theirs))
-        self._process.start()
-        theirs.close()
+        self._process = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _make, (make,))
         try:
             self.call("open")
         except BaseException:
@@ -121,41 +114,37 @@ class Worker:
         return run
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the engine. The process ends at the first failure."""
+        """Call a method of the engine."""
         try:
-            self._pipe.send((method, arguments))
-            result = self._pipe.recv()
-        except (EOFError, OSError):
+            return self._process.submit(_call, method, arguments).result()
+        except BrokenProcessPool:
             raise NearlineError("an engine's process ended before it answered") from None
-        if isinstance(result, NearlineError):
-            raise result
-        return result
 
     def close(self) -> None:
         with suppress(NearlineError):
             self.call("close")
-        self._pipe.close()
-        self._process.join(STOP_S)
-        self._process.kill()
+        self._process.shutdown()
 
 
-def _serve(make: Callable[[], Engine], pipe: Connection) -> None:
-    engine = make()
+_engines: list[Engine] = []  # in a worker's process: its only engine
+
+
+def _make(make: Callable[[], Engine]) -> None:
+    _engines.append(make())
+
+
+def _call(method: str, arguments: tuple[Any, ...]) -> Any:
     try:
-        while True:
-            method, arguments = pipe.recv()
-            pipe.send(getattr(engine, method)(*arguments))
-    except EOFError:
-        pass
-    except Exception as error:  # noqa: BLE001 - any library error is reported to the caller
-        pipe.send(NearlineError(f"{type(error).__name__}: {error}"))
+        return getattr(_engines[0], method)(*arguments)
+    except Exception as error:  # libraries raise what does not survive pickling
+        raise NearlineError(f"{type(error).__name__}: {error}") from error
 
 
 def start(
     makers: Mapping[str, Callable[[], Engine]], stack: ExitStack, say: Say
 ) -> tuple[dict[str, Worker], list[str]]:
-    """A worker for each engine that opens, and notes on why the others do not."""
-    workers, notes = {}, []
+    """A worker for each engine that opens; notes on how they run, and on why the others do not."""
+    workers, notes = {}, [*NOTES]
     for name, make in makers.items():
         say(f"starting {name} ...")
         try:
@@ -196,12 +185,11 @@ def figures(runs: Sequence[Run], base: Sequence[Run]) -> Row:
     round.
     """
     taken = [one for run in runs for one in run.milliseconds]
-    row: Row = {f"p{q} ms": round(float(np.percentile(taken, q)), 3) for q in (50, 95, 99)}
+    row = percentiles(taken, (50, 95, 99), digits=3)
     row["CPU ms"] = round(sum(run.cpu_s for run in runs) * 1000 / len(taken), 3)
     row["queries/s"] = round(len(taken) / sum(run.wall_s for run in runs), 1)
     row["x p50"] = ratio(runs, base, lambda run: float(np.median(run.milliseconds)))
     row["x rate"] = ratio(runs, base, rate)
-    row["major faults"] = sum(run.major_faults for run in runs)
     return row
 
 
@@ -220,9 +208,12 @@ def family(pid: int) -> list[int]:
     return [pid, *(one for child in children for one in family(child))]
 
 
-def usage(pids: Sequence[int]) -> NDArray[np.float64]:
-    """CPU seconds of running processes, all threads included, and major page faults."""
-    seconds = sum(time.clock_gettime((~pid << 3) | 2) for pid in pids)  # clock_getcpuclockid(3)
-    # Fields after the command, which is parenthesized and may contain spaces.
-    stats = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
-    return np.array([seconds, sum(int(fields[9]) for fields in stats)])
+def cpu_s(pid: int) -> float:
+    """Processor seconds of a process and its descendants, all threads included."""
+    return sum(time.clock_gettime((~one << 3) | 2) for one in family(pid))  # clock_getcpuclockid(3)
+
+
+def memory(pid: int) -> Row:
+    """Private and file-mapped memory of a process and its descendants."""
+    parts = [memory_bytes(one) for one in family(pid)]
+    return {f"{which} MiB": sum(part[which] for part in parts) >> 20 for which in ("own", "mapped")}

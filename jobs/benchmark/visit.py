@@ -7,18 +7,17 @@ import itertools
 import random
 import re
 import time
-import urllib.request
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, Self
 
 import msgspec
-from prometheus_client.parser import text_string_to_metric_families
 
 from jobs.benchmark.callers import Callers, post
-from jobs.benchmark.service import COLLECTION, K
-from jobs.benchmark.turns import family, usage
+from jobs.benchmark.service import DOCUMENTS, K, search_request, write_request
+
+Took = dict[str, list[float]]  # milliseconds by outcome
 
 PATIENCE_S = 30.0
 CHECKED = 100  # one hit in so many is asked for again past the caches, beside writes
@@ -26,57 +25,68 @@ OUTCOME = re.compile(rb'"cache":"(\w+)"')
 NEAR, FAR = "in process", "Redis"
 
 
+def writes_of(texts: Sequence[str], documents: int) -> Iterator[bytes]:
+    """Of ten writes five are new documents, four replace one of `documents`, and one deletes one."""
+    rng = random.Random(0)
+    for number, text in enumerate(itertools.cycle(texts)):
+        row = str(rng.randrange(documents))
+        if number % 10 == 9:
+            yield post(f"{DOCUMENTS}/delete", msgspec.json.encode({"ids": [row]}))
+        else:
+            yield write_request(row if number % 2 else f"new-{number}", text)
+
+
 class Visit:
-    """Use as a context: the writer runs within it. `took` (milliseconds by outcome), `found` and `written` count since
-    `begin`."""
+    """A service asked by clients in a closed loop. Use as a context: the writer runs within it.
+
+    `found` and `written` count since `begin`.
+    """
 
     def __init__(
         self,
         url: str,
-        pid: int,
         *,
         cache: bool,
-        writes: Iterator[bytes] | None,
-        writes_s: float,
+        writes: Iterator[bytes] | None = None,
+        writes_s: float = 1,
         elsewhere: AbstractSet[str] = frozenset(),
     ) -> None:
         """`writes`: `writes_s` a second are sent beside the searches, and hits are checked. `elsewhere`: what was
         answered by another process, which shares what it kept."""
-        self._url, self._pid, self._cache = url, pid, cache
-        self._writes, self._writes_s = writes, writes_s
+        self._cache, self._writes, self._writes_s = cache, writes, writes_s
         self._callers = Callers(url, itertools.repeat(b""), patience_s=PATIENCE_S)
         self._hits = itertools.count(1)
-        self.elsewhere, self.answered = elsewhere, set[str]()
+        self._elsewhere, self.answered = elsewhere, set[str]()
         self.begin()
 
     def begin(self) -> None:
-        self.took: dict[str, list[float]] = defaultdict(list)
         self.found = Counter({"errors": 0, "checked": 0, "stale": 0})
         self.written = 0
 
     async def __aenter__(self) -> Self:
-        self._writer = asyncio.create_task(self._write(self._writes)) if self._writes else None
         self._leaving = False
+        self._writer = asyncio.create_task(self._write(self._writes)) if self._writes else None
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._leaving = True
-        if self._writer is not None:
+        if self._writer:
             await self._writer
         self._callers.close()
 
-    async def ask(self, texts: Sequence[str], clients: int, k: int = K) -> None:
-        asked = iter(texts)
+    async def ask(self, texts: Sequence[str], clients: int, k: int = K) -> Took:
+        asked, took = iter(texts), defaultdict[str, list[float]](list)
 
         async def client() -> None:
             for text in asked:
-                await self._ask(text, k)
+                await self._ask(text, k, took)
 
         await asyncio.gather(*(client() for _ in range(clients)))
+        return dict(took)
 
-    async def _ask(self, text: str, k: int) -> None:
-        here, there = text in self.answered, text in self.elsewhere
-        request, begun = search(text, k, cache=self._cache), time.perf_counter()
+    async def _ask(self, text: str, k: int, took: Took) -> None:
+        here, there = text in self.answered, text in self._elsewhere
+        request, begun = search_request(text, k=k, cache=self._cache), time.perf_counter()
         reply = await self._callers.ask(request)
         took_ms = (time.perf_counter() - begun) * 1000
         # The receipt comes after the hits, whose texts may hold anything.
@@ -89,14 +99,14 @@ class Visit:
             outcome += f", {NEAR}" if here else f", {FAR}" if there else ", not asked before"
         elif outcome == "miss":
             outcome += ", embedding hit" if here else ", asked elsewhere" if there else ""
-        self.took[outcome].append(took_ms)
+        took[outcome].append(took_ms)
         self.answered.add(text)
-        if self._writes is not None and outcome.startswith("hit") and next(self._hits) % CHECKED == 0:
+        if self._writes and outcome.startswith("hit") and next(self._hits) % CHECKED == 0:
             await self._check(text, reply.body)
 
     async def _check(self, text: str, body: bytes) -> None:
         """Whether an answer from a cache is what a search finds."""
-        reply = await self._callers.ask(search(text, K, cache=False))
+        reply = await self._callers.ask(search_request(text, k=K, cache=False))
         if reply.status != 200:
             self.found["errors"] += 1
             return
@@ -119,41 +129,6 @@ class Visit:
         self.written += status == 200
         self.found["errors"] += status != 200
 
-    def cpu_s(self) -> tuple[float, float]:
-        """Of the service and of this process."""
-        return float(usage(family(self._pid))[0]), time.process_time()
-
-    async def counters(self) -> Counter[tuple[str, str]]:
-        """The service's counters of caches: by metric with all labels but the last, and by that."""
-        with await asyncio.to_thread(
-            urllib.request.urlopen, f"{self._url}/metrics", timeout=PATIENCE_S
-        ) as page:
-            families = text_string_to_metric_families(page.read().decode())
-        found: Counter[tuple[str, str]] = Counter()
-        for sample in (sample for one in families if one.type == "counter" for sample in one.samples):
-            if "cache" in sample.name and sample.name.endswith("_total"):
-                *labels, last = ["", *sample.labels.values()]
-                name = sample.name.removeprefix("nearline_").removesuffix("_total")
-                found[" ".join([name, *labels]).strip(), last] += int(sample.value)
-        return found
-
 
 def passages(answer: Any) -> list[tuple[str, int]]:
     return [(hit["document_id"], hit["passage"]) for hit in answer["hits"]]
-
-
-def search(text: str, k: int, *, cache: bool) -> bytes:
-    body = msgspec.json.encode({"query": text, "k": k, "cache": cache})
-    return post(f"/v1/collections/{COLLECTION}/search", body)
-
-
-def writes_of(texts: Sequence[str], documents: int) -> Iterator[bytes]:
-    """Of ten writes five are new documents, four replace one of `documents`, and one deletes one."""
-    rng, path = random.Random(0), f"/v1/collections/{COLLECTION}/documents"
-    for number, text in enumerate(itertools.cycle(texts)):
-        row = str(rng.randrange(documents))
-        if number % 10 == 9:
-            yield post(f"{path}/delete", msgspec.json.encode({"ids": [row]}))
-        else:
-            written = {"id": row if number % 2 else f"new-{number}", "text": text}
-            yield post(path, msgspec.json.encode({"documents": [written]}))

@@ -10,89 +10,34 @@ import random
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
+
+import msgspec
 
 Rule = Callable[[str, random.Random], str | None]
 
-MONTHS: Final = [
-    "january", "february", "march", "april", "june", "july", "august", "september", "october", "november",
-    "december", "monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday",
-]  # fmt: skip
-OPPOSITES: Final = {
-    "first": "last", "largest": "smallest", "highest": "lowest", "longest": "shortest", "oldest": "youngest",
-    "most": "least", "more": "fewer", "before": "after", "increase": "decrease", "increased": "decreased", "north":
-    "south", "northern": "southern", "east": "west", "eastern": "western", "win": "lose", "won": "lost", "minimum":
-    "maximum", "import": "export", "accept": "reject", "above": "below", "inside": "outside", "male": "female",
-    "best": "worst", "early": "late", "upper": "lower", "larger": "smaller", "better": "worse", "with": "without",
-    "always": "never", "all": "some", "start": "end", "started": "ended", "open": "close", "opened": "closed",
-    "enable": "disable", "support": "oppose", "supported": "opposed", "arrive": "leave", "arrived": "left", "buy":
-    "sell", "bought": "sold", "allow": "forbid", "allowed": "forbidden", "positive": "negative", "winter": "summer",
-    "modern": "ancient", "public": "private", "internal": "external", "new": "old", "rise": "fall", "success":
-    "failure", "legal": "illegal", "possible": "impossible",
-}  # fmt: skip
-OPPOSITES.update({other: one for one, other in tuple(OPPOSITES.items())})
-UNITS: Final = {
-    "miles": "kilometers", "kilometers": "miles", "feet": "meters", "meters": "feet", "pounds": "kilograms",
-    "kilograms": "pounds", "days": "hours", "hours": "minutes", "minutes": "seconds", "years": "months", "months":
-    "weeks", "weeks": "days", "million": "billion", "billion": "million", "percent": "per mille", "percentage":
-    "number", "dollars": "pounds", "century": "decade", "decade": "century", "degrees": "radians", "km": "miles",
-    "acres": "hectares",
-}  # fmt: skip
-SYNONYMS: Final = {
-    "movie": "film", "film": "movie", "begin": "start", "located": "situated", "situated": "located", "large":
-    "big", "biggest": "largest", "started": "began", "began": "started", "ended": "finished", "city": "town",
-    "country": "nation", "nation": "country", "main": "primary", "primary": "main", "created": "made", "built":
-    "constructed", "constructed": "built", "established": "founded", "founded": "established", "famous":
-    "well-known", "type": "kind", "kind": "type", "called": "named", "area": "region", "important": "significant",
-    "author": "writer", "received": "got", "happened": "occurred", "occurred": "happened", "buy": "purchase",
-}  # fmt: skip
-BRITISH: Final = {
-    "color": "colour", "center": "centre", "theater": "theatre", "organization": "organisation", "honor": "honour",
-    "labor": "labour", "harbor": "harbour", "favor": "favour", "behavior": "behaviour", "neighbor": "neighbour",
-    "recognize": "recognise", "organize": "organise", "fiber": "fibre", "meter": "metre", "realize": "realise",
-    "civilization": "civilisation",
-}  # fmt: skip
-NAMES: Final = [  # of one kind
-    [
-        "france", "germany", "italy", "spain", "england", "russia", "china", "japan", "india", "poland", "egypt",
-        "greece", "portugal", "brazil", "canada", "australia", "mexico", "kenya", "iran", "turkey",
-    ],
-    [
-        "french", "german", "italian", "spanish", "english", "russian", "chinese", "japanese", "indian", "polish",
-        "british", "american", "roman", "greek", "dutch", "turkish", "arab",
-    ],
-    [
-        "paris", "berlin", "london", "rome", "madrid", "moscow", "beijing", "tokyo", "warsaw", "vienna", "chicago",
-        "boston", "houston", "new york", "los angeles",
-    ],
-    [
-        "john", "william", "henry", "charles", "george", "james", "thomas", "robert", "edward", "richard", "louis",
-        "martin", "david",
-    ],
-    [
-        "christian", "muslim", "jewish", "buddhist", "hindu", "catholic", "protestant",
-    ],
-    [
-        "apollo", "microsoft", "google", "apple", "ibm", "nasa", "harvard", "yale", "stanford", "oxford", "cambridge",
-        "bbc", "abc",
-    ],
-    [
-        "oxygen", "hydrogen", "carbon", "nitrogen", "iron", "copper", "gold", "silver", "uranium",
-    ],
-    [
-        "rhine", "danube", "amazon", "nile", "thames",
-    ],
-    [
-        "dna", "rna",
-    ],
-]  # fmt: skip
-OF_ITS_KIND: Final = {name: [one for one in names if one != name] for names in NAMES for name in names}
-POLITE: Final = [
-    "please tell me {}", "do you know {}?", "i would like to know {}", "{}, please", "question: {}", "hi, {}?",
-    "can you tell me {}?", "could you please tell me {}, thanks", "i was wondering {}", "tell me {}",
-]  # fmt: skip
+
+class Words(msgspec.Struct, frozen=True):
+    """What wordings.json holds: each word with what takes its place, names with others of their kind."""
+
+    polite: list[str]
+    calendar: list[str]
+    ordinals: list[str]
+    opposites: dict[str, str]  # one way
+    units: dict[str, str]
+    synonyms: dict[str, str]
+    british: dict[str, str]
+    names_by_kind: list[list[str]]
+
+
+WORDS: Final = msgspec.json.decode(Path(__file__).with_name("wordings.json").read_bytes(), type=Words)
+OPPOSITES: Final = WORDS.opposites | {other: one for one, other in WORDS.opposites.items()}
+OF_ITS_KIND: Final = {
+    name: [one for one in kind if one != name] for kind in WORDS.names_by_kind for name in kind
+}
 WHEN: Final = r"(?:in|during|since|after|before) (?:the )?(?:\w+ )?\d{4}s?"
-ASKS: Final = "what|who|when|where|why|how|which"
+ASKS: Final = "what|who|where|why|how|which"
 VERBS: Final = "did|does|do|was|were|is|are|can|could|has|have|had|would|will|should"
 
 
@@ -109,64 +54,57 @@ class Pair:
 def pairs(questions: Sequence[str], *, each: int, seed: int) -> list[Pair]:
     """Up to `each` pairs of every kind, of questions in random order. No pair comes twice."""
     made: list[Pair] = []
-    for same, rules in ((True, PARAPHRASES), (False, HARD_NEGATIVES)):
-        for kind, rule in rules.items():
-            rng = random.Random(f"{seed} {kind}")
-            found = 0
-            for kept in rng.sample(list(dict.fromkeys(questions)), len(set(questions))):
-                if found == each:
-                    break
-                asked = rule(kept, rng)
-                if asked is not None and " ".join(asked.split()) and asked != kept:
-                    made.append(Pair(kept, asked, kind, same))
-                    found += 1
+    for kind, rule in {**PARAPHRASES, **HARD_NEGATIVES}.items():
+        rng = random.Random(f"{seed} {kind}")
+        found = 0
+        for kept in rng.sample(list(dict.fromkeys(questions)), len(set(questions))):
+            if found == each:
+                break
+            asked = rule(kept, rng)
+            if asked is not None and asked.strip() and asked != kept:
+                made.append(Pair(kept, asked, kind, kind in PARAPHRASES))
+                found += 1
     return made
+
+
+def changed(
+    pattern: str, change: Callable[[re.Match[str], random.Random], str | None], *, first: bool = False
+) -> Rule:
+    """One of the places that the pattern matches, at random or the first."""
+    compiled = re.compile(pattern)
+
+    def rule(question: str, rng: random.Random) -> str | None:
+        places = list(compiled.finditer(question))
+        if not places:
+            return None
+        place = places[0] if first else rng.choice(places)
+        instead = change(place, rng)
+        return None if instead is None else question[: place.start()] + instead + question[place.end() :]
+
+    return rule
+
+
+def rewritten(pattern: str, template: str) -> Rule:
+    """The first place that the pattern matches."""
+    return changed(pattern, lambda place, _: place.expand(template), first=True)
+
+
+def replaced(table: dict[str, str]) -> Rule:
+    """One word, by the table."""
+    return changed(rf"(?<![\w-])(?:{'|'.join(table)})(?![\w-])", lambda place, _: table[place[0]])
+
+
+def following(names: Sequence[str], by: int) -> dict[str, str]:
+    """Each with the one `by` places after it, around the end."""
+    return {name: names[(at + by) % len(names)] for at, name in enumerate(names)}
 
 
 def stripped(question: str) -> str:
     return question.rstrip(" ?.!")
 
 
-def replaced(table: dict[str, str]) -> Rule:
-    """One word, by the table."""
-
-    def rule(question: str, rng: random.Random) -> str | None:
-        places = [one for one in re.finditer(r"[\w-]+", question) if one[0] in table]
-        if not places:
-            return None
-        place = rng.choice(places)
-        return question[: place.start()] + table[place[0]] + question[place.end() :]
-
-    return rule
-
-
-def rewritten(pattern: str, instead: str) -> Rule:
-    """The first place that the pattern matches."""
-    compiled = re.compile(pattern)
-
-    def rule(question: str, rng: random.Random) -> str | None:
-        other = compiled.sub(instead, question, count=1)
-        return None if other == question else other
-
-    return rule
-
-
 def polite(question: str, rng: random.Random) -> str | None:
-    wordings = [
-        "please tell me {}",
-        "do you know {}?",
-        "i would like to know {}",
-        "{}, please",
-        "question: {}",
-        "hi, {}?",
-    ]
-    wordings += [
-        "can you tell me {}?",
-        "could you please tell me {}, thanks",
-        "i was wondering {}",
-        "tell me {}",
-    ]
-    return rng.choice(wordings).format(stripped(question))
+    return rng.choice(WORDS.polite).format(stripped(question))
 
 
 def punctuated(question: str, rng: random.Random) -> str | None:
@@ -175,97 +113,21 @@ def punctuated(question: str, rng: random.Random) -> str | None:
     return [bare.upper(), bare.title() + "?", f'"{bare}"', bare + " ??"][way]
 
 
-def article(question: str, rng: random.Random) -> str | None:
-    places = list(re.finditer(r"\b(?:the|an|a) (?=[a-z]{3})", question))
-    if not places:
-        return None
-    place = rng.choice(places)
-    return question[: place.start()] + question[place.end() :]
+def letters_swapped(place: re.Match[str], rng: random.Random) -> str | None:
+    word = place[0]
+    at = rng.randrange(2, len(word) - 3)
+    other = word[:at] + word[at + 1] + word[at] + word[at + 2 :]
+    return None if other == word else other
 
 
-def time_first(question: str, rng: random.Random) -> str | None:
-    """Who won the cup in 1990? In 1990, who won the cup?"""
-    found = re.fullmatch(
-        r"((?:what|who|when|where|why|how|which)\b.*?) ((?:in|during|since|after|before) (?:the )?(?:\w+ )?\d{4}s?)",
-        stripped(question),
-    )
-    return found and f"{found[2]}, {found[1]}?"
-
-
-def time_last(question: str, rng: random.Random) -> str | None:
-    found = re.fullmatch(
-        r"((?:in|during|since|after|before) (?:the )?(?:\w+ )?\d{4}s?),? ((?:what|who|where|why|how|which)\b.*)",
-        stripped(question),
-    )
-    return found and f"{found[2]} {found[1]}?"
-
-
-def plural(question: str, rng: random.Random) -> str | None:
-    found = re.match(
-        r"(what|which) (kind|type|country|city|organization|company|language|group)\b( .*)",
-        question,
-    )
+def plural(place: re.Match[str], rng: random.Random) -> str:
     many = {"country": "countries", "city": "cities", "company": "companies"}
-    return found and f"{found[1]} {many.get(found[2], found[2] + 's')}{found[3]}"
-
-
-def typo(question: str, rng: random.Random) -> str | None:
-    """Two letters of a long word change places."""
-    places = list(re.finditer(r"[a-z]{8,}", question))
-    if not places:
-        return None
-    place = rng.choice(places)
-    at = place.start() + rng.randrange(2, len(place[0]) - 3)
-    if question[at] == question[at + 1]:
-        return None
-    return question[:at] + question[at + 1] + question[at] + question[at + 2 :]
-
-
-def negated(question: str, rng: random.Random) -> str | None:
-    found = re.search(rf"\b({VERBS}) (?!not\b)((?:the |a |an )?[\w-]+)", question)
-    if not found or " not " in question or "n't" in question:
-        return None
-    return question[: found.end(1)] + " not" + question[found.end(1) :]
-
-
-def contracted_negation(question: str, rng: random.Random) -> str | None:
-    return rewritten(r"\b(did|does|do|was|were|is|are|could|would|has|had)\b(?! not)", r"\1n't")(
-        question, rng
-    )
-
-
-def number(question: str, rng: random.Random) -> str | None:
-    places = list(re.finditer(r"(?<![\w.,])\d{1,3}(?![\w.,])", question))
-    if not places:
-        return None
-    place = rng.choice(places)
-    return question[: place.start()] + str(int(place[0]) + rng.choice([1, 2, 10])) + question[place.end() :]
-
-
-def year(question: str, rng: random.Random) -> str | None:
-    found = re.search(r"(?<!\d)(1\d|20)\d\d(?!\d)", question)
-    if not found:
-        return None
-    return (
-        question[: found.start()] + str(int(found[0]) + rng.choice([-10, -1, 1, 2])) + question[found.end() :]
-    )
+    return f"{place[1]} {many.get(place[2], place[2] + 's')}"
 
 
 def ordinal(question: str, rng: random.Random) -> str | None:
-    words = ["first", "second", "third", "fourth", "fifth", "sixth", "seventh"]
-    table = {one: words[(at + 1) % len(words)] for at, one in enumerate(words)}
-    digits = re.search(r"\b(\d+)(?:st|nd|rd|th)\b", question)
-    if digits:
-        return question[: digits.start()] + f"{int(digits[1]) + 10}th" + question[digits.end() :]
-    return replaced(table)(question, rng)
-
-
-def name(question: str, rng: random.Random) -> str | None:
-    places = [one for one in re.finditer(r"\b[a-z]+(?: york| angeles)?\b", question) if one[0] in OF_ITS_KIND]
-    if not places:
-        return None
-    place = rng.choice(places)
-    return question[: place.start()] + rng.choice(OF_ITS_KIND[place[0]]) + question[place.end() :]
+    digits = changed(r"\b(\d+)(?:st|nd|rd|th)\b", lambda place, _: f"{int(place[1]) + 10}th", first=True)
+    return digits(question, rng) or replaced(following(WORDS.ordinals, 1))(question, rng)
 
 
 def swapped(question: str, rng: random.Random) -> str | None:
@@ -278,30 +140,15 @@ def swapped(question: str, rng: random.Random) -> str | None:
     if not spans:
         return None
     (a, b), (c, d) = spans
-    other = question[:a] + question[c:d] + question[b:c] + question[a:b] + question[d:]
-    return None if other == question else other
+    return question[:a] + question[c:d] + question[b:c] + question[a:b] + question[d:]
 
 
-def asks_else(question: str, rng: random.Random) -> str | None:
-    """Who, where, when: another of them."""
-    found = re.match(r"(who|where|when|why)\b", question)
-    if not found:
-        return None
-    return (
-        rng.choice([one for one in ("who", "where", "when", "why") if one != found[0]])
-        + question[found.end() :]
-    )
+def asks_else(place: re.Match[str], rng: random.Random) -> str:
+    return rng.choice([one for one in ("who", "where", "when", "why") if one != place[0]])
 
 
-def month(question: str, rng: random.Random) -> str | None:
-    return replaced({one: MONTHS[(at + 3) % len(MONTHS)] for at, one in enumerate(MONTHS)})(question, rng)
-
-
-def dropped(question: str, rng: random.Random) -> str | None:
-    """A qualifying word left out that narrows the question."""
-    return rewritten(
-        r"\b(?:only|former|current|annual|total|average|official|original|national|international) ", ""
-    )(question, rng)
+def added(*numbers: int) -> Callable[[re.Match[str], random.Random], str]:
+    return lambda place, rng: str(int(place[0]) + rng.choice(numbers))
 
 
 PARAPHRASES: Final[dict[str, Rule]] = {
@@ -309,32 +156,40 @@ PARAPHRASES: Final[dict[str, Rule]] = {
     "case and punctuation": punctuated,
     "contraction": rewritten(r"\b(what|who|where|when|how) is\b", r"\1's"),
     "negative contraction": rewritten(r"\b(did|does|do|was|were|is|are|could|would) not\b", r"\1n't"),
-    "article": article,
+    "article": changed(r"\b(?:the|an|a) (?=[a-z]{3})", lambda *_: ""),
     "which for what": rewritten(
         r"\bwhat(?= (?:year|city|country|state|type|kind|group|company|language|part|day)\b)", "which"
     ),
     "in which year": rewritten(r"^(?:in )?what year\b", "in which year"),
-    "time first": time_first,
-    "time last": time_last,
+    "time first": rewritten(rf"^((?:{ASKS}|when)\b.*?) ({WHEN})[ ?.!]*$", r"\2, \1?"),
+    "time last": rewritten(rf"^({WHEN}),? ((?:{ASKS})\b.*?)[ ?.!]*$", r"\2 \1?"),
     "keywords": rewritten(r"^(?:what is|what are|what's) (?:the |a |an )?(?=\w+ \w+ \w+)", ""),
     "indirect": rewritten(r"^(who|what|where|when) (was|is) the ([\w ]+?)\??$", r"tell me \1 the \3 \2"),
-    "plural": plural,
-    "British spelling": replaced(BRITISH),
-    "synonym": replaced(SYNONYMS),
-    "typo": typo,
+    "plural": changed(
+        r"^(what|which) (kind|type|country|city|organization|company|language|group)(?= )", plural, first=True
+    ),
+    "British spelling": replaced(WORDS.british),
+    "synonym": replaced(WORDS.synonyms),
+    "typo": changed(r"[a-z]{8,}", letters_swapped),
 }
 HARD_NEGATIVES: Final[dict[str, Rule]] = {
-    "negation": negated,
-    "contracted negation": contracted_negation,
+    "negation": rewritten(rf"^(?!.* not |.*n't)(.*?\b(?:{VERBS})) (?!not\b)(?=[\w-])", r"\1 not "),
+    "contracted negation": rewritten(
+        r"\b(did|does|do|was|were|is|are|could|would|has|had)\b(?! not)", r"\1n't"
+    ),
     "opposite": replaced(OPPOSITES),
-    "number": number,
-    "year": year,
+    "number": changed(r"(?<![\w.,])\d{1,3}(?![\w.,])", added(1, 2, 10)),
+    "year": changed(r"(?<!\d)(?:1\d|20)\d\d(?!\d)", added(-10, -1, 1, 2), first=True),
     "ordinal": ordinal,
-    "month or day": month,
-    "unit": replaced(UNITS),
-    "name": name,
+    "month or day": replaced(following(WORDS.calendar, 3)),
+    "unit": replaced(WORDS.units),
+    "name": changed(
+        rf"\b(?:{'|'.join(OF_ITS_KIND)})\b", lambda place, rng: rng.choice(OF_ITS_KIND[place[0]])
+    ),
     "swapped": swapped,
-    "question word": asks_else,
+    "question word": changed(r"^(?:who|where|when|why)\b", asks_else, first=True),
     "tense": rewritten(r"\b(who|what|where) is\b", r"\1 was"),
-    "qualifier dropped": dropped,
+    "qualifier dropped": rewritten(
+        r"\b(?:only|former|current|annual|total|average|official|original|national|international) ", ""
+    ),
 }
