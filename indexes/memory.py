@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from indexes.dense.hot import M
 from indexes.dense.training import SAMPLE_MAX, TRIAL_ROWS, codes_for
 
 EVERY_S = 0.02
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 PROCESS_BYTES = 55e6  # Python with faiss, hnswlib and numpy, before reading anything
 NUMBERS_BYTES = 48  # per passage: ids, positions and order, as 8-byte integers
@@ -41,14 +43,11 @@ def memory_bytes(pid: int | None = None) -> dict[str, int]:
 
     Raises OSError if it is not available or the process has ended.
     """
-    fields = {}
-    for line in Path(f"/proc/{pid or 'self'}/status").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name in ("VmRSS", "RssAnon", "RssFile"):
-            fields[name] = int(value.split()[0]) * 1024
-    if len(fields) < 3:
+    pages = Path(f"/proc/{pid or 'self'}/statm").read_bytes().split()  # a tenth of what `status` takes
+    resident, mapped = (int(pages[at]) * PAGE_BYTES for at in (1, 2))
+    if not resident:
         raise ProcessLookupError(f"process {pid} has ended")
-    return {"resident": fields["VmRSS"], "own": fields["RssAnon"], "mapped": fields["RssFile"]}
+    return {"resident": resident, "own": resident - mapped, "mapped": mapped}
 
 
 class Sampler:

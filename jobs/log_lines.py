@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 import sys
 import threading
-import time
 from types import TracebackType
 from typing import Any
 
@@ -53,9 +51,6 @@ class TextFormatter(logging.Formatter):
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
-    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802 - logging's own name
-        return f"{second(int(record.created))},{int(record.msecs):03d}"
-
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's own name
         record.message = printable(record.message)
         line = super().formatMessage(record)
@@ -66,12 +61,6 @@ class TextFormatter(logging.Formatter):
 
     def formatStack(self, stack_info: str) -> str:  # noqa: N802 - logging's own name
         return indented(super().formatStack(stack_info))
-
-
-@functools.lru_cache(maxsize=1)
-def second(time_s: int) -> str:
-    """As local time. Made once a second, not for each line."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_s))
 
 
 def indented(text: str) -> str:

@@ -23,7 +23,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import msgspec
 import numpy as np
 
-from indexes import Overloaded, StoredPassage, TooLarge, give_back
+from indexes import Overloaded, StoredPassage, TooLarge, give_back, memory_bytes
 from retrieval.admission import Load
 from retrieval.cgroups import cgroup_bytes
 
@@ -44,7 +44,6 @@ ANSWER_FACTOR = 4  # of the bytes in an answer's hits: as read, as objects, as J
 PAGE_BYTES_MIN = SMALL_BYTES = 1 << 20
 READ_EVERY_S = 0.02
 TOKEN_ID_BYTES = 120  # of one id of an input, while it is made text again and read as tokens
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 HIT_BYTES = 256  # of a hit's numbers and names
 OBJECT_BYTES, ITEM_BYTES = 250, 64  # of one object, and of one list or one of the values in it, decoded
 
@@ -228,14 +227,11 @@ def decoded_bytes(body: bytes) -> int:
 
 
 def own_bytes() -> int:
-    """Anonymous memory of this process; 0 where the system does not tell. Asked at most searches, so not through
-    `memory_bytes`, which reads ten times as much."""
+    """Anonymous memory of this process; 0 where the system does not tell."""
     try:
-        with open("/proc/self/statm", "rb", buffering=0) as file:  # noqa: PTH123 - Path.open takes twice as long
-            _, resident, shared, *_ = file.read().split()
+        return memory_bytes()["own"]
     except OSError:
         return 0
-    return (int(resident) - int(shared)) * PAGE_BYTES
 
 
 def available_bytes() -> int:

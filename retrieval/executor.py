@@ -89,7 +89,12 @@ class LocalExecutor:
 
     def begin(self, query: Query, watch: Stopwatch, pool: Pool) -> None:
         """Search its words in `pool`. Then ask for the same query with its vector, or for a deeper one."""
-        self.begun = pool.submit(lambda: self._prepared(query, watch).with_words())
+
+        def begun() -> LocalExecution:
+            execution = self._prepared(query, watch)
+            return replace(execution, words=execution.lexical())
+
+        self.begun = pool.submit(begun)
 
     def prepare(self, query: Query, watch: Stopwatch) -> LocalExecution:
         """Waits for what was begun; raises what that has raised."""
@@ -111,15 +116,16 @@ class LocalExecution:
     watch: Stopwatch
     words: Ranking | None = None
 
-    def with_words(self) -> LocalExecution:
-        """With the ranking of BM25."""
-        stage = None if self.prepared.query.text is None else "lexical"
-        return replace(self, words=self.watch.timed(stage, self.prepared.lexical))
+    def lexical(self) -> Ranking:
+        """That of BM25, unless it is there already."""
+        if self.words is not None:
+            return self.words
+        return self.watch.timed(
+            None if self.prepared.query.text is None else "lexical", self.prepared.lexical
+        )
 
     def search(self) -> Candidates:
-        prepared = self.prepared
-        lexical = self.words if self.words is not None else self.with_words().words
-        assert lexical is not None
+        prepared, lexical = self.prepared, self.lexical()
         dense = self.watch.timed(None if prepared.query.vector is None else "dense", prepared.dense)
         return Candidates.join(dense, lexical, prepared.lexical_bound)
 

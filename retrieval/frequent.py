@@ -60,9 +60,7 @@ class Frequent:
         cached = request.cache and not request.exact and not request.offset
         if not self._most or not cached or request.query is None or not is_absent(request.vector):
             return
-        # A copy of the filter: it would keep the whole body in memory that it came in.
-        own = request.filter.copy()
-        request = msgspec.structs.replace(request, filter=own, min_seq=None, deadline_ms=None)
+        request = msgspec.structs.replace(request, min_seq=None, deadline_ms=None)
         caller = PRINCIPAL.get()
         key = msgspec.msgpack.encode((request, caller.tenant, caller.groups))
         if len(key) > KEY_BYTES_MAX:
@@ -73,7 +71,9 @@ class Frequent:
             return
         if len(known) >= 2 * self._most:
             self._purge(known)
-        known[key] = Asked(key, request, caller, 1.0)
+        # A copy of the filter: it would keep the whole body in memory that it came in.
+        own = msgspec.structs.replace(request, filter=request.filter.copy())
+        known[key] = Asked(key, own, caller, 1.0)
 
     def _purge(self, known: dict[bytes, Asked]) -> None:
         """Of twice as many as are kept, take away the rarer half, and from the others as much as the largest of it: so

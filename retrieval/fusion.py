@@ -40,7 +40,7 @@ def weighted(dense: Floats, lexical: Floats, *, weight: float, floor: float, bou
 
 
 def or_nothing(scores: Scores) -> Scores:
-    """With 0 for NaN, in place. `np.nan_to_num` takes ten times as long for a few hundred."""
+    """With 0 for NaN, in place."""
     scores[np.isnan(scores)] = 0.0
     return scores
 

@@ -198,9 +198,7 @@ def body_too_large(most: int) -> TooLarge:
 @web.middleware
 async def bounded_body(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Read the body here, whole and within the time limit: aiohttp itself would wait for a slow one for ever."""
-    if request.body_exists and request.content.is_eof() and request.content_type != FORM:
-        await request.read()  # it came with the head
-    elif request.body_exists:
+    if request.body_exists and not request.content.is_eof():  # most come with their heads
         limit_s = request.app[CONFIG].server.body_timeout_s
         try:
             async with asyncio.timeout(limit_s):

@@ -68,8 +68,7 @@ def log_request(
         return
     fields: dict[str, Any] = {
         "method": request.method,
-        # One is in the path of a request that revokes it by all of it, say.
-        "path": (TOKEN.sub(r"nl_\g<id>_...", path) if "nl_" in path else path)[:PATH_CHARS_MAX],
+        "path": TOKEN.sub(r"nl_\g<id>_...", path)[:PATH_CHARS_MAX],  # revoked by all of it, say
         "status": status,
         "ms": round(seconds * 1000, 3),
         "bytes": sent_bytes,
@@ -78,9 +77,8 @@ def log_request(
     if key := PRINCIPAL.get().key:
         fields["key"] = key
     line = "%(method)s %(path)s %(status)d %(ms).1f ms %(bytes)d bytes to %(client)s"
-    if timing and (
-        slow or settings is None or settings.format == "json"
-    ):  # a line of text has no room for them
+    # A line of text has no room for them, unless it is about a slow request.
+    if timing and settings is not None and (slow or settings.format == "json"):
         fields["stages_ms"] = stages = stages_of(timing)
         line += ", slow: " + ", ".join(f"{name} {ms:.1f}" for name, ms in stages.items()) if slow else ""
     if asked := request.get(QUERIES):

@@ -73,14 +73,13 @@ def grounds_of(plan: Plan, snapshot: Snapshot, scoring: bytes, fused: Fused, sho
         lives, spare = np.arange(len(found)), 0
         score_from, dense_from, lexical_from = float("inf"), dense_last, lexical_last
     else:
-        listed = places_of(found) < LEAD_OVER
+        places = places_of(found)
+        listed = places < LEAD_OVER
         listed[first] = True
         lives = np.flatnonzero(listed)
-        dense_from, lexical_from = (
-            in_place(LEAD_OVER, *dense, NOTHING),
-            in_place(LEAD_OVER, *lexical, SMALLEST),
-        )
-        spare = depth - 1 - int(places_of(found)[first].max(initial=0))
+        dense_from = in_place(LEAD_OVER, *dense, NOTHING)
+        lexical_from = in_place(LEAD_OVER, *lexical, SMALLEST)
+        spare = depth - 1 - int(places[first].max(initial=0))
     vector = b"" if plan.query.vector is None else plan.query.vector.astype(np.float32).tobytes()
     return msgspec.msgpack.encode(
         Grounds(
@@ -186,9 +185,8 @@ def in_place(place: int, scores: Floats, ranks: NDArray[np.int32], none: float) 
 
 
 def places_of(found: Candidates) -> NDArray[np.uint32]:
-    """The better one of each candidate's places in the rankings."""
-    absent_last = found.dense_ranks.view(np.uint32), found.lexical_ranks.view(np.uint32)  # NOT_FOUND is -1
-    return np.minimum(*absent_last)
+    """The better one of each candidate's places in the rankings; NOT_FOUND, -1, is the last of unsigned numbers."""
+    return np.minimum(found.dense_ranks.view(np.uint32), found.lexical_ranks.view(np.uint32))
 
 
 def ids_of(stored: bytes) -> Ids:

@@ -87,7 +87,7 @@ class StoredVectors:
 
     def scores(self, rows: Rows, query: Floats) -> Floats:
         """Inner products of these rows with a query, float32 [rows], as `best` has them."""
-        found = np.empty(len(rows), np.float32)
+        found = np.full(len(rows), np.nan, np.float32)
         for at in range(0, len(rows), GATHERED_ROWS):
             part = rows[at : at + GATHERED_ROWS]
             places, scores = self._gathered(part, query, len(part))

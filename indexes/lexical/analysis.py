@@ -111,10 +111,9 @@ def _looked_up(token: str, own: str, others: tuple[str, ...]) -> tuple[tuple[str
 def forms(word: str, language: str) -> Iterator[str]:
     """What a word is indexed as: its `form`; then, for those who type no accents, the stem of the folded word if it is
     another."""
-    first = form(word, language)
-    yield first
     lower = _lower(word, language)
-    plain = fold(lower)
+    first, plain = _folded_stem(lower, language), fold(lower)
+    yield first
     second = _stem(plain, language) if plain != lower else first
     if second and second != first:  # a stemmer may leave nothing of a word without its accents
         yield second
@@ -122,7 +121,10 @@ def forms(word: str, language: str) -> Iterator[str]:
 
 def form(word: str, language: str) -> str:
     """The folded stem of a word, or where accents tell words apart the word with them."""
-    lower = _lower(word, language)
+    return _folded_stem(_lower(word, language), language)
+
+
+def _folded_stem(lower: str, language: str) -> str:
     return lower if language in TONAL else fold(_stem(lower, language)) or fold(lower)
 
 

@@ -23,7 +23,7 @@ from indexes.masks import Bits, bits_at, pack_flags, rows_in
 from indexes.model import TIERS, DenseResult, Floats, Ids, Ranking, Rows, Scalar, Tier
 from indexes.parts.part import Part, as_ranking
 from indexes.parts.visible import Visible, count_by_tier, tiers_in
-from indexes.query import NOT_FOUND, Candidates, Query
+from indexes.query import NOT_FOUND, Candidates, Query, places_in
 
 SCORING_BYTES = 16
 NO_IDS: Ids = np.empty(0, np.int64)
@@ -111,9 +111,7 @@ class Prepared:
         self._scan_max = scan_max
         self._watch = watch
         self._spoken = spoken
-        self._ranked: list[
-            tuple[int, Ids, Rows]
-        ] = []  # of each ranking, the part, its passages and their rows
+        self._ranked: list[tuple[Visible, Ids, Rows]] = []  # of each ranking its passages, and in which rows
 
     @cached_property
     def selection(self) -> list[Selected]:
@@ -197,8 +195,7 @@ class Prepared:
 
     def _ranking(self, chosen: Selected, found: Found) -> Ranking:
         ranking = as_ranking(chosen.part, found)
-        number = next(at for at, part in enumerate(self._parts) if part is chosen.visible)
-        self._ranked.append((number, ranking.ids, found[0]))
+        self._ranked.append((chosen.visible, ranking.ids, found[0]))
         return ranking
 
     def _why_no_cold(self, tiers: tuple[Tier, ...]) -> str | None:
@@ -231,13 +228,11 @@ class Prepared:
         parts = [visible for visible in self._parts if visible.part.newest > after]
         condition, found = self.query.condition, [NO_IDS]
         for visible in parts:
-            chosen = Selected(visible, visible.alive, visible.by_tier)
-            chosen = chosen if condition is None else _matching(visible, condition)
-            chosen = _narrowed(chosen, self._required) if self._required else chosen
+            allowed = visible.alive if condition is None else _matching(visible, condition).allowed
+            if self._required:
+                allowed = _narrowed(Selected(visible, allowed, visible.by_tier), self._required).allowed
             rows = visible.part.rows_after(after)
-            found.append(
-                visible.part.ids_of(rows if chosen.allowed is None else rows[bits_at(chosen.allowed, rows)])
-            )
+            found.append(visible.part.ids_of(rows if allowed is None else rows[bits_at(allowed, rows)]))
         ids = np.concatenate(found)
         if len(ids) > most:
             return None
@@ -272,18 +267,15 @@ class Prepared:
 
     def _located(self, ids: Ids) -> list[tuple[Visible, Rows, Rows]]:
         """As `locate` says; what a ranking has held is found without looking it up again."""
-        known = np.concatenate([NO_IDS, *(held for _, held, _ in self._ranked)])
-        if not len(known):
-            return locate(self._parts, ids)
-        order = known.argsort()
-        at = order.take(known.searchsorted(ids, sorter=order), mode="clip")
-        if not np.array_equal(known.take(at), ids):
-            return locate(self._parts, ids)
-        rows = np.concatenate([rows for _, _, rows in self._ranked]).take(at)
-        owners = np.repeat([part for part, _, _ in self._ranked], [len(held) for _, held, _ in self._ranked])
-        owner = owners.take(at)
-        members = ((part, np.flatnonzero(owner == number)) for number, part in enumerate(self._parts))
-        return [(part, own, rows.take(own)) for part, own in members if len(own)]
+        located = []
+        for visible in self._parts:
+            held = [(known, rows) for part, known, rows in self._ranked if part is visible]
+            if held:
+                known, rows = (np.concatenate(columns) for columns in zip(*held, strict=True))
+                places = places_in(known, ids)
+                at = np.flatnonzero(places != NOT_FOUND)
+                located.append((visible, at, rows[places[at]]))
+        return located if sum(len(at) for _, at, _ in located) == len(ids) else locate(self._parts, ids)
 
     def vectors(self, ids: Ids) -> Floats:
         """The stored vectors of any passages, float32 [ids, dimensions]; zeros for a passage in no part."""

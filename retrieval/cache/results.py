@@ -108,19 +108,18 @@ class ResultCache:
     async def get(self, key: ResultKey, judge: Judge | None = None, *, counted: bool = True) -> bytes | None:
         """The encoded answer put under this key, if it is right. Without `judge` none outlives a write. `counted` as a
         hit or a miss."""
-        near = await self._near_get(key)
-        found = near and await self._holding(near, key, judge)
-        shared = await self._shared(key, self._far) if found is None and self._far else None
-        if shared is not None and (
-            near is None or near.made_s != shared.made_s
-        ):  # else it was judged already
-            found = await self._holding(shared, key, judge)
+        met = near = await self._near_get(key)
+        found, far = near and await self._holding(near, key, judge), False
+        if found is None and self._far:
+            shared = await self._shared(key, self._far)
+            if shared is not None and (near is None or near.made_s != shared.made_s):  # else it is the same
+                met, far = shared, True
+                found = await self._holding(shared, key, judge)
         if found is not None and found is not near:
             left_s = int(found.made_s + self.ttl_s - self._now())
             await self._near.put(key.near, msgspec.msgpack.encode(found), left_s)
         if counted:
-            met = shared if found is not None and shared is not None else near or shared
-            self._count(found, met, far=shared is not None, now=key.content)
+            self._count(found, met, far=far, now=key.content)
         return None if found is None else found.answer
 
     async def put(self, key: ResultKey, answer: bytes, grounds: bytes = b"", cost_ms: float = 0.0) -> None:

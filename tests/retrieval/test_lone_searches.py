@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from indexes.model import Floats
 from indexes.query import Query
 from jobs.server_process import serving
+from retrieval.cache import MemoryStore, ResultCache
+from retrieval.embedders import Embedders
 from retrieval.executor import LocalExecution, LocalExecutor
+from retrieval.pipeline import Pipeline
+from retrieval.schemas import SearchRequest
+from retrieval.settings import Config
 from retrieval.stopwatch import Stopwatch
 from tests.support.http import Http
 from tests.support.vectors import World, fill, make_collection
@@ -54,6 +65,54 @@ def test_alone_or_in_company_the_answer_is_the_same(http: Http) -> None:
             in_company = pool.map(lambda body: http.call("POST", "/v1/collections/c/search", body), bodies)
             for one, other in zip(alone, in_company, strict=True):
                 assert told(other.body) == told(one.body)
+
+
+@pytest.mark.parametrize(
+    ("options", "others", "begins"),
+    [
+        ({}, 0, True),
+        ({"cache": False}, 0, True),
+        ({}, 1, False),
+        ({"mode": "dense"}, 0, False),
+        ({"like": ["d1"]}, 0, False),
+    ],
+    ids=str,
+)
+def test_words_are_begun_beside_the_model_by_lone_searches_alone(
+    tmp_path: Path, options: dict[str, Any], others: int, begins: bool
+) -> None:
+    """Where there are words, and no examples that change what is searched."""
+    config, embedder = Config(), Recorder(World().vector(99))
+    results = ResultCache(MemoryStore(0, time.monotonic), None, ttl_s=60, now=time.time)
+    collection = make_collection(tmp_path / "c")
+    fill(collection, World(), range(20))
+    with closing(collection), closing(Pipeline(cast(Embedders, embedder), results, config)) as pipeline:
+        pipeline.under_way = others
+        asyncio.run(pipeline.search("c", collection, SearchRequest(query=World().text(3), **options)))
+    assert [one is not None for one in embedder.meanwhile] == [begins]
+
+
+class Recorder:
+    """In place of a model: the same vector for every text. Begins what may begin."""
+
+    def __init__(self, vector: Floats) -> None:
+        self.vector, self.meanwhile = vector, list[Any]()
+        self.manifest = SimpleNamespace(similarity_floor=0.1)
+
+    async def of(self, collection: object) -> Recorder:
+        return self
+
+    async def query(self, text: str, deadline: float | None, *, cached: bool, meanwhile: Any) -> Floats:
+        self.meanwhile.append(meanwhile)
+        if meanwhile:
+            meanwhile()
+        return self.vector
+
+    def share_read(self, text: str, language: str | None, held: object) -> float:
+        return 1.0
+
+    def similarity_floor(self, name: str) -> float:
+        return 0.1
 
 
 def told(body: Any) -> Any:
