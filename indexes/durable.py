@@ -43,11 +43,12 @@ def format_of(content: bytes) -> int:
     return msgspec.json.decode(content, type=Versioned).format_version
 
 
-def decode_checked(path: Path, content: bytes, kind: type[T], version: int) -> T:
-    """The content of a file that `with_checksum` made, of this format version. Raises Damaged for any other."""
+def decode_checked(path: Path, content: bytes, kind: type[T], *versions: int) -> T:
+    """The content of a file that `with_checksum` made, of one of these format versions. Raises Damaged for others."""
     try:
-        if (found := format_of(content)) != version:
-            raise Damaged(f"{path}: format {found}; this version reads {version}")
+        if (found := format_of(content)) not in versions:
+            known = " and ".join(map(str, versions))
+            raise Damaged(f"{path}: format {found}; this version reads {known}")
         document = msgspec.json.decode(content, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Damaged(f"{path}: {error}") from error

@@ -93,7 +93,7 @@ def graph_bytes(passages: int, dimensions: int) -> float:
     return passages * (4 * dimensions + 8 * M + 4 + 8 + 8 + 8)
 
 
-def cold_bytes(passages: int, lists: int, dimensions: int) -> float:
+def lists_bytes(passages: int, lists: int, dimensions: int) -> float:
     """Half a byte of code per four dimensions and an id; per list, a centroid and padding to blocks of 32."""
     code = codes_for(dimensions) / 2
     return passages * (code + 8) + lists * (4 * dimensions + 16 * code)
@@ -101,17 +101,20 @@ def cold_bytes(passages: int, lists: int, dimensions: int) -> float:
 
 def serving_bytes(hot: int, cold: int, lists: int, in_segments: int, dimensions: int) -> float:
     """The dense indexes in memory: the sum of `CollectionInfo.tier_bytes` without the delta. Files copied into memory
-    come on top, at most the budget of `residency`."""
+    come on top, at most the budget of `residency`; and where the cold tier may be skipped, the graph."""
     segments = (codes_for(dimensions) / 2 + 2 * dimensions) * in_segments
-    return graph_bytes(hot, dimensions) + cold_bytes(cold, lists, dimensions) + segments
+    if not cold:
+        return graph_bytes(hot, dimensions) + segments
+    return lists_bytes(hot + cold, lists, dimensions) + segments
 
 
 def build_bytes(hot: int, cold: int, dimensions: int, terms: int) -> float:
     """Peak memory of a build: that of its largest stage. `terms` is the number of distinct words in all texts."""
     passages = hot + cold
     # The sample, the trial subsample, and the subsample's residuals.
-    vectors = min(cold, SAMPLE_MAX) + 2 * min(cold, TRIAL_ROWS)
+    vectors = min(passages, SAMPLE_MAX) + 2 * min(passages, TRIAL_ROWS)
     sample = 4 * dimensions * vectors + TRAINING_BYTES if cold else 0
-    dense = graph_bytes(hot, dimensions) + LIST_GROWTH * (codes_for(dimensions) / 2 + 8) * cold
+    listed = (codes_for(dimensions) / 2 + 8) * passages if cold else 0
+    dense = graph_bytes(hot, dimensions) + LIST_GROWTH * listed
     texts = LEXICAL_BUFFER_BYTES + TERM_BYTES * terms + 4 * passages
     return PROCESS_BYTES + NUMBERS_BYTES * passages + max(sample, dense, texts)

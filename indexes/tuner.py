@@ -29,12 +29,12 @@ from indexes.rebuild.chosen import TunedSettings, read_chosen
 from indexes.rebuild.optimiser import (
     FILTERED_QUERIES,
     Optimum,
-    Pair,
+    Trial,
     cover_filters,
     filtered_recall,
     optimise,
-    retried,
     shares,
+    tried,
 )
 from indexes.rebuild.truth import Truth, halves, synthetic_queries, true_neighbours
 
@@ -55,13 +55,18 @@ class Measure(msgspec.Struct, frozen=True):
     us: float
 
     @staticmethod
-    def of(pair: Pair, truth: Truth) -> Measure:
-        found = shares(pair, truth)
+    def of(trial: Trial, truth: Truth) -> Measure:
+        found = shares(trial, truth)
         intervals = {name: (round(share.low, 4), round(share.high, 4)) for name, share in found.items()}
         total = found.pop("all")
         tiers = {name: round(share.recall, 4) for name, share in found.items()}
         return Measure(
-            len(truth.queries), round(total.recall, 4), *intervals["all"], tiers, intervals, round(pair.us, 1)
+            len(truth.queries),
+            round(total.recall, 4),
+            *intervals["all"],
+            tiers,
+            intervals,
+            round(trial.us, 1),
         )
 
 
@@ -203,21 +208,21 @@ def tune(request: TuneRequest, progress: Progress) -> TuneOutcome:
         generation, truth, target, request.recall_floor, shown_from=CURVE_FROM, progress=progress
     )
     best = optimum.best
-    ef, search, filtered = best.hot.setting, best.cold.setting, {}
+    search, filtered = best.search, {}
     progress("validation", 0, 1)
     if generation.manifest.cold:
         search, recall = cover_filters(generation, search, truth.queries[:FILTERED_QUERIES], target)
         others = filtered_recall(generation, other.queries[:FILTERED_QUERIES])(search)
         filtered = {"tuning": round(recall, 4), "validation": round(others, 4)}
-    chosen = retried(generation, ef, search, other)
-    before = retried(generation, before_ef, before_search, other)
+    chosen = tried(generation, best.ef, search, other)
+    before = tried(generation, before_ef, before_search, other)
     return TuneOutcome(
         generation=generation.number,
         seal=generation.manifest.sha256,
         recall_target=target,
         met=optimum.met,
         margin=round(shares(best, truth)["all"].margin, 4),
-        ef=ef,
+        ef=best.ef,
         search=search,
         tuning=Measure.of(best, truth),
         validation=Measure.of(chosen, other),
@@ -241,25 +246,24 @@ def check_number(queries: int) -> None:
 
 def curve(optimum: Optimum, truth: Truth, generation: Generation) -> list[Point]:
     """The Pareto front of recall against time, cheapest first, at most CURVE_POINTS points."""
-    front: list[tuple[Pair, float]] = []
-    for pair in optimum.pairs:
-        recall = shares(pair, truth)["all"].recall
+    front: list[tuple[Trial, float]] = []
+    for trial in optimum.trials:
+        recall = shares(trial, truth)["all"].recall
         if recall >= max(CURVE_FROM, front[-1][1] + 1e-9 if front else 0):
-            front.append((pair, recall))
+            front.append((trial, recall))
     shown = np.unique(np.linspace(0, len(front) - 1, CURVE_POINTS).round().astype(int))
     forecast = Forecast(generation.cold, truth.queries) if generation.cold else None
     return [
         Point(
-            ef=pair.hot.setting if generation.manifest.hot else 0,
-            probes=cold.probes,
-            reach=cold.reach,
-            rescored=cold.rescored,
+            ef=trial.ef if generation.manifest.hot else 0,
+            probes=trial.search.probes,
+            reach=trial.search.reach,
+            rescored=trial.search.rescored,
             recall=round(recall, 4),
-            us=round(pair.us, 1),
-            codes=round(forecast.codes(cold)) if forecast else 0,
+            us=round(trial.us, 1),
+            codes=round(forecast.codes(trial.search)) if forecast else 0,
         )
-        for pair, recall in (front[at] for at in shown if front)
-        for cold in (pair.cold.setting if forecast else ColdSettings(),)
+        for trial, recall in (front[at] for at in shown if front)
     ]
 
 

@@ -179,9 +179,9 @@ def missed_by_index(trail: Trail) -> Cause | None:
     if first.tier == "cold" and candidates.cold_skipped:
         how = f"the cold tier, where it is, was not searched: {candidates.cold_skipped}"
         evidence["cold_skipped"] = candidates.cold_skipped
-    elif cold is not None:
+    elif cold is not None and not candidates.cold_skipped:
         how = (
-            f"it is in cold list {cold.number}, the {ordinal(cold.place)} nearest to the query of {cold.lists}; "
+            f"it is in list {cold.number}, the {ordinal(cold.place)} nearest to the query of {cold.lists}; "
             f"{cold.always_read} are always read, others where they promise more"
         )
         evidence |= {

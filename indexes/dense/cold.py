@@ -2,7 +2,9 @@
 
 The codes only select candidates. Every candidate is rescored from the stored vectors, so its score is exact and
 comparable with the hot tier's. FastScan codes (Andre et al. 2015) are read with SIMD shuffles, and their codebooks
-train in seconds. Rows are ordered by list, so a query's candidates lie close together in the memory-mapped file.
+train in seconds. Cold rows are ordered by list, so a query's candidates lie close together in the memory-mapped file.
+
+The lists also hold the codes of the hot rows, so one scan answers a query that the hot graph alone does not.
 """
 
 from __future__ import annotations
@@ -16,10 +18,9 @@ import faiss
 import msgspec
 import numpy as np
 
-from indexes.arrays import ends_of
 from indexes.dense.vectors import NOTHING, Found, StoredVectors, among, merge
 from indexes.errors import Damaged
-from indexes.masks import Bits, count_bits, first_bits, flags_of
+from indexes.masks import Bits, rows_in
 from indexes.model import Floats, Rows
 
 COLD_PASSAGES_MIN = 256  # fewer cannot train a quantizer and are not worth one
@@ -27,8 +28,10 @@ OVERSAMPLING = 4  # minimum of rescored candidates per requested rank
 RANKS_OVERSAMPLING = 5  # and per rank that matters
 MORE_LISTS = 0.125  # power of the ranks that matter, over RANKS, by which more lists are always scanned
 RANKS = 10  # settings are tuned for recall at this rank
+FILTERED_REACH_MIN = 0.1  # with a filter: a query's nearest allowed rows may lie far from it, in many lists
 WIDE_SHARE = 0.5  # from this allowed share on, scan the nearest lists and filter while scanning
 FILE_BYTES_MAX = 1 << 36
+ADDED_ROWS = 8192  # at once
 
 
 class ColdSettings(msgspec.Struct, frozen=True):
@@ -45,12 +48,13 @@ class ColdSettings(msgspec.Struct, frozen=True):
     filtered_share: float = 1.0
     reach: float = 0.0
 
-    def horizon(self, nearest: float, scores: Floats, rank: int) -> float:
-        """The score a further list's centroid must exceed; `scores` are of the passages found, best first, of which
-        that of `rank` is the last relevant one."""
-        if len(scores) < rank:
-            return -math.inf
-        return float(middle(nearest, scores[rank - 1])) - self.reach
+
+def horizon_of(nearest: float, scores: Floats, rank: int, reach: float) -> float:
+    """The score that a further list's centroid must exceed; `nearest` is that of the nearest centroid, `scores` are of
+    the passages found, best first, of which that of `rank` is the last relevant one."""
+    if len(scores) < rank:
+        return -math.inf
+    return float(middle(nearest, scores[rank - 1])) - reach
 
 
 def middle(nearest: Any, last: Any) -> Any:
@@ -62,26 +66,29 @@ def middle(nearest: Any, last: Any) -> Any:
 
 
 class ColdShard:
-    """Searches the cold tier. Thread-safe; only `settings` may change.
+    """Searches all rows of a generation, by their numbers in its vectors. Thread-safe; only `settings` may change."""
 
-    Row numbers are those of the generation's vectors; cold rows follow the hot ones, ordered by list.
-    """
-
-    def __init__(self, index: Any, vectors: StoredVectors, first_row: int, settings: ColdSettings) -> None:
+    def __init__(self, index: Any, vectors: StoredVectors, settings: ColdSettings) -> None:
         self._index = index
         self._vectors = vectors
-        self.first_row = first_row
         self.settings = settings
         self.size = int(index.ntotal)
-        self._starts = first_row + list_starts(index)
+        self._sizes, self._list_of = list_sizes(index), np.zeros(vectors.rows, np.uint16)
+        for number in range(self.lists):
+            self._list_of[rows_in_list(index, number)] = number
         self._centres = self.centres()
 
     @staticmethod
-    def load(path: Path, vectors: StoredVectors, first_row: int, settings: ColdSettings) -> ColdShard:
-        """Read a file whose checksum was verified. Raises Damaged if faiss still cannot parse it."""
+    def load(path: Path, vectors: StoredVectors, settings: ColdSettings, *, lacking: int = 0) -> ColdShard:
+        """Read a file whose checksum was verified, and add the first rows that it is `lacking`. Raises Damaged if faiss
+        still cannot parse it."""
         faiss.set_deserialization_vector_byte_limit(FILE_BYTES_MAX)
         try:
-            return ColdShard(faiss.read_index(str(path)), vectors, first_row, settings)
+            index = faiss.read_index(str(path))
+            for at in range(0, lacking, ADDED_ROWS):
+                rows = np.arange(at, min(at + ADDED_ROWS, lacking))
+                index.add_with_ids(vectors.take(rows), rows)
+            return ColdShard(index, vectors, settings)
         except RuntimeError as error:
             raise Damaged(f"{path}: {error}") from error
 
@@ -97,15 +104,11 @@ class ColdShard:
 
     def list_sizes(self) -> Rows:
         """Rows in each list, int64 [lists]."""
-        return np.diff(self._starts)
+        return self._sizes
 
     def lists_of(self, rows: Rows) -> Rows:
         """The list that holds each of these rows."""
-        return np.searchsorted(self._starts, rows, "right") - 1
-
-    def count(self, allowed: Bits) -> int:
-        """Cold rows among the allowed ones."""
-        return count_bits(allowed) - count_bits(first_bits(allowed, self.first_row))
+        return self._list_of[rows].astype(np.int64)
 
     def nearest(
         self,
@@ -158,7 +161,12 @@ class ColdShard:
         first = min(first, self.lists)
         rows = self._scan_lists(query, wanted, order[:first], similarities[:first], allowed)
         found = self._vectors.best(rows, query, depth)
-        horizon = settings.horizon(float(similarities[0]), found[1], min(depth, max(ranks, RANKS)))
+        nearest, reach = float(similarities[0]), settings.reach
+        if allowed is not None and len(found[0]):
+            # The nearest lists may hold little that is allowed: measure from the one that holds the best found row.
+            nearest = float(self._centres[self._list_of[found[0][0]]] @ query)
+            reach = max(reach, FILTERED_REACH_MIN)
+        horizon = horizon_of(nearest, found[1], min(depth, max(ranks, RANKS)), reach)
         near = int(np.count_nonzero(similarities > horizon))
         if near <= first:
             return found
@@ -215,8 +223,7 @@ class ColdShard:
         return found
 
     def _allowed_by_list(self, allowed: Bits) -> Rows:
-        flags = flags_of(allowed, self._vectors.rows)
-        return np.diff(ends_of(flags)[self._starts])
+        return np.bincount(self._list_of[rows_in(allowed, self._vectors.rows)], minlength=self.lists)
 
 
 def candidates_of(settings: ColdSettings, depth: int, count: int, ranks: int = RANKS) -> int:
@@ -230,7 +237,15 @@ def unfiltered(probes: int) -> Any:
     return faiss.SearchParametersIVF(nprobe=probes)
 
 
-def list_starts(index: Any) -> Rows:
-    """Offset of each list's first row, then the total number of rows: int64 [lists + 1]."""
-    sizes = [index.invlists.list_size(number) for number in range(index.nlist)]
-    return ends_of(np.array(sizes, np.int64))
+def list_sizes(index: Any) -> Rows:
+    """Rows in each list of an index, int64 [lists]."""
+    return np.array([index.invlists.list_size(number) for number in range(index.nlist)], np.int64)
+
+
+def rows_in_list(index: Any, number: int) -> Rows:
+    """The rows in one list of an index, int64: a view, valid while the index lives and nothing is added."""
+    size = index.invlists.list_size(number)
+    if not size:
+        return np.empty(0, np.int64)
+    rows: Rows = faiss.rev_swig_ptr(index.invlists.get_ids(number), size)
+    return rows

@@ -64,7 +64,7 @@ class Forecast:
         """The RANKS nearest rows of each query over all lists, and their scores (-inf if fewer are found)."""
         settings = ColdSettings(self._shard.lists, rescored)
         shape = len(self._queries), RANKS
-        rows, scores = np.full(shape, self._shard.first_row), np.full(shape, -np.inf, np.float32)
+        rows, scores = np.zeros(shape, np.int64), np.full(shape, -np.inf, np.float32)
         for at, query in enumerate(self._queries):
             found = self._shard.nearest(query, RANKS, None, self._shard.size, settings)
             rows[at, : len(found[0])], scores[at, : len(found[1])] = found

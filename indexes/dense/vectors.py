@@ -177,11 +177,6 @@ def among(allowed: Bits) -> Any:
     return faiss.IDSelectorBitmap(allowed)
 
 
-def both(first: Any, second: Any) -> Any:
-    """A selector of the rows that two other selectors accept."""
-    return faiss.IDSelectorAnd(first, second)
-
-
 def merge(first: Found, second: Found, depth: int) -> Found:
     """The best `depth` of two results; ties in row order."""
     if not len(first[0]) or not len(second[0]):

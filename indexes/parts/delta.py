@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from indexes.arrays import find_sorted
 from indexes.dense.cold import RANKS
-from indexes.dense.vectors import NOTHING, Found, StoredVectors
+from indexes.dense.vectors import Found, StoredVectors
 from indexes.filters.index import GrowingFilters
 from indexes.lexical.postings import GrowingLexical
 from indexes.masks import Bits
@@ -97,8 +97,3 @@ class DeltaView:
         self, query: Floats, depth: int, allowed: Bits | None, scan_max: int, ranks: int = RANKS
     ) -> Found:
         return self.nearest(query, depth, allowed, scan_max)
-
-    def nearest_cold(
-        self, query: Floats, depth: int, allowed: Bits | None, scan_max: int, ranks: int = RANKS
-    ) -> Found:
-        return NOTHING

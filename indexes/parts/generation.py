@@ -5,9 +5,9 @@
         ids.npy            int64   [rows]  passage id of each row: hot rows first, then cold rows grouped by list
         order.npy          uint32  [rows]  rows sorted by passage id
         vectors.f16        float16 [rows, dimensions], see StoredVectors
-        hot.hnsw           hnswlib graph of the hot rows
-        cold.ivf           faiss lists of the cold rows (absent if there are none)
-        lowest.npy         float32 [lists] inner product of each list's centroid with its farthest member
+        hot.hnsw           hnswlib graph of the hot rows (absent if there are none)
+        cold.ivf           faiss lists of all rows (absent if none is cold); before format 3, of the cold rows only
+        lowest.npy         float32 [lists] inner product of each list's centroid with its farthest cold member
         lexical/*.npy      see SealedLexical
         filters/           see SealedFilters
 
@@ -25,18 +25,17 @@ from numpy.typing import NDArray
 from indexes.dense.cold import RANKS, ColdSettings, ColdShard
 from indexes.dense.cold_skips import ColdSkipper, ListBounds
 from indexes.dense.hot import HotGraph
-from indexes.dense.vectors import NOTHING, Found, StoredVectors, among, both, merge, within
+from indexes.dense.vectors import NOTHING, Found, StoredVectors, among, within
 from indexes.durable import verify
 from indexes.filters.columns import SealedFilters
 from indexes.lexical.postings import SealedLexical
 from indexes.masks import Bits, count_bits, first_bits
 from indexes.model import TIERS, ColdPolicy, Floats, Ids, Rows, Tier
 from indexes.parts.manifest import Manifest, read_manifest
-from indexes.parts.part import search_graph
+from indexes.parts.part import scan, search_graph
 from indexes.residency import Files
 
 LOWEST = "lowest.npy"
-HOT_DEPTH_FACTOR = 3  # first search the hot tier for this many times its proportional share of the answer
 HOT, COLD = np.int8(TIERS.index("hot")), np.int8(TIERS.index("cold"))
 
 
@@ -52,11 +51,10 @@ class Generation:
         self._ids: Ids = files.array(folder / "ids.npy")  # type: ignore[assignment]
         self._order: NDArray[np.uint32] = files.array(folder / "order.npy")  # type: ignore[assignment]
         self.vectors = StoredVectors.load(folder / "vectors.f16", rows, manifest.dimensions, files)
-        self._hot = (
-            HotGraph.load(folder / "hot.hnsw", manifest.dimensions, ef=manifest.ef) if manifest.hot else None
-        )
+        self._ef = manifest.ef
+        self._graph: HotGraph | None = None
         self._cold = (
-            ColdShard.load(folder / "cold.ivf", self.vectors, manifest.hot, manifest.search)
+            ColdShard.load(folder / "cold.ivf", self.vectors, manifest.search, lacking=manifest.unlisted)
             if manifest.cold
             else None
         )
@@ -83,7 +81,7 @@ class Generation:
 
     def tier_bytes(self) -> dict[Tier, int]:
         cold = self.manifest.files["cold.ivf"].bytes if self._cold else 0
-        return {"hot": self._hot.bytes if self._hot else 0, "cold": cold}
+        return {"hot": self._graph.bytes if self._graph else 0, "cold": cold}
 
     @property
     def newest(self) -> int:
@@ -112,64 +110,42 @@ class Generation:
     def nearest(
         self, query: Floats, depth: int, allowed: Bits | None, scan_max: int, ranks: int = RANKS
     ) -> Found:
-        """Search hot, then cold. Both return exact scores, so results merge by score."""
-        if allowed is not None and count_bits(allowed) <= scan_max:
-            return self.vectors.nearest(query, depth, among(allowed))
-        expected = self.warm_depth(depth)
-        hot = self.nearest_warm(query, expected, allowed, scan_max)
-        cold = self.nearest_cold(query, depth, allowed, scan_max, ranks)
-        found = merge(hot, cold, depth)
-        if len(hot[0]) == expected < depth and (len(found[0]) < depth or hot[1][-1] >= found[1][-1]):
-            # Every hot candidate made the answer, so more hot rows may belong in it: search to the full depth.
-            found = merge(self.nearest_warm(query, depth, allowed, scan_max), cold, depth)
-        return found
-
-    def warm_depth(self, depth: int) -> int:
-        """How deep to search the hot tier for an answer of this depth when the cold tier is searched too.
-
-        Graph search time grows with depth, and a hot tenth seldom holds more than a tenth of the answer.
-        """
-        return min(depth, RANKS + HOT_DEPTH_FACTOR * depth * self.manifest.hot // max(self.size, 1))
+        """Search the lists, which hold both tiers; the graph if nothing is cold."""
+        if self._cold is None:
+            return self.nearest_warm(query, depth, allowed, scan_max)
+        count = self._cold.size if allowed is None else count_bits(allowed)
+        if allowed is None or count > scan_max:
+            found = self._cold.nearest(query, depth, allowed, count, ranks=ranks)
+            if len(found[0]) == min(depth, count):
+                return found
+        # The probed lists hold too few allowed rows, or reading all of those is cheaper.
+        return scan(self, query, depth, allowed)
 
     def nearest_warm(
         self, query: Floats, depth: int, allowed: Bits | None, scan_max: int, ranks: int = RANKS
     ) -> Found:
-        if self._hot is None:
-            return NOTHING
         hot = self.manifest.hot
         bits = None if allowed is None else first_bits(allowed, hot)
         count = hot if bits is None else count_bits(bits)
         if not count:
             return NOTHING
         if bits is None or count > min(scan_max, hot // 2):
-            found = search_graph(self._hot, query, depth, bits)
+            found = search_graph(self.hot_graph(), query, depth, bits)
             if found is not None:
                 return found
-        return self._scan(query, depth, bits, self.tier_rows()["hot"])
+        return self.vectors.nearest(query, depth, within(range(hot)) if bits is None else among(bits))
 
-    def nearest_cold(
-        self, query: Floats, depth: int, allowed: Bits | None, scan_max: int, ranks: int = RANKS
-    ) -> Found:
-        if self._cold is None:
-            return NOTHING
-        cold = self.tier_rows()["cold"]
-        count = self._cold.size if allowed is None else self._cold.count(allowed)
-        if not count:
-            return NOTHING
-        if allowed is not None and count <= scan_max:
-            return self._scan(query, depth, allowed, cold)
-        found = self._cold.nearest(query, depth, allowed, count, ranks=ranks)
-        if len(found[0]) < min(depth, count):
-            # The probed lists hold too few allowed rows: scan all allowed rows.
-            return self._scan(query, depth, allowed, cold)
-        return found
-
-    def _scan(self, query: Floats, depth: int, allowed: Bits | None, rows: range) -> Found:
-        selector = within(rows) if allowed is None else both(within(rows), among(allowed))
-        return self.vectors.nearest(query, depth, selector)
+    def hot_graph(self) -> HotGraph:
+        """The graph of the hot tier, read from its file when it is first needed: most generations need none."""
+        if self._graph is None:
+            self._graph = HotGraph.load(self.folder / "hot.hnsw", self.manifest.dimensions, ef=self._ef)
+        return self._graph
 
     def watch_cold(self, policy: ColdPolicy) -> None:
-        """Let a policy decide which queries search the cold tier; `always` needs no watch."""
+        """Let a policy decide which queries search the cold tier; `always` needs no watch. Loads the graph if searches
+        walk it."""
+        if self.manifest.walked(policy):
+            self.hot_graph()
         if self._cold is None or policy.mode == "always":
             self.watch = None
         elif policy.mode == "never":
@@ -180,8 +156,10 @@ class Generation:
 
     def tune(self, *, ef: int | None = None, cold: ColdSettings | None = None) -> None:
         """Change the search settings. A search in progress may use the old ones, or a mix of old and new per tier."""
-        if ef is not None and self._hot is not None:
-            self._hot.set_ef(ef)
+        if ef is not None:
+            self._ef = ef
+            if self._graph is not None:
+                self._graph.set_ef(ef)
         if cold is not None and self._cold is not None:
             self._cold.settings = cold
 
@@ -189,7 +167,7 @@ class Generation:
     def search_settings(self) -> tuple[int, ColdSettings]:
         """Current `ef` of the graph and settings of the lists; those of a missing tier are meaningless."""
         return (
-            self._hot.ef if self._hot else self.manifest.ef,
+            self._ef,
             self._cold.settings if self._cold else self.manifest.search,
         )
 

@@ -12,8 +12,10 @@ from indexes.dense.training import Training
 from indexes.durable import decode_checked, sha256
 from indexes.errors import Damaged, NotFound
 from indexes.lexical import analysis
+from indexes.model import ColdPolicy
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
+FORMATS = 2, FORMAT_VERSION  # that can be read
 MANIFEST = "manifest.json"
 
 
@@ -68,6 +70,15 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     files: dict[str, SealedFile]
     sha256: str = ""
 
+    def walked(self, policy: ColdPolicy) -> bool:
+        """Whether searches walk the graph of the hot tier: nothing is cold, or the cold tier may be skipped."""
+        return bool(self.hot) and (not self.cold or policy.mode != "always")
+
+    @property
+    def unlisted(self) -> int:
+        """Hot rows that are not in the lists: all of them before format 3."""
+        return self.hot if self.format_version < FORMAT_VERSION else 0
+
     def require_fit(self, fingerprint: str, seq: int) -> None:
         """Raise Damaged unless it fits this model, a log that ends at `seq`, and this version."""
         if self.fingerprint != fingerprint:
@@ -95,7 +106,7 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     if not path.is_file():
         raise NotFound(f"no generation in {folder}")
-    return decode_checked(path, path.read_bytes(), Manifest, FORMAT_VERSION)
+    return decode_checked(path, path.read_bytes(), Manifest, *FORMATS)
 
 
 def seal_files(folder: Path) -> dict[str, SealedFile]:

@@ -77,12 +77,6 @@ class Part(Protocol):
         """`nearest` over all rows except the cold ones."""
         ...
 
-    def nearest_cold(
-        self, query: Floats, depth: int, allowed: Bits | None, scan_max: int, ranks: int = RANKS
-    ) -> Found:
-        """`nearest` over the cold rows only."""
-        ...
-
 
 def scan(part: Part, query: Floats, depth: int, allowed: Bits | None) -> Found:
     """Exact search over the allowed rows of any part."""

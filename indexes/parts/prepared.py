@@ -47,11 +47,6 @@ class Selected:
     def count(self) -> int:
         return sum(self.by_tier.values())
 
-    @property
-    def warm(self) -> int:
-        """Rows that are not cold."""
-        return self.count - self.by_tier.get("cold", 0)
-
     def ids(self) -> Ids:
         rows = np.arange(self.part.size) if self.allowed is None else rows_in(self.allowed, self.part.size)
         return self.part.ids_of(rows)
@@ -154,13 +149,7 @@ class Prepared:
             return DenseResult(Ranking.empty(), tiers, None)
         if watch is not None and (not self._is_filtered or watch.policy.mode == "never"):
             return self._sparing(vector, watch, tiers)
-        rankings = [
-            self._ranking(
-                chosen, chosen.part.nearest(vector, depth, chosen.allowed, self._scan_max, self.query.k)
-            )
-            for chosen in self.selection
-            if chosen.count
-        ]
+        rankings = [self._nearest(chosen, vector) for chosen in self.selection if chosen.count]
         return DenseResult(Ranking.merge(rankings, depth), tiers, self._why_no_cold(tiers))
 
     @property
@@ -170,26 +159,30 @@ class Prepared:
     def _sparing(self, vector: Floats, watch: ColdSkipper, tiers: tuple[Tier, ...]) -> DenseResult:
         """Search the cold tier last, and only if needed. An audited skip searches it and discards the results."""
         depth, k = self.query.depth, self.query.k
-        warm = Ranking.merge(
-            [self._of(chosen, vector, cold=False) for chosen in self.selection if chosen.warm], depth
-        )
+        found = [
+            (chosen, self._nearest(chosen, vector, warm=True)) for chosen in self.selection if chosen.count
+        ]
+        warm = Ranking.merge([ranking for _, ranking in found], depth)
         if "cold" not in tiers:
             return DenseResult(warm, tiers, self._why_no_cold(tiers))
         decision = watch.decide(vector, warm, k, counted=self.query.counted)
         both = warm
         if decision.search or decision.note:
-            cold = [
-                self._of(chosen, vector, cold=True) for chosen in self.selection if chosen.by_tier.get("cold")
-            ]
-            both = Ranking.merge([warm, *cold], depth)
+            both = Ranking.merge(
+                [
+                    self._nearest(chosen, vector) if chosen.by_tier.get("cold") else ranking
+                    for chosen, ranking in found
+                ],
+                depth,
+            )
         if decision.note:
             watch.learn(decision, float(np.mean(both.tiers[:k] == TIERS.index("cold"))))
         if decision.search:
             return DenseResult(both, tiers, None)
         return DenseResult(warm, tuple(tier for tier in tiers if tier != "cold"), decision.reason)
 
-    def _of(self, chosen: Selected, vector: Floats, *, cold: bool) -> Ranking:
-        nearest = chosen.part.nearest_cold if cold else chosen.part.nearest_warm
+    def _nearest(self, chosen: Selected, vector: Floats, *, warm: bool = False) -> Ranking:
+        nearest = chosen.part.nearest_warm if warm else chosen.part.nearest
         found = nearest(vector, self.query.depth, chosen.allowed, self._scan_max, self.query.k)
         return self._ranking(chosen, found)
 

@@ -16,7 +16,7 @@ from indexes.arrays import find_sorted
 from indexes.courtesy import GoOn, nobody_waits
 from indexes.dense.codes import Codes, rescored_for
 from indexes.dense.cold import RANKS
-from indexes.dense.vectors import NOTHING, Found, StoredVectors
+from indexes.dense.vectors import Found, StoredVectors
 from indexes.filters.columns import SealedFilters
 from indexes.lexical.building import merge_sealed
 from indexes.lexical.postings import SealedLexical
@@ -137,11 +137,6 @@ class Segment:
         self, query: Floats, depth: int, allowed: Bits | None, scan_max: int, ranks: int = RANKS
     ) -> Found:
         return self.nearest(query, depth, allowed, scan_max)
-
-    def nearest_cold(
-        self, query: Floats, depth: int, allowed: Bits | None, scan_max: int, ranks: int = RANKS
-    ) -> Found:
-        return NOTHING
 
 
 def copy_rows(sources: Sequence[tuple[StoredVectors, Rows]], dimensions: int, go_on: GoOn) -> StoredVectors:

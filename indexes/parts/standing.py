@@ -155,7 +155,7 @@ def gains_of(
 
 def cold_list_of(part: Part, row: int, vector: Floats | None) -> ColdList | None:
     cold = part.cold if isinstance(part, Generation) else None
-    if cold is None or vector is None or row < cold.first_row:
+    if cold is None or vector is None:
         return None
     number = int(cold.lists_of(np.array([row], np.int64))[0])
     similarities = cold.centres() @ vector

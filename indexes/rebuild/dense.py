@@ -1,9 +1,9 @@
 """The dense half of a build: hot graph, cold lists and stored vectors, in one pass over the log.
 
-    sample -> train the lists -> one pass: hot into the graph, cold into lists, all into a spool of float16 rows
+    sample -> train the lists -> one pass: hot into the graph, all into lists and into a spool of float16 rows
            -> number the cold rows by list -> copy the spool in that order
 
-Memory: the graph (about 1.7 KB per hot passage at 384 dimensions), the codes (about 60 bytes per cold passage, up to
+Memory: the graph (about 1.7 KB per hot passage at 384 dimensions), the codes (about 60 bytes per passage, up to
 twice that while lists grow), a few numbers per passage, and the training sample; never all vectors.
 """
 
@@ -18,7 +18,7 @@ import faiss
 import numpy as np
 
 from indexes.arrays import find_sorted
-from indexes.dense.cold import list_starts
+from indexes.dense.cold import rows_in_list
 from indexes.dense.hot import HotGraph
 from indexes.dense.training import Training, train, training_size
 from indexes.dense.vectors import Halves, StoredVectors
@@ -52,7 +52,8 @@ def write_dense(
 ) -> DenseRows:
     """Write graph, lists, vectors and ids into the draft folder of a generation."""
     dimensions, hot, cold = log.settings.dimensions, placement.hot, placement.cold
-    index, training = train_lists(log, cold, recall_target, progress) if len(cold) else (None, Training())
+    every = np.sort(np.concatenate([hot, cold]))
+    index, training = train_lists(log, every, recall_target, progress) if len(cold) else (None, Training())
     spool_path = draft / "spool.f16"
     spool = StoredVectors.create(spool_path, len(hot) + len(cold), dimensions)
     blocks = spooled(log, placement, last_passage, index, spool, progress)
@@ -62,7 +63,8 @@ def write_dense(
     del graph
     order = np.arange(len(hot))
     if index is not None:
-        order = np.concatenate([order, len(hot) + number_by_list(index, len(hot))])
+        numbered, starts = number_by_list(index, len(hot))
+        order = np.concatenate([order, numbered])
         faiss.write_index(index, str(draft / "cold.ivf"))
     ids = np.concatenate([hot, cold])[order]
     np.save(draft / "ids.npy", ids)
@@ -71,17 +73,17 @@ def write_dense(
     spool_path.unlink()
     if index is not None:
         rows = StoredVectors.load(draft / "vectors.f16", len(ids), dimensions)
-        np.save(draft / LOWEST, lowest_of_lists(index, rows, len(hot)))
+        np.save(draft / LOWEST, lowest_of_lists(index, rows, starts))
     return DenseRows(ids, len(hot), training)
 
 
 def train_lists(
-    log: LogReader, cold: Ids, recall_target: float, progress: Progress, *, seed: int = 11
+    log: LogReader, ids: Ids, recall_target: float, progress: Progress, *, seed: int = 11
 ) -> tuple[Any, Training]:
-    """An empty index, trained on a random sample of the cold passages."""
+    """An empty index for these passages, trained on a random sample of them."""
     progress("train", 0, 1)
-    chosen = np.random.default_rng(seed).choice(cold, training_size(len(cold)), replace=False)
-    trained = train(log.vectors_of(np.sort(chosen).tolist()), len(cold), recall_target)
+    chosen = np.random.default_rng(seed).choice(ids, training_size(len(ids)), replace=False)
+    trained = train(log.vectors_of(np.sort(chosen).tolist()), len(ids), recall_target)
     progress("train", 1, 1)
     return trained
 
@@ -89,8 +91,8 @@ def train_lists(
 def spooled(
     log: LogReader, placement: Placement, last_passage: int, index: Any, spool: Halves, progress: Progress
 ) -> Iterator[tuple[Rows, Floats]]:
-    """Read all vectors once: yield (rows, vectors) of hot ones, add cold ones to the lists, and write all to the spool,
-    whose rows are the hot, then the cold passages, each by id.
+    """Read all vectors once: yield (rows, vectors) of hot ones, and add all to the lists and to the spool, whose rows
+    are the hot, then the cold passages, each by id.
 
     A passage deleted during the build leaves zeros in the spool and is in no dense index.
     """
@@ -99,38 +101,37 @@ def spooled(
     for block_ids, vectors in log.vectors(0, last_passage):
         progress("dense", done, len(spool))
         done += len(block_ids)
-        at = find_sorted(hot, block_ids)
-        if (held := at >= 0).any():
-            spool[at[held]] = vectors[held]
-            yield at[held], vectors[held]
-        at = find_sorted(cold, block_ids)
-        if (held := at >= 0).any():
-            spool[len(hot) + at[held]] = vectors[held]
-            index.add_with_ids(np.ascontiguousarray(vectors[held]), at[held])
+        for tier, first in ((hot, 0), (cold, len(hot))):
+            at = find_sorted(tier, block_ids)
+            if not (held := at >= 0).any():
+                continue
+            rows, found = first + at[held], np.ascontiguousarray(vectors[held])
+            spool[rows] = found
+            if index is not None:
+                index.add_with_ids(found, rows)
+            if tier is hot:
+                yield rows, found
 
 
-def number_by_list(index: Any, first_row: int) -> Rows:
-    """Renumber the entries of all lists consecutively from `first_row`, in place.
+def number_by_list(index: Any, first_cold: int) -> tuple[Rows, Rows]:
+    """Renumber the cold rows consecutively from `first_cold`, list by list, in place.
 
-    Returns the previous numbers, in the new order.
+    Returns their previous numbers in the new order, and the first of each list, then the end: int64 [lists + 1].
     """
-    starts = list_starts(index)
-    before = np.empty(int(starts[-1]), np.int64)
+    before, starts = [], [first_cold]
     for number in range(index.nlist):
-        size = index.invlists.list_size(number)
-        if not size:
-            continue
-        ids = faiss.rev_swig_ptr(index.invlists.get_ids(number), size)
-        before[starts[number] : starts[number] + size] = ids
-        ids[:] = np.arange(size) + starts[number] + first_row
-    return before
+        rows = rows_in_list(index, number)
+        cold = rows >= first_cold
+        before.append(rows[cold])
+        starts.append(starts[-1] + len(before[-1]))
+        rows[cold] = np.arange(starts[-2], starts[-1])
+    return np.concatenate(before), np.array(starts)
 
 
-def lowest_of_lists(index: Any, rows: StoredVectors, first_row: int) -> Floats:
-    """Inner product of each list's normalized centroid with its farthest member; 1 for an empty list."""
+def lowest_of_lists(index: Any, rows: StoredVectors, starts: Rows) -> Floats:
+    """Inner product of each list's normalized centroid with its farthest cold member; 1 for a list without one."""
     centres = index.quantizer.reconstruct_n(0, index.nlist)
     centres /= np.maximum(np.linalg.norm(centres, axis=1, keepdims=True), 1e-12)
-    starts = list_starts(index) + first_row
     lowest = np.ones(index.nlist, np.float32)
     for number in np.flatnonzero(np.diff(starts)):
         for at in range(starts[number], starts[number + 1], COPIED_ROWS):

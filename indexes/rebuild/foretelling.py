@@ -1,7 +1,8 @@
 """The memory that loading takes, foretold from what lies on the disk, and refused where there is none.
 
-a generation   its graph and lists, as large as their files; of the other files what the budget of resident copies has
-               room for; 16 bytes a passage for the order of ids, and 80 for a label in the graph
+a generation   its lists and, where searches walk it, its graph, as large as their files; of the other files what the
+               budget of resident copies has room for; 18 bytes a passage for the order of ids and its list, and 80
+               for a label in the graph
 the delta      of each passage written since: its vector, and 2.4 bytes for each of its text
 """
 
@@ -12,23 +13,24 @@ from pathlib import Path
 
 from indexes.errors import Unavailable
 from indexes.log.reader import LogReader
-from indexes.model import IndexOptions
+from indexes.model import ColdPolicy, IndexOptions
 from indexes.parts.manifest import Manifest, read_manifest
 from indexes.residency import Budget
 
-DENSE = ("hot.hnsw", "cold.ivf")
-ORDER_BYTES = 16
+GRAPH, LISTS = "hot.hnsw", "cold.ivf"
+ORDER_BYTES = 18
 LABEL_BYTES = 80  # of a passage in a graph: hnswlib's table of labels, and a list of levels
 WORDS_FACTOR = 2.4  # of the bytes of a text, for its words; docs/operations.md has the measurement
 TEXT_BYTES = 640  # of a passage of usual length
 
 
-def generation_bytes(manifest: Manifest, budget: Budget) -> int:
+def generation_bytes(manifest: Manifest, budget: Budget, policy: ColdPolicy) -> int:
     sizes = {name: file.bytes for name, file in manifest.files.items()}
-    dense = sum(sizes.pop(name, 0) for name in DENSE)
+    graph, lists = (sizes.pop(name, 0) for name in (GRAPH, LISTS))
+    walked = graph + LABEL_BYTES * manifest.hot if manifest.walked(policy) else 0
     copied = min(sum(sizes.values()), max(0, budget.bytes_max - budget.held))
     passages = manifest.hot + manifest.cold
-    return dense + copied + ORDER_BYTES * passages + LABEL_BYTES * manifest.hot
+    return walked + lists + copied + ORDER_BYTES * passages
 
 
 def delta_bytes(passages: int, text_bytes: int, dimensions: int) -> int:
@@ -37,7 +39,7 @@ def delta_bytes(passages: int, text_bytes: int, dimensions: int) -> int:
 
 def require_generation_room(folder: Path, options: IndexOptions) -> None:
     """Raises NotFound and Damaged as `read_manifest` does, and Unavailable as `require_room`."""
-    require_room(generation_bytes(read_manifest(folder), options.resident), options.room)
+    require_room(generation_bytes(read_manifest(folder), options.resident, options.cold), options.room)
 
 
 def require_delta_room(log: LogReader, last_passage: int, options: IndexOptions) -> None:

@@ -1,9 +1,9 @@
-"""Chooses a generation's search settings: the cheapest combination for both tiers that reaches a recall target.
+"""Chooses a generation's search settings: the cheapest that reach a recall target.
 
-    queries and their true neighbors -> measure each tier separately -> combine -> cheapest pair that meets the target
+    queries and their true neighbors -> the cheapest graph that finds the hot ones -> the cheapest lists that find all
 
-The tiers' results and times are additive, so combinations are evaluated without running them. Recall is that of the
-whole answer to a search for K. Time is this thread's CPU time, which other processes hardly affect: the mean of a
+The lists hold both tiers, so their recall is that of the whole answer to a search for K; the graph answers alone where
+the cold tier is skipped or empty. Time is this thread's CPU time, which other processes hardly affect: the mean of a
 search for K and one for DEPTH, the depth of a hybrid search.
 """
 
@@ -13,16 +13,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
 import msgspec
 import numpy as np
 from msgspec import UNSET, UnsetType
 
-from indexes.dense.cold import ColdSettings
+from indexes.dense.cold import ColdSettings, ColdShard
 from indexes.dense.forecast import Forecast
 from indexes.dense.vectors import Found, search_with_one_thread
-from indexes.model import Floats, Progress, Tier
+from indexes.model import Floats, Progress
 from indexes.parts.generation import Generation
 from indexes.parts.manifest import RecallEvidence
 from indexes.rebuild.shares import Share
@@ -47,44 +46,30 @@ FILTERED_QUERIES = 300
 FILTERED_SHARES = (0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
 STEP = 0.002  # minimum gain in predicted recall between tried list settings
 PREDICTED_BELOW = 0.005  # by how much a prediction of recall may be too low
-TRIED_BEYOND = 3  # more expensive list settings to try: they may allow a cheaper `ef`
 TIER_SLACK = 0.02  # by how much one tier may miss it if the other compensates
 TIER_MIN = 100  # minimum of true neighbors in a tier for its own recall to count
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One setting of one tier (`ef` or ColdSettings): true neighbors found per query, and microseconds per query."""
+    """Settings, the true neighbors that they found per query, by cohort, and microseconds per query.
 
-    setting: Any
-    found: Counts
+    "hot" is what the graph found alone, "all" and "cold" what the whole search did.
+    """
+
+    ef: int
+    search: ColdSettings
+    found: dict[str, Counts]
     us: float
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """Settings of both tiers together, measured on the same queries."""
-
-    hot: Trial
-    cold: Trial
-
-    @property
-    def us(self) -> float:
-        return self.hot.us + self.cold.us
-
-    @property
-    def found(self) -> dict[str, Counts]:
-        """True neighbors found per query, by cohort."""
-        return {"all": self.hot.found + self.cold.found, "hot": self.hot.found, "cold": self.cold.found}
-
-
-@dataclass(frozen=True, slots=True)
 class Optimum:
-    """`met`: `best` reaches the target; otherwise it is the pair with the highest recall. `pairs`: cheapest first."""
+    """`met`: `best` reaches the target; otherwise it is the trial with the highest recall. `trials`: cheapest first."""
 
-    best: Pair
+    best: Trial
     met: bool
-    pairs: list[Pair]
+    trials: list[Trial]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +92,8 @@ def choose_settings(
     queries = synthetic_queries(generation, QUERIES, seed=5) if asked is None else asked
     truth, other = halves(true_neighbours(generation, queries))
     best = optimise(generation, truth, target, floor).best
-    ef, search = best.hot.setting, best.cold.setting
-    measured = shares(retried(generation, ef, search, other), other)
+    ef, search = best.ef, best.search
+    measured = shares(tried(generation, ef, search, other), other)
     recall = {name: share.recall for name, share in measured.items()}
     if generation.manifest.cold:
         search, _ = cover_filters(generation, search, truth.queries[:FILTERED_QUERIES], target)
@@ -133,33 +118,31 @@ def optimise(
     """`floor` is the minimum recall of each tier. Also tries settings with predicted recall from `shown_from` on."""
     search_with_one_thread()
     progress("hot", 0, 1)
-    hot = try_tier(generation, "hot", EFS, truth)
-    wanted = {name: int(counts.sum()) for name, counts in truth.wanted.items()}
-    missing = target * wanted["all"] - max(int(trial.found.sum()) for trial in hot)
-    needed = max(floor, target - TIER_SLACK, missing / max(wanted["cold"], 1)) - PREDICTED_BELOW
-    ladder = cold_ladder(generation, truth.queries, min(needed, shown_from))
-    cold: list[Trial] = []
-    met = 0
+    graphs: list[Trial] = []
+    for ef in EFS if generation.manifest.hot else EFS[:1]:
+        graphs.append(try_graph(generation, ef, truth))
+        if graphs[-1].found["hot"].sum() == truth.wanted["hot"].sum():
+            break
+    graph, met = choose(graphs, truth, target, floor, by="hot")
+    if generation.cold is None:
+        return Optimum(graph, met, graphs)
+    ladder = cold_ladder(
+        generation.cold, truth.queries, min(max(floor, target) - PREDICTED_BELOW, shown_from)
+    )
+    trials: list[Trial] = []
     for at, setting in enumerate(ladder):
         progress("cold", at, len(ladder))
-        cold += try_tier(generation, "cold", [setting], truth)
-        met += choose(paired(hot, cold[-1:]), truth, target, floor)[1]
-        if met > TRIED_BEYOND and shown_from == 1:
+        trials.append(try_lists(generation, graph, setting, truth))
+        found_all = trials[-1].found["all"].sum() == truth.wanted["all"].sum()
+        if found_all or (shown_from == 1 and choose(trials, truth, target, floor)[1]):
             break
-    pairs = paired(hot, cold)
-    return Optimum(*choose(pairs, truth, target, floor), pairs)
+    trials.sort(key=lambda trial: trial.us)
+    return Optimum(*choose(trials, truth, target, floor), trials)
 
 
-def paired(hot: Sequence[Trial], cold: Sequence[Trial]) -> list[Pair]:
-    """Every combination, cheapest first."""
-    return sorted((Pair(one, other) for one, other in product(hot, cold)), key=lambda pair: pair.us)
-
-
-def cold_ladder(generation: Generation, queries: Floats, least: float) -> list[ColdSettings]:
+def cold_ladder(shard: ColdShard, queries: Floats, least: float) -> list[ColdSettings]:
     """Settings with predicted recall of at least `least`, cheapest first, each at least STEP above the one before."""
-    if generation.cold is None:
-        return [generation.manifest.search]
-    forecast = Forecast(generation.cold, queries)
+    forecast = Forecast(shard, queries)
     probes = sorted({max(1, share * forecast.lists // 64) for share in PROBED_64THS})
     grid = [ColdSettings(*one[:2], reach=one[2]) for one in product(probes, RESCORED, REACHES)]
     ladder: list[ColdSettings] = []
@@ -172,68 +155,75 @@ def cold_ladder(generation: Generation, queries: Floats, least: float) -> list[C
     return [*ladder, *([dearest] if dearest not in ladder else [])]
 
 
-def try_tier(generation: Generation, tier: Tier, settings: Sequence[Any], truth: Truth) -> list[Trial]:
-    """Measure the settings in this order; stop after one that finds everything.
-
-    The other tier is searched before each timed search, as in real use, so that neither finds its data in the CPU
-    caches because it was just searched.
-    """
-
-    def hot(query: Floats, depth: int) -> Found:
-        return generation.nearest_warm(query, generation.warm_depth(depth), None, 0)
-
-    def cold(query: Floats, depth: int) -> Found:
-        return generation.nearest_cold(query, depth, None, 0)
-
-    search, other = (hot, cold) if tier == "hot" else (cold, hot)
-    queries, best = truth.queries, truth.hot if tier == "hot" else truth.cold
-    trials: list[Trial] = []
-    if not generation.tier_rows()[tier]:  # an empty tier finds nothing and costs nothing
-        return [Trial(settings[0], np.zeros(len(queries), np.int64), 0.0)]
-    for setting in settings:
-        generation.tune(**{"ef" if tier == "hot" else "cold": setting})
-        for query in queries:
-            search(query, DEPTH)  # untimed warm-up: pages in memory-mapped files
-        took, results = 0, []
-        for depth, query in product((K, DEPTH), queries):
-            other(query, depth)
-            begun = time.thread_time_ns()
-            results.append(search(query, depth))
-            took += time.thread_time_ns() - begun
-        us = took / (2 * len(queries)) / 1000
-        found = [
-            found_of(result, scores) for result, scores in zip(results, best, strict=False)
-        ]  # for the K searches only
-        trials.append(Trial(setting, np.array(found, np.int64), us))
-        if sum(found) == sum(map(len, best)):
-            break
-    return trials
+def try_graph(generation: Generation, ef: int, truth: Truth) -> Trial:
+    """Measure the hot tier alone."""
+    generation.tune(ef=ef)
+    results, us = timed(lambda query, depth: generation.nearest_warm(query, depth, None, 0), truth.queries)
+    counts = found_in(results, truth.hot)
+    both = {} if generation.manifest.cold else {"all": counts}
+    return Trial(ef, generation.manifest.search, {**both, "hot": counts}, us)
 
 
-def retried(generation: Generation, ef: int, search: ColdSettings, truth: Truth) -> Pair:
+def try_lists(generation: Generation, graph: Trial, search: ColdSettings, truth: Truth) -> Trial:
+    """Measure the search of both tiers; `graph` says what the hot tier finds alone."""
+    generation.tune(cold=search)
+    results, us = timed(lambda query, depth: generation.nearest(query, depth, None, 0), truth.queries)
+    hot, cold = (
+        found_in([only(result, rows) for result in results], best)
+        for rows, best in zip(generation.tier_rows().values(), (truth.hot, truth.cold), strict=True)
+    )
+    return Trial(graph.ef, search, {"all": hot + cold, "hot": graph.found["hot"], "cold": cold}, us)
+
+
+def only(found: Found, rows: range) -> Found:
+    """What was found in these rows."""
+    kept = (found[0] >= rows.start) & (found[0] < rows.stop)
+    return found[0][kept], found[1][kept]
+
+
+def found_in(results: Sequence[Found], best: Sequence[Floats]) -> Counts:
+    """How many true neighbors, with scores `best`, each search returned."""
+    return np.array([found_of(*one) for one in zip(results, best, strict=True)], np.int64)
+
+
+def timed(search: Callable[[Floats, int], Found], queries: Floats) -> tuple[list[Found], float]:
+    """Results of searches for K, and microseconds per search."""
+    for query in queries:
+        search(query, DEPTH)  # untimed warm-up: pages in memory-mapped files
+    took, results = 0, []
+    for depth, query in product((K, DEPTH), queries):
+        begun = time.thread_time_ns()
+        results.append(search(query, depth))
+        took += time.thread_time_ns() - begun
+    return results[: len(queries)], took / (2 * len(queries)) / 1000
+
+
+def tried(generation: Generation, ef: int, search: ColdSettings, truth: Truth) -> Trial:
     """These settings, measured on other queries."""
-    return Pair(try_tier(generation, "hot", [ef], truth)[0], try_tier(generation, "cold", [search], truth)[0])
+    graph = try_graph(generation, ef, truth)
+    return try_lists(generation, graph, search, truth) if generation.manifest.cold else graph
 
 
-def choose(pairs: Sequence[Pair], truth: Truth, target: float, floor: float) -> tuple[Pair, bool]:
-    """The cheapest (first) pair whose recall reaches the target by its lower bound, and True; else the one with the
-    highest recall, and False.
+def choose(
+    trials: Sequence[Trial], truth: Truth, target: float, floor: float, by: str = "all"
+) -> tuple[Trial, bool]:
+    """The cheapest (first) whose recall reaches the target by its lower bound, and True; else the one with the highest
+    recall, and False. `by` is the cohort whose recall that is.
 
     A tier with at least TIER_MIN true neighbors must be within TIER_SLACK of the target, and its lower bound above the
     floor, below which the build is refused. The lower bound of the slack would be too strict: a few losses in a tier
     with few neighbors would rule out what is cheaper and finds more.
     """
-    held = {name for name, counts in truth.wanted.items() if counts.sum() >= TIER_MIN}
-    for pair in pairs:
-        found = shares(pair, truth)
-        total = found.pop("all")
-        if total.sure >= target and all(
+    held = {name for name, counts in truth.wanted.items() if counts.sum() >= TIER_MIN} - {by}
+    for trial in trials:
+        found = shares(trial, truth)
+        if (by not in found or found[by].sure >= target) and all(
             share.recall >= target - TIER_SLACK and share.sure >= floor
             for name, share in found.items()
             if name in held
         ):
-            return pair, True
-    return max(pairs, key=lambda pair: (int(pair.found["all"].sum()), -pair.us)), False
+            return trial, True
+    return max(trials, key=lambda trial: (int(trial.found[by].sum()), -trial.us)), False
 
 
 def cover_filters(
@@ -255,16 +245,13 @@ def filtered_recall(generation: Generation, queries: Floats) -> Callable[[ColdSe
 
     def measure(settings: ColdSettings) -> float:
         generation.tune(cold=settings)
-        found = [
-            found_of(generation.nearest_cold(query, K, allowed, 0), scores)
-            for query, scores in zip(queries, best, strict=True)
-        ]
-        return sum(found) / sum(map(len, best))
+        found = found_in([generation.nearest(query, K, allowed, 0) for query in queries], best)
+        return float(found.sum() / sum(map(len, best)))
 
     return measure
 
 
-def shares(pair: Pair, truth: Truth) -> dict[str, Share]:
-    """Recall of the whole answer, "all", and of each tier that holds any true neighbors."""
-    found = pair.found
-    return {name: Share.of(found[name], counts) for name, counts in truth.wanted.items() if counts.any()}
+def shares(trial: Trial, truth: Truth) -> dict[str, Share]:
+    """Recall by cohort: of the whole answer, "all", and of each tier that holds any true neighbors."""
+    wanted = truth.wanted
+    return {name: Share.of(found, wanted[name]) for name, found in trial.found.items() if wanted[name].any()}

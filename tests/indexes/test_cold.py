@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexes.dense.cold import RANKS, ColdSettings, ColdShard
+from indexes.dense.cold import RANKS, ColdSettings, ColdShard, horizon_of
 from indexes.dense.forecast import Forecast
 from indexes.dense.mixtures import mixtures_of
 from indexes.dense.training import train
@@ -39,7 +39,7 @@ def shard() -> ColdShard:
     index.add(ordered)
     stored = StoredVectors.allocate(SIZE, DIMENSIONS)
     stored.halves[:] = ordered
-    return ColdShard(index, stored, 0, ColdSettings())
+    return ColdShard(index, stored, ColdSettings())
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_more_lists_cost_more(shard: ColdShard, queries: Floats) -> None:
 
 def test_too_few_found_means_all_lists(shard: ColdShard, queries: Floats) -> None:
     """Where the first lists hold fewer allowed passages than wanted, the search goes on to every list."""
-    assert ColdSettings(reach=0.1).horizon(0.9, np.ones(K - 1, np.float32), K) == -math.inf
+    assert horizon_of(0.9, np.ones(K - 1, np.float32), K, 0.1) == -math.inf
     flags = np.ones(SIZE, bool)
     near = np.argsort(-(shard.centres() @ queries[0]))[: shard.lists // 3]
     starts = np.concatenate([[0], np.cumsum(shard.list_sizes())])
@@ -142,9 +142,8 @@ def test_too_few_found_means_all_lists(shard: ColdShard, queries: Floats) -> Non
 def test_the_horizon_is_that_of_the_last_passage_that_matters() -> None:
     """A later one lies further away, and with it the horizon."""
     scores = np.linspace(0.9, 0.1, 200, dtype=np.float32)
-    one = ColdSettings(reach=0.2)
-    assert one.horizon(0.8, scores, 200) < one.horizon(0.8, scores, RANKS)
-    assert one.horizon(0.8, scores, 3) == pytest.approx((0.8 + float(scores[2])) / 2 - 0.2)
+    assert horizon_of(0.8, scores, 200, 0.2) < horizon_of(0.8, scores, RANKS, 0.2)
+    assert horizon_of(0.8, scores, 3, 0.2) == pytest.approx((0.8 + float(scores[2])) / 2 - 0.2)
 
 
 @settings(max_examples=30)

@@ -11,7 +11,7 @@ import pytest
 from indexes.catalog import Catalog
 from indexes.collection import Collection
 from indexes.errors import Quarantined, Unavailable
-from indexes.model import IndexOptions
+from indexes.model import ColdPolicy, IndexOptions
 from indexes.parts.manifest import read_manifest
 from indexes.rebuild.builder import build
 from indexes.rebuild.foretelling import delta_bytes, generation_bytes
@@ -83,17 +83,20 @@ def test_a_collection_is_not_made_where_there_is_no_room(tmp_path: Path) -> None
         assert not (tmp_path / "data" / "docs").exists()
 
 
-def test_the_foretold_is_what_the_parts_hold(data: Path) -> None:
-    """Graph and lists to a tenth, and of other files what the budget of copies takes; a delta its vectors and texts."""
+@pytest.mark.parametrize(("policy", "walked"), [(ColdPolicy(), 0), (ColdPolicy("never"), 600)])
+def test_the_foretold_is_what_the_parts_hold(data: Path, policy: ColdPolicy, walked: int) -> None:
+    """Lists and a graph that is walked, to a tenth, and of other files what the budget of copies takes; a delta its
+    vectors and texts."""
     manifest = read_manifest(data / "large" / "generations" / "000001")
-    with closing(Collection(data / "large", OPTIONS)) as collection:
+    with closing(Collection(data / "large", replace(OPTIONS, cold=policy))) as collection:
         generation = collection.snapshot.parts[0].part
-        assert generation_bytes(manifest, Budget(0)) == pytest.approx(
-            sum(generation.tier_bytes().values()) + 16_000 + 80 * manifest.hot, rel=0.1
+        assert (generation.tier_bytes()["hot"] > 0) == (walked > 0)
+        assert generation_bytes(manifest, Budget(0), policy) == pytest.approx(
+            sum(generation.tier_bytes().values()) + 18_000 + 80 * walked, rel=0.1
         )
         count, text_bytes = collection.log.passages_after(manifest.last_passage)
         assert count == 300
         assert text_bytes == sum(len(World().text(number, 0)) for number in range(1000, 1300))
         assert delta_bytes(count, text_bytes, DIMENSIONS) > 300 * 4 * DIMENSIONS
-    files = sum(file.bytes for file in manifest.files.values())
-    assert generation_bytes(manifest, Budget(1 << 30)) == files + 16_000 + 80 * manifest.hot
+    files = sum(file.bytes for name, file in manifest.files.items() if walked or name != "hot.hnsw")
+    assert generation_bytes(manifest, Budget(1 << 30), policy) == files + 18_000 + 80 * walked

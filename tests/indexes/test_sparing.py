@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 import pytest
 
-from indexes.dense.cold import ColdSettings
+from indexes.dense.cold import ColdSettings, ColdShard
 from indexes.dense.cold_skips import ColdSkipper, Decision
 from indexes.filters.grammar import Comparison, Filter
 from indexes.model import TIERS, ColdPolicy, DenseResult, Floats, Ids, Ranking
@@ -97,7 +97,7 @@ def forbid_cold(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise AssertionError("the cold tier was searched")
 
-    monkeypatch.setattr(Generation, "nearest_cold", fail)
+    monkeypatch.setattr(ColdShard, "nearest", fail)
 
 
 def told(result: DenseResult) -> tuple[list[int], tuple[str, ...], str | None]:

@@ -71,7 +71,7 @@ def test_exact_ranks(collection: Collection, given: object) -> None:
         assert one.lexical_rank == (listed.index(one.id) + 1 if one.id in listed else None)
         assert one.lexical or pytest.approx(sum(one.gains.values()), abs=1e-5) == 0
         assert one.gains.keys() | one.lacks.keys() == query_terms(text, "en").keys()
-        assert (one.cold_list is not None) == (one.tier == "cold")
+        assert (one.cold_list is not None) == (one.tier != "delta")
 
 
 def test_a_passage_that_the_snapshot_lacks_has_no_standing(collection: Collection) -> None:

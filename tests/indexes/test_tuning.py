@@ -29,13 +29,11 @@ from indexes.rebuild.optimiser import (
     FILTERED_SHARES,
     TIER_SLACK,
     Optimum,
-    Pair,
     Trial,
     choose,
     choose_settings,
     cover_filters,
     filtered_recall,
-    paired,
 )
 from indexes.rebuild.shares import Share
 from indexes.rebuild.truth import TIE, Truth, halves, true_neighbours
@@ -176,14 +174,15 @@ def test_the_curve_rises(outcomes: dict[float, TuneOutcome]) -> None:
 def test_the_curve_leaves_out_what_is_beaten(generation: Generation) -> None:
     """Settings that take longer and find no more than others are not on it, nor those below its lower end."""
     found = ((5, 3, 3), (10, 4, 4), (20, 3, 5), (30, 4, 5), (40, 5, 5), (50, 5, 5))
-    pairs = [pair_of(us, [hot] * 100, [cold] * 100) for us, hot, cold in found]
-    points = curve(Optimum(pairs[-1], True, pairs), truth_of(5, 5), generation)
+    trials = [trial_of(us, [hot] * 100, [cold] * 100) for us, hot, cold in found]
+    points = curve(Optimum(trials[-1], True, trials), truth_of(5, 5), generation)
     assert [(point.us, point.recall) for point in points] == [(10, 0.8), (30, 0.9), (40, 1.0)]
 
 
-def pair_of(us: float, hot: Sequence[int], cold: Sequence[int]) -> Pair:
-    ones = Trial(int(us), np.array(hot), us / 2)
-    return Pair(ones, Trial(ColdSettings(int(us)), np.array(cold), us / 2))
+def trial_of(us: float, hot: Sequence[int], cold: Sequence[int]) -> Trial:
+    """The graph alone finds as many of the hot ones as the whole search does."""
+    found = {"all": np.add(hot, cold), "hot": np.array(hot), "cold": np.array(cold)}
+    return Trial(int(us), ColdSettings(int(us)), found, us)
 
 
 def truth_of(hot: int, cold: int, queries: int = 100) -> Truth:
@@ -194,7 +193,7 @@ def truth_of(hot: int, cold: int, queries: int = 100) -> Truth:
 def test_the_cheapest_that_reaches_it_is_taken() -> None:
     """Cheaper ones that miss are passed over, dearer ones not needed."""
     truth = truth_of(5, 5)
-    poor, good, best = (pair_of(us, [5] * 100, [found] * 100) for us, found in ((10, 4), (20, 5), (30, 5)))
+    poor, good, best = (trial_of(us, [5] * 100, [found] * 100) for us, found in ((10, 4), (20, 5), (30, 5)))
     assert choose([poor, good, best], truth, 0.95, 0.5) == (good, True)
     assert choose([poor], truth, 0.95, 0.5) == (poor, False)
     assert choose([poor, good, best], truth, 0.9, 0.5) == (good, True), "one tier is too far below"
@@ -203,7 +202,7 @@ def test_the_cheapest_that_reaches_it_is_taken() -> None:
 def test_one_tier_cannot_make_up_for_the_other() -> None:
     """Recall overall is met, but the tier with few of the neighbours would lose most of its own."""
     truth = truth_of(9, 1)
-    lopsided, even = pair_of(10, [9] * 100, [0] * 100), pair_of(20, [9] * 100, [1] * 100)
+    lopsided, even = trial_of(10, [9] * 100, [0] * 100), trial_of(20, [9] * 100, [1] * 100)
     assert choose([lopsided, even], truth, 0.9, 0.5) == (even, True)
 
 
@@ -213,8 +212,8 @@ def test_what_is_cheaper_and_finds_more_is_not_passed_over() -> None:
     hot, cold = [10] * 15 + [0] * 285, [0] * 15 + [10] * 285
     few = [np.zeros(count, np.float32) for count in hot], [np.zeros(count, np.float32) for count in cold]
     truth = Truth(np.zeros((300, 32), np.float32), *few)
-    cheap = pair_of(170, [7, *hot[1:]], cold)
-    dear = pair_of(184, hot, [*cold[:-10], *[9] * 10])
+    cheap = trial_of(170, [7, *hot[1:]], cold)
+    dear = trial_of(184, hot, [*cold[:-10], *[9] * 10])
     assert choose([cheap, dear], truth, 0.99, 0.9) == (cheap, True)
 
 
@@ -239,7 +238,7 @@ def test_few_queries_seldom_flatter() -> None:
     def passed(true_recall: float) -> float:
         """How often. A query that misses anything misses two of five in either tier."""
         draws = np.where(rng.random((1000, 200)) < (1 - true_recall) / 0.4, 3, 5)
-        pairs = [pair_of(10, found, found) for found in draws]
+        pairs = [trial_of(10, found, found) for found in draws]
         return float(np.mean([choose([pair], truth_of(5, 5, 200), 0.95, 0.5)[1] for pair in pairs]))
 
     assert passed(0.95 - 0.001) <= 0.07
@@ -277,13 +276,6 @@ def test_recall_under_filters_is_measured_on_other_queries(
     assert chosen.recall["cold_filtered"] == other != by
 
 
-def test_pairs_are_of_every_combination() -> None:
-    """Both times add up, and the cheapest pair comes first."""
-    hot = [Trial(n, np.array([5]), us) for n, us in ((1, 30.0), (2, 10.0))]
-    cold = [Trial(ColdSettings(n), np.array([5]), us) for n, us in ((1, 1.0), (2, 5.0))]
-    assert [pair.us for pair in paired(hot, cold)] == [11, 15, 31, 35]
-
-
 class Opposite(World):
     """The newest passages lie opposite to all others."""
 
@@ -295,13 +287,12 @@ class Opposite(World):
 
 
 def test_a_hot_tier_that_holds_the_whole_answer_gives_all_of_it(tmp_path: Path) -> None:
-    """Searches look less deep into a small hot tier than the answer is long, and again if that was not enough."""
+    """The lists find hot passages as well as cold ones, although few of their passages are hot."""
     world = Opposite()
     with closing(make_collection(tmp_path / "c", options=TUNING, hot_capacity=500)) as made:
         fill(made, world, range(2500))
         rebuild(made)
         generation = live(made)
-        assert generation.warm_depth(100) < 100
         generation.tune(ef=512, cold=ColdSettings(generation.lists, 1000))
         for query in world.queries(5):
             rows, _ = generation.nearest(query, 100, None, 0)
