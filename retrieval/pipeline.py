@@ -11,12 +11,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -28,7 +25,6 @@ from indexes import (
     Floats,
     Snapshot,
     Unavailable,
-    search_with_one_thread,
 )
 from retrieval.cache import ResultCache, ResultKey
 from retrieval.ceiling import AnswerBudget, BudgetShare
@@ -47,8 +43,7 @@ from retrieval.similar import read_examples
 from retrieval.stages import Fused, Rounds
 from retrieval.stopwatch import Stopwatch, in_time
 from retrieval.survival import still_holding
-
-T = TypeVar("T")
+from retrieval.threads import SearchThreads
 
 MIN_SEQ_WAIT_S = 5.0
 # More get no more done, and each pass of the event loop, which everybody else waits for, takes longer.
@@ -85,16 +80,13 @@ class Pipeline:
         self._scanner = Scanner()
         self._flights: Flights[bytes] = Flights()
         self.under_way = 0
-        self._pool = ThreadPoolExecutor(
-            config.search.threads, thread_name_prefix="search", initializer=search_with_one_thread
-        )
-
+        self._threads = SearchThreads(config.search.threads)
         self._active = asyncio.Semaphore(ACTIVE_PER_THREAD * config.search.threads)
         # Reranking holds a thread for long: one is left to other searches, if there are several.
         self._rereading = asyncio.Semaphore(max(1, config.search.threads - 1))
 
     def close(self) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._threads.close()
 
     @property
     def reranker(self) -> Reranker:
@@ -116,7 +108,8 @@ class Pipeline:
             some = order[at : at + PAIRS_A_RUN]
             batch = [texts[one] for one in some]
             async with self._rereading:
-                scores[some] = await self._run(partial(reranker.scores, query, batch, refuse=refuse))
+                work = partial(reranker.scores, query, batch, refuse=refuse)
+                scores[some] = await self._threads.run(work, long=True)
         return scores
 
     def joint_scan(self, collection: Collection, members: int) -> JointScan:
@@ -232,7 +225,7 @@ class Pipeline:
         request = plan.request
         if self.under_way > 1 or plan.query.text is None or request.like or request.unlike:
             return None
-        return partial(executor.begin, plan.query, watch, self._pool)
+        return partial(executor.begin, plan.query, watch, self._threads.first)
 
     async def _found(
         self, executor: LocalExecutor, plan: Plan, watch: Stopwatch, place: Place | None, share: BudgetShare
@@ -330,7 +323,7 @@ class Pipeline:
         plan = await self._text_embedded(executor, plan, watch)
         if not plan.request.like and not plan.request.unlike:
             return plan
-        return plan.like(await self._run(partial(read_examples, executor.collection, plan.request)))
+        return plan.like(await self._threads.run(partial(read_examples, executor.collection, plan.request)))
 
     async def _text_embedded(self, executor: LocalExecutor, plan: Plan, watch: Stopwatch) -> Plan:
         collection, snapshot = executor.collection, executor.snapshot
@@ -368,17 +361,13 @@ class Pipeline:
                 exact = scanned(snapshot, await watch.awaited("dense", ranked))
             kept_on = snapshot if plan.request.cache else None
             stages = partial(run_stages, plan, executor, watch, rounds, exact, self._reranker, kept_on)
-            found = await self._run(stages)
+            found = await self._threads.run(stages, long=plan.rerank is not None)
             if found is not None:
                 if plan.facets:
                     count = partial(facets_of, collection, snapshot, plan.query.condition, plan.facets)
-                    found.answer.facets = await self._run(count)
+                    found.answer.facets = await self._threads.run(count)
                 return found
             plan = plan.deeper()
-
-    async def _run(self, work: Callable[[], T]) -> T:
-        context = copy_context()  # for what is logged there
-        return await asyncio.get_running_loop().run_in_executor(self._pool, lambda: context.run(work))
 
 
 async def reached(collection: Collection, min_seq: int) -> Snapshot:

@@ -4,6 +4,7 @@ Callers add and remove on the event loop, worker threads take batches; a lock gu
 while tokenising or running.
 
     queries first             but bulk work that has waited for BULK_WAITS_S gets a turn: it is slowed, never stopped
+    queries on one worker     while those that wait fit into one run: side by side, runs contend for the interpreter
     one worker kept free      of bulk runs while queries come, so that a query need not wait for one to end
     bulk requests in turns    one document is not stuck behind a thousand
 """
@@ -16,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Protocol
 
 import numpy as np
@@ -157,8 +159,11 @@ class Lanes:
         self._clock = clock
         self._queries: deque[Job] = deque()
         self._bulk: deque[Job] = deque()
-        self._changed = threading.Condition()
-        self._bulk_running = 0
+        lock = threading.Lock()
+        self._changed = threading.Condition(lock)
+        self._query_came = threading.Condition(lock)  # the first worker waits for it
+        self._first_waits = False
+        self._running: dict[Lane, int] = {"query": 0, "bulk": 0}
         self._query_seen = -QUERIES_LATELY_S  # when the last query came, by the clock
         self._bulk_turn = 0.0  # when bulk work last had, or began to wait for, its turn
         self._closed = False
@@ -167,14 +172,14 @@ class Lanes:
         with self._changed:
             self._queries.append(job)
             self._query_seen = self._clock()
-            self._changed.notify()
+            self._wake_for_queries()
 
     def add_bulk(self, job: Job) -> None:
         with self._changed:
             if not self._bulk:
                 self._bulk_turn = self._clock()
             self._bulk.append(job)
-            self._changed.notify_all()
+            self._wake_all()
 
     def remove(self, job: Job) -> None:
         """Forget a job; one that is under way, or gone, is no error."""
@@ -188,36 +193,44 @@ class Lanes:
             self._closed = True
             self._queries.clear()
             self._bulk.clear()
-            self._changed.notify_all()
+            self._wake_all()
 
     def ended(self, batch: Batch) -> None:
         """A worker has run this batch."""
-        if batch.lane == "bulk":
-            with self._changed:
-                self._bulk_running -= 1
-                self._changed.notify()
+        with self._changed:
+            self._running[batch.lane] -= 1
+            if batch.lane == "bulk":  # after a query the same worker looks for the next
+                self._wake_all()
 
-    def next_batch(self) -> Batch | None:
+    def next_batch(self, worker: int = 0) -> Batch | None:
         """Wait for work and take it: a batch, possibly with failures only, or None once closed."""
+        woken = self._changed if worker else self._query_came
         while True:
             with self._changed:
                 now = self._clock()
-                while not (self._closed or self._queries or self._bulk_may_run(now)):
-                    self._changed.wait(self._until_bulk(now))
+                while not (self._closed or self._queries_may_run() or self._bulk_may_run(now)):
+                    if worker == 0:
+                        self._first_waits = True
+                    woken.wait(self._until_bulk(now))
                     now = self._clock()
+                if worker == 0:
+                    self._first_waits = False
                 if self._closed:
                     return None
                 if self._bulk_comes_first(now):
                     batch = self._bulk_batch()
                     if batch.members:
-                        self._bulk_running += 1
+                        self._running["bulk"] += 1
                         self._bulk_turn = now
+                        self._wake_for_queries()
                         return batch
                     continue
+                self._running["query"] += 1
                 waiting = [self._queries.popleft() for _ in range(min(len(self._queries), self._texts_max))]
             batch = self._query_batch([job for job in waiting if not job.dead])
             if batch.members or batch.failed:
                 return batch
+            self.ended(batch)
 
     def batch_of(self, job: Job) -> Batch:
         """A query for the caller to run at once; it counts as seen, so a worker stays free of bulk work."""
@@ -231,17 +244,31 @@ class Lanes:
 
     # --- whose turn it is; under the lock -------------------------------------------------------------------
 
+    def _queries_may_run(self) -> bool:
+        if not self._queries or not self._running["query"]:
+            return bool(self._queries)
+        return not fits([job.queued[0] for job in islice(self._queries, self._texts_max)], self._query_room)
+
+    def _wake_for_queries(self) -> None:
+        """One worker, unless they wait for the run under way: its worker takes them then."""
+        if self._queries_may_run():
+            (self._query_came if self._first_waits else self._changed).notify()
+
+    def _wake_all(self) -> None:
+        self._query_came.notify()
+        self._changed.notify_all()
+
     def _bulk_may_run(self, now: float) -> bool:
         lately = now - self._query_seen < QUERIES_LATELY_S
-        return bool(self._bulk) and self._bulk_running < max(1, self._workers - lately)
+        return bool(self._bulk) and self._running["bulk"] < max(1, self._workers - lately)
 
     def _bulk_comes_first(self, now: float) -> bool:
-        starved = self._bulk_running == 0 and now - self._bulk_turn > BULK_WAITS_S
-        return self._bulk_may_run(now) and (not self._queries or starved)
+        starved = self._running["bulk"] == 0 and now - self._bulk_turn > BULK_WAITS_S
+        return self._bulk_may_run(now) and (starved or not self._queries_may_run())
 
     def _until_bulk(self, now: float) -> float | None:
         """Seconds until a worker kept free for queries may take bulk work; None: somebody will wake us."""
-        if not self._bulk or self._bulk_running == self._workers:
+        if not self._bulk or self._running["bulk"] == self._workers:
             return None
         return max(0.001, self._query_seen + QUERIES_LATELY_S - now)
 
@@ -267,8 +294,7 @@ class Lanes:
             if not self._closed:
                 # A job that was cancelled while it was in neither queue could not be removed from one.
                 self._queries.extendleft(job for job in reversed(rest) if not job.dead)
-                if self._queries:
-                    self._changed.notify()
+                self._wake_for_queries()
         return batch
 
     def _tokenised(self, job: Job, batch: Batch) -> bool:

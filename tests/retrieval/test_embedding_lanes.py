@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -36,7 +39,7 @@ def job(lane: Lane, text: str = "w") -> Job:
         lane,
         "cut",
         asyncio.get_running_loop().create_future(),
-        [1],
+        [len(text.split())],
         normalise=False,
     )
     if lane == "bulk":
@@ -66,6 +69,83 @@ async def turns(clock: Clock, *, at: Sequence[float], bulk: int) -> list[Lane]:
         lanes.ended(batch)
         found.append(batch.lane)
     return found
+
+
+def two_workers() -> Lanes:
+    """A run may have four tokens, padding included."""
+    return Lanes(
+        Words(),
+        workers=2,
+        texts_max=8,
+        query_room=lambda texts, longest: texts * longest <= 4,
+        bulk_room=lambda texts, longest: True,
+    )
+
+
+async def beside_a_run(*texts: str) -> list[tuple[Lane, int]]:
+    """Which batches of what size come next where these queries, and a document, wait while a query runs: for the other
+    worker, then for the first one after its run."""
+    lanes = two_workers()
+    lanes.add_query(job("query"))
+    first = lanes.next_batch(0)
+    assert first is not None
+    for text in texts:
+        lanes.add_query(job("query", text))
+    lanes.add_bulk(job("bulk"))
+    other = lanes.next_batch(1)
+    lanes.ended(first)
+    then = lanes.next_batch(0)
+    assert other is not None
+    assert then is not None
+    return [(batch.lane, len(batch.members)) for batch in (other, then)]
+
+
+def test_queries_that_fit_into_one_run_wait_for_the_one_under_way() -> None:
+    """The other worker leaves them alone, and the one that ran takes them together."""
+    assert asyncio.run(beside_a_run("w", "w w")) == [("bulk", 1), ("query", 2)]
+
+
+def test_queries_that_do_not_fit_take_another_worker() -> None:
+    """As many as have room run beside the first, and the rest waits in turn for that run."""
+    assert asyncio.run(beside_a_run("w w", "w w", "w w")) == [("query", 2), ("bulk", 1)]
+
+
+def test_no_query_is_left_behind() -> None:
+    """However workers, queries and documents come and go, somebody is awake for what waits."""
+    lanes, chance = two_workers(), random.Random(4)
+    ran: list[Lane] = []
+
+    def work(worker: int) -> None:
+        while (batch := lanes.next_batch(worker)) is not None:
+            time.sleep(chance.choice((0, 0.0002, 0.001)))
+            lanes.ended(batch)
+            ran.extend(batch.lane for _ in batch.members)
+
+    async def ask() -> list[Job]:
+        return [
+            job(chance.choice(("query", "query", "bulk")), "w " * chance.randint(1, 4)) for _ in range(1500)
+        ]
+
+    asked = asyncio.run(ask())
+    threads = [threading.Thread(target=work, args=(worker,)) for worker in range(2)]
+    for thread in threads:
+        thread.start()
+    for one in asked:
+        lanes.add_query(one) if one.lane == "query" else lanes.add_bulk(one)
+        time.sleep(chance.choice((0, 0, 0.0005)))
+        if chance.random() < 0.1:  # all of it runs before the next comes
+            wait_for(ran, asked.index(one) + 1)
+    wait_for(ran, len(asked))
+    lanes.close()
+    for thread in threads:
+        thread.join()
+
+
+def wait_for(ran: list[Lane], count: int) -> None:
+    deadline = time.monotonic() + 10
+    while len(ran) < count:
+        assert time.monotonic() < deadline, "something waits, and nobody is awake"
+        time.sleep(0.0002)
 
 
 def test_queries_do_not_stop_bulk() -> None:

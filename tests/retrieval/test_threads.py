@@ -1,0 +1,124 @@
+"""Which threads search: one, as long as searches are short."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from retrieval.threads import TURN_S, SearchThreads
+
+
+def running(threads: int, scenario: Callable[[SearchThreads], Awaitable[None]]) -> None:
+    async def run() -> None:
+        made = SearchThreads(threads)
+        try:
+            await scenario(made)
+        finally:
+            made.close()
+
+    asyncio.run(run())
+
+
+class Noted:
+    """Work that notes its thread, and how many ran beside each other."""
+
+    def __init__(self) -> None:
+        self.where: list[str] = []
+        self.most = self._now = 0
+        self._lock = threading.Lock()
+
+    def __call__(self) -> None:
+        with self._lock:
+            self._now += 1
+            self.most = max(self.most, self._now)
+            self.where.append(threading.current_thread().name)
+        time.sleep(0.001)
+        with self._lock:
+            self._now -= 1
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_short_ones_take_turns_on_one_thread(threads: int) -> None:
+    """However many there are, and however many threads."""
+    work = Noted()
+
+    async def scenario(made: SearchThreads) -> None:
+        await asyncio.gather(*(made.run(work) for _ in range(20)))
+
+    running(threads, scenario)
+    assert len(work.where) == 20
+    assert work.most == 1
+    assert len(set(work.where)) == 1
+
+
+def test_one_that_takes_long_lets_the_next_begin() -> None:
+    """On another thread; and when it ends, all go on as before."""
+    gate, work = threading.Event(), Noted()
+
+    async def scenario(made: SearchThreads) -> None:
+        slow = asyncio.create_task(made.run(gate.wait))
+        await asyncio.sleep(0)
+        await made.run(work)
+        gate.set()
+        assert await slow
+        await asyncio.gather(*(made.run(work) for _ in range(5)))
+
+    running(2, scenario)
+    assert len(set(work.where[:1])) == len(set(work.where[1:])) == 1
+    assert work.where[0] != work.where[1]
+    assert work.most == 1
+
+
+def test_long_work_leaves_the_first_thread_to_others() -> None:
+    """Known to be long, it neither takes a turn nor waits for one."""
+    gate, work = threading.Event(), Noted()
+
+    async def scenario(made: SearchThreads) -> None:
+        slow = asyncio.create_task(made.run(gate.wait, long=True))
+        await asyncio.sleep(0)
+        await made.run(work)
+        gate.set()
+        assert await slow
+
+    running(2, scenario)
+    assert len(work.where) == 1
+
+
+def test_nothing_is_lost_when_callers_leave() -> None:
+    """A search that is cancelled, waiting or under way, gives its turn back once."""
+    gate, work = threading.Event(), Noted()
+
+    async def scenario(made: SearchThreads) -> None:
+        under_way = asyncio.create_task(made.run(gate.wait))
+        waiting = asyncio.create_task(made.run(work))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        under_way.cancel()
+        await asyncio.gather(waiting, under_way, return_exceptions=True)
+        gate.set()
+        await asyncio.gather(*(made.run(work) for _ in range(10)))
+        await asyncio.sleep(2 * TURN_S)
+        await asyncio.gather(*(made.run(work) for _ in range(10)))
+
+    running(2, scenario)
+    assert len(work.where) == 20
+    assert work.most == 1
+
+
+def test_what_it_raises_reaches_the_caller() -> None:
+    """And the turn is given back."""
+
+    def fails() -> None:
+        raise ValueError("no")
+
+    async def scenario(made: SearchThreads) -> None:
+        for _ in range(3):
+            with pytest.raises(ValueError, match="no"):
+                await made.run(fails)
+        assert await made.run(lambda: 1) == 1
+
+    running(2, scenario)
