@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from contextvars import copy_context
 from functools import partial
 from typing import TypeVar
@@ -33,23 +32,15 @@ class SearchThreads:
         """`long`: it takes a while by its nature, and leaves the first thread to others."""
         if long:
             return await self._run(self._others, work)
-        async with self._turn():
-            if self._busy:
-                return await self._run(self._others, work)
-            self._busy = True
-            try:
-                return await self._run(self.first, work)
-            finally:
-                self._busy = False
-
-    @asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
         await self._turns.acquire()
         loop = asyncio.get_running_loop()
         over = loop.call_later(TURN_S, self._turns.release)
+        alone, self._busy = not self._busy, True
         try:
-            yield
+            return await self._run(self.first if alone else self._others, work)
         finally:
+            if alone:
+                self._busy = False
             if over.when() > loop.time():  # else it releases by itself, or has
                 over.cancel()
                 self._turns.release()
