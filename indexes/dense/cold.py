@@ -28,6 +28,7 @@ OVERSAMPLING = 4  # minimum of rescored candidates per requested rank
 RANKS_OVERSAMPLING = 5  # and per rank that matters
 MORE_LISTS = 0.125  # power of the ranks that matter, over RANKS, by which more lists are always scanned
 RANKS = 10  # settings are tuned for recall at this rank
+FEW_LEFT_OUT = 0.9  # from this allowed share on, as after deletions, a search is like one without a filter
 FILTERED_REACH_MIN = 0.1  # with a filter: a query's nearest allowed rows may lie far from it, in many lists
 WIDE_SHARE = 0.5  # from this allowed share on, scan the nearest lists and filter while scanning
 FILE_BYTES_MAX = 1 << 36
@@ -162,7 +163,7 @@ class ColdShard:
         rows = self._scan_lists(query, wanted, order[:first], similarities[:first], allowed)
         found = self._vectors.best(rows, query, depth)
         nearest, reach = float(similarities[0]), settings.reach
-        if allowed is not None and len(found[0]):
+        if share < FEW_LEFT_OUT and len(found[0]):
             # The nearest lists may hold little that is allowed: measure from the one that holds the best found row.
             nearest = float(self._centres[self._list_of[found[0][0]]] @ query)
             reach = max(reach, FILTERED_REACH_MIN)

@@ -112,6 +112,8 @@ class Generation:
     ) -> Found:
         """Search the lists, which hold both tiers; the graph if nothing is cold."""
         if self._cold is None:
+            if allowed is not None and count_bits(allowed) <= scan_max:
+                return scan(self, query, depth, allowed)
             return self.nearest_warm(query, depth, allowed, scan_max)
         count = self._cold.size if allowed is None else count_bits(allowed)
         if allowed is None or count > scan_max:

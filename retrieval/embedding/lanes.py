@@ -17,7 +17,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Protocol
 
 import numpy as np
@@ -247,7 +246,9 @@ class Lanes:
     def _queries_may_run(self) -> bool:
         if not self._queries or not self._running["query"]:
             return bool(self._queries)
-        return not fits([job.queued[0] for job in islice(self._queries, self._texts_max)], self._query_room)
+        if len(self._queries) > self._texts_max:
+            return True
+        return not fits([job.queued[0] for job in self._queries], self._query_room)
 
     def _wake_for_queries(self) -> None:
         """One worker, unless they wait for the run under way: its worker takes them then."""
