@@ -222,10 +222,10 @@ class Pipeline:
 
     def _meanwhile(self, executor: LocalExecutor, plan: Plan, watch: Stopwatch) -> Callable[[], None] | None:
         """A search without company has a core to itself for its words while its text is embedded on another one."""
-        request = plan.request
-        if self.under_way > 1 or plan.query.text is None or request.like or request.unlike:
+        request, thread = plan.request, self._threads.next
+        if self.under_way > 1 or thread is None or plan.query.text is None or request.like or request.unlike:
             return None
-        return partial(executor.begin, plan.query, watch, self._threads.first)
+        return partial(executor.begin, plan.query, watch, thread)
 
     async def _found(
         self, executor: LocalExecutor, plan: Plan, watch: Stopwatch, place: Place | None, share: BudgetShare

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextvars import copy_context
-from functools import partial
 from typing import TypeVar
 
 from indexes import search_with_one_thread
@@ -17,38 +16,60 @@ TURN_S = 0.02  # one that takes longer lets the next begin beside it
 
 
 class SearchThreads:
-    """Runs work of searches in turns: two at once contend for the interpreter, which costs both, and the thread that
-    ran last finds its memory in the processor's caches. For one event loop.
+    """Runs work of searches in turns: two at once contend for the interpreter, which costs both. The thread that ran
+    last is taken first, because it finds its memory in the processor's caches. For one event loop.
     """
 
     def __init__(self, threads: int) -> None:
-        pool = partial(ThreadPoolExecutor, initializer=search_with_one_thread)
-        self.first: Executor = pool(1, "search")
-        self._others: Executor = pool(threads - 1, "search-beside") if threads > 1 else self.first
+        self._threads = [
+            ThreadPoolExecutor(1, f"search-{number}", search_with_one_thread) for number in range(threads)
+        ]
+        self._idle = list(self._threads)  # the last one is the next
+        self._free = asyncio.Semaphore(threads)  # as many as are idle
         self._turns = asyncio.Semaphore(1)
-        self._busy = False  # the first thread
+
+    @property
+    def next(self) -> Executor | None:
+        """The idle thread that the next work will run on."""
+        return self._idle[-1] if self._idle else None
 
     async def run(self, work: Callable[[], T], *, long: bool = False) -> T:
-        """`long`: it takes a while by its nature, and leaves the first thread to others."""
-        if long:
-            return await self._run(self._others, work)
-        await self._turns.acquire()
-        loop = asyncio.get_running_loop()
-        over = loop.call_later(TURN_S, self._turns.release)
-        alone, self._busy = not self._busy, True
+        """`long`: it takes a while by its nature, and neither takes a turn nor waits for one.
+
+        Work that has begun goes on when its caller leaves, and keeps its thread until it ends.
+        """
+        if not long:
+            await self._turns.acquire()
         try:
-            return await self._run(self.first if alone else self._others, work)
-        finally:
-            if alone:
-                self._busy = False
-            if over.when() > loop.time():  # else it releases by itself, or has
-                over.cancel()
+            await self._free.acquire()
+        except asyncio.CancelledError:
+            if not long:
+                self._turns.release()
+            raise
+        loop, thread = asyncio.get_running_loop(), self._idle.pop()
+
+        def turn_over() -> None:
+            if not timer.cancelled():
+                timer.cancel()
                 self._turns.release()
 
-    async def _run(self, pool: Executor, work: Callable[[], T]) -> T:
-        context = copy_context()  # for what is logged there
-        return await asyncio.get_running_loop().run_in_executor(pool, lambda: context.run(work))
+        def ended() -> None:
+            self._idle.append(thread)
+            self._free.release()
+            turn_over()
+
+        timer = loop.call_later(TURN_S, turn_over)
+        if long:
+            timer.cancel()
+        future = thread.submit(copy_context().run, work)  # the context is for what is logged there
+        try:
+            return await asyncio.wrap_future(future)
+        finally:
+            if future.done():
+                ended()
+            else:
+                future.add_done_callback(lambda _: loop.call_soon_threadsafe(ended))
 
     def close(self) -> None:
-        for pool in (self.first, self._others):
-            pool.shutdown(wait=True, cancel_futures=True)
+        for thread in self._threads:
+            thread.shutdown(wait=True, cancel_futures=True)

@@ -111,17 +111,14 @@ class Generation:
         self, query: Floats, depth: int, allowed: Bits | None, scan_max: int, ranks: int = RANKS
     ) -> Found:
         """Search the lists, which hold both tiers; the graph if nothing is cold."""
+        count = self.size if allowed is None else count_bits(allowed)
+        if allowed is not None and count <= scan_max:
+            return scan(self, query, depth, allowed)
         if self._cold is None:
-            if allowed is not None and count_bits(allowed) <= scan_max:
-                return scan(self, query, depth, allowed)
             return self.nearest_warm(query, depth, allowed, scan_max)
-        count = self._cold.size if allowed is None else count_bits(allowed)
-        if allowed is None or count > scan_max:
-            found = self._cold.nearest(query, depth, allowed, count, ranks=ranks)
-            if len(found[0]) == min(depth, count):
-                return found
-        # The probed lists hold too few allowed rows, or reading all of those is cheaper.
-        return scan(self, query, depth, allowed)
+        found = self._cold.nearest(query, depth, allowed, min(count, self._cold.size), ranks=ranks)
+        # If the probed lists hold too few allowed rows, scan all of those.
+        return found if len(found[0]) == min(depth, count) else scan(self, query, depth, allowed)
 
     def nearest_warm(
         self, query: Floats, depth: int, allowed: Bits | None, scan_max: int, ranks: int = RANKS
@@ -168,14 +165,11 @@ class Generation:
     @property
     def search_settings(self) -> tuple[int, ColdSettings]:
         """Current `ef` of the graph and settings of the lists; those of a missing tier are meaningless."""
-        return (
-            self._ef,
-            self._cold.settings if self._cold else self.manifest.search,
-        )
+        return self._ef, self._cold.settings if self._cold else self.manifest.search
 
     @property
     def cold(self) -> ColdShard | None:
-        """The cold tier, for measurements."""
+        """The lists, for measurements; None if nothing is cold."""
         return self._cold
 
     @property

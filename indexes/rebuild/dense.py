@@ -33,7 +33,7 @@ COPIED_ROWS = 8192
 
 @dataclass(frozen=True, slots=True)
 class DenseRows:
-    """Passage id of each row, hot rows first; the number of hot rows; how the cold lists were trained."""
+    """Passage id of each row, hot rows first; the number of hot rows; how the lists were trained."""
 
     ids: Ids
     hot: int
@@ -52,8 +52,9 @@ def write_dense(
 ) -> DenseRows:
     """Write graph, lists, vectors and ids into the draft folder of a generation."""
     dimensions, hot, cold = log.settings.dimensions, placement.hot, placement.cold
-    every = np.sort(np.concatenate([hot, cold]))
-    index, training = train_lists(log, every, recall_target, progress) if len(cold) else (None, Training())
+    index, training = None, Training()
+    if len(cold):
+        index, training = train_lists(log, np.concatenate([hot, cold]), recall_target, progress)
     spool_path = draft / "spool.f16"
     spool = StoredVectors.create(spool_path, len(hot) + len(cold), dimensions)
     blocks = spooled(log, placement, last_passage, index, spool, progress)

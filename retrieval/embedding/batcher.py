@@ -108,7 +108,7 @@ class Batcher:
         self._loop = asyncio.get_running_loop()
         self._tokenisers = ThreadPoolExecutor(1, thread_name_prefix="tokenise")
         self._threads = [
-            threading.Thread(target=self._work, args=(number,), name=f"embed-{number}", daemon=True)
+            threading.Thread(target=self._work, name=f"embed-{number}", daemon=True)
             for number in range(self._workers)
         ]
         self._running = True
@@ -318,8 +318,8 @@ class Batcher:
 
     # --- the workers ----------------------------------------------------------------------------------------
 
-    def _work(self, worker: int) -> None:
-        while (batch := self._lanes.next_batch(worker)) is not None:
+    def _work(self) -> None:
+        while (batch := self._lanes.next_batch()) is not None:
             started = time.monotonic()
             try:
                 found = self._outcome(batch)

@@ -4,7 +4,8 @@ Callers add and remove on the event loop, worker threads take batches; a lock gu
 while tokenising or running.
 
     queries first             but bulk work that has waited for BULK_WAITS_S gets a turn: it is slowed, never stopped
-    queries on one worker     while those that wait fit into one run: side by side, runs contend for the interpreter
+    queries in one run        at a time, while those that wait fit into the next: side by side, runs contend for the
+                              interpreter
     one worker kept free      of bulk runs while queries come, so that a query need not wait for one to end
     bulk requests in turns    one document is not stuck behind a thousand
 """
@@ -158,10 +159,7 @@ class Lanes:
         self._clock = clock
         self._queries: deque[Job] = deque()
         self._bulk: deque[Job] = deque()
-        lock = threading.Lock()
-        self._changed = threading.Condition(lock)
-        self._query_came = threading.Condition(lock)  # the first worker waits for it
-        self._first_waits = False
+        self._changed = threading.Condition()
         self._running: dict[Lane, int] = {"query": 0, "bulk": 0}
         self._query_seen = -QUERIES_LATELY_S  # when the last query came, by the clock
         self._bulk_turn = 0.0  # when bulk work last had, or began to wait for, its turn
@@ -178,7 +176,7 @@ class Lanes:
             if not self._bulk:
                 self._bulk_turn = self._clock()
             self._bulk.append(job)
-            self._wake_all()
+            self._changed.notify_all()
 
     def remove(self, job: Job) -> None:
         """Forget a job; one that is under way, or gone, is no error."""
@@ -192,28 +190,23 @@ class Lanes:
             self._closed = True
             self._queries.clear()
             self._bulk.clear()
-            self._wake_all()
+            self._changed.notify_all()
 
     def ended(self, batch: Batch) -> None:
         """A worker has run this batch."""
         with self._changed:
             self._running[batch.lane] -= 1
             if batch.lane == "bulk":  # after a query the same worker looks for the next
-                self._wake_all()
+                self._changed.notify()
 
-    def next_batch(self, worker: int = 0) -> Batch | None:
+    def next_batch(self) -> Batch | None:
         """Wait for work and take it: a batch, possibly with failures only, or None once closed."""
-        woken = self._changed if worker else self._query_came
         while True:
             with self._changed:
                 now = self._clock()
                 while not (self._closed or self._queries_may_run() or self._bulk_may_run(now)):
-                    if worker == 0:
-                        self._first_waits = True
-                    woken.wait(self._until_bulk(now))
+                    self._changed.wait(self._until_bulk(now))
                     now = self._clock()
-                if worker == 0:
-                    self._first_waits = False
                 if self._closed:
                     return None
                 if self._bulk_comes_first(now):
@@ -244,20 +237,15 @@ class Lanes:
     # --- whose turn it is; under the lock -------------------------------------------------------------------
 
     def _queries_may_run(self) -> bool:
-        if not self._queries or not self._running["query"]:
-            return bool(self._queries)
-        if len(self._queries) > self._texts_max:
-            return True
+        """Otherwise the worker of the run under way takes them after it."""
+        waiting = len(self._queries)
+        if not waiting or not self._running["query"] or waiting > self._texts_max:
+            return bool(waiting)
         return not fits([job.queued[0] for job in self._queries], self._query_room)
 
     def _wake_for_queries(self) -> None:
-        """One worker, unless they wait for the run under way: its worker takes them then."""
         if self._queries_may_run():
-            (self._query_came if self._first_waits else self._changed).notify()
-
-    def _wake_all(self) -> None:
-        self._query_came.notify()
-        self._changed.notify_all()
+            self._changed.notify()
 
     def _bulk_may_run(self, now: float) -> bool:
         lately = now - self._query_seen < QUERIES_LATELY_S

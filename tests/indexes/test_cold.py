@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from indexes.dense import cold
 from indexes.dense.cold import RANKS, ColdSettings, ColdShard, horizon_of
 from indexes.dense.forecast import Forecast
 from indexes.dense.mixtures import mixtures_of
@@ -102,6 +103,32 @@ def test_the_foretold_scan_is_the_one_that_happens(
         nearest(shard, query, wanted)
     assert 0.8 <= forecast.codes(wanted) * len(queries) / sum(scanned) <= 1
     assert len(scanned) > len(queries)  # some searches scanned a second time
+
+
+def test_a_few_deletions_do_not_widen_searches(
+    shard: ColdShard, queries: Floats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They end where they did. Where a filter keeps half, they go on to lists further away."""
+    horizons: list[float] = []
+
+    def noted(*arguments: object) -> float:
+        horizons.append(horizon_of(*arguments))  # type: ignore[arg-type]
+        return horizons[-1]
+
+    monkeypatch.setattr(cold, "horizon_of", noted)
+
+    def searched(left_out: int) -> Floats:
+        flags = np.ones(SIZE, bool)
+        flags[np.random.default_rng(5).choice(SIZE, left_out, replace=False)] = False
+        allowed = pack_flags(flags) if left_out else None
+        horizons.clear()
+        for query in queries:
+            shard.nearest(query, K, allowed, SIZE - left_out, ColdSettings(shard.lists, 300, reach=0.05))
+        return np.array(horizons, np.float32)
+
+    whole = searched(0)
+    assert np.mean(searched(5) == whole) > 0.9  # the others lost one of their best rows
+    assert np.all(searched(SIZE // 2) < whole - 0.04)
 
 
 @pytest.mark.parametrize("reach", [0.2, 0.5, 2.0])

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from indexes.collection import Collection
+from indexes.dense.hot import HotGraph
 from indexes.filters.grammar import Comparison, Filter
 from indexes.memory import serving_bytes
 from indexes.model import IndexOptions, Metadata, NewPassage, Settings, Upsert
 from indexes.rebuild.builder import Rebuild
-from tests.support.vectors import World, delete
+from tests.support.vectors import World, delete, fill, make_collection
 
 WORLD = World(seed=8, dimensions=64)
 SIZE = 12_000
@@ -107,6 +109,22 @@ def test_memory_is_as_foretold(collection: Collection) -> None:
     foretold = serving_bytes(manifest.hot, manifest.cold, manifest.training.lists, 0, manifest.dimensions)
     assert sum(collection.info().tier_bytes.values()) == pytest.approx(foretold, rel=0.15)
     assert manifest.peak_bytes["train"] > 0
+
+
+def test_small_filters_are_exact_in_a_graph_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing is cold, what is at most `exact_scan_passages_max` is scanned, though it be most of the graph."""
+    with closing(make_collection(tmp_path / "c", hot_capacity=600)) as made:
+        fill(made, World(seed=8), range(600))
+        made.adopt(Rebuild(made.begin_build(), timeout_s=120).run(lambda *_: None))
+
+        def fail(*_: object) -> None:
+            raise AssertionError("the graph was walked")
+
+        monkeypatch.setattr(HotGraph, "search", fail)
+        query = World(seed=8).queries(1)[0]
+        condition = Comparison("lt", "number", 500)
+        [(truth, _)] = made.exact(query[None], K, condition)
+        assert made.snapshot.dense(query, K, condition).ranking.ids.tolist() == truth.tolist()
 
 
 def test_tombstones_do_not_starve_a_search(folder: Path, tmp_path: Path) -> None:

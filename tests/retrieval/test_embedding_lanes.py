@@ -87,14 +87,14 @@ async def beside_a_run(*texts: str) -> list[tuple[Lane, int]]:
     worker, then for the first one after its run."""
     lanes = two_workers()
     lanes.add_query(job("query"))
-    first = lanes.next_batch(0)
+    first = lanes.next_batch()
     assert first is not None
     for text in texts:
         lanes.add_query(job("query", text))
     lanes.add_bulk(job("bulk"))
-    other = lanes.next_batch(1)
+    other = lanes.next_batch()
     lanes.ended(first)
-    then = lanes.next_batch(0)
+    then = lanes.next_batch()
     assert other is not None
     assert then is not None
     return [(batch.lane, len(batch.members)) for batch in (other, then)]
@@ -115,8 +115,8 @@ def test_no_query_is_left_behind() -> None:
     lanes, chance = two_workers(), random.Random(4)
     ran: list[Lane] = []
 
-    def work(worker: int) -> None:
-        while (batch := lanes.next_batch(worker)) is not None:
+    def work() -> None:
+        while (batch := lanes.next_batch()) is not None:
             time.sleep(chance.choice((0, 0.0002, 0.001)))
             lanes.ended(batch)
             ran.extend(batch.lane for _ in batch.members)
@@ -127,18 +127,43 @@ def test_no_query_is_left_behind() -> None:
         ]
 
     asked = asyncio.run(ask())
-    threads = [threading.Thread(target=work, args=(worker,)) for worker in range(2)]
+    threads = [threading.Thread(target=work) for _ in range(2)]
     for thread in threads:
         thread.start()
-    for one in asked:
-        lanes.add_query(one) if one.lane == "query" else lanes.add_bulk(one)
-        time.sleep(chance.choice((0, 0, 0.0005)))
-        if chance.random() < 0.1:  # all of it runs before the next comes
-            wait_for(ran, asked.index(one) + 1)
-    wait_for(ran, len(asked))
-    lanes.close()
+    try:
+        for at, one in enumerate(asked):
+            lanes.add_query(one) if one.lane == "query" else lanes.add_bulk(one)
+            time.sleep(chance.choice((0, 0, 0.0005)))
+            if chance.random() < 0.1:  # all of it runs before the next comes
+                wait_for(ran, at + 1)
+        wait_for(ran, len(asked))
+    finally:
+        lanes.close()
     for thread in threads:
         thread.join()
+
+
+def test_more_queries_than_one_run_holds_take_another_worker() -> None:
+    """Eight short ones would share the next run, a ninth would not."""
+
+    async def waiting(count: int) -> bool:
+        lanes = Lanes(
+            Words(),
+            workers=2,
+            texts_max=8,
+            query_room=lambda texts, longest: True,
+            bulk_room=lambda texts, longest: True,
+        )
+        lanes.add_query(job("query"))
+        assert lanes.next_batch() is not None
+        for _ in range(count):
+            lanes.add_query(job("query"))
+        lanes.add_bulk(job("bulk"))
+        batch = lanes.next_batch()
+        assert batch is not None
+        return batch.lane == "bulk"
+
+    assert [asyncio.run(waiting(count)) for count in (8, 9)] == [True, False]
 
 
 def wait_for(ran: list[Lane], count: int) -> None:

@@ -88,8 +88,27 @@ def test_long_work_leaves_the_first_thread_to_others() -> None:
     assert len(work.where) == 1
 
 
-def test_nothing_is_lost_when_callers_leave() -> None:
-    """A search that is cancelled, waiting or under way, gives its turn back once."""
+def test_a_search_takes_whichever_thread_is_free_first() -> None:
+    """Not that which a reranker holds, where another has become free meanwhile."""
+    reranker, slow, work = threading.Event(), threading.Event(), Noted()
+
+    async def scenario(made: SearchThreads) -> None:
+        reranked = asyncio.create_task(made.run(reranker.wait, long=True))
+        searched = asyncio.create_task(made.run(slow.wait))
+        waiting = asyncio.create_task(made.run(work))
+        await asyncio.sleep(2 * TURN_S)
+        assert made.next is None
+        slow.set()
+        await asyncio.gather(searched, waiting)
+        reranker.set()
+        assert await reranked
+
+    running(2, scenario)
+    assert len(work.where) == 1
+
+
+def test_work_whose_caller_left_keeps_its_thread() -> None:
+    """Others take another one, and its turn and thread come back once: when it ends."""
     gate, work = threading.Event(), Noted()
 
     async def scenario(made: SearchThreads) -> None:
@@ -99,14 +118,32 @@ def test_nothing_is_lost_when_callers_leave() -> None:
         waiting.cancel()
         under_way.cancel()
         await asyncio.gather(waiting, under_way, return_exceptions=True)
-        gate.set()
         await asyncio.gather(*(made.run(work) for _ in range(10)))
+        gate.set()
         await asyncio.sleep(2 * TURN_S)
         await asyncio.gather(*(made.run(work) for _ in range(10)))
 
     running(2, scenario)
     assert len(work.where) == 20
     assert work.most == 1
+
+
+def test_who_leaves_while_all_threads_work_gives_its_turn_back() -> None:
+    """It had taken its turn, and waited for a thread."""
+    gate, work = threading.Event(), Noted()
+
+    async def scenario(made: SearchThreads) -> None:
+        slow = asyncio.create_task(made.run(gate.wait, long=True))
+        waiting = asyncio.create_task(made.run(work))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        gate.set()
+        assert await slow
+        await made.run(work)
+
+    running(1, scenario)
+    assert len(work.where) == 1
 
 
 def test_what_it_raises_reaches_the_caller() -> None:
