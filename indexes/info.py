@@ -23,7 +23,6 @@ class SearchSettings:
     probes: int
     reach: float
     rescored: int
-    filtered_share: float
     tuned: bool
 
 
@@ -100,7 +99,7 @@ def describe(
 
 def search_settings(generation: Generation, *, tuned: bool) -> SearchSettings:
     ef, cold = generation.search_settings
-    return SearchSettings(ef, cold.probes, cold.reach, cold.rescored, cold.filtered_share, tuned)
+    return SearchSettings(ef, cold.probes, cold.reach, cold.rescored, tuned)
 
 
 def cold_state(snapshot: Snapshot) -> ColdState:

@@ -27,10 +27,8 @@ from indexes.parts.manifest import RecallEvidence
 from indexes.parts.shelf import Shelf
 from indexes.rebuild.chosen import TunedSettings, read_chosen
 from indexes.rebuild.optimiser import (
-    FILTERED_QUERIES,
     Optimum,
     Trial,
-    cover_filters,
     filtered_recall,
     optimise,
     shares,
@@ -86,7 +84,7 @@ class TuneOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome. `met`: the settings reach the target on the tuning half; otherwise they have the highest recall.
 
     `margin` is by how much recall had to exceed the target because the sample of queries is small. `before` measures
-    the previous settings on the validation half; `filtered` is recall under a random filter on both halves.
+    the previous settings on the validation half; `filtered` is recall of cold passages under a filter, on that half.
     """
 
     generation: int
@@ -101,7 +99,7 @@ class TuneOutcome(msgspec.Struct, frozen=True, kw_only=True):
     before_ef: int
     before_search: ColdSettings
     before: Measure
-    filtered: dict[str, float]
+    filtered: float | None
     curve: list[Point]
     held_out: bool
     seconds: float
@@ -116,7 +114,7 @@ class TuneOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
     def chosen(self) -> TunedSettings:
         """The outcome as settings for `Collection.set_search`."""
-        filtered = {"cold_filtered": self.filtered["validation"]} if self.filtered else {}
+        filtered = {} if self.filtered is None else {"cold_filtered": self.filtered}
         return TunedSettings(
             recall_target=self.recall_target,
             generation=self.generation,
@@ -208,13 +206,11 @@ def tune(request: TuneRequest, progress: Progress) -> TuneOutcome:
         generation, truth, target, request.recall_floor, shown_from=CURVE_FROM, progress=progress
     )
     best = optimum.best
-    search, filtered = best.search, {}
     progress("validation", 0, 1)
+    filtered = None
     if generation.manifest.cold:
-        search, recall = cover_filters(generation, search, truth.queries[:FILTERED_QUERIES], target)
-        others = filtered_recall(generation, other.queries[:FILTERED_QUERIES])(search)
-        filtered = {"tuning": round(recall, 4), "validation": round(others, 4)}
-    chosen = tried(generation, best.ef, search, other)
+        filtered = round(filtered_recall(generation, best.search, other.queries), 4)
+    chosen = tried(generation, best.ef, best.search, other)
     before = tried(generation, before_ef, before_search, other)
     return TuneOutcome(
         generation=generation.number,
@@ -223,7 +219,7 @@ def tune(request: TuneRequest, progress: Progress) -> TuneOutcome:
         met=optimum.met,
         margin=round(shares(best, truth)["all"].margin, 4),
         ef=best.ef,
-        search=search,
+        search=best.search,
         tuning=Measure.of(best, truth),
         validation=Measure.of(chosen, other),
         before_ef=before_ef,

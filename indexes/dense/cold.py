@@ -41,12 +41,11 @@ class ColdSettings(msgspec.Struct, frozen=True):
 
     `reach`: a further list is probed if its centroid's score exceeds the mean of the nearest centroid's and the last
     relevant passage's, minus this: the RANKS-th best, or a later one in a search for more, so that it reaches further.
-    `filtered_share`: the share of a filter's allowed rows that the probed lists must hold.
     """
 
     probes: int = 0
     rescored: int = 0
-    filtered_share: float = 1.0
+    filtered_share: float = 1.0  # means nothing any more; the checksums of manifests cover it
     reach: float = 0.0
 
 
@@ -122,6 +121,10 @@ class ColdShard:
     ) -> Found:
         """Up to `depth` of the `count` allowed rows, with exact scores, best first. May find fewer than exist.
 
+        Scans the lists nearest to the query, then any further ones that may hold better rows. Most queries find their
+        neighbors in a few lists, but some need half of all lists. Comparing the scores of the answer and of the nearest
+        centroid with those of the unvisited centroids tells the two kinds apart.
+
         `settings` overrides the shard's own. They are for recall at RANKS; a search whose first `ranks` matter instead
         reads more.
         """
@@ -129,49 +132,26 @@ class ColdShard:
         if depth == 0:
             return NOTHING
         settings = settings or self.settings  # read once: another thread may change them
-        wanted = candidates_of(settings, depth, count, ranks)
-        if allowed is None or count >= WIDE_SHARE * self.size:
-            return self._nearest_lists(settings, query, depth, wanted, allowed, count / self.size, ranks)
-        return self._nearest_allowed(settings, query, depth, wanted, allowed, count)
-
-    def _ranked(self, query: Floats) -> tuple[Rows, Floats]:
-        """All lists, nearest first, and the scores of their centroids."""
+        share = count / self.size
+        wanted = candidates_of(settings, depth, count, ranks, far=share < WIDE_SHARE)
         similarities = self._centres @ query
         order = np.argsort(-similarities)
-        return order, similarities[order]
-
-    def _nearest_lists(
-        self,
-        settings: ColdSettings,
-        query: Floats,
-        depth: int,
-        wanted: int,
-        allowed: Bits | None,
-        share: float,
-        ranks: int,
-    ) -> Found:
-        """Scan the lists nearest to the query, then any further lists that may hold better rows.
-
-        Most queries find their neighbors in a few lists, but some need half of all lists. Comparing the scores of the
-        answer and the nearest centroid with those of the unvisited centroids tells the two kinds apart.
-        """
-        order, similarities = self._ranked(query)
-        first = math.ceil(
-            self.first_lists(settings, wanted, share) * (max(ranks, RANKS) / RANKS) ** MORE_LISTS
-        )
-        first = min(first, self.lists)
-        rows = self._scan_lists(query, wanted, order[:first], similarities[:first], allowed)
+        if allowed is not None and share < WIDE_SHARE:
+            order = order[self._allowed_by_list(allowed)[order] > 0]
+        first = self.first_lists(settings, wanted, share) * (max(ranks, RANKS) / RANKS) ** MORE_LISTS
+        first = min(math.ceil(first), len(order))
+        rows = self._scan_lists(query, wanted, order[:first], similarities, allowed)
         found = self._vectors.best(rows, query, depth)
-        nearest, reach = float(similarities[0]), settings.reach
+        nearest, reach = float(similarities[order[0]]), settings.reach
         if share < FEW_LEFT_OUT and len(found[0]):
             # The nearest lists may hold little that is allowed: measure from the one that holds the best found row.
-            nearest = float(self._centres[self._list_of[found[0][0]]] @ query)
+            nearest = float(similarities[self._list_of[found[0][0]]])
             reach = max(reach, FILTERED_REACH_MIN)
         horizon = horizon_of(nearest, found[1], min(depth, max(ranks, RANKS)), reach)
-        near = int(np.count_nonzero(similarities > horizon))
+        near = int(np.count_nonzero(similarities[order] > horizon))
         if near <= first:
             return found
-        rows = self._scan_lists(query, wanted, order[first:near], similarities[first:near], allowed)
+        rows = self._scan_lists(query, wanted, order[first:near], similarities, allowed)
         return merge(found, self._vectors.best(rows, query, depth), depth)
 
     def first_lists(self, settings: ColdSettings, wanted: int, share: float) -> int:
@@ -181,25 +161,11 @@ class ColdShard:
         fewest = 1.5 * wanted * self.lists / (share * self.size)
         return min(math.ceil(max(settings.probes, fewest) / math.sqrt(share)), self.lists)
 
-    def _nearest_allowed(
-        self, settings: ColdSettings, query: Floats, depth: int, wanted: int, allowed: Bits, count: int
-    ) -> Found:
-        """Scan the nearest lists until they hold enough allowed rows, skipping lists without any.
-
-        Rows that match a filter may be far from the query, so a fixed number of lists would find too few of them.
-        """
-        order, similarities = self._ranked(query)
-        held = self._allowed_by_list(allowed)[order]
-        enough = max(settings.filtered_share * count, 1.5 * wanted)
-        probed = int(np.searchsorted(np.cumsum(held), min(enough, count))) + 1
-        chosen = np.flatnonzero(held[:probed])
-        rows = self._scan_lists(query, wanted, order[chosen], similarities[chosen], allowed)
-        return self._vectors.best(rows, query, depth)
-
     def _scan_lists(
         self, query: Floats, wanted: int, lists: Rows, similarities: Floats, allowed: Bits | None
     ) -> Rows:
-        """The `wanted` best allowed rows in these lists, by code."""
+        """The `wanted` best allowed rows in these lists, by code. `similarities` are those of all lists."""
+        similarities = np.ascontiguousarray(similarities[lists])
         codes, rows = np.empty(wanted, np.float32), np.empty(wanted, np.int64)
         parameters = (
             unfiltered(len(lists))
@@ -207,7 +173,6 @@ class ColdShard:
             else faiss.SearchParametersIVF(nprobe=len(lists), sel=among(allowed))
         )
         query, lists = np.ascontiguousarray(query, np.float32), np.ascontiguousarray(lists)
-        similarities = np.ascontiguousarray(similarities)
         # The Python wrapper does not accept parameters here, so call the C++ method with raw pointers.
         self._index.search_preassigned_c(
             1,
@@ -227,9 +192,13 @@ class ColdShard:
         return np.bincount(self._list_of[rows_in(allowed, self._vectors.rows)], minlength=self.lists)
 
 
-def candidates_of(settings: ColdSettings, depth: int, count: int, ranks: int = RANKS) -> int:
-    """How many of `count` rows each scan rescores for an answer of `depth` whose first `ranks` matter."""
-    return min(count, max(settings.rescored, OVERSAMPLING * depth, RANKS_OVERSAMPLING * ranks))
+def candidates_of(
+    settings: ColdSettings, depth: int, count: int, ranks: int = RANKS, *, far: bool = False
+) -> int:
+    """How many of `count` rows each scan rescores for an answer of `depth` whose first `ranks` matter. `far`: they may
+    lie far from the query, where scores differ little and codes tell less."""
+    relevant = (1 + far) * max(settings.rescored, RANKS_OVERSAMPLING * ranks)
+    return min(count, max(relevant, OVERSAMPLING * depth))
 
 
 @functools.lru_cache(maxsize=1024)

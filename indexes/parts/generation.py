@@ -17,6 +17,7 @@ No file is parsed before its checksum is verified.
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +54,7 @@ class Generation:
         self.vectors = StoredVectors.load(folder / "vectors.f16", rows, manifest.dimensions, files)
         self._ef = manifest.ef
         self._graph: HotGraph | None = None
+        self._loading = threading.Lock()
         self._cold = (
             ColdShard.load(folder / "cold.ivf", self.vectors, manifest.search, lacking=manifest.unlisted)
             if manifest.cold
@@ -136,9 +138,10 @@ class Generation:
 
     def hot_graph(self) -> HotGraph:
         """The graph of the hot tier, read from its file when it is first needed: most generations need none."""
-        if self._graph is None:
-            self._graph = HotGraph.load(self.folder / "hot.hnsw", self.manifest.dimensions, ef=self._ef)
-        return self._graph
+        with self._loading:
+            if self._graph is None:
+                self._graph = HotGraph.load(self.folder / "hot.hnsw", self.manifest.dimensions, ef=self._ef)
+            return self._graph
 
     def watch_cold(self, policy: ColdPolicy) -> None:
         """Let a policy decide which queries search the cold tier; `always` needs no watch. Loads the graph if searches
@@ -156,9 +159,10 @@ class Generation:
     def tune(self, *, ef: int | None = None, cold: ColdSettings | None = None) -> None:
         """Change the search settings. A search in progress may use the old ones, or a mix of old and new per tier."""
         if ef is not None:
-            self._ef = ef
-            if self._graph is not None:
-                self._graph.set_ef(ef)
+            with self._loading:
+                self._ef = ef
+                if self._graph is not None:
+                    self._graph.set_ef(ef)
         if cold is not None and self._cold is not None:
             self._cold.settings = cold
 

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-import msgspec
 import numpy as np
 from msgspec import UNSET, UnsetType
 
@@ -31,8 +30,8 @@ from indexes.rebuild.truth import (
     Truth,
     found_of,
     halves,
-    random_filter,
     synthetic_queries,
+    topical_filter,
     true_neighbours,
 )
 
@@ -43,7 +42,6 @@ PROBED_64THS = (1, 2, 4, 6, 8, 16, 32, 64)  # fractions of the lists to probe
 REACHES = (0.0, 0.1, 0.16, 0.2, 0.22, 0.24, 0.26, 0.28, 0.3, 0.32, 0.34, 0.36, 0.4, 0.5)
 RESCORED = (50, 70, 100, 140, 200, 300, 400)
 FILTERED_QUERIES = 300
-FILTERED_SHARES = (0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
 STEP = 0.002  # minimum gain in predicted recall between tried list settings
 PREDICTED_BELOW = 0.005  # by how much a prediction of recall may be too low
 TIER_SLACK = 0.02  # by how much one tier may miss it if the other compensates
@@ -96,8 +94,7 @@ def choose_settings(
     measured = shares(tried(generation, ef, search, other), other)
     recall = {name: share.recall for name, share in measured.items()}
     if generation.manifest.cold:
-        search, _ = cover_filters(generation, search, truth.queries[:FILTERED_QUERIES], target)
-        recall["cold_filtered"] = filtered_recall(generation, other.queries[:FILTERED_QUERIES])(search)
+        recall["cold_filtered"] = filtered_recall(generation, search, other.queries)
     evidence = RecallEvidence(
         "synthetic queries" if asked is None else "logged queries",
         len(other.queries),
@@ -226,29 +223,13 @@ def choose(
     return max(trials, key=lambda trial: (int(trial.found[by].sum()), -trial.us)), False
 
 
-def cover_filters(
-    generation: Generation, chosen: ColdSettings, queries: Floats, target: float
-) -> tuple[ColdSettings, float]:
-    """`chosen` with the smallest `filtered_share` that reaches the target, and its recall."""
-    measured = filtered_recall(generation, queries)
-    for share in FILTERED_SHARES:
-        setting = msgspec.structs.replace(chosen, filtered_share=share)
-        if (recall := measured(setting)) >= target:
-            break
-    return setting, recall
-
-
-def filtered_recall(generation: Generation, queries: Floats) -> Callable[[ColdSettings], float]:
-    """A function that measures cold recall under a random filter, for any settings."""
-    allowed = random_filter(generation)
+def filtered_recall(generation: Generation, settings: ColdSettings, queries: Floats) -> float:
+    """Of cold passages, under a filter."""
+    queries, allowed = queries[:FILTERED_QUERIES], topical_filter(generation)
     best = true_neighbours(generation, queries, allowed).cold
-
-    def measure(settings: ColdSettings) -> float:
-        generation.tune(cold=settings)
-        found = found_in([generation.nearest(query, K, allowed, 0) for query in queries], best)
-        return float(found.sum() / sum(map(len, best)))
-
-    return measure
+    generation.tune(cold=settings)
+    found = found_in([generation.nearest(query, K, allowed, 0) for query in queries], best)
+    return float(found.sum() / sum(map(len, best)))
 
 
 def shares(trial: Trial, truth: Truth) -> dict[str, Share]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +18,7 @@ from indexes.parts.generation import Generation
 Counts = NDArray[np.int64]
 
 K = RANKS
-FILTER_SHARE = 0.05  # of the cold rows match the random filter used to measure filtered search
+FILTER_SHARE = 0.05  # of the cold rows match the filter used to measure filtered search
 TIE = 3e-4  # larger than the float16 error of a score, smaller than the gap between ranks
 
 
@@ -87,9 +88,13 @@ def synthetic_queries(generation: Generation, count: int, *, seed: int) -> Float
     return mixtures_of(generation.vectors.take(np.concatenate(picked)), seed=seed)
 
 
-def random_filter(generation: Generation, *, seed: int = 6) -> Bits:
-    """FILTER_SHARE of the cold rows, and no hot ones."""
-    flags = np.random.default_rng(seed).random(generation.size) < FILTER_SHARE
-    flags[: generation.manifest.hot] = False
-    flags[-1] = True  # at least one
+def topical_filter(generation: Generation, *, seed: int = 6) -> Bits:
+    """FILTER_SHARE of the cold rows, those most like one of them. Most queries are far from what it keeps, so it is
+    harder to search with than one that keeps a random choice."""
+    cold = range(generation.manifest.hot, generation.size)
+    one = np.random.default_rng(seed).integers(cold.start, cold.stop, 1)
+    [vector] = generation.vectors.take(one)
+    kept, _ = generation.vectors.nearest(vector, math.ceil(FILTER_SHARE * len(cold)), within(cold))
+    flags = np.zeros(generation.size, bool)
+    flags[kept] = True
     return pack_flags(flags)

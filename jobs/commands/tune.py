@@ -122,12 +122,11 @@ def notes(tuned: dict[str, Any]) -> Iterator[str]:
     search = tuned["search"]
     yield (
         f"ef {tuned['ef']}, {search['probes']} lists and those within {search['reach']:g}, {search['rescored']} "
-        f"rescored, {search['filtered_share']:g} of a filter's matches covered: "
+        "rescored: "
         + ("in use now, and the target of every later rebuild" if tuned["applied"] else "not applied")
     )
-    if tuned["filtered"]:
-        halves = ", ".join(f"{half} {recall:.4f}" for half, recall in tuned["filtered"].items())
-        yield f"recall@10 of cold passages under a filter: {halves}"
+    if tuned["filtered"] is not None:
+        yield f"recall@10 of cold passages under a filter: {tuned['filtered']:.4f}"
     if tuned["margin"]:
         yield f"recall had to be {tuned['margin']:.4f} above the target, to be sure: more queries would allow less"
     if tuned["held_out"]:

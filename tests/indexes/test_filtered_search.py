@@ -62,7 +62,7 @@ def recall(collection: Collection, condition: Filter) -> tuple[float, float]:
     return float(np.mean(shares)), float(np.mean(full))
 
 
-@pytest.mark.parametrize("percent", [50, 10, 1, 0.1])
+@pytest.mark.parametrize("percent", [50, 25, 10, 1, 0.1])
 def test_random_filters(collection: Collection, percent: float) -> None:
     """Half of the passages or one in a thousand: recall@10 is at least .97, and k hits come when k match."""
     found, full = recall(collection, Comparison("lt", "bucket", int(percent * 10)))
@@ -70,7 +70,7 @@ def test_random_filters(collection: Collection, percent: float) -> None:
     assert found >= 0.97
 
 
-@pytest.mark.parametrize("percent", [50, 10, 1, 0.1])
+@pytest.mark.parametrize("percent", [50, 25, 10, 1, 0.1])
 @pytest.mark.parametrize("end", ["near", "far"])
 def test_filters_that_go_with_the_vectors(collection: Collection, percent: float, end: str) -> None:
     """The same where a filter keeps one side of the space, so that for most queries its matches lie far away."""
@@ -96,7 +96,6 @@ def test_the_settings_were_measured(collection: Collection) -> None:
     manifest = generation.manifest
     assert manifest.training.lists in manifest.training.scanned_share
     assert set(manifest.training.kept) == {"x4fs", "x4fsr"}
-    assert 0 < manifest.search.filtered_share <= 1
     assert manifest.search.probes > 0
     assert all(manifest.recall[name] >= 0.98 for name in ("hot", "cold", "cold_filtered"))
 

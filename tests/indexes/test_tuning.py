@@ -26,13 +26,11 @@ from indexes.rebuild import optimiser
 from indexes.rebuild.builder import Rebuild
 from indexes.rebuild.chosen import FILE, TunedSettings, read_chosen
 from indexes.rebuild.optimiser import (
-    FILTERED_SHARES,
     TIER_SLACK,
     Optimum,
     Trial,
     choose,
     choose_settings,
-    cover_filters,
     filtered_recall,
 )
 from indexes.rebuild.shares import Share
@@ -43,7 +41,7 @@ from tests.support.vectors import World, fill, make_collection
 
 WORLD = World(seed=4)
 TUNING = IndexOptions(delta_passages_max=256, segments_max=0)
-POOR = ColdSettings(probes=1, rescored=1, filtered_share=0.5)
+POOR = ColdSettings(probes=1, rescored=1)
 
 
 def strays(count: int) -> Floats:
@@ -245,32 +243,16 @@ def test_few_queries_seldom_flatter() -> None:
     assert passed(0.98) >= 0.95
 
 
-def test_filters_are_covered_as_far_as_the_target_asks(
-    generation: Generation, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The smallest share that reaches it is taken, or the last of all; recall is measured with it."""
-    monkeypatch.setattr(
-        cold, "RANKS_OVERSAMPLING", 1
-    )  # otherwise the smallest finds all that the last one finds
-    measured = filtered_recall(generation, QUERIES)
-    ladder = [ColdSettings(1, 1, share) for share in FILTERED_SHARES]
-    found = [measured(setting) for setting in ladder]
-    assert len(set(found)) > 1
-    for target in [*sorted(set(found)), 1.01]:
-        at = next((at for at, one in enumerate(found) if one >= target), len(ladder) - 1)
-        assert cover_filters(generation, POOR, QUERIES, target) == (ladder[at], found[at])
-
-
 def test_recall_under_filters_is_measured_on_other_queries(
     generation: Generation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A build says what its settings find for the half of the queries that they were not chosen by."""
-    monkeypatch.setattr(cold, "RANKS_OVERSAMPLING", 1)
+    for name, value in {"RANKS_OVERSAMPLING": 1, "OVERSAMPLING": 1, "FEW_LEFT_OUT": 0.0}.items():
+        monkeypatch.setattr(cold, name, value)  # otherwise both halves find everything
     monkeypatch.setattr(optimiser, "RESCORED", (1,))
-    monkeypatch.setattr(optimiser, "FILTERED_SHARES", (0.1,))
     chosen = choose_settings(generation, 0.1, 0.0, QUERIES[:150])
     by, other = (
-        round(filtered_recall(generation, half.queries)(chosen.search), 4)
+        round(filtered_recall(generation, chosen.search, half.queries), 4)
         for half in halves(true_neighbours(generation, QUERIES[:150]))
     )
     assert chosen.recall["cold_filtered"] == other != by

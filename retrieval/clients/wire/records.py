@@ -64,7 +64,6 @@ class SearchSettings(TypedDict):
     probes: int
     reach: float
     rescored: int
-    filtered_share: float
     tuned: bool
 
 
