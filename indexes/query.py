@@ -6,8 +6,7 @@ fuses the candidates itself.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,8 +17,7 @@ Ranks = NDArray[np.int32]
 NOT_FOUND = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Query:
+class Query(msgspec.Struct, frozen=True):
     """`text` is for BM25, `vector` (unit length, float32 [dimensions]) for the dense indexes; None skips that searcher.
 
     `language` is that of the text; None: guessed among those of the passages. `typos`: its words that no passage has
@@ -41,8 +39,7 @@ class Query:
     prefixes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Candidates:
+class Candidates(msgspec.Struct, frozen=True):
     """The union of both searchers' results: columns of n, dense results first.
 
     Scores are float32, NaN where that searcher did not find the passage; ranks count from 0, NOT_FOUND where it is not

@@ -25,7 +25,6 @@ from indexes import (
 )
 from retrieval.auth import PRINCIPAL
 from retrieval.cache import EmbeddingCache, SharedVectors
-from retrieval.cache.store import key_of
 from retrieval.embedding.batcher import Batcher
 from retrieval.embedding.costs import CostModel
 from retrieval.embedding.counting import TokenCounter
@@ -84,7 +83,7 @@ class Embedder:
             return known
         if not cached:
             return await self._embedded(text, deadline, meanwhile)
-        key = key_of(b"nearline-flight", kept_by, text)
+        key = kept_by, text
         if (joined := await self.flights.joined(key)) is not None:
             self.cache.joined += 1
             return joined

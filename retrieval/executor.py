@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor as Pool
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
+from msgspec.structs import replace
 
 from indexes import (
     Candidates,
@@ -108,8 +111,7 @@ class LocalExecutor:
         return LocalExecution(self.collection, self.snapshot, prepared, watch)
 
 
-@dataclass(frozen=True, slots=True)
-class LocalExecution:
+class LocalExecution(msgspec.Struct, frozen=True):
     collection: Collection
     snapshot: Snapshot
     prepared: Prepared

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
@@ -34,9 +34,9 @@ class Flights(Generic[T]):
     """The flights under way by key. For one event loop."""
 
     def __init__(self) -> None:
-        self._under_way: dict[bytes, Flight[T]] = {}
+        self._under_way: dict[Hashable, Flight[T]] = {}
 
-    async def joined(self, key: bytes) -> T | None:
+    async def joined(self, key: Hashable) -> T | None:
         """What another one is computing under this key; None if nobody is, or it is of no use to others.
 
         A flight that fails, because its leader left or met an error, is led anew: its followers go on one by one.
@@ -48,7 +48,7 @@ class Flights(Generic[T]):
         return None
 
     @contextmanager
-    def leading(self, key: bytes) -> Iterator[Flight[T]]:
+    def leading(self, key: Hashable) -> Iterator[Flight[T]]:
         """Others may wait for what is computed within."""
         flight: Flight[T] = Flight()
         self._under_way[key] = flight

@@ -12,11 +12,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from indexes import (
     Candidates,
@@ -252,7 +253,7 @@ class Pipeline:
 
     def _asking(self, text: str, collection: Collection, plan: Plan) -> Plan:
         """The same search for another text."""
-        return self._planned(collection, msgspec.structs.replace(plan.request, query=text))
+        return self._planned(collection, replace(plan.request, query=text))
 
     async def _alike(
         self, scope: bytes | None, collection: Collection, snapshot: Snapshot, plan: Plan
@@ -287,7 +288,7 @@ class Pipeline:
     async def follow(self, collection: Collection, request: SearchRequest) -> Followed:
         """The same search, and what its last round chose from. No cache is read or filled, and nothing counted."""
         watch, share = Stopwatch(), BudgetShare(AnswerBudget(self._config.limits.answer_bytes_max))
-        plan = self._planned(collection, msgspec.structs.replace(request, cache=False))
+        plan = self._planned(collection, replace(request, cache=False))
         async with self._in_time(plan, watch):
             snapshot = await reached(collection, request.min_seq or 0)
             async with self._turn(plan):

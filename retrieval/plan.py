@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from indexes import (
     ANALYSIS_VERSION,
@@ -54,8 +55,7 @@ class RerankOptions:
     weight: float
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     """A checked request with every choice made. `query` is what the indexes are asked, its vector absent until the text
     is embedded. `identity` is equal for requests that must get the same answer. Of a `counted` search the k hits are
     remembered, for the hot tier. The page ends with the hit in place `last`; `page_depth` is how deep the first page
@@ -83,7 +83,7 @@ class Plan:
     share_read: float | None = None  # what that said; None: no text was embedded
     similarity_floor: float = SIMILARITY_FLOOR  # of the model
     examples: ExampleDocuments | None = None
-    calibrations: Calibrations = field(default_factory=lambda: BUILT_IN)
+    calibrations: Calibrations = msgspec.field(default_factory=lambda: BUILT_IN)
     degraded: tuple[Degraded, ...] = ()  # what was left out for the load
 
     @property
@@ -157,7 +157,7 @@ def planned(
 
     Raises InvalidInput or TooLarge naming the field.
     """
-    request = msgspec.structs.replace(request, boosts=boosts_at(request.boosts, now()))
+    request = replace(request, boosts=boosts_at(request.boosts, now()))
     text = check_query(request, config)
     mode = mode_of(request, text, config)
     operators = operators_of(request, text, mode)
@@ -180,7 +180,7 @@ def planned(
         degraded.append("rerank")
     query = query_of(request, text, mode, operators, (last, page_depth), dimensions, config)
     return Plan(
-        request=msgspec.structs.replace(request, query=text),
+        request=replace(request, query=text),
         k=k,
         last=last,
         page_depth=page_depth,
@@ -307,7 +307,7 @@ def asked_of(
 ) -> SearchRequest:
     """The request without what does not change the answer: no budget, since answers it cut short are not kept."""
     rerank = Rerank(candidates=reranking.candidates, weight=reranking.weight) if reranking else None
-    return msgspec.structs.replace(
+    return replace(
         request,
         query=query or None,
         k=k,

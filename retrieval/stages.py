@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from msgspec import UNSET
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from indexes import TIERS, Candidates, Floats, StoredPassage, Surroundings, marked

@@ -14,11 +14,11 @@ reaches; and where more than the first ones matter (rank fusion, reranking, boos
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from indexes import Candidates, Floats, Ids, Snapshot
@@ -126,7 +126,7 @@ def still_holding(kept: bytes, plan: Plan, snapshot: Snapshot) -> bytes | None:
     if ends.any() or reaching > grounds.spare or (scores_of(plan, found) >= grounds.score_from).any():
         return None
     return msgspec.msgpack.encode(
-        msgspec.structs.replace(
+        replace(
             grounds,
             newest=max(snapshot.newest, grounds.newest),
             seq=snapshot.seq,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextvars import copy_context
 from typing import TypeVar
 
@@ -47,28 +47,34 @@ class SearchThreads:
                 self._turns.release()
             raise
         loop, thread = asyncio.get_running_loop(), self._idle.pop()
+        answer: asyncio.Future[T] = loop.create_future()
 
         def turn_over() -> None:
             if not timer.cancelled():
                 timer.cancel()
                 self._turns.release()
 
-        def ended() -> None:
+        def ended(done: Future[T]) -> None:
             self._idle.append(thread)
             self._free.release()
             turn_over()
+            if done.cancelled():
+                answer.cancel()
+            elif answer.done():  # its caller has left
+                return
+            elif (error := done.exception()) is not None:
+                answer.set_exception(error)
+            else:
+                answer.set_result(done.result())
 
         timer = loop.call_later(TURN_S, turn_over)
         if long:
             timer.cancel()
-        future = thread.submit(copy_context().run, work)  # the context is for what is logged there
-        try:
-            return await asyncio.wrap_future(future)
-        finally:
-            if future.done():
-                ended()
-            else:
-                future.add_done_callback(lambda _: loop.call_soon_threadsafe(ended))
+        # The context is for what is logged there.
+        thread.submit(copy_context().run, work).add_done_callback(
+            lambda done: loop.call_soon_threadsafe(ended, done)
+        )
+        return await answer
 
     def close(self) -> None:
         for thread in self._threads:

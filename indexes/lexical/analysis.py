@@ -63,7 +63,14 @@ def query_terms(text: str, language: str = "en", others: Mapping[str, float] = N
     share. Stopwords are left out unless there is nothing else. A word of two or more capitals is none where the query
     is not all in capitals ("WHO guidelines"), nor is a single one but "I" after other words ("vitamin A").
     """
-    tokens, own = text.split(), primary(language)
+    return query_terms_and_own(text, language, others)[0]
+
+
+def query_terms_and_own(
+    text: str, language: str, others: Mapping[str, float]
+) -> tuple[dict[str, float], set[str]]:
+    """The same, and which of them are terms in the query's own language."""
+    tokens, own, codes = text.split(), primary(language), tuple(others)
     stopwords, shouting = STOPWORDS.get(own, frozenset()), text.isupper()
     kept = [
         token
@@ -71,12 +78,15 @@ def query_terms(text: str, language: str = "en", others: Mapping[str, float] = N
         if not _stops(token, stopwords, capitals_min=inf if shouting else 2 - (at > 0))
     ]
     weights: dict[str, float] = {}
+    own_terms: set[str] = set()
     for token in kept or tokens:
         cached = len(token) <= TOKEN_CACHED_CHARS_MAX
         look_up = _looked_up if cached else _looked_up.__wrapped__
-        for term, code in look_up(token, own, tuple(others)):
+        for term, code in look_up(token, own, codes):
             weights[term] = weights.get(term, 0.0) + (1.0 if code == own else others[code])
-    return weights
+            if code == own:
+                own_terms.add(term)
+    return weights, own_terms
 
 
 def _stops(token: str, stopwords: frozenset[str], *, capitals_min: float) -> bool:

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexes.arrays import changes, top
-from indexes.lexical.analysis import NONE, query_terms
+from indexes.lexical.analysis import NONE, query_terms_and_own
 from indexes.masks import Bits, bits_at
 from indexes.model import Bm25, Floats, Rows
 
@@ -166,8 +166,9 @@ def weigh(
     Document frequency is at least 1, even if only dead passages hold the term. The bound counts such a term as one that
     no passage holds, as it would be after a rebuild.
     """
-    counts = _with(corrected, query_terms(text, language, others))
-    own = _with(corrected, query_terms(text, language)) if others else counts
+    counts, own = query_terms_and_own(text, language, others)
+    if corrected:
+        counts, own = _corrected(counts, corrected), {corrected.get(term, term) for term in own}
     counts = {**counts, **dict.fromkeys(groups, 1.0)} if groups else counts
     met = [[postings_of(part, term, groups) for term in counts] for part in parts]
     weights = {}
@@ -210,9 +211,7 @@ def impacts_of(part: LexicalPart, postings: Postings, bm25: Bm25, mean_length: f
     return Impacts.of(saturated(frequencies, part.lengths.take(rows), bm25, mean_length), bm25, mean_length)
 
 
-def _with(corrected: Mapping[str, str], counts: dict[str, float]) -> dict[str, float]:
-    if not corrected:
-        return counts
+def _corrected(counts: Mapping[str, float], corrected: Mapping[str, str]) -> dict[str, float]:
     changed: dict[str, float] = {}
     for term, count in counts.items():
         name = corrected.get(term, term)

@@ -44,8 +44,7 @@ Judge = Callable[[bytes], Awaitable[bytes | None]]
 """From the grounds of an answer those that it has now, None if it does not hold any more."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResultKey:
+class ResultKey(msgspec.Struct, frozen=True):
     """Where one answer is kept: `near` in this process, `far` in what services share. It must be for this `content`, or
     be judged, if this `opening` of the collection computed it."""
 
