@@ -5,8 +5,7 @@ Today every query is answered in this process, from one snapshot of a collection
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor as Pool
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
@@ -30,6 +29,8 @@ from indexes import (
     text_around,
 )
 from retrieval.stopwatch import Stopwatch
+
+Submit = Callable[[Callable[[], "LocalExecution"]], Future["LocalExecution"]]
 
 
 class Execution(Protocol):
@@ -90,14 +91,14 @@ class LocalExecutor:
     snapshot: Snapshot
     begun: Future[LocalExecution] | None = None
 
-    def begin(self, query: Query, watch: Stopwatch, pool: Pool) -> None:
-        """Search its words in `pool`. Then ask for the same query with its vector, or for a deeper one."""
+    def begin(self, query: Query, watch: Stopwatch, submit: Submit) -> None:
+        """Search its words meanwhile. Then ask for the same query with its vector, or for a deeper one."""
 
         def begun() -> LocalExecution:
             execution = self._prepared(query, watch)
             return replace(execution, words=execution.lexical())
 
-        self.begun = pool.submit(begun)
+        self.begun = submit(begun)
 
     def prepare(self, query: Query, watch: Stopwatch) -> LocalExecution:
         """Waits for what was begun; raises what that has raised."""

@@ -223,10 +223,10 @@ class Pipeline:
 
     def _meanwhile(self, executor: LocalExecutor, plan: Plan, watch: Stopwatch) -> Callable[[], None] | None:
         """A search without company has a core to itself for its words while its text is embedded on another one."""
-        request, thread = plan.request, self._threads.next
-        if self.under_way > 1 or thread is None or plan.query.text is None or request.like or request.unlike:
+        request, idle = plan.request, self._threads.idle
+        if self.under_way > 1 or not idle or plan.query.text is None or request.like or request.unlike:
             return None
-        return partial(executor.begin, plan.query, watch, thread)
+        return partial(executor.begin, plan.query, watch, self._threads.submit)
 
     async def _found(
         self, executor: LocalExecutor, plan: Plan, watch: Stopwatch, place: Place | None, share: BudgetShare

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextvars import copy_context
-from typing import TypeVar
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, NamedTuple, TypeVar
 
 from indexes import search_with_one_thread
 
@@ -15,67 +20,129 @@ T = TypeVar("T")
 TURN_S = 0.02  # one that takes longer lets the next begin beside it
 
 
+class Job(NamedTuple):
+    work: Callable[[], Any]
+    future: Future[Any]
+    long: bool
+
+    def run(self) -> None:
+        try:
+            self.future.set_result(self.work())
+        except BaseException as error:  # noqa: BLE001 - it is its caller's
+            self.future.set_exception(error)
+
+
 class SearchThreads:
-    """Runs work of searches in turns: two at once contend for the interpreter, which costs both. The thread that ran
-    last is taken first, because it finds its memory in the processor's caches. For one event loop.
+    """Runs work of searches in turns: two at once contend for the interpreter, which costs both. A thread goes from one
+    to the next without the event loop. Of idle ones that which ran last is taken first, because it finds its memory in
+    the processor's caches. `submit`, `run` and `close` are for one event loop.
     """
 
     def __init__(self, threads: int) -> None:
+        self._lock = threading.Lock()
+        self._closed = False
+        self._waiting: deque[Job] = deque()
+        self._turn: tuple[Job, float] | None = None  # whose it is, and since when
+        self._timer: asyncio.TimerHandle | None = None  # while some wait
+        self._inboxes = [SimpleQueue[Job | None]() for _ in range(threads)]
+        self._idle = list(self._inboxes)  # the last one is the next
         self._threads = [
-            ThreadPoolExecutor(1, f"search-{number}", search_with_one_thread) for number in range(threads)
+            threading.Thread(target=self._work, args=(inbox,), name=f"search-{number}", daemon=True)
+            for number, inbox in enumerate(self._inboxes)
         ]
-        self._idle = list(self._threads)  # the last one is the next
-        self._free = asyncio.Semaphore(threads)  # as many as are idle
-        self._turns = asyncio.Semaphore(1)
+        for thread in self._threads:
+            thread.start()
 
     @property
-    def next(self) -> Executor | None:
-        """The idle thread that the next work will run on."""
-        return self._idle[-1] if self._idle else None
+    def idle(self) -> bool:
+        """Whether a thread has nothing to do."""
+        return bool(self._idle)
+
+    def submit(self, work: Callable[[], T], *, long: bool = False) -> Future[T]:
+        """`long`: it takes a while by its nature, and neither takes a turn nor waits for one."""
+        job = Job(
+            partial(copy_context().run, work), Future(), long
+        )  # the context is for what is logged there
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the search threads are closed")
+            self._waiting.append(job)
+        self._look()
+        return job.future
 
     async def run(self, work: Callable[[], T], *, long: bool = False) -> T:
-        """`long`: it takes a while by its nature, and neither takes a turn nor waits for one.
-
-        Work that has begun goes on when its caller leaves, and keeps its thread until it ends.
-        """
-        if not long:
-            await self._turns.acquire()
-        try:
-            await self._free.acquire()
-        except asyncio.CancelledError:
-            if not long:
-                self._turns.release()
-            raise
-        loop, thread = asyncio.get_running_loop(), self._idle.pop()
+        """The same, awaited. Work that has begun goes on when its caller leaves, and keeps its thread until it ends."""
+        loop, done = asyncio.get_running_loop(), self.submit(work, long=long)
         answer: asyncio.Future[T] = loop.create_future()
-
-        def turn_over() -> None:
-            if not timer.cancelled():
-                timer.cancel()
-                self._turns.release()
-
-        def ended(done: Future[T]) -> None:
-            self._idle.append(thread)
-            self._free.release()
-            turn_over()
-            if done.cancelled():
-                answer.cancel()
-            elif answer.done():  # its caller has left
-                return
-            elif (error := done.exception()) is not None:
-                answer.set_exception(error)
-            else:
-                answer.set_result(done.result())
-
-        timer = loop.call_later(TURN_S, turn_over)
-        if long:
-            timer.cancel()
-        # The context is for what is logged there.
-        thread.submit(copy_context().run, work).add_done_callback(
-            lambda done: loop.call_soon_threadsafe(ended, done)
-        )
-        return await answer
+        done.add_done_callback(lambda done: loop.call_soon_threadsafe(settle, answer, done))
+        try:
+            return await answer
+        finally:
+            done.cancel()
 
     def close(self) -> None:
+        """Cancels what has not begun, and waits for what has."""
+        with self._lock:
+            self._closed = True
+            waiting, self._waiting = self._waiting, deque()
+        for job in waiting:
+            job.future.cancel()
+        for inbox in self._inboxes:
+            inbox.put(None)
         for thread in self._threads:
-            thread.shutdown(wait=True, cancel_futures=True)
+            thread.join()
+
+    def _look(self) -> None:
+        """Begin what may begin, now and as long as some wait: a turn may be over before its work is."""
+        with self._lock:
+            while self._idle and (job := self._next()) is not None:
+                self._idle.pop().put(job)
+            waiting = bool(self._waiting)
+        if waiting and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(TURN_S, self._look_again)
+
+    def _look_again(self) -> None:
+        self._timer = None
+        self._look()
+
+    def _next(self) -> Job | None:
+        """The first one that may begin, which begins. Under the lock."""
+        over = self._turn is None or time.monotonic() - self._turn[1] > TURN_S
+        while (job := next((job for job in self._waiting if job.long or over), None)) is not None:
+            self._waiting.remove(job)
+            if job.future.set_running_or_notify_cancel():
+                if not job.long:
+                    self._turn = job, time.monotonic()
+                return job
+        return None
+
+    def _work(self, inbox: SimpleQueue[Job | None]) -> None:
+        search_with_one_thread()
+        job = inbox.get()
+        while job is not None:
+            job.run()
+            job = self._after(job, inbox)
+            if job is None:
+                job = inbox.get()
+
+    def _after(self, ended: Job, inbox: SimpleQueue[Job | None]) -> Job | None:
+        """What the thread that has ended a job does next; None: it is idle."""
+        with self._lock:
+            if self._turn is not None and self._turn[0] is ended:
+                self._turn = None
+            job = self._next()
+            if job is None:
+                self._idle.append(inbox)
+            return job
+
+
+def settle(answer: asyncio.Future[T], done: Future[T]) -> None:
+    """Give the answer what has come of the work, unless its caller has left."""
+    if answer.done():
+        return
+    if done.cancelled():
+        answer.cancel()
+    elif (error := done.exception()) is not None:
+        answer.set_exception(error)
+    else:
+        answer.set_result(done.result())

@@ -105,15 +105,17 @@ def _bare(token: str) -> tuple[str, str]:
 BARE = regex.compile(r"^[^\w]+|[^\w]+$")
 
 
-@lru_cache(4096)
+@lru_cache(8192)
 def _looked_up(token: str, own: str, others: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     """The terms of a token of a query: of each word its own, and what else it would be in other languages, which is
     named with it."""
     found: list[tuple[str, str]] = []
     for word in words(token):
         languages: dict[str, str] = {}
+        usual = _lower(word, own)
         for code in (own, *others):
-            languages.setdefault(form(word, code), code)
+            lower = _lower(word, code) if code in DOTTED_I or own in DOTTED_I else usual
+            languages.setdefault(_folded_stem(lower, code), code)
         found += languages.items()
     return tuple(found)
 
@@ -135,7 +137,10 @@ def form(word: str, language: str) -> str:
 
 
 def _folded_stem(lower: str, language: str) -> str:
-    return lower if language in TONAL else fold(_stem(lower, language)) or fold(lower)
+    if language in TONAL:
+        return lower
+    stem = _stem(lower, language)
+    return stem if stem and stem.isascii() else fold(stem) or fold(lower)
 
 
 def _lower(word: str, language: str) -> str:

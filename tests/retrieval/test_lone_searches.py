@@ -128,7 +128,7 @@ def test_only_what_was_begun_is_taken_up(tmp_path_factory: pytest.TempPathFactor
     plain = LocalExecutor(collection, collection.snapshot)
     with ThreadPoolExecutor(1) as pool:
         begun = LocalExecutor(collection, collection.snapshot)
-        begun.begin(Query(10, 20, words), watch, pool)
+        begun.begin(Query(10, 20, words), watch, pool.submit)
         taken_up = begun.prepare(Query(10, 20, words, vector), watch)
         assert taken_up.words is not None
         assert found(taken_up) == found(plain.prepare(Query(10, 20, words, vector), Stopwatch()))

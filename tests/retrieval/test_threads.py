@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -97,7 +98,7 @@ def test_a_search_takes_whichever_thread_is_free_first() -> None:
         searched = asyncio.create_task(made.run(slow.wait))
         waiting = asyncio.create_task(made.run(work))
         await asyncio.sleep(2 * TURN_S)
-        assert made.next is None
+        assert not made.idle
         slow.set()
         await asyncio.gather(searched, waiting)
         reranker.set()
@@ -159,3 +160,66 @@ def test_what_it_raises_reaches_the_caller() -> None:
         assert await made.run(lambda: 1) == 1
 
     running(2, scenario)
+
+
+def test_what_waits_for_a_turn_begins_although_turns_change_hands() -> None:
+    """Each of two that take long lets the next begin after its own time, not only the first."""
+    gates, work = [threading.Event(), threading.Event()], Noted()
+
+    async def scenario(made: SearchThreads) -> None:
+        slow = [asyncio.create_task(made.run(gate.wait)) for gate in gates]
+        async with asyncio.timeout(2):
+            await made.run(work)
+        for gate in gates:
+            gate.set()
+        assert await asyncio.gather(*slow) == [True, True]
+
+    running(3, scenario)
+    assert len(work.where) == 1
+
+
+def test_closing_cancels_what_has_not_begun() -> None:
+    """And refuses what comes later; what is under way gets its result."""
+    gate = threading.Event()
+
+    async def scenario(made: SearchThreads) -> None:
+        slow, waiting = (asyncio.create_task(made.run(gate.wait)) for _ in range(2))
+        await asyncio.sleep(0)
+        threading.Timer(0.05, gate.set).start()
+        made.close()
+        assert await slow
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        with pytest.raises(RuntimeError, match="closed"):
+            await made.run(gate.wait)
+
+    running(1, scenario)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_in_a_crowd_every_work_ends(threads: int) -> None:
+    """Short, long, slow and abandoned ones at random, from many tasks: each that was not abandoned gets its own."""
+    rng = random.Random(threads)
+
+    async def one(made: SearchThreads, number: int) -> None:
+        seconds = rng.choice([0, 0, 0, 0.001, 1.5 * TURN_S])
+
+        def work() -> int:
+            time.sleep(seconds)
+            return number
+
+        await asyncio.sleep(rng.random() / 5)
+        found = asyncio.create_task(made.run(work, long=rng.random() < 0.2))
+        if rng.random() < 0.2:
+            await asyncio.sleep(rng.random() / 50)
+            found.cancel()
+            await asyncio.gather(found, return_exceptions=True)
+        else:
+            assert await found == number
+
+    async def scenario(made: SearchThreads) -> None:
+        async with asyncio.timeout(30):
+            await asyncio.gather(*(one(made, number) for number in range(300)))
+        assert await made.run(lambda: 1) == 1
+
+    running(threads, scenario)
