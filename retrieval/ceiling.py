@@ -42,7 +42,7 @@ RELIEF_EVERY_S = 2.0  # it holds up whoever asks for memory meanwhile
 BODY_FACTOR = 4  # of a body's bytes: as it arrives, in one piece, decoded, and what is made of it
 ANSWER_FACTOR = 4  # of the bytes in an answer's hits: as read, as objects, as JSON, in the socket's buffer
 PAGE_BYTES_MIN = SMALL_BYTES = 1 << 20
-READ_EVERY_S = 0.05
+READ_EVERY_S = 0.02
 TOKEN_ID_BYTES = 120  # of one id of an input, while it is made text again and read as tokens
 HIT_BYTES = 256  # of a hit's numbers and names
 OBJECT_BYTES, ITEM_BYTES = 250, 64  # of one object, and of one list or one of the values in it, decoded

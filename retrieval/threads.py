@@ -25,12 +25,6 @@ class Job(NamedTuple):
     future: Future[Any]
     long: bool
 
-    def run(self) -> None:
-        try:
-            self.future.set_result(self.work())
-        except BaseException as error:  # noqa: BLE001 - it is its caller's
-            self.future.set_exception(error)
-
 
 class SearchThreads:
     """Runs work of searches in turns: two at once contend for the interpreter, which costs both. A thread goes from one
@@ -60,9 +54,8 @@ class SearchThreads:
 
     def submit(self, work: Callable[[], T], *, long: bool = False) -> Future[T]:
         """`long`: it takes a while by its nature, and neither takes a turn nor waits for one."""
-        job = Job(
-            partial(copy_context().run, work), Future(), long
-        )  # the context is for what is logged there
+        in_context = partial(copy_context().run, work)  # for what is logged there
+        job = Job(in_context, Future(), long)
         with self._lock:
             if self._closed:
                 raise RuntimeError("the search threads are closed")
@@ -74,11 +67,12 @@ class SearchThreads:
         """The same, awaited. Work that has begun goes on when its caller leaves, and keeps its thread until it ends."""
         loop, done = asyncio.get_running_loop(), self.submit(work, long=long)
         answer: asyncio.Future[T] = loop.create_future()
-        done.add_done_callback(lambda done: loop.call_soon_threadsafe(settle, answer, done))
+        done.add_done_callback(partial(hand_over, loop, answer))
         try:
             return await answer
         finally:
             done.cancel()
+            del done, answer, work  # for the same reason as in `run` below
 
     def close(self) -> None:
         """Cancels what has not begun, and waits for what has."""
@@ -120,7 +114,7 @@ class SearchThreads:
         search_with_one_thread()
         job = inbox.get()
         while job is not None:
-            job.run()
+            run(job)
             job = self._after(job, inbox)
             if job is None:
                 job = inbox.get()
@@ -134,6 +128,21 @@ class SearchThreads:
             if job is None:
                 self._idle.append(inbox)
             return job
+
+
+def run(job: Job) -> None:
+    future = job.future
+    try:
+        future.set_result(job.work())
+    except BaseException as error:  # noqa: BLE001 - it is its caller's
+        future.set_exception(error)
+    finally:
+        # An error refers to this frame: what the work held would otherwise wait for the garbage collector.
+        del job, future
+
+
+def hand_over(loop: asyncio.AbstractEventLoop, answer: asyncio.Future[T], done: Future[T]) -> None:
+    loop.call_soon_threadsafe(settle, answer, done)
 
 
 def settle(answer: asyncio.Future[T], done: Future[T]) -> None:

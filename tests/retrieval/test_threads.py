@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import random
 import threading
 import time
+import weakref
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -66,6 +69,7 @@ def test_one_that_takes_long_lets_the_next_begin() -> None:
         await made.run(work)
         gate.set()
         assert await slow
+        await asyncio.sleep(TURN_S)  # its thread is idle a moment after its answer
         await asyncio.gather(*(made.run(work) for _ in range(5)))
 
     running(2, scenario)
@@ -223,3 +227,34 @@ def test_in_a_crowd_every_work_ends(threads: int) -> None:
         assert await made.run(lambda: 1) == 1
 
     running(threads, scenario)
+
+
+class Large:
+    """Stands for the hits of an answer."""
+
+
+def test_nothing_is_held_once_work_has_failed() -> None:
+    """What it had in hand is free as soon as its caller has dealt with the error, and does not wait for the garbage
+    collector, which hardly ever runs while large answers are refused."""
+    held: list[weakref.ref[Large]] = []
+
+    def fails() -> None:
+        large = Large()
+        held.append(weakref.ref(large))
+        raise ValueError("no room")
+
+    async def caller(made: SearchThreads) -> None:
+        with contextlib.suppress(ValueError):
+            await made.run(fails)
+
+    async def scenario(made: SearchThreads) -> None:
+        gc.disable()
+        try:
+            for _ in range(3):
+                await caller(made)
+                await asyncio.sleep(TURN_S)
+            assert [one() for one in held] == [None] * 3
+        finally:
+            gc.enable()
+
+    running(2, scenario)
