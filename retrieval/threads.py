@@ -72,7 +72,7 @@ class SearchThreads:
             return await answer
         finally:
             done.cancel()
-            del done, answer, work  # for the same reason as in `run` below
+            del done, answer, work  # for the reason that `perform` gives
 
     def close(self) -> None:
         """Cancels what has not begun, and waits for what has."""
@@ -114,7 +114,7 @@ class SearchThreads:
         search_with_one_thread()
         job = inbox.get()
         while job is not None:
-            run(job)
+            perform(job)
             job = self._after(job, inbox)
             if job is None:
                 job = inbox.get()
@@ -130,7 +130,7 @@ class SearchThreads:
             return job
 
 
-def run(job: Job) -> None:
+def perform(job: Job) -> None:
     future = job.future
     try:
         future.set_result(job.work())

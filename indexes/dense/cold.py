@@ -165,7 +165,7 @@ class ColdShard:
         self, query: Floats, wanted: int, lists: Rows, similarities: Floats, allowed: Bits | None
     ) -> Rows:
         """The `wanted` best allowed rows in these lists, by code. `similarities` are those of all lists."""
-        similarities = np.ascontiguousarray(similarities[lists])
+        similarities = similarities[lists]
         codes, rows = np.empty(wanted, np.float32), np.empty(wanted, np.int64)
         parameters = (
             unfiltered(len(lists))
@@ -197,8 +197,8 @@ def candidates_of(
 ) -> int:
     """How many of `count` rows each scan rescores for an answer of `depth` whose first `ranks` matter. `far`: they may
     lie far from the query, where scores differ little and codes tell less."""
-    relevant = (1 + far) * max(settings.rescored, RANKS_OVERSAMPLING * ranks)
-    return min(count, max(relevant, OVERSAMPLING * depth))
+    relevant = max(settings.rescored, RANKS_OVERSAMPLING * ranks)
+    return min(count, max(2 * relevant if far else relevant, OVERSAMPLING * depth))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -6,8 +6,9 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from retrieval.embedding.lanes import Job, Lanes
 from retrieval.embedding.models import Kind
@@ -48,16 +49,23 @@ def job(lane: Lane, text: str = "w") -> Job:
     return made
 
 
-async def turns(clock: Clock, *, at: Sequence[float], bulk: int) -> list[Lane]:
-    """Whose batch a single worker takes at these seconds after so many bulk requests came. A query always waits."""
-    lanes = Lanes(
+def lanes_of(
+    workers: int, texts_max: int, *, tokens: float = inf, clock: Callable[[], float] = time.monotonic
+) -> Lanes:
+    """A run of queries may have so many tokens, padding included."""
+    return Lanes(
         Words(),
-        workers=1,
-        texts_max=1,
-        query_room=lambda texts, longest: True,
+        workers=workers,
+        texts_max=texts_max,
+        query_room=lambda texts, longest: texts * longest <= tokens,
         bulk_room=lambda texts, longest: True,
         clock=clock,
     )
+
+
+async def turns(clock: Clock, *, at: Sequence[float], bulk: int) -> list[Lane]:
+    """Whose batch a single worker takes at these seconds after so many bulk requests came. A query always waits."""
+    lanes = lanes_of(1, 1, clock=clock)
     began, found = clock.now, list[Lane]()
     for _ in range(bulk):
         lanes.add_bulk(job("bulk"))
@@ -71,21 +79,10 @@ async def turns(clock: Clock, *, at: Sequence[float], bulk: int) -> list[Lane]:
     return found
 
 
-def two_workers() -> Lanes:
-    """A run may have four tokens, padding included."""
-    return Lanes(
-        Words(),
-        workers=2,
-        texts_max=8,
-        query_room=lambda texts, longest: texts * longest <= 4,
-        bulk_room=lambda texts, longest: True,
-    )
-
-
 async def beside_a_run(*texts: str) -> list[tuple[Lane, int]]:
     """Which batches of what size come next where these queries, and a document, wait while a query runs: for the other
     worker, then for the first one after its run."""
-    lanes = two_workers()
+    lanes = lanes_of(2, 8, tokens=4)
     lanes.add_query(job("query"))
     first = lanes.next_batch()
     assert first is not None
@@ -112,7 +109,7 @@ def test_queries_that_do_not_fit_take_another_worker() -> None:
 
 def test_no_query_is_left_behind() -> None:
     """However workers, queries and documents come and go, somebody is awake for what waits."""
-    lanes, chance = two_workers(), random.Random(4)
+    lanes, chance = lanes_of(2, 8, tokens=4), random.Random(4)
     ran: list[Lane] = []
 
     def work() -> None:
@@ -147,13 +144,7 @@ def test_more_queries_than_one_run_holds_take_another_worker() -> None:
     """Eight short ones would share the next run, a ninth would not."""
 
     async def waiting(count: int) -> bool:
-        lanes = Lanes(
-            Words(),
-            workers=2,
-            texts_max=8,
-            query_room=lambda texts, longest: True,
-            bulk_room=lambda texts, longest: True,
-        )
+        lanes = lanes_of(2, 8)
         lanes.add_query(job("query"))
         assert lanes.next_batch() is not None
         for _ in range(count):
