@@ -32,7 +32,8 @@ class SearchThreads:
     the processor's caches. `submit`, `run` and `close` are for one event loop.
     """
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, *, turn_s: float = TURN_S) -> None:
+        self._turn_s = turn_s
         self._lock = threading.Lock()
         self._closed = False
         self._waiting: deque[Job] = deque()
@@ -93,7 +94,7 @@ class SearchThreads:
                 self._idle.pop().put(job)
             waiting = bool(self._waiting)
         if waiting and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(TURN_S, self._look_again)
+            self._timer = asyncio.get_running_loop().call_later(self._turn_s, self._look_again)
 
     def _look_again(self) -> None:
         self._timer = None
@@ -101,7 +102,7 @@ class SearchThreads:
 
     def _next(self) -> Job | None:
         """The first one that may begin, which begins. Under the lock."""
-        over = self._turn is None or time.monotonic() - self._turn[1] > TURN_S
+        over = self._turn is None or time.monotonic() - self._turn[1] > self._turn_s
         while (job := next((job for job in self._waiting if job.long or over), None)) is not None:
             self._waiting.remove(job)
             if job.future.set_running_or_notify_cancel():
