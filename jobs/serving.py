@@ -3,7 +3,8 @@
 It listens before it opens anything: until it is ready it says how far it is, and a signal ends it at once.
 
 Requests not finished within `server.shutdown_grace_s` get a 503 (`retrieval/cancellation.py`). A storage failure shuts
-down the same way with exit code 1: only a new process can tell what is on disk.
+down the same way with exit code 1: only a new process can tell what is on disk. A service whose interpreter is held
+cannot do any of this, and is killed by its watchdog (`jobs/watchdog.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from aiohttp import web
@@ -29,6 +31,7 @@ from indexes.durable import keep_private
 from indexes.errors import Conflict, InvalidInput, NearlineError
 from jobs.connections import AcceptErrors, Connection, Connections
 from jobs.log_lines import set_up_logging
+from jobs.watchdog import start_watchdog
 from retrieval.app import create_app
 from retrieval.auth import Keys
 from retrieval.browsers import is_address
@@ -102,9 +105,8 @@ async def serve(config: Config, data: Path, reread: Callable[[], Config]) -> boo
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(AcceptErrors())
     stop = asyncio.Event()
-    for one in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(one, stop.set)
-    loop.add_signal_handler(signal.SIGHUP, reload, app, reread)
+    handle_signals({signal.SIGTERM: stop.set, signal.SIGINT: stop.set, signal.SIGHUP: partial(reload, app, reread)})
+    watchdog = start_watchdog(grace_s + CLOSING_S)
     server = starting_server(app)
     listening = await listen(lambda: connections.accept(server), config.server)
     logger.info("starting on %s", url_of(listening))
@@ -138,7 +140,20 @@ async def serve(config: Config, data: Path, reread: Callable[[], Config]) -> boo
         listening.close()
         await runner.cleanup()
         watch.cancel()
+    logger.debug("the watchdog %d sees to it that the process ends", watchdog.pid)
     return not app[FAILED].is_set()
+
+
+def handle_signals(handlers: Mapping[signal.Signals, Callable[[], object]]) -> None:
+    """Run handlers on this event loop. asyncio's own would take the wake-up descriptor, which is the watchdog's."""
+    loop = asyncio.get_running_loop()
+
+    def handle(number: int, _: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the process is about to end
+            loop.call_soon_threadsafe(handlers[signal.Signals(number)])
+
+    for one in handlers:
+        signal.signal(one, handle)
 
 
 def reload(app: web.Application, reread: Callable[[], Config]) -> None:

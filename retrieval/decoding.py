@@ -91,12 +91,13 @@ ALIKE = (
     frozenset({"name", "collection", "collection_name", "index"}),
 )  # fmt: skip
 
-_PLACE = re.compile(r" - at `(?:key in )?\$\.?(?P<path>.*)`$")
-_UNKNOWN = re.compile(r"unknown field `(?P<name>.*?)`")
-_MISSING = re.compile(r"missing required field `(?P<name>.*?)`")
+_PLACE = re.compile(r"(?:key in )?\$(?P<path>(?:\.\w+|\[[^\[\]]*\])*)`")
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(?P<name>.*)`", re.DOTALL)
 _TYPES = re.compile(r"(?:Expected|got) `[^`]*`")
+NAME_CHARS_SHOWN = 100  # of a field's name that a request made up
 JSON_WORDS = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}  # for Python's
-_STEP = re.compile(r"\[.*?\]|[^.\[\]]+")
+_STEP = re.compile(r"\[[^\[\]]*\]|[^.\[\]]+")
 
 
 def decode(body: bytes | msgspec.Raw, kind: type[T]) -> T:
@@ -124,16 +125,27 @@ def decode_part(part: bytes | msgspec.Raw, kind: type[T], where: str) -> T:
 def invalid(error: msgspec.ValidationError, kind: type) -> InvalidInput:
     """msgspec's message in JSON's words, without its path notation, and the path as `param`; an unknown field with the
     likely one."""
-    text = _TYPES.sub(in_json_words, str(error))
-    place = _PLACE.search(text)
-    path = place["path"] if place else ""
-    unknown = _UNKNOWN.search(text)
-    named = unknown or _MISSING.search(text)
-    param = ".".join(filter(None, [path, named["name"] if named else ""]))
-    message = _PLACE.sub("", text)
+    message, path = split_place(_TYPES.sub(in_json_words, str(error)))
+    unknown = _UNKNOWN.fullmatch(message)
+    named = unknown or _MISSING.fullmatch(message)
+    name = shorten(named["name"]) if named else ""
     if unknown:
-        message += f"; {suggestion(unknown['name'], fields_at(kind, path), ALIKE)}"
-    return InvalidInput(f"{param}: {message}" if param else text, param=param or None)
+        likely = suggestion(unknown["name"], fields_at(kind, path), ALIKE)
+        message = f"Object contains unknown field `{name}`; {likely}"
+    param = ".".join(filter(None, [path, name]))
+    return InvalidInput(f"{param}: {message}" if param else message, param=param or None)
+
+
+def split_place(text: str) -> tuple[str, str]:
+    """A message of msgspec's without the place that it ends with, and that place: a path, empty for the whole body."""
+    message, _, place = text.rpartition(" - at `")  # a name that the sender chose may hold the same words
+    found = _PLACE.fullmatch(place)
+    return (message, found["path"].removeprefix(".")) if found else (text, "")
+
+
+def shorten(name: str) -> str:
+    """A name from a request, as an error repeats it."""
+    return name if len(name) <= NAME_CHARS_SHOWN else f"{name[:NAME_CHARS_SHOWN]}..."
 
 
 def in_json_words(types: re.Match[str]) -> str:

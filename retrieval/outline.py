@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 
 LINE = re.compile(r"[^\n]*\n?")
 FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
-# An anchor, `{#like-this}`, is no part of a heading.
-HEADING = re.compile(r" {0,3}(#{1,6})[ \t]+(.*?)[ \t]*(?:\{#[^}]*\}[ \t]*)?#*[ \t]*$")
+HEADING = re.compile(r" {0,3}(#{1,6})[ \t]+(.*)")
 UNDERLINE = re.compile(r"([=\-~^])\1{2,}[ \t]*$")
 UNDERLINED_LEVELS = {"=": 1, "-": 2, "~": 3, "^": 4}
 HEADING_CHARS_MAX = 120  # a longer line is text, whatever stands before or below it
@@ -98,9 +97,10 @@ def outline(text: str) -> Outline:
             continue
         if heading_open:
             found.bodies.add(start)
-        if (heading := HEADING.match(line)) and heading[2] and len(line) <= HEADING_CHARS_MAX:
+        heading = HEADING.match(line) if len(line) <= HEADING_CHARS_MAX else None
+        if heading and (title := title_in(heading[2])):
             # Headings in a row stay together: the cut is before the first.
-            add_heading(found, start, len(heading[1]), heading[2], alone=not heading_open)
+            add_heading(found, start, len(heading[1]), title, alone=not heading_open)
             heading_open, blank, previous = True, False, None
             continue
         if blank and not heading_open:
@@ -152,6 +152,19 @@ def add_block(found: Outline, start: int, level: int, line: str) -> None:
     while above and above.level >= level:
         above = above.above
     found.headings.append(Heading(start, level, line.rstrip(" \t{(:")[:HEADING_CHARS_MAX], above))
+
+
+def title_in(written: str) -> str:
+    """The title of `# a heading {#anchor} ##`: what stands before its anchor and its closing marks.
+
+    Marks that touch a word belong to it: `# Learning C#`.
+    """
+    title = written.rstrip(" \t")
+    unmarked = title.rstrip("#")
+    if not unmarked or unmarked[-1] in " \t":
+        title = unmarked.rstrip(" \t")
+    before, anchor, name = title.rpartition("{#")
+    return before.rstrip(" \t") if anchor and name.find("}") == len(name) - 1 else title
 
 
 def underlined(line: str, below: str) -> int:

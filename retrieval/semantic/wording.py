@@ -66,7 +66,8 @@ OPENING: Final = re.compile(
     )""",
     re.VERBOSE,
 )
-CLOSING: Final = re.compile(r"[\s,]+(?:please|pls|thanks|thank you)[\s.!?]*$")
+PHRASES_DROPPED_MAX = 4  # at either end
+CLOSING: Final = re.compile(r"(?<![\s,])[\s,]+(?:please|pls|thanks|thank you)[\s.!?]*$")
 REWRITTEN: Final = [
     (re.compile(pattern), instead)
     for pattern, instead in (
@@ -112,8 +113,8 @@ def wording(text: str) -> tuple[str, ...]:
     for pattern, instead in REWRITTEN:
         text = pattern.sub(instead, text)
     direct = text
-    while (rest := CLOSING.sub("", OPENING.sub("", text, count=1))) != text:
-        text = rest
+    for _ in range(PHRASES_DROPPED_MAX):  # each pass reads the whole text
+        text = CLOSING.sub("", OPENING.sub("", text, count=1))
     words = [word for token in text.split() if (word := bare(token))]
     words = [word.upper() if word.upper() in capitals else word for word in words]
     if len(words) > 1 and words[0] in {"in", "on", "at", "during"} and words[1] in {"what", "which"}:

@@ -135,6 +135,31 @@ def test_headings_above_a_passage() -> None:
     assert outline(PAGE).path(0) == ""
 
 
+@pytest.mark.parametrize(
+    ("line", "title"),
+    [
+        ("# Title", "Title"),
+        ("## Title  ##  ", "Title"),
+        ("# Title {#anchor}", "Title"),
+        ("# Title {#anchor} ##", "Title"),
+        ("# Title {#an}chor}", "Title {#an}chor}"),
+        ("# Learning C#", "Learning C#"),
+        ("# ##", ""),
+        ("#no space", ""),
+    ],
+)
+def test_the_title_of_a_heading(line: str, title: str) -> None:
+    """An anchor and closing marks are no part of it; marks that touch a word are."""
+    assert outline(f"{line}\n\ntext").path(len(line)) == title
+
+
+def test_a_line_of_spaces_takes_time_that_grows_with_it() -> None:
+    """A heading is looked for in linear time, and not at all in a line that is too long for one."""
+    began = time.process_time()
+    outline("# a" + 100_000 * " " + "b\n" + f"# a{115 * ' '}b\n" * 5_000)
+    assert time.process_time() - began < 1
+
+
 def test_headings_without_end() -> None:
     """A text of nothing but headings is cut in time that grows with its length."""
     text = "## a heading\n\nand a word\n\n" * 60_000

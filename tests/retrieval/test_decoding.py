@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import time
+
 import pytest
 
 from indexes.errors import InvalidInput
@@ -61,3 +64,15 @@ def test_types_have_the_names_of_json() -> None:
         decode(b'{"query": 1}', SearchRequest)
     with pytest.raises(InvalidInput, match=r"^group_by_document: Expected `boolean`, got `string`$"):
         decode(b'{"query": "x", "group_by_document": "yes"}', SearchRequest)
+
+
+@pytest.mark.parametrize("name", ["' - at `$" * 25_000 + "\n", "`" * 200_000, "[" * 200_000, "a - at `$.b`"])
+def test_a_name_that_looks_like_a_message_is_a_name(name: str) -> None:
+    """The field is what the sender wrote, shortened, and not what it seems to say; time grows with its length."""
+    began = time.process_time()
+    with pytest.raises(InvalidInput, match="unknown field") as refused:
+        decode(json.dumps({"query": "x", name: 1}).encode(), SearchRequest)
+    assert refused.value.param is not None
+    assert refused.value.param.removesuffix("...") == name[: len(refused.value.param.removesuffix("..."))]
+    assert len(refused.value.message) < 1_000
+    assert time.process_time() - began < 0.5
