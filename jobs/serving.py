@@ -105,7 +105,9 @@ async def serve(config: Config, data: Path, reread: Callable[[], Config]) -> boo
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(AcceptErrors())
     stop = asyncio.Event()
-    handle_signals({signal.SIGTERM: stop.set, signal.SIGINT: stop.set, signal.SIGHUP: partial(reload, app, reread)})
+    handle_signals(
+        {signal.SIGTERM: stop.set, signal.SIGINT: stop.set, signal.SIGHUP: partial(reload, app, reread)}
+    )
     watchdog = start_watchdog(grace_s + CLOSING_S)
     server = starting_server(app)
     listening = await listen(lambda: connections.accept(server), config.server)

@@ -2,7 +2,7 @@
 
 The service's own timer (`serving.leave_within`) is set by Python code, which then never runs. The watchdog is a process
 of its own, a few megabytes without any package. The C handler of a signal writes the signal's number to a pipe whether
-or not the interpreter is free; the watchdog reads it, gives the service its time, and kills it. It ends with the service.
+or not the interpreter is free. The watchdog reads it, gives the service its time, and kills it; it ends with it.
 
 The module is also the watchdog's program, so it imports the standard library alone.
 """
