@@ -33,6 +33,7 @@ COPY indexes indexes
 COPY retrieval retrieval
 COPY nearline nearline
 COPY jobs jobs
+COPY configs configs
 RUN pip wheel --no-cache-dir --no-build-isolation --no-deps --wheel-dir /wheels .
 
 

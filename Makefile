@@ -35,10 +35,10 @@ demo: setup ## index the docstrings of the installed Python, serve them, search 
 	$(VENV)/bin/nearline demo $(ARGS)
 
 # Most tests keep one core busy. A file's tests stay together, because they share what it sets up; conftest.py orders files.
-test: setup ## the tests, two files at a time (ARGS="-n 0": one by one)
+test: setup $(VENV)/.testing ## the tests, two files at a time (ARGS="-n 0": one by one)
 	$(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-check: $(VENV)/.installed docs ## lint, formatting, types, direction of imports, bandit, the documents' links
+check: $(VENV)/.testing docs ## lint, formatting, types, direction of imports, bandit, the documents' links
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
@@ -46,7 +46,7 @@ check: $(VENV)/.installed docs ## lint, formatting, types, direction of imports,
 	$(VENV)/bin/bandit --quiet --recursive --configfile pyproject.toml indexes retrieval nearline jobs
 
 # Strict: a link or an anchor that leads nowhere fails.
-docs: $(VENV)/.installed ## the documents as a site, in site/
+docs: $(VENV)/.testing ## the documents as a site, in site/
 	$(VENV)/bin/zensical build --strict --clean
 
 # The newest releases that pyproject.toml allows, for the Python of the image. `git diff configs/locks` is the list to review.
@@ -73,7 +73,7 @@ serve: setup ## the service, on the data in data/
 bench: setup $(BENCH_VENV)/.installed ## measure beside the libraries others use (ARGS='index --peers': the indexes alone)
 	$(BENCH_VENV)/bin/nearline bench $(ARGS)
 
-torture: setup ## long random runs: kills, power losses, failing and full disks, damaged files, load
+torture: setup $(VENV)/.testing ## long random runs: kills, power losses, failing and full disks, damaged files, load
 	$(VENV)/bin/python -m pytest -m torture $(ARGS)
 
 clean: ## remove environments, caches and builds; models/, data/ and demo/ stay
@@ -100,9 +100,15 @@ explain_failure = { \
 
 $(VENV)/.installed: pyproject.toml
 	$(require_python)
-	@echo "nearline: installing into $(VENV) (about a minute, once)"
+	@echo "nearline: installing into $(VENV) (a minute or two and 1 GB, once)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(VENV)/bin/python $(PIP_INSTALL) -e '.[test,docs]' || $(call explain_failure,$(VENV))
+	@$(VENV)/bin/python $(PIP_INSTALL) -e '.[export,files]' || $(call explain_failure,$(VENV))
+	@touch $@
+
+# What only tests and checks need, in the same environment: `make demo` does without it.
+$(VENV)/.testing: $(VENV)/.installed
+	@echo "nearline: installing what the tests need (about a minute and 0.9 GB, once)"
+	@$(VENV)/bin/python $(PIP_INSTALL) -e '.[test,docs]'
 	@touch $@
 
 # PyTorch is in an environment of its own: .venv proves with every test that serving runs without it.

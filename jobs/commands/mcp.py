@@ -39,7 +39,9 @@ def command(
     no key: all of them may do what NEARLINE_KEY allows. So it listens on 127.0.0.1 unless told otherwise.
     """
     if find_spec("mcp") is None:
-        raise click.ClickException('the MCP server needs the official SDK: pip install "nearline[mcp]"')
+        raise click.ClickException(
+            "the MCP server needs the official SDK: in a checkout of Nearline, pip install '.[mcp]'"
+        )
     from jobs.mcp_server import make_server, serve_http
 
     server = make_server(url, list(dict.fromkeys(collections)))

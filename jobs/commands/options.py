@@ -98,5 +98,5 @@ def require_matplotlib() -> None:
     """Raises ClickException with install instructions, before minutes are spent on measuring."""
     if find_spec("matplotlib") is None:
         raise click.ClickException(
-            'a plot needs matplotlib: pip install "nearline[report]"; the table needs nothing'
+            "a plot needs matplotlib: in a checkout of Nearline, pip install '.[report]'; the table needs nothing"
         )

@@ -54,7 +54,7 @@ class Isolated:
     ) -> Generator[SourceDocument, None, None]:
         """The documents of one file. Raises SourceError if the child did not survive it or the extra is missing."""
         if not all(map(find_spec, NEEDS)):
-            raise file.error('needs the extra files: pip install "nearline[files]"')
+            raise file.error("needs the extra files: in a checkout of Nearline, pip install '.[files]'")
         if self._files >= FILES_PER_CHILD:
             self.close()
         connection = self._connected()

@@ -276,4 +276,6 @@ def test_without_the_extra_it_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     put(tmp_path, "b.txt", "Fine.")
     documents, report = read(tmp_path)
     assert len(documents) == 1
-    assert report.failed[0].reason == 'needs the extra files: pip install "nearline[files]"'
+    assert (
+        report.failed[0].reason == "needs the extra files: in a checkout of Nearline, pip install '.[files]'"
+    )

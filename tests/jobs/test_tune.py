@@ -164,7 +164,7 @@ def test_a_plot_without_matplotlib_is_refused_at_once(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])},
     )
     assert ended.returncode == 1
-    assert "nearline[" in ended.stderr
+    assert "pip install '.[report]'" in ended.stderr
 
 
 @pytest.mark.parametrize(
