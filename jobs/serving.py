@@ -19,6 +19,7 @@ import logging
 import os
 import resource
 import signal
+import ssl
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -31,6 +32,7 @@ from indexes.durable import keep_private
 from indexes.errors import Conflict, InvalidInput, NearlineError
 from jobs.connections import AcceptErrors, Connection, Connections
 from jobs.log_lines import set_up_logging
+from jobs.tls import renew, tls_context
 from jobs.watchdog import start_watchdog
 from retrieval.app import create_app
 from retrieval.auth import Keys
@@ -110,26 +112,20 @@ async def serve(config: Config, data: Path, reread: Callable[[], Config]) -> boo
     )
     watchdog = start_watchdog(grace_s + CLOSING_S)
     server = starting_server(app)
-    listening = await listen(lambda: connections.accept(server), config.server)
-    logger.info("starting on %s", url_of(listening))
+    tls = tls_context(config.server)
+    if tls:
+        app[RELOADED].append(partial(renew, tls, config.server))
+    listening = await listen(lambda: connections.accept(server), config.server, tls)
+    url = url_of(listening, tls)
+    logger.info("starting on %s", url)
     watch = loop.create_task(connections.watch())
     try:
-        setup = loop.create_task(runner.setup())
-        stopped = loop.create_task(stop.wait())
-        await asyncio.wait([setup, stopped], return_when=asyncio.FIRST_COMPLETED)
-        if not setup.done():
-            logger.info("stopping before the start is complete")
-            leave_within(CLOSING_S)
-            listening.close()
-            setup.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await setup
+        if not await open_unless_stopped(runner, stop):
             return True
-        await setup  # raises what opening raised
         assert runner.server is not None
         server = runner.server
         keep_turns_short()
-        print(f"{READY_LINE}{url_of(listening)}", flush=True)  # noqa: T201 - parent processes wait for this line
+        print(f"{READY_LINE}{url}", flush=True)  # noqa: T201 - parent processes wait for this line
         ends = [loop.create_task(event.wait()) for event in (stop, app[FAILED])]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         leave_within(grace_s + CLOSING_S)
@@ -144,6 +140,23 @@ async def serve(config: Config, data: Path, reread: Callable[[], Config]) -> boo
         watch.cancel()
     logger.debug("the watchdog %d sees to it that the process ends", watchdog.pid)
     return not app[FAILED].is_set()
+
+
+async def open_unless_stopped(runner: web.AppRunner, stop: asyncio.Event) -> bool:
+    """Open what the service serves. Returns False if it was told to stop before that was done."""
+    setup = asyncio.ensure_future(runner.setup())
+    stopped = asyncio.ensure_future(stop.wait())
+    await asyncio.wait([setup, stopped], return_when=asyncio.FIRST_COMPLETED)
+    if setup.done():
+        stopped.cancel()
+        await setup  # raises what opening raised
+        return True
+    logger.info("stopping before the start is complete")
+    leave_within(CLOSING_S)
+    setup.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await setup
+    return False
 
 
 def handle_signals(handlers: Mapping[signal.Signals, Callable[[], object]]) -> None:
@@ -183,11 +196,18 @@ def leave_within(seconds: float) -> None:
     faulthandler.dump_traceback_later(seconds, exit=True)
 
 
-async def listen(accept: Callable[[], Connection], settings: Server) -> asyncio.Server:
+async def listen(
+    accept: Callable[[], Connection], settings: Server, tls: ssl.SSLContext | None
+) -> asyncio.Server:
     """Accept connections; aiohttp's sites cannot use our protocol class. Raises Conflict for a port in use."""
     try:
         return await asyncio.get_running_loop().create_server(
-            accept, settings.host, settings.port, backlog=BACKLOG
+            accept,
+            settings.host,
+            settings.port,
+            backlog=BACKLOG,
+            ssl=tls,
+            ssl_handshake_timeout=settings.header_timeout_s if tls else None,
         )
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
@@ -196,6 +216,6 @@ async def listen(accept: Callable[[], Connection], settings: Server) -> asyncio.
         raise Conflict(f"{where} is in use by another program; --port takes another port") from error
 
 
-def url_of(listening: asyncio.Server) -> str:
+def url_of(listening: asyncio.Server, tls: ssl.SSLContext | None) -> str:
     host, port = listening.sockets[0].getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"

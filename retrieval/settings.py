@@ -42,6 +42,8 @@ class Server(Section, frozen=True, kw_only=True):
     hosts: list[HostName] = []
     cors_origins: list[Origin] = []
     insecure: bool = False
+    tls_certificate: str = ""
+    tls_key: str = ""
 
 
 class Auth(Section, frozen=True, kw_only=True):
@@ -278,6 +280,8 @@ RESTART = frozenset(
         "server.memory_bytes_max",
         "server.shutdown_grace_s",
         "server.insecure",
+        "server.tls_certificate",
+        "server.tls_key",
         "auth",
         "privacy",
         "models.folder",
