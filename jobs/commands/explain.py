@@ -10,6 +10,7 @@ import msgspec
 from rich.markup import escape
 
 from jobs.commands.options import COLLECTION, JSON, URL, ask, console, print_json
+from jobs.commands.words import SCORES, TIERS
 
 
 @click.command(
@@ -80,13 +81,13 @@ def show(answer: Mapping[str, Any]) -> None:
         console.print(f"[dim]{escape(line_of(one))}[/]")
         if one["words"]:
             console.print(f"[dim]   words: {escape(words_of(one['words']))}[/]")
-    console.print(f"[dim]searches run for this: {answer['searches']}; seq {answer['seq']}[/]")
+    console.print(f"[dim]searches run for this: {answer['searches']}; after {answer['seq']} writes[/]")
 
 
 def line_of(passage: dict[str, Any]) -> str:
     """Scores and exact ranks of a passage, and how far it came."""
-    parts = [f"passage {passage['passage']} ({passage['tier']})"]
-    for name, label in (("dense", "meaning"), ("lexical", "words")):
+    parts = [f"passage {passage['passage']} ({TIERS.get(passage['tier'], passage['tier'])})"]
+    for name, label in SCORES.items():
         score, rank = passage["scores"][name], passage["exact"][name]
         if score is not None:
             parts.append(f"by {label} {score:.3f}" + (f", place {rank}" if rank else ""))

@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from jobs.commands.options import COLLECTION, JSON, URL, ask, console, print_json
+from jobs.commands.words import SCORES, STAGES, TIERS, list_tiers
 from retrieval.relevance import READ_MIN
 
 HIGHLIGHT = {"snippet_chars": 240}
@@ -72,33 +73,32 @@ def command(
 
 
 def show(answer: Mapping[str, Any], offset: int = 0) -> None:
-    """Print the hits of a search with `HIGHLIGHT`: with relevance, scores and tiers, then timings and receipt."""
+    """Print the hits of a search with `HIGHLIGHT`: with relevance and scores, then timings and what was searched."""
     for number, hit in enumerate(answer["hits"], offset + 1):
         scores = ", ".join(
-            f"{name} {value:.3f}" for name, value in hit["scores"].items() if value is not None
+            f"{SCORES[name]} {value:.3f}" for name, value in hit["scores"].items() if value is not None
         )
         relevance = f"relevance {hit['relevance']:.2f}, " if "relevance" in hit else ""
         title = f" [bold]{escape(hit['title'])}[/]" if hit["title"] else ""
         console.print(
             f"[dim]{number:>2}[/]{title} [cyan]{escape(hit['document_id'])}[/]#{hit['passage']}"
-            f" [dim]{relevance}{hit['tier']}, score {hit['score']:.4f} ({scores})[/]"
+            f" [dim]{relevance}{TIERS.get(hit['tier'], hit['tier'])}, score {hit['score']:.4f} ({scores})[/]"
         )
         console.print("  ", snippet_of(hit))
     receipt, timings = answer["receipt"], answer["timings_ms"]
     if not answer["hits"]:
         console.print("nothing found")
     elif receipt["supported"] is False:
-        console.print(f"perhaps nothing relevant: no hit reaches {receipt['support_from']:.2f}")
+        console.print(f"perhaps nothing relevant: no hit has a relevance of {receipt['support_from']:.2f}")
     if receipt["share_read"] is not None and receipt["share_read"] < READ_MIN:
         console.print(f"{receipt['model']} reads little of this query: the words decide")
     for word, taken in receipt.get("corrected", {}).items():
         console.print(f"no document has {escape(repr(word))}: searched for {escape(repr(taken))}")
-    tiers = "+".join(receipt["tiers"]) or "no passages"
-    stages = ", ".join(f"{name} {ms:.1f}" for name, ms in timings.items() if name != "total" and ms)
-    cold = f"; cold not searched: {receipt['cold_skipped']}" if receipt["cold_skipped"] else ""
+    stages = ", ".join(f"{STAGES[name]} {ms:.1f}" for name, ms in timings.items() if name != "total" and ms)
+    cold = f"; older not searched: {receipt['cold_skipped']}" if receipt["cold_skipped"] else ""
     console.print(
-        f"[dim]{timings['total']:.1f} ms ({stages}); {tiers}; generation {receipt['generation']},"
-        f" seq {receipt['seq']}, cache {receipt['cache']}{cold}[/]"
+        f"[dim]{timings['total']:.1f} ms ({stages}); searched {list_tiers(receipt['tiers'])}; build"
+        f" {receipt['generation']} of the indexes, with {receipt['seq']} writes; cache {receipt['cache']}{cold}[/]"
     )
 
 

@@ -7,7 +7,7 @@ export const key = () => sessionStorage.getItem(KEY) || "";
 
 export function setKey(text) {
   if (text) sessionStorage.setItem(KEY, text);
-  else sessionStorage.removeItem(KEY);
+  else sessionStorage.clear();
   document.dispatchEvent(new CustomEvent("key-changed"));
 }
 
@@ -61,6 +61,18 @@ export const get = (path, options) => send("GET", path, undefined, options);
 export const post = (path, body = {}, options = {}) => send("POST", path, body, options);
 export const of = (collection, ...below) =>
   ["v1/collections", ...[collection, ...below].map(encodeURIComponent)].join("/");
+
+const COLLECTION = "nearline-collection";
+
+// The collection that this tab worked with last, where it is still there; the only one, where there is one. Otherwise
+// "", so that nobody searches or fills the first of the alphabet by mistake.
+export function preferred(known) {
+  const last = sessionStorage.getItem(COLLECTION);
+  if (known.some(([name]) => name === last)) return last;
+  return known.length === 1 ? known[0][0] : "";
+}
+
+export const prefer = (collection) => sessionStorage.setItem(COLLECTION, collection);
 
 // Names to choose from: collections, then their aliases. A key that sees some documents only may not list them.
 export async function names() {

@@ -3,6 +3,7 @@
 import { get, of, post, send } from "./api.js";
 import { announce, bar, bytes, confirmed, failure, field, fixed, h, number, plural, table } from "./dom.js";
 import { ACTIVE, followJobs } from "./jobs.js";
+import { TIERS as WORDS, word } from "./words.js";
 
 const TIERS = ["hot", "cold", "delta"];
 
@@ -58,7 +59,7 @@ function creation(refresh) {
           await refresh();
         });
       },
-    }, field("Name", name), field("Language", language), field("Passages in the hot tier", hot), h("button", { type: "submit", class: "primary" }, "Create")), said);
+    }, field("Name", name), field("Language", language), field("Recent passages kept in the fast (hot) tier", hot), h("button", { type: "submit", class: "primary" }, "Create")), said);
 }
 
 // Runs `work`; its failure is shown in `place`.
@@ -89,12 +90,12 @@ function card(one, refresh, started) {
     }),
   }, "Rebuild");
   const rollback = h("button", {
-    type: "button", disabled: !older.length, title: older.length ? null : "There is no older generation", "data-focus": `rollback ${one.name}`,
+    type: "button", disabled: !older.length, title: older.length ? null : "There is no older build of the indexes", "data-focus": `rollback ${one.name}`,
     onclick: () => act(async () => {
-      const sure = await confirmed(`Roll back ${one.name}?`, `Generation ${older.at(-1)} serves again instead of ${one.generation}. Documents written since stay searchable.`, "Roll back");
+      const sure = await confirmed(`Roll back ${one.name}?`, `Build ${older.at(-1)} of the indexes serves again instead of ${one.generation}. Documents written since stay searchable.`, "Roll back");
       if (!sure) return;
       const { generation } = await post(of(one.name, "rollback"));
-      announce(`Generation ${generation} serves`);
+      announce(`Build ${generation} of the indexes serves`);
       await refresh();
     }),
   }, "Roll back");
@@ -109,7 +110,7 @@ function card(one, refresh, started) {
       figure("to erase", bytes(one.owed_bytes))),
     tiers(one),
     h("div", { class: "generations" },
-      h("span", { class: "label" }, "Generations"),
+      h("span", { class: "label", title: "Each rebuild makes a new one (API: generation); the older ones are kept for a rollback" }, "Builds of the indexes"),
       one.generations.length ? one.generations.map((each) => h("span", { class: `tag ${each === one.generation ? "ok" : ""}` }, each === one.generation ? `${each} serves` : String(each))) : h("span", { class: "muted" }, "none before the first rebuild"),
       one.recall_evidence && h("span", { class: "muted" }, `recall@10 ${recall(one, "all")} by ${plural(one.recall_evidence.queries, "query", "queries")} (${one.recall_evidence.source}), target ${fixed(one.recall_target, 2)}`)),
     aliases(one, act, refresh),
@@ -131,10 +132,10 @@ function languages(one) {
 function tiers(one) {
   const all = total(one.passages) || 1;
   const rows = TIERS.filter((tier) => tier in one.passages).map((tier) => [
-    h("span", { class: `tier-name ${tier}` }, tier), number(one.passages[tier]), bar(one.passages[tier] / all, tier),
+    h("span", { class: `tier-name ${tier}` }, word(WORDS, tier)), number(one.passages[tier]), bar(one.passages[tier] / all, tier),
     bytes(one.tier_bytes[tier]), recall(one, tier),
   ]);
-  return table(["tier", "passages", "share", "memory", "recall@10, 95%"], rows, { label: `Tiers of ${one.name}`, text: [2] });
+  return table(["among", "passages", "share", "memory", "recall@10, 95%"], rows, { label: `Tiers of ${one.name}`, text: [2] });
 }
 
 // With its interval, where one was measured.

@@ -33,7 +33,7 @@ function shown(report, received_ms) {
   return [
     h("p", { class: "headline" }, h("b", { class: trouble.length ? "bad" : "ok" }, overall ? `recall@${report.k} ${fixed(overall.recall, 4)}` : "nothing was measured"),
       h("span", { class: "muted" }, ` ${[
-        received_ms && time(received_ms), report.generation !== undefined && `generation ${report.generation}`, report.model,
+        received_ms && time(received_ms), report.generation !== undefined && `build ${report.generation} of the indexes`, report.model,
         report.documents !== undefined && plural(report.documents, "document"), report.queries !== undefined && `${plural(report.queries, "query", "queries")} (${report.source})`,
       ].filter(Boolean).join(" · ")}`)),
     trouble.length > 0 && h("ul", { class: "notice bad" }, trouble.map((one) => h("li", {}, one))),

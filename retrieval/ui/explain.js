@@ -2,6 +2,7 @@
 
 import { of, post } from "./api.js";
 import { announce, failure, fixed, h, number, plural, table } from "./dom.js";
+import { tier } from "./words.js";
 
 // Fills `place`; closing it, also by Escape, gives the focus back to `opener`.
 export async function explained(place, { collection, search, document_id, passage, rerun }, opener) {
@@ -33,9 +34,9 @@ function body(found, search, document_id, rerun) {
       h("li", {}, h("code", {}, JSON.stringify(one.patch)), ` finds it at ${one.verified_rank} `,
         h("button", { type: "button", onclick: () => rerun(merged(search, one.patch), one.patch) }, "Search so"))))),
     found.passages.length > 0 && table(
-      ["passage", "tier", "meaning", "words", "exact rank", "rank here", "place"],
+      ["passage", "among", "meaning", "words", "exact rank", "rank here", "place"],
       found.passages.slice(0, 5).map((one) => [
-        String(one.passage), one.tier, fixed(one.scores.dense, 3), fixed(one.scores.lexical, 2),
+        String(one.passage), tier(one.tier), fixed(one.scores.dense, 3), fixed(one.scores.lexical, 2),
         `${number(one.exact.dense)} / ${number(one.exact.lexical)}`, `${number(one.candidate.dense)} / ${number(one.candidate.lexical)}`, number(one.place),
       ]), { label: "Passages of the document", text: [1] }),
     found.passages[0]?.words.length > 0 && h("div", { class: "words" },
@@ -43,7 +44,7 @@ function body(found, search, document_id, rerun) {
       h("ul", { class: "chips" }, found.passages[0].words.map((one) => h("li", { class: one.score > 0 ? "" : "off" },
         h("span", {}, one.word), " ", one.score > 0 ? `+${fixed(one.score, 2)} (${Math.round(one.share * 100)}%)` : one.near ? `absent, has ${one.near}` : "absent")))),
     Object.keys(found.cause.evidence).length > 0 && h("details", {}, h("summary", {}, "Evidence"), h("pre", { tabindex: 0 }, JSON.stringify(found.cause.evidence, null, 2))),
-    h("p", { class: "muted" }, `${plural(found.searches, "search", "searches")} run, as of operation ${found.seq}. Ranks are by meaning / by words.`),
+    h("p", { class: "muted" }, `${plural(found.searches, "search", "searches")} run, with all writes up to ${found.seq}. Ranks are by meaning / by words.`),
   ].filter(Boolean);
 }
 

@@ -1,6 +1,6 @@
 // Ingest: files that are dropped or chosen become documents; what fails is listed with its reason.
 
-import { get, names, of, post } from "./api.js";
+import { get, names, of, post, prefer, preferred } from "./api.js";
 import { announce, failure, field, h, number, plural, select, table } from "./dom.js";
 import { read } from "./reading.js";
 
@@ -12,7 +12,7 @@ const ENVELOPE_BYTES = 4096; // of a request, beside its documents
 
 export async function ingestView(place, params) {
   const known = (await names()).filter(([name, label]) => name === label);
-  const wanted = params.get("c") || known[0]?.[0] || NEW;
+  const wanted = params.get("c") || preferred(known) || NEW;
   const choice = select([...known, [NEW, "New collection…"]], wanted, { name: "collection", onchange: () => fit() });
   const fresh = h("input", { name: "new", placeholder: "name", autocomplete: "off", spellcheck: "false" });
   const freshField = field("Its name", fresh);
@@ -53,6 +53,7 @@ export async function ingestView(place, params) {
         choice.value = name;
         fit();
       }
+      prefer(name);
       await ingested(files, name, textField.value.trim() || "text", said);
     } catch (error) {
       said.replaceChildren(failure(error));

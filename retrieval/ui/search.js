@@ -1,13 +1,12 @@
-// Search: the form, the hits, the receipt and the stages; and why a document is, or is not, among the hits.
+// Search: the form, the hits, what was searched and the stages; and why a document is, or is not, among the hits.
 
-import { names, of, post } from "./api.js";
+import { names, of, post, prefer, preferred } from "./api.js";
 import { announce, bar, failure, field, fixed, h, milliseconds, plural, select, svg } from "./dom.js";
 import { explained } from "./explain.js";
 import { Filters } from "./filters.js";
+import { RECEIPT, STAGES, TIERS, tier, word } from "./words.js";
 
 const MODES = [["hybrid", "Hybrid"], ["dense", "Meaning"], ["lexical", "Words"]];
-const STAGES = ["cache", "wait", "embed", "dense", "lexical", "fuse", "rerank", "hydrate"];
-const STAGE_WORDS = { cache: "cache", wait: "wait", embed: "embed query", dense: "by meaning", lexical: "by words", fuse: "fuse", rerank: "rerank", hydrate: "read the hits" };
 
 export async function searchView(place, params, signal) {
   let known = [];
@@ -17,9 +16,9 @@ export async function searchView(place, params, signal) {
     if (error.status !== 403) throw error; // a key that sees some documents only may search, and list nothing
   }
   if (signal.aborted) return;
-  const wanted = params.get("c") || known[0]?.[0] || "";
+  const wanted = params.get("c") || preferred(known);
   const collection = known.length
-    ? select(known.some(([name]) => name === wanted) ? known : [[wanted, wanted], ...known], wanted, { name: "collection" })
+    ? select(known.some(([name]) => name === wanted) ? known : [[wanted, wanted || "Choose one…"], ...known], wanted, { name: "collection", required: true })
     : h("input", { name: "collection", value: wanted, placeholder: "collection", autocomplete: "off" });
   const query = h("input", { id: "query", type: "search", name: "query", value: params.get("q") || "", placeholder: "Ask, or type words", autocomplete: "off", "aria-label": "Query", "aria-keyshortcuts": "/" });
   const mode = select(MODES, params.get("mode") || "hybrid", { name: "mode" });
@@ -39,7 +38,8 @@ export async function searchView(place, params, signal) {
       h("label", { class: "check" }, grouped, " One hit per document"), filters.element));
   place.append(h("h1", { class: "sr" }, "Search"), form, results);
   collection.addEventListener("change", () => filters.set([]));
-  if (!wanted) results.append(h("p", { class: "empty" }, "There is no collection yet. ", h("a", { href: "#/ingest" }, "Ingest a file"), " to make one."));
+  if (!wanted && !known.length) results.append(h("p", { class: "empty" }, "There is no collection yet. ", h("a", { href: "#/ingest" }, "Ingest a file"), " to make one."));
+  else if (!wanted) results.append(h("p", { class: "empty" }, "Choose a collection to search."));
   else if (query.value) await run(asked());
   else results.append(h("p", { class: "empty" }, "Press ", h("kbd", {}, "/"), " to search ", h("b", {}, wanted), "."));
   if (matchMedia("(hover: hover)").matches && !signal.aborted) query.focus({ preventScroll: true });
@@ -54,6 +54,7 @@ export async function searchView(place, params, signal) {
 
   // The address keeps the search, so that it can be sent to others; the part behind # reaches no server.
   async function submit() {
+    prefer(collection.value.trim());
     await filters.learn();
     const kept = new URLSearchParams({ c: collection.value.trim(), q: query.value, mode: mode.value, k: k.value });
     if (grouped.checked) kept.set("grouped", "1");
@@ -98,7 +99,7 @@ export async function searchView(place, params, signal) {
         answer.hits.length ? h("ol", { class: "hits" }, answer.hits.map((hit, at) => hitItem(hit, at + 1, most, context))) : h("p", { class: "empty" }, "Nothing was found.")),
       h("aside", { "aria-label": "About this answer" },
         panel("Stages", waterfall(answer.timings_ms)),
-        panel("Receipt", receipt(answer.receipt)),
+        panel("What was searched", receipt(answer.receipt)),
         panel("Why not that document?", whyNot(context, missing))),
     ];
   }
@@ -125,7 +126,7 @@ function hitItem(hit, rank, most, context) {
     h("div", { class: "hit-head" },
       h("span", { class: "rank" }, rank),
       h("h2", {}, hit.title || hit.document_id),
-      h("span", { class: `tag tier ${hit.tier}`, title: "The tier in which it was found" }, hit.tier)),
+      h("span", { class: `tag tier ${hit.tier}` }, word(TIERS, hit.tier))),
     h("div", { class: "hit-columns" },
       h("div", { class: "hit-body" },
         h("p", { class: "where" }, h("span", { class: "id" }, hit.document_id), ` · passage ${hit.passage}`, hit.heading && [" · ", h("span", { class: "heading" }, hit.heading.split("\n").join(" › "))]),
@@ -162,7 +163,7 @@ function marked(hit, snippet) {
 
 // Stages one after the other; each bar begins where the one before ends.
 function waterfall(timings) {
-  const stages = STAGES.filter((name) => timings[name] > 0);
+  const stages = Object.keys(STAGES).filter((name) => timings[name] > 0);
   const total = timings.total || 1;
   let before = 0;
   const rows = stages.map((name) => {
@@ -170,7 +171,7 @@ function waterfall(timings) {
     const x = (100 * before) / total;
     before += ms;
     return h("li", {},
-      h("span", {}, STAGE_WORDS[name]),
+      word(STAGES, name),
       svg("svg", { viewBox: "0 0 100 8", preserveAspectRatio: "none", "aria-hidden": "true" },
         svg("rect", { class: "track", width: 100, height: 8 }),
         svg("rect", { class: `fill stage-${name}`, x, width: Math.max(0.8, (100 * ms) / total), height: 8 })),
@@ -180,22 +181,20 @@ function waterfall(timings) {
 }
 
 const percent = (value) => `${Math.round(value * 100)}%`;
-const RECEIPT = {
-  seq: ["as of operation", String], tiers: ["tiers searched", (tiers) => tiers.join(", ")], cold_skipped: ["cold tier skipped", String],
-  share_read: ["query understood", percent], weight_dense: ["weight of meaning", percent],
-  reranked: ["reranked", ({ passages, of: wanted, model }) => `${passages} of ${wanted} by ${model}`],
-  corrected: ["corrected", (words) => Object.entries(words).map(([from, to]) => `${from} → ${to}`).join(", ")],
-  degraded: ["left out under load", (parts) => parts.join(", ")],
-  supported: ["supported", (value) => (value ? "yes" : "no")], support_from: ["supported from", percent],
+const FACTS = {
+  tiers: (tiers) => tiers.map(tier).join(", ") || "none",
+  share_read: percent, weight_dense: percent, support_from: percent,
+  reranked: ({ passages, of: wanted, model }) => `${passages} of ${wanted} by ${model}`,
+  corrected: (words) => Object.entries(words).map(([from, to]) => `${from} → ${to}`).join(", "),
+  degraded: (parts) => parts.join(", "),
+  supported: (value) => (value ? "yes" : "no"),
 };
 
 // Fields that this page does not know are shown as they are.
 function receipt(found) {
   const written = (value) => (typeof value === "object" ? JSON.stringify(value) : String(value));
-  const lines = Object.entries(found).filter(([, value]) => value !== null).map(([name, value]) => {
-    const [label, text] = RECEIPT[name] || [name.replaceAll("_", " "), written];
-    return h("div", {}, h("dt", {}, label), h("dd", {}, text(value)));
-  });
+  const lines = Object.entries(found).filter(([, value]) => value !== null).map(([name, value]) =>
+    h("div", {}, h("dt", {}, word(RECEIPT, name)), h("dd", {}, (FACTS[name] || written)(value))));
   return h("dl", { class: "facts" }, lines);
 }
 

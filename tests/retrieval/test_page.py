@@ -221,6 +221,20 @@ def test_a_search_by_keyboard_alone(open_page: Opener) -> None:
     assert page.evaluate("document.activeElement.textContent") == "Why this hit"
 
 
+def test_no_collection_is_chosen_by_its_name(open_page: Opener, place: Place) -> None:
+    """Where there are several, search and ingest wait for a choice, and begin with the last one from then on."""
+    if len(place.http.ok("GET", "/v1/collections")["collections"]) < 2:
+        place.http.new_collection()
+    page = open_page("#/search")
+    assert page.get_by_label("Collection").input_value() == ""
+    page.get_by_text("Choose a collection to search.").wait_for()
+    page.get_by_label("Collection").select_option("shop")
+    search(page, "money")
+    page.goto(page.url.partition("#")[0] + "#/ingest")
+    page.locator(".drop").wait_for()
+    assert page.get_by_label("Into").input_value() == "shop"
+
+
 def test_a_search_with_all_its_options(open_page: Opener) -> None:
     """Keys and values of filters are proposed; the address holds the search, also when it is loaded again."""
     page = open_page("#/search")
@@ -263,7 +277,8 @@ def test_a_hit_shows_what_is_known_of_it(open_page: Opener) -> None:
     assert hit.locator("mark").all_inner_texts() == ["money", "back"]
     assert "de" in hit.locator(".chips").inner_text()
     assert hit.locator(".scores .meter").count() >= 2
-    assert hit.locator(".tier").inner_text() == "delta"
+    assert hit.locator(".tier").inner_text() == "new"
+    assert "since the last rebuild" in str(hit.locator(".tier [title]").get_attribute("title"))
     long = page.locator(".hit", has_text="Shipping")
     assert long.get_by_role("button", name="Whole passage").get_attribute("aria-expanded") == "false"
     long.get_by_role("button", name="Whole passage").click()
@@ -319,7 +334,7 @@ def test_the_life_of_a_collection(open_page: Opener, place: Place) -> None:
     form = page.locator("details form")
     form.get_by_label("Name").fill("books")
     form.get_by_label("Language").fill("en")
-    form.get_by_label("Passages in the hot tier").fill("100")
+    form.get_by_label("Recent passages kept in the fast (hot) tier").fill("100")
     form.get_by_role("button", name="Create").click()
     card = page.locator("#collection-books")
     card.wait_for()

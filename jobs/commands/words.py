@@ -1,0 +1,26 @@
+"""What the API calls things, in plain words for the terminal. The page has the same: `retrieval/ui/words.js`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+STAGES = {
+    "cache": "cache",
+    "wait": "waiting",
+    "embed": "reading the query",
+    "dense": "by meaning",
+    "lexical": "by words",
+    "fuse": "joining both",
+    "rerank": "reranking",
+    "hydrate": "reading the hits",
+    "total": "total",
+}
+# A tier that has no word of its own here is shown as the API calls it.
+TIERS = {"delta": "new", "hot": "recent", "cold": "older"}
+SCORES = {"dense": "meaning", "lexical": "words"}
+
+
+def list_tiers(tiers: Sequence[str]) -> str:
+    """Which passages a search looked through: `new (since the last rebuild), recent and older passages`."""
+    named = [f"{TIERS[tier]} ({tier})" if tier in TIERS else tier for tier in tiers]
+    return f"{' + '.join(named)} passages" if named else "no passages"

@@ -1,0 +1,45 @@
+// What the API's terms are called on the page, and what they mean. The command line has the same: jobs/commands/words.py.
+
+import { h } from "./dom.js";
+
+export const STAGES = {
+  cache: ["cache", "Looking for an answer that was kept"],
+  wait: ["waiting", "Waiting for other searches"],
+  embed: ["reading the query", "The model turns the query into a vector"],
+  dense: ["by meaning", "Passages whose vectors are nearest to the query's"],
+  lexical: ["by words", "Passages that hold the query's words (BM25)"],
+  fuse: ["joining both", "One ranking from the two (API: fuse)"],
+  rerank: ["reranking", "A second model reads the first candidates"],
+  hydrate: ["reading the hits", "Their texts and metadata come from the log (API: hydrate)"],
+};
+
+export const TIERS = {
+  delta: ["new", "Written since the last rebuild of the indexes (API: delta)"],
+  hot: ["recent", "In the hot tier: the newest passages and those found most often"],
+  cold: ["older", "In the cold tier: all others, compressed"],
+};
+
+export const RECEIPT = {
+  collection: ["collection", "The collection that was searched, also where an alias was asked for"],
+  generation: ["build of the indexes", "Each rebuild makes one, counted from 1 (API: generation)"],
+  seq: ["writes included", "The answer holds every write up to this one, counted from the first (API: seq)"],
+  tiers: ["passages searched", "New: since the last rebuild. Recent: the hot tier. Older: the cold tier"],
+  cold_skipped: ["older not searched", "Why the cold tier was left out"],
+  cache: ["cache", "Whether the answer was kept from an equal search"],
+  model: ["model", "The model that turns texts into vectors"],
+  share_read: ["query understood", "The share of the query that the model reads; for the rest, words decide (API: share_read)"],
+  weight_dense: ["weight of meaning", "The share of the score that comes from meaning; the rest comes from words"],
+  reranked: ["reranked", "How many passages a second model has read"],
+  corrected: ["spelling corrected", "Words of the query that are in no document, and what was searched instead"],
+  degraded: ["left out under load", "What the service does without while it has too much to do"],
+  supported: ["has a relevant hit", "Whether a hit is relevant enough to answer from (API: supported)"],
+  support_from: ["relevant from", "The relevance from which a hit counts as one to answer from (API: support_from)"],
+};
+
+/** The word for a term, with its meaning where the pointer rests. A term without one is shown as it is. */
+export function word(terms, name) {
+  const [said, meaning] = terms[name] || [name.replaceAll("_", " "), null];
+  return h("span", { title: meaning }, said);
+}
+
+export const tier = (name) => (TIERS[name] || [name])[0];
