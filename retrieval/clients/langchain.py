@@ -298,8 +298,8 @@ class NearlineRetriever(BaseRetriever):
     group_by_document: bool | None = None
     options: dict[str, Any] = Field(default_factory=dict)
 
-    # By url. Copies of the retriever share them, also those that search another collection.
-    _clients: dict[str | None, Client] = PrivateAttr(default_factory=dict)
+    # Their clients, by url, are shared by copies of the retriever, also by those that search another collection.
+    _stores: dict[str | None, Store] = PrivateAttr(default_factory=dict)
 
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **search: Any
@@ -317,9 +317,9 @@ class NearlineRetriever(BaseRetriever):
         self, query: str, *, collection: str | None = None, **search: Any
     ) -> tuple[Store, dict[str, Any]]:
         """Where to search, and for what, as the fields are now."""
-        client = self.client or self._clients.get(self.url)
-        if client is None:
-            client = self._clients[self.url] = Client(self.url)
+        if self.client is None and self.url not in self._stores:
+            self._stores[self.url] = Store(self.collection, url=self.url, client=None, create=False)
+        client = self.client or self._stores[self.url].client
         store = Store(collection or self.collection, url=None, client=client, create=False)
         names = ("k", "mode", "filter", "rerank", "min_relevance", "group_by_document")
         fields = without_none({name: getattr(self, name) for name in names})

@@ -34,7 +34,7 @@ from llama_index.core.vector_stores.types import (
 from retrieval.clients.calling import ServiceError
 from retrieval.clients.client import Client
 from retrieval.clients.llamaindex_nodes import SOURCE, document_of, is_cut, node_of, passage, shown_document
-from retrieval.clients.llamaindex_queries import condition_of, search_of
+from retrieval.clients.llamaindex_queries import condition_of, narrowed, search_of
 from retrieval.clients.stores import (
     Store,
     check_options,
@@ -209,12 +209,11 @@ class NearlineRetriever(BaseRetriever):
         **search: Any,
     ) -> None:
         """`search`: options of the service's search, such as `mode`, `rerank`, `min_relevance`, `group_by_document`, or
-        a `filter` in its own grammar in place of `filters`. Raises TypeError for what is none."""
+        a `filter` in its own grammar, which holds beside `filters`. Raises TypeError for what is none."""
         super().__init__()
         check_options(search)
         self._store = Store(collection, url=url, client=client, create=False)
-        condition = condition_of(filters)
-        self._search = {"k": k, **({} if condition is None else {"filter": condition}), **search}
+        self._search = narrowed({"k": k, **search}, condition_of(filters))
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         return [passage(hit) for hit in self._store.run(found, self._wanted(query_bundle))]

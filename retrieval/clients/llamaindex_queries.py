@@ -42,7 +42,8 @@ COMPARISONS = {
 def search_of(query: VectorStoreQuery, options: dict[str, Any], *, own_vectors: bool) -> dict[str, Any]:
     """A query as the service takes it. DEFAULT is by the vector that is given, else as the service does by default.
 
-    `options` go before. Raises ValueError for what the service cannot do.
+    `options` of the service go before, but for a `filter`, which holds beside the query's own. Raises ValueError for
+    what the service cannot do.
     """
     wanted: dict[str, Any] = {"k": query.similarity_top_k}
     if query.mode in MODES:
@@ -71,7 +72,13 @@ def search_of(query: VectorStoreQuery, options: dict[str, Any], *, own_vectors: 
             wanted["fusion"] = {"weights": {"dense": query.alpha, "lexical": 1 - query.alpha}}
     # VectorStoreIndex means no restriction by an empty list.
     condition = condition_of(query.filters, node_ids=query.node_ids or None, sources=query.doc_ids or None)
-    return {**wanted, **({} if condition is None else {"filter": condition}), **options}
+    return narrowed({**wanted, **options}, condition)
+
+
+def narrowed(search: dict[str, Any], condition: dict[str, Any] | None) -> dict[str, Any]:
+    """The search with a condition that holds beside a filter it has already."""
+    parts = [one for one in (condition, search.get("filter")) if one is not None]
+    return {**search, "filter": all_of(parts)} if parts else search
 
 
 def condition_of(

@@ -364,6 +364,10 @@ def test_copies_of_a_store(filled: NearlineVectorStore) -> None:
     assert copy.deepcopy(filled)._store.client is filled._store.client
     again = pickle.loads(pickle.dumps(filled))
     assert again.similarity_search("lost parcel", k=1) == [CARE[1]]
+    retriever = NearlineRetriever(collection=filled._store.collection, url=filled._store.client.url, k=1)
+    for other in (retriever, copy.deepcopy(retriever), pickle.loads(pickle.dumps(retriever))):
+        assert [one.id for one in other.invoke("lost parcel")] == ["parcels"]
+    assert pickle.loads(pickle.dumps(retriever)).invoke("lost parcel")
     keyed = NearlineVectorStore("docs", client=Client(filled._store.client.url, key="sesame"))
     assert b"sesame" not in pickle.dumps(keyed)
 
@@ -434,7 +438,7 @@ def test_a_retriever_searches_what_its_fields_say_now(filled: NearlineVectorStor
     assert [one.id for one in retriever.invoke("parcel")] == ["theirs"]
     retriever.url = client.url.replace("127.0.0.1", "localhost")
     assert [one.id for one in retriever.invoke("parcel")] == ["theirs"]
-    assert {one.url for one in retriever._clients.values()} == {client.url, retriever.url}
+    assert {one.client.url for one in retriever._stores.values()} == {client.url, retriever.url}
     with pytest.raises(ValidationError, match="collecton"):
         NearlineRetriever(collection=mine, client=client, collecton=other)
     with pytest.raises(ValueError, match="collecton"):

@@ -311,6 +311,16 @@ def test_a_query_has_filters_documents_and_nodes(store: NearlineVectorStore) -> 
     assert store.query(query).ids == []
 
 
+def test_no_filter_replaces_another(store: NearlineVectorStore, client: Client) -> None:
+    """One in the service's grammar holds beside LlamaIndex's, so it widens nothing."""
+    help_only = MetadataFilters(filters=[MetadataFilter(key="ref_doc_id", value="help")])
+    late = {"type": "lte", "key": "year", "value": 2025}
+    query = VectorStoreQuery(query_str="lost parcel", similarity_top_k=3, filters=help_only)
+    assert store.query(query, filter=late).ids == ["parcels"]
+    retriever = NearlineRetriever(store.collection, client=client, filters=help_only, filter=late, k=3)
+    assert [one.node.ref_doc_id for one in retriever.retrieve("lost parcel")] == ["parcels"]
+
+
 @pytest.mark.parametrize("mode", list(VectorStoreQueryMode))
 def test_each_mode_of_a_query(store: NearlineVectorStore, mode: VectorStoreQueryMode) -> None:
     """Finds, or says that it does not."""
