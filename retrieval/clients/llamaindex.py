@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.base_retriever import BaseRetriever
-from llama_index.core.bridge.pydantic import PrivateAttr
+from llama_index.core.bridge.pydantic import Field, PrivateAttr
 from llama_index.core.ingestion import IngestionPipeline
 from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.span import BaseSpan
@@ -69,9 +69,9 @@ class NearlineVectorStore(BasePydanticVectorStore):
     is_embedding_query: bool = False
     collection: str
     url: str | None = None
-    own_vectors: bool = False
+    own_vectors: bool = Field(default=False, frozen=True)
 
-    _store: Store = PrivateAttr()
+    _reached: Store = PrivateAttr()
 
     def __init__(
         self,
@@ -92,7 +92,16 @@ class NearlineVectorStore(BasePydanticVectorStore):
             own_vectors=own_vectors,
             is_embedding_query=own_vectors,
         )
-        self._store = store
+        self._reached = store
+
+    @property
+    def _store(self) -> Store:
+        """For what the fields say now: a changed collection is never answered from the one before."""
+        reached = self._reached
+        if (self.collection, self.url) != (reached.collection, reached.client.url):
+            client = reached.client if self.url == reached.client.url else None
+            self._reached = Store(self.collection, url=self.url, client=client, create=True)
+        return self._reached
 
     def __getstate__(self) -> dict[str, Any]:
         """What LlamaIndex's `__setstate__` gives the constructor."""

@@ -311,6 +311,23 @@ def test_a_query_has_filters_documents_and_nodes(store: NearlineVectorStore) -> 
     assert store.query(query).ids == []
 
 
+def test_a_store_reaches_what_its_fields_say_now(store: NearlineVectorStore, client: Client) -> None:
+    """Another collection, however it is set, is never answered from the one before."""
+    query, mine, other = VectorStoreQuery(query_str="lost parcel"), store.collection, next(NAMES)
+    NearlineVectorStore(other, client=client).add([TextNode(id_="theirs", text="Another tenant's parcel.")])
+    assert store.query(query).ids == ["parcels"]
+    copied = store.model_copy(update={"collection": other})
+    assert copied.query(query).ids == asyncio.run(copied.aquery(query)).ids == ["theirs"]
+    assert store.query(query).ids == ["parcels"]
+    store.collection = other
+    assert store.query(query).ids == ["theirs"]
+    store.collection, store.url = mine, client.url.replace("127.0.0.1", "localhost")
+    assert store.query(query).ids == ["parcels"]
+    assert store.client.url == store.url
+    with pytest.raises(ValueError, match="frozen"):
+        store.own_vectors = True
+
+
 def test_no_filter_replaces_another(store: NearlineVectorStore, client: Client) -> None:
     """One in the service's grammar holds beside LlamaIndex's, so it widens nothing."""
     help_only = MetadataFilters(filters=[MetadataFilter(key="ref_doc_id", value="help")])
