@@ -24,10 +24,11 @@ LINES_MAX = 400
 # Modules that need an extra, and what they import of it.
 EXTRAS = {"langchain": "langchain_core", "llamaindex": "llama_index.core", "haystack": "haystack"}
 ABSENT = {
-    f"{package}.{module}"
-    for module, needed in EXTRAS.items()
+    module
+    for framework, needed in EXTRAS.items()
     if find_spec(needed.split(".")[0]) is None
-    for package in ("nearline", "retrieval.clients")
+    for module in MODULES
+    if module.split(".")[-1].split("_")[0] == framework
 }
 
 

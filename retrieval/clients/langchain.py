@@ -19,19 +19,22 @@ from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.vectorstores import VectorStore
-from pydantic import Field, PrivateAttr
+from pydantic import ConfigDict, Field, PrivateAttr
 
 from retrieval.clients.client import Client
+from retrieval.clients.plain_filters import condition_of
 from retrieval.clients.stores import (
     Store,
+    check_options,
     found,
     plain,
     provenance,
     removed,
     removed_matching,
     stored,
+    without_blanks,
     without_none,
-    written,
+    written_with_text,
 )
 
 if TYPE_CHECKING:
@@ -46,8 +49,9 @@ class NearlineVectorStore(VectorStore):
     """A collection as LangChain's vector store.
 
     Searches take the options of the service's own search as keyword arguments (`filter`, `mode`, `rerank`,
-    `min_relevance`, `group_by_document` and so on); those given here hold for all. Everything that reaches the service
-    raises ServiceError.
+    `min_relevance`, `group_by_document` and so on); those given here hold for all. Filters are plain dictionaries,
+    {"lang": "en", "price": {"$lt": 3}}, or in the service's grammar. Everything that reaches the service raises
+    ServiceError.
     """
 
     def __init__(
@@ -62,8 +66,9 @@ class NearlineVectorStore(VectorStore):
         """The collection is made on first use if it is absent.
 
         `embedding` makes the vectors in place of the service, one for each document, however long; it must have as many
-        dimensions as the collection's model.
+        dimensions as the collection's model. Raises TypeError for what is no option of a search.
         """
+        check_options(search)
         self._store = Store(collection, url=url, client=client, create=True)
         self._embedding = embedding
         self._search = search
@@ -111,13 +116,19 @@ class NearlineVectorStore(VectorStore):
         metadatas: list[dict[str, Any]] | None = None,
         *,
         ids: Sequence[str | None] | None = None,
+        batch_size: int | None = None,
     ) -> list[str]:
         """Durable and searchable when it returns. A known id replaces its document; a text without one gets a new one.
-        Returns the ids. Raises RefusedDocument for what the service does not take."""
+
+        Returns an id for each text, in order. A blank text, which no search could find, is not stored, and what its id
+        stood for is deleted; a warning names it. `batch_size` changes nothing: requests have the size that suits the
+        service. Raises RefusedDocument for the first text that the service does not take, after all others are stored.
+        """
         documents = documents_of(texts, metadatas, ids)
+        full = without_blanks(documents)
         if self._embedding is not None:
-            add_vectors(documents, self._embedding.embed_documents([one["text"] for one in documents]))
-        self._store.run(written, documents)
+            add_vectors(full, self._embedding.embed_documents([one["text"] for one in full]))
+        self._store.run(written_with_text, documents)
         return [one["id"] for one in documents]
 
     async def aadd_texts(
@@ -126,11 +137,13 @@ class NearlineVectorStore(VectorStore):
         metadatas: list[dict[str, Any]] | None = None,
         *,
         ids: Sequence[str | None] | None = None,
+        batch_size: int | None = None,
     ) -> list[str]:
         documents = documents_of(texts, metadatas, ids)
+        full = without_blanks(documents)
         if self._embedding is not None:
-            add_vectors(documents, await self._embedding.aembed_documents([one["text"] for one in documents]))
-        await self._store.awaited(written, documents)
+            add_vectors(full, await self._embedding.aembed_documents([one["text"] for one in full]))
+        await self._store.awaited(written_with_text, documents)
         return [one["id"] for one in documents]
 
     def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
@@ -141,21 +154,21 @@ class NearlineVectorStore(VectorStore):
         return [whole(one) for one in await self._store.awaited(stored, ids)]
 
     def delete(self, ids: Sequence[str] | None = None, *, filter: Any = None) -> bool:  # noqa: A002
-        """By ids or by a filter of the service's grammar; with neither, all documents."""
+        """By ids or by a filter; with neither, all documents."""
         if ids is not None:
             self._store.run(removed, one_of(ids, filter))
         else:
-            self._store.run(removed_matching, filter)
+            self._store.run(removed_matching, chosen(filter))
         return True
 
     async def adelete(self, ids: Sequence[str] | None = None, *, filter: Any = None) -> bool:  # noqa: A002
         if ids is not None:
             await self._store.awaited(removed, one_of(ids, filter))
         else:
-            await self._store.awaited(removed_matching, filter)
+            await self._store.awaited(removed_matching, chosen(filter))
         return True
 
-    # -- search
+    # -- search: by a query
 
     def similarity_search(self, query: str, k: int = K, **search: Any) -> list[Document]:
         """Passages, best first, with the metadata of their documents."""
@@ -168,24 +181,23 @@ class NearlineVectorStore(VectorStore):
         self, query: str, k: int = K, **search: Any
     ) -> list[tuple[Document, float]]:
         """With the service's scores: higher is better, and only within one search."""
-        return [(passage(hit), hit["score"]) for hit in self._hits(query, k, search)]
+        return scored(self._hits(query, k, search))
 
     async def asimilarity_search_with_score(
         self, query: str, k: int = K, **search: Any
     ) -> list[tuple[Document, float]]:
-        return [(passage(hit), hit["score"]) for hit in await self._ahits(query, k, search)]
+        return scored(await self._ahits(query, k, search))
 
-    def similarity_search_by_vector(
-        self, embedding: list[float], k: int = K, **search: Any
-    ) -> list[Document]:
-        """By meaning alone."""
-        return [passage(hit) for hit in self._store.run(found, self._by_vector(embedding, k, search))]
+    def _similarity_search_with_relevance_scores(
+        self, query: str, k: int = K, **search: Any
+    ) -> list[tuple[Document, float]]:
+        """With the relevance of each hit, from 0 to 1, so that a `score_threshold` means the same in every search."""
+        return with_relevance(self._hits(query, k, search))
 
-    async def asimilarity_search_by_vector(
-        self, embedding: list[float], k: int = K, **search: Any
-    ) -> list[Document]:
-        hits = await self._store.awaited(found, self._by_vector(embedding, k, search))
-        return [passage(hit) for hit in hits]
+    async def _asimilarity_search_with_relevance_scores(
+        self, query: str, k: int = K, **search: Any
+    ) -> list[tuple[Document, float]]:
+        return with_relevance(await self._ahits(query, k, search))
 
     def max_marginal_relevance_search(
         self, query: str, k: int = K, fetch_k: int = 0, lambda_mult: float = 0.5, **search: Any
@@ -198,29 +210,70 @@ class NearlineVectorStore(VectorStore):
     ) -> list[Document]:
         return [passage(hit) for hit in await self._ahits(query, k, {"mmr": lambda_mult, **search})]
 
-    def _similarity_search_with_relevance_scores(
-        self, query: str, k: int = K, **search: Any
-    ) -> list[tuple[Document, float]]:
-        """With the relevance of each hit, from 0 to 1, so that a `score_threshold` means the same in every search."""
-        return [(passage(hit), relevance_of(hit)) for hit in self._hits(query, k, search)]
-
-    async def _asimilarity_search_with_relevance_scores(
-        self, query: str, k: int = K, **search: Any
-    ) -> list[tuple[Document, float]]:
-        return [(passage(hit), relevance_of(hit)) for hit in await self._ahits(query, k, search)]
-
     def _hits(self, query: str, k: int, search: dict[str, Any]) -> list[Hit]:
         vector = {} if self._embedding is None else {"vector": plain(self._embedding.embed_query(query))}
-        return self._store.run(found, {**self._search, "query": query, "k": k, **vector, **search})
+        return self._store.run(found, self._wanted({"query": query, "k": k, **vector, **search}))
 
     async def _ahits(self, query: str, k: int, search: dict[str, Any]) -> list[Hit]:
         vector = (
             {} if self._embedding is None else {"vector": plain(await self._embedding.aembed_query(query))}
         )
-        return await self._store.awaited(found, {**self._search, "query": query, "k": k, **vector, **search})
+        return await self._store.awaited(found, self._wanted({"query": query, "k": k, **vector, **search}))
 
-    def _by_vector(self, vector: list[float], k: int, search: dict[str, Any]) -> dict[str, Any]:
-        return {**self._search, "vector": plain(vector), "k": k, "mode": "dense", **search}
+    # -- search: by a vector, by meaning alone
+
+    def similarity_search_by_vector(
+        self, embedding: list[float], k: int = K, **search: Any
+    ) -> list[Document]:
+        return [passage(hit) for hit in self._hits_near(embedding, k, search)]
+
+    async def asimilarity_search_by_vector(
+        self, embedding: list[float], k: int = K, **search: Any
+    ) -> list[Document]:
+        return [passage(hit) for hit in await self._ahits_near(embedding, k, search)]
+
+    def similarity_search_with_score_by_vector(
+        self, embedding: list[float], k: int = K, **search: Any
+    ) -> list[tuple[Document, float]]:
+        """With the cosine similarity of each."""
+        return scored(self._hits_near(embedding, k, search))
+
+    async def asimilarity_search_with_score_by_vector(
+        self, embedding: list[float], k: int = K, **search: Any
+    ) -> list[tuple[Document, float]]:
+        return scored(await self._ahits_near(embedding, k, search))
+
+    def similarity_search_by_vector_with_relevance_scores(
+        self, embedding: list[float], k: int = K, **search: Any
+    ) -> list[tuple[Document, float]]:
+        """With the cosine similarity of each, 0 where it is negative."""
+        return with_relevance(self._hits_near(embedding, k, search))
+
+    async def asimilarity_search_by_vector_with_relevance_scores(
+        self, embedding: list[float], k: int = K, **search: Any
+    ) -> list[tuple[Document, float]]:
+        return with_relevance(await self._ahits_near(embedding, k, search))
+
+    def max_marginal_relevance_search_by_vector(
+        self, embedding: list[float], k: int = K, fetch_k: int = 0, lambda_mult: float = 0.5, **search: Any
+    ) -> list[Document]:
+        return [passage(hit) for hit in self._hits_near(embedding, k, {"mmr": lambda_mult, **search})]
+
+    async def amax_marginal_relevance_search_by_vector(
+        self, embedding: list[float], k: int = K, fetch_k: int = 0, lambda_mult: float = 0.5, **search: Any
+    ) -> list[Document]:
+        return [passage(hit) for hit in await self._ahits_near(embedding, k, {"mmr": lambda_mult, **search})]
+
+    def _hits_near(self, vector: list[float], k: int, search: dict[str, Any]) -> list[Hit]:
+        wanted = self._wanted({"vector": plain(vector), "k": k, "mode": "dense", **search})
+        return self._store.run(found, wanted)
+
+    async def _ahits_near(self, vector: list[float], k: int, search: dict[str, Any]) -> list[Hit]:
+        wanted = self._wanted({"vector": plain(vector), "k": k, "mode": "dense", **search})
+        return await self._store.awaited(found, wanted)
+
+    def _wanted(self, search: dict[str, Any]) -> dict[str, Any]:
+        return with_condition({**self._search, **search})
 
 
 class NearlineRetriever(BaseRetriever):
@@ -228,8 +281,11 @@ class NearlineRetriever(BaseRetriever):
 
     Each document's metadata says under `nearline` where the passage comes from (`document_id`, `passage`, `start`,
     `end`, `title`, `heading`) and how good it is (`score`, `relevance`). `invoke` takes the same options as keyword
-    arguments, for one search.
+    arguments, and another `collection`, for one search. A field that is changed counts from the next search on; one
+    that does not exist is refused.
     """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
     collection: str
     url: str | None = None
@@ -242,27 +298,32 @@ class NearlineRetriever(BaseRetriever):
     group_by_document: bool | None = None
     options: dict[str, Any] = Field(default_factory=dict)
 
-    _store: Store = PrivateAttr()
-
-    def model_post_init(self, context: Any, /) -> None:
-        super().model_post_init(context)
-        self._store = Store(self.collection, url=self.url, client=self.client, create=False)
+    # Their clients, by url, are shared by copies of the retriever, also by those that search another collection.
+    _stores: dict[str | None, Store] = PrivateAttr(default_factory=dict)
 
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **search: Any
     ) -> list[Document]:
-        hits = self._store.run(found, {**self._defaults(), "query": query, **search})
-        return [passage(hit, with_provenance=True) for hit in hits]
+        store, wanted = self._planned(query, **search)
+        return [passage(hit, with_provenance=True) for hit in store.run(found, wanted)]
 
     async def _aget_relevant_documents(
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **search: Any
     ) -> list[Document]:
-        hits = await self._store.awaited(found, {**self._defaults(), "query": query, **search})
-        return [passage(hit, with_provenance=True) for hit in hits]
+        store, wanted = self._planned(query, **search)
+        return [passage(hit, with_provenance=True) for hit in await store.awaited(found, wanted)]
 
-    def _defaults(self) -> dict[str, Any]:
+    def _planned(
+        self, query: str, *, collection: str | None = None, **search: Any
+    ) -> tuple[Store, dict[str, Any]]:
+        """Where to search, and for what, as the fields are now."""
+        if self.client is None and self.url not in self._stores:
+            self._stores[self.url] = Store(self.collection, url=self.url, client=None, create=False)
+        client = self.client or self._stores[self.url].client
+        store = Store(collection or self.collection, url=None, client=client, create=False)
         names = ("k", "mode", "filter", "rerank", "min_relevance", "group_by_document")
-        return {**without_none({name: getattr(self, name) for name in names}), **self.options}
+        fields = without_none({name: getattr(self, name) for name in names})
+        return store, with_condition({**fields, **self.options, "query": query, **search})
 
 
 def documents_of(
@@ -292,6 +353,19 @@ def one_of(ids: Sequence[str], condition: Any) -> Sequence[str]:
     return ids
 
 
+def chosen(given: Any) -> dict[str, Any] | None:
+    condition = condition_of(given)
+    if condition is None and given is not None:
+        raise ValueError("delete: the filter is empty; to delete all documents, give none")
+    return condition
+
+
+def with_condition(search: dict[str, Any]) -> dict[str, Any]:
+    """The search with its filter in the service's grammar."""
+    condition = condition_of(search.pop("filter", None))
+    return search if condition is None else {**search, "filter": condition}
+
+
 def passage(hit: Hit, *, with_provenance: bool = False) -> Document:
     metadata: dict[str, Any] = dict(hit["metadata"])
     if with_provenance:
@@ -303,8 +377,16 @@ def whole(document: DocumentBody) -> Document:
     return Document(id=document["id"], page_content=document["text"], metadata=dict(document["metadata"]))
 
 
+def scored(hits: list[Hit]) -> list[tuple[Document, float]]:
+    return [(passage(hit), hit["score"]) for hit in hits]
+
+
+def with_relevance(hits: list[Hit]) -> list[tuple[Document, float]]:
+    return [(passage(hit), relevance_of(hit)) for hit in hits]
+
+
 def relevance_of(hit: Hit) -> float:
+    """From 0 to 1. The service knows none for a vector of one's own alone; then it is what LangChain makes of cosine
+    similarity."""
     relevance = hit.get("relevance")
-    if relevance is None:
-        raise ValueError("a search by a vector of your own, by meaning alone, has no relevance scores")
-    return relevance
+    return relevance if relevance is not None else min(1.0, max(0.0, hit["scores"]["dense"] or 0.0))

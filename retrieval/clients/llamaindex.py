@@ -9,73 +9,50 @@ The retriever searches any collection and returns passages. The vector store kee
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.base_retriever import BaseRetriever
-from llama_index.core.bridge.pydantic import PrivateAttr
+from llama_index.core.bridge.pydantic import Field, PrivateAttr
+from llama_index.core.ingestion import IngestionPipeline
+from llama_index.core.instrumentation import get_dispatcher
+from llama_index.core.instrumentation.span import BaseSpan
+from llama_index.core.instrumentation.span_handlers import BaseSpanHandler
 from llama_index.core.schema import (
     BaseNode,
-    MetadataMode,
-    NodeRelationship,
     NodeWithScore,
     QueryBundle,
-    RelatedNodeInfo,
-    TextNode,
+    TransformComponent,
 )
 from llama_index.core.vector_stores.types import (
     BasePydanticVectorStore,
-    FilterCondition,
-    FilterOperator,
-    MetadataFilter,
     MetadataFilters,
     VectorStoreQuery,
-    VectorStoreQueryMode,
     VectorStoreQueryResult,
 )
-from llama_index.core.vector_stores.utils import metadata_dict_to_node, node_to_metadata_dict
 
 from retrieval.clients.calling import ServiceError
 from retrieval.clients.client import Client
+from retrieval.clients.llamaindex_nodes import SOURCE, document_of, is_cut, node_of, passage, shown_document
+from retrieval.clients.llamaindex_queries import condition_of, narrowed, search_of
 from retrieval.clients.stores import (
     Store,
+    check_options,
     found,
     matching,
-    plain,
-    provenance,
     removed,
     removed_matching,
     stored,
-    written,
+    without_blanks,
+    written_with_text,
 )
 
 if TYPE_CHECKING:
     from retrieval.clients.endpoints import Endpoints
-    from retrieval.clients.wire.answers import Hit
-    from retrieval.clients.wire.records import DocumentBody
 
 K = 2  # LlamaIndex's own default
-CONTENT, KIND, SOURCE, NODE = "_node_content", "_node_type", "ref_doc_id", "node_id"
-BOOKKEEPING = {CONTENT, KIND, SOURCE, NODE}  # metadata that this module adds
-PROVENANCE_KEY = "nearline"
-MODES = {
-    VectorStoreQueryMode.HYBRID: "hybrid",
-    VectorStoreQueryMode.SEMANTIC_HYBRID: "hybrid",
-    VectorStoreQueryMode.TEXT_SEARCH: "lexical",
-    VectorStoreQueryMode.SPARSE: "lexical",
-}
-COMPARISONS = {
-    FilterOperator.EQ: "eq",
-    FilterOperator.NE: "ne",
-    FilterOperator.GT: "gt",
-    FilterOperator.GTE: "gte",
-    FilterOperator.LT: "lt",
-    FilterOperator.LTE: "lte",
-    FilterOperator.IN: "in",
-    FilterOperator.NIN: "nin",
-    FilterOperator.ANY: "in",  # the service compares each value of a list
-    FilterOperator.CONTAINS: "eq",
-}
+# Of a store's dictionary, what follows from the rest.
+DERIVED = {"class_name", "stores_text", "is_embedding_query"}
 
 
 class NearlineVectorStore(BasePydanticVectorStore):
@@ -84,14 +61,17 @@ class NearlineVectorStore(BasePydanticVectorStore):
 
     The service embeds nodes and queries, so the embeddings that LlamaIndex gives nodes are not used; with
     `own_vectors` they are, and need as many dimensions as the collection's model.
+
+    It can be pickled and made from its `to_dict`; neither holds an access key, which is then NEARLINE_KEY.
     """
 
     stores_text: bool = True
     is_embedding_query: bool = False
     collection: str
-    own_vectors: bool = False
+    url: str | None = None
+    own_vectors: bool = Field(default=False, frozen=True)
 
-    _store: Store = PrivateAttr()
+    _reached: Store = PrivateAttr()
 
     def __init__(
         self,
@@ -100,9 +80,32 @@ class NearlineVectorStore(BasePydanticVectorStore):
         url: str | None = None,
         client: Client | None = None,
         own_vectors: bool = False,
+        **derived: Any,
     ) -> None:
-        super().__init__(collection=collection, own_vectors=own_vectors, is_embedding_query=own_vectors)
-        self._store = Store(collection, url=url, client=client, create=True)
+        """`derived` are the other fields that `to_dict` gives. Raises TypeError for anything else."""
+        if unknown := derived.keys() - DERIVED:
+            raise TypeError(f"unexpected arguments {', '.join(sorted(unknown))}")
+        store = Store(collection, url=url, client=client, create=True)
+        super().__init__(
+            collection=collection,
+            url=store.client.url,
+            own_vectors=own_vectors,
+            is_embedding_query=own_vectors,
+        )
+        self._reached = store
+
+    @property
+    def _store(self) -> Store:
+        """For what the fields say now: a changed collection is never answered from the one before."""
+        reached = self._reached
+        if (self.collection, self.url) != (reached.collection, reached.client.url):
+            client = reached.client if self.url == reached.client.url else None
+            self._reached = Store(self.collection, url=self.url, client=client, create=True)
+        return self._reached
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What LlamaIndex's `__setstate__` gives the constructor."""
+        return {"__dict__": {"collection": self.collection, "url": self.url, "own_vectors": self.own_vectors}}
 
     @classmethod
     def class_name(cls) -> str:
@@ -115,12 +118,21 @@ class NearlineVectorStore(BasePydanticVectorStore):
     # -- nodes
 
     def add(self, nodes: Sequence[BaseNode], **_: Any) -> list[str]:
-        """Durable and searchable when it returns. A known id replaces its node. Returns the ids."""
-        self._store.run(written, self._documents(nodes))
+        """Durable and searchable when it returns. A known id replaces its node. Returns the ids, in order.
+
+        A node with a blank text, which no search could find, is not stored, and what its id stood for is deleted; a
+        warning names it. Raises RefusedDocument for the first node that the service does not take, after all others
+        are stored.
+        """
+        documents = self._documents(nodes)
+        without_blanks(documents)
+        self._store.run(written_with_text, documents)
         return [node.node_id for node in nodes]
 
     async def async_add(self, nodes: Sequence[BaseNode], **_: Any) -> list[str]:
-        await self._store.awaited(written, self._documents(nodes))
+        documents = self._documents(nodes)
+        without_blanks(documents)
+        await self._store.awaited(written_with_text, documents)
         return [node.node_id for node in nodes]
 
     def _documents(self, nodes: Sequence[BaseNode]) -> list[dict[str, Any]]:
@@ -177,13 +189,13 @@ class NearlineVectorStore(BasePydanticVectorStore):
     def query(self, query: VectorStoreQuery, **search: Any) -> VectorStoreQueryResult:
         """Nodes, best first, each once and whole; `similarities` are the service's scores.
 
-        `search` are options of the service's search. Raises ValueError for what the service does not do: MMR, the
-        learned modes, and filters by text.
+        `search` are options of the service's search, or LlamaIndex's `mmr_threshold`. Raises ValueError for what the
+        service does not do: the learned modes, and filters by text.
         """
-        return self._store.run(nodes_found, {**search_of(query, own_vectors=self.own_vectors), **search})
+        return self._store.run(nodes_found, search_of(query, search, own_vectors=self.own_vectors))
 
     async def aquery(self, query: VectorStoreQuery, **search: Any) -> VectorStoreQueryResult:
-        wanted = {**search_of(query, own_vectors=self.own_vectors), **search}
+        wanted = search_of(query, search, own_vectors=self.own_vectors)
         return await self._store.awaited(nodes_found, wanted)
 
 
@@ -206,11 +218,11 @@ class NearlineRetriever(BaseRetriever):
         **search: Any,
     ) -> None:
         """`search`: options of the service's search, such as `mode`, `rerank`, `min_relevance`, `group_by_document`, or
-        a `filter` in its own grammar in place of `filters`."""
+        a `filter` in its own grammar, which holds beside `filters`. Raises TypeError for what is none."""
         super().__init__()
+        check_options(search)
         self._store = Store(collection, url=url, client=client, create=False)
-        condition = condition_of(filters)
-        self._search = {"k": k, **({} if condition is None else {"filter": condition}), **search}
+        self._search = narrowed({"k": k, **search}, condition_of(filters))
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         return [passage(hit) for hit in self._store.run(found, self._wanted(query_bundle))]
@@ -222,57 +234,17 @@ class NearlineRetriever(BaseRetriever):
         return {**self._search, "query": query.query_str}
 
 
-def document_of(node: BaseNode, *, with_vector: bool) -> dict[str, Any]:
-    """A node as the service takes it: the text in its place, and all else in the metadata."""
-    metadata = node_to_metadata_dict(node, remove_text=True)
-    for copy in ("document_id", "doc_id"):  # of SOURCE, under the names that other stores filter by
-        if copy not in node.metadata:
-            del metadata[copy]
-    if node.ref_doc_id is None:
-        del metadata[SOURCE]
-    document: dict[str, Any] = {
-        "id": node.node_id,
-        "text": node.get_content(metadata_mode=MetadataMode.NONE),
-        "metadata": {**metadata, **node.metadata, NODE: node.node_id},
-    }
-    if with_vector:
-        document["vector"] = plain(node.get_embedding())
-    return document
-
-
-def node_of(document: DocumentBody) -> BaseNode:
-    """The node as it was added; of a document that was written otherwise, a node with its text and metadata."""
-    if CONTENT not in document["metadata"]:
-        return TextNode(id_=document["id"], text=document["text"], metadata=dict(document["metadata"]))
-    node: BaseNode = metadata_dict_to_node(document["metadata"], text=document["text"])
-    return node
-
-
-def passage(hit: Hit) -> NodeWithScore:
-    metadata = {key: value for key, value in hit["metadata"].items() if key not in BOOKKEEPING}
-    node = TextNode(
-        id_=f"{hit['document_id']}:{hit['passage']}",
-        text=hit["text"],
-        start_char_idx=hit["start"],
-        end_char_idx=hit["end"],
-        metadata={**metadata, PROVENANCE_KEY: provenance(hit)},
-        excluded_llm_metadata_keys=[PROVENANCE_KEY],
-        excluded_embed_metadata_keys=[PROVENANCE_KEY],
-        relationships={NodeRelationship.SOURCE: RelatedNodeInfo(node_id=hit["document_id"])},
-    )
-    return NodeWithScore(node=node, score=hit["score"])
-
-
 async def nodes_found(core: Endpoints, collection: str, search: dict[str, Any]) -> VectorStoreQueryResult:
-    scores = {
-        hit["document_id"]: hit["score"]
-        for hit in await found(core, collection, {**search, "group_by_document": True})
-    }
-    documents = await stored(core, collection, list(scores))
+    """One request, and one more for each document that is longer than `expand` shows."""
+    hits = await found(core, collection, {**search, "group_by_document": True, "expand": "document"})
+    cut = [hit["document_id"] for hit in hits if is_cut(hit)]
+    whole: dict[str, Mapping[str, Any]] = {one["id"]: one for one in await stored(core, collection, cut)}
+    whole |= {hit["document_id"]: shown_document(hit) for hit in hits if not is_cut(hit)}
+    kept = [hit for hit in hits if hit["document_id"] in whole]  # not what was deleted in between
     return VectorStoreQueryResult(
-        nodes=[node_of(one) for one in documents],
-        similarities=[scores[one["id"]] for one in documents],
-        ids=[one["id"] for one in documents],
+        nodes=[node_of(whole[hit["document_id"]]) for hit in kept],
+        similarities=[hit["score"] for hit in kept],
+        ids=[hit["document_id"] for hit in kept],
     )
 
 
@@ -284,67 +256,67 @@ async def removed_source(core: Endpoints, collection: str, ref_doc_id: str) -> N
             raise
 
 
-def search_of(query: VectorStoreQuery, *, own_vectors: bool) -> dict[str, Any]:
-    """A query as the service takes it. DEFAULT is by the vector that is given, else as the service does by default."""
-    wanted: dict[str, Any] = {"k": query.similarity_top_k}
-    if query.mode != VectorStoreQueryMode.DEFAULT:
-        if query.mode not in MODES:
-            raise ValueError(f"mode: {query.mode.value} is not supported, only {', '.join(sorted(MODES))}")
-        wanted["mode"] = MODES[query.mode]
-    elif own_vectors:
-        wanted["mode"] = "dense"
-    if query.query_str is not None:
-        wanted["query"] = query.query_str
-    if own_vectors and query.query_embedding is not None:
-        wanted["vector"] = plain(query.query_embedding)
-    if wanted.get("mode") == "hybrid":
-        wanted["k"] = query.hybrid_top_k or query.similarity_top_k
-        if query.alpha is not None:
-            wanted["fusion"] = {"weights": {"dense": query.alpha, "lexical": 1 - query.alpha}}
-    # VectorStoreIndex means no restriction by an empty list.
-    condition = condition_of(query.filters, node_ids=query.node_ids or None, sources=query.doc_ids or None)
-    return wanted if condition is None else {**wanted, "filter": condition}
-
-
-def condition_of(
-    filters: MetadataFilters | None,
-    *,
-    node_ids: Sequence[str] | None = None,
-    sources: Sequence[str] | None = None,
-) -> dict[str, Any] | None:
-    """In the service's grammar; None: everything. Raises ValueError for an operator that it does not have."""
-    parts = [] if filters is None or not filters.filters else [joined(filters)]
-    for key, values in ((NODE, node_ids), (SOURCE, sources)):
-        if values is not None:
-            parts.append({"type": "in", "key": key, "value": list(values)})
-    return all_of(parts) if parts else None
-
-
-def joined(filters: MetadataFilters) -> dict[str, Any]:
-    parts = [joined(one) if isinstance(one, MetadataFilters) else comparison(one) for one in filters.filters]
-    if filters.condition == FilterCondition.NOT:
-        return {"type": "not", "filter": {"type": "or", "filters": parts}}
-    if filters.condition == FilterCondition.OR:
-        return {"type": "or", "filters": parts}
-    return all_of(parts)
-
-
-def comparison(wanted: MetadataFilter) -> dict[str, Any]:
-    if wanted.operator == FilterOperator.IS_EMPTY:
-        return {"type": "exists", "key": wanted.key, "value": False}
-    if wanted.operator == FilterOperator.ALL:
-        values = wanted.value if isinstance(wanted.value, list) else [wanted.value]
-        return all_of([{"type": "eq", "key": wanted.key, "value": value} for value in values])
-    if wanted.operator not in COMPARISONS:
-        raise ValueError(f"filter on {wanted.key}: the operator {wanted.operator.value} is not supported")
-    return {"type": COMPARISONS[wanted.operator], "key": wanted.key, "value": wanted.value}
-
-
-def all_of(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    return parts[0] if len(parts) == 1 else {"type": "and", "filters": parts}
-
-
 def some(condition: dict[str, Any] | None) -> dict[str, Any]:
     if condition is None:
         raise ValueError("delete_nodes: expected node_ids or filters; clear deletes all nodes")
     return condition
+
+
+# -- pipelines
+
+
+class EmbedInService(TransformComponent):
+    """The last step of a pipeline into a NearlineVectorStore: lets nodes without an embedding pass.
+
+    A pipeline hands its store those alone that have one. An empty embedding says that the service makes it.
+    """
+
+    own_vectors: bool
+
+    def __call__(self, nodes: Sequence[BaseNode], **_: Any) -> Sequence[BaseNode]:
+        """Copies, where it changes a node. Raises ValueError for nodes that must bring their vectors and do not."""
+        bare = sum(node.embedding is None for node in nodes)
+        if bare and self.own_vectors:
+            raise ValueError(
+                f"{bare} of {len(nodes)} nodes have no embedding, which own_vectors needs: add an embedding model to "
+                "the transformations"
+            )
+        return [
+            node if node.embedding is not None else node.model_copy(update={"embedding": []})
+            for node in nodes
+        ]
+
+
+class PipelineHandler(BaseSpanHandler[BaseSpan]):
+    """Adds EmbedInService to each pipeline into a NearlineVectorStore when it begins to run.
+
+    LlamaIndex's pipeline drops nodes without an embedding before a store sees them, and tells of it nowhere. Of what
+    it offers to others, only this instrumentation is reached before.
+    """
+
+    def new_span(
+        self,
+        id_: str,
+        bound_args: Any,
+        instance: Any = None,
+        parent_span_id: str | None = None,
+        tags: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        if not isinstance(instance, IngestionPipeline):
+            return
+        store, steps = instance.vector_store, instance.transformations
+        others = [one for one in steps if not isinstance(one, EmbedInService)]
+        if isinstance(store, NearlineVectorStore):
+            instance.transformations = [*others, EmbedInService(own_vectors=store.own_vectors)]
+        elif len(others) < len(steps):  # the pipeline had a store of ours before
+            instance.transformations = others
+
+    def prepare_to_exit_span(self, *_: Any, **__: Any) -> None:
+        """There are no spans to keep."""
+
+    def prepare_to_drop_span(self, *_: Any, **__: Any) -> None:
+        """There are no spans to keep."""
+
+
+get_dispatcher(IngestionPipeline.__module__).add_span_handler(PipelineHandler())

@@ -6,14 +6,19 @@ Each operation is one coroutine, which `Store` runs for callers with and without
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
+from retrieval.clients.bulk import Refused, RefusedDocument
 from retrieval.clients.calling import ServiceError
 from retrieval.clients.client import Client
 from retrieval.clients.endpoints import Endpoints
 from retrieval.clients.running import Core
+from retrieval.clients.wire.requests import SearchRequest
 
 if TYPE_CHECKING:
     from retrieval.clients.wire.answers import Hit
@@ -21,22 +26,36 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Document = TypeVar("Document", bound=Mapping[str, Any])
 
 IDS_PER_REQUEST = 1000
 READ_AT_ONCE = 8
 PAGE = 100
+BLANKS_NAMED = 5
 # Of a hit, where it comes from and how good it is; its text and metadata have places of their own.
 PROVENANCE = ("document_id", "passage", "start", "end", "title", "heading", "score", "relevance")
 
 
 class Store:
-    """A collection and the client that reaches it. Safe to use from several threads and event loops."""
+    """A collection and the client that reaches it. Safe to use from several threads and event loops.
+
+    Copies share the client. A pickled store holds no access key: where it is loaded, a new client reads NEARLINE_KEY.
+    """
 
     def __init__(self, collection: str, *, url: str | None, client: Client | None, create: bool) -> None:
         """`client`: else one for `url`, as Client's. `create`: make the collection when it is found absent."""
         self.collection = collection
         self.client = client or Client(url)
         self._create = create
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, _: Any) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(Store, self.collection, url=self.client.url, client=None, create=self._create), ()
 
     def run(
         self,
@@ -82,6 +101,43 @@ class Store:
 async def written(core: Endpoints, collection: str, documents: Iterable[Mapping[str, Any]]) -> None:
     """Durable and searchable. Raises RefusedDocument for the first that cannot be written."""
     await core.ingest(collection, documents)
+
+
+async def written_with_text(core: Endpoints, collection: str, documents: Sequence[Mapping[str, Any]]) -> None:
+    """Write the documents that have a text, durable and searchable, and delete those whose new text is blank.
+
+    Among equal ids the last one wins. Raises RefusedDocument for the first that cannot be written, after all others
+    are.
+    """
+    last = {one["id"]: one for one in documents}
+    await removed(core, collection, [name for name, one in last.items() if is_blank(one)])
+    places = [at for at, one in enumerate(documents) if not is_blank(last[one["id"]]) and not is_blank(one)]
+    refused: list[Refused] = []
+    await core.ingest(collection, [documents[at] for at in places], on_refused=refused.append)
+    if refused:
+        first = min(refused, key=lambda one: one.position)
+        place, others = places[first.position], len(refused) - 1
+        told = f"number {place} of {len(documents)}, from 0" + (f", and {others} others" if others else "")
+        raise RefusedDocument(
+            replace(first, position=place, reason=f"{first.reason} ({told}; the rest is stored)")
+        )
+
+
+def is_blank(document: Mapping[str, Any]) -> bool:
+    return not document["text"].strip()
+
+
+def without_blanks(documents: Sequence[Document]) -> list[Document]:
+    """The documents that have a text; a warning names the others, at the line that called the caller's method."""
+    blank = [f"number {at} ({one['id']!r})" for at, one in enumerate(documents) if is_blank(one)]
+    if blank:
+        named = ", ".join(blank[:BLANKS_NAMED]) + (", ..." if len(blank) > BLANKS_NAMED else "")
+        warnings.warn(
+            f"{len(blank)} of {len(documents)} texts are blank and are not stored, for no search could find them: "
+            f"{named}",
+            stacklevel=3,
+        )
+    return [one for one in documents if not is_blank(one)]
 
 
 async def found(core: Endpoints, collection: str, search: Mapping[str, Any]) -> list[Hit]:
@@ -130,6 +186,14 @@ async def removed_matching(core: Endpoints, collection: str, condition: Any) -> 
 def provenance(hit: Hit) -> dict[str, Any]:
     """Where a hit comes from, and how good it is: those of PROVENANCE that it has."""
     return {name: value for name in PROVENANCE if (value := hit.get(name)) is not None}
+
+
+def check_options(search: Mapping[str, Any]) -> None:
+    """Raises TypeError for what is no option of a search: misspelt, `url` would otherwise be taken for one."""
+    if unknown := search.keys() - SearchRequest.__annotations__.keys():
+        raise TypeError(
+            f"unexpected arguments {', '.join(sorted(unknown))}: neither arguments nor options of a search"
+        )
 
 
 def without_none(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import itertools
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,9 @@ import numpy as np
 import pytest
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
+from langchain_core.indexing import InMemoryRecordManager, aindex, index
+from langchain_core.runnables import ConfigurableField
+from pydantic import ValidationError
 
 from indexes.catalog import prepare
 from jobs.server_process import ServerProcess, serving
@@ -44,6 +49,21 @@ def store(client: Client) -> NearlineVectorStore:
 def filled(store: NearlineVectorStore) -> NearlineVectorStore:
     store.add_documents(CARE)
     return store
+
+
+@pytest.fixture(scope="module")
+def priced(service: ServerProcess) -> Iterator[NearlineVectorStore]:
+    """What the filters are tried on; no test changes it."""
+    added: list[dict[str, Any]] = [{"price": 1}, {"price": 3}, {"source": {"page": 3}, "type": "note"}]
+    with Client(service.url) as client:
+        store = NearlineVectorStore(next(NAMES), client=client)
+        store.add_documents(
+            [
+                Document(one.page_content, id=one.id, metadata={**one.metadata, **more})
+                for one, more in zip(CARE, added)
+            ]
+        )
+        yield store
 
 
 # -- vector store
@@ -147,7 +167,7 @@ class Letters(Embeddings):
 
 
 def test_own_embeddings_are_used(client: Client) -> None:
-    """For documents and for queries. The relevance of their hits is unknown, which is said, not made up."""
+    """For documents and for queries. What LangChain calls the relevance of their hits is cosine similarity."""
     store = NearlineVectorStore.from_texts(
         ["listen", "banana"], Letters(), ids=["1", "2"], collection=next(NAMES), client=client, mode="dense"
     )
@@ -155,8 +175,8 @@ def test_own_embeddings_are_used(client: Client) -> None:
     ((found, score),) = store.similarity_search_with_score("silent", k=1)
     assert found.id == "1"
     assert score == pytest.approx(1.0, abs=1e-3)
-    with pytest.raises(ValueError, match="no relevance"):
-        store.similarity_search_with_relevance_scores("silent")
+    ((_, relevance),) = store.similarity_search_with_relevance_scores("silent", score_threshold=0.9)
+    assert relevance == pytest.approx(1.0, abs=1e-3)
     made = asyncio.run(
         NearlineVectorStore.afrom_texts(
             ["listen", "banana"],
@@ -178,6 +198,11 @@ def test_deletion(filled: NearlineVectorStore) -> None:
         filled.delete(["refunds"], filter={"type": "eq", "key": "topic", "value": "mail"})
     assert filled.delete(filter={"type": "eq", "key": "topic", "value": "mail"})
     assert [one.id for one in filled.get_by_ids(["parcels", "refunds"])] == ["refunds"]
+    with pytest.raises(ValueError, match="empty"):
+        filled.delete(filter={})
+    assert filled.delete(filter={"topic": {"$in": ["money", "care"]}})
+    assert filled.similarity_search("refunds") == []
+    filled.add_documents(CARE)
     assert filled.delete()
     assert filled.similarity_search("refunds") == []
 
@@ -188,8 +213,163 @@ def test_bad_input_says_what_is_wrong(store: NearlineVectorStore) -> None:
         store.add_texts(["a", "b"], [{}])
     with pytest.raises(ValueError, match="ids"):
         store.add_texts(["a"], ids=[])
-    with pytest.raises(RefusedDocument):
-        store.add_texts(["a"], [{"key": [{"deep": 1}]}])
+    with pytest.raises(TypeError, match="ulr"):
+        NearlineVectorStore("docs", ulr="http://127.0.0.1:1")
+
+
+def test_a_refused_document_is_named_and_keeps_no_other_out(store: NearlineVectorStore) -> None:
+    """By its place among all, also behind blank ones; the others are stored."""
+    with pytest.warns(UserWarning, match="number 0"):
+        with pytest.raises(
+            RefusedDocument, match=r"'bad'.*number 2 of 4, from 0; the rest is stored"
+        ) as failure:
+            store.add_texts(["", "a", "b\0b", "c"], ids=["blank", "a", "bad", "c"])
+    assert (failure.value.refused.position, failure.value.refused.id) == (2, "bad")
+    assert [one.id for one in store.get_by_ids(["a", "bad", "c"])] == ["a", "c"]
+
+
+def test_blank_texts_are_left_out_and_named(filled: NearlineVectorStore) -> None:
+    """The ids that come back are those of all texts, in order, and no blank one keeps an old text alive."""
+    pages = ["First page.", " \n", "Third page.", ""]
+    with pytest.warns(
+        UserWarning, match=r"2 of 4 texts are blank.*number 1 \('refunds'\), number 3 \('p4'\)"
+    ):
+        assert filled.add_texts(pages, ids=["p1", "refunds", "p3", "p4"]) == ["p1", "refunds", "p3", "p4"]
+    assert [one.id for one in filled.get_by_ids(["p1", "refunds", "p3", "p4"])] == ["p1", "p3"]
+    with pytest.warns(UserWarning, match="1 of 3 texts"):
+        ids = asyncio.run(filled.aadd_documents([Document(text) for text in ("one", "", "three")]))
+    assert [one.page_content for one in filled.get_by_ids(ids)] == ["one", "three"]
+    with pytest.warns(UserWarning, match="blank"):
+        filled.add_texts(["now a text", ""], ids=["p3", "p3"])
+    assert filled.get_by_ids(["p3"]) == []
+
+
+def test_blank_texts_are_not_embedded(client: Client) -> None:
+    """Some models refuse them."""
+
+    class Strict(Letters):
+        def embed_documents(self, texts: list[str]) -> list[list[float]]:
+            assert all(text.strip() for text in texts)
+            return super().embed_documents(texts)
+
+    store = NearlineVectorStore(next(NAMES), client=client, embedding=Strict())
+    with pytest.warns(UserWarning, match="blank"):
+        store.add_texts(["listen", " "], ids=["1", "2"])
+    assert [one.id for one in store.get_by_ids(["1", "2"])] == ["1"]
+
+
+@pytest.mark.parametrize("cleanup", ["incremental", "full", "scoped_full"])
+def test_langchains_indexing(store: NearlineVectorStore, cleanup: Any) -> None:
+    """`index` and `aindex` write what is new, skip what they know, and delete what is gone."""
+
+    def pages(*texts: str) -> list[Document]:
+        return [Document(text, metadata={"source": text[0]}) for text in texts]
+
+    options: dict[str, Any] = {"cleanup": cleanup, "source_id_key": "source", "key_encoder": "sha256"}
+    records = InMemoryRecordManager("test")
+    records.create_schema()
+    first = index(pages("a one", "b two"), records, store, **options)
+    assert (first["num_added"], first["num_deleted"]) == (2, 0)
+    second = asyncio.run(aindex(pages("a one", "b three"), records, store, **options))
+    assert [second[name] for name in ("num_added", "num_skipped", "num_deleted")] == [1, 1, 1]
+    assert {one.page_content for one in store.similarity_search("one two three")} == {"a one", "b three"}
+
+
+@pytest.mark.parametrize(
+    ("given", "ids"),
+    [
+        ({"topic": "money"}, {"refunds"}),
+        ({"topic": ["money", "mail"]}, {"refunds", "parcels"}),
+        ({"topic": {"$in": ("money", "mail")}, "price": {"$lt": 3}}, {"refunds"}),
+        ({"topic": {"$nin": ["money"]}}, {"parcels", "socks"}),
+        ({"topic": {"$ne": "money"}}, {"parcels", "socks"}),
+        ({"topic": {"$prefix": "ma"}}, {"parcels"}),
+        ({"price": {"$gt": 1, "$lte": 3}}, {"parcels"}),
+        ({"price": {"$between": [1, 2]}}, {"refunds"}),
+        ({"price": {"$exists": False}}, {"socks"}),
+        ({"price": None}, {"socks"}),
+        ({"price": {"$ne": None}}, {"refunds", "parcels"}),
+        ({"price": {"$not": {"$gte": 3}}}, {"refunds", "socks"}),
+        ({"$and": [{"tags": "b"}, {"price": {"$gte": 1}}]}, {"refunds"}),
+        ({"$or": [{"topic": "care"}, {"price": 1}]}, {"refunds", "socks"}),
+        ({"$nor": [{"topic": "care"}, {"price": 1}]}, {"parcels"}),
+        ({"$not": {"topic": "money"}}, {"parcels", "socks"}),
+        ({"source": {"page": 3}}, {"socks"}),
+        ({"source.page": {"$eq": 3}}, {"socks"}),
+        ({"$or": [{"type": "eq", "key": "topic", "value": "mail"}, {"topic": "care"}]}, {"parcels", "socks"}),
+        ({"type": {"$eq": "note"}}, {"socks"}),
+        ({"type": "note"}, {"socks"}),
+        ({}, {"refunds", "parcels", "socks"}),
+    ],
+)
+def test_plain_filters(priced: NearlineVectorStore, given: dict[str, Any], ids: set[str]) -> None:
+    """Each selects the same for a search, a retriever, and a search by vector."""
+    assert {one.id for one in priced.similarity_search("parcel", filter=given)} == ids
+    assert {one.id for one in priced.similarity_search_by_vector([0.1] * 384, filter=given)} == ids
+    retriever = NearlineRetriever(
+        collection=priced._store.collection, client=priced._store.client, filter=given
+    )
+    assert {one.id for one in retriever.invoke("parcel")} == ids
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "message"),
+    [
+        (lambda document: True, TypeError, "expected a dictionary, found function"),
+        ({"price": {"$like": "a"}}, ValueError, r"filter on price: unknown operator \$like; there are \$eq"),
+        ({"$xor": []}, ValueError, r"unknown operator \$xor"),
+        ({"$or": []}, ValueError, "needs a list of conditions"),
+        ({"$and": [{}]}, ValueError, "with a condition"),
+        ({"price": {}}, ValueError, "filter on price"),
+        ({"price": {"$lt": 3, "page": 1}}, ValueError, "either operators or keys"),
+        ({"price": {"$between": 3}}, ValueError, r"unknown operator \$between"),
+        ({"tpoic": "money"}, ServiceError, "tpoic"),
+        ({"type": "equals", "key": "topic", "value": "money"}, ServiceError, "equals"),
+        ({"price": "3"}, ServiceError, "holds numbers"),
+    ],
+)
+def test_filters_that_are_none_are_refused(
+    priced: NearlineVectorStore, given: Any, kind: type[Exception], message: str
+) -> None:
+    """Never taken for no filter, or for another."""
+    with pytest.raises(kind, match=message):
+        priced.similarity_search("parcel", filter=given)
+    with pytest.raises(kind, match=message):
+        priced.delete(filter=given)
+
+
+def test_searches_by_vector(filled: NearlineVectorStore) -> None:
+    """With scores, with LangChain's relevance, with hits that differ: on an event loop and without one."""
+    filled.add_texts([CARE[0].page_content], ids=["copy"])
+    vector = filled._store.client.embed([CARE[0].page_content])["vectors"][0]
+    scored = filled.similarity_search_with_score_by_vector(vector, k=4)
+    relevant = filled.similarity_search_by_vector_with_relevance_scores(vector, k=4)
+    assert [one.id for one, _ in scored] == [one.id for one, _ in relevant]
+    assert scored[0][1] == pytest.approx(1.0, abs=1e-2)
+    assert all(0 <= score <= 1 for _, score in relevant)
+    differ = filled.max_marginal_relevance_search_by_vector(vector, k=2, lambda_mult=0.1)
+    assert len({one.id for one in differ} & {"refunds", "copy"}) == 1
+
+    async def same() -> None:
+        assert await filled.asimilarity_search_with_score_by_vector(vector, k=4) == scored
+        assert await filled.asimilarity_search_by_vector_with_relevance_scores(vector, k=4) == relevant
+        assert await filled.amax_marginal_relevance_search_by_vector(vector, k=2, lambda_mult=0.1) == differ
+        assert await filled.asimilarity_search_by_vector(vector, k=4) == [one for one, _ in scored]
+
+    asyncio.run(same())
+
+
+def test_copies_of_a_store(filled: NearlineVectorStore) -> None:
+    """A copy shares the client; a pickled store finds the service again, and holds no key."""
+    assert copy.deepcopy(filled)._store.client is filled._store.client
+    again = pickle.loads(pickle.dumps(filled))
+    assert again.similarity_search("lost parcel", k=1) == [CARE[1]]
+    retriever = NearlineRetriever(collection=filled._store.collection, url=filled._store.client.url, k=1)
+    for other in (retriever, copy.deepcopy(retriever), pickle.loads(pickle.dumps(retriever))):
+        assert [one.id for one in other.invoke("lost parcel")] == ["parcels"]
+    assert pickle.loads(pickle.dumps(retriever)).invoke("lost parcel")
+    keyed = NearlineVectorStore("docs", client=Client(filled._store.client.url, key="sesame"))
+    assert b"sesame" not in pickle.dumps(keyed)
 
 
 def test_one_store_serves_several_event_loops(filled: NearlineVectorStore) -> None:
@@ -233,6 +413,38 @@ def test_the_retriever_has_the_options_of_a_search(filled: NearlineVectorStore, 
     assert len(asyncio.run(retriever.ainvoke("lost parcel", k=1))) == 1
     with pytest.raises(ServiceError, match="absent"):
         NearlineRetriever(collection="absent", client=client).invoke("anything")
+
+
+def test_a_retriever_searches_what_its_fields_say_now(filled: NearlineVectorStore, client: Client) -> None:
+    """Another collection, however it is set, is never answered from the one before; a wrong name is refused."""
+    mine, other = filled._store.collection, next(NAMES)
+    NearlineVectorStore(other, client=client).add_texts(["Another tenant's parcel."], ids=["theirs"])
+    retriever = NearlineRetriever(collection=mine, url=client.url, k=1)
+    assert [one.id for one in retriever.invoke("parcel")] == ["parcels"]
+    changed = retriever.model_copy(update={"collection": other})
+    configurable = retriever.configurable_fields(collection=ConfigurableField(id="tenant"))
+    tenant = {"configurable": {"tenant": other}}
+    for found in (
+        changed.invoke("parcel"),
+        asyncio.run(changed.ainvoke("parcel")),
+        configurable.invoke("parcel", tenant),
+        asyncio.run(configurable.ainvoke("parcel", tenant)),
+        retriever.invoke("parcel", collection=other),
+        asyncio.run(retriever.ainvoke("parcel", collection=other)),
+    ):
+        assert [one.id for one in found] == ["theirs"]
+    assert [one.id for one in retriever.invoke("parcel")] == ["parcels"]
+    retriever.collection = other
+    assert [one.id for one in retriever.invoke("parcel")] == ["theirs"]
+    retriever.url = client.url.replace("127.0.0.1", "localhost")
+    assert [one.id for one in retriever.invoke("parcel")] == ["theirs"]
+    assert {one.client.url for one in retriever._stores.values()} == {client.url, retriever.url}
+    with pytest.raises(ValidationError, match="collecton"):
+        NearlineRetriever(collection=mine, client=client, collecton=other)
+    with pytest.raises(ValueError, match="collecton"):
+        retriever.collecton = other
+    with pytest.raises(ServiceError, match="collecton"):
+        retriever.invoke("parcel", collecton=other)
 
 
 def test_the_store_is_a_retriever_too(filled: NearlineVectorStore) -> None:

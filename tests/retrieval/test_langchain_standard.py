@@ -12,9 +12,15 @@ pytest.importorskip(
     "langchain_tests", reason="langchain-tests brings eight plugins of pytest; see the extra frameworks"
 )
 
+from langchain_core.embeddings import Embeddings
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.vectorstores import VectorStore
-from langchain_tests.integration_tests import RetrieversIntegrationTests, VectorStoreIntegrationTests
+from langchain_ollama import OllamaEmbeddings
+from langchain_tests.integration_tests import (
+    EmbeddingsIntegrationTests,
+    RetrieversIntegrationTests,
+    VectorStoreIntegrationTests,
+)
 
 from jobs.server_process import ServerProcess
 from nearline import Client
@@ -38,8 +44,6 @@ class TestVectorStoreWithEmbeddings(VectorStoreIntegrationTests):
 
     @pytest.fixture
     def vectorstore(self, service: ServerProcess) -> Iterator[VectorStore]:
-        from langchain_ollama import OllamaEmbeddings
-
         with Client(service.url) as client:
             embedding = OllamaEmbeddings(model="all-minilm", base_url=service.url)
             yield NearlineVectorStore(f"langchain-{uuid4()}", client=client, embedding=embedding)
@@ -68,3 +72,21 @@ class TestRetriever(RetrieversIntegrationTests):
     @property
     def retriever_query_example(self) -> str:
         return "refund"
+
+
+class TestEmbeddings(EmbeddingsIntegrationTests):
+    """Of the service, through LangChain's own client of Ollama."""
+
+    _url = ""
+
+    @pytest.fixture(autouse=True)
+    def _served(self, service: ServerProcess) -> None:
+        type(self)._url = service.url
+
+    @property
+    def embeddings_class(self) -> type[Embeddings]:
+        return OllamaEmbeddings
+
+    @property
+    def embedding_model_params(self) -> dict[str, Any]:
+        return {"model": "all-minilm", "base_url": self._url}
