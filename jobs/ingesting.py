@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import nearline
-from jobs.sources import FirstFailure, SourceDocument, SourceError, SourceReport
-from nearline import AsyncClient, Refused
-from retrieval.clients.bulk import REQUESTS_AT_ONCE
+from jobs.sources import FirstFailure, SourceDocument, SourceError, SourceOptions, SourceReport
+from nearline import AsyncClient, Refused, bulk_patience, path_of
+from retrieval.clients.bulk import LIMITS, REQUESTS_AT_ONCE
 
 
 @dataclass(slots=True)
@@ -20,6 +20,12 @@ class Ingested(nearline.Ingested):
 
 
 Progress = Callable[[Ingested], None]
+
+
+async def fit_options(client: AsyncClient, collection: str, options: SourceOptions) -> SourceOptions:
+    """`options` with the limits that the service has. Waits for a service that is busy or away as `ingest` does."""
+    shown = await client.request("GET", path_of(collection), patience=bulk_patience())
+    return replace(options, metadata_keys_max={**LIMITS, **shown["limits"]}["metadata_keys"])
 
 
 async def ingest(

@@ -41,8 +41,9 @@ from jobs.sources import (
 from jobs.sync_record import Claim, Stamp, SyncRecord
 from nearline import AsyncClient, CollectionBody, path_of
 from retrieval.clients.bulk import LIMITS
+from retrieval.clients.wire.records import RequestLimits
 
-EXTRACTION = 1  # raise it when files are to be read again, since what is made of them changed
+EXTRACTION = 2  # raise it when files are to be read again, since what is made of them changed
 DOCUMENTS_AT_ONCE, CHARS_AT_ONCE = 1000, 1_000_000  # several requests
 RECENT_NS = 2_000_000_000  # a file changed less than this ago may change again within one tick of its clock
 
@@ -140,9 +141,12 @@ class _Run:
     """Files that are read, and of which documents may still have to be sent."""
 
     async def once(self, consent: Consent) -> None:
-        limits = (await self.client.collection(self.collection))["limits"]
+        limits: RequestLimits = {**LIMITS, **(await self.client.collection(self.collection))["limits"]}
         self.ids_per_request = limits["documents_per_request"]
-        settings = msgspec.json.encode([EXTRACTION, replace(self.options, exclude=())]).decode()
+        self.options = replace(self.options, metadata_keys_max=limits["metadata_keys"])
+        settings = msgspec.json.encode(
+            [EXTRACTION, replace(self.options, exclude=(), no_ignore=False)]
+        ).decode()
         self.record.follow_settings(settings)
         found, unlisted = self._scan()
         present = {one["id"] async for one in self.client.scroll(self.collection, text=False)}

@@ -49,11 +49,12 @@ class SetAlias(Request, frozen=True, kw_only=True):
 
 
 class RequestLimits(msgspec.Struct):
-    """What one request to write documents may hold: their number, the UTF-8 bytes of one text, of the whole body."""
+    """What one request to write documents may hold."""
 
     documents_per_request: Annotated[int, Doc("Documents in one write")]
     document_bytes: Annotated[int, Doc("UTF-8 bytes of one text")]
     request_bytes: Annotated[int, Doc("Bytes of a request's body")]
+    metadata_keys: Annotated[int, Doc("Keys in the metadata of one document")]
 
 
 class RebuildDue(msgspec.Struct):

@@ -10,9 +10,21 @@ import click
 
 from jobs.commands.ingested import as_value, ending, progress_bar, show_failures, stopped
 from jobs.commands.options import COLLECTION, JSON, URL, ask, print_result
-from jobs.ingesting import Ingested, ingest
+from jobs.ingesting import Ingested, fit_options, ingest
 from jobs.sources import SourceOptions, SourceReport, parse_types, read_documents, total_bytes
 from nearline import AsyncClient, ServiceError
+
+
+def names_in(*listed: str) -> tuple[str, ...]:
+    return tuple(name.strip() for one in listed for name in one.split(","))
+
+
+def known_encoding(_: click.Context, __: click.Parameter, name: str | None) -> str | None:
+    try:
+        b"".decode(name or "utf-8")
+    except LookupError as error:
+        raise click.BadParameter(f"{name!r} is no encoding that Python knows, such as cp1252") from error
+    return name
 
 
 @click.command(epilog="Example: nearline ingest -c docs handbook/ faq.jsonl prices.csv --create")
@@ -38,7 +50,8 @@ from nearline import AsyncClient, ServiceError
     "--text-field",
     default="text",
     show_default=True,
-    help="Column or field that holds the text. Several (a,b) are joined, each a paragraph.",
+    help="Column or field that holds the text. Several (a,b) are joined, each a paragraph; of '*' each is a line "
+    "COLUMN: VALUE.",
 )
 @click.option(
     "--title-field", default="title", show_default=True, help="Column or field that holds the title."
@@ -53,6 +66,30 @@ from nearline import AsyncClient, ServiceError
     metavar="COLUMN=TYPE,...",
     help="Types of columns of tables: string, number, boolean, date, or date:%d/%m/%Y for dates written like that; "
     "those of other columns are inferred from the first 1,000 rows.",
+)
+@click.option(
+    "--columns",
+    multiple=True,
+    metavar="COLUMN,...",
+    help="Columns, fields and front matter keys that become metadata. [default: all but those of id, text and title]",
+)
+@click.option(
+    "--skip-columns",
+    multiple=True,
+    metavar="COLUMN,...",
+    help="Columns, fields and front matter keys to leave out.",
+)
+@click.option(
+    "--encoding",
+    metavar="NAME",
+    callback=known_encoding,
+    help="Encoding of text files without a byte order mark, such as cp1252. [default: utf-8]",
+)
+@click.option("--no-ignore", is_flag=True, help="Read also what .gitignore files in the folders leave out.")
+@click.option(
+    "--include-generated",
+    is_flag=True,
+    help="Read also what tools made: search indexes, minified scripts, lock files, pages that repeat others.",
 )
 @click.option(
     "--exclude",
@@ -90,6 +127,8 @@ def command(
     language: str | None,
     text_field: str,
     types: tuple[str, ...],
+    columns: tuple[str, ...],
+    skip_columns: tuple[str, ...],
     lenient: bool,
     as_json: bool,
     sync: bool,
@@ -106,8 +145,13 @@ def command(
     is written. It is safe to run again after an interruption: no document is stored twice.
     """
     declared = {column: kind for one in types for column, kind in parse_types(one).items()}
-    text_fields = tuple(field.strip() for field in text_field.split(","))
-    options = SourceOptions(text_fields=text_fields, types=declared, **others)
+    options = SourceOptions(
+        text_fields=names_in(text_field),
+        types=declared,
+        columns=names_in(*columns),
+        skip_columns=names_in(*skip_columns),
+        **others,
+    )
     if (dry_run or yes or force) and not (sync or watch):
         raise click.UsageError("--dry-run, --yes and --force go with --sync")
     if watch and dry_run:
@@ -124,6 +168,8 @@ def command(
     done = send_all(paths, url, collection, settings if create else None, options, report, hidden=as_json)
     for column in declared.keys() - report.types.keys():
         report.note(f"types: no table has a column '{column}' of metadata")
+    for column in sorted({*options.columns, *options.skip_columns} - report.columns_found):
+        report.note(f"columns: nothing that was read has a column or field '{column}' of metadata")
     for line in report.notes:
         click.echo(line, err=True)
     show_failures(report)
@@ -145,11 +191,12 @@ def send_all(
     """`create`: settings to make the collection with if it does not exist; None: do not. Says what was sent if it is
     stopped before the end."""
     done = Ingested()
-    documents = read_documents(paths, options=options, report=report)
 
     async def send(client: AsyncClient) -> None:
         if create is not None:
             await client.ensure_collection(collection, **create)
+        fitted = await fit_options(client, collection, options)
+        documents = read_documents(paths, options=fitted, report=report)
         await ingest(client, collection, documents, on_progress, report, done)
 
     try:

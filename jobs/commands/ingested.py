@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from jobs.commands.options import counted, errors
 from jobs.ingesting import Ingested
 from jobs.ingesting import Progress as OnProgress
-from jobs.sources import SourceReport
+from jobs.sources.model import EMPTY, EXCLUDED, LINK, SourceReport
 
 FAILURES_SHOWN = 20
 LINE_EVERY_S = 15.0
@@ -49,6 +49,9 @@ def as_value(done: Ingested, report: SourceReport) -> dict[str, Any]:
         "tokens_per_s": round(done.tokens_per_s(), 1),
         "seconds": round(done.seconds, 3),
         "other_files": report.other_files.total(),
+        "empty": report.skips[EMPTY.reason],
+        "excluded": report.skips[EXCLUDED.reason],
+        "links": report.skips[LINK.reason],
         "types": {column: " or ".join(kinds) for column, kinds in report.types.items()},
     }
 

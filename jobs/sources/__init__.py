@@ -25,7 +25,8 @@ of the ids seen so far, and the bounds of that process.
 from __future__ import annotations
 
 from jobs.sources.columns import ColumnType, parse_types
-from jobs.sources.files import FoundFile, find_files, printable
+from jobs.sources.files import FoundFile, printable
+from jobs.sources.finding import find_files
 from jobs.sources.model import Failure, FirstFailure, SourceDocument, SourceError, SourceOptions, SourceReport
 from jobs.sources.read import read_documents, read_files, total_bytes
 

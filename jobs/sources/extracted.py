@@ -1,6 +1,6 @@
-"""Text of HTML, PDF, DOCX and EPUB files as Markdown, which passages take their headings from. Needs the extra `files`.
+"""Text of HTML, PDF, DOCX, EPUB and PPTX files as Markdown, whose headings passages carry. Needs the extra `files`.
 
-Kreuzberg reads all four: one package of native code, without a model, a network or other packages. The HTML is cut down
+Kreuzberg reads them all: one package of native code, without a model, a network or other packages. The HTML is cut down
 first to what a reader came for.
 """
 
@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jobs.sources.files import SourceFile
+from jobs.sources.files import ENCODING_HINT, SourceFile
 from jobs.sources.model import SourceDocument, SourceOptions, SourceReport
 from jobs.sources.texts import document_of, first_heading
 
@@ -20,18 +20,26 @@ MIME_TYPES = {
     "epub": "application/epub+zip",
     "html": "text/html",
     "pdf": "application/pdf",
+    "pptx": "application/vnd.openxmlformats-officedocument.presentationml.presentation",
+    "xlsx": "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet",
 }
 # What stands around the text of a page, by HTML's own names and by those of ARIA and of common generators.
 FURNITURE = (
-    "script, style, noscript, template, iframe, svg, img, nav, header, footer, aside, form, button, "
-    "[hidden], [aria-hidden=true], [role=navigation], [role=banner], [role=contentinfo], [role=search], "
-    ".navheader, .navfooter, .docnav, .sphinxsidebar, .related, .headerlink, .toc"
+    "script, style, noscript, template, iframe, svg, img, nav, header, footer, aside, form, button, dialog, menu, "
+    "[hidden], [aria-hidden=true], [aria-modal=true], [style*='display:none'], [style*='display: none'], "
+    "[role=navigation], [role=banner], [role=contentinfo], [role=search], [role=complementary], [role=dialog], "
+    "[role=alertdialog], [role=menu], [role=menubar], [role=toolbar], [role=tooltip], "
+    ".navheader, .navfooter, .docnav, .sphinxsidebar, .related, .headerlink, .toc, "
+    ".skip-link, .skip-to-content, .skip-to-main, .sr-only, .visually-hidden, "
+    "#mdbook-help-container, #mdbook-help-popup, #searchbox"
 )
-MAIN = "main, [role=main], article"
+MAIN = "main, [role=main]"
+ARTICLE = "article"
 HEADINGS_IN_HEADER = "header h1, header h2"
 MAIN_SHARE_MIN = 0.3  # of the page's text: less is one article of several, or a teaser
 CHARSET = re.compile(rb"""<meta[^>]{0,200}charset=["']?\s*([\w.:-]+)""", re.IGNORECASE)
 HEAD_BYTES = 4096
+WINDOWS = "cp1252"
 
 # A fenced block, which stays as it is, or a link or image, of which the words stay.
 _BLOCK_OR_LINK = re.compile(
@@ -43,28 +51,36 @@ _LEADERS = re.compile(r"(?: ?\.){5,}")  # of tables of contents
 
 def read_html(file: SourceFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:
     """The page as one document: its main part, headings included, without menus, scripts and forms."""
-    title, text = page_text(decoded(file.content(options.document_bytes_max)))
-    yield from _document(file, text, {}, title, options, report)
+    content = file.content(options.document_bytes_max)
+    charset = charset_of(content, options.encoding)
+    try:
+        page = content.decode(charset)
+    except UnicodeDecodeError as error:
+        raise file.error(f"neither UTF-8 nor {charset} text; {ENCODING_HINT}") from error
+    if charset == WINDOWS != options.encoding:
+        report.note(f"{file.place()}: names no charset that fits; read as {WINDOWS}; {ENCODING_HINT}")
+    title, text = page_text(page)
+    yield from document_from(file, text, {}, title, options, report)
 
 
 def read_book(file: SourceFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:
-    """A DOCX or EPUB file as one document."""
-    found = _extracted(file.content(options.extracted_bytes_max), file.found.format)
-    yield from _document(file, unlinked(found.content), found.metadata, None, options, report)
+    """A DOCX, EPUB or PPTX file as one document; the title of each slide is a heading."""
+    found = extracted(file.content(options.extracted_bytes_max), file.found.format)
+    yield from document_from(file, unlinked(found.content), found.metadata, None, options, report)
 
 
 def read_pdf(file: SourceFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:
     """A PDF as one document in which each page stands under the heading `Page 3`; `pages` counts them."""
     from kreuzberg import PageConfig
 
-    found = _extracted(file.content(options.extracted_bytes_max), "pdf", pages=PageConfig(extract_pages=True))
+    found = extracted(file.content(options.extracted_bytes_max), "pdf", pages=PageConfig(extract_pages=True))
     pages = [
         (page["page_number"], page["content"].replace("\r\n", "\n").strip()) for page in found.pages or ()
     ]
     text = "\n\n".join(f"# Page {number}\n\n{_LEADERS.sub(' ...', page)}" for number, page in pages if page)
     if pages and not text:
         raise file.error("holds no text: its pages are images, and none is recognized here")
-    yield from _document(file, text, {**found.metadata, "pages": len(pages)}, None, options, report)
+    yield from document_from(file, text, {**found.metadata, "pages": len(pages)}, None, options, report)
 
 
 def page_text(page: str) -> tuple[str | None, str]:
@@ -77,17 +93,21 @@ def page_text(page: str) -> tuple[str | None, str]:
     body = tree.body
     if body is None:
         return title or None, ""
-    if not body.css("main h1, article h1"):
+    if not body.css("main h1, [role=main] h1, article h1"):
         for heading in body.css(HEADINGS_IN_HEADER):
             heading.parent.insert_before(heading)
     for node in body.css(FURNITURE):
         if node.tag != "body":
             node.decompose()
-    main = body.css_first(MAIN)
-    if main is None or len(main.text()) < MAIN_SHARE_MIN * len(body.text()):
-        main = body
+    mains = [node for node in body.css(MAIN) if not node.css(MAIN)[1:] and node.text().strip()]
+    if len(mains) == 1:
+        main = mains[0]
+    else:
+        main = body.css_first(f"{MAIN}, {ARTICLE}")
+        if main is None or len(main.text()) < MAIN_SHARE_MIN * len(body.text()):
+            main = body
     main.unwrap_tags(["a"])
-    text = _extracted(f"<html><body>{main.html}</body></html>".encode(), "html").content
+    text = extracted(f"<html><body>{main.html}</body></html>".encode(), "html").content
     return title or first_heading(text), unlinked(text)
 
 
@@ -96,28 +116,32 @@ def unlinked(text: str) -> str:
     return _BLOCK_OR_LINK.sub(lambda found: found[0] if found["fence"] else found["words"], text)
 
 
-def decoded(content: bytes) -> str:
-    """A page by its byte order mark, else by the charset it names, else as UTF-8, else as Windows text."""
+def charset_of(content: bytes, fallback: str | None = None) -> str:
+    """Return the charset of a page: by its byte order mark, else the first that fits of the one it names, `fallback`
+    and UTF-8, else Windows's."""
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return content.decode("utf-16", "replace")
-    content = content.removeprefix(codecs.BOM_UTF8)
+        return "utf-16"
+    if content.startswith(codecs.BOM_UTF8):
+        return "utf-8-sig"
     named = CHARSET.search(content[:HEAD_BYTES])
-    for encoding in (named[1].decode() if named else "utf-8", "utf-8"):
+    for charset in (named[1].decode("ascii", "replace") if named else None, fallback, "utf-8"):
         try:
-            return content.decode(encoding)
+            if charset:
+                content.decode(charset)
+                return charset
         except (LookupError, UnicodeDecodeError):
             continue
-    return content.decode("cp1252", "replace")
+    return WINDOWS
 
 
-def _extracted(content: bytes, kind: str, **config: Any) -> Any:
+def extracted(content: bytes, kind: str, **config: Any) -> Any:
     from kreuzberg import ExtractionConfig, extract_bytes_sync
 
     wanted = ExtractionConfig(output_format="markdown", use_cache=False, disable_ocr=True, **config)
     return extract_bytes_sync(content, MIME_TYPES[kind], config=wanted)
 
 
-def _document(
+def document_from(
     file: SourceFile,
     text: str,
     found: Mapping[str, Any],

@@ -1,21 +1,22 @@
-"""Finds files, and reads one with bounded memory: decompressed, decoded, counted."""
+"""Kinds of files by their names, and one file read with bounded memory: decompressed, decoded, counted."""
 
 from __future__ import annotations
 
+import codecs
+import copy
+import dataclasses
 import gzip
 import io
 import itertools
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
 from typing import BinaryIO, cast
 
-from indexes.errors import InvalidInput
-from jobs.sources.model import SourceError, SourceOptions, SourceReport
+from jobs.sources.model import SourceError
 
 LANGUAGES = {
     ".bash": "shell", ".c": "c", ".cc": "c++", ".clj": "clojure", ".cpp": "c++", ".cs": "c#", ".css": "css",
@@ -40,6 +41,8 @@ FORMATS = {
     **dict.fromkeys([".html", ".htm", ".xhtml"], "html"),
     ".pdf": "pdf",
     ".docx": "docx",
+    ".pptx": "pptx",
+    ".xlsx": "xlsx",
     ".epub": "epub",
     ".eml": "mail",
     ".mbox": "mailbox",
@@ -51,6 +54,16 @@ BARE_NAMES = re.compile(
     r"|maintainers|news|notice|readme|thanks|todo)(\.debian(\.\w+)?)?"
 )
 READ_AHEAD_BYTES = 256 * 1024
+# Longest first: the mark of UTF-32 begins with that of UTF-16.
+MARKS = {
+    codecs.BOM_UTF32_LE: "utf-32-le",
+    codecs.BOM_UTF32_BE: "utf-32-be",
+    codecs.BOM_UTF8: "utf-8",
+    codecs.BOM_UTF16_LE: "utf-16-le",
+    codecs.BOM_UTF16_BE: "utf-16-be",
+}
+MARK_BYTES_MAX = max(map(len, MARKS))
+ENCODING_HINT = "--encoding says which it is, such as cp1252"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,93 +74,34 @@ class FoundFile:
     name: str
     format: str
     size_bytes: int
+    named: bool = False
+    """Whether the user named it, and not a folder around it."""
+    place: str = ""
+    """Where it is for people, if not at its path: an attachment's message and name."""
 
 
-def find_files(paths: Sequence[Path], *, options: SourceOptions, report: SourceReport) -> Iterator[FoundFile]:
-    """The files of `paths`: named files, and files of known kinds in folders, depth first in name order.
-
-    In folders, hidden entries are skipped silently; files of other kinds, excluded ones, and links to folders or out of
-    the given folder are skipped and counted in `report`. A named file must be regular and of a known kind. Raises
-    InvalidInput, before the first file, if a path does not exist.
-    """
-    for path in paths:
-        if not path.exists():
-            raise InvalidInput(f"{path}: no such file or folder", param="paths")
-    for path in paths:
-        if path.is_dir():
-            yield from _files_below(path, options, report)
-        elif (file_format := _format_of(path.name)) is None:
-            report.fail(SourceError(printable(path), f"of no known kind; known are {', '.join(FORMATS)}"))
-        elif not path.is_file():
-            report.fail(SourceError(printable(path), "not a regular file"))
-        else:
-            yield FoundFile(path, path.name, file_format, path.stat().st_size)
-
-
-def _files_below(root: Path, options: SourceOptions, report: SourceReport) -> Iterator[FoundFile]:
-    real_root = root.resolve()
-    exclude = [pattern.rstrip("/") for pattern in options.exclude]
-
-    def in_folder(folder: Path) -> Iterator[FoundFile]:
-        try:
-            with os.scandir(folder) as scan:
-                entries = sorted(scan, key=lambda entry: entry.name)
-        except OSError as error:
-            report.fail(SourceError(printable(folder), f"cannot be listed: {error.strerror}"))
-            return
-        for entry in entries:
-            if not entry.name.startswith("."):
-                try:
-                    yield from at(entry, folder / entry.name)
-                except OSError as error:
-                    place = printable(folder / entry.name)
-                    report.fail(SourceError(place, f"cannot be read: {error.strerror}"))
-
-    def at(entry: os.DirEntry[str], path: Path) -> Iterator[FoundFile]:
-        below = path.relative_to(root).as_posix()
-        if any(fnmatchcase(name, pattern) for name in (path.name, below) for pattern in exclude):
-            report.excluded += 1
-        elif entry.is_symlink() and not _leads_to_file_inside(path, real_root):
-            report.links += 1
-        elif entry.is_dir():
-            yield from in_folder(path)
-        elif entry.is_file() and (file_format := _format_of(path.name)):
-            yield FoundFile(path, f"{real_root.name}/{below}", file_format, entry.stat().st_size)
-        else:
-            report.other_files[PurePath(_unzipped(path.name)).suffix or "without an ending"] += 1
-
-    return in_folder(root)
-
-
-def _leads_to_file_inside(link: Path, real_root: Path) -> bool:
-    # Kubernetes volume mounts consist of such links. Links to folders could form cycles.
-    try:
-        target = link.resolve()
-    except (OSError, RuntimeError):  # a link to itself
-        return False
-    return target.is_file() and target.is_relative_to(real_root)
-
-
-def _format_of(file_name: str) -> str | None:
-    name = _unzipped(file_name)
+def format_of(file_name: str) -> str | None:
+    name = unzipped(file_name)
     return FORMATS.get(PurePath(name).suffix) or ("text" if BARE_NAMES.fullmatch(name) else None)
 
 
 def language_of(file_name: str) -> str:
     """The programming language of a file of the format `code`."""
-    return LANGUAGES[PurePath(_unzipped(file_name)).suffix]
+    return LANGUAGES[PurePath(unzipped(file_name)).suffix]
 
 
-def _unzipped(file_name: str) -> str:
+def unzipped(file_name: str) -> str:
     return file_name.lower().removesuffix(".gz")
 
 
 class SourceFile:
     """One open file, which the caller closes. It raises only `SourceError`, starting with the file's path."""
 
-    def __init__(self, found: FoundFile) -> None:
-        """Open `found`; .gz is decompressed transparently."""
+    def __init__(self, found: FoundFile, encoding: str | None = None) -> None:
+        """Open `found`; .gz is decompressed transparently. The encoding of text is that of its byte order mark, else
+        `encoding`, else UTF-8."""
         self.found = found
+        self.encoding = encoding
         try:
             found.name.encode()  # or it cannot be a document's id
             self._raw = io.FileIO(found.path)
@@ -162,6 +116,12 @@ class SourceFile:
     def close(self) -> None:
         self._raw.close()
 
+    def part(self, name: str) -> SourceFile:
+        """The same open file by the name of a part of it, for documents of that part."""
+        part = copy.copy(self)
+        part.found = dataclasses.replace(self.found, name=f"{self.found.name}#{name}")
+        return part
+
     @property
     def bytes_read(self) -> int:
         """Bytes read from disk so far, including read-ahead."""
@@ -173,7 +133,8 @@ class SourceFile:
 
     def place(self, line: int | None = None, column: int | None = None) -> str:
         """`path:line:column`, which editors and terminals turn into links."""
-        return ":".join(str(part) for part in (printable(self.found.path), line, column) if part is not None)
+        place = self.found.place or printable(self.found.path)
+        return ":".join(str(part) for part in (place, line, column) if part is not None)
 
     def content(self, bytes_max: int) -> bytes:
         """The whole file, decompressed; an error if longer than `bytes_max`."""
@@ -184,20 +145,26 @@ class SourceFile:
 
     def text(self, bytes_max: int) -> str:
         """The whole file as text with `\\n` line endings; an error if longer than `bytes_max`."""
-        text = self.decode(self._without_mark(self.content(bytes_max)))
+        self._read_as_utf8()
+        text = self.decode(self.content(bytes_max))
+        if "\0" in text:
+            raise self.error(
+                "holds NUL bytes: it is no text, or UTF-16, which --encoding utf-16-le or utf-16-be reads"
+            )
         return text.replace("\r\n", "\n").replace("\r", "\n")
 
     def lines(self, bytes_max: int) -> Iterator[tuple[int, bytes | SourceError]]:
-        """Lines numbered from 1, with their line endings and without a byte order mark.
+        """Lines of text numbered from 1, in UTF-8, with their line endings and without a byte order mark.
 
+        Lines of mailboxes are as they are, since each message has its own encoding.
         A line longer than `bytes_max` is never held in memory: an error is yielded in its place.
         """
+        if self.found.format != "mailbox":
+            self._read_as_utf8()
         for number in itertools.count(1):
             line = self._read(lambda: self._stream.readline(bytes_max + 1), number)
             if not line:
                 return
-            if number == 1:
-                line = self._without_mark(line)
             if len(line) <= bytes_max:
                 yield number, line
                 continue
@@ -215,21 +182,52 @@ class SourceFile:
             where = line or good.count("\n") + 1
             column = len(good) - (good.rfind("\n") + 1) + 1
             found = f"found byte 0x{content[error.start]:02x}"
-            raise self.error(f"not UTF-8 text ({found}); convert it with iconv", where, column) from error
+            raise self.error(f"not UTF-8 text ({found}); {ENCODING_HINT}", where, column) from error
 
-    def _without_mark(self, content: bytes) -> bytes:
-        """The start of a file without its byte order mark. Raises SourceError for UTF-16."""
-        if content.startswith((b"\xff\xfe", b"\xfe\xff")):
-            raise self.error("UTF-16 text, expected UTF-8 (in Excel: save as CSV UTF-8)")
-        return content.removeprefix(b"\xef\xbb\xbf")
+    def _read_as_utf8(self) -> None:
+        """Make the stream one of UTF-8 without a byte order mark, whatever the file's encoding is."""
+        start = self._read(lambda: self._stream.peek(MARK_BYTES_MAX))  # type: ignore[attr-defined]
+        mark = next((mark for mark in MARKS if start.startswith(mark)), b"")
+        self._read(lambda: self._stream.read(len(mark)))
+        encoding = MARKS.get(mark) or self.encoding or "utf-8"
+        if codecs.lookup(encoding).name != "utf-8":
+            self._stream = cast(
+                "BinaryIO", io.BufferedReader(_Utf8(self._stream, encoding), READ_AHEAD_BYTES)
+            )
 
     def _read(self, read: Callable[[], bytes], line: int | None = None) -> bytes:
         try:
             return read()
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise self.error(f"damaged or cut short: {error}", line) from error
+        except UnicodeDecodeError as error:
+            reason = f"not {error.encoding} text ({error.reason}); {ENCODING_HINT}"
+            raise self.error(reason, line) from error
         except OSError as error:
             raise self.error(f"cannot be read: {error.strerror}", line) from error
+
+
+class _Utf8(io.RawIOBase):
+    """A stream of text in another encoding, as UTF-8."""
+
+    def __init__(self, stream: BinaryIO, encoding: str) -> None:
+        self._stream = stream
+        self._decoder = codecs.getincrementaldecoder(encoding)()
+        self._pending = b""
+        self._ended = False
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        while not self._pending and not self._ended:
+            read = self._stream.read(READ_AHEAD_BYTES)
+            self._ended = not read
+            self._pending = self._decoder.decode(read, final=self._ended).encode("utf-8", "surrogatepass")
+        count = min(len(buffer), len(self._pending))
+        buffer[:count] = self._pending[:count]
+        self._pending = self._pending[count:]
+        return count
 
 
 def printable(path: Path) -> str:

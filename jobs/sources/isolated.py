@@ -16,25 +16,16 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator
 from importlib.util import find_spec
 from multiprocessing.connection import Connection, Pipe
 
-from jobs.sources.extracted import read_book, read_html, read_pdf
 from jobs.sources.files import FoundFile, SourceFile
 from jobs.sources.mail import read_mail, read_mailbox
 from jobs.sources.model import SourceDocument, SourceError, SourceOptions, SourceReport
-from jobs.sources.parquet import read_parquet
+from jobs.sources.readers import EXTRA_READERS, Reader
 
-READERS: dict[str, Callable[[SourceFile, SourceOptions, SourceReport], Iterator[SourceDocument]]] = {
-    "html": read_html,
-    "pdf": read_pdf,
-    "docx": read_book,
-    "epub": read_book,
-    "mail": read_mail,
-    "mailbox": read_mailbox,
-    "parquet": read_parquet,
-}
+READERS: dict[str, Reader] = {**EXTRA_READERS, "mail": read_mail, "mailbox": read_mailbox}
 NEEDS = ("kreuzberg", "pyarrow", "selectolax")
 CHILD = "import sys; from jobs.sources.isolated import answer_files; answer_files(int(sys.argv[1]))"
 # A child is replaced before what its libraries keep adds up.
@@ -117,7 +108,7 @@ def _answer(connection: Connection, found: FoundFile, options: SourceOptions) ->
     resource.setrlimit(resource.RLIMIT_AS, (options.extracting_memory_bytes_max, hard))
     report = SourceReport()
     try:
-        with contextlib.closing(SourceFile(found)) as file:
+        with contextlib.closing(SourceFile(found, options.encoding)) as file:
             documents = READERS[found.format](file, options, report)
             while True:
                 # Not while sending, which waits for the parent.

@@ -1,33 +1,45 @@
-"""Messages: an .eml file is one, a mailbox (.mbox) holds many."""
+"""Messages: an .eml file is one, a mailbox (.mbox) holds many. Attachments are read as files of their kinds."""
 
 from __future__ import annotations
 
+import contextlib
 import email
 import email.policy
+import mimetypes
+import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from email.message import EmailMessage
 from email.utils import parsedate_to_datetime
+from pathlib import Path, PurePosixPath
+from typing import Any
 
-from jobs.sources.extracted import decoded, page_text
-from jobs.sources.files import SourceFile
-from jobs.sources.model import SourceDocument, SourceError, SourceOptions, SourceReport
+from jobs.sources.extracted import charset_of, page_text
+from jobs.sources.files import FoundFile, SourceFile, format_of, unzipped
+from jobs.sources.model import OTHER_KIND, SourceDocument, SourceError, SourceOptions, SourceReport
+from jobs.sources.readers import EXTRA_READERS, TEXT_READERS
 
 HEADERS = {"from": "From", "to": "To", "list": "List-Id"}
 HEADER_CHARS_MAX = 500
+NAME_CHARS_MAX = 200  # of attachments
+DEPTH_MAX = 3  # of messages attached to messages
+READERS = {**TEXT_READERS, **EXTRA_READERS}  # of attachments
 
 
 def read_mail(file: SourceFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:
-    """The message as one document, titled by its subject."""
-    yield _document(file, file.content(options.extracted_bytes_max), None, 1, options)
+    """The message as one document, titled by its subject, and the documents of its attachments."""
+    content = file.content(options.extracted_bytes_max)
+    yield from _documents(file, content, None, 1, options, report)
 
 
 def read_mailbox(file: SourceFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:
-    """A document for each message, `FILE#MESSAGE-ID`; each that cannot be read fails on its own."""
+    """A document for each message, `FILE#MESSAGE-ID`, and those of its attachments; each that cannot be read fails on
+    its own."""
     for number, (line, message) in enumerate(_messages(file, options), 1):
         try:
             if isinstance(message, SourceError):
                 raise message
-            yield _document(file, message, number, line, options)
+            yield from _documents(file, message, number, line, options, report)
         except SourceError as error:
             report.fail(error)
 
@@ -58,16 +70,25 @@ def _messages(file: SourceFile, options: SourceOptions) -> Iterator[tuple[int, b
         yield begun, failed or b"".join(lines)
 
 
-def _document(
-    file: SourceFile, content: bytes, number: int | None, line: int, options: SourceOptions
-) -> SourceDocument:
+def _documents(
+    file: SourceFile,
+    content: bytes,
+    number: int | None,
+    line: int,
+    options: SourceOptions,
+    report: SourceReport,
+    depth: int = 0,
+) -> Iterator[SourceDocument]:
     try:
         message = email.message_from_bytes(content, policy=email.policy.default)
         text = _text(message).replace("\0", "")
         subject, message_id = _header(message, "Subject"), _header(message, "Message-ID").strip("<> ")
-        metadata = {key: value for key, name in HEADERS.items() if (value := _header(message, name))}
+        metadata: dict[str, object] = {
+            key: value for key, name in HEADERS.items() if (value := _header(message, name))
+        }
         if date := _date(message):
             metadata["date"] = date
+        attachments = [*message.iter_attachments()]
     except Exception as error:
         raise file.error(f"not a message that can be read: {error}", line) from error
     if not message.keys():
@@ -76,7 +97,7 @@ def _document(
         raise file.error(
             f"its text is larger than the {options.document_bytes_max:,} bytes of a document", line
         )
-    return SourceDocument(
+    document = SourceDocument(
         id=file.found.name if number is None else f"{file.found.name}#{message_id or number}",
         text=text.encode("utf-8", "replace").decode(),
         title=subject or file.found.name,
@@ -84,6 +105,76 @@ def _document(
         source=file.place(None if number is None else line),
         bytes_read=file.bytes_read,
     )
+    yield document
+    names: set[str] = set()
+    for at, part in enumerate(attachments, 1):
+        name = _name(part, at)
+        name = f"{at}-{name}" if name in names else name
+        names.add(name)
+        yield from _attached(document, name, part, options, report, depth)
+
+
+def _attached(
+    message: SourceDocument,
+    name: str,
+    part: EmailMessage,
+    options: SourceOptions,
+    report: SourceReport,
+    depth: int,
+) -> Iterator[SourceDocument]:
+    """The documents of an attachment, as its kind of file is read, with the message's metadata."""
+    place, kind = f"{message.source}:{name}", format_of(name)
+    if kind not in READERS and (kind != "mail" or depth >= DEPTH_MAX):
+        report.other_files[PurePosixPath(unzipped(name)).suffix or "without an ending"] += 1
+        report.skip(place, OTHER_KIND)
+        return
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / f"attachment{''.join(PurePosixPath(name.lower()).suffixes[-2:])}"
+            path.write_bytes(_content(part))
+            found = FoundFile(path, f"{message.id}/{name}", kind, path.stat().st_size, place=place)
+            with contextlib.closing(SourceFile(found, options.encoding)) as file:
+                inside = replace(options, prefix_ids=True)
+                if kind == "mail":
+                    content = file.content(options.extracted_bytes_max)
+                    read = _documents(file, content, None, 1, inside, report, depth + 1)
+                else:
+                    read = READERS[kind](file, inside, report)
+                for one in read:
+                    metadata = {**message.metadata, **one.metadata, "attachment": name, "message": message.id}
+                    yield replace(one, metadata=metadata, bytes_read=message.bytes_read)
+    except SourceError as error:
+        report.fail(error)
+    except (MemoryError, GeneratorExit):
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever a library raises about an attachment is about that alone
+        report.fail(SourceError(place, f"cannot be read as {kind}: {error}"))
+
+
+def _name(part: EmailMessage, at: int) -> str:
+    """The attachment's file name, else one by its content type."""
+    named = PurePosixPath((_filename(part) or "").replace("\\", "/").replace("\0", "")).name
+    kind = part.get_content_type()
+    if named and (format_of(named) or kind == "application/octet-stream"):
+        return named[-NAME_CHARS_MAX:]
+    ending = ".eml" if kind == "message/rfc822" else mimetypes.guess_extension(kind) or ""
+    return f"{named or at}{ending}"[-NAME_CHARS_MAX:]
+
+
+def _filename(part: EmailMessage) -> str | None:
+    try:
+        name = part.get_filename()
+    except Exception:  # noqa: BLE001 - as for the other headers
+        return None
+    return name and name.encode("utf-8", "replace").decode()
+
+
+def _content(part: EmailMessage) -> bytes:
+    payload: Any = part.get_payload()
+    if part.get_content_type() == "message/rfc822" and isinstance(payload, list) and payload:
+        return bytes(payload[0])
+    decoded = part.get_payload(decode=True)
+    return decoded if isinstance(decoded, bytes) else b""
 
 
 def _text(message: EmailMessage) -> str:
@@ -96,7 +187,7 @@ def _text(message: EmailMessage) -> str:
     try:
         text = content.decode(body.get_content_charset() or "utf-8")
     except (LookupError, UnicodeDecodeError):
-        text = decoded(content)
+        text = content.decode(charset_of(content), "replace")
     text = text.replace("\r\n", "\n")
     return page_text(text)[1] if body.get_content_type() == "text/html" else text
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from indexes.errors import InvalidInput
 from jobs.sources.columns import ColumnType
 
+Value = TypeVar("Value")
+
 NOTES_KEPT_MAX = 20
 FAILURES_KEPT_MAX = 100_000  # a few hundred bytes each
-KINDS_SHOWN = 5
+NAMES_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,17 +41,29 @@ class SourceOptions:
 
     exclude: tuple[str, ...] = ()
     """Globs matched against names and against paths below the folder; matches are not read or entered."""
+    no_ignore: bool = False
+    """Read also what `.gitignore` files in the folders leave out."""
+    include_generated: bool = False
+    """Read also what tools made: search indexes, minified scripts, lock files (`generated`)."""
+    encoding: str | None = None
+    """Of text files without a byte order mark; None means UTF-8, and Windows-1252 for web pages that are not."""
     id_field: str | None = None
     """None means `id`, else `_id`; rows with neither get the id `<file>#<line>`."""
     prefix_ids: bool = False
     """Prefix row ids with the file's name, so that ids unique within their file are unique overall."""
     text_fields: tuple[str, ...] = ("text",)
-    """Several are joined as paragraphs."""
+    """Several are joined as paragraphs; `*` stands for all columns, each a line `column: value`."""
     title_field: str = "title"
     expires_field: str | None = None
     """Holds when a row's document expires: a date, or milliseconds since 1970."""
     types: Mapping[str, ColumnType] = field(default_factory=dict)
     """Types of table columns by name; the others are inferred."""
+    columns: tuple[str, ...] = ()
+    """The columns, fields and front matter keys that become metadata; none are named: all."""
+    skip_columns: tuple[str, ...] = ()
+    """Columns, fields and front matter keys that become neither metadata nor text."""
+    metadata_keys_max: int = 64
+    """Keys that the service takes in a document's metadata."""
     document_bytes_max: int = 16 * 1024 * 1024
     """Maximum size of a line, row or text file; larger ones are refused before they are held in memory."""
     extracted_bytes_max: int = 64 * 1024 * 1024
@@ -76,11 +91,28 @@ class Failure:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """Why files or rows are left out, as the summary says it, and the option that reads them all the same."""
+
+    reason: str
+    option: str = ""
+
+
+EMPTY = Skip("empty")
+HIDDEN = Skip("hidden")
+EXCLUDED = Skip("excluded")
+IGNORED = Skip("ignored by .gitignore", "--no-ignore")
+LINK = Skip("links not followed")
+OTHER_KIND = Skip("files of other kinds")
+
+
 @dataclass(slots=True, kw_only=True)
 class SourceReport:
     """What a run found, filled while its documents are consumed.
 
-    `notes` and `failed` keep the first NOTES_KEPT_MAX and FAILURES_KEPT_MAX entries; the counts are complete.
+    `notes` keeps the first NOTES_KEPT_MAX entries, `failed` and `skipped` the first FAILURES_KEPT_MAX; the counts are
+    complete.
     """
 
     files: int = 0
@@ -88,26 +120,31 @@ class SourceReport:
     failed: list[Failure] = field(default_factory=list)
     """Folders, files, lines and rows that could not be read, and documents that the service refused."""
     failures: int = 0
-    empty: int = 0
-    """Rows and files without text and title: skipped."""
+    skipped: list[Failure] = field(default_factory=list)
+    """Folders, files and rows that were left out on purpose, with the reason."""
+    skips: Counter[str] = field(default_factory=Counter)
+    """Their number by reason."""
     duplicates: int = 0
     """Documents with an id seen before in this run: still yielded, and the service keeps the last."""
     other_files: Counter[str] = field(default_factory=Counter)
-    """Files of unknown kinds in folders, by extension: skipped."""
-    links: int = 0
-    """Links in folders to other folders, or to files outside the folder: not followed."""
-    excluded: int = 0
-    """Files and folders matched by an `exclude` pattern."""
+    """Skipped files of unknown kinds, by extension."""
+    options: dict[str, str] = field(default_factory=dict)
+    """The option that reads what was skipped, by reason."""
+    columns_found: set[str] = field(default_factory=set)
+    """Which of the `columns` and `skip_columns` of the options were there."""
     types: dict[str, list[str]] = field(default_factory=dict)
     """Types of table columns; several if files differ."""
     misfits: Counter[str] = field(default_factory=Counter)
     """Cells that do not fit their column's type, by column: kept as strings."""
     notes: list[str] = field(default_factory=list)
+    notes_dropped: int = 0
 
     def note(self, line: str) -> None:
         """Keep `line` for the summary, if there is room."""
         if len(self.notes) < NOTES_KEPT_MAX:
             self.notes.append(line)
+        else:
+            self.notes_dropped += 1
 
     def fail(self, error: SourceError) -> None:
         """Record a failure; reading continues."""
@@ -115,11 +152,27 @@ class SourceReport:
         if len(self.failed) < FAILURES_KEPT_MAX:
             self.failed.append(Failure(error.place, error.reason))
 
+    def skip(self, place: str, why: Skip) -> None:
+        """Record what is left out."""
+        self.skips[why.reason] += 1
+        if why.option:
+            self.options[why.reason] = why.option
+        if len(self.skipped) < FAILURES_KEPT_MAX:
+            self.skipped.append(Failure(place, why.reason))
+
     def add(self, other: SourceReport) -> None:
         """Record what reading one file found elsewhere."""
-        self.empty += other.empty
         for line in other.notes:
             self.note(line)
+        for one in other.skipped:
+            self.skip(one.source, Skip(one.reason, other.options.get(one.reason, "")))
+        self.other_files += other.other_files
+        self.columns_found |= other.columns_found
+        for column, kinds in other.types.items():
+            known = self.types.setdefault(column, [])
+            known.extend(kind for kind in kinds if kind not in known)
+        self.misfits += other.misfits
+        self.notes_dropped += other.notes_dropped
         for one in other.failed:
             self.fail(SourceError(one.source, one.reason))
 
@@ -131,29 +184,42 @@ class SourceReport:
                 kinds.append(column_type.kind)
 
     def summary(self) -> list[str]:
-        """Lines saying what was read, what was skipped and why, and the column types."""
+        """Lines saying what was read, the column types, and what was skipped and why."""
         left_out = [
             (self.failures, "failed"),
-            (self.empty, "empty"),
+            (self.skips.total(), "skipped"),
             (self.duplicates, "with an id seen before"),
-            (self.other_files.total(), f"files of other kinds: {self._other_kinds()}"),
-            (self.links, "links not followed"),
-            (self.excluded, "excluded"),
+            (self.notes_dropped, "more notes"),
         ]
         remarks = "; ".join(f"{count:,} {what}" for count, what in left_out if count)
         read = f"read {self.documents:,} documents from {self.files:,} files"
         lines = [f"{read} ({remarks})" if remarks else read]
         if self.types:
             lines.append("types: " + ", ".join(map(self._column, sorted(self.types))))
-        return lines
+        return [*lines, *map(self._skipped, self.skips)]
 
-    def _other_kinds(self) -> str:
-        kinds = [f"{count:,} {kind}" for kind, count in self.other_files.most_common(KINDS_SHOWN)]
-        return ", ".join([*kinds, "..."] if len(self.other_files) > KINDS_SHOWN else kinds)
+    def _skipped(self, reason: str) -> str:
+        if reason == OTHER_KIND.reason:
+            shown = [f"{count:,} {ending}" for ending, count in self.other_files.most_common(NAMES_SHOWN + 1)]
+        else:
+            named = (one.source.rpartition("/")[2] for one in self.skipped if one.reason == reason)
+            shown = list(dict.fromkeys(named))
+        names = ", ".join([*shown[:NAMES_SHOWN], "..."] if len(shown) > NAMES_SHOWN else shown)
+        option = f"; {self.options[reason]} reads them" if reason in self.options else ""
+        return f"skipped: {self.skips[reason]:,} {reason} ({names}){option}"
 
     def _column(self, name: str) -> str:
         misfits = f" ({self.misfits[name]:,} cells are not, and stay strings)" if self.misfits[name] else ""
         return f"{name} {' or '.join(self.types[name])}{misfits}"
+
+
+def metadata_of(
+    fields: Mapping[str, Value], options: SourceOptions, report: SourceReport
+) -> dict[str, Value]:
+    """The columns, fields or front matter keys that the options choose; all if they name none."""
+    report.columns_found.update(name for name in (*options.columns, *options.skip_columns) if name in fields)
+    chosen = options.columns or fields
+    return {key: value for key, value in fields.items() if key in chosen and key not in options.skip_columns}
 
 
 class FirstFailure(SourceReport):

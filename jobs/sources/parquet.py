@@ -9,7 +9,7 @@ from decimal import Decimal
 
 from jobs.sources.files import SourceFile
 from jobs.sources.model import SourceDocument, SourceOptions, SourceReport
-from jobs.sources.rows import Row, documents_of
+from jobs.sources.rows import TEXT_FIELD_HINT, Row, documents_of, has_text
 
 ROWS_AT_ONCE = 256
 
@@ -22,12 +22,10 @@ def read_parquet(file: SourceFile, options: SourceOptions, report: SourceReport)
         raise file.error("a Parquet file within gzip; it is compressed by itself, so unpack it")
     with ParquetFile(file.found.path) as table:
         columns = list(table.schema_arrow.names)
-        if not any(field in columns for field in options.text_fields):
+        if not has_text(columns, options):
             missing = ", ".join(f"'{field}'" for field in options.text_fields)
             named = ", ".join(columns)[:500]
-            raise file.error(
-                f"no column {missing}; the columns are {named}; --text-field says which holds the text"
-            )
+            raise file.error(f"no column {missing}; the columns are {named}; {TEXT_FIELD_HINT}")
 
         def rows() -> Iterator[Row]:
             number = 0

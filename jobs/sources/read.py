@@ -4,30 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from jobs.sources.files import FoundFile, SourceFile, find_files
+from jobs.sources.files import FoundFile, SourceFile
+from jobs.sources.finding import find_files
 from jobs.sources.isolated import READERS as ISOLATED
 from jobs.sources.isolated import Isolated
 from jobs.sources.model import FirstFailure, SourceDocument, SourceError, SourceOptions, SourceReport
-from jobs.sources.rows import read_json, read_jsonl
-from jobs.sources.tables import read_table
-from jobs.sources.texts import read_code, read_markdown, read_rst, read_text
+from jobs.sources.readers import TEXT_READERS
 
 IDS_REMEMBERED_MAX = 5_000_000  # about 100 bytes each
-
-Reader = Callable[[SourceFile, SourceOptions, SourceReport], Iterator[SourceDocument]]
-READERS: dict[str, Reader] = {
-    "json": read_json,
-    "jsonl": read_jsonl,
-    "csv": read_table,
-    "tsv": read_table,
-    "markdown": read_markdown,
-    "text": read_text,
-    "rst": read_rst,
-    "code": read_code,
-}
 
 
 def read_documents(
@@ -54,8 +41,8 @@ def read_files(
         for found in files:
             report.files += 1
             try:
-                with contextlib.closing(SourceFile(found)) as file:
-                    read = isolated.documents if found.format in ISOLATED else READERS[found.format]
+                with contextlib.closing(SourceFile(found, options.encoding)) as file:
+                    read = isolated.documents if found.format in ISOLATED else TEXT_READERS[found.format]
                     for document in read(file, options, report):
                         _note_duplicate(document, seen, report)
                         report.documents += 1

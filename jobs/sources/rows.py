@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 import msgspec
 
 from jobs.sources.files import SourceFile
-from jobs.sources.model import SourceDocument, SourceError, SourceOptions, SourceReport
+from jobs.sources.model import EMPTY, SourceDocument, SourceError, SourceOptions, SourceReport, metadata_of
 from jobs.sources.texts import document_of
 
 Row = tuple[int, "Mapping[str, object] | SourceError"]
@@ -22,6 +22,8 @@ KINDS = {
     float: "a number",
     str: "a string",
 }
+ALL = ("*",)  # the text fields of a row that is text as a whole
+TEXT_FIELD_HINT = "--text-field says which holds the text, --text-field '*' that all do"
 _decoder = msgspec.json.Decoder()  # rejects NaN, unlike the standard library
 
 
@@ -39,14 +41,14 @@ def read_json(file: SourceFile, options: SourceOptions, report: SourceReport) ->
     """The objects of a JSON file if they have a text, as rows are read; else the file as one text."""
     text = file.text(options.document_bytes_max)
     if not text.strip():
-        report.empty += 1
+        report.skip(file.place(), EMPTY)
         return
     try:
         value = _decoder.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:
         raise file.error(f"not JSON: {str(error).removeprefix('JSON is malformed: ')}") from error
     rows = value if isinstance(value, list) else [value]
-    if any(isinstance(row, dict) and any(field in row for field in options.text_fields) for row in rows):
+    if any(isinstance(row, dict) and has_text(row, options) for row in rows):
         objects = [row if isinstance(row, dict) else file.error("expected objects alone") for row in rows]
         yield from documents_of(file, enumerate(objects, 1), options, report)
     else:
@@ -74,20 +76,30 @@ def _object(file: SourceFile, number: int, content: bytes) -> Mapping[str, objec
 def documents_of(
     file: SourceFile, rows: Iterator[Row], options: SourceOptions, report: SourceReport
 ) -> Iterator[SourceDocument]:
-    """The documents of `rows`. Rows without text and title are skipped and counted; each bad row fails on its own."""
+    """The documents of `rows`. Rows without text and title are skipped and counted; each bad row fails on its own.
+
+    Rows with more keys than the service takes in metadata are one failure of the file, before anything is sent if the
+    first row is one.
+    """
     numbered = vectors = False
+    read, wide = 0, [0, 0, 0]  # wide rows: their number, the first of them, its keys
     for line, fields in rows:
         try:
             if isinstance(fields, SourceError):
                 raise fields
-            document = _document(file, line, fields, options)
+            document = _document(file, line, fields, options, report)
         except SourceError as error:
             report.fail(error)
             continue
         if document is None:
-            report.empty += 1
-            report.note(f"{file.place(line)}: no text and no title, skipped")
+            report.skip(file.place(line), EMPTY)
             continue
+        if (keys := _keys(document.metadata)) > options.metadata_keys_max:
+            if not read:
+                raise _too_wide(file, line, keys, fields, options)
+            wide = [wide[0] + 1, wide[1] or line, wide[2] or keys]
+            continue
+        read += 1
         if not vectors and fields.get("vector") is not None:
             vectors = True
             report.note(f"{file.place(line)}: the field 'vector' is not used: ingest embeds the text")
@@ -98,10 +110,47 @@ def documents_of(
                 "only append to this file, or name an id with --id-field"
             )
         yield document
+    if wide[0]:
+        report.fail(
+            _too_wide(file, wide[1], wide[2], {}, options, f"; so are {wide[0]:,} rows in all, not sent")
+        )
+
+
+def _keys(metadata: Mapping[str, object]) -> int:
+    """The keys that the service counts: those of nested objects, without empty values."""
+    count, left = 0, [*metadata.values()]
+    while left:
+        value = left.pop()
+        if isinstance(value, Mapping):
+            left.extend(value.values())
+        else:
+            count += value is not None
+    return count
+
+
+def _too_wide(
+    file: SourceFile,
+    line: int,
+    keys: int,
+    fields: Mapping[str, object],
+    options: SourceOptions,
+    more: str = "",
+) -> SourceError:
+    named = f": {', '.join(fields)[:300]}" if fields else ""
+    return file.error(
+        f"{keys:,} columns would become metadata, and the service takes {options.metadata_keys_max}{more}; "
+        f"--columns names those to keep, --skip-columns those to leave out{named}",
+        line,
+    )
+
+
+def has_text(fields: Collection[str], options: SourceOptions) -> bool:
+    """Whether a row of these fields has one that holds text."""
+    return options.text_fields == ALL or any(field in fields for field in options.text_fields)
 
 
 def _document(
-    file: SourceFile, line: int, fields: Mapping[str, object], options: SourceOptions
+    file: SourceFile, line: int, fields: Mapping[str, object], options: SourceOptions, report: SourceReport
 ) -> SourceDocument | None:
     def text_of(field: str) -> str:
         value = fields.get(field)
@@ -109,11 +158,16 @@ def _document(
             raise file.error(f"field '{field}': expected a string, found {KINDS[type(value)]}", line)
         return value or ""
 
-    if not any(field in fields for field in options.text_fields):
+    if not has_text(fields, options):
         missing = ", ".join(f"'{field}'" for field in options.text_fields)
         found = ", ".join(fields) or "none"
-        raise file.error(f"no field {missing}; found: {found}; --text-field says which holds the text", line)
-    text = "\n\n".join(text for text in map(text_of, options.text_fields) if text.strip())
+        raise file.error(f"no field {missing}; found: {found}; {TEXT_FIELD_HINT}", line)
+    if options.text_fields == ALL:
+        text = lines_of(
+            {key: value for key, value in fields.items() if key not in _roles(fields, options)}, options
+        )
+    else:
+        text = "\n\n".join(text for text in map(text_of, options.text_fields) if text.strip())
     title = text_of(options.title_field)
     if not text and not title.strip():
         return None
@@ -121,11 +175,21 @@ def _document(
         id=_id(file, line, fields, options),
         text=text,
         title=title or None,
-        metadata=_metadata(fields, options),
+        metadata=_metadata(fields, options, report),
         expires_at=_expires_at(file, line, fields, options),
         source=file.place(line),
         bytes_read=file.bytes_read,
     )
+
+
+def lines_of(fields: Mapping[str, object], options: SourceOptions) -> str:
+    """A row as text, a line `column: value` for each cell that is filled."""
+    written = (
+        (key, value if isinstance(value, str) else msgspec.json.encode(value).decode())
+        for key, value in fields.items()
+        if value is not None and key not in options.skip_columns
+    )
+    return "\n".join(f"{key}: {value}" for key, value in written if value.strip())
 
 
 def _id(file: SourceFile, line: int, fields: Mapping[str, object], options: SourceOptions) -> str:
@@ -163,19 +227,20 @@ def id_field_in(fields: Collection[str], options: SourceOptions) -> str | None:
     return options.id_field or next((field for field in ("id", "_id") if field in fields), None)
 
 
-def _metadata(fields: Mapping[str, object], options: SourceOptions) -> dict[str, object]:
+def _metadata(
+    fields: Mapping[str, object], options: SourceOptions, report: SourceReport
+) -> dict[str, object]:
     """The other fields, updated with those of an object field `metadata`. The service validates the values."""
-    # A vector is tied to the model that made it; ingest embeds the text.
-    taken = {
-        id_field_in(fields, options),
-        *options.text_fields,
-        options.title_field,
-        options.expires_field,
-        "vector",
-    }
+    taken = {*_roles(fields, options), *options.text_fields}
     others = {key: value for key, value in fields.items() if key not in taken}
     nested = others.get("metadata")
     if isinstance(nested, dict):
         del others["metadata"]
-        return others | nested
-    return others
+        others |= nested
+    return metadata_of(others, options, report)
+
+
+def _roles(fields: Collection[str], options: SourceOptions) -> set[str | None]:
+    """The fields that are neither text nor metadata. A vector is tied to the model that made it; ingest embeds the
+    text."""
+    return {id_field_in(fields, options), options.title_field, options.expires_field, "vector"}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 
-from jobs.sources.columns import infer
-from jobs.sources.files import SourceFile
-from jobs.sources.model import SourceDocument, SourceError, SourceOptions, SourceReport
-from jobs.sources.rows import Row, documents_of, id_field_in
+from jobs.sources.columns import ColumnType, infer
+from jobs.sources.files import ENCODING_HINT, SourceFile
+from jobs.sources.model import SourceDocument, SourceError, SourceOptions, SourceReport, metadata_of
+from jobs.sources.rows import ALL, TEXT_FIELD_HINT, Row, documents_of, id_field_in
 
 DELIMITERS = {"csv": ",;\t|", "tsv": "\t"}
 ROWS_INFERRED_FROM = 1000
@@ -37,32 +38,56 @@ def _rows(file: SourceFile, options: SourceOptions, report: SourceReport) -> Ite
     delimiter, columns = _read_header(file, header, options)
     rows = _cells(file, lines, delimiter, len(columns))
     first = list(_first(rows, options.document_bytes_max))
-    own = {id_field_in(columns, options), *options.text_fields, options.title_field}
-    types = {
-        column: options.types.get(column) or infer(row[at] for _, row in first if isinstance(row, list))
-        for at, column in enumerate(columns)
-        if column and column not in own
-    }
-    report.typed(types)
+    typed = TypedColumns.of(columns, (row for _, row in first if isinstance(row, list)), options, report)
     for line, cells in chain(first, rows):
-        if isinstance(cells, SourceError):
-            yield line, cells
-        else:
-            row: dict[str, object] = {}
-            for column, cell in zip(columns, cells):
-                if column in own:  # id, text and title are always strings
-                    row[column] = cell
-                elif column in types and cell.strip():
-                    value = types[column].value(cell)
-                    if value is None:
-                        _note_misfit(file, line, column, types[column].kind, cell, report)
-                    row[column] = cell if value is None else value
-            yield line, row
+        yield line, cells if isinstance(cells, SourceError) else typed.row(file, line, cells, report)
+
+
+@dataclass(frozen=True, slots=True)
+class TypedColumns:
+    """The columns of a table, and the types of those that are neither id, text nor title."""
+
+    names: Sequence[str]
+    types: Mapping[str, ColumnType]
+
+    @classmethod
+    def of(
+        cls,
+        names: Sequence[str],
+        first: Iterable[Sequence[str]],
+        options: SourceOptions,
+        report: SourceReport,
+    ) -> TypedColumns:
+        """With types that are declared, or inferred from the first rows."""
+        strings = {id_field_in(names, options), *options.text_fields, options.title_field}
+        rows = list(first)
+        types = {
+            name: options.types.get(name) or infer(row[at] for row in rows)
+            for at, name in enumerate(names)
+            if name and name not in strings
+        }
+        report.typed(metadata_of(types, options, report))
+        return cls(names, types)
+
+    def row(
+        self, file: SourceFile, line: int, cells: Sequence[str], report: SourceReport
+    ) -> dict[str, object]:
+        """The row's fields, without empty cells; those of id, text and title are strings, also where they are empty."""
+        row: dict[str, object] = {}
+        for name, cell in zip(self.names, cells):
+            if name and name not in self.types:
+                row[name] = cell
+            elif name and cell.strip():
+                value = self.types[name].value(cell)
+                if value is None:
+                    _note_misfit(file, line, name, self.types[name].kind, cell, report)
+                row[name] = cell if value is None else value
+        return row
 
 
 def _read_header(file: SourceFile, header: str, options: SourceOptions) -> tuple[str, list[str]]:
     if _undecoded(header):
-        raise file.error("not UTF-8 text", 1)
+        raise file.error(f"not UTF-8 text; {ENCODING_HINT}", 1)
     try:
         splits = [
             (delimiter, [name.strip() for name in next(csv.reader([header], delimiter=delimiter), [])])
@@ -70,13 +95,14 @@ def _read_header(file: SourceFile, header: str, options: SourceOptions) -> tuple
         ]
     except csv.Error as error:  # e.g. a file whose lines end in bare carriage returns
         raise file.error(f"not the header of a table: {error}", 1) from error
-    needed = set(options.text_fields)
-    found = next((split for split in splits if needed <= set(split[1])), None)
-    delimiter, columns = found or max(splits, key=lambda split: len(split[1]))
+    needed = set() if options.text_fields == ALL else set(options.text_fields)
+    widest = max(splits, key=lambda split: len(split[1]))
+    found = next((split for split in splits if needed <= set(split[1])), None) if needed else widest
+    delimiter, columns = found or widest
     named = "the columns are " + ", ".join(name for name in columns if name)[:500]
     if found is None:
         missing = ", ".join(f"'{name}'" for name in options.text_fields if name not in columns)
-        raise file.error(f"no column {missing}; {named}; --text-field says which holds the text", 1)
+        raise file.error(f"no column {missing}; {named}; {TEXT_FIELD_HINT}", 1)
     if options.id_field is not None and options.id_field not in columns:
         raise file.error(f"no column '{options.id_field}'; {named}; --id-field says which holds the id", 1)
     twice = sorted({name for name in columns if name and columns.count(name) > 1})
@@ -101,7 +127,7 @@ def _cells(file: SourceFile, lines: _DecodedLines, delimiter: str, width: int) -
             if cells is None:
                 return
             if any(map(_undecoded, cells)):
-                yield line, file.error("not UTF-8 text", line)
+                yield line, file.error(f"not UTF-8 text; {ENCODING_HINT}", line)
             elif cells and len(cells) != width:
                 yield line, file.error(f"expected {width} cells as in the header, found {len(cells)}", line)
             elif cells:

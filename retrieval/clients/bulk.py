@@ -37,6 +37,7 @@ LIMITS: RequestLimits = {
     "documents_per_request": 1000,
     "document_bytes": 1_048_576,
     "request_bytes": 33_554_432,
+    "metadata_keys": 64,
 }
 REFUSED = {400, 413, 422}  # the request's content is at fault; other errors would hit the next request too
 

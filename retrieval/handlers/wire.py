@@ -135,5 +135,6 @@ def describe(app: web.Application, collection: Collection) -> CollectionBody:
             documents_per_request=config.limits.documents_per_request_max,
             document_bytes=config.limits.document_bytes_max,
             request_bytes=config.server.body_bytes_max,
+            metadata_keys=config.limits.metadata_keys_max,
         ),
     )

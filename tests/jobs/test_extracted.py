@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.sources import SourceOptions, SourceReport, isolated
-from jobs.sources.extracted import decoded, page_text, unlinked
+from jobs.sources.extracted import charset_of, page_text, unlinked
 from jobs.sources.files import FoundFile, SourceFile
 from jobs.sources.isolated import Isolated
 from jobs.sources.texts import rst_headings
@@ -65,7 +65,7 @@ def test_the_main_part_of_a_page() -> None:
 )
 def test_pages_of_any_charset(content: bytes) -> None:
     """The byte order mark counts, then what the page says, then UTF-8, then Windows text."""
-    assert decoded(content).endswith("Käse")
+    assert content.decode(charset_of(content)).endswith("Käse")
 
 
 def test_links_leave_their_words() -> None:

@@ -61,7 +61,7 @@ def test_a_collection_tells_what_a_request_may_hold(http: Http) -> None:
     """The limits that ingest follows are part of the answer, when it is made, shown and listed."""
     name = http.new_collection()
     limits = http.ok("GET", f"/v1/collections/{name}")["limits"]
-    assert set(limits) == {"documents_per_request", "document_bytes", "request_bytes"}
+    assert set(limits) == {"documents_per_request", "document_bytes", "request_bytes", "metadata_keys"}
     assert limits["request_bytes"] == 32 * 1024 * 1024
     assert {"limits": limits}.items() <= http.ok("GET", "/v1/collections")["collections"][0].items()
 

@@ -106,6 +106,7 @@ class RequestLimits(TypedDict):
     documents_per_request: int
     document_bytes: int
     request_bytes: int
+    metadata_keys: int
 
 
 class CollectionBody(TypedDict):

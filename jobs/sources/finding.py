@@ -1,0 +1,145 @@
+"""Finds the files of the given paths, and says what it leaves out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePath
+
+from pathspec import GitIgnoreSpec
+
+from indexes.errors import InvalidInput
+from jobs.sources.files import FORMATS, FoundFile, format_of, printable, unzipped
+from jobs.sources.generated import REPETITION, generated_name, is_site, repeats_siblings
+from jobs.sources.model import (
+    EXCLUDED,
+    HIDDEN,
+    IGNORED,
+    LINK,
+    OTHER_KIND,
+    Skip,
+    SourceError,
+    SourceOptions,
+    SourceReport,
+)
+
+IGNORE_FILE = ".gitignore"
+
+
+def find_files(paths: Sequence[Path], *, options: SourceOptions, report: SourceReport) -> Iterator[FoundFile]:
+    """The files of `paths`: named files, and files of known kinds in folders, depth first in name order.
+
+    In folders, what is hidden, excluded, ignored by Git, generated or of another kind is skipped and recorded in
+    `report`, as are links to folders or out of the given folder. A named file must be regular and of a known kind.
+    Raises InvalidInput, before the first file, if a path does not exist.
+    """
+    for path in paths:
+        if not path.exists():
+            raise InvalidInput(f"{path}: no such file or folder", param="paths")
+    for path in paths:
+        if path.is_dir():
+            yield from _Search(path, path.resolve(), options, report).below(_Folder(path))
+        elif (file_format := format_of(path.name)) is None:
+            report.fail(SourceError(printable(path), f"of no known kind; known are {', '.join(FORMATS)}"))
+        elif not path.is_file():
+            report.fail(SourceError(printable(path), "not a regular file"))
+        else:
+            yield FoundFile(path, path.name, file_format, path.stat().st_size, named=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Folder:
+    """A folder to search; the ignore files that count in it, outermost first; whether it is in a generated site."""
+
+    path: Path
+    ignores: tuple[tuple[Path, GitIgnoreSpec], ...] = ()
+    site: bool = False
+    site_root: bool = False
+
+    def ignored(self, path: Path, *, folder: bool) -> bool:
+        """By the innermost ignore file that has a pattern for it, as in Git."""
+        for base, patterns in reversed(self.ignores):
+            name = path.relative_to(base).as_posix() + "/" * folder
+            if (found := patterns.check_file(name).include) is not None:
+                return found
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    root: Path
+    real_root: Path
+    options: SourceOptions
+    report: SourceReport
+
+    def below(self, folder: _Folder) -> Iterator[FoundFile]:
+        try:
+            with os.scandir(folder.path) as scan:
+                entries = sorted(scan, key=lambda entry: entry.name)
+        except OSError as error:
+            self.report.fail(SourceError(printable(folder.path), f"cannot be listed: {error.strerror}"))
+            return
+        inside = self._opened(folder, {entry.name for entry in entries})
+        for entry in entries:
+            path = folder.path / entry.name
+            try:
+                if skip := self._skip(entry, path, inside):
+                    self.report.skip(printable(path), skip)
+                elif entry.is_dir():
+                    yield from self.below(_Folder(path, inside.ignores, inside.site))
+                else:
+                    below = path.relative_to(self.root).as_posix()
+                    name = f"{self.real_root.name}/{below}"
+                    yield FoundFile(path, name, format_of(path.name) or "", entry.stat().st_size)
+            except OSError as error:
+                self.report.fail(SourceError(printable(path), f"cannot be read: {error.strerror}"))
+
+    def _opened(self, folder: _Folder, names: set[str]) -> _Folder:
+        """The folder with what its own entries say of it."""
+        ignores = folder.ignores
+        if IGNORE_FILE in names and not self.options.no_ignore:
+            path = folder.path / IGNORE_FILE
+            try:
+                lines = path.read_text("utf-8", "surrogateescape").splitlines()
+                ignores = (*ignores, (folder.path, GitIgnoreSpec.from_lines(lines)))
+            except (OSError, ValueError) as error:
+                self.report.fail(SourceError(printable(path), f"cannot be followed: {error}"))
+        if "search" in names and (folder.path / "search" / "search_index.json").exists():
+            names = names | {"search_index.json"}  # where MkDocs has it
+        root = is_site(names)
+        return _Folder(folder.path, ignores, folder.site or root, root)
+
+    def _skip(self, entry: os.DirEntry[str], path: Path, folder: _Folder) -> Skip | None:
+        """Why the entry is left out."""
+        if entry.name.startswith("."):
+            return HIDDEN
+        below = path.relative_to(self.root).as_posix()
+        patterns = [pattern.rstrip("/") for pattern in self.options.exclude]
+        if any(fnmatchcase(name, pattern) for name in (path.name, below) for pattern in patterns):
+            return EXCLUDED
+        is_folder = entry.is_dir(follow_symlinks=False)
+        if folder.ignored(path, folder=is_folder):
+            return IGNORED
+        if entry.is_symlink() and not _leads_to_file_inside(path, self.real_root):
+            return LINK
+        if not self.options.include_generated:
+            site, root = folder.site, folder.site_root
+            if skip := generated_name(entry.name, folder=is_folder, site=site, site_root=root):
+                return skip
+            if not is_folder and repeats_siblings(path):
+                return REPETITION
+        if is_folder or (entry.is_file() and format_of(path.name)):
+            return None
+        self.report.other_files[PurePath(unzipped(path.name)).suffix or "without an ending"] += 1
+        return OTHER_KIND
+
+
+def _leads_to_file_inside(link: Path, real_root: Path) -> bool:
+    # Kubernetes volume mounts consist of such links. Links to folders could form cycles.
+    try:
+        target = link.resolve()
+    except (OSError, RuntimeError):  # a link to itself
+        return False
+    return target.is_file() and target.is_relative_to(real_root)

@@ -1,0 +1,98 @@
+"""Front matter of Markdown files: YAML between lines of `---`, TOML between lines of `+++`."""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import date, time
+from typing import Any
+
+import yaml
+
+from jobs.sources.columns import infer
+
+BLOCK_CHARS_MAX = 65_536  # longer blocks are data; PyYAML takes a second for this much
+
+_BLOCK = re.compile(r"\A(---|\+\+\+)[ \t]*\n(.*?)^\1[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
+_KEY_LINE = re.compile(r"""["']?\w[\w .-]*["']?[ \t]*[:=](?:\s|$)""")
+
+
+@dataclass(frozen=True, slots=True)
+class FrontMatter:
+    """The front matter of `text`, which is what follows it. A block that cannot be read stays in `text`, and `problem`
+    says why."""
+
+    text: str
+    metadata: dict[str, object] = field(default_factory=dict)
+    problem: str | None = None
+
+
+def split_front_matter(text: str) -> FrontMatter:
+    """Separate the leading block from the text.
+
+    A block that is unclosed, or whose first line is not a key, is text without a problem: most likely a horizontal
+    rule.
+    """
+    block = _BLOCK.match(text)
+    if block is None:
+        return FrontMatter(text)
+    mark, content = block[1], block[2]
+    first = next((line for line in content.split("\n") if line.strip() and not line.startswith("#")), "")
+    if first and not _KEY_LINE.match(first) and not first.startswith("["):
+        return FrontMatter(text)
+    if len(content) > BLOCK_CHARS_MAX:
+        return FrontMatter(text, problem=f"longer than {BLOCK_CHARS_MAX:,} characters")
+    try:
+        metadata = tomllib.loads(content) if mark == "+++" else _Loader(content).get_single_data()
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        return FrontMatter(text, problem=_reason(error))
+    if metadata is not None and not isinstance(metadata, dict):
+        return FrontMatter(text)
+    return FrontMatter(text[block.end() :], _members(metadata or {}))
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads plain scalars by the rules of tables, not those of YAML 1.1, which turns `no` into False, 0123 into 83, and
+    12:30 into 750. Aliases are refused, since a few lines of them can stand for gigabytes."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 - the name and the shape are PyYAML's
+        first: [("tag:yaml.org,2002:null", re.compile(r"(?:~|null|Null|NULL|)\Z"))]
+        for first in ["~", "n", "N", ""]
+    }
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("aliases (*name) are not read")
+        return super().compose_node(parent, index)
+
+    def construct_text(self, node: yaml.ScalarNode) -> object:
+        return node.value if node.style else infer([node.value]).value(node.value)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:str", _Loader.construct_text)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        return f"line {error.problem_mark.line + 2}: {error.problem}"
+    return "nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
+
+
+def _members(values: Mapping[Any, object]) -> dict[str, object]:
+    return {str(key): value for key, one in values.items() if (value := _plain(one)) is not None}
+
+
+def _plain(value: object) -> object | None:
+    """`value` as JSON has it; None for null and for numbers that JSON lacks."""
+    if isinstance(value, Mapping):
+        return _members(value)
+    if isinstance(value, list):
+        return [plain for one in value if (plain := _plain(one)) is not None]
+    if isinstance(value, date | time):  # also datetime
+        return value.isoformat()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if isinstance(value, str | int | float | bool) or value is None else str(value)

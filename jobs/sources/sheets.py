@@ -1,0 +1,67 @@
+"""Excel workbooks (.xlsx): each row reads as `column: value`, or is a document where a column holds the text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from jobs.sources.extracted import document_from, extracted
+from jobs.sources.files import SourceFile
+from jobs.sources.model import SourceDocument, SourceError, SourceOptions, SourceReport
+from jobs.sources.rows import documents_of, has_text
+from jobs.sources.tables import TypedColumns
+
+
+def read_workbook(file: SourceFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:
+    """A document for each row of a sheet whose first row names the text columns, with the ids of a table's rows; one
+    document for all other sheets, each under a heading.
+    """
+    found = extracted(file.content(options.extracted_bytes_max), "xlsx")
+    names = found.metadata.get("sheet_names") or []
+    text = []
+    for table in found.tables:
+        rows = [[cell.strip() for cell in row] for row in table.cells]
+        name = (
+            names[table.page_number - 1] if table.page_number <= len(names) else f"Sheet {table.page_number}"
+        )
+        if rows and has_text([cell for cell in rows[0] if cell], options):
+            yield from _documents(file.part(name), rows, options, report)
+        else:
+            text.append(f"# {name}\n\n{sheet_text(rows, options)}")
+    if text or not found.tables:
+        yield from document_from(file, "\n\n".join(text), found.metadata, None, options, report)
+
+
+def _documents(
+    file: SourceFile, rows: Sequence[Sequence[str]], options: SourceOptions, report: SourceReport
+) -> Iterator[SourceDocument]:
+    columns, *cells = rows
+    twice = sorted({name for name in columns if name and columns.count(name) > 1})
+    if twice:
+        report.fail(SourceError(file.place(), f"the header names a column twice: {', '.join(twice)}"))
+        return
+    typed = TypedColumns.of(columns, cells, options, report)
+    filled = ((number, row) for number, row in enumerate(cells, 2) if any(row))
+    yield from documents_of(
+        file, ((number, typed.row(file, number, row, report)) for number, row in filled), options, report
+    )
+
+
+def sheet_text(rows: Sequence[Sequence[str]], options: SourceOptions) -> str:
+    """A paragraph for each row. The first row of two or more cells names the columns of those below; rows of one cell
+    are text."""
+    header: Sequence[str] = ()
+    paragraphs = []
+    for row in rows:
+        if not header and sum(map(bool, row)) > 1:
+            header = row
+            continue
+        named = [
+            f"{column}: {cell}" if column else cell
+            for column, cell in zip(header or [""] * len(row), row)
+            if cell and column not in options.skip_columns
+        ]
+        if named:
+            paragraphs.append("\n".join(named))
+    if header and not paragraphs:
+        paragraphs.append("\n".join(filter(None, header)))
+    return "\n\n".join(paragraphs)

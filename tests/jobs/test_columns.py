@@ -1,0 +1,102 @@
+"""Which columns become metadata and text, and what is said of a table that is too wide."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from jobs.server_process import ServerProcess
+from jobs.sources import SourceOptions
+from tests.jobs.test_commands import nearline
+from tests.jobs.test_sources import put, read
+from tests.support.http import Http
+
+WIDE = [f"c{at}" for at in range(198)]
+
+
+def wide_table(rows: int = 50) -> str:
+    return f"id,text,{','.join(WIDE)}\n" + "".join(f"{at},x,{','.join('1' * 198)}\n" for at in range(rows))
+
+
+def test_columns_can_be_chosen(tmp_path: Path) -> None:
+    """In tables, JSON and front matter alike; the summary speaks of those alone."""
+    put(tmp_path, "a.csv", "id,text,lang,price,secret\n1,x,en,5,s\n")
+    put(
+        tmp_path, "b.jsonl", '{"id": 2, "text": "y", "lang": "de", "metadata": {"price": 7, "secret": "s"}}\n'
+    )
+    put(tmp_path, "c.md", "---\nlang: fr\nsecret: s\n---\nText.")
+    pq.write_table(
+        pa.table({"id": ["4"], "text": ["z"], "lang": ["it"], "secret": ["s"]}), tmp_path / "d.parquet"
+    )
+    kept = [{"lang": "en"}, {"lang": "de"}, {"lang": "fr"}, {"lang": "it"}]
+    documents, report = read(tmp_path, options=SourceOptions(columns=("lang",)))
+    assert [one.metadata for one in documents] == kept
+    assert report.types == {"lang": ["string"]}
+    documents, report = read(tmp_path, options=SourceOptions(skip_columns=("secret", "price")))
+    assert [one.metadata for one in documents] == kept
+    assert report.columns_found == {"secret", "price"}
+
+
+def test_a_row_can_be_text_as_a_whole(tmp_path: Path) -> None:
+    """Each filled cell is a line `column: value`; skipped columns are no part of it."""
+    put(tmp_path, "a.csv", "id,title,name,price,note,secret\n1,T,Lamp,12.5,,s\n")
+    put(tmp_path, "b.json", json.dumps([{"id": 2, "name": "Desk", "sizes": [1, 2], "box": {"w": 3}}]))
+    documents, report = read(tmp_path, options=SourceOptions(text_fields=("*",), skip_columns=("secret",)))
+    assert report.failed == []
+    assert [(one.id, one.title, one.text) for one in documents] == [
+        ("1", "T", "name: Lamp\nprice: 12.5"),
+        ("2", None, 'name: Desk\nsizes: [1,2]\nbox: {"w":3}'),
+    ]
+    assert documents[0].metadata == {"name": "Lamp", "price": 12.5}
+
+
+def test_a_table_that_is_too_wide_is_one_failure(tmp_path: Path) -> None:
+    """It names the options before anything of the file is sent, and the columns to choose from."""
+    path = put(tmp_path, "wide.csv", wide_table())
+    documents, report = read(path)
+    assert documents == []
+    (failed,) = report.failed
+    assert failed.source == f"{path}:2"
+    assert failed.reason.startswith(
+        "198 columns would become metadata, and the service takes 64; --columns names"
+    )
+    assert "--skip-columns" in failed.reason
+    assert ": id, text, c0, c1" in failed.reason
+    for options in [SourceOptions(columns=("c1", "c2")), SourceOptions(metadata_keys_max=198)]:
+        documents, report = read(path, options=options)
+        assert (len(documents), report.failures) == (50, 0)
+
+
+def test_rows_that_are_too_wide_among_others_are_one_failure(tmp_path: Path) -> None:
+    """The others are read; nested fields count, empty ones do not."""
+    wide = {"metadata": {"deep": {str(at): at for at in range(65)}}}
+    rows = [
+        {"id": 1, "text": "x", **{str(at): None for at in range(99)}},
+        *[{"id": 2, "text": "x", **wide}] * 5,
+    ]
+    path = put(tmp_path, "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    documents, report = read(path)
+    assert [one.id for one in documents] == ["1"]
+    (failed,) = report.failed
+    assert failed.source == f"{path}:2"
+    assert "65 columns would become metadata" in failed.reason
+    assert "so are 5 rows in all, not sent" in failed.reason
+
+
+def test_the_command_chooses_columns(http: Http, service: ServerProcess, tmp_path: Path) -> None:
+    """The service's limit counts; a column that is nowhere is noted."""
+    put(tmp_path, "wide.csv", wide_table(3))
+    name = http.new_collection()
+    arguments = ["ingest", tmp_path / "wide.csv", "--url", service.url, "-c", name]
+    ended = nearline(*arguments)
+    assert ended.returncode == 1
+    assert "1 failed:" in ended.stderr
+    assert "--columns" in ended.stderr
+    ended = nearline(*arguments, "--columns", "c1,c2", "--columns", "c3,no such")
+    assert ended.returncode == 0, ended.stderr
+    assert "nothing that was read has a column or field 'no such'" in ended.stderr
+    (one, *_) = http.ok("POST", f"/v1/collections/{name}/documents/scroll", {})["documents"]
+    assert one["metadata"] == {"c1": 1, "c2": 1, "c3": 1}
