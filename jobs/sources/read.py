@@ -11,7 +11,7 @@ from jobs.sources.files import FoundFile, SourceFile
 from jobs.sources.finding import find_files
 from jobs.sources.isolated import READERS as ISOLATED
 from jobs.sources.isolated import Isolated
-from jobs.sources.model import FirstFailure, SourceDocument, SourceError, SourceOptions, SourceReport
+from jobs.sources.model import EMPTY, FirstFailure, SourceDocument, SourceError, SourceOptions, SourceReport
 from jobs.sources.readers import TEXT_READERS
 
 IDS_REMEMBERED_MAX = 5_000_000  # about 100 bytes each
@@ -40,6 +40,7 @@ def read_files(
     with contextlib.closing(Isolated()) as isolated:
         for found in files:
             report.files += 1
+            before = _accounted(report)
             try:
                 with contextlib.closing(SourceFile(found, options.encoding)) as file:
                     read = isolated.documents if found.format in ISOLATED else TEXT_READERS[found.format]
@@ -47,9 +48,15 @@ def read_files(
                         _note_duplicate(document, seen, report)
                         report.documents += 1
                         yield dataclasses.replace(document, bytes_read=bytes_before + document.bytes_read)
+                    if _accounted(report) == before:  # a table of its header alone
+                        report.skip(file.place(), EMPTY)
             except SourceError as error:  # the rest of the file is unreadable
                 report.fail(error)
             bytes_before += found.size_bytes
+
+
+def _accounted(report: SourceReport) -> int:
+    return report.documents + report.failures + report.skips.total()
 
 
 def total_bytes(paths: Sequence[Path], *, options: SourceOptions | None = None) -> int:

@@ -6,7 +6,7 @@ import contextlib
 import gzip
 import json
 import zipfile
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from jobs.sources.files import FoundFile, SourceFile
 from jobs.sources.isolated import Isolated
 from jobs.sources.texts import rst_headings
 from tests.jobs.test_sources import put, read
-from tests.support.files import docx, epub, pdf
+from tests.support.files import docx, eml, epub, pdf, pptx, xlsx
 
 PAGE = """<html><head><title>Refunds &amp; returns</title><script>var x = 1;</script></head><body>
 <header><h1>Refunds</h1><a href="/">Home</a></header><nav><a href="/a">Products</a></nav>
@@ -88,6 +88,76 @@ def test_word_and_epub(tmp_path: Path) -> None:
     assert book.text.index("# One") < book.text.index("It began.") < book.text.index("# Two")
 
 
+def test_slides_are_sections(tmp_path: Path) -> None:
+    """The title of each slide is a heading."""
+    put(tmp_path, "a.pptx", pptx(("Refunds", "Within fourteen days."), ("Lamps", "They glow.")))
+    ((one,), report) = read(tmp_path)
+    assert report.failed == []
+    assert one.title == "Refunds"
+    assert one.text.split("\n") == [
+        "## Refunds",
+        "",
+        "Within fourteen days.",
+        "",
+        "## Lamps",
+        "",
+        "They glow.",
+        "",
+    ]
+
+
+def test_rows_of_a_workbook_name_their_columns(tmp_path: Path) -> None:
+    """Each sheet is a section, and each row reads by itself; lines above the header are text."""
+    book = xlsx(
+        Prices=[
+            ["All prices"],
+            ["item", "price", "since"],
+            ["Lamp", 12.5, date(2026, 1, 2)],
+            ["Desk", None, None],
+        ],
+        Empty=[],
+        Notes=[["Just a line"], ["Another"]],
+    )
+    ((one,), report) = read(put(tmp_path, "a.xlsx", book))
+    assert report.failed == []
+    assert one.text == (
+        "# Prices\n\nAll prices\n\nitem: Lamp\nprice: 12.5\nsince: 2026-01-02 00:00:00\n\nitem: Desk\n\n"
+        "# Notes\n\nJust a line\n\nAnother"
+    )
+
+
+def test_rows_of_a_workbook_are_documents_where_a_column_is_the_text(tmp_path: Path) -> None:
+    """As in a table, with its types; the other sheets are one document."""
+    book = xlsx(
+        Faq=[
+            ["id", "text", "stars", "zip"],
+            ["q1", "How?", 5, "01234"],
+            [None, "Why?", 4, "9"],
+            ["q3", "So.", 3, "1"],
+        ],
+        Plain=[["text"], ["A row."]],
+        Other=[["a", "b"], ["x", "y"]],
+    )
+    documents, report = read(put(tmp_path, "a.xlsx", book))
+    assert [(one.id, one.text) for one in documents] == [
+        ("q1", "How?"),
+        ("q3", "So."),
+        ("a.xlsx#Plain#2", "A row."),
+        ("a.xlsx", "# Other\n\na: x\nb: y"),
+    ]
+    assert documents[0].metadata == {"stars": 5, "zip": "01234"}
+    assert report.types == {"stars": ["number"], "zip": ["string"]}
+    assert [one.reason for one in report.failed] == ["no id: field 'id' is empty"]
+    documents, _ = read(tmp_path, options=SourceOptions(text_fields=("*",), title_field="a"))
+    assert [one.text for one in documents][-1] == "b: y"
+
+
+def test_an_empty_workbook_is_named(tmp_path: Path) -> None:
+    """As every file without text."""
+    documents, report = read(put(tmp_path, "a.xlsx", xlsx(Empty=[])))
+    assert (documents, report.skips) == ([], {"empty": 1})
+
+
 def test_pages_of_a_pdf_are_headings(tmp_path: Path) -> None:
     """So that each passage says on which page it stands; packed ones are read, too."""
     put(tmp_path, "a.pdf.gz", gzip.compress(pdf("Refunds take a week.", "", "Lamps . . . . . . . . 7")))
@@ -128,6 +198,60 @@ def test_mail(tmp_path: Path) -> None:
     }
     assert rich.text.split() == ["#", "Rich", "text."]
     assert "no headers" in report.failed[0].reason
+
+
+def test_attachments_are_documents(tmp_path: Path) -> None:
+    """Each as its kind of file is read, with the message's metadata; those that cannot be read are named."""
+    inner = eml("Inner text.", ("note.md", b"---\nlang: en\n---\n# Note\n"), subject="Inner")
+    path = put(
+        tmp_path,
+        "a.eml",
+        eml(
+            "See attached.",
+            ("terms.pdf", pdf("Fourteen days.")),
+            ("../../up.txt", b"First."),
+            ("up.txt", b"Second."),
+            ("prices.csv", b"id,text\n1,Lamp\n1,Desk\n"),
+            ("rows.csv", b"text\nA row.\n"),
+            ("inner.eml", inner),
+            ("pic.png", b"\x89PNG"),
+            ("bad.pdf", b"%PDF-1.4 no more"),
+            ("latin.txt", b"K\xe4se"),
+        ),
+    )
+    documents, report = read(path)
+    assert [(one.id, one.text.strip()) for one in documents] == [
+        ("a.eml", "See attached."),
+        ("a.eml/terms.pdf", "# Page 1\n\nFourteen days."),
+        ("a.eml/up.txt", "First."),
+        ("a.eml/3-up.txt", "Second."),
+        ("a.eml/prices.csv/1", "Lamp"),
+        ("a.eml/prices.csv/1", "Desk"),
+        ("a.eml/rows.csv#2", "A row."),
+        ("a.eml/inner.eml", "Inner text."),
+        ("a.eml/inner.eml/note.md", "# Note"),
+    ]
+    assert documents[1].metadata == {
+        "from": "ann@example.org", "pages": 1, "attachment": "terms.pdf", "message": "a.eml",
+    }  # fmt: skip
+    assert documents[8].metadata["lang"] == "en"
+    assert documents[1].source == f"{path}:terms.pdf"
+    assert report.skips == {"files of other kinds": 1}
+    assert [one.source for one in report.failed] == [f"{path}:bad.pdf", f"{path}:latin.txt:1:2"]
+
+
+def test_attachments_of_a_mailbox(tmp_path: Path) -> None:
+    """By the message that has them; messages attached to one another end somewhere."""
+    nested = b"Innermost."
+    for _ in range(6):
+        nested = eml("Outer.", ("next.eml", nested))
+    put(tmp_path, "list.mbox", b"From a\n" + nested + b"\nFrom b\n" + eml("B.", ("x.txt", b"Text.")))
+    documents, report = read(tmp_path)
+    name = f"{tmp_path.name}/list.mbox"
+    assert [one.id for one in documents][:2] == [f"{name}#1", f"{name}#1/next.eml"]
+    assert documents[-1].id == f"{name}#2/x.txt"
+    assert report.skips == {"files of other kinds": 1}
+    assert report.failed == []
 
 
 def test_a_mailbox_has_a_document_for_each_message(tmp_path: Path) -> None:

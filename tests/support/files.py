@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import email
 import io
+import mimetypes
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from email.message import EmailMessage
+from email.policy import default
+
+import openpyxl
 
 WORD = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
 OFFICE = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
@@ -38,6 +44,75 @@ def docx(heading: str, text: str) -> bytes:
             f"<w:r><w:t>{heading}</w:t></w:r></w:p><w:p><w:r><w:t>{text}</w:t></w:r></w:p></w:body></w:document>",
         }
     )
+
+
+def pptx(*slides: tuple[str, str]) -> bytes:
+    """Slides of a title and a text each."""
+    point, draw = (
+        f"http://schemas.openxmlformats.org/{name}/2006/main" for name in ("presentationml", "drawingml")
+    )
+    kind = "application/vnd.openxmlformats-officedocument.presentationml"
+    ids = range(1, len(slides) + 1)
+
+    def shape(place: str, text: str) -> str:
+        return (
+            f'<p:sp><p:nvSpPr><p:cNvPr id="2" name="x"/><p:cNvSpPr/><p:nvPr><p:ph {place}/></p:nvPr></p:nvSpPr>'
+            f"<p:spPr/><p:txBody><a:bodyPr/><a:p><a:r><a:t>{text}</a:t></a:r></a:p></p:txBody></p:sp>"
+        )
+
+    def slide(title: str, text: str) -> str:
+        return (
+            f'<p:sld xmlns:p="{point}" xmlns:a="{draw}"><p:cSld><p:spTree>'
+            + shape('type="title"', title)
+            + shape('idx="1"', text)
+            + "</p:spTree></p:cSld></p:sld>"
+        )
+
+    parts = "".join(
+        f'<Override PartName="/ppt/slides/slide{at}.xml" ContentType="{kind}.slide+xml"/>' for at in ids
+    )
+    listed = "".join(f'<p:sldId id="{255 + at}" r:id="s{at}"/>' for at in ids)
+    targets = "".join(
+        f'<Relationship Id="s{at}" Type="{OFFICE}/slide" Target="slides/slide{at}.xml"/>' for at in ids
+    )
+    return zipped(
+        {
+            "[Content_Types].xml": f'<Types xmlns="{PACKAGE}/content-types">'
+            '<Default Extension="rels" ContentType="application/vnd.openxmlformats-package.relationships+xml"/>'
+            f'<Override PartName="/ppt/presentation.xml" ContentType="{kind}.presentation.main+xml"/>{parts}</Types>',
+            "_rels/.rels": f'<Relationships xmlns="{PACKAGE}/relationships"><Relationship Id="r1" '
+            f'Type="{OFFICE}/officeDocument" Target="ppt/presentation.xml"/></Relationships>',
+            "ppt/presentation.xml": f'<p:presentation xmlns:p="{point}" xmlns:r="{OFFICE}">'
+            f"<p:sldIdLst>{listed}</p:sldIdLst></p:presentation>",
+            "ppt/_rels/presentation.xml.rels": f'<Relationships xmlns="{PACKAGE}/relationships">'
+            f"{targets}</Relationships>",
+            **{f"ppt/slides/slide{at}.xml": slide(*one) for at, one in enumerate(slides, 1)},
+        }
+    )
+
+
+def xlsx(**sheets: Sequence[Sequence[object]]) -> bytes:
+    book, content = openpyxl.Workbook(), io.BytesIO()
+    book.remove(book.active)
+    for name, rows in sheets.items():
+        sheet = book.create_sheet(name)
+        for row in rows:
+            sheet.append(row)
+    book.save(content)
+    return content.getvalue()
+
+
+def eml(text: str, *attachments: tuple[str, bytes], subject: str = "Subject") -> bytes:
+    message = EmailMessage()
+    message["From"], message["Subject"] = "ann@example.org", subject
+    message.set_content(text)
+    for name, content in attachments:
+        if name.endswith(".eml"):
+            message.add_attachment(email.message_from_bytes(content, policy=default), filename=name)
+            continue
+        kind, _, ending = (mimetypes.guess_type(name)[0] or "application/octet-stream").partition("/")
+        message.add_attachment(content, maintype=kind, subtype=ending, filename=name)
+    return bytes(message)
 
 
 def epub(title: str, *chapters: tuple[str, str]) -> bytes:
