@@ -12,9 +12,10 @@
 | code        | .py .js .go .java .c .sh .yaml...           | the file, with its `programming_language`        |
 | html        | .html .htm .xhtml                           | the main part of the page, as Markdown           |
 | pdf         | .pdf                                        | the file, each page below the heading "Page 3"   |
-| docx, epub  | .docx .epub                                 | the file, as Markdown                            |
-| mail        | .eml                                        | the message                                      |
-| mailbox     | .mbox                                       | a message                                        |
+| docx, ...   | .docx .epub .pptx                           | the file, as Markdown                            |
+| xlsx        | .xlsx                                       | the file, or a row where a column holds the text |
+| mail        | .eml                                        | the message; each attachment, as its kind is     |
+| mailbox     | .mbox                                       | a message; each attachment                       |
 
 Any of them but Parquet may be gzipped (.gz). Parquet and what stands below code are read in a process of their own
 (`isolated`) and need the extra `files`. Memory is bounded whatever the file size: one document of at most
