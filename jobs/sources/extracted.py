@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jobs.sources.files import ENCODING_HINT, SourceFile
+from jobs.sources.generated import REDIRECTION
 from jobs.sources.model import SourceDocument, SourceOptions, SourceReport
 from jobs.sources.texts import document_of, first_heading
 
@@ -31,13 +32,19 @@ FURNITURE = (
     "[role=alertdialog], [role=menu], [role=menubar], [role=toolbar], [role=tooltip], "
     ".navheader, .navfooter, .docnav, .sphinxsidebar, .related, .headerlink, .toc, "
     ".skip-link, .skip-to-content, .skip-to-main, .sr-only, .visually-hidden, "
-    "#mdbook-help-container, #mdbook-help-popup, #searchbox"
+    "#mdbook-help-container, #mdbook-help-popup, #searchbox, "
+    # rustdoc, and the marks that lead to a heading
+    ".anchor, .doc-anchor, .hash-link, .heading-anchor, .anchorjs-link, .test-arrow, .hideme, .src.rightside, a:empty"
 )
 MAIN = "main, [role=main]"
 ARTICLE = "article"
 HEADINGS_IN_HEADER = "header h1, header h2"
 MAIN_SHARE_MIN = 0.3  # of the page's text: less is one article of several, or a teaser
 CHARSET = re.compile(rb"""<meta[^>]{0,200}charset=["']?\s*([\w.:-]+)""", re.IGNORECASE)
+# A page that leads to another at once; one of a longer time shows something first.
+REFRESH = re.compile(
+    rb"""<meta[^>]{0,200}http-equiv=["']?refresh["']?[^>]{0,50}content=["']?\s{0,9}0\s{0,9};""", re.IGNORECASE
+)
 HEAD_BYTES = 4096
 WINDOWS = "cp1252"
 
@@ -59,6 +66,9 @@ def read_html(file: SourceFile, options: SourceOptions, report: SourceReport) ->
         raise file.error(f"neither UTF-8 nor {charset} text; {ENCODING_HINT}") from error
     if charset == WINDOWS != options.encoding:
         report.note(f"{file.place()}: names no charset that fits; read as {WINDOWS}; {ENCODING_HINT}")
+    if REFRESH.search(content[:HEAD_BYTES]) and not (file.found.named or options.include_generated):
+        report.skip(file.place(), REDIRECTION)
+        return
     title, text = page_text(page)
     yield from document_from(file, text, {}, title, options, report)
 
@@ -107,6 +117,9 @@ def page_text(page: str) -> tuple[str | None, str]:
         if main is None or len(main.text()) < MAIN_SHARE_MIN * len(body.text()):
             main = body
     main.unwrap_tags(["a"])
+    for summary in main.css("summary"):
+        if summary.css_first("h1, h2, h3, h4, h5, h6"):  # or the heading would become bold text
+            summary.unwrap()
     text = extracted(f"<html><body>{main.html}</body></html>".encode(), "html").content
     return title or first_heading(text), unlinked(text)
 

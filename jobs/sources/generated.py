@@ -20,6 +20,7 @@ LOCK = Skip("lock files", OPTION)
 GENERATED_FOLDER = Skip("folders of generated or installed files", OPTION)
 SITE_SCRIPT = Skip("scripts and styles of a documentation site", OPTION)
 SITE_INDEX = Skip("index pages of a documentation site", OPTION)
+REDIRECTION = Skip("pages that lead to another", OPTION)
 REPETITION = Skip("pages that repeat those beside them", OPTION)
 GENERATED_CODE = Skip("source files marked as generated", OPTION)
 
@@ -30,10 +31,12 @@ _LOCKS = {
     "composer.lock", "deno.lock", "npm-shrinkwrap.json", "package-lock.json", "packages.lock.json", "pnpm-lock.yaml",
 }  # fmt: skip
 _FOLDERS = {"__pycache__", "_static", "bower_components", "node_modules", "static.files"}
-_SITE_FOLDERS = {"_sources", "fontawesome"}  # Sphinx copies the source of each page into _sources
+# Sphinx copies the source of each page into _sources.
+_SITE_FOLDERS = {"_sources", "fontawesome", "fonts", "search.index"}
 _SITE_SCRIPTS = {".css", ".js", ".mjs"}
 _SITE_INDEXES = re.compile(
-    r"(404|allclasses(-index)?|allpackages-index|genindex(-\w+)?|index-all|py-modindex|search|toc)\.html"
+    r"(404|allclasses(-index)?|allpackages-index|genindex(-\w+)?|index-all|not_found|py-modindex|search|settings"
+    r"|toc)\.html"
 )
 _WHOLE_BOOK = re.compile(r"_?(all|one-?page|print(_page)?|single-?page)\.x?html?")
 _PAGE = re.compile(r".+\.x?html?")
@@ -45,14 +48,15 @@ MINIFIED_CHARS_MIN = 1000
 
 _PARAGRAPH = re.compile(rb"<p>([^<>]{40,300})</p>")
 _SIBLINGS_MAX, _SIBLING_BYTES, _PARAGRAPHS_EACH = 20, 256 * 1024, 5
-_REPEATED_SHARE = 0.8
+_REPEATED_SHARE = 0.5  # other pages may lie beside the chapters: the Rust book's sample has 73%
 _BOOK_BYTES_MAX = 64 * 1024 * 1024
 
 
 def is_site(names: Collection[str]) -> bool:
     """Whether a folder with entries of these names is the root of a site made by a documentation generator."""
     marked = any(
-        name in {"objects.inv", "doxygen.css", "search_index.json"} or _SEARCH_INDEX.fullmatch(name)
+        name in {"objects.inv", "doxygen.css", "search_index.json", "search.index"}
+        or _SEARCH_INDEX.fullmatch(name)
         for name in names
     )
     return marked and any(map(_PAGE.fullmatch, names))

@@ -53,6 +53,32 @@ def test_the_main_part_of_a_page() -> None:
 
 
 @pytest.mark.parametrize(
+    "around",
+    [
+        "<div role='dialog'>{}</div>", "<div role='navigation'>{}</div>", "<div aria-hidden='true'>{}</div>",
+        "<div hidden>{}</div>", "<dialog>{}</dialog>", "<div style='color:red;display:none'>{}</div>",
+        "<div id='mdbook-help-popup'>{}</div>", "<div aria-modal='true'>{}</div>", "<a class='skip-link'>{}</a>",
+        "<div role='tooltip'>{}</div>", "<menu>{}</menu>", "<aside>{}</aside>",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "main", ["<main>{}</main>", "<div role='main'>{}</div>", "<article>{}</article>", "{}"]
+)
+def test_what_stands_around_the_text(around: str, main: str) -> None:
+    """It is left out inside the main part and beside it, also of a page that says little."""
+    chrome = around.format("<h2>Keyboard shortcuts</h2><p>Press a key to go on.</p>")
+    page = chrome + main.format(f"<h1>Title</h1><p>Short.</p>{chrome}")
+    assert page_text(page)[1].split() == ["#", "Title", "Short."]
+
+
+def test_a_heading_that_unfolds_is_a_heading() -> None:
+    """As rustdoc has them; the summary of other details is text."""
+    text = page_text("<details><summary><h4>fn new()</h4></summary><p>Makes one.</p></details>")[1]
+    assert text.split("\n") == ["#### fn new()", "", "Makes one.", ""]
+    assert "More" in page_text("<details><summary>More</summary><p>Words.</p></details>")[1]
+
+
+@pytest.mark.parametrize(
     "content",
     [
         "Käse".encode(),

@@ -37,13 +37,14 @@ def test_a_book_is_its_chapters(tmp_path: Path) -> None:
         "css/general-ae11f2fe.css": "scripts and styles of a documentation site",
         "elasticlunr-ef4e1f8f.min.js": "minified files",
         "highlight-abc.js": "scripts and styles of a documentation site",
+        "moved.html": "pages that lead to another",
         "print.html": "pages that repeat those beside them",
         "searchindex-1a2b3c4d.js": "search indexes",
         "toc-1a2b3c4d.js": "scripts and styles of a documentation site",
         "toc.html": "index pages of a documentation site",
     }
     summary = report.summary()
-    assert summary[0] == "read 2 documents from 2 files (10 skipped)"
+    assert summary[0] == "read 2 documents from 3 files (11 skipped)"
     assert "skipped: 1 search indexes (searchindex-1a2b3c4d.js); --include-generated reads them" in summary
 
 
@@ -67,7 +68,7 @@ def test_generated_files_are_read_if_wanted(tmp_path: Path) -> None:
     """By the option, or by naming the file."""
     mdbook(tmp_path)
     documents, report = read(tmp_path, options=SourceOptions(include_generated=True))
-    assert (len(documents), set(report.skips)) == (11, {"hidden"})
+    assert (len(documents), set(report.skips)) == (12, {"hidden"})
     documents, report = read(tmp_path / "print.html", tmp_path / "elasticlunr-ef4e1f8f.min.js")
     assert (len(documents), report.skips) == (2, {})
 

@@ -40,6 +40,7 @@ def mdbook(folder: Path) -> Path:
             **{name: around(main) for name, main in chapters.items()},
             "print.html": around("".join(chapters.values())),
             "toc.html": "<body><ol class='chapter'><li>Loops</li></ol></body>",
+            "moved.html": "<head><meta http-equiv='refresh' content='0; URL=index.html'></head><p>Redirecting to...",
             "404.html": around("<h1>Document not found (404)</h1>"),
             "searchindex-1a2b3c4d.js": "window.search = {}",
             "book-1a2b3c4d.js": "function run() {}\n",
