@@ -14,7 +14,7 @@ Value = TypeVar("Value")
 
 NOTES_KEPT_MAX = 20
 FAILURES_KEPT_MAX = 100_000  # a few hundred bytes each
-NAMES_SHOWN = 5
+NAMES_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
