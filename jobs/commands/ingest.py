@@ -142,8 +142,8 @@ def command(
     """Send files, or folders of them, to a running service: text, tables, mail, and with the extra `files` documents.
 
     Whatever cannot be read or is refused by the service is listed at the end and makes the exit code 1; everything else
-    is written. What is left out of folders on purpose is counted there, with the reason and the option that reads it. It
-    is safe to run again after an interruption: no document is stored twice.
+    is written. What is left out of folders on purpose is counted there, with the reason and the option that reads it.
+    It is safe to run again after an interruption: no document is stored twice.
     """
     declared = {column: kind for one in types for column, kind in parse_types(one).items()}
     options = SourceOptions(
