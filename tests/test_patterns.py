@@ -34,9 +34,6 @@ CATEGORIES = {ops.CATEGORY_DIGIT: "1", ops.CATEGORY_SPACE: " \n", ops.CATEGORY_W
 # Patterns for text that nobody outside chooses, or whose length is bounded where they are used.
 BOUNDED = {
     ("retrieval.openapi", "PATTERN"): "paths of our own routes",
-    ("jobs.sources.texts", "_SIMPLE_LINE"): "TEMPORARY",
-    ("jobs.sources.texts", "_HEADING"): "TEMPORARY",
-    ("jobs.sources.texts", "line 91"): "TEMPORARY",
     ("retrieval.request_log", "STAGE"): "the Server-Timing header of our own answer",
     ("jobs.export.sources", "HUB_CONFIGURATION"): "names of files on a model hub, matched as a whole",
 }

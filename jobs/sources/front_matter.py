@@ -17,7 +17,7 @@ from jobs.sources.columns import infer
 BLOCK_CHARS_MAX = 65_536  # longer blocks are data; PyYAML takes a second for this much
 
 _BLOCK = re.compile(r"\A(---|\+\+\+)[ \t]*\n(.*?)^\1[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
-_KEY_LINE = re.compile(r"""["']?\w[\w .-]*["']?[ \t]*[:=](?:\s|$)""")
+_KEY_LINE = re.compile(r"""["']?\w[\w \t.-]*["']? ?[:=](?:\s|$)""")
 
 
 @dataclass(frozen=True, slots=True)
