@@ -1,5 +1,4 @@
 # What the service may use of the index library; __init__.py loads each name when it is first used.
-from .catalog import NAME as NAME
 from .catalog import Catalog as Catalog
 from .collection import Collection as Collection
 from .courtesy import GoOn as GoOn
@@ -62,6 +61,14 @@ from .lexical.operators import plain_words as plain_words
 from .lexical.spans import marked as marked
 from .log.content import DIGEST_BYTES as DIGEST_BYTES
 from .log.reader import searchable_text as searchable_text
+from .marker import KEYS as KEYS
+from .marker import KEYS_LOCK as KEYS_LOCK
+from .marker import NAME as NAME
+from .marker import Marker as Marker
+from .marker import change_marker as change_marker
+from .marker import is_data_directory as is_data_directory
+from .marker import is_locked as is_locked
+from .marker import read_marker as read_marker
 from .memory import give_back as give_back
 from .memory import memory_bytes as memory_bytes
 from .model import TIERS as TIERS

@@ -1,6 +1,6 @@
 """The data directory: its collections, their aliases, and the lock that admits one writing process.
 
-data/nearline.json      format version, aliases, and any rename in progress; marks the folder as ours
+data/nearline.json      aliases and any rename in progress, see `marker`
 data/LOCK               held while a process serves
 data/<collection>/      one folder per collection; those of a tenant are called NAME@TENANT
 """
@@ -9,50 +9,38 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import re
 import shutil
 import threading
 import time
 import uuid
 from pathlib import Path
 
-import msgspec
+import apsw
 
 from indexes import failpoints, failures
 from indexes.collection import DRAFT_PREFIX, Collection
-from indexes.durable import FolderLock, disk_errors, format_of, publish, publish_folder, sync_folder
+from indexes.durable import FolderLock, disk_errors, sync_folder
 from indexes.errors import (
     Conflict,
-    Damaged,
     DiskFull,
     InvalidInput,
     NearlineError,
     NewerFormat,
-    NotADataDirectory,
     NotFound,
     NotReady,
     Quarantined,
     Unavailable,
 )
+from indexes.log.pinned import require_readable
+from indexes.marker import NAME, collection_folders, prepare, settle, write_aliases
 from indexes.model import IndexOptions, Progress, Settings
 from indexes.rebuild.foretelling import require_empty_room
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 1
-MARKER = "nearline.json"
-NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}(@[a-z0-9][a-z0-9_-]{0,62})?")
 NAME_RULE = (
     "1 to 63 of a-z, 0-9, '-' and '_', beginning with a letter or digit; after it perhaps @ and a tenant"
 )
-
-
-class Marker(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`renaming` is (old, new) while a collection's folder is renamed; `aliases` already use the new name."""
-
-    format_version: int
-    aliases: dict[str, str]
-    renaming: tuple[str, str] | None = None
 
 
 class Catalog:
@@ -70,8 +58,8 @@ class Catalog:
         opened, and the end; it may raise to end the opening.
 
         Raises NotADataDirectory for a folder with other contents, NewerFormat if it or a collection's log is from a
-        newer version, Locked if another process serves it, Damaged for an unreadable marker, and DiskFull or
-        StorageError if the storage itself fails.
+        newer version, Locked if another process serves it, Damaged if nothing tells what the folder was, and DiskFull
+        or StorageError if the storage itself fails.
         """
         self.folder = folder
         self._options = options
@@ -80,14 +68,14 @@ class Catalog:
         self._unopened: dict[str, str] = {}
         self._sound_files: set[str] = set()  # of them, those that only had no room
         self._renaming: tuple[str, str] | None = None
+        self._closing = False
         prepare(folder)
         self._lock = FolderLock(folder / "LOCK")
         try:
             self._aliases = settle(folder)
             for leftover in (*folder.glob(".removed-*"), *folder.glob(f"{DRAFT_PREFIX}*")):
                 shutil.rmtree(leftover, ignore_errors=True)
-            found = [path for path in sorted(folder.iterdir()) if NAME.fullmatch(path.name)]
-            found = [path for path in found if (path / "log.db").is_file()]
+            found = collection_folders(folder)
             for done, path in enumerate(found):
                 progress(path.name, done, len(found))
                 self._open(path)
@@ -109,17 +97,18 @@ class Catalog:
             raise
         except Exception as error:
             failures.require_none()  # a failed sync affects the whole process
-            expected = isinstance(error, NearlineError)
+            expected, before = isinstance(error, NearlineError), self._unopened.get(path.name)
             reason = error.message if isinstance(error, NearlineError) else f"{type(error).__name__}: {error}"
             self._unopened[path.name] = reason
             if isinstance(error, Unavailable):
                 self._sound_files.add(path.name)
-            if not isinstance(error, Quarantined):  # the log has already logged that
+            if not isinstance(error, Quarantined) and reason != before:  # the log has already logged that
                 logger.error("collection %s is quarantined: %s", path.name, reason, exc_info=not expected)
 
     def close(self) -> None:
         """Close every collection and release the lock, even if closing one fails; then raise that error."""
-        with contextlib.ExitStack() as steps:
+        self._closing = True  # before waiting for a retry, which looks at it
+        with self._change, contextlib.ExitStack() as steps:
             steps.callback(self._lock.close)
             for collection in self._collections.values():
                 steps.callback(collection.close)
@@ -152,13 +141,39 @@ class Catalog:
             advice = (
                 "nothing is wrong with its files: it is opened at the next start that finds room for it"
                 if name in self._sound_files
-                else "`nearline verify` lists what is wrong with it. Restore it from a backup under another name, "
-                "then delete this one"
+                else "`nearline verify` lists what is wrong with it. It serves again once its files read well; if they "
+                "do not, restore it from a backup under another name, then delete this one"
             )
             raise Quarantined(f"collection {name!r} is quarantined: {reason}; {advice}", param="collection")
         if collection is None:
             raise NotFound(f"no collection {name!r}", param="collection")
         return collection
+
+    def retry(self, name: str) -> bool:
+        """Open a quarantined collection again if its log reads well now, which reads all of it. Whether it serves then.
+
+        One that had no room is left as it is.
+        """
+        if name in self._sound_files or name not in self.quarantined:
+            return False
+        try:
+            require_readable(self.folder / name / "log.db", lambda: self._closing)
+        except (NearlineError, OSError, apsw.Error) as error:
+            logger.debug("collection %s stays quarantined: %s", name, error)
+            return False
+        with self._change:
+            reason = self.quarantined.get(name)
+            if reason is None or self._closing:
+                return False
+            self._unopened[name] = reason
+            if (collection := self._collections.pop(name, None)) is not None:
+                collection.close()
+            with contextlib.suppress(DiskFull, NewerFormat):
+                self._open(self.folder / name)
+            if name not in self._collections:
+                return False
+            del self._unopened[name]
+            return True
 
     def create(self, name: str, settings: Settings) -> Collection:
         check_name(name)
@@ -212,7 +227,7 @@ class Catalog:
                 raise Conflict(f"the name {new_name!r} is taken", param="name")
             aliases = {alias: new_name if to == name else to for alias, to in self._aliases.items()}
             failpoints.reach("rename.begin")
-            write_marker(self.folder, aliases, renaming=(name, new_name))
+            write_aliases(self.folder, aliases, renaming=(name, new_name))
             self._aliases, self._renaming = aliases, (name, new_name)
             try:
                 collection.close()
@@ -237,7 +252,7 @@ class Catalog:
             self._sound(name)
             aliases = {**self._aliases, alias: name}
             failpoints.reach("alias.begin")
-            write_marker(self.folder, aliases)
+            write_aliases(self.folder, aliases)
             failpoints.reach("alias.written")
             self._aliases = aliases
 
@@ -246,63 +261,10 @@ class Catalog:
             if alias not in self._aliases:
                 raise NotFound(f"no alias {alias!r}", param="alias")
             aliases = {name: target for name, target in self._aliases.items() if name != alias}
-            write_marker(self.folder, aliases)
+            write_aliases(self.folder, aliases)
             self._aliases = aliases
 
 
 def check_name(name: str) -> None:
     if not NAME.fullmatch(name):
         raise InvalidInput(f"{name!r} cannot be a name; expected {NAME_RULE}", param="name")
-
-
-def prepare(folder: Path) -> dict[str, str]:
-    """Read the aliases of a data directory; initialize an empty or missing folder."""
-    if (folder / MARKER).is_file():
-        return read_marker(folder).aliases
-    if folder.exists() and not folder.is_dir():
-        raise NotADataDirectory(f"{folder} is not a folder")
-    if folder.is_dir() and any(path.name != f".{MARKER}.draft" for path in folder.iterdir()):
-        raise NotADataDirectory(
-            f"{folder} is not empty and has no {MARKER}: it is not a nearline data directory"
-        )
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
-    with disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in made:
-            sync_folder(path.parent)
-    failpoints.reach("prepare.folder_made")
-    write_marker(folder, {})
-    return {}
-
-
-def settle(folder: Path) -> dict[str, str]:
-    """Finish any rename recorded in the marker, then return the aliases. Requires the lock."""
-    marker = read_marker(folder)
-    if marker.renaming is not None:
-        old, new = (folder / name for name in marker.renaming)
-        if old.exists():
-            publish_folder(old, new)
-        else:
-            sync_folder(folder)  # the rename happened but may not be durable yet
-        failpoints.reach("rename.published")
-        write_marker(folder, marker.aliases)
-    return marker.aliases
-
-
-def read_marker(folder: Path) -> Marker:
-    marker = folder / MARKER
-    try:
-        content = marker.read_bytes()
-        if (found := format_of(content)) != FORMAT_VERSION:
-            raise NewerFormat(
-                f"a newer version of nearline wrote {folder}: "
-                f"it has format {found}, this version reads {FORMAT_VERSION}"
-            )
-        return msgspec.json.decode(content, type=Marker)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Damaged(f"{marker}: {error}") from error
-
-
-def write_marker(folder: Path, aliases: dict[str, str], *, renaming: tuple[str, str] | None = None) -> None:
-    marker = Marker(FORMAT_VERSION, aliases, renaming)
-    publish(folder / MARKER, msgspec.json.encode(marker) + b"\n")

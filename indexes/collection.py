@@ -1,8 +1,7 @@
 """One collection: its log, its parts, and the snapshot that searches read.
 
-Opening: open the log; load the live generation, else the newest one whose checksums verify, else none; replay later
-passages from the log; hide passages removed after the generation's seq; publish the snapshot. Lost or damaged
-indexes make opening slower, but never lose data.
+Opening: open the log, which no generation may be ahead of; load the live generation, else the newest whole one, if any;
+replay later passages from the log; hide those removed since; publish the snapshot. Lost indexes only cost time.
 
 Threads: searches read `snapshot` from any thread. Writes and all changes to the parts run on the writer thread.
 Segments are built on background threads (`sealing`) and installed by the writer.
@@ -82,6 +81,7 @@ class Collection:
             self._assembly = Assembly(self.settings, options)
             on_writer = self._writer.call
             self._sealing = Sealing(folder.name, self._assembly, on_writer=on_writer, publish=self._publish)
+            self.shelf.require_none_ahead(self.log.position())
             self.shelf.sweep()
             failpoints.reach("open.swept")
             self._snapshot = self._recover()
@@ -89,7 +89,7 @@ class Collection:
             failpoints.reach("open.recovered")
         except BaseException:
             self._writer.close()
-            self.log.close()
+            self.log.close(as_is=True)
             raise
         # After losing a generation, its passages are replayed into deltas and a rebuild follows. Sealing those deltas
         # during the rebuild would only raise peak memory.
@@ -358,7 +358,7 @@ class Collection:
         """Verify and load a generation. Raises Damaged if this version cannot serve it, Unavailable for no room."""
         require_generation_room(self.shelf.path(number), self.options)
         generation = Generation.load(self.shelf.path(number), self._assembly.new_files())
-        generation.manifest.require_fit(self.settings.fingerprint, self.log.position().seq)
+        generation.manifest.require_fit(self.settings.fingerprint, self.log.forgotten())
         generation.watch_cold(self.options.cold)
         if self.chosen:
             self.chosen.apply(generation)

@@ -71,7 +71,7 @@ def create_app(config: Config, data: Path) -> web.Application:
     app[LIMITER] = Limiter(data)
     app[CEILING] = Ceiling(config.server.memory_bytes_max)
     app[GATES] = Gates(config.admission)
-    app[RELOADED] = [lambda: app[GATES].reload(config.admission)]
+    app[RELOADED] = [lambda: app[GATES].reload(config.admission), app[KEYS].reload]
     app[READY] = {"ready": False}
     app[START] = Start()
     app[STOPPING] = Stopping()

@@ -4,8 +4,9 @@
     Authorization: Bearer nl_<id>_<secret>  what a client sends
     X-Nearline-Groups: <JWT>                the groups of an end user, from a caller that is trusted to name them
 
-Without a file of keys everything is allowed to everybody, and the service listens on loopback only. From the first key
-on each request needs one, also when all of them are revoked.
+Without keys everything is allowed to everybody, and the service listens on loopback only. The first key locks the
+directory: from then on each request needs one, also when all are revoked, or the file is lost, emptied, or put back
+from an earlier time. `nearline.json` remembers the lock and the revision of the newest file; `Keys.open` alone ends it.
 
 A key of a tenant sees the tenant's collections alone, by their names without the tenant: the collection `docs` of the
 tenant `acme` is stored as `docs@acme`. A key with groups sees only documents whose metadata `acl` names one of these,
@@ -14,14 +15,11 @@ or that have none.
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import logging
 import re
-import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,67 +28,33 @@ from typing import Literal, get_args
 import msgspec
 
 from indexes import (
-    NAME,
+    KEYS,
+    KEYS_LOCK,
     Catalog,
     Collection,
     Comparison,
     Compound,
-    Conflict,
-    Damaged,
     Exists,
     Filter,
-    FolderLock,
-    InvalidInput,
     Metadata,
     NearlineError,
     NotFound,
     Unchecked,
     now_ms,
-    publish,
 )
 from retrieval.errors import Forbidden, Unauthorized
+from retrieval.key_file import Key, KeyFile, KeyStore, Scope, check_groups, hash_of, read_key_file
 from retrieval.limits import Limits
 
 logger = logging.getLogger(__name__)
 
-Scope = Literal["search", "write", "admin", "metrics", "vectors"]
 # What a route asks for: one of the scopes, `key` for any valid key, `public` for none.
 Needed = Scope | Literal["key", "public"]
 
-FILE, LOCK = "keys.json", "keys.lock"
-FORMAT_VERSION = 1
 RELOAD_S = 0.25
 TOKEN = re.compile(r"nl_(?P<id>[0-9a-f]{12})_(?P<secret>[A-Za-z0-9_-]{43})")
-TENANT = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 ACL = "acl"  # the key of metadata that lists the groups which may see a document
-GROUPS_MAX, GROUP_CHARS_MAX = 100, 200
 GROUPS_HEADER = "X-Nearline-Groups"
-
-
-class Key(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One key as it is stored: the SHA-256 of its secret, which has 256 random bits, and its rights.
-
-    No `tenant`: all collections. No `collections`: all of the tenant. `groups` None: all documents; `signed_groups`:
-    those that each request brings in a signed header, none without it. Times are milliseconds since 1970.
-    """
-
-    id: str
-    sha256: str
-    scopes: list[Scope]
-    name: str = ""
-    tenant: str = ""
-    collections: list[str] = []
-    groups: list[str] | None = None
-    signed_groups: bool = False
-    limits: Limits | None = None
-    created_ms: int
-    expires_ms: int | None = None
-    revoked_ms: int | None = None
-
-
-class KeyFile(msgspec.Struct, frozen=True):
-    format_version: int = FORMAT_VERSION
-    keys: list[Key] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +129,10 @@ ANYBODY = Principal()
 PRINCIPAL: ContextVar[Principal] = ContextVar("PRINCIPAL", default=ANYBODY)
 
 
-class Keys:
-    """The keys of one data directory. `groups_secret` verifies signed groups; "" refuses them. Thread-safe.
+class Keys(KeyStore):
+    """The keys of one data directory, as requests are judged by them. Thread-safe.
+
+    `groups_secret` verifies signed groups; "" refuses them.
 
     The constructor raises Damaged for a file that cannot be read.
     """
@@ -174,29 +140,29 @@ class Keys:
     def __init__(
         self, data: Path, groups_secret: str = "", now: Callable[[], float] = time.monotonic
     ) -> None:
-        self._path = data / FILE
+        super().__init__(data)
         self._groups_secret = groups_secret
         self._now = now
         self._stamp: tuple[int, int, int] | None = None
         self._keys: dict[str, Key] = {}
         self._looked_at = float("-inf")
-        # Left by the first key: without its file nobody is let in, rather than everybody.
-        self._lost = (data / LOCK).exists() and not self._path.exists()
-        if self._lost:
-            logger.warning(
-                "%s is gone: all requests are refused until `nearline keys create` makes a key", FILE
-            )
+        self._locked, self._revision = self.remembered()
         self._look()
+        if self._locked and not self._keys:
+            logger.error(
+                "%s needs access keys, and %s holds none that count: all requests are refused until `nearline keys "
+                "create` makes one, or `nearline keys open` opens the directory to everybody", data, KEYS,
+            )  # fmt: skip
 
     @property
     def required(self) -> bool:
         """Whether requests need a key: from the first one on, also if the file has gone since."""
-        return bool(self._keys) or self._lost
+        return self._locked
 
     def admit(self, headers: Mapping[str, str], needed: Needed) -> Principal:
         """Raises Unauthorized without a valid key, Forbidden for one that may not do this."""
         if self._now() - self._looked_at > RELOAD_S:
-            self._reload()
+            self.reload()
         if not self.required or needed == "public":
             return ANYBODY
         key = self._valid(headers.get("Authorization", ""))
@@ -252,75 +218,19 @@ class Keys:
             raise Unauthorized(f"{GROUPS_HEADER} is not valid: {error}") from None
         return tuple(named if own is None else [one for one in named if one in own])
 
-    # --- changes ------------------------------------------------------------------------------------------------
-
-    def all(self, tenant: str = "") -> list[Key]:
-        """Those of one tenant; "" for all. Oldest first."""
-        return [key for key in read_keys(self._path) if not tenant or key.tenant == tenant]
-
-    def create(self, key: Key) -> tuple[Key, str]:
-        """Store a key with these rights. Returns it and the text that a client sends, which nothing can tell again.
-
-        Raises InvalidInput naming the field.
-        """
-        check(key)
-        secret = secrets.token_urlsafe(32)
-        made = msgspec.structs.replace(
-            key, id=secrets.token_hex(6), sha256=hash_of(secret), created_ms=now_ms(), revoked_ms=None
-        )
-        with self._changed() as keys:
-            keys[made.id] = made
-        return made, f"nl_{made.id}_{secret}"
-
-    def rotate(self, key_id: str, tenant: str = "", grace_s: float = 0) -> tuple[Key, str]:
-        """A new key with the rights of another, for as long as that was made for; the old one ends after `grace_s`.
-
-        Raises NotFound, or Conflict for one that has ended already.
-        """
-        old = self._of(key_id, tenant)
-        now = now_ms()
-        if old.revoked_ms is not None or (old.expires_ms is not None and old.expires_ms <= now):
-            raise Conflict(f"the key {key_id} has ended: make a new one", param="id")
-        lasts_ms = None if old.expires_ms is None else now + old.expires_ms - old.created_ms
-        made = self.create(msgspec.structs.replace(old, expires_ms=lasts_ms))
-        ends_ms = now + round(grace_s * 1000)
-        with self._changed() as keys:
-            ends_ms = min(ends_ms, old.expires_ms or ends_ms)
-            end = {"expires_ms": ends_ms} if grace_s else {"revoked_ms": ends_ms}
-            keys[key_id] = msgspec.structs.replace(keys[key_id], **end)
-        return made
-
-    def revoke(self, key_id: str, tenant: str = "") -> Key:
-        """End a key now; its record stays. Idempotent. Raises NotFound, also for one of another tenant."""
-        revoked = self._of(key_id, tenant)
-        if revoked.revoked_ms is None:
-            revoked = msgspec.structs.replace(revoked, revoked_ms=now_ms())
-            with self._changed() as keys:
-                keys[key_id] = revoked
-        return revoked
-
-    def _of(self, key_id: str, tenant: str) -> Key:
-        for key in self.all(tenant):
-            if key.id == key_id:
-                return key
-        raise NotFound(f"no key {key_id!r}", param="id")
-
-    @contextmanager
-    def _changed(self) -> Iterator[dict[str, Key]]:
-        """All keys, to be changed; then published. Commands and the service may change them at the same time."""
-        lock = FolderLock(self._path.with_name(LOCK))
-        try:
-            keys = {key.id: key for key in read_keys(self._path)}
-            yield keys
-            content = msgspec.json.encode(KeyFile(keys=list(keys.values())))
-            publish(self._path, msgspec.json.format(content, indent=2) + b"\n", mode=0o600)
-        finally:
-            lock.close()
-        self._look()
-
     # --- what is in use -----------------------------------------------------------------------------------------
 
-    def _reload(self) -> None:
+    def remember(self) -> None:
+        """Store the lock of a directory whose keys are from an earlier version, which did not."""
+        if self._keys and self._revision == 0:
+            self.number()
+        elif self._locked:
+            self.lock(self._revision)
+
+    def changed(self) -> None:
+        self._look()
+
+    def reload(self) -> None:
         try:
             self._look()
         except (NearlineError, OSError) as error:
@@ -329,66 +239,22 @@ class Keys:
     def _look(self) -> None:
         self._looked_at = self._now()
         try:
-            found = self._path.stat()
-        except FileNotFoundError:
-            return  # never there, or gone: keys that were required stay required
+            found = self.path.stat()
+        except FileNotFoundError:  # never there, or gone: keys that were required stay required
+            self._locked = self._locked or self.path.with_name(KEYS_LOCK).exists()
+            return
         stamp = (found.st_mtime_ns, found.st_size, found.st_ino)
-        if stamp != self._stamp:
-            self._keys = {key.id: key for key in read_keys(self._path)}
-            self._stamp = stamp
-
-
-def read_keys(path: Path) -> list[Key]:
-    """None if there is no file. Raises Damaged."""
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        return []
-    try:
-        found = msgspec.json.decode(content, type=KeyFile)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Damaged(f"{path}: {error}") from None
-    if found.format_version != FORMAT_VERSION:
-        raise Damaged(f"{path} has format {found.format_version}; this version reads {FORMAT_VERSION}")
-    return found.keys
-
-
-def check(key: Key) -> None:
-    """Raises InvalidInput naming the field, for rights that make no sense together."""
-    if not key.scopes:
-        raise InvalidInput(
-            "scopes is empty, expected search, write, admin, metrics or vectors", param="scopes"
-        )
-    if "vectors" in key.scopes and not {"search", "admin"} & {*key.scopes}:
-        raise InvalidInput("vectors come with documents: add the scope search", param="scopes")
-    if key.tenant and not TENANT.fullmatch(key.tenant):
-        raise InvalidInput(
-            f"tenant {key.tenant!r} cannot be a name; expected 1 to 63 of a-z, 0-9, '-' and '_'",
-            param="tenant",
-        )
-    if key.tenant and "metrics" in key.scopes:
-        raise InvalidInput("metrics are of all tenants: a key for them has none", param="scopes")
-    if key.limits is not None:
-        try:  # commands make them without decoding
-            msgspec.convert(msgspec.to_builtins(key.limits), Limits)
-        except msgspec.ValidationError as error:
-            raise InvalidInput(f"limits: {error}", param="limits") from None
-    for name in key.collections:
-        if not NAME.fullmatch(name):
-            raise InvalidInput(f"collections: {name!r} cannot be a name", param="collections")
-    if key.groups is not None:
-        check_groups(key.groups, "groups")
-    if (key.groups is not None or key.signed_groups) and {*key.scopes} - {"vectors"} != {"search"}:
-        raise InvalidInput("a key with groups can search and read, nothing else", param="scopes")
-
-
-def check_groups(groups: Sequence[str], where: str) -> list[str]:
-    if len(groups) > GROUPS_MAX or any(not 0 < len(one) <= GROUP_CHARS_MAX for one in groups):
-        raise InvalidInput(
-            f"{where}: expected at most {GROUPS_MAX} groups of 1 to {GROUP_CHARS_MAX} characters", param=where
-        )
-    return list(groups)
-
-
-def hash_of(secret: str) -> str:
-    return hashlib.sha256(secret.encode()).hexdigest()
+        if stamp == self._stamp:
+            return
+        self._locked = True  # whatever it says: an open directory has no such file
+        file = read_key_file(self.path) or KeyFile()
+        self._stamp = stamp
+        if file.revision < self._revision:
+            logger.error(
+                "%s is not taken, keys read before stay: it has revision %d, and the newest was %d",
+                KEYS, file.revision, self._revision,
+            )  # fmt: skip
+            return
+        self._keys, self._revision = {key.id: key for key in file.keys}, file.revision
+        if not file.keys:
+            logger.error("%s holds no keys: all requests are refused", KEYS)

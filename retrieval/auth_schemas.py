@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, field
 
-from retrieval.auth import Key, Scope
+from retrieval.key_file import Key, Scope
 from retrieval.limits import Limits
 from retrieval.schemas import Doc, Request
 

@@ -35,6 +35,7 @@ from retrieval.embedders import Embedders, runs_of
 from retrieval.expiring import keep_deleting
 from retrieval.feedback import Feedback
 from retrieval.frequent import Frequent
+from retrieval.healing import keep_healing
 from retrieval.keys import (
     CATALOG,
     CEILING,
@@ -45,6 +46,7 @@ from retrieval.keys import (
     FOLDERS,
     FREQUENT,
     GATES,
+    KEYS,
     LIMITER,
     LLM,
     METRICS,
@@ -93,8 +95,13 @@ def catalog_ctx(data: Path) -> Context:
             start, options = app[START], options_of(app[CONFIG], app[CEILING].bytes_max)
             options = replace(options, read=start.read, room=app[CEILING].left)
             app[CATALOG] = await start.on_thread(Catalog, data, options, start.collection)
+            await asyncio.to_thread(app[KEYS].remember)
             app[METRICS].watch(partial(collectors.collections, app[CATALOG]))
+            asked = asyncio.Event()
+            app[RELOADED].append(asked.set)
+            healing = asyncio.create_task(keep_healing(app[CATALOG], asked))
             yield
+            healing.cancel()
             await asyncio.to_thread(app[CATALOG].close)
         finally:
             forget()

@@ -14,8 +14,9 @@ import numpy as np
 from aiohttp import web
 
 from indexes import Floats
-from retrieval.auth import PRINCIPAL, Scope
+from retrieval.auth import PRINCIPAL
 from retrieval.errors import Forbidden
+from retrieval.key_file import Scope
 
 SCOPE: Scope = "vectors"
 

@@ -32,8 +32,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from indexes.catalog import MARKER, NAME, prepare
 from indexes.durable import READ_BYTES, decode_checked, disk_errors, publish_folder, sha256, with_checksum
 from indexes.errors import (
     Conflict,
@@ -47,6 +47,7 @@ from indexes.errors import (
 )
 from indexes.learned import FILE as RANKING
 from indexes.log.pinned import LogState, pin
+from indexes.marker import MARKER, NAME, collection_folders, is_data_directory, is_locked, read_marker
 from indexes.model import Progress
 from indexes.parts.manifest import MANIFEST as GENERATION_MANIFEST
 from indexes.parts.manifest import Manifest, SealedFile, read_manifest
@@ -82,13 +83,18 @@ class CollectionBackup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class Backup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The content of `backup.json`. `created` is UTC; `aliases` are those of collections in the backup."""
+    """The content of `backup.json`. `created` is UTC; `aliases` are those of collections in the backup.
+
+    `locked`: the data directory needed access keys, which no backup holds; backups of earlier versions do
+    not say so.
+    """
 
     format_version: int
     nearline_version: str
     created: str
     aliases: dict[str, str]
     collections: list[CollectionBackup]
+    locked: bool | UnsetType = UNSET
     sha256: str = ""
 
 
@@ -111,7 +117,7 @@ def back_up(
             try:
                 made.append(back_up_collection(folder, draft / folder.name, indexes, progress))
             except NearlineError:
-                if names or (folder / "log.db").is_file():
+                if names or folder.is_dir():
                     raise
                 logger.warning("%s was deleted meanwhile and is not in the backup", folder.name)
                 shutil.rmtree(draft / folder.name)
@@ -122,6 +128,7 @@ def back_up(
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             aliases={alias: name for alias, name in aliases.items() if name in held},
             collections=made,
+            locked=is_locked(data),
         )
         with disk_errors(draft):
             (draft / MANIFEST).write_bytes(with_checksum(backup))
@@ -286,16 +293,14 @@ def seal(folder: Path, progress: Progress) -> dict[str, SealedFile]:
 
 
 def aliases_of(data: Path) -> dict[str, str]:
-    """The aliases. Raises NotADataDirectory if it is not one already: `prepare` alone would initialize it."""
-    if not (data / MARKER).is_file():
+    """The aliases. Raises NotADataDirectory if it is not one."""
+    if not is_data_directory(data):
         raise NotADataDirectory(f"{data} is not a nearline data directory: it has no {MARKER}")
-    return prepare(data)
+    return read_marker(data).aliases
 
 
 def collections_in(data: Path) -> list[str]:
-    return sorted(
-        path.name for path in data.iterdir() if NAME.fullmatch(path.name) and (path / "log.db").is_file()
-    )
+    return [path.name for path in collection_folders(data)]
 
 
 def choose(known: Sequence[str], names: Sequence[str], aliases: dict[str, str]) -> list[str]:

@@ -2,7 +2,8 @@
 
 Every checksum is verified before anything is placed, and again during the copy. A restored collection gets a new uid,
 even under its old name: cursors and query samples belong to one collection, and two that diverge after the same seq
-must not be mistaken for each other.
+must not be mistaken for each other. Backups hold no access keys: if the directory needed them, the restored one is
+locked until a key is made.
 """
 
 from __future__ import annotations
@@ -15,14 +16,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from indexes.backup.backup import CollectionBackup, choose, copy_file, read_backup
-from indexes.catalog import MARKER, check_name, prepare, settle, write_marker
+import msgspec
+from msgspec import UNSET
+
+from indexes.backup.backup import CollectionBackup, choose, collections_in, copy_file, read_backup
+from indexes.catalog import check_name
 from indexes.collection import DRAFT_PREFIX
 from indexes.durable import FolderLock, disk_errors, publish_folder, verify
-from indexes.errors import Conflict, Damaged, InvalidInput
+from indexes.errors import Conflict, Damaged, InvalidInput, NotFound
+from indexes.log.log import Log, make_mark
 from indexes.log.reader import require_format
 from indexes.log.sqlite import checkpoint, connect, sqlite_errors
+from indexes.marker import KEYS, change_marker, is_data_directory, is_locked, prepare, settle, write_aliases
 from indexes.model import Progress
+from indexes.parts.shelf import Shelf
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +66,14 @@ def restore(
         [one] = chosen.values()
         chosen = {new_name: one}
     with contextlib.ExitStack() as held:
-        if (data / MARKER).is_file():  # check names and lock before hours of reading, if possible
+        if is_data_directory(data):  # check names and lock before hours of reading, if possible
             held.enter_context(contextlib.closing(take(data, chosen)))
             check_files(folder, chosen.values(), progress)
         else:
             check_files(folder, chosen.values(), progress)
             held.enter_context(contextlib.closing(take(data, chosen)))
+        if backup.locked is True:  # before anything can be served
+            change_marker(data, lambda found: msgspec.structs.replace(found, locked=True))
         uids = {name: place(folder / one.name, one, data / name, progress) for name, one in chosen.items()}
         named = {} if new_name is not None else restore_aliases(data, backup.aliases, chosen)
     return [
@@ -79,6 +88,22 @@ def restore(
         )
         for name, one in chosen.items()
     ]
+
+
+def about_keys(folder: Path, data: Path) -> str:
+    """What a restore means for who may use the data directory; "" if nothing has to be said."""
+    if is_locked(data) and not (data / KEYS).exists():
+        return (
+            f"{data} is locked: access keys were needed where this comes from, and backups hold none. Every request is "
+            f"refused until `nearline keys create --data {data}` makes a key, or `nearline keys open --data {data}` "
+            "opens it to everybody"
+        )
+    if read_backup(folder).locked is UNSET and not is_locked(data):
+        return (
+            "this backup is of an earlier version and does not say whether access keys were needed: without any, "
+            "everybody who reaches the port may read and write"
+        )
+    return ""
 
 
 def take(data: Path, names: Names[str]) -> FolderLock:
@@ -134,6 +159,41 @@ def place(source: Path, one: CollectionBackup, target: Path, progress: Progress)
     return uid
 
 
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The log of a collection as it was found, and generations that were removed because they were ahead of it."""
+
+    seq: int
+    documents: int
+    removed: list[int]
+
+
+def accept(data: Path, name: str) -> Accepted:
+    """Take the log of a collection for all there is, whatever is known to be missing. No service may use `data`.
+
+    It gets a new uid: what others remember of it may never have been, for this log. Raises Damaged if the log is not
+    well-formed.
+    """
+    if name not in collections_in(data):
+        raise NotFound(f"no collection {name!r}", param="collection")
+    with contextlib.closing(FolderLock(data / "LOCK")):
+        path = data / name / "log.db"
+        db = connect(path)
+        try:
+            with sqlite_errors(path, db):
+                if (found := str(db.execute("PRAGMA integrity_check(1)").get)) != "ok":
+                    raise Damaged(f"{name}/log.db is damaged: {found}")
+        finally:
+            db.close()
+        renew_uid(path)
+        with contextlib.closing(Log(path)) as log:
+            end, documents = log.position(), log.document_count()
+        ahead = Shelf(data / name).ahead(end)
+        for generation in ahead:
+            shutil.rmtree(generation)
+        return Accepted(end.seq, documents, [one.number for one in ahead.values()])
+
+
 def renew_uid(path: Path) -> str:
     """Write a new uid into a log that is not open elsewhere."""
     uid = uuid.uuid4().hex
@@ -143,6 +203,7 @@ def renew_uid(path: Path) -> str:
             require_format(dict(db.execute("SELECT key, value FROM meta")), path)
             db.execute("UPDATE meta SET value = ? WHERE key = 'uid'", (uid,))
         checkpoint(db, path)  # closing would checkpoint too, but hides a failed sync
+        make_mark(path, db)
     finally:
         db.close()
     return uid
@@ -157,5 +218,5 @@ def restore_aliases(data: Path, aliases: dict[str, str], placed: Names[str]) -> 
         if name in placed and alias not in present and not (data / alias).exists()
     }
     if free:
-        write_marker(data, {**present, **free})
+        write_aliases(data, {**present, **free})
     return free

@@ -29,6 +29,7 @@ from indexes.learned import read_ranking
 from indexes.lexical import analysis
 from indexes.log.checks import Check, check_log
 from indexes.log.pinned import pin
+from indexes.marker import MARKER, MARKER_COPY, decoded
 from indexes.model import Progress
 from indexes.parts.generation import Generation
 from indexes.parts.manifest import read_manifest
@@ -58,6 +59,11 @@ def verify_data(data: Path, names: Sequence[str], progress: Progress) -> Iterato
     aliases = aliases_of(data)
     known = collections_in(data)
     astray = sorted(f"{alias} -> {name}" for alias, name in aliases.items() if name not in known)
+    for name in (MARKER, MARKER_COPY):
+        if decoded(data / name) is None and (name == MARKER or (data / name).exists()):
+            yield Check(
+                "", name, False, "is damaged or gone", "start the service: it mends it from what is whole"
+            )
     if not names:
         detail = f"name nothing: {', '.join(astray)}" if astray else f"{len(aliases)} names"
         yield Check("", "aliases", not astray, detail, "remove them, or let them name a collection")

@@ -7,6 +7,7 @@ Guarantees
 - A deleted or replaced passage disappears from `passages` and `documents` at once; its id range stays in
   `operations` as a tombstone until every generation that may hold it is gone, so that indexes can hide it. Operations
   hold numbers only, and deleting a missing document records none.
+- A file of it that was lost, or replaced by one from an earlier time, is noticed when it is opened (`mark`).
 - Removed content is counted in `owed` until it is erased: SQLite leaves its bytes in the file (`rewriting`).
 
 Only the collection's writer thread may call `commit`. Reads are in `LogReader`.
@@ -20,6 +21,7 @@ import shutil
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import apsw
@@ -27,10 +29,12 @@ import msgspec
 
 from indexes import failpoints, failures
 from indexes.courtesy import GoOn, give_way, nobody_waits
-from indexes.durable import replace_synced
+from indexes.durable import publish, replace_synced
 from indexes.errors import Conflict, Damaged, DiskFull, StorageError, Unavailable
 from indexes.log.applying import Applied, apply
 from indexes.log.content import ContentHash
+from indexes.log.mark import FILE as MARK
+from indexes.log.mark import Known, Mark, MarkFile, cycle_of, first_cycle, following
 from indexes.log.owed import OWED, Owed
 from indexes.log.reader import FORMAT_VERSION, LogReader
 from indexes.log.rewriting import Copy, remove_copies
@@ -52,6 +56,17 @@ logger = logging.getLogger(__name__)
 _open: weakref.WeakSet[Log] = weakref.WeakSet()
 
 
+@dataclass(frozen=True, slots=True)
+class Transacted:
+    """What a transaction did, and the state that it leaves."""
+
+    results: list[WriteResult]
+    applied: list[Applied]
+    content: ContentHash
+    owed: Owed
+    cycle: int
+
+
 class Log(LogReader):
     """A log open for reading and writing. `Log.create` makes one, `Log(path)` opens one. `close` ends all connections.
 
@@ -59,12 +74,20 @@ class Log(LogReader):
     """
 
     def __init__(self, path: Path, clock: Callable[[], int] = now_ms) -> None:
+        known = Known.read(path)
         require_whole_wal(path)
-        remove_copies(path)
         self._connection: apsw.Connection | None = None  # opened when needed, see `rest`
         self._release = failures.hold()
         try:
             super().__init__(path, clock)
+            self.newest_seq = self.position().seq
+            """Seq of the last commit started; set just before that commit becomes readable."""
+            self._cycle = int(self._rows("PRAGMA user_version")[0][0])
+            if lacking := known.lacking(self.uid, self.newest_seq, self._cycle):
+                raise Damaged(lacking)
+            remove_copies(path)
+            self._complete = known.without_wal  # log.db alone holds every commit: the next one begins a cycle
+            self._mark = MarkFile(path, known.mark)
             if self.format_version == 1:
                 with self._changing() as db:
                     add_content(db)
@@ -76,11 +99,11 @@ class Log(LogReader):
             self._seed = bytes.fromhex(
                 meta.get("digest_seed", "")
             )  # only logs created before digests have one
-            self.newest_seq = self.position().seq
-            """Seq of the last commit started; set just before that commit becomes readable."""
             self.owed = Owed.read(meta[OWED]) if OWED in meta else self._owed_before()
             # Always connect: a log that is not writable should fail here, not at the first write.
             with contextlib.suppress(DiskFull), self._changing() as db:
+                self._note(complete=self._complete)
+                self._mark.sync()
                 if OWED not in meta:
                     db.execute(PUT_META, (OWED, self.owed.stored))
             if self.format_version < FORMAT_VERSION:
@@ -108,7 +131,9 @@ class Log(LogReader):
                     db.execute(table)
                 db.execute(INSERT_CONTENT, (ContentHash().stored,))
                 db.executemany("INSERT INTO meta VALUES(?, ?)", list(meta.items()))
+                db.execute(f"PRAGMA user_version = {first_cycle()}")
             checkpoint(db, path)  # closing would checkpoint too, but hides a failed sync
+            make_mark(path, db)
             db.close()
         return Log(path)
 
@@ -118,24 +143,34 @@ class Log(LogReader):
         try:
             if self._connection is None:
                 return
+            marked = False
             if not as_is:
                 with contextlib.suppress(StorageError), self._changing() as db:
-                    checkpoint(db, self.path)
-            if as_is or self.damage is not None or failures.any_reported():
+                    self._note(complete=checkpoint(db, self.path) or self._complete)
+                    self._mark.sync()
+                    marked = True
+            if not marked or self.damage is not None or failures.any_reported():
                 self._connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
             self._disconnect()
         finally:
             self._release()
 
     def rest(self) -> None:
-        """When an idle log is one of too many open ones, truncate its WAL and close the write connection.
+        """Checkpoint an idle log, so that its last writes are not in its WAL alone. When it is one of too many open
+        ones, truncate its WAL and close the write connection too.
 
         Writer thread only; the next commit reopens the connection. A failed sync is reported.
         """
-        if self._connection is None or len(_open) <= OPEN_KEPT:
+        if self._connection is None:
             return
         with contextlib.suppress(StorageError), self._changing() as db:
+            self._checkpoint_if(pages=1)
+            if len(_open) <= OPEN_KEPT:
+                return
+            self._note(complete=True)
+            self._mark.sync()
             if empty_wal(db, self.path):
+                self._complete = True
                 self._disconnect()
 
     @property
@@ -169,10 +204,21 @@ class Log(LogReader):
         Raises DiskFull after rolling all of them back, Quarantined if the file turns out to be damaged. After any other
         StorageError they may or may not exist when the log is reopened, and nothing more is committed until then.
         """
+        done = self._patiently(lambda: self._transact(writes))
+        self._content, self.owed = done.content, done.owed
+        failpoints.reach("commit.synced")
+        if done.applied:
+            with self._sound():
+                self._committed(done.cycle)
+        return done.results, done.applied
+
+    def _transact(self, writes: Sequence[Sequence[Operation]]) -> Transacted:
+        """One transaction, synced. If it raises, nothing of it is there, except as `commit` says."""
         results: list[WriteResult] = []
         applied: list[Applied] = []
-        content, newest_before, owed = self._content.copy(), self.newest_seq, self.owed
-        with self._changing() as db:
+        content, newest_before, owed, cycle = self._content.copy(), self.newest_seq, self.owed, self._cycle
+        db = self._db
+        with changing(self.path, db):
             failpoints.reach("commit.begin")
             db.execute("BEGIN IMMEDIATE")
             try:
@@ -185,6 +231,7 @@ class Log(LogReader):
                     results.append(summarise(operations, done, last_seq(db)))
                 if applied:
                     db.execute("UPDATE content SET sums = ?", (content.stored,))
+                    cycle = self._begin_cycle(db)
                     self.newest_seq = applied[-1].seq
                 if dead := sum(one.dead_bytes for one in applied):
                     owed = owed.plus(dead, now_ms())
@@ -196,10 +243,30 @@ class Log(LogReader):
                     db.execute("ROLLBACK")
                     self.newest_seq = newest_before
                 raise
-            self._content, self.owed = content, owed
-            failpoints.reach("commit.synced")
-            self._checkpoints.run_if_due()
-        return results, applied
+        return Transacted(results, applied, content, owed, cycle)
+
+    def _begin_cycle(self, db: apsw.Connection) -> int:
+        """Inside a transaction. The first one after a complete checkpoint begins a new cycle; returns the cycle."""
+        if not self._complete:
+            return self._cycle
+        cycle = following(self._cycle)
+        db.execute(f"PRAGMA user_version = {cycle}")
+        return cycle
+
+    def _committed(self, cycle: int) -> None:
+        self._cycle, self._complete = cycle, False
+        self._note(complete=False)
+        self._checkpoint_if()
+
+    def _note(self, *, complete: bool, next_cycle: int = 0) -> None:
+        self._mark.note(Mark(self.uid, self.newest_seq, self._cycle, complete, next_cycle))
+
+    def _checkpoint_if(self, pages: int | None = None) -> None:
+        """Checkpoint, and sync the mark, if the WAL has grown by this many pages."""
+        if self._checkpoints.run_if_due(pages):
+            self._complete = True
+            self._note(complete=True)
+            self._mark.sync()
 
     def follow(self, copy: Copy, go_on: GoOn) -> int:
         """Catch a copy up, see `Copy.follow`."""
@@ -218,7 +285,10 @@ class Log(LogReader):
             copy.finish(owed)
         failpoints.reach("erase.synced")
         with self._readers.kept_out(), self._changing() as db:
+            self._note(complete=True, next_cycle=copy.cycle)
+            self._mark.sync()
             emptied = empty_wal(db, self.path)
+            self._complete = self._complete or emptied
             self._disconnect()
             # SQLite removes the WAL with the last connection. A leftover WAL would corrupt the new file.
             if not emptied or wal_of(self.path).exists():
@@ -228,7 +298,8 @@ class Log(LogReader):
             failpoints.reach("erase.wal_removed")
             replace_synced(copy.path, self.path)
         failpoints.reach("erase.replaced")
-        self.owed = owed
+        self.owed, self._cycle, self._complete = owed, copy.cycle, True
+        self._note(complete=True)
 
     def _migrate(self) -> None:
         """To the present format: a copy replaces the log, as in an erasure. A crash leaves one or the other."""
@@ -269,14 +340,22 @@ class Log(LogReader):
         """Delete operations up to and including `before_seq`; no kept generation may be older than that."""
         with self._changing() as db:
             failpoints.reach("forget.begin")
-            db.execute("DELETE FROM operations WHERE seq <= ?", (before_seq,))
+            with db:
+                db.execute("DELETE FROM operations WHERE seq <= ?", (before_seq,))
+                cycle = self._begin_cycle(db)
             failpoints.reach("forget.synced")
-            self._checkpoints.run_if_due()
+            self._committed(cycle)
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[apsw.Connection]:
         with self._sound(), changing(self.path, self._db):
             yield self._db
+
+
+def make_mark(path: Path, db: apsw.Connection) -> None:
+    """Publish the mark of a log that is whole: a new or a restored one."""
+    uid = str(db.execute("SELECT value FROM meta WHERE key = 'uid'").get)
+    publish(path.with_name(MARK), Mark(uid, last_seq(db), cycle_of(db), complete=True).stored)
 
 
 @contextlib.contextmanager

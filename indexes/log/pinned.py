@@ -7,24 +7,27 @@ block ends.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import apsw
 import msgspec
 import numpy as np
 
 from indexes.errors import Damaged
+from indexes.log.mark import NEWEST_SEQ, Known, cycle_of
 from indexes.log.reader import require_format
 from indexes.log.schema import show_vectors
-from indexes.log.sqlite import connect, sqlite_errors
+from indexes.log.sqlite import connect, connect_frozen, sqlite_errors
 from indexes.log.wal import require_whole_wal
 from indexes.model import Ids, Progress, Settings
 
+STEPS_BETWEEN = 100_000  # of SQLite, between two looks whether to stop
 COPIED_PAGES = 4096  # per step: small enough to show progress and to be interruptible
+LOOKS, PAUSE_S = 4, 0.05  # at files that seem to be from different times: perhaps a writer just changed one
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +51,46 @@ class LogState:
 @contextlib.contextmanager
 def pin(path: Path, *, frozen: bool = False) -> Iterator[PinnedLog]:
     """Pin the last commit of the log at `path`. Raises StorageError if the file is not a readable log, Damaged if
-    acknowledged commits in its WAL are lost.
+    acknowledged operations are missing (`mark`, `wal`).
 
     `frozen` asserts that nothing writes the file, as in a backup; then no WAL or lock file is created beside it.
     """
-    if not frozen:
-        require_whole_wal(path)
     with sqlite_errors(path):
-        db = connect_frozen(path) if frozen else begin(path)
+        db = connect_frozen(path) if frozen else begin_whole(path)
         try:
             show_vectors(db)
             yield PinnedLog(path, db)
         finally:
             db.close()
+
+
+def require_readable(path: Path, stopped: Callable[[], bool]) -> None:
+    """Read the whole log. Raises Damaged or StorageError unless all of it is there and well-formed, or if `stopped`."""
+    with pin(path) as log:
+        log.db.set_progress_handler(stopped, STEPS_BETWEEN)
+        found = str(log.value("PRAGMA quick_check(1)"))
+    if found != "ok":
+        raise Damaged(f"{path.parent.name}/{path.name} is damaged: {found}")
+
+
+def begin_whole(path: Path) -> apsw.Connection:
+    """Like `begin`. Raises Damaged if anything beside the log knows of operations that it lacks."""
+    lacking = None
+    for look in range(LOOKS):
+        time.sleep(PAUSE_S if look else 0)
+        known = Known.read(path)
+        require_whole_wal(path)
+        db = begin(path)
+        try:
+            uid = str(db.execute("SELECT value FROM meta WHERE key = 'uid'").get)
+            lacking = known.lacking(uid, int(db.execute(NEWEST_SEQ).get or 0), cycle_of(db))
+            if lacking is None:
+                return db
+        except BaseException:
+            db.close()
+            raise
+        db.close()
+    raise Damaged(str(lacking))
 
 
 def begin(path: Path) -> apsw.Connection:
@@ -88,11 +118,6 @@ def inode(path: Path) -> int:
         return path.stat().st_ino
     except OSError:
         return 0
-
-
-def connect_frozen(path: Path) -> apsw.Connection:
-    uri = f"file:{quote(str(path))}?immutable=1"
-    return apsw.Connection(uri, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
 
 
 class PinnedLog:

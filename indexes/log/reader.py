@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import apsw
 import msgspec
@@ -18,7 +19,7 @@ import numpy as np
 
 from indexes.errors import Damaged, NewerFormat, Quarantined, StorageError
 from indexes.expiry import take_expiry
-from indexes.log.sqlite import Readers
+from indexes.log.sqlite import Readers, close_idle_readers
 from indexes.model import (
     Floats,
     Ids,
@@ -32,10 +33,12 @@ from indexes.model import (
 )
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 FORMAT_VERSION = 4
 FORMATS_READ = ("1", "2", "3", "4")  # writers migrate older ones first
 SCAN_ROWS = 2048
+AGAIN_AFTER_S = (0.01, 0.1)  # after which a read that finds damage is tried again
 METADATA = msgspec.json.Decoder(Metadata)  # reused: passing the type on each call is twenty times slower
 
 LIVE = "FROM passages p JOIN documents d ON d.pk = p.document"
@@ -81,8 +84,8 @@ class LogPosition:
 class LogReader:
     """A log open for reading. Raises StorageError if this version cannot read the file's format. Call `close`.
 
-    Once a read or write finds damage, all later ones raise Quarantined: a damaged file cannot be trusted even where
-    SQLite can still read it, and writing to it could spread the damage.
+    Once a read or write finds damage that stays, all later ones raise Quarantined: a damaged file cannot be trusted
+    even where SQLite can still read it, and writing to it could spread the damage.
 
     A document that has expired by `clock` is not there for who asks for it by its id.
     """
@@ -102,8 +105,24 @@ class LogReader:
         self._readers.close()
 
     def _rows(self, sql: str, parameters: tuple[Any, ...] = ()) -> list[Any]:
-        with self._sound(), self._readers.borrow() as db:
-            return db.execute(sql, parameters).fetchall()
+        def read() -> list[Any]:
+            with self._readers.borrow() as db:
+                return db.execute(sql, parameters).fetchall()
+
+        return self._patiently(read)
+
+    def _patiently(self, work: Callable[[], T]) -> T:
+        """Do this, and again after each of a few pauses if it finds damage: a read error may pass. Then raises
+        Quarantined. The work must leave nothing behind that was done when it fails."""
+        with self._sound():
+            for pause_s in AGAIN_AFTER_S:
+                try:
+                    return work()
+                except Damaged as error:
+                    logger.warning("%s; trying again", error.message)
+                    close_idle_readers(self._readers)
+                    time.sleep(pause_s)
+            return work()
 
     @contextlib.contextmanager
     def _sound(self) -> Iterator[None]:
@@ -134,6 +153,11 @@ class LogReader:
     def position(self) -> LogPosition:
         rows = dict(self._rows("SELECT name, seq FROM sqlite_sequence"))
         return LogPosition(int(rows.get("operations", 0)), int(rows.get("passages", 0)))
+
+    def forgotten(self) -> int:
+        """The last operation that the log has dropped; it has all later ones."""
+        ((oldest,),) = self._rows("SELECT min(seq) FROM operations")
+        return self.position().seq if oldest is None else int(oldest) - 1
 
     def passages_after(self, last: int) -> tuple[int, int]:
         """How many live passages come after this one, and how many bytes their texts have."""

@@ -25,6 +25,7 @@ import apsw
 from indexes.courtesy import GoOn, nobody_waits
 from indexes.durable import sync_file
 from indexes.languages import language_of
+from indexes.log.mark import first_cycle
 from indexes.log.owed import OWED, Owed
 from indexes.log.reader import FORMAT_VERSION
 from indexes.log.schema import DOCUMENTS, PASSAGES, VECTORS
@@ -73,6 +74,7 @@ class Copy:
     def __init__(self, log: Path) -> None:
         self._log = log
         self.path = log.with_name(f".{log.name}.draft")
+        self.cycle = first_cycle()
         self._reached = dict.fromkeys((table for table, _, _ in TABLES), 0)
         remove_copies(log)
         with self._open() as db:
@@ -102,6 +104,7 @@ class Copy:
             changed = [(owed.stored, OWED), (str(FORMAT_VERSION), "format_version")]
             db.executemany("UPDATE meta SET value = ? WHERE key = ?", changed)
             db.execute("DETACH old")
+            db.execute(f"PRAGMA user_version = {self.cycle}")
             db.execute("PRAGMA journal_mode = WAL")  # as the next opener expects
         sync_file(self.path)
 

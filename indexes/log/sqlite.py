@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import apsw
 
@@ -71,6 +72,12 @@ def _connect(path: Path, read_only: bool, create: bool) -> apsw.Connection:
     return db
 
 
+def connect_frozen(path: Path) -> apsw.Connection:
+    """A connection to the database file alone, as if it had no WAL and nothing wrote it."""
+    uri = f"file:{quote(str(path))}?immutable=1"
+    return apsw.Connection(uri, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
+
+
 class Checkpoints:
     """Checkpoints a connection's WAL when it has grown, replacing SQLite's automatic checkpoint.
 
@@ -87,16 +94,24 @@ class Checkpoints:
         self._pages = pages
         return apsw.SQLITE_OK
 
-    def run_if_due(self) -> None:
-        """Call after a commit. Raises StorageError if a sync fails. On a full disk, pages stay safely in the WAL."""
-        if self._pages < CHECKPOINT_PAGES:
-            return
+    def run_if_due(self, pages: int | None = None) -> bool:
+        """Checkpoint if the WAL has grown by this many pages, by default CHECKPOINT_PAGES. Returns whether all of it
+        is in the database now.
+
+        Call after a commit. Raises StorageError if a sync fails. On a full disk, pages stay safely in the WAL.
+        """
+        if self._pages < (CHECKPOINT_PAGES if pages is None else pages):
+            return False
         failpoints.reach("checkpoint.begin")
+        complete = False
         try:
-            checkpoint(self._db, self._path)
+            complete = checkpoint(self._db, self._path)
         except DiskFull:
             logger.warning("no space left to move the WAL of %s into the file", self._path)
         failpoints.reach("checkpoint.end")
+        if complete:
+            self._pages = 0
+        return complete
 
     def close(self) -> None:
         self._db.set_wal_hook(None)
@@ -115,10 +130,15 @@ def empty_wal(db: apsw.Connection, path: Path) -> bool:
     return True
 
 
-def checkpoint(db: apsw.Connection, path: Path) -> None:
-    """Passive checkpoint: move WAL pages that no reader needs into the database file, synced. Does not wait."""
+def checkpoint(db: apsw.Connection, path: Path) -> bool:
+    """Passive checkpoint: move WAL pages that no reader needs into the database file, synced. Does not wait.
+
+    Returns whether that was all of them.
+    """
     with sqlite_errors(path, db), contextlib.suppress(apsw.BusyError):
-        db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+        pages, moved = db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+        return 0 <= pages == moved
+    return False
 
 
 class Readers:

@@ -79,16 +79,19 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         """Hot rows that are not in the lists: all of them before format 3."""
         return self.hot if self.format_version < FORMAT_VERSION else 0
 
-    def require_fit(self, fingerprint: str, seq: int) -> None:
-        """Raise Damaged unless it fits this model, a log that ends at `seq`, and this version."""
+    def require_fit(self, fingerprint: str, forgotten: int) -> None:
+        """Raise Damaged unless it fits this model, this version, and a log that has all operations after
+        `forgotten`."""
         if self.fingerprint != fingerprint:
             raise Damaged("it was built with another model")
         if self.analysis != analysis.ANALYSIS_VERSION:
             raise Damaged(
                 f"it has text analysis {self.analysis}; this version needs {analysis.ANALYSIS_VERSION}"
             )
-        if self.seq > seq:
-            raise Damaged(f"it holds operations up to {self.seq}; the log ends at {seq}")
+        if self.seq < forgotten:
+            raise Damaged(
+                f"it holds operations up to {self.seq}; the log has forgotten those up to {forgotten}"
+            )
 
     def below(self, floor: float) -> str | None:
         """A description of every cohort whose recall is below this, beyond chance where the interval is known; None if

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 import tempfile
@@ -11,6 +12,7 @@ from pathlib import Path
 from indexes import failpoints
 from indexes.durable import disk_errors, publish, publish_folder
 from indexes.errors import Conflict, Damaged, NotFound, RecallTooLow
+from indexes.log.reader import LogPosition
 from indexes.parts.manifest import Manifest, read_manifest
 
 logger = logging.getLogger(__name__)
@@ -64,6 +66,24 @@ class Shelf:
             except (Damaged, NotFound) as error:
                 logger.warning("generation %d is unusable: %s", number, error.message)
         return found
+
+    def ahead(self, end: LogPosition) -> dict[Path, Manifest]:
+        """Generations, refused ones too, that hold more than a log that ends here: they know what it lost."""
+        found = {}
+        for path in [*map(self.path, self.numbers()), *self.aside().values()]:
+            with contextlib.suppress(Damaged, NotFound):
+                manifest = read_manifest(path)
+                if manifest.seq > end.seq or manifest.last_passage > end.last_passage:
+                    found[path] = manifest
+        return found
+
+    def require_none_ahead(self, end: LogPosition) -> None:
+        """Raise Damaged if a generation is ahead of its log."""
+        for one in self.ahead(end).values():
+            raise Damaged(
+                f"{self.folder.parent.name}/log.db ends at operation {end.seq}, and generation {one.number} was built "
+                f"at {one.seq}"
+            )
 
     def before(self, live: int, floor: float) -> int:
         """The newest generation before the live one that meets this recall floor. Raises Conflict if there is none."""

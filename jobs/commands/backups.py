@@ -1,4 +1,4 @@
-"""nearline backup, restore and verify: they work on folders and need no service."""
+"""nearline backup, restore, accept and verify: they work on folders and need no service."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from indexes.backup.verifying import verify_backup, verify_data
 from indexes.child import step_back
 from indexes.durable import keep_private
 from indexes.log.checks import Check
+from indexes.marker import is_locked
 from jobs.commands.options import (
     JSON,
     PATH,
@@ -90,9 +91,25 @@ def restore(folder: Path, data: Path, names: tuple[str, ...], new_name: str | No
         live = f"generation {one.generation} is live" if one.generation else "without indexes until a reindex"
         named = f", named {', '.join(one.aliases)} too" if one.aliases else ""
         lines.append(f"{one.name}: {one.documents} documents at seq {one.seq}, {live}{named}")
-    print_result(
-        {"data": str(data), "collections": [asdict(one) for one in restored]}, *lines, as_json=as_json
-    )
+    if note := restoring.about_keys(folder, data):
+        lines.append(note)
+    value = {"data": str(data), "locked": is_locked(data), "collections": [asdict(one) for one in restored]}
+    print_result(value, *lines, as_json=as_json)
+
+
+@click.command(epilog="Example: nearline accept --data data -c docs")
+@click.option("--data", type=PATH, required=True, help="The data directory; no service may use it.")
+@click.option("--collection", "-c", "name", required=True, help="The quarantined collection.")
+@JSON
+def accept(data: Path, name: str, as_json: bool) -> None:
+    """Serve a collection as its log is now, although writes are known to be missing.
+
+    For one that is quarantined and in no backup. Indexes that are ahead of its log are removed.
+    """
+    keep_private()
+    found = restoring.accept(data, name)
+    line = f"{name}: {found.documents} documents, up to operation {found.seq}; what came after it is lost"
+    print_result({"collection": name, **asdict(found)}, line, as_json=as_json)
 
 
 @click.command(epilog="Example: nearline verify --data data")

@@ -12,12 +12,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from indexes.backup.backup import aliases_of
-from indexes.catalog import prepare
 from indexes.durable import keep_private
+from indexes.marker import prepare
 from indexes.model import now_ms
 from jobs.commands.options import JSON, PATH, console, print_json, print_result
-from retrieval.auth import Key, Keys, Scope, check
+from retrieval.auth import Keys
 from retrieval.auth_schemas import KeyBody
+from retrieval.key_file import Key, Scope, check
 from retrieval.limits import DAY_S, Limits, read_usage, today
 
 DATA = click.option("--data", type=PATH, required=True, help="The data directory.")
@@ -143,6 +144,18 @@ def revoke(data: Path, key_id: str, as_json: bool) -> None:
     """End a key: a running service refuses it within a second."""
     revoked = existing(data).revoke(key_id)
     print_result(KeyBody.of(revoked), f"{key_id} is revoked", as_json=as_json)
+
+
+@command.command("open", epilog="Example: nearline keys open --data data")
+@DATA
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def open_(data: Path, yes: bool) -> None:
+    """End all keys, and let everybody in who reaches the service, from its next start on."""
+    keys = existing(data)
+    if not yes:
+        click.confirm(f"Let everybody who reaches the service read, write and delete in {data}?", abort=True)
+    keys.open()
+    console.print(f"{data} needs no access keys any more; a running service takes it up at its next start")
 
 
 def opened(data: Path) -> Keys:

@@ -15,8 +15,8 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
-from indexes.catalog import MARKER
 from indexes.errors import Locked, NotADataDirectory
+from indexes.marker import MARKER
 from retrieval.app import create_app
 from retrieval.config import load_config
 

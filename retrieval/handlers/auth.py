@@ -8,10 +8,11 @@ from collections.abc import Iterable
 from aiohttp import web
 
 from indexes import now_ms
-from retrieval.auth import PRINCIPAL, Key, Scope
+from retrieval.auth import PRINCIPAL
 from retrieval.auth_schemas import CreateKey, KeyBody, KeyList, KeyMade, RotateKey
 from retrieval.errors import Forbidden
 from retrieval.handlers.wire import answer, body
+from retrieval.key_file import Key, Scope
 from retrieval.keys import KEYS, LIMITER
 from retrieval.privacy import SCOPE, require_vectors
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from indexes import catalog
+from indexes import marker
 from indexes.catalog import Catalog
 from indexes.collection import Collection
 from indexes.lexical import analysis
@@ -81,7 +81,7 @@ class Expected(msgspec.Struct):
 def present_formats() -> dict[str, int | str]:
     """Of all that a data directory holds."""
     return {
-        "directory": catalog.FORMAT_VERSION,
+        "directory": marker.FORMAT_VERSION,
         "log": reader.FORMAT_VERSION,
         "generation": manifest.FORMAT_VERSION,
         "text analysis": analysis.ANALYSIS_VERSION,

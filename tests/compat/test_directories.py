@@ -25,7 +25,7 @@ from indexes.catalog import Catalog
 from indexes.collection import Collection
 from indexes.errors import NotFound
 from indexes.filters.grammar import parse_filter
-from indexes.model import Delete
+from indexes.model import Delete, IndexOptions
 from jobs.server_process import serving
 from retrieval.query_log import FILE, read
 from tests.compat.make_directory import (
@@ -188,6 +188,7 @@ def raise_marker(data: Path) -> None:
 
 
 def raise_log(data: Path) -> None:
+    Catalog(data, IndexOptions()).close()  # adds what the newer version has too
     db = apsw.Connection(str(data / "notes" / "log.db"))
     db.execute("UPDATE meta SET value = '5' WHERE key = 'format_version'")
     db.close()

@@ -465,7 +465,7 @@ def test_a_taken_name_is_refused(kept: Path, tmp_path: Path) -> None:
     for arguments in ({}, {"names": ["docs"]}, {"names": ["other"]}, {"names": ["docs"], "new_name": "live"}):
         with pytest.raises(Conflict):
             restore(kept, data, progress=quiet, **arguments)
-    assert names_in(data) == ["LOCK", "docs", "nearline.json"]
+    assert names_in(data) == ["LOCK", "docs", "nearline.copy.json", "nearline.json"]
     [restored] = restore(kept, data, ["docs"], new_name="docs-old", progress=quiet)
     assert restored == Restored("docs-old", restored.uid, 300, 300, 300, 1, [])
     again = Catalog(data, TUNING)
@@ -480,7 +480,7 @@ def test_a_served_directory_is_refused(kept: Path, tmp_path: Path) -> None:
     with pytest.raises(Locked):
         restore(kept, tmp_path / "data", progress=quiet)
     catalog.close()
-    assert names_in(tmp_path / "data") == ["LOCK", "nearline.json"]
+    assert names_in(tmp_path / "data") == ["LOCK", "nearline.copy.json", "nearline.json"]
 
 
 @pytest.mark.parametrize("name", ["../up", "UP", "a/b", ""])
@@ -511,7 +511,7 @@ def test_a_restore_that_stops_leaves_no_half_collection(kept: Path, tmp_path: Pa
 
     with pytest.raises(KeyboardInterrupt):
         restore(kept, data, progress=interrupt)
-    assert names_in(data) == ["LOCK", "docs", "nearline.json"]
+    assert names_in(data) == ["LOCK", "docs", "nearline.copy.json", "nearline.json"]
     [other] = restore(kept, data, ["other"], progress=quiet)
     catalog = Catalog(data, TUNING)
     assert [catalog.get(name).snapshot.live for name in ("docs", "other")] == [300, 300]

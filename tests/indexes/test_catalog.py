@@ -5,11 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from indexes import failures
+from indexes.backup.verifying import verify_data
 from indexes.catalog import Catalog
 from indexes.durable import FolderLock
 from indexes.errors import (
@@ -23,6 +25,7 @@ from indexes.errors import (
     NotReady,
     Quarantined,
 )
+from indexes.marker import DAMAGED, MARKER, MARKER_COPY, settle
 from indexes.model import IndexOptions
 from tests.support.vectors import World, settings
 
@@ -76,7 +79,11 @@ def test_deleting_removes_the_files(catalog: Catalog) -> None:
         catalog.delete("docs")
     catalog.remove_alias("live")
     catalog.delete("docs")
-    assert sorted(path.name for path in catalog.folder.iterdir()) == ["LOCK", "nearline.json"]
+    assert sorted(path.name for path in catalog.folder.iterdir()) == [
+        "LOCK",
+        "nearline.copy.json",
+        "nearline.json",
+    ]
     catalog.create("docs", settings())
     catalog.close()
 
@@ -168,6 +175,48 @@ def test_a_damaged_or_foreign_marker_is_refused(tmp_path: Path) -> None:
     (folder / "nearline.json").write_text('{"format_version": 99, "aliases": []}')
     with pytest.raises(NewerFormat):
         Catalog(folder, IndexOptions())
+
+
+def test_no_byte_of_the_marker_is_needed(tmp_path: Path) -> None:
+    """Any damage to it, or its loss, is mended from its copy; damage to both costs the aliases, and no collection."""
+    with closing(Catalog(tmp_path / "data", IndexOptions())) as catalog:
+        catalog.create("docs", settings())
+        catalog.set_alias("live", "docs")
+    marker, copy = (tmp_path / "data" / name for name in (MARKER, MARKER_COPY))
+    whole = marker.read_bytes()
+    for at in range(0, len(whole), 2):
+        marker.write_bytes(whole[:at] + bytes([whole[at] ^ 2]) + whole[at + 1 :])
+        assert settle(tmp_path / "data") == {"live": "docs"}
+        assert marker.read_bytes() == whole
+    for content in (b"", whole[:20], None):
+        marker.unlink() if content is None else marker.write_bytes(content)
+        assert not all(one.ok for one in verify_data(tmp_path / "data", (), lambda *_: None))
+        copy_before = copy.read_bytes()
+        with closing(Catalog(tmp_path / "data", IndexOptions())) as catalog:
+            assert catalog.get("live").name == "docs"
+        assert copy.read_bytes() == copy_before == whole
+    marker.write_bytes(whole[1:])
+    copy.write_bytes(b"")
+    with closing(Catalog(tmp_path / "data", IndexOptions())) as catalog:
+        assert (list(catalog.collections), catalog.aliases) == (["docs"], {})
+        catalog.set_alias("live", "docs")
+    assert (tmp_path / "data" / DAMAGED).read_bytes() == whole[1:]
+    assert marker.read_bytes() == copy.read_bytes() == whole
+
+
+def test_a_marker_of_an_earlier_version_is_mended_too(tmp_path: Path) -> None:
+    """Its 34 bytes have no checksum and no copy: the collections beside it are served all the same."""
+    data = tmp_path / "data"
+    with closing(Catalog(data, IndexOptions())) as catalog:
+        catalog.create("docs", settings())
+    (data / MARKER_COPY).unlink()
+    old = b'{"format_version":1,"aliases":{}}\n'
+    for at in range(len(old) - 1):
+        if at == old.index(b"1"):
+            continue  # another digit is another version
+        (data / MARKER).write_bytes(old[:at] + bytes([old[at] ^ 2]) + old[at + 1 :])
+        assert settle(data) == {}
+        (data / MARKER_COPY).unlink()
 
 
 def test_a_creation_cut_short_does_no_harm(catalog: Catalog) -> None:

@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 from jobs.server_process import ServerProcess, serving
-from retrieval.auth import Key, Keys
+from retrieval.auth import Keys
+from retrieval.key_file import Key
 from tests.support.http import Http
 
 SCRIPTS = Path(__file__).parents[2] / "configs" / "load"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -15,13 +16,17 @@ from pathlib import Path
 import jwt
 import pytest
 
+from indexes.backup.backup import back_up
+from indexes.backup.restoring import restore
 from indexes.errors import Conflict, Damaged, InvalidInput, NotFound
+from indexes.marker import KEYS, KEYS_LOCK, MARKER, MARKER_COPY, prepare, read_marker
 from indexes.model import now_ms
-from jobs.server_process import log_of
+from jobs.server_process import log_of, serving
 from retrieval import routes
 from retrieval.app import create_app
-from retrieval.auth import FILE, Key, Keys, Principal, Scope
+from retrieval.auth import RELOAD_S, Keys, Principal
 from retrieval.errors import Forbidden, Unauthorized
+from retrieval.key_file import Key, Scope
 from retrieval.openapi import Route
 from retrieval.settings import Config
 from tests.support.guarded import Caller, Guarded, guarded_service, key
@@ -108,7 +113,7 @@ def test_a_lost_file_lets_nobody_in(tmp_path: Path) -> None:
     """A running service keeps what it read; one that starts refuses everybody until there is a key again."""
     running = Keys(tmp_path)
     text = running.create(key("search"))[1]
-    (tmp_path / FILE).unlink()
+    (tmp_path / KEYS).unlink()
     running._looked_at = float("-inf")
     assert running.admit({"Authorization": f"Bearer {text}"}, "search").key
     started = Keys(tmp_path)
@@ -117,6 +122,135 @@ def test_a_lost_file_lets_nobody_in(tmp_path: Path) -> None:
         started.admit({"Authorization": f"Bearer {text}"}, "search")
     again = started.create(key("search"))[1]
     assert started.admit({"Authorization": f"Bearer {again}"}, "search").key
+
+
+def lose(data: Path) -> None:
+    (data / KEYS).unlink()
+
+
+def lose_with_its_lock(data: Path) -> None:
+    for name in (KEYS, KEYS_LOCK):
+        (data / name).unlink()
+
+
+def empty(data: Path) -> None:
+    (data / KEYS).write_text('{"format_version": 1, "keys": []}')
+
+
+def empty_as_the_newest(data: Path) -> None:
+    (data / KEYS).write_text('{"format_version": 1, "revision": 99, "keys": []}')
+
+
+def put_back(data: Path) -> None:
+    """From before the key was revoked."""
+    (data / "earlier.json").rename(data / KEYS)
+
+
+def lose_all_but_the_copy(data: Path) -> None:
+    lose_with_its_lock(data)
+    (data / MARKER).write_text("{")
+
+
+MISHAPS = [lose, lose_with_its_lock, empty, empty_as_the_newest, put_back, lose_all_but_the_copy]
+
+
+@pytest.mark.parametrize("mishap", MISHAPS, ids=lambda mishap: mishap.__name__)
+def test_no_file_of_keys_opens_a_service(tmp_path: Path, mishap: Callable[[Path], None]) -> None:
+    """Whatever happens to it: one that runs lets nobody new in, one that starts nobody at all."""
+    prepare(tmp_path)
+    running = Keys(tmp_path)
+    revoked, text = running.create(key("admin"))
+    (tmp_path / "earlier.json").write_bytes((tmp_path / KEYS).read_bytes())
+    running.revoke(revoked.id)
+    running.create(key("admin"))
+    mishap(tmp_path)
+    for keys in (running, Keys(tmp_path)):
+        keys._looked_at = float("-inf")
+        for headers in ({}, {"Authorization": f"Bearer {text}"}):
+            with pytest.raises(Unauthorized):
+                keys.admit(headers, "search")
+
+
+def test_an_earlier_file_is_not_changed(tmp_path: Path) -> None:
+    """A key that was revoked since would be valid again: the file has to be put back, or deleted."""
+    prepare(tmp_path)
+    keys = Keys(tmp_path)
+    keys.create(key("search"))
+    before = (tmp_path / KEYS).read_bytes()
+    keys.create(key("search"))
+    (tmp_path / KEYS).write_bytes(before)
+    with pytest.raises(Conflict, match=r"revision 1, the newest was 2.*delete this file"):
+        Keys(tmp_path).create(key("search"))
+    (tmp_path / KEYS).unlink()
+    text = (made := Keys(tmp_path)).create(key("search"))[1]
+    assert made.admit({"Authorization": f"Bearer {text}"}, "search").key
+
+
+def test_only_a_command_opens_a_directory(tmp_path: Path) -> None:
+    """A service that starts then lets everybody in, one that runs stays as it is; the next key locks it again."""
+    prepare(tmp_path)
+    running = Keys(tmp_path)
+    running.create(key("search"))
+    command = [sys.executable, "-m", "jobs.cli", "keys", "open", "--data", str(tmp_path), "--yes"]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    running._looked_at = float("-inf")
+    with pytest.raises(Unauthorized):
+        running.admit({}, "search")
+    opened = Keys(tmp_path)
+    assert not opened.required
+    opened.create(key("search"))
+    assert Keys(tmp_path).required
+
+
+def test_a_restored_directory_is_locked(tmp_path: Path) -> None:
+    """Backups hold no keys: what comes from a directory with keys lets nobody in, from one without it says nothing."""
+    for name, made in (("open", False), ("with keys", True)):
+        data = tmp_path / name
+        prepare(data)
+        if made:
+            Keys(data).create(key("search"))
+        back_up(data, tmp_path / f"{name}.backup", progress=lambda *_: None)
+        restore(
+            tmp_path / f"{name}.backup", restored := tmp_path / f"{name}.restored", progress=lambda *_: None
+        )
+        assert Keys(restored).required == made
+    command = [sys.executable, "-m", "jobs.cli", "restore", "--from", str(tmp_path / "with keys.backup")]
+    told = subprocess.run(
+        [*command, "--data", str(tmp_path / "new")], check=True, capture_output=True, text=True, timeout=60
+    )
+    assert "is locked: access keys were needed" in " ".join(told.stdout.split())
+
+
+def test_a_service_stays_closed(tmp_path: Path, model_folder: Path) -> None:
+    """Emptied, reloaded, restarted without any file of keys: 401, and the log says what to do."""
+    data, environ = tmp_path / "data", {"NEARLINE_MODELS_FOLDER": str(model_folder.parent)}
+    with guarded_service(data, environ) as found:
+        assert found.caller("search").call("GET", "/v1/collections").status == 200
+        empty(data)
+        os.kill(found.server.pid, signal.SIGHUP)
+        time.sleep(RELOAD_S + 0.05)
+        assert Caller(found.server.url).call("GET", "/v1/collections").status == 401
+    lose_with_its_lock(data)
+    with serving(data, environ) as server:
+        assert Caller(server.url).call("GET", "/v1/collections").status == 401
+    assert "nearline keys create" in log_of(data).read_text()
+
+
+def test_keys_of_an_earlier_version_lock_their_directory(tmp_path: Path, model_folder: Path) -> None:
+    """It left no lock in the marker and no revision: the first start stores both, and keeps the keys."""
+    data, environ = tmp_path / "data", {"NEARLINE_MODELS_FOLDER": str(model_folder.parent)}
+    prepare(data)
+    text = Keys(data).create(key("admin"))[1]
+    (data / KEYS).write_text((data / KEYS).read_text().replace('"revision": 1', '"revision": 0'))
+    (data / MARKER).write_text('{"format_version":1,"aliases":{}}\n')
+    (data / MARKER_COPY).unlink()
+    (data / KEYS_LOCK).unlink()
+    with serving(data, environ) as server:
+        assert Caller(server.url, text).call("GET", "/v1/collections").status == 200
+        assert Caller(server.url).call("GET", "/v1/collections").status == 401
+    assert read_marker(data).locked
+    lose(data)
+    assert Keys(data).required
 
 
 def test_commands_that_read_make_no_directory(tmp_path: Path) -> None:
@@ -135,10 +269,10 @@ def test_commands_that_read_make_no_directory(tmp_path: Path) -> None:
 def test_only_hashes_are_stored(tmp_path: Path) -> None:
     """In a file that is its owner's alone."""
     made, text = Keys(tmp_path).create(key("search"))
-    content = (tmp_path / FILE).read_text()
+    content = (tmp_path / KEYS).read_text()
     assert text.split("_", 2)[2] not in content
     assert made.sha256 in content
-    assert (tmp_path / FILE).stat().st_mode & 0o077 == 0
+    assert (tmp_path / KEYS).stat().st_mode & 0o077 == 0
 
 
 def test_a_revoked_key_is_refused_within_a_second(guarded: Guarded) -> None:
@@ -197,7 +331,7 @@ def test_keys_stay_required(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(Unauthorized):
             keys.admit({}, "search")
-        (tmp_path / FILE).unlink(missing_ok=True)
+        (tmp_path / KEYS).unlink(missing_ok=True)
 
 
 def test_a_damaged_file_of_keys_stops_the_start_and_not_the_service(tmp_path: Path) -> None:
@@ -205,7 +339,7 @@ def test_a_damaged_file_of_keys_stops_the_start_and_not_the_service(tmp_path: Pa
     clock = iter(range(1000))
     keys = Keys(tmp_path, now=lambda: float(next(clock)))
     _, text = keys.create(key("search"))
-    (tmp_path / FILE).write_text("{")
+    (tmp_path / KEYS).write_text("{")
     keys.admit({"Authorization": f"Bearer {text}"}, "search")
     with pytest.raises(Damaged):
         Keys(tmp_path)
@@ -227,7 +361,7 @@ def test_rights_that_make_no_sense_are_refused(tmp_path: Path, wrong: Key, param
     with pytest.raises(InvalidInput) as caught:
         Keys(tmp_path).create(wrong)
     assert caught.value.param == param
-    assert not (tmp_path / FILE).exists()
+    assert not (tmp_path / KEYS).exists()
 
 
 def test_an_admin_makes_keys_over_http(guarded: Guarded) -> None:
@@ -567,7 +701,7 @@ def test_a_key_with_groups_does_nothing_but_read(tmp_path: Path) -> None:
     """Whatever its file says."""
     keys = Keys(tmp_path)
     made, text = keys.create(key("search", groups=["staff"]))
-    file = tmp_path / FILE
+    file = tmp_path / KEYS
     file.write_text(file.read_text().replace('"search"', '"admin"'))
     keys = Keys(tmp_path)
     with pytest.raises(Forbidden):

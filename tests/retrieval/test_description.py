@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from indexes.catalog import prepare
+from indexes.marker import prepare
 from jobs.server_process import log_of, serving
 from retrieval import collection_schemas, document_schemas, errors, schemas
 from retrieval.auth import Keys

@@ -18,11 +18,12 @@ from langchain_core.indexing import InMemoryRecordManager, aindex, index
 from langchain_core.runnables import ConfigurableField
 from pydantic import ValidationError
 
-from indexes.catalog import prepare
+from indexes.marker import prepare
 from jobs.server_process import ServerProcess, serving
 from nearline import Client, RefusedDocument, ServiceError
 from nearline.langchain import NearlineRetriever, NearlineVectorStore
-from retrieval.auth import Key, Keys, Scope
+from retrieval.auth import Keys
+from retrieval.key_file import Key, Scope
 
 NAMES = (f"langchain-{number}" for number in itertools.count())
 CARE = [

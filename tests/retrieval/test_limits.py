@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from indexes.errors import InvalidInput
-from retrieval.auth import Keys, Scope
+from retrieval.auth import Keys
 from retrieval.cache.redis_store import RedisStore
 from retrieval.clients.calling import Patience, ServiceError
 from retrieval.errors import RateLimited
+from retrieval.key_file import Scope
 from retrieval.limits import DAY_S, Limiter, Limits, Shared
 from tests.support.guarded import Caller, Guarded, guarded_service, key
 from tests.support.redis_server import RedisServer, redis_server

@@ -11,7 +11,8 @@ import pytest
 
 from indexes.errors import InvalidInput
 from indexes.model import Floats
-from retrieval.auth import Keys, Scope
+from retrieval.auth import Keys
+from retrieval.key_file import Scope
 from retrieval.privacy import VectorExport
 from tests.support.guarded import Guarded, guarded_service, key
 from tests.support.http import Http, Reply

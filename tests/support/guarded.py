@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from indexes.catalog import prepare
+from indexes.marker import prepare
 from jobs.server_process import ServerProcess, serving
-from retrieval.auth import RELOAD_S, Key, Keys, Scope
+from retrieval.auth import RELOAD_S, Keys
+from retrieval.key_file import Key, Scope
 from tests.support.http import Http, Reply
 
 
