@@ -1,4 +1,5 @@
-"""Haystack: `NearlineDocumentStore` and the component `NearlineRetriever`. Needs the extra `haystack`.
+"""Haystack: `NearlineDocumentStore`, and the components `NearlineRetriever` and `NearlineEmbeddingRetriever`. Needs the
+extra `haystack`.
 
     store = NearlineDocumentStore("docs", url="http://127.0.0.1:8080")
     store.write_documents([Document(id="refunds", content="Refunds take five days.")])
@@ -10,7 +11,7 @@ The service embeds texts and splits long documents. The store reads whole docume
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self
 
@@ -26,6 +27,7 @@ from retrieval.clients.stores import (
     Store,
     found,
     matching,
+    plain,
     provenance,
     removed,
     removed_matching,
@@ -44,13 +46,17 @@ PUBLIC = "nearline.haystack"  # the module that saved pipelines name
 PROVENANCE_KEY = "nearline"
 ORDERS = {">": "gt", ">=": "gte", "<": "lt", "<=": "lte"}
 LISTS = {"in": "in", "not in": "nin"}
+PAGE = 1000  # documents without their texts; the service may answer with fewer
+TYPES = {bool: "boolean", int: "int", float: "float", str: "keyword"}  # in Haystack's words
+
+Value = str | int | float | bool
 
 
 class NearlineDocumentStore:
     """A collection as Haystack's document store, made on first use if it is absent.
 
     Embeddings of documents are neither used nor kept. Everything that reaches the service raises ServiceError, and
-    FilterError for filters that it refuses.
+    FilterError for filters that it refuses. A copy, also an unpickled one, has a connection of its own.
     """
 
     __module__ = PUBLIC
@@ -82,6 +88,9 @@ class NearlineDocumentStore:
         key = {"key": Secret.from_dict(given["key"])} if isinstance(given.get("key"), dict) else {}
         made: Self = default_from_dict(cls, {**data, "init_parameters": {**given, **key}})
         return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _opened, (type(self), self.collection, self.url, self.key)
 
     # -- documents
 
@@ -146,28 +155,90 @@ class NearlineDocumentStore:
     async def update_by_filter_async(self, filters: dict[str, Any], meta: dict[str, Any]) -> int:
         return await self._store.awaited(updated_by, some(condition_of(filters)), meta)
 
+    # -- metadata: each of these reads the metadata, not the texts, of every document that matches
+
+    def get_metadata_fields_info(self) -> dict[str, dict[str, str]]:
+        """The type of each field: `keyword`, `int`, `float` or `boolean`.
+
+        A list counts as its elements. A field whose values are of several types is `float` where all are numbers,
+        else `keyword`.
+        """
+        return self._store.run(fields_described)
+
+    async def get_metadata_fields_info_async(self) -> dict[str, dict[str, str]]:
+        return await self._store.awaited(fields_described)
+
+    def get_metadata_field_min_max(self, metadata_field: str) -> dict[str, Any]:
+        """`min` and `max` of a field. Both are None where it has no values, or some that cannot be compared."""
+        return self._store.run(extremes, metadata_field)
+
+    async def get_metadata_field_min_max_async(self, metadata_field: str) -> dict[str, Any]:
+        return await self._store.awaited(extremes, metadata_field)
+
+    def get_metadata_field_unique_values(
+        self,
+        metadata_field: str,
+        search_term: str | None = None,
+        from_: int = 0,
+        size: int = 10,
+        filters: dict[str, Any] | None = None,
+    ) -> tuple[list[Any], int]:
+        """A page of the different values in the order of their text, and how many there are in all.
+
+        A list counts as its elements. `search_term` is looked for in each value, without regard to case.
+        """
+        return self._store.run(
+            values_found, metadata_field, search_term, slice(from_, from_ + size), condition_of(filters)
+        )
+
+    async def get_metadata_field_unique_values_async(
+        self,
+        metadata_field: str,
+        search_term: str | None = None,
+        from_: int = 0,
+        size: int = 10,
+        filters: dict[str, Any] | None = None,
+    ) -> tuple[list[Any], int]:
+        return await self._store.awaited(
+            values_found, metadata_field, search_term, slice(from_, from_ + size), condition_of(filters)
+        )
+
+    def count_unique_metadata_by_filter(
+        self, filters: dict[str, Any], metadata_fields: list[str]
+    ) -> dict[str, int]:
+        """How many different values each field has."""
+        return self._store.run(unique_counted, metadata_fields, condition_of(filters))
+
+    async def count_unique_metadata_by_filter_async(
+        self, filters: dict[str, Any], metadata_fields: list[str]
+    ) -> dict[str, int]:
+        return await self._store.awaited(unique_counted, metadata_fields, condition_of(filters))
+
     # -- search
 
-    def search(self, query: str, filters: dict[str, Any] | None, options: dict[str, Any]) -> list[Document]:
-        """Passages, best first."""
+    def search(
+        self, query: str | list[float], filters: dict[str, Any] | None, options: dict[str, Any]
+    ) -> list[Document]:
+        """Passages for a text or a vector, best first."""
         return self._store.run(passages_found, query, condition_of(filters), options)
 
     async def search_async(
-        self, query: str, filters: dict[str, Any] | None, options: dict[str, Any]
+        self, query: str | list[float], filters: dict[str, Any] | None, options: dict[str, Any]
     ) -> list[Document]:
         return await self._store.awaited(passages_found, query, condition_of(filters), options)
 
 
-@component
-class NearlineRetriever:
-    """Passages for a query, best first.
+def _opened(kind: type[NearlineDocumentStore], collection: str, url: str | None, key: Secret) -> Any:
+    return kind(collection, url=url, key=key)
+
+
+class Retriever:
+    """What both retrievers share: their settings, and how to save them.
 
     Each document's `id` is its passage's (`refunds:0`), `score` the service's. Its metadata is the whole document's,
     and says under `nearline` where the passage is from (`document_id`, `passage`, `start`, `end`, `title`, `heading`)
     and how good it is (`score`, `relevance`).
     """
-
-    __module__ = PUBLIC
 
     def __init__(
         self,
@@ -208,6 +279,19 @@ class NearlineRetriever:
         made: Self = default_from_dict(cls, {**data, "init_parameters": {**given, "document_store": store}})
         return made
 
+    def _wanted(
+        self, filters: dict[str, Any] | None, top_k: int | None
+    ) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+        both = apply_filter_policy(self.filter_policy, self.filters, filters)
+        return both, {**self.search, "k": self.top_k if top_k is None else top_k}
+
+
+@component
+class NearlineRetriever(Retriever):
+    """Passages for a query, best first."""
+
+    __module__ = PUBLIC
+
     @component.output_types(documents=list[Document])
     def run(
         self, query: str, filters: dict[str, Any] | None = None, top_k: int | None = None
@@ -220,11 +304,26 @@ class NearlineRetriever:
     ) -> dict[str, list[Document]]:
         return {"documents": await self.document_store.search_async(query, *self._wanted(filters, top_k))}
 
-    def _wanted(
-        self, filters: dict[str, Any] | None, top_k: int | None
-    ) -> tuple[dict[str, Any] | None, dict[str, Any]]:
-        both = apply_filter_policy(self.filter_policy, self.filters, filters)
-        return both, {**self.search, "k": self.top_k if top_k is None else top_k}
+
+@component
+class NearlineEmbeddingRetriever(Retriever):
+    """Passages for the vector of a query, best first. The vector must be of the collection's own model, as from a text
+    embedder that asks this service for it."""
+
+    __module__ = PUBLIC
+
+    @component.output_types(documents=list[Document])
+    def run(
+        self, query_embedding: list[float], filters: dict[str, Any] | None = None, top_k: int | None = None
+    ) -> dict[str, list[Document]]:
+        return {"documents": self.document_store.search(query_embedding, *self._wanted(filters, top_k))}
+
+    @component.output_types(documents=list[Document])
+    async def run_async(
+        self, query_embedding: list[float], filters: dict[str, Any] | None = None, top_k: int | None = None
+    ) -> dict[str, list[Document]]:
+        wanted = self._wanted(filters, top_k)
+        return {"documents": await self.document_store.search_async(query_embedding, *wanted)}
 
 
 # --- operations -----------------------------------------------------------------------------------------------------
@@ -277,13 +376,72 @@ async def updated_by(core: Endpoints, collection: str, condition: Any, meta: dic
 
 
 async def passages_found(
-    core: Endpoints, collection: str, query: str, condition: Any, options: dict[str, Any]
+    core: Endpoints, collection: str, query: str | list[float], condition: Any, options: dict[str, Any]
 ) -> list[Document]:
+    asked = {"query": query} if isinstance(query, str) else {"mode": "dense", "vector": plain(query)}
     narrowed = {} if condition is None else {"filter": condition}
     with refused_filters():
-        return [
-            passage(hit) for hit in await found(core, collection, {**options, **narrowed, "query": query})
-        ]
+        return [passage(hit) for hit in await found(core, collection, {**asked, **options, **narrowed})]
+
+
+async def values_of(
+    core: Endpoints, collection: str, condition: Any = None
+) -> AsyncIterator[tuple[str, Value]]:
+    """Each value of the metadata of each document that matches, with its key; of a list, each element."""
+    narrowed = {} if condition is None else {"filter": condition}
+    with refused_filters():
+        async for document in core.scroll(collection, limit=PAGE, text=False, **narrowed):
+            for key, value in document["metadata"].items():
+                for one in value if isinstance(value, list) else [value]:
+                    yield key, one
+
+
+async def fields_described(core: Endpoints, collection: str) -> dict[str, dict[str, str]]:
+    found: dict[str, set[str]] = {}
+    async for key, value in values_of(core, collection):
+        found.setdefault(key, set()).add(TYPES[type(value)])
+    return {key: {"type": joint_type(types)} for key, types in found.items()}
+
+
+def joint_type(types: set[str]) -> str:
+    if len(types) == 1:
+        return next(iter(types))
+    return "float" if types == {"int", "float"} else "keyword"
+
+
+async def extremes(core: Endpoints, collection: str, field: str) -> dict[str, Any]:
+    key = key_of(field)
+    values = [value async for one, value in values_of(core, collection) if one == key]
+    if not values or len({isinstance(value, str) for value in values}) > 1:
+        return {"min": None, "max": None}
+    return {"min": min(values), "max": max(values)}
+
+
+async def values_found(
+    core: Endpoints, collection: str, field: str, search_term: str | None, page: slice, condition: Any
+) -> tuple[list[Any], int]:
+    key, wanted = key_of(field), (search_term or "").lower()
+    # To Python 1, 1.0 and True are equal, but they are different values.
+    values = {
+        (str(value), type(value).__name__): value
+        async for one, value in values_of(core, collection, condition)
+        if one == key and wanted in str(value).lower()
+    }
+    return [values[one] for one in sorted(values)[page]], len(values)
+
+
+async def unique_counted(
+    core: Endpoints, collection: str, fields: list[str], condition: Any
+) -> dict[str, int]:
+    found: dict[str, set[tuple[type, Value]]] = {key_of(field): set() for field in fields}
+    async for key, value in values_of(core, collection, condition):
+        if key in found:
+            found[key].add((type(value), value))
+    return {field: len(found[key_of(field)]) for field in fields}
+
+
+def key_of(field: str) -> str:
+    return field.removeprefix("meta.")
 
 
 @contextlib.contextmanager
@@ -344,7 +502,7 @@ def joined(filters: dict[str, Any]) -> dict[str, Any]:
 
 
 def comparison(wanted: dict[str, Any]) -> dict[str, Any]:
-    key = part(wanted, "field").removeprefix("meta.")
+    key = key_of(part(wanted, "field"))
     operator, value = part(wanted, "operator"), part(wanted, "value")
     if operator in {"==", "!="}:
         if value is None:
