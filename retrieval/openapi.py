@@ -23,6 +23,7 @@ from retrieval.errors import ErrorBody
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 REFERENCE = "#/components/schemas/{name}"
+RENAMED = {"/v1/rerank": "/jina/rerank"}  # /rerank is another operation
 PATTERN = re.compile(r":[^{}]+}")
 PARAMETER = re.compile(r"{(\w+)}")
 
@@ -169,7 +170,8 @@ def query_parameter(name: str) -> dict[str, Any]:
 
 
 def operation_id(method: str, path: str) -> str:
-    words = [word for word in re.split(r"[^a-z]+", path.removeprefix("/v1").lower()) if word]
+    named = RENAMED.get(path, path.removeprefix("/v1")).lower()
+    words = [word for word in re.split(r"[^a-z]+", named) if word]
     return "_".join([method.lower(), *words])
 
 

@@ -19,9 +19,15 @@ from retrieval import (
 from retrieval.admission import Load
 from retrieval.auth import Needed
 from retrieval.browsers import FORM
-from retrieval.dialects import files, ollama, openai, rerank, tei, vector_store_files, vector_stores
+from retrieval.dialects import cohere, files, ollama, openai, rerank, tei, vector_store_files, vector_stores
 from retrieval.dialects import vector_store_schemas as stores
-from retrieval.dialects.errors import CohereErrorBody, OllamaErrorBody, OpenAIErrorBody, TeiErrorBody
+from retrieval.dialects.errors import (
+    CohereErrorBody,
+    JinaErrorBody,
+    OllamaErrorBody,
+    OpenAIErrorBody,
+    TeiErrorBody,
+)
 from retrieval.examples import make_examples
 from retrieval.handlers import (
     answers,
@@ -47,7 +53,7 @@ C = "/v1/collections/{collection}"
 
 SEARCH, DOCUMENTS, COLLECTIONS, JOBS, SYSTEM = "search", "documents", "collections", "jobs", "system"
 FEEDBACK, ACCESS = "feedback", "access keys"
-OPENAI, OLLAMA, TEI, COHERE = "openai", "ollama", "tei", "cohere"
+OPENAI, OLLAMA, TEI, COHERE, JINA = "openai", "ollama", "tei", "cohere", "jina"
 STORES, VS = "openai vector stores", "/v1/vector_stores/{collection}"
 
 # method, path, handler, summary, tag; then the wire types of request and answer, the status, and what else applies
@@ -205,10 +211,18 @@ ROUTES = (
           tei.TeiEmbed, list[list[float]], error=TeiErrorBody, load="embed", scope="search"),
     Route("POST", "/", tei.embed_inputs, "The same, where Hugging Face's client sends it", TEI,
           tei.TeiEmbed, list[list[float]], error=TeiErrorBody, load="embed", scope="search"),
+    Route("POST", "/similarity", tei.similarity, "Compare a sentence with others, as Text Embeddings Inference does",
+          TEI, tei.TeiSimilarity, list[float], error=TeiErrorBody, load="embed", scope="search"),
+    Route("POST", "/embed_all", tei.embed_all, "Says that there are no vectors of tokens", TEI,
+          tei.TeiEmbed, TeiErrorBody, 424, error=TeiErrorBody, load="embed", scope="search"),
     Route("POST", "/rerank", rerank.tei_rerank, "Order texts by a query, as Text Embeddings Inference does", TEI,
           rerank.TeiRerank, list[rerank.TeiRank], error=TeiErrorBody, load="embed", scope="search"),
     Route("POST", "/v2/rerank", rerank.cohere_rerank, "Order texts by a query, as Cohere does", COHERE,
           rerank.CohereRerank, rerank.CohereReranked, error=CohereErrorBody, load="embed", scope="search"),
+    Route("POST", "/v2/embed", cohere.embed_texts, "Embed texts, as Cohere does", COHERE,
+          cohere.CohereEmbed, cohere.CohereEmbedded, error=CohereErrorBody, load="embed", scope="search"),
+    Route("POST", "/v1/rerank", rerank.jina_rerank, "Order texts by a query, as Jina does", JINA,
+          rerank.JinaRerank, rerank.JinaReranked, error=JinaErrorBody, load="embed", scope="search"),
     Route("GET", "/info", tei.info, "The default model, as Text Embeddings Inference tells it", TEI,
           None, tei.TeiInfo, error=TeiErrorBody, scope="key"),
     Route("GET", "/health", tei.health, "Whether texts can be embedded", TEI, error=TeiErrorBody, scope="public"),

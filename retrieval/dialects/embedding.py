@@ -88,27 +88,32 @@ async def embed(
     kind: Kind,
     long: Long,
     dimensions: int | None = None,
+    dimensions_name: str = "dimensions",
     normalise: bool = True,
 ) -> Answered:
     """Vectors of length 1, of the first `dimensions` where given. Cancelled with its caller.
 
     Raises InvalidInput for `dimensions` that the model does not have, or fewer than it has if it was not trained for
     that; TooLong where `long` is "refuse" and a text is longer than the model reads. Without `normalise` a model that
-    does not normalise is left as it is; one that does cannot be.
+    does not normalise is left as it is; one that does cannot be. `dimensions_name` is the dialect's own.
     """
     whole = embedder.encoder.dimensions
     if dimensions is not None and not 1 <= dimensions <= whole:
         raise InvalidInput(
-            f"dimensions must be from 1 to {whole} for this model, found {dimensions}", param="dimensions"
+            f"{dimensions_name} must be from 1 to {whole} for this model, found {dimensions}",
+            param=dimensions_name,
         )
     if dimensions not in {None, whole} and not embedder.matryoshka:
         raise InvalidInput(
-            f"dimensions must be {whole} or left out, found {dimensions}: this model's vectors lose their meaning when "
-            "shortened, unless it was trained for that (Matryoshka); name it in models.matryoshka if it was",
-            param="dimensions",
+            f"{dimensions_name} must be {whole} or left out, found {dimensions}: this model's vectors lose their "
+            "meaning when shortened, unless it was trained for that (Matryoshka); name it in models.matryoshka if so",
+            param=dimensions_name,
         )
     if not normalise and embedder.manifest.normalise:
-        raise InvalidInput("normalize must be true: vectors of this model have length 1", param="normalize")
+        raise InvalidInput(
+            "normalize must be true: vectors of this model have length 1, which its graph gives them",
+            param="normalize",
+        )
     started = time.perf_counter()
     embedded = await embedder.embed(texts, kind=kind, long=long)
     embed_s = time.perf_counter() - started

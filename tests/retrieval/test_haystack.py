@@ -185,7 +185,7 @@ def test_metadata_of_several_types(empty: NearlineDocumentStore) -> None:
 
 def test_metadata_of_more_than_a_page(monkeypatch: pytest.MonkeyPatch, empty: NearlineDocumentStore) -> None:
     """All pages count."""
-    monkeypatch.setattr("retrieval.clients.haystack.PAGE", 2)
+    monkeypatch.setattr("retrieval.clients.haystack_operations.PAGE", 2)
     empty.write_documents([Document(content=str(at), meta={"at": at}) for at in range(5)])
     assert empty.get_metadata_field_min_max("at") == {"min": 0, "max": 4}
 
