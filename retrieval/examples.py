@@ -31,7 +31,7 @@ DOCUMENTS = [
     {"id": "refunds", "title": "Refunds", "text": TEXTS[0], "metadata": {"lang": "en", "year": 2026}},
     {"id": "shipping", "title": "Shipping", "text": TEXTS[1], "metadata": {"lang": "en", "year": 2025}},
 ]
-FILE, BATCH = "file-68f0c2a19d3be47d5a1c0e92", "vsfb_69a4f1000002"  # ids are made by the service
+FILE, BATCH = "file-68f0c2a19d3be47d5a1c0e92", "vsfb_69a4f1c2a19d3be47d5a1c0e"  # ids are made by the service
 
 
 Bodies = dict[type[Any], dict[str, JSON]]  # named examples for each type of request

@@ -33,10 +33,12 @@ QUERY_PARAMETERS = {
     "limit": "Documents on one page",
     "vectors": "Whether to list the passages with their vectors; a key needs the scope `vectors`",
     "after": "Id that the page begins behind: the last one of the page before",
+    "before": "Id that the page ends before",
     "order": "`asc` or `desc`",
+    "filter": "Only files of this status",
     "purpose": "Only files of this purpose",
 }
-KINDS = {"vectors": "boolean", "after": "string", "order": "string", "purpose": "string"}
+KINDS = {"vectors": "boolean", **dict.fromkeys(("after", "before", "order", "filter", "purpose"), "string")}
 EVENT = {"type": "object", "properties": {"event": {"type": "string"}, "data": {"type": "string"}}}
 
 

@@ -19,7 +19,17 @@ from retrieval import (
 from retrieval.admission import Load
 from retrieval.auth import Needed
 from retrieval.browsers import FORM
-from retrieval.dialects import cohere, files, ollama, openai, rerank, tei, vector_store_files, vector_stores
+from retrieval.dialects import (
+    cohere,
+    file_batches,
+    files,
+    ollama,
+    openai,
+    rerank,
+    tei,
+    vector_store_files,
+    vector_stores,
+)
 from retrieval.dialects import vector_store_schemas as stores
 from retrieval.dialects.errors import (
     CohereErrorBody,
@@ -180,11 +190,16 @@ ROUTES = (
           stores.OpenAISetAttributes, stores.OpenAIStoreFile, error=OpenAIErrorBody, scope="write"),
     Route("DELETE", f"{VS}/files/{{file}}", vector_store_files.deleted, "Delete a file from a vector store", STORES,
           None, stores.OpenAIStoreFileDeleted, error=OpenAIErrorBody, scope="write"),
-    Route("POST", f"{VS}/file_batches", vector_store_files.batch_attached, "Embed several uploaded files", STORES,
+    Route("POST", f"{VS}/file_batches", file_batches.attached, "Embed several uploaded files", STORES,
           stores.OpenAIAttachFiles, stores.OpenAIFileBatch, error=OpenAIErrorBody,
           gives={"batch": "$response.body#/id"}, scope="write"),
-    Route("GET", f"{VS}/file_batches/{{batch}}", vector_store_files.batch_shown, "How a batch of files went", STORES,
+    Route("GET", f"{VS}/file_batches/{{batch}}", file_batches.shown, "How a batch of files went", STORES,
           None, stores.OpenAIFileBatch, error=OpenAIErrorBody, scope="write"),
+    Route("GET", f"{VS}/file_batches/{{batch}}/files", file_batches.files_listed, "The files of a batch", STORES,
+          None, stores.OpenAIStoreFileList, parameters=("limit", "after", "before", "order", "filter"),
+          error=OpenAIErrorBody, load="heavy", scope="write"),
+    Route("POST", f"{VS}/file_batches/{{batch}}/cancel", file_batches.cancelled, "Nothing: a known batch is done",
+          STORES, None, stores.OpenAIFileBatch, error=OpenAIErrorBody, scope="write"),
     Route("POST", "/v1/files", files.upload, "Upload a file, to attach it to vector stores", STORES,
           stores.OpenAIUploadFile, stores.OpenAIFile, error=OpenAIErrorBody, gives={"file": "$response.body#/id"},
           sent_as=FORM, scope="write"),
@@ -194,7 +209,7 @@ ROUTES = (
     Route("GET", "/v1/files/{file}", files.shown, "One uploaded file", STORES,
           None, stores.OpenAIFile, error=OpenAIErrorBody, scope="write"),
     Route("GET", "/v1/files/{file}/content", files.content, "The bytes of an uploaded file", STORES,
-          media="text/plain", error=OpenAIErrorBody, load="heavy", scope="write"),
+          media="application/octet-stream", error=OpenAIErrorBody, load="heavy", scope="write"),
     Route("DELETE", "/v1/files/{file}", files.deleted, "Delete a file, also from every vector store", STORES,
           None, stores.OpenAIFileDeleted, error=OpenAIErrorBody, scope="write"),
     Route("POST", "/api/embed", ollama.embed_texts, "Embed texts, as Ollama does", OLLAMA,

@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable, Generator, Iterator
 from importlib.util import find_spec
 from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
 
 from jobs.sources.extracted import read_book, read_html, read_pdf
 from jobs.sources.files import FoundFile, SourceFile
@@ -72,6 +73,11 @@ class Isolated:
             if not finished:  # the child is in the middle of a file
                 self.close()
 
+    def kill(self) -> None:
+        """From any thread: end the child. The file that it reads then raises SourceError."""
+        if (child := self._child) is not None:
+            child.kill()
+
     def close(self) -> None:
         if self._child is not None and self._connection is not None:
             self._connection.close()
@@ -106,6 +112,8 @@ class Isolated:
 def answer_files(descriptor: int) -> None:
     """The child's main function: until the parent closes the connection or ends."""
     connection = Connection(descriptor)
+    with contextlib.suppress(OSError):  # where memory ends, this process ends before others
+        Path("/proc/self/oom_score_adj").write_text("1000")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
