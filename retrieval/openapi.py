@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from indexes import NAME
 from retrieval import errors
 from retrieval.admission import Load
 from retrieval.auth import Needed
@@ -38,7 +39,15 @@ QUERY_PARAMETERS = {
     "filter": "Only files of this status",
     "purpose": "Only files of this purpose",
 }
-KINDS = {"vectors": "boolean", **dict.fromkeys(("after", "before", "order", "filter", "purpose"), "string")}
+QUERY_SCHEMAS: dict[str, dict[str, Any]] = {
+    "cursor": {"type": "integer", "minimum": 0, "maximum": 2**62},
+    "vectors": {"type": "boolean"},
+    "after": {"type": "string"},
+    "before": {"type": "string"},
+    "order": {"type": "string", "enum": ["asc", "desc"]},
+    "filter": {"type": "string", "enum": ["completed", "failed", "in_progress", "cancelled"]},
+    "purpose": {"type": "string"},
+}
 EVENT = {"type": "object", "properties": {"event": {"type": "string"}, "data": {"type": "string"}}}
 
 
@@ -49,8 +58,8 @@ class Route:
     `media` is the content type of an answer that is not JSON. `gives` names parameters in the paths of other operations
     that are known once this one is done, with the OpenAPI runtime expression that finds each. `load` is the class whose
     bounds apply to it (`admission`); None: that of writes if a request has a body, else none. `sent_as` is the content
-    type of the request's body. One that `streams` may answer with server-sent events instead of its JSON. `scope` is
-    what a key must have for it (`auth`); a route without one is not served.
+    type of the request's body, `limit_max` bounds the parameter `limit`. One that `streams` may answer with server-sent
+    events instead of its JSON. `scope` is what a key must have for it (`auth`); a route without one is not served.
     """
 
     method: str
@@ -62,6 +71,7 @@ class Route:
     answer: type[Any] | None = None
     status: int = 200
     parameters: tuple[str, ...] = ()
+    limit_max: int = 1000
     error: type[Any] = ErrorBody
     media: str | None = None
     gives: Mapping[str, str] = field(default_factory=dict)
@@ -127,7 +137,7 @@ def operation(route: Route, schemas: dict[type[Any], dict[str, Any]], examples: 
         "operationId": operation_id(route.method, path),
         "tags": [route.tag],
         "parameters": [path_parameter(name, examples.path.get(name)) for name in PARAMETER.findall(path)]
-        + [query_parameter(name) for name in route.parameters],
+        + [query_parameter(name, route.limit_max) for name in route.parameters],
         "responses": {str(route.status): answer, "default": error},
     }
     if route.scope != "public":
@@ -162,13 +172,14 @@ def path_of(route: Route) -> str:
 
 
 def path_parameter(name: str, example: str | None) -> dict[str, Any]:
-    described = {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+    schema = {"type": "string", "pattern": f"^{NAME.pattern}$"} if name == "alias" else {"type": "string"}
+    described = {"name": name, "in": "path", "required": True, "schema": schema}
     return described if example is None else {**described, "example": example}
 
 
-def query_parameter(name: str) -> dict[str, Any]:
-    kind = KINDS.get(name, "integer")
-    return {"name": name, "in": "query", "description": QUERY_PARAMETERS[name], "schema": {"type": kind}}
+def query_parameter(name: str, limit_max: int) -> dict[str, Any]:
+    schema = QUERY_SCHEMAS.get(name) or {"type": "integer", "minimum": 1, "maximum": limit_max}
+    return {"name": name, "in": "query", "description": QUERY_PARAMETERS[name], "schema": schema}
 
 
 def operation_id(method: str, path: str) -> str:

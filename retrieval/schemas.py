@@ -142,7 +142,9 @@ class SearchRequest(SearchOptions, frozen=True, kw_only=True):
 
 
 class SearchBatch(Request, frozen=True, kw_only=True):
-    searches: Annotated[list[SearchJson], Doc("Each as a search of its own")]
+    searches: Annotated[
+        list[SearchJson], Meta(extra_json_schema={"minItems": 1}), Doc("Each as a search of its own")
+    ]
 
 
 class Scores(msgspec.Struct):

@@ -17,7 +17,9 @@ from aiohttp import web
 
 from indexes import Floats, InvalidInput
 from retrieval.dialects.embedding import (
+    Dimensions,
     VectorJson,
+    Words,
     as_base64,
     as_numbers,
     bounded,
@@ -55,11 +57,11 @@ class CohereEmbed(msgspec.Struct, frozen=True, kw_only=True):
 
     model: NonEmpty
     input_type: InputType
-    texts: list[str] | None = None
+    texts: Annotated[list[Words], msgspec.Meta(extra_json_schema={"minItems": 1})] | None = None
     inputs: list[CohereInput] | None = None
     images: None = None
     embedding_types: list[EmbeddingType] | None = None
-    output_dimension: int | None = None
+    output_dimension: Dimensions = None
     truncate: Literal["NONE", "END"] | None = None
     max_tokens: int | None = None
     priority: int | None = None

@@ -22,7 +22,18 @@ from retrieval.handlers.wire import timing_headers
 from retrieval.keys import CONFIG, EMBEDDERS
 
 T = TypeVar("T")
-Inputs = str | list[str | int | list[int]]  # a text, texts, token ids, or lists of them
+NON_EMPTY = {"type": "string", "minLength": 1}
+TOKEN_IDS = {"type": "array", "minItems": 1, "items": {"type": "integer"}}
+# A text, texts, token ids, or lists of them. None is empty: each dialect refuses that in its own words.
+LISTED = {"type": "array", "minItems": 1, "items": {"anyOf": [NON_EMPTY, TOKEN_IDS]}}
+Inputs = Annotated[
+    str | list[str | int | list[int]],
+    msgspec.Meta(extra_json_schema={"allOf": [{"anyOf": [NON_EMPTY, TOKEN_IDS, LISTED]}]}),
+]
+Dimensions = Annotated[int | None, msgspec.Meta(extra_json_schema={"minimum": 1})]
+Direction = Annotated[str | None, msgspec.Meta(extra_json_schema={"enum": ["right", "Right", None]})]
+Texts = Annotated[list[str], msgspec.Meta(extra_json_schema={"minItems": 1})]
+Words = Annotated[str, msgspec.Meta(extra_json_schema={"minLength": 1})]
 VectorJson = Annotated[
     msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "array", "items": {"type": "number"}})
 ]

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from typing import Annotated
 
 import msgspec
 import numpy as np
 from aiohttp import web
 
 from indexes import Floats, InvalidInput, TooLarge
-from retrieval.dialects.embedding import bounded
+from retrieval.dialects.embedding import Direction, Texts, Words, bounded
 from retrieval.dialects.errors import EmptyInput, ModelNotFound, NoReranker
 from retrieval.handlers.wire import answer, body
 from retrieval.keys import CONFIG, PIPELINE
@@ -24,11 +25,14 @@ from retrieval.reranking import Reranker, sigmoid
 SEARCH_UNIT_TEXTS = 100  # one of Cohere's units of billing is a query with up to so many documents
 
 
+TopN = Annotated[int | None, msgspec.Meta(extra_json_schema={"minimum": 1})]
+
+
 class TeiRerank(msgspec.Struct, frozen=True, kw_only=True):
-    query: str
-    texts: list[str]
+    query: Words
+    texts: Texts
     truncate: bool | None = None
-    truncation_direction: str | None = None
+    truncation_direction: Direction = None
     raw_scores: bool = False
     return_text: bool = False
 
@@ -45,9 +49,9 @@ class CohereRerank(msgspec.Struct, frozen=True, kw_only=True):
     """`max_tokens_per_doc` is ignored: the model's own window is shorter."""
 
     model: str
-    query: str
-    documents: list[str]
-    top_n: int | None = None
+    query: Words
+    documents: Texts
+    top_n: TopN = None
     max_tokens_per_doc: int | None = None
 
 
@@ -83,10 +87,10 @@ class JinaRerank(msgspec.Struct, frozen=True, kw_only=True):
     """A document is a text, or an object that holds one. `max_chunks_per_doc` and `max_tokens_per_doc` are ignored: a
     document is cut where the model's window ends."""
 
-    query: str
-    documents: list[str | JinaText]
+    query: Words
+    documents: Annotated[list[str | JinaText], msgspec.Meta(extra_json_schema={"minItems": 1})]
     model: str | None = None
-    top_n: int | None = None
+    top_n: TopN = None
     return_documents: bool | None = None
     max_chunks_per_doc: int | None = None
     max_tokens_per_doc: int | None = None

@@ -11,7 +11,7 @@ POST /embed_all is always refused, saying why: the graphs pool inside, and give 
 from __future__ import annotations
 
 import asyncio
-from typing import Literal
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -20,7 +20,10 @@ from aiohttp import web
 from indexes import InvalidInput, NotReady, TooLarge
 from retrieval.dialects.embedding import (
     Answered,
+    Dimensions,
+    Direction,
     Inputs,
+    Words,
     as_numbers,
     bounded,
     embed,
@@ -37,27 +40,28 @@ from retrieval.keys import CONFIG, EMBEDDERS, HELD, READY
 from retrieval.openapi import VERSION
 
 PROMPTS: dict[str, Kind] = {"document": "document", "passage": "document", "query": "query"}
+PromptName = Annotated[str | None, msgspec.Meta(extra_json_schema={"enum": [*PROMPTS, None]})]
 POOLING = {"last": "last_token"}  # TEI's words where ours differ
 
 
 class TeiEmbed(msgspec.Struct, frozen=True, kw_only=True):
     inputs: Inputs
     truncate: bool | None = None
-    truncation_direction: Literal["right", "left", "Right", "Left"] | None = None
-    prompt_name: str | None = None
+    truncation_direction: Direction = None
+    prompt_name: PromptName = None
     normalize: bool | None = None
-    dimensions: int | None = None
+    dimensions: Dimensions = None
 
 
 class TeiSentences(msgspec.Struct, frozen=True):
-    source_sentence: str
-    sentences: list[str]
+    source_sentence: Words
+    sentences: Annotated[list[Words], msgspec.Meta(extra_json_schema={"minItems": 1})]
 
 
 class TeiSimilarityParameters(msgspec.Struct, frozen=True, kw_only=True):
     truncate: bool | None = None
-    truncation_direction: Literal["right", "left", "Right", "Left"] | None = None
-    prompt_name: str | None = None
+    truncation_direction: Direction = None
+    prompt_name: PromptName = None
 
 
 class TeiSimilarity(msgspec.Struct, frozen=True, kw_only=True):
