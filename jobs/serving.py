@@ -31,6 +31,7 @@ from indexes.courtesy import keep_turns_short
 from indexes.durable import keep_private
 from indexes.errors import Conflict, InvalidInput, NearlineError
 from jobs.connections import AcceptErrors, Connection, Connections
+from jobs.extraction import extract
 from jobs.log_lines import set_up_logging
 from jobs.tls import renew, tls_context
 from jobs.watchdog import start_watchdog
@@ -100,7 +101,7 @@ def allow_all_descriptors() -> None:
 
 async def serve(config: Config, data: Path, reread: Callable[[], Config]) -> bool:
     """Serve until told to stop. Returns False if storage failed instead."""
-    app = create_app(config, data)
+    app = create_app(config, data, extract)
     grace_s = config.server.shutdown_grace_s
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=grace_s + LAST_ANSWERS_S)
     connections = Connections(config.server, app[DOOR], app[CEILING].bytes_max // 4)

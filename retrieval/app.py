@@ -14,6 +14,7 @@ from retrieval.cancellation import Stopping
 from retrieval.ceiling import Ceiling
 from retrieval.config import Config
 from retrieval.door import DOOR, Door
+from retrieval.extracting import Extract, Texts
 from retrieval.keys import (
     CEILING,
     CONFIG,
@@ -26,6 +27,8 @@ from retrieval.keys import (
     RELOADED,
     START,
     STOPPING,
+    TEXTS,
+    USED,
 )
 from retrieval.limits import Limiter
 from retrieval.metrics import Metrics
@@ -44,8 +47,10 @@ from retrieval.starting import Start
 from retrieval.tracing import trace
 
 
-def create_app(config: Config, data: Path) -> web.Application:
+def create_app(config: Config, data: Path, extract: Extract | None = None) -> web.Application:
     """A service over the data directory `data`, opened when the application starts.
+
+    `extract` finds the text of uploaded files that are no text; without it they are refused.
 
     Starting raises Damaged for keys that cannot be read, NotADataDirectory, Locked or Damaged, as `Catalog` promises.
     """
@@ -75,6 +80,8 @@ def create_app(config: Config, data: Path) -> web.Application:
     app[READY] = {"ready": False}
     app[START] = Start()
     app[STOPPING] = Stopping()
+    app[TEXTS] = Texts(extract)
+    app[USED] = {}
     # Closed in the reverse order: first no more jobs, then no more searches, then the models and the
     # cache that services share, last the log.
     app.cleanup_ctx.extend(
@@ -91,6 +98,7 @@ def create_app(config: Config, data: Path) -> web.Application:
             lifecycle.pipeline_ctx,
             lifecycle.tasks_ctx,
             lifecycle.expiry_ctx,
+            lifecycle.store_expiry_ctx,
             lifecycle.loop_lag_ctx,
             lifecycle.memory_ctx,
             lifecycle.ready_ctx,

@@ -11,12 +11,17 @@ from retrieval.key_file import Key, Scope
 from retrieval.limits import Limits
 from retrieval.schemas import Doc, Request
 
+Groups = Annotated[
+    list[Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength": 200})]],
+    Meta(extra_json_schema={"maxItems": 100}),
+]
 Seconds = Annotated[float, Meta(gt=0, le=315_360_000)]
 
 
 class CreateKey(Request, frozen=True, kw_only=True):
     scopes: Annotated[
         list[Scope],
+        Meta(extra_json_schema={"minItems": 1}),
         Doc(
             "`search`, `write`, `admin` (which includes both), `metrics`, `vectors` (raw vectors of documents)"
         ),
@@ -29,7 +34,7 @@ class CreateKey(Request, frozen=True, kw_only=True):
         field(default_factory=list)
     )
     groups: Annotated[
-        list[str] | None, Doc("Only documents whose `acl` names one of these, or that have none; null: all")
+        Groups | None, Doc("Only documents whose `acl` names one of these, or that have none; null: all")
     ] = None
     signed_groups: Annotated[bool, Doc("Take groups from the header X-Nearline-Groups of each request")] = (
         False

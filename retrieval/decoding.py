@@ -33,6 +33,7 @@ MetadataJson = Annotated[
     ),
 ]
 SearchJson = Annotated[msgspec.Raw, Meta(extra_json_schema={"$ref": "#/components/schemas/SearchRequest"})]
+SearchesJson = Annotated[list[SearchJson], Meta(extra_json_schema={"minItems": 1})]
 
 # Already JSON when the answer is put together.
 SearchOutcome = Annotated[

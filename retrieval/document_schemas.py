@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
-from msgspec import UNSET, UnsetType, field
+from msgspec import UNSET, Meta, UnsetType, field
 
 from indexes import Metadata
 from retrieval.decoding import IdsJson, MetadataJson, absent, no_metadata
@@ -60,7 +60,9 @@ class PatchDocument(Request, frozen=True, kw_only=True):
     """A JSON merge patch (RFC 7396) of the metadata: a null removes a key, what is not named stays as it is.
     `expires_at` stays where it is absent, and null takes it away. At least one of the two."""
 
-    metadata: MetadataJson = field(default_factory=absent)
+    metadata: Annotated[MetadataJson, Meta(extra_json_schema={"type": ["object", "null"]})] = field(
+        default_factory=absent
+    )
     expires_at: Expiry | UnsetType = UNSET
 
 

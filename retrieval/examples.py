@@ -18,7 +18,7 @@ from retrieval import (
     explain_schemas,
     schemas,
 )
-from retrieval.dialects import ollama, openai, rerank, tei
+from retrieval.dialects import cohere, ollama, openai, rerank, tei
 from retrieval.dialects import vector_store_schemas as stores
 from retrieval.openapi import Examples
 
@@ -31,7 +31,7 @@ DOCUMENTS = [
     {"id": "refunds", "title": "Refunds", "text": TEXTS[0], "metadata": {"lang": "en", "year": 2026}},
     {"id": "shipping", "title": "Shipping", "text": TEXTS[1], "metadata": {"lang": "en", "year": 2025}},
 ]
-FILE, BATCH = "file-68f0c2a19d3be47d5a1c0e92", "vsfb_69a4f1000002"  # ids are made by the service
+FILE, BATCH = "file-68f0c2a19d3be47d5a1c0e92", "vsfb_69a4f1c2a19d3be47d5a1c0e"  # ids are made by the service
 
 
 Bodies = dict[type[Any], dict[str, JSON]]  # named examples for each type of request
@@ -178,6 +178,13 @@ def for_other_clients(model: str, reranker: str) -> Bodies:
         ollama.OllamaEmbeddings: {"a text": {"model": model, "prompt": TEXTS[0]}},
         ollama.OllamaShow: {"the default model": {"model": model}},
         tei.TeiEmbed: {"two texts": {"inputs": TEXTS}},
+        tei.TeiSimilarity: {
+            "a sentence and two others": {"inputs": {"source_sentence": QUERY, "sentences": TEXTS}}
+        },
+        cohere.CohereEmbed: {
+            "two documents": {"model": model, "input_type": "search_document", "texts": TEXTS}
+        },
+        rerank.JinaRerank: {"two texts": {"model": reranker, "query": QUERY, "documents": TEXTS}},
         rerank.TeiRerank: {"two texts": {"query": QUERY, "texts": TEXTS}},
         rerank.CohereRerank: {"two texts": {"model": reranker, "query": QUERY, "documents": TEXTS}},
     }

@@ -17,6 +17,7 @@ from retrieval.cancellation import Stopping
 from retrieval.ceiling import Ceiling, Held
 from retrieval.config import Config
 from retrieval.embedders import Embedders
+from retrieval.extracting import Texts
 from retrieval.feedback import Feedback
 from retrieval.frequent import Frequent
 from retrieval.limits import Limiter
@@ -49,6 +50,10 @@ QUERY_LOG = web.AppKey("QUERY_LOG", QueryLog)
 FREQUENT = web.AppKey("FREQUENT", Frequent)
 FEEDBACK = web.AppKey("FEEDBACK", Feedback)
 UPLOADS = web.AppKey("UPLOADS", Uploads)
+TEXTS = web.AppKey("TEXTS", Texts)  # of uploads
+USED = web.AppKey(
+    "USED", dict[str, float]
+)  # when collections were used last, as far as store_expiry has not kept it
 TASKS = web.AppKey("TASKS", Tasks)
 API = web.AppKey("API", dict[str, Any])
 READY = web.AppKey("READY", dict[str, bool])

@@ -31,6 +31,7 @@ from indexes import (
 from retrieval import collectors
 from retrieval.cache import MemoryStore, ResultCache, SharedVectors
 from retrieval.config import Config
+from retrieval.dialects.store_expiry import keep_expiring
 from retrieval.embedders import Embedders, runs_of
 from retrieval.expiring import keep_deleting
 from retrieval.feedback import Feedback
@@ -268,6 +269,12 @@ async def expiry_ctx(app: web.Application) -> AsyncIterator[None]:
     deleting = asyncio.create_task(keep_deleting(lambda: app[CATALOG].collections, every_s))
     yield
     deleting.cancel()
+
+
+async def store_expiry_ctx(app: web.Application) -> AsyncIterator[None]:
+    expiring = asyncio.create_task(keep_expiring(app))
+    yield
+    expiring.cancel()
 
 
 async def logged_queries(app: web.Application, collection: Collection) -> Floats | None:

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from indexes import NAME
 from retrieval import errors
 from retrieval.admission import Load
 from retrieval.auth import Needed
@@ -23,6 +24,7 @@ from retrieval.errors import ErrorBody
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 REFERENCE = "#/components/schemas/{name}"
+RENAMED = {"/v1/rerank": "/jina/rerank"}  # /rerank is another operation
 PATTERN = re.compile(r":[^{}]+}")
 PARAMETER = re.compile(r"{(\w+)}")
 
@@ -32,10 +34,20 @@ QUERY_PARAMETERS = {
     "limit": "Documents on one page",
     "vectors": "Whether to list the passages with their vectors; a key needs the scope `vectors`",
     "after": "Id that the page begins behind: the last one of the page before",
+    "before": "Id that the page ends before",
     "order": "`asc` or `desc`",
+    "filter": "Only files of this status",
     "purpose": "Only files of this purpose",
 }
-KINDS = {"vectors": "boolean", "after": "string", "order": "string", "purpose": "string"}
+QUERY_SCHEMAS: dict[str, dict[str, Any]] = {
+    "cursor": {"type": "integer", "minimum": 0, "maximum": 2**62},
+    "vectors": {"type": "boolean"},
+    "after": {"type": "string"},
+    "before": {"type": "string"},
+    "order": {"type": "string", "enum": ["asc", "desc"]},
+    "filter": {"type": "string", "enum": ["completed", "failed", "in_progress", "cancelled"]},
+    "purpose": {"type": "string"},
+}
 EVENT = {"type": "object", "properties": {"event": {"type": "string"}, "data": {"type": "string"}}}
 
 
@@ -46,8 +58,8 @@ class Route:
     `media` is the content type of an answer that is not JSON. `gives` names parameters in the paths of other operations
     that are known once this one is done, with the OpenAPI runtime expression that finds each. `load` is the class whose
     bounds apply to it (`admission`); None: that of writes if a request has a body, else none. `sent_as` is the content
-    type of the request's body. One that `streams` may answer with server-sent events instead of its JSON. `scope` is
-    what a key must have for it (`auth`); a route without one is not served.
+    type of the request's body, `limit_max` bounds the parameter `limit`. One that `streams` may answer with server-sent
+    events instead of its JSON. `scope` is what a key must have for it (`auth`); a route without one is not served.
     """
 
     method: str
@@ -59,6 +71,7 @@ class Route:
     answer: type[Any] | None = None
     status: int = 200
     parameters: tuple[str, ...] = ()
+    limit_max: int = 1000
     error: type[Any] = ErrorBody
     media: str | None = None
     gives: Mapping[str, str] = field(default_factory=dict)
@@ -124,7 +137,7 @@ def operation(route: Route, schemas: dict[type[Any], dict[str, Any]], examples: 
         "operationId": operation_id(route.method, path),
         "tags": [route.tag],
         "parameters": [path_parameter(name, examples.path.get(name)) for name in PARAMETER.findall(path)]
-        + [query_parameter(name) for name in route.parameters],
+        + [query_parameter(name, route.limit_max) for name in route.parameters],
         "responses": {str(route.status): answer, "default": error},
     }
     if route.scope != "public":
@@ -159,17 +172,19 @@ def path_of(route: Route) -> str:
 
 
 def path_parameter(name: str, example: str | None) -> dict[str, Any]:
-    described = {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+    schema = {"type": "string", "pattern": f"^{NAME.pattern}$"} if name == "alias" else {"type": "string"}
+    described = {"name": name, "in": "path", "required": True, "schema": schema}
     return described if example is None else {**described, "example": example}
 
 
-def query_parameter(name: str) -> dict[str, Any]:
-    kind = KINDS.get(name, "integer")
-    return {"name": name, "in": "query", "description": QUERY_PARAMETERS[name], "schema": {"type": kind}}
+def query_parameter(name: str, limit_max: int) -> dict[str, Any]:
+    schema = QUERY_SCHEMAS.get(name) or {"type": "integer", "minimum": 1, "maximum": limit_max}
+    return {"name": name, "in": "query", "description": QUERY_PARAMETERS[name], "schema": schema}
 
 
 def operation_id(method: str, path: str) -> str:
-    words = [word for word in re.split(r"[^a-z]+", path.removeprefix("/v1").lower()) if word]
+    named = RENAMED.get(path, path.removeprefix("/v1")).lower()
+    words = [word for word in re.split(r"[^a-z]+", named) if word]
     return "_".join([method.lower(), *words])
 
 

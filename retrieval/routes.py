@@ -19,9 +19,25 @@ from retrieval import (
 from retrieval.admission import Load
 from retrieval.auth import Needed
 from retrieval.browsers import FORM
-from retrieval.dialects import files, ollama, openai, rerank, tei, vector_store_files, vector_stores
+from retrieval.dialects import (
+    cohere,
+    file_batches,
+    files,
+    ollama,
+    openai,
+    rerank,
+    tei,
+    vector_store_files,
+    vector_stores,
+)
 from retrieval.dialects import vector_store_schemas as stores
-from retrieval.dialects.errors import CohereErrorBody, OllamaErrorBody, OpenAIErrorBody, TeiErrorBody
+from retrieval.dialects.errors import (
+    CohereErrorBody,
+    JinaErrorBody,
+    OllamaErrorBody,
+    OpenAIErrorBody,
+    TeiErrorBody,
+)
 from retrieval.examples import make_examples
 from retrieval.handlers import (
     answers,
@@ -47,7 +63,7 @@ C = "/v1/collections/{collection}"
 
 SEARCH, DOCUMENTS, COLLECTIONS, JOBS, SYSTEM = "search", "documents", "collections", "jobs", "system"
 FEEDBACK, ACCESS = "feedback", "access keys"
-OPENAI, OLLAMA, TEI, COHERE = "openai", "ollama", "tei", "cohere"
+OPENAI, OLLAMA, TEI, COHERE, JINA = "openai", "ollama", "tei", "cohere", "jina"
 STORES, VS = "openai vector stores", "/v1/vector_stores/{collection}"
 
 # method, path, handler, summary, tag; then the wire types of request and answer, the status, and what else applies
@@ -150,8 +166,8 @@ ROUTES = (
           stores.OpenAICreateVectorStore, stores.OpenAIVectorStore, error=OpenAIErrorBody,
           gives={"collection": "$response.body#/id"}, scope="admin"),
     Route("GET", "/v1/vector_stores", vector_stores.listed, "All collections, as vector stores", STORES,
-          None, stores.OpenAIVectorStoreList, parameters=("limit", "after", "order"), error=OpenAIErrorBody,
-          scope="key"),
+          None, stores.OpenAIVectorStoreList, parameters=("limit", "after", "order"), limit_max=100,
+          error=OpenAIErrorBody, scope="key"),
     Route("GET", VS, vector_stores.shown, "One collection, as a vector store", STORES,
           None, stores.OpenAIVectorStore, error=OpenAIErrorBody, scope="key"),
     Route("POST", VS, vector_stores.updated, "Set the name and metadata of a vector store", STORES,
@@ -164,8 +180,8 @@ ROUTES = (
           stores.OpenAIAttachFile, stores.OpenAIStoreFile, error=OpenAIErrorBody,
           gives={"file": "$response.body#/id"}, scope="write"),
     Route("GET", f"{VS}/files", vector_store_files.listed, "Documents, as the files of a vector store", STORES,
-          None, stores.OpenAIStoreFileList, parameters=("limit", "after"), error=OpenAIErrorBody, load="heavy",
-          scope="search"),
+          None, stores.OpenAIStoreFileList, parameters=("limit", "after"), limit_max=100, error=OpenAIErrorBody,
+          load="heavy", scope="search"),
     Route("GET", f"{VS}/files/{{file}}/content", vector_store_files.content, "The text of a file", STORES,
           None, stores.OpenAIFileContent, error=OpenAIErrorBody, load="heavy", scope="search"),
     Route("GET", f"{VS}/files/{{file}}", vector_store_files.shown, "One document, as a file", STORES,
@@ -174,21 +190,26 @@ ROUTES = (
           stores.OpenAISetAttributes, stores.OpenAIStoreFile, error=OpenAIErrorBody, scope="write"),
     Route("DELETE", f"{VS}/files/{{file}}", vector_store_files.deleted, "Delete a file from a vector store", STORES,
           None, stores.OpenAIStoreFileDeleted, error=OpenAIErrorBody, scope="write"),
-    Route("POST", f"{VS}/file_batches", vector_store_files.batch_attached, "Embed several uploaded files", STORES,
+    Route("POST", f"{VS}/file_batches", file_batches.attached, "Embed several uploaded files", STORES,
           stores.OpenAIAttachFiles, stores.OpenAIFileBatch, error=OpenAIErrorBody,
           gives={"batch": "$response.body#/id"}, scope="write"),
-    Route("GET", f"{VS}/file_batches/{{batch}}", vector_store_files.batch_shown, "How a batch of files went", STORES,
+    Route("GET", f"{VS}/file_batches/{{batch}}", file_batches.shown, "How a batch of files went", STORES,
           None, stores.OpenAIFileBatch, error=OpenAIErrorBody, scope="write"),
+    Route("GET", f"{VS}/file_batches/{{batch}}/files", file_batches.files_listed, "The files of a batch", STORES,
+          None, stores.OpenAIStoreFileList, parameters=("limit", "after", "before", "order", "filter"),
+          limit_max=100, error=OpenAIErrorBody, load="heavy", scope="write"),
+    Route("POST", f"{VS}/file_batches/{{batch}}/cancel", file_batches.cancelled, "Nothing: a known batch is done",
+          STORES, None, stores.OpenAIFileBatch, error=OpenAIErrorBody, scope="write"),
     Route("POST", "/v1/files", files.upload, "Upload a file, to attach it to vector stores", STORES,
           stores.OpenAIUploadFile, stores.OpenAIFile, error=OpenAIErrorBody, gives={"file": "$response.body#/id"},
           sent_as=FORM, scope="write"),
     Route("GET", "/v1/files", files.listed, "Uploaded files", STORES,
-          None, stores.OpenAIFileList, parameters=("limit", "after", "order", "purpose"), error=OpenAIErrorBody,
-          scope="write"),
+          None, stores.OpenAIFileList, parameters=("limit", "after", "order", "purpose"), limit_max=10_000,
+          error=OpenAIErrorBody, scope="write"),
     Route("GET", "/v1/files/{file}", files.shown, "One uploaded file", STORES,
           None, stores.OpenAIFile, error=OpenAIErrorBody, scope="write"),
     Route("GET", "/v1/files/{file}/content", files.content, "The bytes of an uploaded file", STORES,
-          media="text/plain", error=OpenAIErrorBody, load="heavy", scope="write"),
+          media="application/octet-stream", error=OpenAIErrorBody, load="heavy", scope="write"),
     Route("DELETE", "/v1/files/{file}", files.deleted, "Delete a file, also from every vector store", STORES,
           None, stores.OpenAIFileDeleted, error=OpenAIErrorBody, scope="write"),
     Route("POST", "/api/embed", ollama.embed_texts, "Embed texts, as Ollama does", OLLAMA,
@@ -205,10 +226,18 @@ ROUTES = (
           tei.TeiEmbed, list[list[float]], error=TeiErrorBody, load="embed", scope="search"),
     Route("POST", "/", tei.embed_inputs, "The same, where Hugging Face's client sends it", TEI,
           tei.TeiEmbed, list[list[float]], error=TeiErrorBody, load="embed", scope="search"),
+    Route("POST", "/similarity", tei.similarity, "Compare a sentence with others, as Text Embeddings Inference does",
+          TEI, tei.TeiSimilarity, list[float], error=TeiErrorBody, load="embed", scope="search"),
+    Route("POST", "/embed_all", tei.embed_all, "Says that there are no vectors of tokens", TEI,
+          tei.TeiEmbed, TeiErrorBody, 424, error=TeiErrorBody, load="embed", scope="search"),
     Route("POST", "/rerank", rerank.tei_rerank, "Order texts by a query, as Text Embeddings Inference does", TEI,
           rerank.TeiRerank, list[rerank.TeiRank], error=TeiErrorBody, load="embed", scope="search"),
     Route("POST", "/v2/rerank", rerank.cohere_rerank, "Order texts by a query, as Cohere does", COHERE,
           rerank.CohereRerank, rerank.CohereReranked, error=CohereErrorBody, load="embed", scope="search"),
+    Route("POST", "/v2/embed", cohere.embed_texts, "Embed texts, as Cohere does", COHERE,
+          cohere.CohereEmbed, cohere.CohereEmbedded, error=CohereErrorBody, load="embed", scope="search"),
+    Route("POST", "/v1/rerank", rerank.jina_rerank, "Order texts by a query, as Jina does", JINA,
+          rerank.JinaRerank, rerank.JinaReranked, error=JinaErrorBody, load="embed", scope="search"),
     Route("GET", "/info", tei.info, "The default model, as Text Embeddings Inference tells it", TEI,
           None, tei.TeiInfo, error=TeiErrorBody, scope="key"),
     Route("GET", "/health", tei.health, "Whether texts can be embedded", TEI, error=TeiErrorBody, scope="public"),

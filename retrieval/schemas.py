@@ -15,7 +15,7 @@ from indexes import Metadata, Tier
 from retrieval import decoding
 from retrieval.decoding import (
     FilterJson,
-    SearchJson,
+    SearchesJson,
     SearchOutcome,
     VectorJson,
     absent,
@@ -142,7 +142,7 @@ class SearchRequest(SearchOptions, frozen=True, kw_only=True):
 
 
 class SearchBatch(Request, frozen=True, kw_only=True):
-    searches: Annotated[list[SearchJson], Doc("Each as a search of its own")]
+    searches: Annotated[SearchesJson, Doc("Each as a search of its own")]
 
 
 class Scores(msgspec.Struct):

@@ -181,7 +181,7 @@ def text_of(content: bytes, filename: str) -> str:
         text = "\0"
     if "\0" in text:
         raise InvalidInput(
-            f"the file {filename!r} is not text in UTF-8: text and Markdown can be attached, not PDF or office files",
+            f"the file {filename!r} is neither text in UTF-8 nor named as a PDF or office file",
             param="file",
         )
     if not text.strip():

@@ -19,6 +19,7 @@ import sys
 from collections.abc import Generator
 from importlib.util import find_spec
 from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
 
 from jobs.sources.files import FoundFile, SourceFile
 from jobs.sources.mail import read_mail, read_mailbox
@@ -63,6 +64,11 @@ class Isolated:
             if not finished:  # the child is in the middle of a file
                 self.close()
 
+    def kill(self) -> None:
+        """From any thread: end the child. The file that it reads then raises SourceError."""
+        if (child := self._child) is not None:
+            child.kill()
+
     def close(self) -> None:
         if self._child is not None and self._connection is not None:
             self._connection.close()
@@ -97,6 +103,8 @@ class Isolated:
 def answer_files(descriptor: int) -> None:
     """The child's main function: until the parent closes the connection or ends."""
     connection = Connection(descriptor)
+    with contextlib.suppress(OSError):  # where memory ends, this process ends before others
+        Path("/proc/self/oom_score_adj").write_text("1000")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
     with contextlib.suppress(EOFError, ConnectionError):
         while True:

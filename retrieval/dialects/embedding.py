@@ -22,7 +22,18 @@ from retrieval.handlers.wire import timing_headers
 from retrieval.keys import CONFIG, EMBEDDERS
 
 T = TypeVar("T")
-Inputs = str | list[str | int | list[int]]  # a text, texts, token ids, or lists of them
+NON_EMPTY = {"type": "string", "minLength": 1}
+TOKEN_IDS = {"type": "array", "minItems": 1, "items": {"type": "integer"}}
+# A text, texts, token ids, or lists of them. None is empty: each dialect refuses that in its own words.
+LISTED = {"type": "array", "minItems": 1, "items": {"anyOf": [NON_EMPTY, TOKEN_IDS]}}
+Inputs = Annotated[
+    str | list[str | int | list[int]],
+    msgspec.Meta(extra_json_schema={"allOf": [{"anyOf": [NON_EMPTY, TOKEN_IDS, LISTED]}]}),
+]
+Dimensions = Annotated[int | None, msgspec.Meta(extra_json_schema={"minimum": 1})]
+Direction = Annotated[str | None, msgspec.Meta(extra_json_schema={"enum": ["right", "Right", None]})]
+Texts = Annotated[list[str], msgspec.Meta(extra_json_schema={"minItems": 1})]
+Words = Annotated[str, msgspec.Meta(extra_json_schema={"minLength": 1})]
 VectorJson = Annotated[
     msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "array", "items": {"type": "number"}})
 ]
@@ -88,27 +99,32 @@ async def embed(
     kind: Kind,
     long: Long,
     dimensions: int | None = None,
+    dimensions_name: str = "dimensions",
     normalise: bool = True,
 ) -> Answered:
     """Vectors of length 1, of the first `dimensions` where given. Cancelled with its caller.
 
     Raises InvalidInput for `dimensions` that the model does not have, or fewer than it has if it was not trained for
     that; TooLong where `long` is "refuse" and a text is longer than the model reads. Without `normalise` a model that
-    does not normalise is left as it is; one that does cannot be.
+    does not normalise is left as it is; one that does cannot be. `dimensions_name` is the dialect's own.
     """
     whole = embedder.encoder.dimensions
     if dimensions is not None and not 1 <= dimensions <= whole:
         raise InvalidInput(
-            f"dimensions must be from 1 to {whole} for this model, found {dimensions}", param="dimensions"
+            f"{dimensions_name} must be from 1 to {whole} for this model, found {dimensions}",
+            param=dimensions_name,
         )
     if dimensions not in {None, whole} and not embedder.matryoshka:
         raise InvalidInput(
-            f"dimensions must be {whole} or left out, found {dimensions}: this model's vectors lose their meaning when "
-            "shortened, unless it was trained for that (Matryoshka); name it in models.matryoshka if it was",
-            param="dimensions",
+            f"{dimensions_name} must be {whole} or left out, found {dimensions}: this model's vectors lose their "
+            "meaning when shortened, unless it was trained for that (Matryoshka); name it in models.matryoshka if so",
+            param=dimensions_name,
         )
     if not normalise and embedder.manifest.normalise:
-        raise InvalidInput("normalize must be true: vectors of this model have length 1", param="normalize")
+        raise InvalidInput(
+            "normalize must be true: vectors of this model have length 1, which its graph gives them",
+            param="normalize",
+        )
     started = time.perf_counter()
     embedded = await embedder.embed(texts, kind=kind, long=long)
     embed_s = time.perf_counter() - started

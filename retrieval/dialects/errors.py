@@ -5,6 +5,7 @@ dialect's, a wrong method or a broken body are answered in it too.
     Ollama   {"error": "..."}
     TEI      {"error": "...", "error_type": "Validation"}
     Cohere   {"message": "..."}
+    Jina     {"detail": "...", "message": "..."}      `message` for clients of Cohere's first version, on the same path
     ours     everywhere else: `retrieval/errors.py`
 """
 
@@ -42,6 +43,15 @@ class NoReranker(NotFound):
         )
 
 
+class NoTokenVectors(NotFound):
+    """A request wants a vector for each token, and models give one for each text."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "no vectors of tokens: the models here pool inside their graphs; /embed gives the vector of each text"
+        )
+
+
 class EmptyInput(InvalidInput):
     """There is no text to embed."""
 
@@ -62,6 +72,11 @@ class OllamaErrorBody(msgspec.Struct):
 
 
 class CohereErrorBody(msgspec.Struct):
+    message: str
+
+
+class JinaErrorBody(msgspec.Struct):
+    detail: str
     message: str
 
 
@@ -103,7 +118,7 @@ class Dialect:
 @functools.lru_cache(maxsize=1024)
 def dialect_of(path: str) -> Dialect | None:
     """Whose path it is; None for ours."""
-    for dialect in (OPENAI, OLLAMA, TEI, COHERE):
+    for dialect in (OPENAI, OLLAMA, TEI, COHERE, JINA):
         if any(path == own or path.startswith(f"{own}/") for own in dialect.paths):
             return dialect
     return None
@@ -160,6 +175,10 @@ def cohere_body(error: NearlineError, status: int) -> CohereErrorBody:
     return CohereErrorBody(error.message)
 
 
+def jina_body(error: NearlineError, status: int) -> JinaErrorBody:
+    return JinaErrorBody(error.message, error.message)
+
+
 OPENAI_PATHS = "/v1/embeddings /v1/models /v1/vector_stores /v1/files"
 OPENAI = Dialect(tuple(OPENAI_PATHS.split()), openai_body, {413: 400, 422: 400})
 OLLAMA = Dialect(("/api",), ollama_body, {413: 400, 422: 400, 429: 503})
@@ -169,6 +188,7 @@ TEI = Dialect(
     tuple(TEI_PATHS.split()),
     tei_body,
     {409: 424, 500: 424, 507: 424},
-    {EmptyInput: 400, ModelNotFound: 424, NoReranker: 424},
+    {EmptyInput: 400, ModelNotFound: 424, NoReranker: 424, NoTokenVectors: 424},
 )
-COHERE = Dialect(("/v2/rerank",), cohere_body, {413: 400, 422: 400})
+COHERE = Dialect(("/v2",), cohere_body, {413: 400, 422: 400})
+JINA = Dialect(("/v1/rerank",), jina_body, {413: 400, 422: 400})

@@ -26,8 +26,8 @@ from retrieval.dialects.vector_store_schemas import (
 )
 from retrieval.handlers.documents import remove
 from retrieval.handlers.wire import answer, form, query_int
-from retrieval.keys import CATALOG, CONFIG, HELD, UPLOADS
-from retrieval.uploads import ID, Upload, text_of
+from retrieval.keys import CATALOG, CONFIG, HELD, TEXTS, UPLOADS
+from retrieval.uploads import ID, Upload
 
 LISTED_MAX = 10_000
 NAME_CHARS_MAX = 255
@@ -60,7 +60,7 @@ async def upload(request: web.Request) -> web.Response:
     name = name_of(file.filename)
 
     def work() -> Upload:
-        text_of(content, name)
+        request.app[TEXTS].check(content, name, most)
         return request.app[UPLOADS].keep(name, content, purpose, expires_s)
 
     return answer(body_of(await asyncio.to_thread(work)))
@@ -94,7 +94,7 @@ async def content(request: web.Request) -> web.Response:
     PRINCIPAL.get().require_unbound()
     found, raw = await asyncio.to_thread(request.app[UPLOADS].read, request.match_info["file"])
     request[HELD].answer(found.bytes)
-    return web.Response(body=raw, content_type="text/plain", charset="utf-8")
+    return web.Response(body=raw, content_type="application/octet-stream")
 
 
 async def deleted(request: web.Request) -> web.Response:

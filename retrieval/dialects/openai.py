@@ -15,6 +15,7 @@ from aiohttp import web
 
 from indexes import InvalidInput
 from retrieval.dialects.embedding import (
+    Dimensions,
     Inputs,
     as_base64,
     as_numbers,
@@ -46,7 +47,7 @@ class OpenAIEmbeddingRequest(Request, frozen=True, kw_only=True):
     input: Inputs
     model: NonEmpty
     encoding_format: Literal["float", "base64"] | None = None
-    dimensions: int | None = None
+    dimensions: Dimensions = None
     user: str | None = None
     input_type: Kind | None = None
     long_inputs: Literal["truncate", "windows", "error"] | None = None

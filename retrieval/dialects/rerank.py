@@ -1,19 +1,22 @@
-"""Rerank as others do: POST /rerank of Text Embeddings Inference, POST /v2/rerank of Cohere.
+"""Rerank as others do: POST /rerank of Text Embeddings Inference, POST /v2/rerank of Cohere, and POST /v1/rerank of
+Jina, whose shape vLLM and Cohere's first version share.
 
-Both order texts by what the configured cross-encoder says of them beside a query. Fields nobody knows are ignored, as
-both do. TEI's request names no model; Cohere's names the configured one, or an alias of it.
+All order texts by what the configured cross-encoder says of them beside a query. Fields nobody knows are ignored, as
+they do. TEI's request names no model; the others name the configured one or an alias of it, which Jina's may leave out.
 """
 
 from __future__ import annotations
 
+import asyncio
 import uuid
+from typing import Annotated
 
 import msgspec
 import numpy as np
 from aiohttp import web
 
 from indexes import Floats, InvalidInput, TooLarge
-from retrieval.dialects.embedding import bounded
+from retrieval.dialects.embedding import Direction, Texts, Words, bounded
 from retrieval.dialects.errors import EmptyInput, ModelNotFound, NoReranker
 from retrieval.handlers.wire import answer, body
 from retrieval.keys import CONFIG, PIPELINE
@@ -22,11 +25,14 @@ from retrieval.reranking import Reranker, sigmoid
 SEARCH_UNIT_TEXTS = 100  # one of Cohere's units of billing is a query with up to so many documents
 
 
+TopN = Annotated[int | None, msgspec.Meta(extra_json_schema={"minimum": 1})]
+
+
 class TeiRerank(msgspec.Struct, frozen=True, kw_only=True):
-    query: str
-    texts: list[str]
+    query: Words
+    texts: Texts
     truncate: bool | None = None
-    truncation_direction: str | None = None
+    truncation_direction: Direction = None
     raw_scores: bool = False
     return_text: bool = False
 
@@ -43,9 +49,9 @@ class CohereRerank(msgspec.Struct, frozen=True, kw_only=True):
     """`max_tokens_per_doc` is ignored: the model's own window is shorter."""
 
     model: str
-    query: str
-    documents: list[str]
-    top_n: int | None = None
+    query: Words
+    documents: Texts
+    top_n: TopN = None
     max_tokens_per_doc: int | None = None
 
 
@@ -73,6 +79,44 @@ class CohereReranked(msgspec.Struct):
     meta: CohereMeta
 
 
+class JinaText(msgspec.Struct):
+    text: str
+
+
+class JinaRerank(msgspec.Struct, frozen=True, kw_only=True):
+    """A document is a text, or an object that holds one. `max_chunks_per_doc` and `max_tokens_per_doc` are ignored: a
+    document is cut where the model's window ends."""
+
+    query: Words
+    documents: Annotated[list[str | JinaText], msgspec.Meta(extra_json_schema={"minItems": 1})]
+    model: str | None = None
+    top_n: TopN = None
+    return_documents: bool | None = None
+    max_chunks_per_doc: int | None = None
+    max_tokens_per_doc: int | None = None
+
+
+class JinaResult(msgspec.Struct, omit_defaults=True):
+    index: int
+    relevance_score: float
+    document: JinaText | None = None
+
+
+class JinaUsage(msgspec.Struct):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class JinaReranked(msgspec.Struct, tag_field="object", tag="list"):
+    """`usage` counts the tokens that the model read, the query once for each document."""
+
+    id: str
+    model: str
+    results: list[JinaResult]
+    usage: JinaUsage
+    meta: CohereMeta
+
+
 async def tei_rerank(request: web.Request) -> web.Response:
     wanted = await body(request, TeiRerank)
     if (wanted.truncation_direction or "right").lower() != "right":
@@ -93,16 +137,55 @@ async def tei_rerank(request: web.Request) -> web.Response:
 
 async def cohere_rerank(request: web.Request) -> web.Response:
     wanted = await body(request, CohereRerank)
-    name = reranker_of(request).manifest.name
-    if request.app[CONFIG].models.aliases.get(wanted.model, wanted.model) != name:
-        raise ModelNotFound(wanted.model, [name])
-    if wanted.top_n is not None and wanted.top_n < 1:
-        raise InvalidInput(f"top_n must be at least 1, found {wanted.top_n}", param="top_n")
+    named_reranker(request, wanted.model)
+    check_top_n(wanted.top_n)
     scores = await scores_of(request, wanted.query, wanted.documents, param="documents")
     shown = sigmoid(scores)
     results = [CohereResult(at, float(shown[at])) for at in best_first(scores)[: wanted.top_n]]
-    units = CohereUnits(-(-len(scores) // SEARCH_UNIT_TEXTS))
-    return answer(CohereReranked(str(uuid.uuid4()), results, CohereMeta(CohereVersion(), units)))
+    return answer(CohereReranked(str(uuid.uuid4()), results, meta_of(len(scores), "2")))
+
+
+async def jina_rerank(request: web.Request) -> web.Response:
+    """Documents are part of the answer unless `return_documents` is false, as Jina does."""
+    wanted = await body(request, JinaRerank)
+    reranker = named_reranker(request, wanted.model)
+    check_top_n(wanted.top_n)
+    texts = [one if isinstance(one, str) else one.text for one in wanted.documents]
+    scores = await scores_of(request, wanted.query, texts, param="documents")
+    read = await asyncio.to_thread(reranker.encoder.pairs, wanted.query, texts)
+    shown, tokens = sigmoid(scores), sum(map(len, read))
+    with_texts = wanted.return_documents is not False
+    results = [
+        JinaResult(at, float(shown[at]), JinaText(texts[at]) if with_texts else None)
+        for at in best_first(scores)[: wanted.top_n]
+    ]
+    return answer(
+        JinaReranked(
+            str(uuid.uuid4()),
+            wanted.model or reranker.manifest.name,
+            results,
+            JinaUsage(tokens, tokens),
+            meta_of(len(scores), "1"),
+        )
+    )
+
+
+def named_reranker(request: web.Request, model: str | None) -> Reranker:
+    """The reranker, which a request may also leave unnamed. Raises ModelNotFound for another name."""
+    reranker = reranker_of(request)
+    name = reranker.manifest.name
+    if model is not None and request.app[CONFIG].models.aliases.get(model, model) != name:
+        raise ModelNotFound(model, [name])
+    return reranker
+
+
+def check_top_n(top_n: int | None) -> None:
+    if top_n is not None and top_n < 1:
+        raise InvalidInput(f"top_n must be at least 1, found {top_n}", param="top_n")
+
+
+def meta_of(texts: int, version: str) -> CohereMeta:
+    return CohereMeta(CohereVersion(version), CohereUnits(-(-texts // SEARCH_UNIT_TEXTS)))
 
 
 def reranker_of(request: web.Request) -> Reranker:

@@ -1,30 +1,36 @@
-"""The dialect of Text Embeddings Inference: POST /embed, GET /info, GET /health; and POST /, to which
+"""The dialect of Text Embeddings Inference: POST /embed and /similarity, GET /info, GET /health; and POST /, to which
 `huggingface_hub.InferenceClient` sends its `feature_extraction`.
 
 A request names no model: the default one answers. `prompt_name` picks the model's prefix; without it texts get the
 prefix for documents. Token ids are the model's own, and read as the text they stand for. Fields nobody knows are
 ignored, as TEI does.
+
+POST /embed_all is always refused, saying why: the graphs pool inside, and give the vector of a text, not of its tokens.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Literal
+from typing import Annotated
 
 import msgspec
+import numpy as np
 from aiohttp import web
 
 from indexes import InvalidInput, NotReady, TooLarge
 from retrieval.dialects.embedding import (
     Answered,
+    Dimensions,
+    Direction,
     Inputs,
+    Words,
     as_numbers,
     bounded,
     embed,
     open_model,
     written,
 )
-from retrieval.dialects.errors import EmptyInput
+from retrieval.dialects.errors import EmptyInput, NoTokenVectors
 from retrieval.dialects.models import Listed, list_models, model_of
 from retrieval.dialects.token_ids import sequences, texts_of_ids
 from retrieval.embedders import Embedder
@@ -34,16 +40,33 @@ from retrieval.keys import CONFIG, EMBEDDERS, HELD, READY
 from retrieval.openapi import VERSION
 
 PROMPTS: dict[str, Kind] = {"document": "document", "passage": "document", "query": "query"}
+PromptName = Annotated[str | None, msgspec.Meta(extra_json_schema={"enum": [*PROMPTS, None]})]
 POOLING = {"last": "last_token"}  # TEI's words where ours differ
 
 
 class TeiEmbed(msgspec.Struct, frozen=True, kw_only=True):
     inputs: Inputs
     truncate: bool | None = None
-    truncation_direction: Literal["right", "left", "Right", "Left"] | None = None
-    prompt_name: str | None = None
+    truncation_direction: Direction = None
+    prompt_name: PromptName = None
     normalize: bool | None = None
-    dimensions: int | None = None
+    dimensions: Dimensions = None
+
+
+class TeiSentences(msgspec.Struct, frozen=True):
+    source_sentence: Words
+    sentences: Annotated[list[Words], msgspec.Meta(extra_json_schema={"minItems": 1})]
+
+
+class TeiSimilarityParameters(msgspec.Struct, frozen=True, kw_only=True):
+    truncate: bool | None = None
+    truncation_direction: Direction = None
+    prompt_name: PromptName = None
+
+
+class TeiSimilarity(msgspec.Struct, frozen=True, kw_only=True):
+    inputs: TeiSentences
+    parameters: TeiSimilarityParameters | None = None
 
 
 class TeiEmbeddingModel(msgspec.Struct):
@@ -97,10 +120,7 @@ class TeiInfo(msgspec.Struct):
 async def embed_inputs(request: web.Request) -> web.Response:
     wanted = await body(request, TeiEmbed)
     kind = kind_of(wanted.prompt_name)
-    if (wanted.truncation_direction or "right").lower() != "right":
-        raise InvalidInput(
-            "`truncation_direction` must be `right`: texts are cut at their end", param="truncation_direction"
-        )
+    check_direction(wanted.truncation_direction)
     embedder = await open_model(request, request.app[CONFIG].models.default)
     texts = await texts_of(request, embedder, wanted.inputs)
     answered = await embed(
@@ -113,6 +133,33 @@ async def embed_inputs(request: web.Request) -> web.Response:
     )
     content = await written(answered, lambda: as_numbers(answered.vectors()))
     return json_answer(content, {**answered.headers, **compute_headers(answered, texts)})
+
+
+async def similarity(request: web.Request) -> web.Response:
+    """The cosine of the source sentence with each of the others."""
+    wanted = await body(request, TeiSimilarity)
+    options = wanted.parameters or TeiSimilarityParameters()
+    kind = kind_of(options.prompt_name)
+    check_direction(options.truncation_direction)
+    if not wanted.inputs.sentences:
+        raise EmptyInput("`inputs.sentences` cannot be empty", param="inputs.sentences")
+    embedder = await open_model(request, request.app[CONFIG].models.default)
+    texts = await texts_of(request, embedder, [wanted.inputs.source_sentence, *wanted.inputs.sentences])
+    answered = await embed(embedder, texts, kind=kind, long="refuse" if options.truncate is False else "cut")
+
+    def build() -> list[float]:
+        source, *others = answered.vectors()
+        return [float(np.clip(source @ one, -1, 1)) for one in others]
+
+    return json_answer(
+        await written(answered, build), {**answered.headers, **compute_headers(answered, texts)}
+    )
+
+
+async def embed_all(request: web.Request) -> web.Response:
+    """Raises NoTokenVectors for any well-formed request."""
+    await body(request, TeiEmbed)
+    raise NoTokenVectors
 
 
 async def health(request: web.Request) -> web.Response:
@@ -166,6 +213,14 @@ def served_model(listed: Listed, loaded: Embedder | None) -> ServedModel:
         variant=encoder.variant if encoder else None,
         refused=[RefusedVariant(one.variant, one.reason) for one in encoder.refused] if encoder else None,
     )
+
+
+def check_direction(direction: str | None) -> None:
+    """Raises InvalidInput for all but the right."""
+    if (direction or "right").lower() != "right":
+        raise InvalidInput(
+            "`truncation_direction` must be `right`: texts are cut at their end", param="truncation_direction"
+        )
 
 
 def kind_of(prompt: str | None) -> Kind:

@@ -1,16 +1,17 @@
 """Files of OpenAI's vector stores, which are documents of the collection, whoever wrote them.
 
-POST, GET /v1/vector_stores/{collection}/files, GET, POST, DELETE .../files/{file}, GET .../files/{file}/content, and
-POST, GET .../file_batches.
+POST, GET /v1/vector_stores/{collection}/files, GET, POST, DELETE .../files/{file}, GET .../files/{file}/content.
 
-A file is attached, embedded and searchable when the request returns, so every status is `completed`, and a batch needs
-no record: its id says how many files it had.
+A file is attached, embedded and searchable when the request returns, so the status of each is `completed`. A file that
+cannot be attached is an error of its request; those of batches are counted (`file_batches`).
+
+`chunking_strategy` bounds passages in tokens of the collection's own model, which reads fewer of them than OpenAI's
+default asks for. So what was asked is the most; the answer says what was used.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -33,11 +34,10 @@ from retrieval.dialects.files import ends, order_of
 from retrieval.dialects.vector_store_schemas import (
     Attributes,
     OpenAIAttachFile,
-    OpenAIAttachFiles,
-    OpenAIFileBatch,
+    OpenAIChunkSizes,
     OpenAIFileContent,
-    OpenAIFileCounts,
     OpenAISetAttributes,
+    OpenAIStaticChunking,
     OpenAIStoreFile,
     OpenAIStoreFileDeleted,
     OpenAIStoreFileList,
@@ -46,39 +46,66 @@ from retrieval.dialects.vector_store_schemas import (
 from retrieval.document_schemas import SentDocument
 from retrieval.handlers.documents import remove
 from retrieval.handlers.wire import answer, answer_from, body, collection_of, document_of, query_int
-from retrieval.keys import CONFIG, EMBEDDERS, HELD, METRICS, TASKS, UPLOADS
+from retrieval.keys import CONFIG, EMBEDDERS, HELD, METRICS, TASKS, TEXTS, UPLOADS
 from retrieval.metadata import check_limits, flattened
-from retrieval.uploads import text_of
-from retrieval.writing import write_documents
+from retrieval.settings import Passages
+from retrieval.writing import SPECIAL_TOKENS, write_documents
 
 LISTED_MAX, LISTED = 100, 20
-BATCH = re.compile(r"vsfb_(?P<created>[0-9a-f]{8})(?P<files>[0-9a-f]{4})")
+OVERLAP_SHARE = 4  # passages share at most so large a part of their tokens
 
 
 async def attached(request: web.Request) -> web.Response:
     wanted = await body(request, OpenAIAttachFile)
     _, collection = collection_of(request)
-    await attach(request.app, collection, wanted.file_id, wanted.attributes)
-    return await answer_from(lambda: found_in(collection, wanted.file_id))
+    passages = await attach(request.app, collection, wanted)
+    used = OpenAIStaticChunking(static=OpenAIChunkSizes(passages.tokens_max, passages.overlap_tokens))
+
+    def work() -> OpenAIStoreFile:
+        found = found_in(collection, wanted.file_id)
+        found.chunking_strategy = used
+        return found
+
+    return await answer_from(work)
 
 
-async def attach(
-    app: web.Application, collection: Collection, file_id: str, attributes: Attributes | None
-) -> None:
-    """Write an uploaded file as a document: searchable when this returns. Raises NotFound, InvalidInput, and Forbidden
-    for a key that reaches no uploads."""
+async def attach(app: web.Application, collection: Collection, wanted: OpenAIAttachFile) -> Passages:
+    """Write an uploaded file as a document: searchable when this returns. Returns how it was cut. Raises NotFound,
+    InvalidInput, and Forbidden for a key that reaches no uploads."""
     PRINCIPAL.get().require_unbound()
     started = time.perf_counter()
-    upload, content = await asyncio.to_thread(app[UPLOADS].read, file_id)
-    text = await asyncio.to_thread(text_of, content, upload.filename)
+    config = app[CONFIG]
+    tokens_max = (await app[EMBEDDERS].of(collection)).encoder.tokens_max - SPECIAL_TOKENS
+    passages = passages_of(wanted, config.passages, tokens_max)
+    upload, content = await asyncio.to_thread(app[UPLOADS].read, wanted.file_id)
+    text = await app[TEXTS].find(content, upload.filename, config.limits.document_bytes_max)
     stored = await asyncio.to_thread(collection.log.document, upload.id)
-    metadata = checked(attributes, upload.filename, app, stored.metadata if stored else {})
+    metadata = checked(wanted.attributes, upload.filename, app, stored.metadata if stored else {})
     document = SentDocument(
         id=upload.id, text=text, title=upload.filename, metadata=msgspec.Raw(msgspec.json.encode(metadata))
     )
-    result = await write_documents(collection, app[EMBEDDERS], [document], app[CONFIG])
+    cut = msgspec.structs.replace(config, passages=passages)
+    result = await write_documents(collection, app[EMBEDDERS], [document], cut)
     app[TASKS].reindex_if_due(collection.name, collection)
     app[METRICS].written(collection.name, result, time.perf_counter() - started)
+    return passages
+
+
+def passages_of(wanted: OpenAIAttachFile, usual: Passages, tokens_max: int) -> Passages:
+    """How a file is cut: as the request says, as far as the model's `tokens_max` go, else as usual. Raises
+    InvalidInput."""
+    chunking = wanted.chunking_strategy
+    if not isinstance(chunking, OpenAIStaticChunking):
+        return usual
+    sizes = chunking.static
+    if 2 * sizes.chunk_overlap_tokens > sizes.max_chunk_size_tokens:
+        raise InvalidInput(
+            f"chunk_overlap_tokens must be at most half of max_chunk_size_tokens, found {sizes.chunk_overlap_tokens}",
+            param="chunking_strategy.static.chunk_overlap_tokens",
+        )
+    most = min(sizes.max_chunk_size_tokens, tokens_max)
+    overlap = min(sizes.chunk_overlap_tokens, most // OVERLAP_SHARE)
+    return Passages(tokens_max=most, overlap_tokens=overlap)
 
 
 async def require_uploads(app: web.Application, file_ids: Sequence[str]) -> None:
@@ -164,37 +191,6 @@ async def content(request: web.Request) -> web.Response:
         return OpenAIFileContent([OpenAIText(text)])
 
     return await answer_from(work)
-
-
-# --- batches ------------------------------------------------------------------------------------------------------
-
-
-async def batch_attached(request: web.Request) -> web.Response:
-    """One after the other. An error ends it; the files before it stay, and cost nothing the next time."""
-    wanted = await body(request, OpenAIAttachFiles)
-    _, collection = collection_of(request)
-    if bool(wanted.file_ids) == bool(wanted.files):
-        raise InvalidInput("expected either file_ids or files", param="file_ids")
-    files = wanted.files or [
-        OpenAIAttachFile(file_id=one, attributes=wanted.attributes) for one in wanted.file_ids or []
-    ]
-    await require_uploads(request.app, [one.file_id for one in files])
-    for one in files:
-        await attach(request.app, collection, one.file_id, one.attributes)
-    return answer(batch_body(PRINCIPAL.get().own(collection.name), int(time.time()), len(files)))
-
-
-async def batch_shown(request: web.Request) -> web.Response:
-    name, _ = collection_of(request)
-    batch = request.match_info["batch"]
-    found = BATCH.fullmatch(batch)
-    if found is None:
-        raise NotFound(f"no batch {batch[:64]!r}", param="batch_id")
-    return answer(batch_body(name, int(found["created"], 16), int(found["files"], 16)))
-
-
-def batch_body(store: str, created: int, files: int) -> OpenAIFileBatch:
-    return OpenAIFileBatch(f"vsfb_{created:08x}{files:04x}", store, created, OpenAIFileCounts(files, files))
 
 
 # --- documents as files -------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Meta, field
+from msgspec import UNSET, Meta, UnsetType, field
 
 from retrieval.decoding import FilterJson, absent
 from retrieval.schemas import NonEmpty, Request
@@ -16,6 +16,9 @@ Purpose = Literal["assistants", "user_data"]
 ExpiresSeconds = Annotated[int, Meta(ge=3600, le=2_592_000)]
 # Of up to so many passages one search may ask, as OpenAI allows.
 MaxNumResults = Annotated[int, Meta(ge=1, le=50)]
+ChunkTokens = Annotated[int, Meta(ge=100, le=4096)]
+OverlapTokens = Annotated[int, Meta(ge=0, le=2048)]
+Days = Annotated[int, Meta(ge=1, le=365)]
 Threshold = Annotated[float, Meta(ge=0, le=1)]
 StoreName = Annotated[str, Meta(max_length=256)]
 StoreMetadata = Annotated[dict[str, Annotated[str, Meta(max_length=512)]], Meta(max_length=16)]
@@ -24,27 +27,46 @@ Queries = str | Annotated[list[str], Meta(min_length=1, max_length=QUERIES_MAX)]
 FileIds = Annotated[list[str], Meta(max_length=2000)]
 
 
-class OpenAIChunking(Request, frozen=True, kw_only=True):
-    """Passages are cut as the service's settings say: no request decides it."""
+class OpenAIAutoChunking(Request, frozen=True, kw_only=True, tag_field="type", tag="auto"):
+    """Passages are cut as the service's settings say."""
 
-    type: Literal["auto"] = "auto"
+
+class OpenAIChunkSizes(Request, frozen=True):
+    """In tokens of the collection's model. The overlap is at most half of the size."""
+
+    max_chunk_size_tokens: ChunkTokens
+    chunk_overlap_tokens: OverlapTokens
+
+
+class OpenAIStaticChunking(Request, frozen=True, kw_only=True, tag_field="type", tag="static"):
+    static: OpenAIChunkSizes
+
+
+OpenAIChunking = OpenAIAutoChunking | OpenAIStaticChunking
+
+
+class OpenAIExpiresAfter(Request, frozen=True, kw_only=True):
+    """So many days after the last search or write."""
+
+    anchor: Literal["last_active_at"]
+    days: Days
 
 
 class OpenAICreateVectorStore(Request, frozen=True, kw_only=True):
-    """A null where OpenAI has more: a store does not expire."""
-
     name: StoreName | None = None
     description: StoreName | None = None
     file_ids: FileIds | None = None
     metadata: StoreMetadata | None = None
     chunking_strategy: OpenAIChunking | None = None
-    expires_after: None = None
+    expires_after: OpenAIExpiresAfter | None = None
 
 
 class OpenAIUpdateVectorStore(Request, frozen=True, kw_only=True):
+    """A null of `expires_after` lets the store stay for good; absent, nothing changes."""
+
     name: StoreName | None = None
     metadata: StoreMetadata | None = None
-    expires_after: None = None
+    expires_after: OpenAIExpiresAfter | UnsetType | None = UNSET
 
 
 class OpenAIFileCounts(msgspec.Struct):
@@ -66,9 +88,9 @@ class OpenAIVectorStore(msgspec.Struct, tag_field="object", tag="vector_store"):
     usage_bytes: int
     file_counts: OpenAIFileCounts
     metadata: dict[str, str]
-    status: Literal["completed"] = "completed"
-    expires_after: None = None
-    expires_at: None = None
+    status: Literal["completed", "expired"] = "completed"
+    expires_after: OpenAIExpiresAfter | None = None
+    expires_at: int | None = None
 
 
 class OpenAIVectorStoreList(msgspec.Struct, tag_field="object", tag="list"):
@@ -165,17 +187,23 @@ class OpenAISetAttributes(Request, frozen=True, kw_only=True):
     attributes: Attributes | None
 
 
+class OpenAILastError(msgspec.Struct, frozen=True):
+    code: Literal["server_error", "unsupported_file", "invalid_file"]
+    message: str
+
+
 class OpenAIStoreFile(msgspec.Struct, tag_field="object", tag="vector_store.file"):
-    """A document of the collection. `created_at` is when it was written last."""
+    """A document of the collection, or a file of a batch that failed. `created_at` is when it was written last,
+    `chunking_strategy` what was used, in the answer to the request that attaches it."""
 
     id: str
     vector_store_id: str
     created_at: int
     usage_bytes: int
     attributes: Attributes
-    status: Literal["completed"] = "completed"
-    last_error: None = None
-    chunking_strategy: None = None
+    status: Literal["completed", "failed"] = "completed"
+    last_error: OpenAILastError | None = None
+    chunking_strategy: OpenAIStaticChunking | None = None
 
 
 class OpenAIStoreFileList(msgspec.Struct, tag_field="object", tag="list"):
@@ -210,4 +238,4 @@ class OpenAIFileBatch(msgspec.Struct, tag_field="object", tag="vector_store.file
     vector_store_id: str
     created_at: int
     file_counts: OpenAIFileCounts
-    status: Literal["completed"] = "completed"
+    status: Literal["completed", "failed"] = "completed"

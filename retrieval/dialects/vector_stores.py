@@ -5,7 +5,7 @@ OpenAI gives a store an id and lets it have any name. Here the id is the collect
 may be one, else one made of it. A name that is taken gets a suffix, as two stores may have one name. What a collection
 has no place for is kept beside it:
 
-    data/<collection>/vector_store.json      name, description, metadata; not part of backups
+    data/<collection>/vector_store.json      name, description, metadata, expiry; not part of backups
 """
 
 from __future__ import annotations
@@ -13,18 +13,25 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
+import threading
+import time
 import unicodedata
+from collections.abc import Callable
 
 import msgspec
 from aiohttp import web
+from msgspec import UNSET
 
 from indexes import NAME, Collection, Conflict, disk_errors, publish, scrolling
 from retrieval.auth import PRINCIPAL
 from retrieval.collection_schemas import CreateCollection
+from retrieval.dialects.file_batches import attach_all
 from retrieval.dialects.files import ends, order_of
-from retrieval.dialects.vector_store_files import attach, attributes_of, require_uploads
+from retrieval.dialects.vector_store_files import attributes_of, require_uploads
 from retrieval.dialects.vector_store_schemas import (
+    OpenAIAttachFile,
     OpenAICreateVectorStore,
+    OpenAIExpiresAfter,
     OpenAIFileCounts,
     OpenAIRankingOptions,
     OpenAIStoreResult,
@@ -48,13 +55,20 @@ VERSION = 1
 ID_CHARS_MAX = 48  # of a name, so that a suffix has room
 LISTED_MAX, LISTED = 100, 20
 RESULTS = 10
+DAY_S = 86_400
+
+_changing = threading.Lock()
 
 
-class Details(msgspec.Struct, frozen=True):
+class Details(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`used_at` is when a store that expires was last used, to within some minutes."""
+
     version: int = VERSION
     name: str | None = None
     description: str = ""
     metadata: dict[str, str] = {}
+    expires_days: int | None = None
+    used_at: int = 0
 
 
 async def create(request: web.Request) -> web.Response:
@@ -66,11 +80,29 @@ async def create(request: web.Request) -> web.Response:
         collection = await make(app, CreateCollection(name=name))
     except Conflict:
         collection = await make(app, CreateCollection(name=f"{name[:ID_CHARS_MAX]}-{secrets.token_hex(4)}"))
-    details = Details(VERSION, wanted.name or None, wanted.description or "", wanted.metadata or {})
+    expires = wanted.expires_after.days if wanted.expires_after else None
+    details = Details(
+        VERSION,
+        wanted.name or None,
+        wanted.description or "",
+        wanted.metadata or {},
+        expires,
+        int(time.time()),
+    )
     await asyncio.to_thread(keep_details, collection, details)
-    for file_id in wanted.file_ids or []:
-        await attach(app, collection, file_id, None)
-    return await answer_from(lambda: store_body(collection))
+    files = [
+        OpenAIAttachFile(file_id=one, chunking_strategy=wanted.chunking_strategy)
+        for one in wanted.file_ids or []
+    ]
+    failed = len((await attach_all(app, collection, files)).failed)
+
+    def work() -> OpenAIVectorStore:
+        made = store_body(collection)
+        made.file_counts.failed = failed
+        made.file_counts.total += failed
+        return made
+
+    return await answer_from(work)
 
 
 async def listed(request: web.Request) -> web.Response:
@@ -100,17 +132,22 @@ async def shown(request: web.Request) -> web.Response:
 
 
 async def updated(request: web.Request) -> web.Response:
-    """Name and metadata, where the request has them; the id stays."""
+    """Name, metadata and expiry, where the request has them; the id stays."""
     wanted = await body(request, OpenAIUpdateVectorStore)
     _, collection = collection_of(request)
 
-    def work() -> OpenAIVectorStore:
-        details = details_of(collection)
+    def change(details: Details) -> Details:
         if wanted.name is not None:
             details = msgspec.structs.replace(details, name=wanted.name)
         if wanted.metadata is not None:
             details = msgspec.structs.replace(details, metadata=wanted.metadata)
-        keep_details(collection, details)
+        if wanted.expires_after is not UNSET:
+            days = wanted.expires_after.days if wanted.expires_after else None
+            details = msgspec.structs.replace(details, expires_days=days, used_at=int(time.time()))
+        return details
+
+    def work() -> OpenAIVectorStore:
+        change_details(collection, change)
         return store_body(collection)
 
     return await answer_from(work)
@@ -143,15 +180,21 @@ def store_body(collection: Collection) -> OpenAIVectorStore:
         size = (collection.folder / "log.db").stat().st_size
     created_ms = written.get(first, made_ms)  # nothing is written yet: the folder is as it was made
     documents = collection.documents
+    active = max(written.get(last, created_ms) // 1000, details.used_at)
+    days = details.expires_days
+    expires_at = None if days is None else active + days * DAY_S
     return OpenAIVectorStore(
         id=own,
         name=own if details.name is None else details.name,
         description=details.description,
         created_at=created_ms // 1000,
-        last_active_at=written.get(last, created_ms) // 1000,
+        last_active_at=active,
         usage_bytes=size,
         file_counts=OpenAIFileCounts(completed=documents, total=documents),
         metadata=details.metadata,
+        status="expired" if expires_at is not None and expires_at <= time.time() else "completed",
+        expires_after=None if days is None else OpenAIExpiresAfter(anchor="last_active_at", days=days),
+        expires_at=expires_at,
     )
 
 
@@ -164,6 +207,22 @@ def details_of(collection: Collection) -> Details:
         except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
             return Details()
     return details if details.version == VERSION else Details()
+
+
+def change_details(collection: Collection, change: Callable[[Details], Details]) -> Details:
+    """As they are after the change, which no other thread's comes between."""
+    with _changing:
+        before = details_of(collection)
+        after = change(before)
+        if after != before:
+            keep_details(collection, after)
+    return after
+
+
+def last_written_s(collection: Collection) -> int:
+    """Seconds since 1970; 0 where nothing was ever written. Reads the disk."""
+    seq = collection.snapshot.seq
+    return scrolling.written_ms(collection, [seq]).get(seq, 0) // 1000
 
 
 def keep_details(collection: Collection, details: Details) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, TypeVar
@@ -16,7 +17,7 @@ from retrieval.auth import PRINCIPAL
 from retrieval.collection_schemas import CollectionBody, RankingBody, RequestLimits
 from retrieval.decoding import decode
 from retrieval.errors import MalformedRequest, without_folders
-from retrieval.keys import CATALOG, CONFIG, EMBEDDERS, FOLDERS, HELD, LIMITER, TASKS
+from retrieval.keys import CATALOG, CONFIG, EMBEDDERS, FOLDERS, HELD, LIMITER, TASKS, USED
 
 T = TypeVar("T")
 
@@ -84,7 +85,10 @@ def collection_of(request: web.Request) -> tuple[str, Collection]:
     An alias may move: ask once for each request, and use that collection, and its own name, to the end.
     """
     name = request.match_info["collection"]
-    return name, PRINCIPAL.get().collection(request.app[CATALOG], name)
+    collection = PRINCIPAL.get().collection(request.app[CATALOG], name)
+    if request.method != "GET":
+        request.app[USED][collection.name] = time.time()
+    return name, collection
 
 
 def document_of(collection: Collection, document_id: str, *, vectors: bool = False) -> ScrolledDocument:

@@ -1,7 +1,11 @@
-"""The service keeps to its description, whatever the description allows: schemathesis reads one and tries the other."""
+"""The service keeps to its description, whatever the description allows: schemathesis reads one and tries the other.
+
+It does so with all of its checks (but for the findings that schemathesis.toml answers), in `make suites` too.
+"""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,7 +24,10 @@ from retrieval.routes import ROUTES
 from tests.support.guarded import Caller, key
 from tests.support.http import Http
 
-CONFIG = Path(__file__).parent.parent / "support" / "schemathesis.toml"
+pytest.importorskip("schemathesis", reason="schemathesis is not installed; the extra test has it")
+
+SUPPORT = Path(__file__).parent.parent / "support"
+CONFIG, HOOKS = SUPPORT / "schemathesis.toml", SUPPORT / "schemathesis_hooks.py"
 BY_ITSELF = ("--phases", "examples,coverage,fuzzing")
 IN_TURN = ("--phases", "stateful")  # along the links
 
@@ -50,7 +57,12 @@ def try_all(caller: Caller, folder: Path, *options: str) -> None:
         "30",
     ]
     run = subprocess.run(
-        [*command, *where, *options], cwd=folder, capture_output=True, text=True, check=False
+        [*command, *where, *options],
+        cwd=folder,
+        env={**os.environ, "SCHEMATHESIS_HOOKS": str(HOOKS)},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert run.returncode == 0, run.stdout + run.stderr
     tried = len(ROUTES) - 1  # all but the description, which it reads

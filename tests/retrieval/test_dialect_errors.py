@@ -27,8 +27,8 @@ from retrieval.middlewares import errors_as_json
 from tests.support.http import Http, Reply
 
 OPENAI, OLLAMA, TEI = "/v1/embeddings", "/api/embed", "/embed"
-COHERE = "/v2/rerank"
-DIALECTS = [OPENAI, OLLAMA, TEI, COHERE]
+COHERE, JINA = "/v2/rerank", "/v1/rerank"
+DIALECTS = [OPENAI, OLLAMA, TEI, COHERE, JINA]
 
 
 def shaped(path: str, body: Any) -> bool:
@@ -38,6 +38,8 @@ def shaped(path: str, body: Any) -> bool:
             return set(body) == {"error"} and set(body["error"]) == {"message", "type", "param", "code"}
         case "/v2/rerank":
             return set(body) == {"message"} and isinstance(body["message"], str)
+        case "/v1/rerank":
+            return set(body) == {"detail", "message"} and isinstance(body["detail"], str)
         case "/api/embed":
             return set(body) == {"error"} and isinstance(body["error"], str)
         case _:
@@ -65,7 +67,7 @@ ERRORS: list[tuple[NearlineError, int, int, int]] = [
 @pytest.mark.parametrize(("error", "openai", "ollama", "tei"), ERRORS, ids=lambda e: type(e).__name__)
 def test_statuses(error: NearlineError, openai: int, ollama: int, tei: int) -> None:
     """Each dialect has its own statuses, and every body its shape."""
-    for path, status in zip(DIALECTS, (openai, ollama, tei, openai)):
+    for path, status in zip(DIALECTS, (openai, ollama, tei, openai, openai)):
         answer = response(path, error)
         assert answer.status == status
         assert isinstance(answer.body, bytes)
@@ -182,6 +184,13 @@ def test_what_tei_serves_and_nearline_does_not(http: Http, path: str) -> None:
     reply = http.call("POST", path, {"query": "q", "texts": ["a"]})
     assert reply.status == 404
     assert shaped(TEI, reply.body)
+
+
+def test_vectors_of_tokens(http: Http) -> None:
+    """A known model that cannot give them is 424 in TEI, and the answer says why."""
+    reply = http.call("POST", "/embed_all", {"inputs": "a"})
+    assert (reply.status, reply.body["error_type"]) == (424, "Backend")
+    assert "pool inside their graphs" in reply.body["error"]
 
 
 @pytest.mark.parametrize("path", DIALECTS)

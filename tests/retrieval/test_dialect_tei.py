@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
+from huggingface_hub import InferenceClient
 from tokenizers import Tokenizer
 
 from retrieval.dialects.tei import health
@@ -203,3 +204,45 @@ def test_health_opens_nothing(model_folder: Path) -> None:
         await embedders.close()
 
     asyncio.run(probe())
+
+
+# --- similarity -------------------------------------------------------------------------------------------------
+
+
+def test_similarity(http: Http) -> None:
+    """Cosines of the source sentence with the others, in their order; Hugging Face's client reads them."""
+    sentences = ["a cat", "a kitten", "quarterly revenue"]
+    embedded = vectors(http, ["a cat", *sentences])
+    expected = embedded[1:] @ embedded[0]
+    body = {"inputs": {"source_sentence": "a cat", "sentences": sentences}}
+    reply = http.call("POST", "/similarity", body)
+    assert reply.body == pytest.approx(expected, abs=1e-6)
+    assert int(reply.headers["x-compute-tokens"]) > 0
+    assert max(reply.body) <= 1
+    client = InferenceClient(f"{http.url}/similarity")
+    assert client.sentence_similarity("a cat", other_sentences=sentences) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "kind"),
+    [
+        ({"inputs": {"source_sentence": "a", "sentences": []}}, 400, "Empty"),
+        ({"inputs": {"source_sentence": "", "sentences": ["a"]}}, 400, "Empty"),
+        ({"inputs": {"source_sentence": "a", "sentences": ["a"] * 2048}}, 413, "Validation"),
+        (
+            {"inputs": {"source_sentence": "a", "sentences": [LONG]}, "parameters": {"truncate": False}},
+            422,
+            "Validation",
+        ),
+        (
+            {"inputs": {"source_sentence": "a", "sentences": ["b"]}, "parameters": {"prompt_name": "x"}},
+            422,
+            "Validation",
+        ),
+        ({"inputs": ["a", "b"]}, 422, "Validation"),
+    ],
+)
+def test_similarity_refused(http: Http, body: dict[str, Any], status: int, kind: str) -> None:
+    """As /embed refuses; the source sentence counts among the texts of a request."""
+    reply = http.call("POST", "/similarity", body)
+    assert (reply.status, reply.body["error_type"]) == (status, kind)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import pickle
+from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import replace
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -16,11 +19,18 @@ from haystack.document_stores.errors import DuplicateDocumentError
 from haystack.document_stores.types import DuplicatePolicy, FilterPolicy
 from haystack.errors import FilterError
 from haystack.telemetry import _telemetry
-from haystack.testing.document_store import CountDocumentsByFilterTest, DocumentStoreBaseExtendedTests
+from haystack.testing.document_store import (
+    CountDocumentsByFilterTest,
+    CountUniqueMetadataByFilterTest,
+    DocumentStoreBaseExtendedTests,
+    GetMetadataFieldMinMaxTest,
+    GetMetadataFieldsInfoTest,
+    GetMetadataFieldUniqueValuesTest,
+)
 
 from jobs.server_process import ServerProcess
 from nearline import RefusedDocument
-from nearline.haystack import NearlineDocumentStore, NearlineRetriever
+from nearline.haystack import NearlineDocumentStore, NearlineEmbeddingRetriever, NearlineRetriever
 
 CARE = [
     Document(id="refunds", content="Refunds arrive within five days.", meta={"topic": "money", "year": 2026}),
@@ -44,8 +54,15 @@ def filled(empty: NearlineDocumentStore) -> NearlineDocumentStore:
     return empty
 
 
-class TestDocumentStore(DocumentStoreBaseExtendedTests, CountDocumentsByFilterTest):
-    """Haystack's suite: counting, writing, deleting, filtering, and deleting and updating by filter."""
+class TestDocumentStore(
+    DocumentStoreBaseExtendedTests,
+    CountDocumentsByFilterTest,
+    CountUniqueMetadataByFilterTest,
+    GetMetadataFieldMinMaxTest,
+    GetMetadataFieldUniqueValuesTest,
+    GetMetadataFieldsInfoTest,
+):
+    """All of Haystack's suites for document stores."""
 
     @pytest.fixture
     def document_store(self, empty: NearlineDocumentStore) -> NearlineDocumentStore:
@@ -145,7 +162,61 @@ def test_a_key_is_kept_out_of_saved_pipelines(
     assert (read.collection, read.url, read.key) == ("help", service.url, store.key)
 
 
-# -- retriever
+def test_metadata_of_several_types(empty: NearlineDocumentStore) -> None:
+    """A list counts as its elements, as in filters. Numbers of both kinds are floats, other mixtures keywords, and what
+    cannot be compared has no extremes."""
+    empty.write_documents(
+        [
+            Document(content="one", meta={"tags": ["b", "a"], "size": 1, "mixed": 1, "deep": {"seen": True}}),
+            Document(content="two", meta={"tags": ["b", "c"], "size": 2.5, "mixed": "x"}),
+        ]
+    )
+    assert empty.get_metadata_fields_info() == {
+        "tags": {"type": "keyword"},
+        "size": {"type": "float"},
+        "mixed": {"type": "keyword"},
+        "deep.seen": {"type": "boolean"},
+    }
+    assert empty.get_metadata_field_unique_values("meta.tags", from_=1, size=5) == (["b", "c"], 3)
+    assert empty.count_unique_metadata_by_filter({}, ["meta.tags", "absent"]) == {"meta.tags": 3, "absent": 0}
+    assert empty.get_metadata_field_min_max("size") == {"min": 1, "max": 2.5}
+    assert empty.get_metadata_field_min_max("mixed") == {"min": None, "max": None}
+
+
+def test_metadata_of_more_than_a_page(monkeypatch: pytest.MonkeyPatch, empty: NearlineDocumentStore) -> None:
+    """All pages count."""
+    monkeypatch.setattr("retrieval.clients.haystack_operations.PAGE", 2)
+    empty.write_documents([Document(content=str(at), meta={"at": at}) for at in range(5)])
+    assert empty.get_metadata_field_min_max("at") == {"min": 0, "max": 4}
+
+
+@pytest.mark.parametrize("copied", [deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_copies(filled: NearlineDocumentStore, copied: Callable[[Any], Any]) -> None:
+    """A store and the retrievers on it can be copied and pickled, as Haystack does with pipelines; a copy works after
+    its original is closed."""
+    retriever, by_vector = copied((NearlineRetriever(filled, top_k=1), NearlineEmbeddingRetriever(filled)))
+    filled._store.client.close()
+    assert retriever.run("lost parcel")["documents"][0].id == "parcels:0"
+    assert by_vector.document_store.count_documents() == 3
+    for one in (retriever, by_vector):
+        one.document_store._store.client.close()
+
+
+# -- retrievers
+
+
+def test_the_retriever_by_vector(filled: NearlineDocumentStore) -> None:
+    """Finds by a vector of the collection's model, takes filters, and can be saved in a pipeline."""
+    vector = filled._store.client.embed(["parcel that never came"], kind="query")["vectors"][0]
+    pipeline = Pipeline()
+    pipeline.add_component("retriever", NearlineEmbeddingRetriever(filled, top_k=1))
+    again = Pipeline.loads(pipeline.dumps(), allowed_modules=["nearline.haystack"])
+    (found,) = again.run({"retriever": {"query_embedding": vector}})["retriever"]["documents"]
+    assert found.id == "parcels:0"
+    money = {"field": "meta.topic", "operator": "==", "value": "money"}
+    retriever = NearlineEmbeddingRetriever(filled, filters=money)
+    assert [one.id for one in retriever.run(vector)["documents"]] == ["refunds:0"]
+    assert [one.id for one in asyncio.run(retriever.run_async(vector))["documents"]] == ["refunds:0"]
 
 
 def test_the_retriever_in_a_pipeline_that_was_saved(filled: NearlineDocumentStore) -> None:

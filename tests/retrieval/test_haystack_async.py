@@ -17,10 +17,14 @@ from haystack import Document
 from haystack.testing.document_store_async import (
     CountDocumentsAsyncTest,
     CountDocumentsByFilterAsyncTest,
+    CountUniqueMetadataByFilterAsyncTest,
     DeleteAllAsyncTest,
     DeleteByFilterAsyncTest,
     DeleteDocumentsAsyncTest,
     FilterDocumentsAsyncTest,
+    GetMetadataFieldMinMaxAsyncTest,
+    GetMetadataFieldsInfoAsyncTest,
+    GetMetadataFieldUniqueValuesAsyncTest,
     UpdateByFilterAsyncTest,
     WriteDocumentsAsyncTest,
 )
@@ -32,14 +36,18 @@ from nearline.haystack import NearlineDocumentStore
 class TestDocumentStore(
     CountDocumentsAsyncTest,
     CountDocumentsByFilterAsyncTest,
+    CountUniqueMetadataByFilterAsyncTest,
     DeleteAllAsyncTest,
     DeleteByFilterAsyncTest,
     DeleteDocumentsAsyncTest,
     FilterDocumentsAsyncTest,
+    GetMetadataFieldMinMaxAsyncTest,
+    GetMetadataFieldsInfoAsyncTest,
+    GetMetadataFieldUniqueValuesAsyncTest,
     UpdateByFilterAsyncTest,
     WriteDocumentsAsyncTest,
 ):
-    """What the store has; the others, such as unique values of metadata, are not part of Haystack's protocol."""
+    """All of Haystack's suites for the async methods of document stores."""
 
     @pytest_asyncio.fixture
     async def document_store(self, service: ServerProcess) -> AsyncIterator[NearlineDocumentStore]:

@@ -193,9 +193,40 @@ def test_coheres_own_client(http: Http, reranker: Reranker) -> None:
         client.rerank(model="nobody", query=QUERY, documents=TEXTS)
 
 
+def test_jina(http: Http, reranker: Reranker) -> None:
+    """The `top_n` best of texts and objects with texts, with the documents unless they are not wanted, and with the
+    tokens that were read. A request may leave the model out."""
+    documents = [TEXTS[0], *({"text": one, "url": "x"} for one in TEXTS[1:])]
+    answer = http.ok("POST", "/v1/rerank", {"query": QUERY, "documents": documents, "top_n": 2})
+    expected = reranker.scores(QUERY, TEXTS)
+    assert [one["index"] for one in answer["results"]] == np.argsort(-expected)[:2].tolist()
+    assert [one["document"]["text"] for one in answer["results"]] == [
+        TEXTS[one["index"]] for one in answer["results"]
+    ]
+    tokens = sum(map(len, reranker.encoder.pairs(QUERY, TEXTS)))
+    assert (answer["model"], answer["object"]) == ("tiny", "list")
+    assert answer["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
+    bare = http.ok("POST", "/v1/rerank", {"query": QUERY, "documents": TEXTS, "return_documents": False})
+    assert all(set(one) == {"index", "relevance_score"} for one in bare["results"])
+
+
+def test_coheres_first_client(http: Http, reranker: Reranker) -> None:
+    """It reads the same path."""
+    client = cohere.Client(api_key="none", base_url=http.url)
+    found = client.rerank(model="tiny", query=QUERY, documents=TEXTS, top_n=3, return_documents=True)
+    assert [one.index for one in found.results] == np.argsort(-reranker.scores(QUERY, TEXTS))[:3].tolist()
+    assert found.results[0].document is not None
+    assert found.results[0].document.text == TEXTS[found.results[0].index]
+    with pytest.raises(cohere.NotFoundError, match="nobody"):
+        client.rerank(model="nobody", query=QUERY, documents=TEXTS)
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "words"),
     [
+        ("/v1/rerank", {"query": QUERY, "documents": []}, 400, "`documents` cannot be empty"),
+        ("/v1/rerank", {"query": QUERY, "documents": [{"title": "a"}]}, 400, "text"),
+        ("/v1/rerank", {"query": QUERY, "documents": TEXTS, "top_n": 0}, 400, "top_n"),
         ("/rerank", {"query": QUERY, "texts": []}, 400, "`texts` cannot be empty"),
         ("/rerank", {"query": " ", "texts": TEXTS}, 400, "`query` cannot be empty"),
         ("/rerank", {"query": QUERY}, 422, "texts"),

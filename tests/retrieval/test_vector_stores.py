@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import stat
 import subprocess
+import threading
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from openai import AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
 
+from indexes.catalog import Catalog
 from indexes.errors import InvalidInput, NotFound, TooLarge
+from indexes.model import IndexOptions, Settings
+from jobs import extraction
 from jobs.server_process import ServerProcess, serving
+from retrieval.dialects import file_batches, store_expiry
+from retrieval.dialects.file_batches import Kept
+from retrieval.dialects.vector_stores import Details, keep_details
+from retrieval.extracting import AT_ONCE, Texts
+from retrieval.keys import CATALOG, METRICS, TASKS, USED
+from retrieval.metrics import Metrics
 from retrieval.settings import Files
+from retrieval.tasks import Tasks
 from retrieval.uploads import BLOCK_BYTES, DAY_S, FOLDER, Uploads, text_of
+from tests.support.files import docx, pdf
 from tests.support.http import Http
 
 REFUNDS = b"# Refunds\n\nYou get your money back within fourteen days.\n"
@@ -66,6 +82,8 @@ def test_answers_have_all_that_the_clients_types_need(client: OpenAI, store: str
         client.files.retrieve(file.id),
         client.files.list().data[0],
         batch,
+        client.vector_stores.file_batches.cancel(batch.id, vector_store_id=store),
+        client.vector_stores.file_batches.list_files(batch.id, vector_store_id=store).data[0],
         client.vector_stores.search(store, query="money").data[0],
         client.vector_stores.files.delete(file.id, vector_store_id=store),
         client.files.delete(file.id),
@@ -233,6 +251,197 @@ def test_batches(client: OpenAI, store: str) -> None:
         client.vector_stores.file_batches.retrieve("vsfb_1", vector_store_id=store)
 
 
+def test_a_bad_file_of_a_batch(client: OpenAI, store: str) -> None:
+    """Is counted as failed and listed with the reason; the others are written. A batch whose files all fail has
+    failed."""
+    good = [
+        client.files.create(file=(f"{at}.txt", b"Bats listen."), purpose="assistants").id for at in (1, 2)
+    ]
+    bad = client.files.create(file=("scan.pdf", pdf("")), purpose="assistants").id
+    batch = client.vector_stores.file_batches.create(store, file_ids=[good[0], bad, good[1]])
+    assert batch.status == "completed"
+    assert batch.file_counts.to_dict() == {
+        "completed": 2, "total": 3, "in_progress": 0, "failed": 1, "cancelled": 0
+    }  # fmt: skip
+    assert client.vector_stores.file_batches.retrieve(batch.id, vector_store_id=store) == batch
+    assert client.vector_stores.file_batches.cancel(batch.id, vector_store_id=store) == batch
+
+    def ids(**options: Any) -> list[str]:
+        return [
+            one.id
+            for one in client.vector_stores.file_batches.list_files(
+                batch.id, vector_store_id=store, **options
+            )
+        ]
+
+    assert ids() == ids(limit=1) == [good[0], bad, good[1]]
+    assert ids(order="desc", limit=2) == [good[1], bad, good[0]]
+    assert ids(filter="completed") == good
+    assert ids(before=good[1], limit=1) == [bad]
+    (failed,) = client.vector_stores.file_batches.list_files(batch.id, vector_store_id=store, filter="failed")
+    assert failed.status == "failed"
+    assert failed.last_error is not None
+    assert failed.last_error.code == "unsupported_file"
+    assert "its pages are images" in failed.last_error.message
+    with pytest.raises(BadRequestError, match="after names no file"):
+        ids(after="file-none")
+
+    chunked = [{"file_id": good[0], "chunking_strategy": static(100, 90)}]
+    alone = client.vector_stores.file_batches.create(store, files=chunked)  # type: ignore[arg-type]
+    assert (alone.status, alone.file_counts.failed) == ("failed", 1)
+    made = client.vector_stores.create(name="partly", file_ids=[good[0], bad])
+    assert (made.file_counts.completed, made.file_counts.failed, made.file_counts.total) == (1, 1, 2)
+    with pytest.raises(BadRequestError) as caught:
+        client.vector_stores.file_batches.create(store, file_ids=good, attributes={"acl": 1.0})
+    assert caught.value.param == "attributes.acl"
+
+
+def test_the_latest_batches_are_kept(tmp_path: Path) -> None:
+    """The oldest is forgotten for a new one."""
+    collection = SimpleNamespace(folder=tmp_path)
+    kept = [Kept(1, f"vsfb_{at:024x}", at, ["a"], {}) for at in range(file_batches.KEPT_MAX + 2)]
+    for at, one in enumerate(kept):
+        file_batches.keep(collection, one)  # type: ignore[arg-type]
+        os.utime(tmp_path / file_batches.FOLDER / f"{one.id}.json", (at, at))
+    left = {path.stem for path in (tmp_path / file_batches.FOLDER).iterdir()}
+    assert left == {one.id for one in kept[2:]}
+
+
+def test_passages_of_a_size(client: OpenAI, http: Http, store: str) -> None:
+    """A static strategy bounds the passages; the answer says how much the model allowed."""
+    text = " ".join(f"Sentence number {at} speaks of bats." for at in range(100)).encode()
+    file = client.files.create(file=("bats.txt", text), purpose="assistants").id
+
+    def passages(**options: Any) -> tuple[Any, int]:
+        made = client.vector_stores.files.create(store, file_id=file, **options)
+        number = http.ok("GET", f"/v1/collections/{store}/documents/{file}")["passages"]
+        assert made.chunking_strategy is not None
+        return made.chunking_strategy.to_dict(), number
+
+    usual, many = passages()
+    assert usual == static(200, 32)
+    small, more = passages(chunking_strategy=static(100, 20))
+    assert small == static(100, 20)
+    large, fewer = passages(chunking_strategy=static(800, 400))
+    assert large == static(254, 63)  # all that the model reads
+    assert more > many > fewer > 1
+    assert passages(chunking_strategy={"type": "auto"}) == (usual, many)
+
+
+def test_text_of_documents_that_are_no_text(client: OpenAI, store: str) -> None:
+    """PDF and DOCX files are found by what they say, and come back as the bytes that they were."""
+    for name, content in (
+        ("fees.pdf", pdf("Late payment costs forty euros.")),
+        ("leave.docx", docx("Leave", "Parents get ten weeks of leave.")),
+    ):
+        made = client.vector_stores.files.upload_and_poll(vector_store_id=store, file=(name, content))
+        assert made.status == "completed"
+        assert client.files.content(made.id).read() == content
+    (best, *_) = client.vector_stores.search(store, query="what does paying too late cost?")
+    assert best.filename == "fees.pdf"
+    (page,) = client.vector_stores.files.content(best.file_id, vector_store_id=store).data
+    assert "# Page 1" in (page.text or "")
+    broken = client.files.create(file=("broken.pdf", b"%PDF-1.7 and no more \xff"), purpose="assistants").id
+    with pytest.raises(BadRequestError, match=r"broken\.pdf") as caught:
+        client.vector_stores.files.create(store, file_id=broken)
+    assert caught.value.param == "file"
+
+
+def test_files_that_need_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Are refused at the upload where it is missing, with its name."""
+    found = extraction.extract(b"", "A.PDF", 1000)
+    assert found is not None
+    found.check()
+    monkeypatch.setattr(extraction, "find_spec", lambda name: None)
+    with pytest.raises(InvalidInput, match=r"nearline\[files\]"):
+        found.check()
+    assert extraction.extract(b"", "a.txt", 1000) is None
+
+
+def test_a_caller_that_leaves_ends_the_extraction() -> None:
+    """Its process is killed, also in native code; the next caller gets its turn."""
+
+    async def story() -> str:
+        texts = Texts(stuck)
+        for _ in range(AT_ONCE + 1):
+            waiting = asyncio.create_task(texts.find(b"", "a.pdf", 1000))
+            await asyncio.to_thread(stuck.started.acquire)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+        texts = Texts(extraction.extract)
+        return await texts.find(pdf("Still here."), "a.pdf", 1000)
+
+    class Stuck:
+        """Extracts with a child that never answers."""
+
+        def __init__(self) -> None:
+            self.started = threading.Semaphore(0)
+
+        def __call__(self, content: bytes, filename: str, bytes_max: int) -> Any:
+            found = extraction.extract(pdf("x"), filename, bytes_max)
+            assert found is not None
+            connect = found._isolated._connected
+
+            def stopped() -> Any:
+                connection = connect()
+                child = found._isolated._child
+                assert child is not None
+                os.kill(child.pid, signal.SIGSTOP)
+                self.started.release()
+                return connection
+
+            found._isolated._connected = stopped  # type: ignore[method-assign]
+            return found
+
+    stuck = Stuck()
+    assert "Still here." in asyncio.run(story())
+
+
+# --- expiry -------------------------------------------------------------------------------------------------------
+
+
+def test_a_store_that_expires(client: OpenAI) -> None:
+    """Says when; the expiry can be changed and taken away, and other changes leave it."""
+    expires: Any = {"anchor": "last_active_at", "days": 7}
+    made = client.vector_stores.create(name="short-lived", expires_after=expires)
+    assert made.expires_after is not None
+    assert made.expires_after.to_dict() == expires
+    assert made.last_active_at is not None
+    assert (made.status, made.expires_at) == ("completed", made.last_active_at + 7 * DAY_S)
+    renamed = client.vector_stores.update(made.id, name="Other")
+    assert renamed.expires_after == made.expires_after
+    longer = client.vector_stores.update(made.id, expires_after={"anchor": "last_active_at", "days": 30})
+    assert longer.expires_after is not None
+    assert longer.expires_after.days == 30
+    stays = client.vector_stores.update(made.id, expires_after=None)
+    assert (stays.expires_after, stays.expires_at) == (None, None)
+
+
+def test_only_what_is_not_used_is_deleted(tmp_path: Path) -> None:
+    """A store is deleted so many days after its last use, which outlives a restart; one without an expiry stays."""
+    catalog = Catalog(tmp_path / "data", IndexOptions())
+    settings = Settings(dimensions=4, fingerprint="f", model="m", hot_capacity=10)
+    for name, days in (("used", 2), ("unused", 2), ("plain", None)):
+        keep_details(catalog.create(name, settings), Details(expires_days=days, used_at=1_000_000))
+    app: Any = {CATALOG: catalog, USED: {}, TASKS: Tasks(lambda *_: None), METRICS: Metrics()}
+    look = partial(store_expiry.delete_expired, app)
+
+    async def story() -> None:
+        app[USED]["used"] = 1_000_000 + DAY_S
+        await look(1_000_000 + DAY_S)
+        assert (app[USED], sorted(catalog.collections)) == ({}, ["plain", "unused", "used"])
+        await look(1_000_000 + 2 * DAY_S)
+        assert sorted(catalog.collections) == ["plain", "used"]
+        await look(1_000_000 + 3 * DAY_S)
+        assert sorted(catalog.collections) == ["plain"]
+
+    try:
+        asyncio.run(story())
+    finally:
+        catalog.close()
+
+
 def test_attributes_are_replaced(client: OpenAI, store: str, http: Http) -> None:
     """All of them, without embedding again."""
     file_id = next(one.id for one in client.vector_stores.files.list(store))
@@ -246,19 +455,26 @@ def test_attributes_are_replaced(client: OpenAI, store: str, http: Http) -> None
 @pytest.mark.parametrize(
     ("name", "content", "match"),
     [
-        ("scan.pdf", b"%PDF-1.7\n\xff\xfe\x00", "not text in UTF-8"),
-        ("nul.txt", b"a\0b", "not text in UTF-8"),
+        ("image.png", b"\x89PNG\xff\xfe\x00", "neither text in UTF-8"),
+        ("nul.txt", b"a\0b", "neither text in UTF-8"),
         ("empty.txt", b" \n", "is empty"),
         ("long.txt", b"x" * (16_777_216 + 1), "at most 16777216"),
         ("x" * 256, b"text", "1 to 255 printable characters"),
     ],
-    ids=["pdf", "nul", "empty", "long", "name"],
+    ids=["image", "nul", "empty", "long", "name"],
 )
 def test_files_that_are_refused(client: OpenAI, name: str, content: bytes, match: str) -> None:
     """At the upload, naming the field."""
     with pytest.raises(BadRequestError, match=match) as caught:
         client.files.create(file=(name, content), purpose="assistants")
     assert caught.value.param == "file"
+
+
+def static(tokens: int, overlap: int) -> Any:
+    return {
+        "type": "static",
+        "static": {"max_chunk_size_tokens": tokens, "chunk_overlap_tokens": overlap},
+    }
 
 
 def test_errors_name_the_field(client: OpenAI, store: str) -> None:
@@ -276,19 +492,16 @@ def test_errors_name_the_field(client: OpenAI, store: str) -> None:
             lambda: client.vector_stores.search(store, query="x", filters={"type": "eq", "key": "nokey", "value": 1}),
         ),
         (
-            "expires_after",
-            lambda: client.vector_stores.create(expires_after={"anchor": "last_active_at", "days": 1}),
+            "expires_after.days",
+            lambda: client.vector_stores.create(expires_after={"anchor": "last_active_at", "days": 366}),
         ),
         (
-            "chunking_strategy.type",
-            lambda: client.vector_stores.files.create(
-                store,
-                file_id=file.id,
-                chunking_strategy={
-                    "type": "static",
-                    "static": {"max_chunk_size_tokens": 800, "chunk_overlap_tokens": 400},
-                },
-            ),
+            "chunking_strategy.static.max_chunk_size_tokens",
+            lambda: client.vector_stores.files.create(store, file_id=file.id, chunking_strategy=static(99, 0)),
+        ),
+        (
+            "chunking_strategy.static.chunk_overlap_tokens",
+            lambda: client.vector_stores.files.create(store, file_id=file.id, chunking_strategy=static(100, 51)),
         ),
         ("attributes", lambda: client.vector_stores.files.create(
             store, file_id=file.id, attributes={str(at): at for at in range(65)}
@@ -394,12 +607,14 @@ def test_a_form_is_taken_nowhere_else(http: Http) -> None:
 
 
 def test_files_outlive_a_restart(tmp_path: Path, model_folder: Path) -> None:
-    """Uploads, attached files and names of stores are there again; their folder is the owner's alone."""
+    """Uploads, attached files, batches and names of stores are there again; the folder of uploads is the owner's alone.
+    With a store its batches go."""
     environ = {"NEARLINE_MODELS_FOLDER": str(model_folder.parent)}
     with serving(tmp_path / "data", environ) as server:
         client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
         file = client.files.create(file=("refunds.md", REFUNDS), purpose="assistants")
         store = client.vector_stores.create(name="Support FAQ", file_ids=[file.id])
+        batch = client.vector_stores.file_batches.create(store.id, file_ids=[file.id])
     assert stat.S_IMODE((tmp_path / "data" / FOLDER).stat().st_mode) == 0o700
     assert stat.S_IMODE((tmp_path / "data" / FOLDER / file.id).stat().st_mode) == 0o600
     with serving(tmp_path / "data", environ) as server:
@@ -408,6 +623,10 @@ def test_files_outlive_a_restart(tmp_path: Path, model_folder: Path) -> None:
         again = client.vector_stores.retrieve(store.id)
         assert (again.name, again.file_counts.total) == ("Support FAQ", 1)
         assert again.created_at >= file.created_at
+        assert client.vector_stores.file_batches.retrieve(batch.id, vector_store_id=store.id) == batch
+        assert (tmp_path / "data" / store.id / file_batches.FOLDER).is_dir()
+        client.vector_stores.delete(store.id)
+        assert not (tmp_path / "data" / store.id).exists()
 
 
 def test_uploads_expire_and_are_bounded(tmp_path: Path) -> None:

@@ -1,0 +1,255 @@
+"""What Haystack's store asks of the service: a coroutine for each operation, and the translation of filters.
+
+Metadata that the service does not count by itself is read from all documents that match, without their texts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from haystack import Document
+from haystack.document_stores.errors import DuplicateDocumentError
+from haystack.document_stores.types import DuplicatePolicy
+from haystack.errors import FilterError
+
+from retrieval.clients.calling import ServiceError
+from retrieval.clients.stores import (
+    found,
+    matching,
+    plain,
+    provenance,
+    removed_matching,
+    stored,
+    written,
+)
+
+if TYPE_CHECKING:
+    from retrieval.clients.endpoints import Endpoints
+    from retrieval.clients.wire.answers import Hit
+    from retrieval.clients.wire.records import DocumentBody
+
+PROVENANCE_KEY = "nearline"
+ORDERS = {">": "gt", ">=": "gte", "<": "lt", "<=": "lte"}
+LISTS = {"in": "in", "not in": "nin"}
+PAGE = 1000  # documents without their texts; the service may answer with fewer
+TYPES = {bool: "boolean", int: "int", float: "float", str: "keyword"}  # in Haystack's words
+
+Value = str | int | float | bool
+
+
+async def counted(core: Endpoints, collection: str, condition: Any = None) -> int:
+    with refused_filters():
+        return (await core.count(collection, **({} if condition is None else {"filter": condition})))[
+            "documents"
+        ]
+
+
+async def filtered(core: Endpoints, collection: str, condition: Any) -> list[Document]:
+    with refused_filters():
+        return [whole(one) for one in await matching(core, collection, condition)]
+
+
+async def written_under(
+    core: Endpoints, collection: str, documents: list[dict[str, Any]], policy: DuplicatePolicy
+) -> int:
+    if policy in {DuplicatePolicy.FAIL, DuplicatePolicy.SKIP}:
+        ids = [one["id"] for one in documents]
+        present = {one["id"] for one in await stored(core, collection, ids)}
+        if policy == DuplicatePolicy.FAIL and (present or len(set(ids)) < len(ids)):
+            twice = next(one for at, one in enumerate(ids) if one in present or one in ids[:at])
+            raise DuplicateDocumentError(f"there is a document {twice!r} already, and nothing was written")
+        # Of equal ids the first is kept.
+        documents = list({one["id"]: one for one in reversed(documents) if one["id"] not in present}.values())
+    await written(core, collection, documents)
+    return len(documents)
+
+
+async def removed_by(core: Endpoints, collection: str, condition: Any) -> int:
+    with refused_filters():
+        return await removed_matching(core, collection, condition)
+
+
+async def updated_by(core: Endpoints, collection: str, condition: Any, meta: dict[str, Any]) -> int:
+    with refused_filters():
+        ids = [one["id"] for one in await matching(core, collection, condition)]
+    updated = 0
+    for document_id in ids:
+        try:
+            await core.patch(collection, document_id, meta)
+            updated += 1
+        except ServiceError as error:
+            if error.status != 404:  # deleted meanwhile
+                raise
+    return updated
+
+
+async def passages_found(
+    core: Endpoints, collection: str, query: str | list[float], condition: Any, options: dict[str, Any]
+) -> list[Document]:
+    asked = {"query": query} if isinstance(query, str) else {"mode": "dense", "vector": plain(query)}
+    narrowed = {} if condition is None else {"filter": condition}
+    with refused_filters():
+        return [passage(hit) for hit in await found(core, collection, {**asked, **options, **narrowed})]
+
+
+async def values_of(
+    core: Endpoints, collection: str, condition: Any = None
+) -> AsyncIterator[tuple[str, Value]]:
+    """Each value of the metadata of each document that matches, with its key; of a list, each element."""
+    narrowed = {} if condition is None else {"filter": condition}
+    with refused_filters():
+        async for document in core.scroll(collection, limit=PAGE, text=False, **narrowed):
+            for key, value in document["metadata"].items():
+                for one in value if isinstance(value, list) else [value]:
+                    yield key, one
+
+
+async def fields_described(core: Endpoints, collection: str) -> dict[str, dict[str, str]]:
+    found: dict[str, set[str]] = {}
+    async for key, value in values_of(core, collection):
+        found.setdefault(key, set()).add(TYPES[type(value)])
+    return {key: {"type": joint_type(types)} for key, types in found.items()}
+
+
+def joint_type(types: set[str]) -> str:
+    if len(types) == 1:
+        return next(iter(types))
+    return "float" if types == {"int", "float"} else "keyword"
+
+
+async def extremes(core: Endpoints, collection: str, field: str) -> dict[str, Any]:
+    key = key_of(field)
+    values = [value async for one, value in values_of(core, collection) if one == key]
+    if not values or len({isinstance(value, str) for value in values}) > 1:
+        return {"min": None, "max": None}
+    return {"min": min(values), "max": max(values)}
+
+
+async def values_found(
+    core: Endpoints, collection: str, field: str, search_term: str | None, page: slice, condition: Any
+) -> tuple[list[Any], int]:
+    key, wanted = key_of(field), (search_term or "").lower()
+    # To Python 1, 1.0 and True are equal, but they are different values.
+    values = {
+        (str(value), type(value).__name__): value
+        async for one, value in values_of(core, collection, condition)
+        if one == key and wanted in str(value).lower()
+    }
+    return [values[one] for one in sorted(values)[page]], len(values)
+
+
+async def unique_counted(
+    core: Endpoints, collection: str, fields: list[str], condition: Any
+) -> dict[str, int]:
+    found: dict[str, set[tuple[type, Value]]] = {key_of(field): set() for field in fields}
+    async for key, value in values_of(core, collection, condition):
+        if key in found:
+            found[key].add((type(value), value))
+    return {field: len(found[key_of(field)]) for field in fields}
+
+
+def key_of(field: str) -> str:
+    return field.removeprefix("meta.")
+
+
+@contextlib.contextmanager
+def refused_filters() -> Iterator[None]:
+    """The service's refusal of a filter as Haystack's error."""
+    try:
+        yield
+    except ServiceError as error:
+        if error.status in {400, 422} and (error.param or "").startswith("filter"):
+            raise FilterError(error.message) from error
+        raise
+
+
+# --- documents ------------------------------------------------------------------------------------------------------
+
+
+def checked(documents: Sequence[Document]) -> list[dict[str, Any]]:
+    """As the service takes them. Raises ValueError."""
+    if not isinstance(documents, list) or not all(isinstance(one, Document) for one in documents):
+        raise ValueError("documents: expected a list of haystack Documents")
+    for at, one in enumerate(documents):
+        if one.content is None:
+            raise ValueError(f"documents[{at}]: expected text in content, found none; blobs are not kept")
+    return [{"id": one.id, "text": one.content, "metadata": one.meta} for one in documents]
+
+
+def whole(document: DocumentBody) -> Document:
+    return Document(id=document["id"], content=document["text"], meta=dict(document["metadata"]))
+
+
+def passage(hit: Hit) -> Document:
+    return Document(
+        id=f"{hit['document_id']}:{hit['passage']}",
+        content=hit["text"],
+        meta={**hit["metadata"], PROVENANCE_KEY: provenance(hit)},
+        score=hit["score"],
+    )
+
+
+# --- filters --------------------------------------------------------------------------------------------------------
+
+
+def condition_of(filters: dict[str, Any] | None) -> dict[str, Any] | None:
+    """In the service's grammar; None: everything. Raises FilterError."""
+    return joined(filters) if filters else None
+
+
+def joined(filters: dict[str, Any]) -> dict[str, Any]:
+    if "field" in filters:
+        return comparison(filters)
+    operator, conditions = part(filters, "operator"), part(filters, "conditions")
+    if operator not in {"AND", "OR", "NOT"}:
+        raise FilterError(f"operator: expected AND, OR or NOT beside conditions, found {operator!r}")
+    parts = [joined(one) for one in conditions]
+    if operator == "NOT":
+        return {"type": "not", "filter": {"type": "and", "filters": parts}}
+    return {"type": operator.lower(), "filters": parts}
+
+
+def comparison(wanted: dict[str, Any]) -> dict[str, Any]:
+    key = key_of(part(wanted, "field"))
+    operator, value = part(wanted, "operator"), part(wanted, "value")
+    if operator in {"==", "!="}:
+        if value is None:
+            return {"type": "exists", "key": key, "value": operator == "!="}
+        return {"type": "eq" if operator == "==" else "ne", "key": key, "value": value}
+    if operator in LISTS:
+        if not isinstance(value, list):
+            raise FilterError(f"{key}: {operator} expects a list, found {value!r}")
+        return {"type": LISTS[operator], "key": key, "value": value}
+    if operator not in ORDERS:
+        raise FilterError(f"{key}: the operator {operator!r} is not supported")
+    if value is None:  # nothing is more or less than it
+        return {
+            "type": "and",
+            "filters": [{"type": "exists", "key": key, "value": one} for one in (True, False)],
+        }
+    if isinstance(value, str) and not is_date(value):
+        raise FilterError(f"{key}: {operator} expects a number or an ISO date, found {value!r}")
+    return {"type": ORDERS[operator], "key": key, "value": value}
+
+
+def part(filters: Any, name: str) -> Any:
+    if not isinstance(filters, dict) or name not in filters:
+        raise FilterError(f"expected {name} in the filter, found {filters!r}")
+    return filters[name]
+
+
+def is_date(value: str) -> bool:
+    try:
+        datetime.fromisoformat(value)
+    except ValueError:
+        return False
+    return True
+
+
+def some(condition: dict[str, Any] | None) -> dict[str, Any]:
+    if condition is None:
+        raise FilterError("expected filters, found none; delete_all_documents deletes all")
+    return condition
