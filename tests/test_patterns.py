@@ -13,8 +13,8 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from itertools import permutations
-from re import _constants as ops  # type: ignore[attr-defined]
-from re import _parser as parser  # type: ignore[attr-defined]
+from re import _constants as ops
+from re import _parser as parser
 from typing import Any, NamedTuple
 
 import pytest

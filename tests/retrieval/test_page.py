@@ -14,6 +14,7 @@ import pytest
 
 from jobs.server_process import ServerProcess
 from retrieval.handlers.ui import FOLDER
+from tests.support.files import docx, xlsx
 from tests.support.guarded import Caller, guarded_service
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -403,6 +404,8 @@ FILES = {
     "rows.csv": b'id,text,price,paid\n1,"a rope, long",2.5,true\n2,,3,false\n',
     "lines.jsonl": b'{"id": "x", "text": "an anchor", "kind": "iron"}\n{"broken\n{"id": "z"}\n',
     "book.pdf": b"%PDF-1.7\x00\xff",
+    "letter.docx": docx("To the harbor", "The berth by the lighthouse is mine."),
+    "prices.xlsx": xlsx(Berths=[["berth", "euros"], ["north", 20]]),
     "notes.unknown": b"a chart of the sea",
 }
 
@@ -424,12 +427,15 @@ def test_files_become_documents(open_page: Opener, place: Place) -> None:
         "not JSON",
         "no text in the field text",
         "book.pdf",
-        "not text in UTF-8",
     ):
         assert words in failed
     found = place.http.ok("POST", "/v1/collections/harbor/documents/scroll", {})["documents"]
-    documents = {one["id"] if not one["id"].startswith("file-") else "uploaded": one for one in found}
-    assert sorted(documents) == ["1", "guide.md", "page.html", "uploaded", "x"]
+    documents = {one["id"]: one for one in found if not one["id"].startswith("file-")}
+    uploaded = {one["text"] for one in found if one["id"].startswith("file-")}
+    assert sorted(documents) == ["1", "guide.md", "page.html", "x"]
+    assert len(uploaded) == 3
+    for words in ("chart of the sea", "berth by the lighthouse", "north"):
+        assert any(words in text for text in uploaded)
     assert documents["1"]["metadata"] == {"price": 2.5, "paid": True}
     assert (documents["page.html"]["title"], documents["page.html"]["text"]) == (
         "Harbor",
@@ -437,7 +443,7 @@ def test_files_become_documents(open_page: Opener, place: Place) -> None:
     )
     assert documents["guide.md"]["title"] == "The guide"
     page.get_by_role("link", name="Search harbor").click()
-    search(page, "how much is a berth")
+    search(page, "what a berth costs: the fees")
     assert titles(page)[0] == "Harbor"
 
 
