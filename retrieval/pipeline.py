@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -149,11 +149,16 @@ class Pipeline:
         settings, ranking = collection.settings, collection.ranking.current
         return planned(request, settings.dimensions, self._config, ranking, strained=strained)
 
-    def _in_time(self, plan: Plan, watch: Stopwatch) -> AbstractAsyncContextManager[None]:
-        """`watch` tells the deadline to the stages."""
+    @asynccontextmanager
+    async def _in_time(self, plan: Plan, watch: Stopwatch) -> AsyncIterator[None]:
+        """`watch` tells the stages the deadline, and that the caller has left."""
         if plan.deadline_ms is not None:
             watch.deadline = asyncio.get_running_loop().time() + plan.deadline_ms / 1000
-        return in_time(watch.deadline, plan.deadline_ms)
+        try:
+            async with in_time(watch.deadline, plan.deadline_ms):
+                yield
+        finally:
+            watch.left = True
 
     @asynccontextmanager
     async def _turn(self, plan: Plan) -> AsyncIterator[None]:
@@ -365,7 +370,8 @@ class Pipeline:
             found = await self._threads.run(stages, long=plan.rerank is not None)
             if found is not None:
                 if plan.facets:
-                    count = partial(facets_of, collection, snapshot, plan.query.condition, plan.facets)
+                    condition = plan.query.condition
+                    count = partial(facets_of, collection, snapshot, condition, plan.facets, watch.go_on)
                     found.answer.facets = await self._threads.run(count)
                 return found
             plan = plan.deeper()

@@ -1,4 +1,4 @@
-"""How long each stage of a search took, and when its caller stops waiting."""
+"""How long each stage of a search took, and whether its caller still waits."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from indexes import DeadlineExceeded
+from retrieval.cancellation import Abandoned
 from retrieval.schemas import Timings
 
 T = TypeVar("T")
@@ -20,12 +21,21 @@ T = TypeVar("T")
 class Stopwatch:
     """When each stage ran. Stages may run on different threads, at the same time, and more than once.
 
-    `deadline`, in the loop's time, is when the caller stops waiting.
+    `deadline`, in the loop's time, is when the caller stops waiting; `left`: it has stopped already.
     """
 
     deadline: float | None = None
+    left: bool = False
     started: float = field(default_factory=time.perf_counter)
     spans: list[tuple[float, float, str]] = field(default_factory=list)  # begun, ended, stage
+
+    def go_on(self) -> None:
+        """Work on any thread calls this between its steps. Raises Abandoned once the caller has left, DeadlineExceeded
+        after its deadline."""
+        if self.left:
+            raise Abandoned
+        if self.deadline is not None and time.monotonic() > self.deadline:
+            raise DeadlineExceeded("the deadline passed before the answer was complete", param="deadline_ms")
 
     def timed(self, stage: str | None, work: Callable[[], T]) -> T:
         """`stage` None: not one that this search has."""
