@@ -107,9 +107,7 @@ def _is_first(part: Part, firsts: Ids) -> Flags:
     return flags
 
 
-def _counted(
-    asked: FacetQuery, matching: Sequence[tuple[FilterPart, Flags]], go_on: GoOn
-) -> FacetCounts:
+def _counted(asked: FacetQuery, matching: Sequence[tuple[FilterPart, Flags]], go_on: GoOn) -> FacetCounts:
     found: dict[Kind, list[tuple[Values, Positions]]] = defaultdict(list)
     ranges, documents, present = [0] * len(asked.ranges), 0, 0
     for filters, flags in matching:
@@ -135,7 +133,11 @@ def _counted(
             found[kind].append(column.counted(flags))
     values, distinct = _most_frequent(found, go_on)
     return FacetCounts(
-        values, distinct, list(zip(asked.ranges, ranges)) if asked.bounds else [], documents, documents - present
+        values,
+        distinct,
+        list(zip(asked.ranges, ranges)) if asked.bounds else [],
+        documents,
+        documents - present,
     )
 
 
@@ -154,9 +156,11 @@ def _most_frequent(
         firsts, ranks = ranked(values)
         sums = np.bincount(ranks, np.concatenate([counts for _, counts in columns])).astype(np.int64)
         distinct += int(np.count_nonzero(sums))
-        for rank in np.argsort(-sums, kind="stable")[:LISTED_MAX].tolist():
-            if sums[rank]:
-                listed.append((-int(sums[rank]), kind, values.value_at(int(firsts[rank]))))
+        first = np.argsort(-sums, kind="stable")[:LISTED_MAX]
+        listed += [
+            (-int(sums[rank]), kind, values.value_at(int(firsts[rank])))
+            for rank in first[sums[first] > 0].tolist()
+        ]
     listed.sort()
     return [
         (bool(value) if kind == "boolean" else value, -count) for count, kind, value in listed[:LISTED_MAX]

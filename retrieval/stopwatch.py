@@ -26,6 +26,7 @@ class Stopwatch:
 
     deadline: float | None = None
     left: bool = False
+    cpu_s: float = 0.0  # of its stages on the search threads
     started: float = field(default_factory=time.perf_counter)
     spans: list[tuple[float, float, str]] = field(default_factory=list)  # begun, ended, stage
 
@@ -36,6 +37,14 @@ class Stopwatch:
             raise Abandoned
         if self.deadline is not None and time.monotonic() > self.deadline:
             raise DeadlineExceeded("the deadline passed before the answer was complete", param="deadline_ms")
+
+    def charged(self, work: Callable[[], T]) -> T:
+        """What the work returns; the CPU time it took is added to `cpu_s`."""
+        begun = time.thread_time()
+        try:
+            return work()
+        finally:
+            self.cpu_s += time.thread_time() - begun
 
     def timed(self, stage: str | None, work: Callable[[], T]) -> T:
         """`stage` None: not one that this search has."""

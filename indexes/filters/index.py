@@ -148,7 +148,9 @@ class _GrowingColumn(Column):
     def counted(self, flags: NDArray[np.bool_]) -> tuple[Values, Positions]:
         held = flags[self.rows]
         pairs = self._codes[held].astype(np.uint64) << np.uint64(32) | self.rows[held]
-        counts = np.bincount((np.unique(pairs) >> np.uint64(32)).astype(np.int64))  # a list may repeat a value
+        counts = np.bincount(
+            (np.unique(pairs) >> np.uint64(32)).astype(np.int64)
+        )  # a list may repeat a value
         found, values = np.flatnonzero(counts), list(self._pairs.codes)
         kind: type[Texts | Numbers] = Texts if isinstance(values[0], str) else Numbers
         return kind.of([values[at] for at in found.tolist()]), counts[found]
