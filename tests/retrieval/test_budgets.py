@@ -12,11 +12,17 @@ from typing import Any
 
 import pytest
 
+from indexes.errors import DeadlineExceeded
+from indexes.facets import FacetQuery, count_facets
+from indexes.query import Query
 from retrieval import explaining
+from retrieval.cancellation import Abandoned
+from retrieval.executor import LocalExecutor
 from retrieval.explain_schemas import ExplainRequest
 from retrieval.openapi import Route
 from retrieval.routes import ROUTES
 from retrieval.schemas import ContextRequest, SearchOptions, SearchRequest
+from retrieval.stopwatch import Stopwatch
 from tests.support.http import Http
 from tests.support.operations import form
 from tests.support.worst_case import (
@@ -270,6 +276,25 @@ def test_nothing_is_done_for_callers_that_have_left(service: Service) -> None:
     Http(service.url).ok("GET", "/healthz")
     service.wait(QUIET_AFTER_S)
     assert service.quiet_cpu_s() <= IDLE_CPU_S
+
+
+@pytest.mark.parametrize(
+    ("query", "ends"),
+    [
+        (Query(10, 100, misspelt(4), typos=True), Abandoned),
+        (Query(10, 100, "data", prefixes=("aa", "ba")), Abandoned),
+        (Query(10, 100, "data", phrases=("data time",)), DeadlineExceeded),
+    ],
+    ids=["typos", "prefixes", "phrases"],
+)
+def test_what_has_begun_ends_at_its_next_step(service: Service, query: Query, ends: type[Exception]) -> None:
+    """A search whose caller has left, or whose deadline has passed, on its thread: its words, and its facets."""
+    watch = Stopwatch(deadline=0.0) if ends is DeadlineExceeded else Stopwatch(left=True)
+    executor = LocalExecutor(service.collection, service.collection.snapshot)
+    with pytest.raises(ends):
+        executor.prepare(query, watch).search()
+    with pytest.raises(ends):
+        count_facets(service.collection, executor.snapshot, None, [FacetQuery("serials")], watch.go_on)
 
 
 def test_an_answer_says_what_its_budget_left_out(service: Service) -> None:

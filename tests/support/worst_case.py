@@ -115,6 +115,7 @@ class Request:
 @dataclass(frozen=True)
 class Service:
     url: str
+    collection: Collection
 
     def ask(self, request: Request) -> tuple[float, int, Any]:
         """The CPU time of this process until the answer is there, its status, and the answer."""
@@ -182,10 +183,11 @@ def serving_worst_case(folder: Path) -> Iterator[Service]:
         settings = Settings(
             dimensions=DIMENSIONS, fingerprint=manifest.fingerprint, model="encoder", hot_capacity=10_000
         )
-        fill(app[CATALOG].create(NAME, settings))
+        collection = app[CATALOG].create(NAME, settings)
+        fill(collection)
         gc.collect()
         gc.freeze()  # as a service does once all is loaded: a collection would be charged to whoever asks then
-        yield Service(url)
+        yield Service(url, collection)
     finally:
         gc.unfreeze()
         asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(60)
