@@ -186,6 +186,10 @@ BODIES: dict[str, Made] = {
     "POST /embed": lambda times: {"inputs": ["a"] * 400 * times},
     "POST /": lambda times: {"inputs": " " * 2000 * times},
     "POST /rerank": lambda times: {"query": "data", "texts": ["a"] * 400 * times},
+    "POST /embed_all": lambda times: {"inputs": ["a"] * 100 * times},
+    "POST /v2/embed": lambda times: {"model": "encoder", "input_type": "search_query", "texts": ["a"] * 24 * times},
+    "POST /similarity": lambda times: {"inputs": {"source_sentence": "data", "sentences": ["a"] * 300 * times}},
+    "POST /v1/rerank": lambda times: {"model": "reader", "query": "data", "documents": ["a"] * 400 * times},
     "POST /v2/rerank": lambda times: {"model": "reader", "query": "data", "documents": ["a"] * 400 * times},
 }  # fmt: skip
 STARTS_A_JOB = {f"POST {C}/reindex", f"POST {C}/tune"}  # which is what takes the time
