@@ -58,6 +58,7 @@ from .lexical.analysis import ANALYSIS_VERSION as ANALYSIS_VERSION
 from .lexical.analysis import query_terms as query_terms
 from .lexical.analysis import terms as terms
 from .lexical.operators import plain_words as plain_words
+from .lexical.spans import Marks as Marks
 from .lexical.spans import marked as marked
 from .log.content import DIGEST_BYTES as DIGEST_BYTES
 from .log.reader import searchable_text as searchable_text

@@ -6,7 +6,7 @@ passages count; which these are is read from the log once, and for each part kep
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,11 +16,13 @@ import numpy as np
 from pyroaring import BitMap
 
 from indexes.collection import Collection
+from indexes.courtesy import GoOn, nobody_waits
 from indexes.errors import InvalidInput
 from indexes.filters.bitmaps import bitmap_of
 from indexes.filters.filter_part import FilterPart
 from indexes.filters.grammar import Filter, Kind, Unchecked, kind_of
 from indexes.filters.satisfiable import require_key
+from indexes.filters.values import Numbers, Positions, Texts, Values, ranked
 from indexes.masks import Bits, Flags, flags_of, pack_flags
 from indexes.model import Ids, Scalar
 from indexes.parts.part import Part
@@ -28,6 +30,7 @@ from indexes.parts.prepared import select
 from indexes.parts.snapshot import Snapshot
 
 VALUES_MAX = 65_536  # different ones under one key: more are ids, not groups
+LISTED_MAX = 1000  # values of one facet
 
 Range = tuple[Scalar | None, Scalar | None]  # from, below; None: open
 _first_rows: WeakKeyDictionary[Part, Bits] = WeakKeyDictionary()
@@ -48,23 +51,38 @@ class FacetQuery:
 
 @dataclass(frozen=True, slots=True)
 class FacetCounts:
-    """Of the matching `documents` those with each value, most first, or in each range; `missing` have no value."""
+    """Of the matching `documents` those with each value, most first, or in each range; `missing` have no value.
+
+    `values` are the first LISTED_MAX of so many `distinct` ones.
+    """
 
     values: list[tuple[Scalar, int]]
+    distinct: int
     ranges: list[tuple[Range, int]]
     documents: int
     missing: int
 
 
 def count_facets(
-    collection: Collection, snapshot: Snapshot, condition: Filter | None, asked: Sequence[FacetQuery]
+    collection: Collection,
+    snapshot: Snapshot,
+    condition: Filter | None,
+    asked: Sequence[FacetQuery],
+    go_on: GoOn = nobody_waits,
 ) -> list[FacetCounts]:
-    """Raises InvalidInput for a key that no document has, or too many different values."""
+    """Equal ones are counted once. Calls `go_on` between its steps.
+
+    Raises InvalidInput for a key that no document has, or too many different values.
+    """
     matching = list(_matching(collection, snapshot, condition))
     if not isinstance(condition, Unchecked):
         for one in asked:
             require_key(one.key, one.where, [filters for filters, _ in matching])
-    return [_counted(one, matching) for one in asked]
+    known: dict[tuple[str, tuple[Scalar, ...]], FacetCounts] = {}
+    for one in asked:
+        if (one.key, one.bounds) not in known:
+            known[one.key, one.bounds] = _counted(one, matching, go_on)
+    return [known[one.key, one.bounds] for one in asked]
 
 
 def _matching(
@@ -89,10 +107,11 @@ def _is_first(part: Part, firsts: Ids) -> Flags:
     return flags
 
 
-def _counted(asked: FacetQuery, matching: Sequence[tuple[FilterPart, Flags]]) -> FacetCounts:
-    found: Counter[tuple[Kind, Scalar]] = Counter()
+def _counted(asked: FacetQuery, matching: Sequence[tuple[FilterPart, Flags]], go_on: GoOn) -> FacetCounts:
+    found: dict[Kind, list[tuple[Values, Positions]]] = defaultdict(list)
     ranges, documents, present = [0] * len(asked.ranges), 0, 0
     for filters, flags in matching:
+        go_on()
         rows = bitmap_of(np.flatnonzero(flags).astype(np.uint32), filters.size)
         documents += len(rows)
         columns = filters.columns(asked.key)
@@ -111,11 +130,38 @@ def _counted(asked: FacetQuery, matching: Sequence[tuple[FilterPart, Flags]]) ->
                     f"{asked.where}: {asked.key!r} has more than {VALUES_MAX} different values; count ranges",
                     param=asked.where,
                 )
-            found.update({(kind, value): count for value, count in column.counted(flags).items()})
-    values = sorted(found.items(), key=lambda one: (-one[1], one[0]))
+            found[kind].append(column.counted(flags))
+    values, distinct = _most_frequent(found, go_on)
     return FacetCounts(
-        [(bool(value) if kind == "boolean" else value, count) for (kind, value), count in values],
+        values,
+        distinct,
         list(zip(asked.ranges, ranges)) if asked.bounds else [],
         documents,
         documents - present,
     )
+
+
+def _most_frequent(
+    found: dict[Kind, list[tuple[Values, Positions]]], go_on: GoOn
+) -> tuple[list[tuple[Scalar, int]], int]:
+    """The values of all parts with their sums, most first, of equals in their order; and how many there are.
+
+    Values stay arrays until it is known which of them are listed.
+    """
+    listed: list[tuple[int, Kind, Scalar]] = []
+    distinct = 0
+    for kind, columns in found.items():
+        go_on()
+        values = (Texts if kind == "string" else Numbers).joined(values for values, _ in columns)
+        firsts, ranks = ranked(values)
+        sums = np.bincount(ranks, np.concatenate([counts for _, counts in columns])).astype(np.int64)
+        distinct += int(np.count_nonzero(sums))
+        first = np.argsort(-sums, kind="stable")[:LISTED_MAX]
+        listed += [
+            (-int(sums[rank]), kind, values.value_at(int(firsts[rank])))
+            for rank in first[sums[first] > 0].tolist()
+        ]
+    listed.sort()
+    return [
+        (bool(value) if kind == "boolean" else value, -count) for count, kind, value in listed[:LISTED_MAX]
+    ], distinct

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import heapq
 from collections.abc import Collection, Iterable, Sequence
 
+from rapidfuzz import process
+from rapidfuzz.distance import Indel
+
 LISTED_MAX = 20
-NAME_CHARS_SHOWN = 100  # of a name that a request holds; difflib takes quadratic time
-COMPARED_MAX = 1000  # names, those of the most similar length: difflib takes 5 microseconds for each
+NAME_CHARS_SHOWN = 100  # of a name that a request holds, and of those it is compared with
+COMPARED_MAX = 1000  # names, those of the most similar length
 
 Alike = Sequence[frozenset[str]]
 
@@ -27,7 +29,10 @@ def similar(name: str, known: Iterable[str], most: int, least: float = 0.6) -> l
     long = [one for one in known if len(one) > 2]  # any four letters are "close" to some two
     shown = name[:NAME_CHARS_SHOWN]
     compared = heapq.nsmallest(COMPARED_MAX, long, key=lambda one: abs(len(one) - len(shown)))
-    return difflib.get_close_matches(shown, compared, most, least)
+    near = process.extract(
+        shown, compared, scorer=Indel.normalized_similarity, score_cutoff=least, limit=most
+    )
+    return [one for one, _, _ in near]
 
 
 def synonym(name: str, known: Collection[str], alike: Alike) -> str | None:

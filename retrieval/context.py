@@ -17,6 +17,7 @@ until it fits.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 
 from indexes import GoOn, InvalidInput, TooLarge, nobody_waits
@@ -37,6 +38,7 @@ from retrieval.schemas import (
 )
 from retrieval.settings import Config
 
+HINTED = 16  # the shortest passages found, of which the hint counts the tokens
 DEFAULT_K = 100  # passages searched: many more than fit, since documents have several and only some are shown
 
 
@@ -95,7 +97,12 @@ def build_context(
     pages = pack(distinct, wanted, packer, config)
     whole = packer.rendered(pages)
     while whole.tokens > wanted.token_budget:
-        pages.pop()  # together, texts may need some tokens more than one by one
+        # Together, texts may need some tokens more than one by one. Counting all of them takes long, so as many
+        # documents leave at once as have to.
+        counted = dict(zip(map(id, whole.blocks), whole.of_blocks, strict=True))
+        beyond = whole.tokens - wanted.token_budget
+        while beyond > 0:
+            beyond -= max(sum(counted[id(block)] for block in pages.pop().blocks), 1)
         go_on()
         whole = packer.rendered(pages)
     return ContextAnswer(
@@ -132,7 +139,8 @@ def hint(hits: list[Hit], packer: Packer, config: Config) -> str:
         estimate = packer.besides + packer.tokens(block)
         return max(estimate, packer.rendered([Page([block])]).tokens)
 
-    least = min(map(needed, hits))
+    shortest = heapq.nsmallest(HINTED, hits, key=lambda hit: len(hit.text) + len(hit.title))
+    least = min(map(needed, shortest))
     return f"token_budget {packer.wanted.token_budget} is too small: the smallest passage found needs {least} tokens"
 
 

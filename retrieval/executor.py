@@ -36,6 +36,10 @@ Submit = Callable[[Callable[[], "LocalExecution"]], Future["LocalExecution"]]
 class Execution(Protocol):
     """One query being answered on one frozen state of a collection. Call from any thread, one call at a time."""
 
+    def go_on(self) -> None:
+        """Raises what ends the search: its caller has left, or its deadline has passed."""
+        ...
+
     def search(self) -> Candidates:
         """Raises InvalidInput for a filter that nothing can satisfy."""
         ...
@@ -47,6 +51,16 @@ class Execution(Protocol):
     @property
     def corrected(self) -> Mapping[str, str]:
         """Words of the query that no passage has, and the terms that were looked up instead."""
+        ...
+
+    @property
+    def light(self) -> bool:
+        """Whether its words took no time to prepare."""
+        ...
+
+    @property
+    def typos_whole(self) -> bool:
+        """False if not every word that no passage has was looked up, because that would take too long."""
         ...
 
     @property
@@ -85,11 +99,13 @@ class Executor(Protocol):
 
 @dataclass(slots=True)
 class LocalExecutor:
-    """Answers in this process. `begun`: of a query whose text is being embedded meanwhile, what needs no vector."""
+    """Answers one query in this process, at one depth after the other. `begun`: of a query whose text is being embedded
+    meanwhile, what needs no vector. `first`: what was prepared before."""
 
     collection: Collection
     snapshot: Snapshot
     begun: Future[LocalExecution] | None = None
+    first: LocalExecution | None = None
 
     def begin(self, query: Query, watch: Stopwatch, submit: Submit) -> None:
         """Search its words meanwhile. Then ask for the same query with its vector, or for a deeper one."""
@@ -101,14 +117,15 @@ class LocalExecutor:
         self.begun = submit(begun)
 
     def prepare(self, query: Query, watch: Stopwatch) -> LocalExecution:
-        """Waits for what was begun; raises what that has raised."""
-        if self.begun is not None and (begun := self.begun.result()).prepared.query.depth == query.depth:
-            return replace(begun, prepared=begun.prepared.embedded(query))
-        return self._prepared(query, watch)
+        """Waits for what was begun; raises what that has raised. Words are looked up once, whatever the depth."""
+        if self.first is None:
+            self.first = self._prepared(query, watch) if self.begun is None else self.begun.result()
+        words = self.first.words if self.first.prepared.query.depth == query.depth else None
+        return replace(self.first, prepared=self.first.prepared.again(query, watch.go_on), words=words)
 
     def _prepared(self, query: Query, watch: Stopwatch) -> LocalExecution:
         stage = None if query.text is None else "lexical"  # it weighs the terms
-        prepared = watch.timed(stage, lambda: self.snapshot.prepare(query))
+        prepared = watch.timed(stage, lambda: self.snapshot.prepare(query, watch.go_on))
         return LocalExecution(self.collection, self.snapshot, prepared, watch)
 
 
@@ -118,6 +135,9 @@ class LocalExecution(msgspec.Struct, frozen=True):
     prepared: Prepared
     watch: Stopwatch
     words: Ranking | None = None
+
+    def go_on(self) -> None:
+        self.watch.go_on()
 
     def lexical(self) -> Ranking:
         """That of BM25, unless it is there already."""
@@ -138,6 +158,14 @@ class LocalExecution(msgspec.Struct, frozen=True):
     @property
     def corrected(self) -> Mapping[str, str]:
         return self.prepared.corrected
+
+    @property
+    def light(self) -> bool:
+        return self.prepared.light
+
+    @property
+    def typos_whole(self) -> bool:
+        return self.prepared.typos_whole
 
     @property
     def scoring(self) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from indexes import Tier
 from retrieval.schemas import Doc, DocumentId, Ranks, Scores, SearchRequest
@@ -93,3 +94,7 @@ class ExplainAnswer(msgspec.Struct):
     passages: Annotated[list[FollowedPassage], Doc("Passages of the document, the best first")]
     searches: Annotated[int, Doc("Searches that were run for this explanation")]
     seq: Annotated[int, Doc("Last operation that the search could see")]
+    over_budget: Annotated[
+        bool | UnsetType,
+        Doc("True: the searches took so long that not every change was tried; absent otherwise"),
+    ] = UNSET

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from indexes import Collection, DeadlineExceeded, InvalidInput, NotFound, TooLarge, similar
 from retrieval.auth import PRINCIPAL
@@ -47,6 +48,7 @@ JSON = dict[str, Any]
 
 CAUSES_MAX = 5  # one after the other
 SEARCHES_MAX = 24  # for one explanation; most take two to six, planted ones at most 12
+SEARCHED_S_MAX = 0.15  # of CPU time: once they have taken that, no further one is run
 IDS_COMPARED = 1000  # with one that no document has, of each sort
 SIMILAR_MAX = 3
 HALVINGS_MAX = 4  # in the search for the fewest hits
@@ -119,7 +121,7 @@ class Inquiry:
         self._patch: JSON = {}
         self._causes: list[Cause] = []
         self._changes: list[Change] = []
-        self._searches = 0
+        self._searches, self._searched_s, self._whole = 0, 0.0, True
 
     async def explain(self, answer_seq: int | None) -> ExplainAnswer:
         written = self._target.document.seq
@@ -152,6 +154,8 @@ class Inquiry:
             if not await self._cause(trail):
                 break
             if not self._changes:
+                if self._spent():
+                    break
                 trail = await self._trail()
         return ExplainAnswer(
             found=first.rank if self._causes[0].kind == "found" else None,
@@ -161,6 +165,7 @@ class Inquiry:
             others=self._changes[1:],
             passages=await asyncio.to_thread(first.rows),
             searches=self._searches,
+            over_budget=UNSET if self._whole else True,
             seq=first.search.snapshot.seq,
         )
 
@@ -287,12 +292,19 @@ class Inquiry:
         followed = await self._pipeline.follow(
             self._collection, request_of(apply_patch(self._search, self._patch))
         )
+        self._searched_s += followed.cpu_s
         return await abandonable(partial(trail_of, self._collection, followed, self._target))
 
+    def _spent(self) -> bool:
+        """Whether the searches have taken too long for another one, which the answer says."""
+        if self._searched_s >= SEARCHED_S_MAX:
+            self._whole = False
+        return not self._whole
+
     async def _tried(self, patch: JSON) -> Change | None:
-        """The change, if it finds the document; None also where it is refused."""
+        """The change, if it finds the document; None also where it is refused, or the searches have taken too long."""
         together = {**self._patch, **patch}
-        if self._searches >= SEARCHES_MAX:
+        if self._searches >= SEARCHES_MAX or self._spent():
             return None
         self._searches += 1
         try:
@@ -300,6 +312,7 @@ class Inquiry:
             found = await self._pipeline.follow(self._collection, request)
         except (InvalidInput, TooLarge, DeadlineExceeded):
             return None
+        self._searched_s += found.cpu_s
         rank = self._target.rank_in(found.answer.hits)
         return None if rank is None else Change(together, rank)
 

@@ -176,7 +176,7 @@ def trail_of(collection: Collection, search: Followed, target: Target, go_on: Go
     counts: dict[str, float] = {}
     for of_word in words.values():
         counts.update(of_word)
-    prepared = snapshot.prepare(plan.query)
+    prepared = search.prepared.again(plan.query, go_on)
     best = standings(prepared, furthest(prepared, search, target.followed), counts, go_on)
     stored = collection.passages([one.id for one in best])
     trail = Trail(

@@ -9,12 +9,14 @@ from indexes import (
     FacetCounts,
     FacetQuery,
     Filter,
+    GoOn,
     InvalidInput,
     Scalar,
     Snapshot,
     count_facets,
     fits,
     instant_of_date,
+    nobody_waits,
 )
 from retrieval.option_schemas import Bound, Facet, FacetBody, RangeCount, ValueCount
 
@@ -59,9 +61,10 @@ def facets_of(
     snapshot: Snapshot,
     condition: Filter | None,
     asked: list[tuple[Facet, FacetQuery]],
+    go_on: GoOn = nobody_waits,
 ) -> list[FacetBody]:
-    """Raises InvalidInput for a key that no document has."""
-    counts = count_facets(collection, snapshot, condition, [query for _, query in asked])
+    """Calls `go_on` between its steps. Raises InvalidInput for a key that no document has."""
+    counts = count_facets(collection, snapshot, condition, [query for _, query in asked], go_on)
     return [_shown(facet, found) for (facet, _), found in zip(asked, counts, strict=True)]
 
 
@@ -70,7 +73,7 @@ def _shown(facet: Facet, found: FacetCounts) -> FacetBody:
         key=facet.key,
         values=[ValueCount(value, count) for value, count in found.values[: facet.top]],
         ranges=[RangeCount(count, low, high) for (low, high), count in found.ranges],
-        distinct=len(found.values),
+        distinct=found.distinct,
         missing=found.missing,
         documents=found.documents,
     )

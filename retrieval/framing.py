@@ -31,6 +31,7 @@ from retrieval.settings import Config
 PLACEHOLDERS = frozenset(
     {"number", "title", "heading", "document_id", "text", "start", "end", "score", "fence"}
 )
+PLACEHOLDER_TIMES_MAX = 8  # of the same one in a template: an id may have some hundred tokens
 FENCE_DIGITS = 5  # two or three tokens: longer marks leave less room for passages
 FENCE_TRIES = 8  # before the fence gets a digit more: a hostile text may hold all short numbers
 BETWEEN = "\n\n"
@@ -138,6 +139,11 @@ def parsed(template: str) -> list[tuple[str, str | None]]:
             raise InvalidInput(f"template: {{{name}}} has no meaning; {known}", param="template")
     if [name for _, name, _, _ in parts].count("text") != 1:
         raise InvalidInput("template: {text} is missing or there twice, expected once", param="template")
+    for name in PLACEHOLDERS:
+        if [one for _, one, _, _ in parts].count(name) > PLACEHOLDER_TIMES_MAX:
+            raise InvalidInput(
+                f"template: {{{name}}} is there more than {PLACEHOLDER_TIMES_MAX} times", param="template"
+            )
     return [(before, name) for before, name, _, _ in parts]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from msgspec import UNSET, UnsetType
@@ -25,12 +26,19 @@ def snippet(text: str, marks: Sequence[Span], chars_max: int) -> Span:
     words = [text[start:end].casefold() for start, end in marks]
     first, last, most = 0, 0, 0
     until = 0
+    counts: Counter[str] = Counter()  # of words[at:until]
     for at, (start, end) in enumerate(marks):
         while until < len(marks) and marks[until][1] <= start + chars_max:
+            counts[words[until]] += 1
             until += 1
-        different = len(set(words[at:until]))
-        if different > most:
-            first, last, most = start, max(marks[until - 1][1], end), different
+        if len(counts) > most:
+            first, last, most = start, max(marks[until - 1][1], end), len(counts)
+        if until > at:
+            counts[words[at]] -= 1
+            if not counts[words[at]]:
+                del counts[words[at]]
+        else:
+            until = at + 1  # a word that is longer than the snippet
     start = max(first - max(chars_max - (last - first), 0) // LEAD, 0)
     start = max(min(start, len(text) - chars_max), 0)
     if start and not text[start - 1].isspace():

@@ -78,9 +78,11 @@ def receipt_of(receipts: Sequence[Receipt]) -> Receipt:
     supported = [one.supported for one in receipts]
     read = [one.share_read for one in receipts if one.share_read is not None]
     degraded = {what for one in receipts for what in one.degraded or ()}
+    over_budget = {what for one in receipts for what in one.over_budget or ()}
     return msgspec.structs.replace(
         first,
         degraded=sorted(degraded) or UNSET,
+        over_budget=sorted(over_budget) or UNSET,
         generation=min(one.generation for one in receipts),
         seq=min(one.seq for one in receipts),
         tiers=list(dict.fromkeys(tier for one in receipts for tier in one.tiers)),

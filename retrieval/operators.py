@@ -22,12 +22,12 @@ class Operators:
     phrases: tuple[str, ...]
     prefixes: tuple[str, ...]
 
+    wanted: tuple[str, ...]  # all of them as `plain_words` has them, a prefix without the space behind it
+
     def hold_in(self, passage: StoredPassage) -> bool:
         """Whether the passage, or its title, has all that the query asks for."""
         texts = plain_words(passage.text), plain_words(passage.title)
-        wanted = [plain_words(phrase) for phrase in self.phrases]
-        wanted += [plain_words(prefix)[:-1] for prefix in self.prefixes]
-        return all(any(one in text for text in texts) for one in wanted)
+        return all(any(one in text for text in texts) for one in self.wanted)
 
 
 def operators_in(query: str) -> Operators:
@@ -46,4 +46,5 @@ def operators_in(query: str) -> Operators:
         raise InvalidInput("query has no words", param="query")
     words = " ".join((STARRED.sub(" ", outside), *phrases))
     kept = tuple(phrase for phrase in phrases if plain_words(phrase).strip())
-    return Operators(words, text, kept, tuple(prefixes))
+    wanted = [*map(plain_words, kept), *(plain_words(prefix)[:-1] for prefix in prefixes)]
+    return Operators(words, text, kept, tuple(prefixes), tuple(dict.fromkeys(wanted)))

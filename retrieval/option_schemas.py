@@ -14,8 +14,12 @@ PassageCount = Annotated[int, Meta(ge=0, le=100)]
 FacetValues = Annotated[int, Meta(ge=1, le=1000)]
 Days = Annotated[float, Meta(gt=0, le=1_000_000)]
 BoostWeight = Annotated[float, Meta(ge=-1000, le=1000)]
+RerankCount = Annotated[int, Meta(ge=1, le=1000)]
+RerankMs = Annotated[float, Meta(gt=0, le=10_000)]
+RerankWeight = Annotated[float, Meta(ge=0, le=1)]
 Name = Annotated[str, Meta(min_length=1)]
 Place = Annotated[int, Meta(ge=0)]
+OverBudget = Literal["typos", "operators", "highlight"]
 Span = tuple[Place, Place]  # [start, end) in a hit's text, in characters
 
 
@@ -108,3 +112,19 @@ class Sort(Request, frozen=True, kw_only=True):
 
 Boosts = Annotated[list[Boost], Meta(min_length=1, max_length=8)]
 Sorts = Annotated[list[Sort], Meta(min_length=1, max_length=8)]
+
+
+class Rerank(Request, frozen=True, kw_only=True):
+    """Read the first candidates beside the query; what is absent comes from the configuration."""
+
+    candidates: Annotated[RerankCount | None, Doc("How many of the first candidates are read")] = None
+    budget_ms: Annotated[RerankMs | None, Doc("Time for that; the rest keep their order")] = None
+    weight: Annotated[RerankWeight | None, Doc("Of the cross-encoder against the fused score, 0 to 1")] = None
+
+
+class Reranked(msgspec.Struct):
+    """`passages` were read `of` those wanted: less where the budget ended."""
+
+    model: Annotated[str, Doc("Name of the cross-encoder")]
+    passages: Annotated[int, Doc("Candidates it read, the first ones")]
+    of: Annotated[int, Doc("Candidates it was to read")]

@@ -23,6 +23,7 @@ StartsOf = Callable[[str], Sequence[int]]  # where each token of a text begins
 WHOLE_SHARE = 1 / 4  # of the budget, for the best passages of the first documents
 CUT_MARK = " …"  # after an excerpt
 LEAST_TOKENS = 24  # less room is not worth a further frame
+MISSES_MAX = 100  # passages in a row that did not fit: no smaller one is looked for behind them
 STEM_CHARS = 5  # that a word and its stem nearly always share, if the stem is longer: "happy" is "happi"
 NOT_SPACE = re.compile(r"\S+")
 SPACES = str.maketrans(dict.fromkeys("\t\n\r\v\f\x1c\x1d\x1e\x1f", " "))
@@ -181,10 +182,10 @@ def pack(hits: list[Hit], wanted: ContextRequest, packer: Packer, config: Config
     """The documents to show, best first."""
     excerpt_tokens, per_document = excerpt_tokens_of(wanted, config), per_document_of(wanted)
     pages: dict[str, Page] = {}
-    whole_left = WHOLE_SHARE * wanted.token_budget
+    whole_left, misses = WHOLE_SHARE * wanted.token_budget, 0
     for hit in hits:
         packer.go_on()
-        if packer.left < (LEAST_TOKENS if pages else 1):
+        if packer.left < (LEAST_TOKENS if pages else 1) or misses >= MISSES_MAX:
             break
         if hit.document_id in pages:
             continue
@@ -195,18 +196,22 @@ def pack(hits: list[Hit], wanted: ContextRequest, packer: Packer, config: Config
             whole_left -= page.tokens if long else 0
         if fits or (long and packer.put(page, [packer.excerpt(hit, excerpt_tokens)])):
             pages[hit.document_id] = page
+            misses = 0
+        else:
+            misses += 1
+    misses = 0
     for page in pages.values():
         if page.blocks[0].excerpt:
             packer.put(page, [packer.whole(page.hits[0])])
     for hit in hits:
         packer.go_on()
-        if packer.left < LEAST_TOKENS:
+        if packer.left < LEAST_TOKENS or misses >= MISSES_MAX:
             break
         if packer.at_least(hit) > packer.left:
             continue
         page = pages.setdefault(hit.document_id, Page())
         if hit not in page.hits and (per_document is None or len(page.hits) < per_document):
-            packer.put(page, list(packer.merged([*page.hits, hit])))
+            misses = 0 if packer.put(page, list(packer.merged([*page.hits, hit]))) else misses + 1
     return [page for page in pages.values() if page.blocks]
 
 

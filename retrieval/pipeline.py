@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -24,6 +24,7 @@ from indexes import (
     Collection,
     DeadlineExceeded,
     Floats,
+    Prepared,
     Snapshot,
     Unavailable,
 )
@@ -43,7 +44,7 @@ from retrieval.settings import Config
 from retrieval.similar import read_examples
 from retrieval.stages import Fused, Rounds
 from retrieval.stopwatch import Stopwatch, in_time
-from retrieval.survival import still_holding
+from retrieval.survival import is_light, still_holding
 from retrieval.threads import SearchThreads
 
 MIN_SEQ_WAIT_S = 5.0
@@ -54,12 +55,15 @@ ANYTHING = "*"  # in place of a text
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """A search with what it was made from: the plan of its last round, and the candidates in their final order."""
+    """A search with what it was made from: the plan of its last round, the prepared query, and the candidates in their
+    final order; and the CPU time it took."""
 
     snapshot: Snapshot
+    prepared: Prepared
     plan: Plan
     fused: Fused
     answer: CachedAnswer
+    cpu_s: float
 
 
 class Pipeline:
@@ -149,11 +153,16 @@ class Pipeline:
         settings, ranking = collection.settings, collection.ranking.current
         return planned(request, settings.dimensions, self._config, ranking, strained=strained)
 
-    def _in_time(self, plan: Plan, watch: Stopwatch) -> AbstractAsyncContextManager[None]:
-        """`watch` tells the deadline to the stages."""
+    @asynccontextmanager
+    async def _in_time(self, plan: Plan, watch: Stopwatch) -> AsyncIterator[None]:
+        """`watch` tells the stages the deadline, and that the caller has left."""
         if plan.deadline_ms is not None:
             watch.deadline = asyncio.get_running_loop().time() + plan.deadline_ms / 1000
-        return in_time(watch.deadline, plan.deadline_ms)
+        try:
+            async with in_time(watch.deadline, plan.deadline_ms):
+                yield
+        finally:
+            watch.left = True
 
     @asynccontextmanager
     async def _turn(self, plan: Plan) -> AsyncIterator[None]:
@@ -280,7 +289,8 @@ class Pipeline:
 
         async def judge(grounds: bytes) -> bytes | None:
             floor = self._embedders.similarity_floor(collection.settings.model)
-            return still_holding(grounds, replace(plan, similarity_floor=floor), snapshot)
+            work = partial(still_holding, grounds, replace(plan, similarity_floor=floor), snapshot)
+            return work() if is_light(grounds) else await self._threads.run(work)
 
         # An exact search moves nothing, but somebody waits for it.
         return await self._results.get(key, judge, counted=counted and (plan.counted or plan.request.exact))
@@ -297,7 +307,10 @@ class Pipeline:
                 rounds = rounds_of(collection, plan, share)
                 found = await self._search(executor, plan, watch, None, share, rounds)
         assert rounds.last is not None
-        return Followed(snapshot, *rounds.last, found.answer)
+        assert executor.first is not None
+        return Followed(
+            snapshot, executor.first.prepared, *rounds.last, answer=found.answer, cpu_s=watch.cpu_s
+        )
 
     def _key(self, collection: Collection, snapshot: Snapshot, plan: Plan) -> ResultKey:
         settings = collection.settings
@@ -362,11 +375,12 @@ class Pipeline:
                 exact = scanned(snapshot, await watch.awaited("dense", ranked))
             kept_on = snapshot if plan.request.cache else None
             stages = partial(run_stages, plan, executor, watch, rounds, exact, self._reranker, kept_on)
-            found = await self._threads.run(stages, long=plan.rerank is not None)
+            found = await self._threads.run(partial(watch.charged, stages), long=plan.rerank is not None)
             if found is not None:
                 if plan.facets:
-                    count = partial(facets_of, collection, snapshot, plan.query.condition, plan.facets)
-                    found.answer.facets = await self._threads.run(count)
+                    condition = plan.query.condition
+                    count = partial(facets_of, collection, snapshot, condition, plan.facets, watch.go_on)
+                    found.answer.facets = await self._threads.run(partial(watch.charged, count))
                 return found
             plan = plan.deeper()
 

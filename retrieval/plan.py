@@ -33,13 +33,13 @@ from retrieval.facets import facet_queries
 from retrieval.fusion import DEEPER
 from retrieval.operators import Operators, operators_in
 from retrieval.option_checks import boosts_at, check_arranged, check_offset, reach_of
-from retrieval.option_schemas import Facet
+from retrieval.option_schemas import Facet, Rerank
 from retrieval.relevance import BUILT_IN, Calibration, Calibrations, calibration_for, calibrations_of
-from retrieval.schemas import Degraded, Fusion, Mode, Rerank, SearchRequest, Weights
+from retrieval.schemas import Degraded, Fusion, Mode, SearchRequest, Weights
 from retrieval.settings import Config
 from retrieval.similar import ExampleDocuments
 
-ANSWER_VERSION = 6  # of what the cache keeps
+ANSWER_VERSION = 7  # of what the cache keeps
 SHARE_READ_MIN = 0.1  # numbers and names are read in any text
 SPARE_HITS = 16  # of a dense ranking beyond k, for candidates that die while they are on their way
 EXAMPLE_PASSAGES_MAX = 4096  # that a ranking is made deeper for; beyond, `deeper` goes on

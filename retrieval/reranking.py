@@ -30,8 +30,8 @@ from retrieval.embedding.models import Manifest, load_model
 from retrieval.embedding.results import TooLong
 from retrieval.executor import Execution
 from retrieval.fusion import best_first
+from retrieval.option_schemas import Reranked
 from retrieval.plan import Plan
-from retrieval.schemas import Reranked
 from retrieval.stages import Fused, Rounds, rounded
 
 PAIRS_A_RUN = 4  # the budget is looked at between runs

@@ -12,13 +12,13 @@ from indexes import Candidates, Collection, DenseResult, Ranking, Snapshot, Tier
 from retrieval.boosting import arrange
 from retrieval.ceiling import AnswerBudget, BudgetShare
 from retrieval.diversity import diversified
-from retrieval.executor import Executor
+from retrieval.executor import Execution, Executor
 from retrieval.highlighting import corrected_words
-from retrieval.option_schemas import FacetBody
+from retrieval.option_schemas import FacetBody, OverBudget, Reranked
 from retrieval.plan import Plan
 from retrieval.relevance import is_supported
 from retrieval.reranking import Reranker, rerank
-from retrieval.schemas import CacheOutcome, Hit, Receipt, Reranked, SearchAnswer
+from retrieval.schemas import CacheOutcome, Hit, Receipt, SearchAnswer
 from retrieval.stages import Rounds, fuse, hydrate
 from retrieval.stopwatch import Stopwatch
 from retrieval.survival import grounds_of
@@ -37,6 +37,7 @@ class CachedAnswer(msgspec.Struct):
     corrected: dict[str, str] | UnsetType = UNSET
     facets: list[FacetBody] | UnsetType = UNSET
     reranked: Reranked | None = None
+    over_budget: list[OverBudget] | UnsetType = UNSET
 
     @property
     def whole(self) -> bool:
@@ -97,7 +98,7 @@ def run_stages(
     hits, vanished = hydrated
     grounds = b""
     if kept_on is not None and not vanished:
-        grounds = grounds_of(plan, kept_on, execution.scoring, ranked, rounds.shown)
+        grounds = grounds_of(plan, kept_on, execution.scoring, ranked, rounds.shown, light=execution.light)
     answer = CachedAnswer(
         hits=hits,
         tiers=list(found.searched),
@@ -108,8 +109,20 @@ def run_stages(
         support_from=plan.calibration.support if plan.calibration else None,
         reranked=reranked,
         corrected=corrected_words(execution.corrected, hits),
+        over_budget=over_budget(rounds, execution),
     )
     return Found(answer, vanished, grounds)
+
+
+def over_budget(rounds: Rounds, execution: Execution) -> list[OverBudget] | UnsetType:
+    found: list[OverBudget] = []
+    if not execution.typos_whole:
+        found.append("typos")
+    if rounds.phrase_chars < 0:
+        found.append("operators")
+    if not rounds.highlights_whole:
+        found.append("highlight")
+    return found or UNSET
 
 
 def taken(stored: bytes, budget: AnswerBudget) -> CachedAnswer | None:
@@ -145,6 +158,7 @@ def answer_of(
         supported=answer.supported,
         support_from=answer.support_from,
         corrected=answer.corrected,
+        over_budget=answer.over_budget,
         degraded=UNSET if cache in {"hit", "semantic"} or not plan.degraded else list(plan.degraded),
     )
     return SearchAnswer(answer.hits, receipt, watch.stop(), answer.facets)

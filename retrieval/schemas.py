@@ -21,7 +21,19 @@ from retrieval.decoding import (
     absent,
 )
 from retrieval.llm import Message
-from retrieval.option_schemas import Boosts, Expand, Expanded, Facet, FacetBody, Highlight, Sorts, Span
+from retrieval.option_schemas import (
+    Boosts,
+    Expand,
+    Expanded,
+    Facet,
+    FacetBody,
+    Highlight,
+    OverBudget,
+    Rerank,
+    Reranked,
+    Sorts,
+    Span,
+)
 from retrieval.settings import Count, Positive, Weight
 
 Mode = Literal["hybrid", "dense", "lexical"]
@@ -39,9 +51,6 @@ Seq = Annotated[
 ]
 OwnVector = Annotated[VectorJson, Doc("A vector of your own; it is normalized")]
 RankConstant = Annotated[int, Meta(ge=1, le=10_000)]
-RerankCount = Annotated[int, Meta(ge=1, le=1000)]
-RerankMs = Annotated[float, Meta(gt=0, le=10_000)]
-RerankWeight = Annotated[float, Meta(ge=0, le=1)]
 DeadlineMs = Annotated[int, Meta(ge=1, le=600_000)]
 Similarity = Annotated[float, Meta(ge=-1, le=1)]
 ExampleIds = Annotated[list[DocumentId], Meta(min_length=1, max_length=100)]
@@ -63,14 +72,6 @@ class Fusion(Request, frozen=True, kw_only=True):
     )
     k: Annotated[RankConstant | None, Doc("For `rrf`: larger flattens the lead of the first ranks")] = None
     weights: Annotated[Weights | None, Doc("For `weighted`")] = None
-
-
-class Rerank(Request, frozen=True, kw_only=True):
-    """Read the first candidates beside the query; what is absent comes from the configuration."""
-
-    candidates: Annotated[RerankCount | None, Doc("How many of the first candidates are read")] = None
-    budget_ms: Annotated[RerankMs | None, Doc("Time for that; the rest keep their order")] = None
-    weight: Annotated[RerankWeight | None, Doc("Of the cross-encoder against the fused score, 0 to 1")] = None
 
 
 class SearchOptions(Request, frozen=True, kw_only=True):
@@ -205,14 +206,6 @@ class Hit(msgspec.Struct, omit_defaults=True):
     expanded: Annotated[Expanded | None, Doc("With `expand`: the passage and those around it")] = None
 
 
-class Reranked(msgspec.Struct):
-    """`passages` were read `of` those wanted: less where the budget ended."""
-
-    model: Annotated[str, Doc("Name of the cross-encoder")]
-    passages: Annotated[int, Doc("Candidates it read, the first ones")]
-    of: Annotated[int, Doc("Candidates it was to read")]
-
-
 CacheOutcome = Literal["hit", "miss", "bypass", "semantic"]
 Degraded = Literal["candidates", "rerank"]
 
@@ -249,6 +242,10 @@ class Receipt(msgspec.Struct):
     ] = UNSET
     degraded: Annotated[
         list[Degraded] | UnsetType, Doc("What was left out because of the load; absent where nothing was")
+    ] = UNSET
+    over_budget: Annotated[
+        list[OverBudget] | UnsetType,
+        Doc("Options that would have taken too long and did what they could; absent where there are none"),
     ] = UNSET
     support_from: Annotated[
         float | None, Doc("One of the first ten hits needs this `relevance` for `supported`")

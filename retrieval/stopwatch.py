@@ -1,4 +1,4 @@
-"""How long each stage of a search took, and when its caller stops waiting."""
+"""How long each stage of a search took, and whether its caller still waits."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from indexes import DeadlineExceeded
+from retrieval.cancellation import Abandoned
 from retrieval.schemas import Timings
 
 T = TypeVar("T")
@@ -20,12 +21,30 @@ T = TypeVar("T")
 class Stopwatch:
     """When each stage ran. Stages may run on different threads, at the same time, and more than once.
 
-    `deadline`, in the loop's time, is when the caller stops waiting.
+    `deadline`, in the loop's time, is when the caller stops waiting; `left`: it has stopped already.
     """
 
     deadline: float | None = None
+    left: bool = False
+    cpu_s: float = 0.0  # of its stages on the search threads
     started: float = field(default_factory=time.perf_counter)
     spans: list[tuple[float, float, str]] = field(default_factory=list)  # begun, ended, stage
+
+    def go_on(self) -> None:
+        """Work on any thread calls this between its steps. Raises Abandoned once the caller has left, DeadlineExceeded
+        after its deadline."""
+        if self.left:
+            raise Abandoned
+        if self.deadline is not None and time.monotonic() > self.deadline:
+            raise DeadlineExceeded("the deadline passed before the answer was complete", param="deadline_ms")
+
+    def charged(self, work: Callable[[], T]) -> T:
+        """What the work returns; the CPU time it took is added to `cpu_s`."""
+        begun = time.thread_time()
+        try:
+            return work()
+        finally:
+            self.cpu_s += time.thread_time() - begun
 
     def timed(self, stage: str | None, work: Callable[[], T]) -> T:
         """`stage` None: not one that this search has."""

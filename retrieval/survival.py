@@ -53,9 +53,12 @@ class Grounds(msgspec.Struct, frozen=True, array_like=True):
     dense_last: float
     lexical_last: float
     spare: int
+    light: bool  # its query takes no time to prepare, and so to judge by
 
 
-def grounds_of(plan: Plan, snapshot: Snapshot, scoring: bytes, fused: Fused, shown: list[int]) -> bytes:
+def grounds_of(
+    plan: Plan, snapshot: Snapshot, scoring: bytes, fused: Fused, shown: list[int], *, light: bool
+) -> bytes:
     """Of an answer whose hits are the candidates in the positions `shown`; empty if it holds for its content alone.
 
     `fused` are the candidates as they were ranked, before they were arranged in another order.
@@ -96,8 +99,17 @@ def grounds_of(plan: Plan, snapshot: Snapshot, scoring: bytes, fused: Fused, sho
             dense_last=dense_last,
             lexical_last=lexical_last,
             spare=spare,
+            light=light,
         )
     )
+
+
+def is_light(kept: bytes) -> bool:
+    """Whether `still_holding` may run on the event loop."""
+    try:
+        return msgspec.msgpack.decode(kept, type=Grounds).light
+    except msgspec.DecodeError:
+        return True
 
 
 def still_holding(kept: bytes, plan: Plan, snapshot: Snapshot) -> bytes | None:

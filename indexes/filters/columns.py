@@ -235,14 +235,14 @@ class _SealedColumn(Column):
     def distinct(self) -> int:
         return len(self.values)
 
-    def counted(self, flags: NDArray[np.bool_]) -> dict[Scalar, int]:
+    def counted(self, flags: NDArray[np.bool_]) -> tuple[Values, Positions]:
         starts, listed = self._listed()
         counts = np.diff(ends_of(flags[listed])[starts])
         flagged = bitmap_of(np.flatnonzero(flags).astype(np.uint32), self._size)
         for at in self._wide():
             value = int(self._arrays["wide"][at]) - self._first
             counts[value] = self._bitmap(at).intersection_cardinality(flagged)
-        return {self.values.value_at(at): int(counts[at]) for at in np.flatnonzero(counts).tolist()}
+        return self.values, counts
 
     def held_by(self, rows: Rows) -> list[tuple[int, Scalar]]:
         wanted = np.zeros(self._size, bool)

@@ -27,7 +27,7 @@ from indexes.filters.grammar import (
     Unchecked,
     kind_of,
 )
-from indexes.filters.values import Instants
+from indexes.filters.values import Instants, Positions, Values
 from indexes.model import Rows, Scalar
 
 KINDS: tuple[Kind, ...] = ("string", "number", "boolean")
@@ -59,8 +59,9 @@ class Column(ABC):
         """Number of different values."""
 
     @abstractmethod
-    def counted(self, flags: NDArray[np.bool_]) -> dict[Scalar, int]:
-        """How many of the flagged rows (bool [size]) have each value, without those that none has."""
+    def counted(self, flags: NDArray[np.bool_]) -> tuple[Values, Positions]:
+        """The distinct values in any order, booleans as numbers, and how many of the flagged rows (bool [size]) have
+        each; values that none has may be left out."""
 
     @abstractmethod
     def held_by(self, rows: Rows) -> list[tuple[int, Scalar]]:

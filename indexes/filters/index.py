@@ -20,7 +20,7 @@ from indexes.filters.columns import ColumnData, RowNumbers, SealedFilters
 from indexes.filters.dates import instant_of
 from indexes.filters.filter_part import Column, FilterPart, Name
 from indexes.filters.grammar import ORDERINGS, Kind, kind_of
-from indexes.filters.values import Instants, Numbers, Positions, Texts, ranked
+from indexes.filters.values import Instants, Numbers, Positions, Texts, Values, ranked
 from indexes.model import Ids, Metadata, Rows, Scalar
 
 REMEMBERED_MAX = 65_536  # distinct values a builder holds as Python objects: about 10 MB
@@ -145,11 +145,15 @@ class _GrowingColumn(Column):
     def distinct(self) -> int:
         return len(self._pairs.codes)
 
-    def counted(self, flags: NDArray[np.bool_]) -> dict[Scalar, int]:
+    def counted(self, flags: NDArray[np.bool_]) -> tuple[Values, Positions]:
         held = flags[self.rows]
-        pairs = np.unique(np.stack([self._codes[held], self.rows[held]]), axis=1)  # a list may repeat a value
-        values, counts = list(self._pairs.codes), np.bincount(pairs[0])
-        return {values[at]: int(counts[at]) for at in np.flatnonzero(counts).tolist()}
+        pairs = self._codes[held].astype(np.uint64) << np.uint64(32) | self.rows[held]
+        counts = np.bincount(
+            (np.unique(pairs) >> np.uint64(32)).astype(np.int64)
+        )  # a list may repeat a value
+        found, values = np.flatnonzero(counts), list(self._pairs.codes)
+        kind: type[Texts | Numbers] = Texts if isinstance(values[0], str) else Numbers
+        return kind.of([values[at] for at in found.tolist()]), counts[found]
 
     def held_by(self, rows: Rows) -> list[tuple[int, Scalar]]:
         held = np.isin(self.rows, rows)

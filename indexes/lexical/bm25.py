@@ -28,12 +28,10 @@ from numpy.typing import NDArray
 
 from indexes.arrays import changes, top
 from indexes.lexical.analysis import NONE, query_terms_and_own
+from indexes.lexical.prefixed import NO_GROUPS, Groups, Lists, Postings, postings_of
 from indexes.masks import Bits, bits_at
 from indexes.model import Bm25, Floats, Rows
 
-Postings = tuple[NDArray[np.uint32], NDArray[np.uint16]]
-Groups = Mapping[str, frozenset[str]]  # a name that is no term, and terms that count as one word
-NO_GROUPS: Groups = {}
 NO_CORRECTIONS: Mapping[str, str] = {}
 NO_ROWS: Rows = np.empty(0, np.int64)
 NO_POSTINGS: Postings = (np.empty(0, np.uint32), np.empty(0, np.uint16))
@@ -49,7 +47,7 @@ SMALLEST = 1e-30  # positive in float32, below any score
 _local = threading.local()
 
 
-class LexicalPart(Protocol):
+class LexicalPart(Lists, Protocol):
     """The postings of one part, as the scorer reads them. Rows are 0 to size-1 within the part."""
 
     @property
@@ -67,10 +65,6 @@ class LexicalPart(Protocol):
     @property
     def languages(self) -> Mapping[str, int]:
         """Number of rows in each language, dead ones included."""
-        ...
-
-    def postings(self, term: str) -> Postings:
-        """The posting list of a term: distinct rows, ascending, and the term frequency in each."""
         ...
 
     def starting(self, prefix: str, bytes_min: int = 0, bytes_max: int = 1 << 32) -> list[str]:
@@ -140,13 +134,15 @@ class WeightedQuery:
                 return postings
         return [postings_of(part, term, self.groups) for term, _ in self.weights]
 
-    def impacts_in(self, part: LexicalPart) -> list[Impacts]:
-        """Those of each term of `weights`."""
+    def impacts_in(self, part: LexicalPart, found: Sequence[Postings]) -> list[Impacts | None]:
+        """Those of each term of `weights`, whose postings were `found`; None for a term that has none."""
         return [
-            impacts_of(part, postings_of(part, term, self.groups), self.bm25, self.mean_length)
+            None
+            if not len(postings[0])
+            else impacts_of(part, postings, self.bm25, self.mean_length)
             if term in self.groups
             else part.impacts(term, self.bm25, self.mean_length)
-            for term, _ in self.weights
+            for (term, _), postings in zip(self.weights, found, strict=True)
         ]
 
 
@@ -192,18 +188,6 @@ def weigh(
         groups,
         tuple((part, tuple(found[at] for at in weights)) for part, found in zip(parts, met, strict=True)),
     )
-
-
-def postings_of(part: LexicalPart, term: str, groups: Groups) -> Postings:
-    """Of a term, or of a group of terms as if they were one."""
-    if term not in groups:
-        return part.postings(term)
-    lists = [part.postings(one) for one in groups[term]]
-    rows, places = np.unique(
-        np.concatenate([NO_POSTINGS[0], *(rows for rows, _ in lists)]), return_inverse=True
-    )
-    sums = np.bincount(places, np.concatenate([NO_POSTINGS[1], *(counts for _, counts in lists)]))
-    return rows, np.minimum(sums, np.iinfo(np.uint16).max).astype(np.uint16)
 
 
 def impacts_of(part: LexicalPart, postings: Postings, bm25: Bm25, mean_length: float) -> Impacts:
@@ -273,18 +257,30 @@ def best_of(
 def score_rows(part: LexicalPart, query: WeightedQuery, wanted: Rows) -> Floats:
     """BM25 scores of the given rows, float32 [len(wanted)]: for candidates from other searchers."""
     found = query.postings_in(part)
-    frequencies = np.zeros((len(found), len(wanted)), np.uint16)
     wanted_ = wanted.astype(np.uint32)  # the postings' type, or numpy would convert every posting
-    for own, (rows, stored) in zip(frequencies, found, strict=True):
-        if len(rows):
+    ascending = bool((wanted_[1:] > wanted_[:-1]).all())
+    places: list[Rows] = [NO_ROWS]  # in `wanted`
+    frequencies = [NO_POSTINGS[1]]
+    for rows, stored in found:
+        # The shorter list is looked up in the longer one: rare words have a few rows, and candidates may be all rows.
+        if ascending and len(rows) < len(wanted_):
+            at = wanted_.searchsorted(rows)
+            held = np.flatnonzero(wanted_.take(at, mode="clip") == rows)
+            places.append(at.take(held))
+            frequencies.append(stored.take(held))
+        else:
             at = rows.searchsorted(wanted_)
-            held = rows.take(at, mode="clip") == wanted_
-            np.multiply(stored.take(at, mode="clip"), held, out=own)
-    gains = saturated(frequencies, part.lengths.take(wanted), query.bm25, query.mean_length)
+            held = np.flatnonzero(rows.take(at, mode="clip") == wanted_) if len(rows) else NO_ROWS
+            places.append(held)
+            frequencies.append(stored.take(at.take(held)))
+    where = np.concatenate(places)
+    lengths = part.lengths.take(wanted.take(where))
+    gains = saturated(np.concatenate(frequencies), lengths, query.bm25, query.mean_length)
+    weights = np.array([weight for _, weight in query.weights], np.float32)
+    gains *= np.repeat(weights, [len(held) for held in places[1:]])
     scores = np.zeros(len(wanted), np.float32)
-    # Add term by term, in the same order as `best_of`: float sums depend on the order.
-    for own, (_, weight) in zip(gains, query.weights, strict=True):
-        scores += own * np.float32(weight)
+    # Term by term, in the same order as `best_of`: float sums depend on the order.
+    np.add.at(scores, where, gains)
     return scores
 
 
@@ -318,15 +314,16 @@ def promising(
     that can still reach that score. All sums are upper bounds.
     """
     mean = query.mean_length
-    impacts = query.impacts_in(part)
+    impacts = query.impacts_in(part, found)
     # Impacts may have been computed at another mean length. If it has since grown by a factor r, one term of the
     # formula's denominator is divided by r, so `saturated` changes by a factor between 1 and r.
-    drifts = [mean / one.mean_length for one in impacts] or [1.0]
+    drifts = [mean / one.mean_length for one in impacts if one is not None] or [1.0]
     step = (query.bm25.k1 + 1) / STEPS * max(1.0, *drifts)
     shrunk = min(1.0, *drifts) / max(1.0, *drifts) * (1 - ROUNDING)
     terms = [
         (rows, one, weight * step)
         for (rows, _), one, (_, weight) in zip(found, impacts, query.weights, strict=True)
+        if one is not None
     ]
     terms.sort(key=lambda term: len(term[0]))
     # rest[i]: upper bound on what terms i and later can add.

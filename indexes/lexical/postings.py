@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from indexes.arrays import ends_of
 from indexes.courtesy import GoOn, nobody_waits
 from indexes.lexical.analysis import TAG, indexed
-from indexes.lexical.bm25 import DRIFT_MAX, NO_POSTINGS, Impacts, Postings, saturated
+from indexes.lexical.bm25 import DRIFT_MAX, NO_POSTINGS, Impacts, saturated
+from indexes.lexical.prefixed import Postings
 from indexes.model import Bm25, Rows
 from indexes.residency import Files
 
@@ -80,6 +81,11 @@ class GrowingLexical:
         found = self._by_first.get(prefix[0], [])[:]
         return found if len(prefix) == 1 else [term for term in found if term.startswith(prefix)]
 
+    def read_starting(self, prefix: str, size: int) -> Postings:
+        lists = [self.read(term, size) for term in self.starting(prefix)]
+        rows, frequencies = zip(NO_POSTINGS, *lists)
+        return np.concatenate(rows), np.concatenate(frequencies)
+
     def languages(self, size: int) -> dict[str, int]:
         return {tag.removeprefix(TAG): len(self.read(tag, size)[0]) for tag in self._tags.copy()}
 
@@ -127,6 +133,9 @@ class GrowingView:
 
     def postings(self, term: str) -> Postings:
         return self.index.read(term, self.size)
+
+    def postings_starting(self, prefix: str) -> Postings:
+        return self.index.read_starting(prefix, self.size)
 
     @property
     def languages(self) -> Mapping[str, int]:
@@ -226,6 +235,11 @@ class SealedLexical:
     def starting(self, prefix: str, bytes_min: int = 0, bytes_max: int = 1 << 32) -> list[str]:
         return self.names.starting(prefix.encode(), bytes_min, bytes_max)
 
+    def postings_starting(self, prefix: str) -> Postings:
+        low, high = self.names.range_of(prefix.encode())
+        start, end = int(self.starts[low]), int(self.starts[high])
+        return self.rows[start:end], self.frequencies[start:end]
+
     @cached_property
     def languages(self) -> Mapping[str, int]:
         tags = takewhile(lambda name: name.startswith(TAG.encode()), self.names)  # they sort first
@@ -292,8 +306,7 @@ class Names(Sequence[bytes]):
 
     def starting(self, prefix: bytes, bytes_min: int, bytes_max: int) -> list[str]:
         """The terms with this prefix and so many bytes."""
-        low = bisect.bisect_left(self, prefix)
-        high = bisect.bisect_left(self, prefix + b"\xff", low)  # no byte of UTF-8 is that large
+        low, high = self.range_of(prefix)
         offsets = np.asarray(self._offsets[low : high + 1])
         sizes = np.diff(offsets)
         chosen = np.flatnonzero((sizes >= bytes_min) & (sizes <= bytes_max))
@@ -301,6 +314,11 @@ class Names(Sequence[bytes]):
             self._block[start:end].tobytes().decode()
             for start, end in zip(offsets[chosen].tolist(), offsets[chosen + 1].tolist())
         ]
+
+    def range_of(self, prefix: bytes) -> tuple[int, int]:
+        """The places of the terms with this prefix."""
+        low = bisect.bisect_left(self, prefix)
+        return low, bisect.bisect_left(self, prefix + b"\xff", low)  # no byte of UTF-8 is that large
 
     def find(self, name: bytes) -> int | None:
         first = max(bisect.bisect_right(self._guides, name) - 1, 0) * self.SPACING

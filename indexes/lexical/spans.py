@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 import unicodedata
 from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
@@ -33,29 +34,58 @@ TOKEN = regex.compile(r"\S+")  # no word goes beyond white space, and the terms 
 Span = tuple[int, int]
 
 
-def marked(text: str, wanted: Collection[str], language: str) -> list[Span]:
-    """Where a passage in this language has words that are indexed under one of the `wanted` terms.
+class Marks:
+    """Where texts have words that are indexed under one of the `wanted` terms. What stands between white space is read
+    once, however often texts repeat it; `read` counts what was."""
 
-    Ascending [start, end) in characters; those that touch or overlap are one.
-    """
-    code, asked = primary(language), frozenset(wanted)
-    found: list[Span] = []
-    for token in TOKEN.finditer(text):
-        if asked.isdisjoint(terms(token.group(), code)):
-            continue
-        first = token.start()
-        found += [
-            (first + start, first + end)
-            for start, end, word in spans(token.group())
-            if not asked.isdisjoint(forms(word, code))
+    def __init__(self, wanted: Collection[str]) -> None:
+        self._wanted = frozenset(wanted)
+        self._known: dict[tuple[str, str], list[Span]] = {}
+
+    @property
+    def read(self) -> int:
+        return len(self._known)
+
+    def of(self, text: str, language: str, read_max: int = sys.maxsize) -> list[Span] | None:
+        """In a passage in this language: ascending [start, end) in characters; those that touch or overlap are one.
+        None if more than `read_max` would have to be read for it and the texts before."""
+        code = primary(language)
+        found: list[Span] = []
+        for token in TOKEN.finditer(text):
+            known = self._known.get((token.group(), code))
+            if known is None:
+                if len(self._known) >= read_max:
+                    return None
+                known = self._known[token.group(), code] = self._read(token.group(), code)
+            if known:
+                first = token.start()
+                found += [(first + start, first + end) for start, end in known]
+        return joined(found)
+
+    def _read(self, token: str, code: str) -> list[Span]:
+        if self._wanted.isdisjoint(terms(token, code)):
+            return []
+        return [
+            (start, end)
+            for start, end, word in spans(token)
+            if not self._wanted.isdisjoint(forms(word, code))
         ]
-    joined: list[Span] = []
+
+
+def marked(text: str, wanted: Collection[str], language: str) -> list[Span]:
+    """The same of a single text."""
+    return Marks(wanted).of(text, language) or []
+
+
+def joined(found: list[Span]) -> list[Span]:
+    """Ascending; those that touch or overlap are one."""
+    merged: list[Span] = []
     for start, end in sorted(found):
-        if joined and start <= joined[-1][1]:
-            joined[-1] = joined[-1][0], max(end, joined[-1][1])
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
         else:
-            joined.append((start, end))
-    return joined
+            merged.append((start, end))
+    return merged
 
 
 def spans(text: str) -> Iterator[tuple[int, int, str]]:

@@ -8,10 +8,12 @@ script without spaces, is a name or a code and stays.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby, islice
 
 from rapidfuzz import process
 from rapidfuzz.distance import OSA
 
+from indexes.courtesy import GoOn, nobody_waits
 from indexes.lexical.analysis import BARE, query_terms
 from indexes.lexical.bm25 import LexicalPart
 from indexes.lexical.postings import CHARACTER_BYTES_MAX
@@ -19,55 +21,86 @@ from indexes.lexical.words import WORD
 
 LETTERS_MIN = 4  # shorter words are near too many others
 LETTERS_FOR_TWO = 8  # from here on two edits are forgiven
-CORRECTED_MAX = 3  # words of one query: each costs a look at a share of the dictionary
+CORRECTED_MAX = 3  # words of one query
 TERMS_MAX = 32  # of a query; a longer one has enough other words
+# Terms of the dictionary that the words of one query are compared with, about a tenth of a second. Three words take
+# that many only where the dictionary has some five million.
+COMPARED_MAX = 300_000
+FREQUENCY_COST = 16  # of looking up how frequent a term is, in comparisons
+COMPARED_AT_ONCE = 16_384
 
 
-def corrections(
-    text: str, parts: Sequence[LexicalPart], language: str, others: Mapping[str, float]
-) -> dict[str, tuple[frozenset[str], str]]:
-    """For words of a query that no passage has: the terms they would be, and the nearest term that some passage has.
+class Corrections:
+    """For words of one query that no passage has: `found` has the terms that each would be, and the nearest term that
+    some passage has. The most frequent of several equally near; at most CORRECTED_MAX words, the first ones.
 
-    The most frequent of several equally near. At most CORRECTED_MAX words, the first ones.
+    `whole` is False if the words were to be compared with more than COMPARED_MAX terms: some are left as they are.
+    `compared`: some were compared at all.
     """
-    found: dict[str, tuple[frozenset[str], str]] = {}
-    words = list(dict.fromkeys(text.split()))
-    if len(words) > TERMS_MAX:
-        return found
-    for word in words:
-        if len(query_terms(word, language)) != 1:
-            continue  # parts of an identifier, or a script without spaces
-        meant = frozenset(query_terms(word, language, others))
-        if any(_frequency(parts, term) for term in meant):
-            continue
-        near = [one for term in sorted(meant) for one in _nearest(term, parts)]
-        if near:
-            found[BARE.sub("", word)] = meant, min(near)[-1]
-        if len(found) == CORRECTED_MAX:
-            break
-    return found
 
+    def __init__(self, parts: Sequence[LexicalPart], go_on: GoOn = nobody_waits) -> None:
+        self.found: dict[str, tuple[frozenset[str], str]] = {}
+        self.whole = True
+        self.compared = False
+        self._parts, self._go_on = parts, go_on
+        self._left = COMPARED_MAX
 
-def _nearest(term: str, parts: Sequence[LexicalPart]) -> list[tuple[int, int, str]]:
-    """The terms within the edits forgiven: edits, frequency (negative), term."""
-    if len(term) < LETTERS_MIN or not _is_plain(term):
-        return []
-    edits = 1 if len(term) < LETTERS_FOR_TWO else 2
-    size, room = len(term.encode()), edits * CHARACTER_BYTES_MAX
-    least = size - (edits if term.isascii() else room)
-    known = {name for part in parts for name in part.starting(term[0], least, size + room)}
-    near = process.extract(term, known, scorer=OSA.distance, score_cutoff=edits, limit=None)
-    return [
-        (distance, -frequency, name)
-        for name, distance, _ in near
-        if _is_plain(name) and (frequency := _frequency(parts, name))
-    ]
+    def look_up(self, text: str, language: str, others: Mapping[str, float]) -> None:
+        words = list(dict.fromkeys(text.split()))
+        if len(words) > TERMS_MAX:
+            return
+        for word in words:
+            if len(query_terms(word, language)) != 1:
+                continue  # parts of an identifier, or a script without spaces
+            meant = frozenset(query_terms(word, language, others))
+            if any(self._frequency(term) for term in meant):
+                continue
+            near = [one for term in sorted(meant) if (one := self._nearest(term)) is not None]
+            if self._left < 0:
+                self.whole = False
+                return
+            if near:
+                self.found[BARE.sub("", word)] = meant, min(near)[-1]
+            if len(self.found) == CORRECTED_MAX:
+                return
+
+    def _nearest(self, term: str) -> tuple[int, int, str] | None:
+        """The nearest term within the edits forgiven: edits, frequency (negative), term. None, too, where no
+        comparisons are left for the term; `_left` is below 0 then."""
+        if len(term) < LETTERS_MIN or not _is_plain(term):
+            return None
+        edits = 1 if len(term) < LETTERS_FOR_TWO else 2
+        size, room = len(term.encode()), edits * CHARACTER_BYTES_MAX
+        least = size - (edits if term.isascii() else room)
+        self.compared = True
+        known: set[str] = set()
+        for part in self._parts:
+            self._go_on()
+            known.update(part.starting(term[0], least, size + room))
+            if len(known) > self._left:
+                break
+        self._left -= len(known)
+        near: list[tuple[int, str]] = []
+        names = iter(known)
+        while self._left >= 0 and (some := list(islice(names, COMPARED_AT_ONCE))):
+            self._go_on()
+            found = process.extract(term, some, scorer=OSA.distance, score_cutoff=edits, limit=None)
+            near += [(distance, name) for name, distance, _ in found if _is_plain(name)]
+        for distance, equals in groupby(sorted(near), key=lambda one: one[0]):
+            self._go_on()
+            alike = [name for _, name in equals]
+            self._left -= FREQUENCY_COST * len(alike)
+            if self._left < 0:
+                return None
+            best = min((-self._frequency(name), name) for name in alike)
+            if best[0] < 0:
+                return distance, *best
+        return None
+
+    def _frequency(self, term: str) -> int:
+        return sum(len(part.postings(term)[0]) for part in self._parts)
 
 
 def _is_plain(term: str) -> bool:
     match = WORD.fullmatch(term)
     return match is not None and match.lastgroup is None and term.isalpha()
-
-
-def _frequency(parts: Sequence[LexicalPart], term: str) -> int:
-    return sum(len(part.postings(term)[0]) for part in parts)

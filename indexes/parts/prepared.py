@@ -11,7 +11,7 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-from indexes.courtesy import searching
+from indexes.courtesy import GoOn, nobody_waits, searching
 from indexes.dense.cold_skips import ColdSkipper
 from indexes.dense.vectors import Found
 from indexes.filters.bitmaps import to_bits
@@ -19,6 +19,7 @@ from indexes.filters.grammar import Filter, Unchecked
 from indexes.filters.satisfiable import require_key, require_satisfiable
 from indexes.lexical.bm25 import NO_CORRECTIONS, WeightedQuery, best_of, score_rows
 from indexes.lexical.operators import Alternatives, rows_with
+from indexes.lexical.prefixed import Prefixed
 from indexes.masks import Bits, bits_at, pack_flags, rows_in
 from indexes.model import TIERS, DenseResult, Floats, Ids, Ranking, Rows, Scalar, Tier
 from indexes.parts.part import Part, as_ranking
@@ -71,12 +72,10 @@ def _matching(visible: Visible, condition: Filter) -> Selected:
     return Selected(visible, bits, count_by_tier(part, bits))
 
 
-def _narrowed(chosen: Selected, required: Sequence[Alternatives]) -> Selected:
+def _narrowed(chosen: Selected, required: Sequence[Alternatives | Prefixed], go_on: GoOn) -> Selected:
     """Only the rows that have a term of each."""
     part = chosen.part
-    flags = np.zeros(part.size, bool)
-    flags[rows_with(part.lexical, required)] = True
-    bits = pack_flags(flags)
+    bits = pack_flags(rows_with(part.lexical, required, go_on))
     if chosen.allowed is not None:
         bits &= chosen.allowed
     return Selected(chosen.visible, bits, count_by_tier(part, bits))
@@ -93,13 +92,21 @@ class Prepared:
         scan_max: int,
         watch: ColdSkipper | None = None,
         corrected: Mapping[str, str] = NO_CORRECTIONS,
-        required: Sequence[Alternatives] = (),
+        required: Sequence[Alternatives | Prefixed] = (),
         spoken: Mapping[str, int] | None = None,
+        *,
+        typos_whole: bool = True,
+        light: bool = True,
+        go_on: GoOn = nobody_waits,
     ) -> None:
-        """`watch` may decide to skip the cold tier. `corrected`: words of the query, and the terms taken for them.
-        `required`: only rows with one term of each. `spoken`: languages that the query was read among."""
+        """`watch` may decide to skip the cold tier. `corrected`: words of the query, and the terms taken for them;
+        `typos_whole`: all that should be looked up were. `light`: it takes no time to prepare. `required`: only rows
+        with one term of each. `spoken`: languages that the query was read among. `go_on` is called between steps.
+        """
         self.query = query
         self.corrected = corrected
+        self.typos_whole, self.light = typos_whole, light
+        self._go_on = go_on
         self._required = required
         self._parts = parts
         self._weighed = weighed
@@ -111,18 +118,21 @@ class Prepared:
     @cached_property
     def selection(self) -> list[Selected]:
         selected = select(self._parts, self.query.condition)
-        return [_narrowed(one, self._required) for one in selected] if self._required else selected
+        if not self._required:
+            return selected
+        return [_narrowed(one, self._required, self._go_on) for one in selected]
 
-    def embedded(self, query: Query) -> Prepared:
-        """The same for a query that differs in its vector alone."""
+    def again(self, query: Query, go_on: GoOn) -> Prepared:
+        """The same for a query that differs in its vector or its depth alone."""
         found = copy(self)
-        found.query = query
+        found.query, found._ranked, found._go_on = query, [], go_on
         return found
 
     @property
     def grouped_terms(self) -> frozenset[str]:
         """The terms that prefixes stand for."""
-        return frozenset().union(*self._weighed.groups.values()) if self._weighed else frozenset()
+        groups = self._weighed.groups.values() if self._weighed else ()
+        return frozenset().union(*(group.terms for group in groups))
 
     @searching
     def lexical(self) -> Ranking:
@@ -133,6 +143,7 @@ class Prepared:
         rankings = []
         # The largest part first: what it finds lets the others leave out more.
         for chosen in sorted(self.selection, key=lambda one: -one.count):
+            self._go_on()
             if chosen.count:
                 found = best_of(chosen.part.lexical, self._weighed, depth, chosen.allowed, floor=floor)
                 rankings.append(self._ranking(chosen, found))
@@ -182,6 +193,7 @@ class Prepared:
         return DenseResult(warm, tuple(tier for tier in tiers if tier != "cold"), decision.reason)
 
     def _nearest(self, chosen: Selected, vector: Floats, *, warm: bool = False) -> Ranking:
+        self._go_on()
         nearest = chosen.part.nearest_warm if warm else chosen.part.nearest
         found = nearest(vector, self.query.depth, chosen.allowed, self._scan_max, self.query.k)
         return self._ranking(chosen, found)
@@ -223,7 +235,8 @@ class Prepared:
         for visible in parts:
             allowed = visible.alive if condition is None else _matching(visible, condition).allowed
             if self._required:
-                allowed = _narrowed(Selected(visible, allowed, visible.by_tier), self._required).allowed
+                chosen = Selected(visible, allowed, visible.by_tier)
+                allowed = _narrowed(chosen, self._required, self._go_on).allowed
             rows = visible.part.rows_after(after)
             found.append(visible.part.ids_of(rows if allowed is None else rows[bits_at(allowed, rows)]))
         ids = np.concatenate(found)

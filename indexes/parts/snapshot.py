@@ -15,13 +15,14 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
+from indexes.courtesy import GoOn, nobody_waits
 from indexes.dense.cold_skips import ColdSkipper
 from indexes.filters.grammar import Filter
 from indexes.languages import UNSURE, guessed, primary
 from indexes.lexical.analysis import TAG, query_terms
 from indexes.lexical.bm25 import NO_CORRECTIONS, Statistics, coarse, weigh
-from indexes.lexical.operators import phrase_terms, prefix_terms
-from indexes.lexical.typos import corrections
+from indexes.lexical.operators import phrase_terms, prefix_groups
+from indexes.lexical.typos import Corrections
 from indexes.masks import bits_at
 from indexes.model import Bm25, DenseResult, Floats, Ids, Ranking, Tier
 from indexes.parts.prepared import Prepared, locate, select, tiers_of
@@ -85,20 +86,23 @@ class Snapshot:
             return None
         return self.matching(condition)
 
-    def prepare(self, query: Query) -> Prepared:
+    def prepare(self, query: Query, go_on: GoOn = nobody_waits) -> Prepared:
         """Prepare a query. The methods of the result raise InvalidInput for a filter on a key or kind of
-        value that no passage has."""
+        value that no passage has. `go_on` is called between steps, here and there."""
         if query.text is None:
-            return Prepared(self.parts, query, None, self.exact_scan_max, self.watch, spoken=self.spoken)
+            return Prepared(
+                self.parts, query, None, self.exact_scan_max, self.watch, spoken=self.spoken, go_on=go_on
+            )
         lexical = [visible.part.lexical for visible in self.parts]
         spoken = self.language_of(query.text, query.language)
         languages = spoken.language, spoken.others
         statistics, corrected = self.statistics(), NO_CORRECTIONS
-        groups = {f"{prefix}*": prefix_terms(prefix, lexical, *languages) for prefix in query.prefixes}
+        groups = prefix_groups(query.prefixes, lexical, *languages, go_on)
         weighed = weigh(query.text, lexical, statistics, self.bm25, *languages, groups=groups)
+        corrections = Corrections(lexical, go_on)
         if query.typos and not weighed.complete:
-            found = corrections(query.text, lexical, *languages)
-            if found:
+            corrections.look_up(query.text, *languages)
+            if found := corrections.found:
                 corrected = {word: near for word, (_, near) in found.items()}
                 terms = {term: near for meant, near in found.values() for term in meant}
                 weighed = weigh(query.text, lexical, statistics, self.bm25, *languages, terms, groups)
@@ -112,6 +116,9 @@ class Snapshot:
             corrected,
             [*required, *groups.values()],
             self.spoken,
+            typos_whole=corrections.whole,
+            light=not (corrections.compared or query.phrases or query.prefixes),
+            go_on=go_on,
         )
 
     def matching(self, condition: Filter | None) -> Ids:

@@ -23,6 +23,7 @@ from retrieval.embedding.sessions import OUTPUT, open_model
 from retrieval.embedding.tokens import Frame, TokenizerPool, Tokens, pad_id, windows
 
 CHARS_PER_TOKEN = 32  # first guess of how much of a huge text fills the window
+CHARS_READ_MAX = 1 << 18  # where it does not fill it: a megabyte of white space takes half a second to read
 BATCH_TOKENS_MAX = 1024  # of one run in `encode`; more is not faster, and memory grows with it
 
 
@@ -78,12 +79,15 @@ class Encoder:
             return pairs(tokenizer, self._frame, query, texts, self.tokens_max)
 
     def _tokens_of_long(self, tokenizer: Tokenizer, text: str, chars: int) -> Tokens:
-        """Read no more of a huge text than fills the window: tokenising all of a megabyte takes a second."""
+        """Read no more of a huge text than fills the window: tokenising all of a megabyte takes a second. One that has
+        hardly any token in its first CHARS_READ_MAX characters is cut there."""
         while True:
             ids = tokenizer.encode_batch_fast([text[:chars]])[0].ids
             tokens = self._frame.cut(ids, self.tokens_max)
             if tokens.truncated or chars >= len(text):
                 return tokens
+            if chars >= CHARS_READ_MAX:
+                return Tokens(tokens.ids, True)
             chars *= 2
 
     def windows(self, text: str, kind: Kind) -> list[Tokens]:

@@ -84,13 +84,16 @@ def test_meaning_survives(encoder: Encoder) -> None:
 
 @pytest.mark.model
 def test_long_texts_are_cut(encoder: Encoder) -> None:
-    """A text beyond the window is cut and says so, also behind a lot of white space; its end has no influence."""
+    """A text beyond the window is cut and says so, also behind a lot of white space; its end has no influence. Nothing
+    is looked for behind ten megabytes of it."""
     short, long, spaced = encoder.tokenise(["hello", "word " * 500_000, " " * 200_000 + "hello"], "document")
     assert (short.truncated, long.truncated, spaced.truncated) == (False, True, False)
     assert len(long) == encoder.tokens_max
     assert short.ids == spaced.ids
     cut = encoder.tokenise(["word " * 400 + "end"], "document")[0]
     assert cut.ids == long.ids
+    (empty,) = encoder.tokenise([" " * 10_000_000 + "hello"], "document")
+    assert (empty.truncated, empty.ids) == (True, encoder.tokenise([""], "document")[0].ids)
 
 
 @pytest.mark.model

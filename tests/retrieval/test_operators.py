@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from indexes.errors import InvalidInput
 from indexes.lexical.bm25 import Statistics, best_of, weigh
-from indexes.lexical.operators import phrase_terms, plain_words, prefix_terms, rows_with
+from indexes.lexical.operators import phrase_terms, plain_words, prefix_groups, rows_with
 from indexes.lexical.postings import GrowingLexical
 from indexes.model import Bm25
 from jobs.server_process import ServerProcess
@@ -142,7 +143,7 @@ def test_a_prefix_may_stand_for_too_many_words() -> None:
     growing = GrowingLexical()
     growing.add(" ".join(f"zz{at}" for at in range(4097)))
     with pytest.raises(InvalidInput, match="4096 words"):
-        prefix_terms("zz", [growing.view(1)], "en", {})
+        prefix_groups(["zz"], [growing.view(1)], "en", {})
 
 
 @given(st.lists(st.lists(st.sampled_from(WORDS), min_size=1, max_size=8), min_size=1, max_size=20), st.data())
@@ -157,15 +158,15 @@ def test_postings_leave_out_no_row_that_holds_it(rows: list[list[str]], data: st
     word = data.draw(st.sampled_from(own))
     prefix = word[: data.draw(st.integers(2, len(word)))]
     for part in (growing.view(len(rows)), growing.seal(len(rows))):
-        left = set(rows_with(part, phrase_terms(phrase, "en", {})).tolist())
+        left = set(np.flatnonzero(rows_with(part, phrase_terms(phrase, "en", {}))).tolist())
         assert {
             at for at, words in enumerate(rows) if plain_words(phrase) in plain_words(" ".join(words))
         } <= left
-        terms = prefix_terms(prefix, [part], "en", {})
-        left = set(rows_with(part, [terms]).tolist())
+        groups = prefix_groups([prefix], [part], "en", {})
+        left = set(np.flatnonzero(rows_with(part, groups.values())).tolist())
         beginning = {at for at, words in enumerate(rows) if any(one.startswith(prefix) for one in words)}
         assert beginning <= left
-        weighed = weigh("", [part], Statistics(len(rows), part.length), Bm25(), groups={"p*": terms})
+        weighed = weigh("", [part], Statistics(len(rows), part.length), Bm25(), groups=groups)
         for pruned_from in (1 << 30, 0):
             found, scores = best_of(part, weighed, len(rows), pruned_from=pruned_from)
             assert set(found.tolist()) == left

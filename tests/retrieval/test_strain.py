@@ -10,9 +10,9 @@ import pytest
 
 from jobs.server_process import serving
 from retrieval.joining import receipt_of
-from retrieval.option_schemas import Sort
+from retrieval.option_schemas import Rerank, Sort
 from retrieval.plan import planned
-from retrieval.schemas import Receipt, Rerank, SearchRequest
+from retrieval.schemas import Receipt, SearchRequest
 from retrieval.settings import Config
 from retrieval.settings import Rerank as RerankSettings
 from tests.support.http import Http

@@ -11,7 +11,7 @@ from rapidfuzz.distance import OSA
 
 from indexes.lexical.bm25 import LexicalPart
 from indexes.lexical.postings import GrowingLexical
-from indexes.lexical.typos import corrections
+from indexes.lexical.typos import Corrections
 from jobs.server_process import ServerProcess
 from tests.support.http import Http
 
@@ -97,9 +97,11 @@ def test_it_is_the_nearest_of_all(texts: list[str], word: str) -> None:
     near = {OSA.distance(word, text) for text in texts if text[0] == word[0]}
     forgiven = len(word) >= 4 and word not in texts and bool(near) and min(near) <= edits
     for part in parts:
-        found = corrections(word, [part], "xx", {})
-        assert bool(found) == forgiven
+        corrections = Corrections([part])
+        corrections.look_up(word, "xx", {})
+        assert corrections.whole
+        assert bool(corrections.found) == forgiven
         if forgiven:
-            _, term = found[word]
+            _, term = corrections.found[word]
             assert term in texts
             assert OSA.distance(word, term) == min(near)

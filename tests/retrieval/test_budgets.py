@@ -1,0 +1,325 @@
+"""Every option of a search, and every route that takes a body, has a budget. With the worst data, the worst request
+of a few kilobytes takes little CPU, at most four times as much where something is repeated four times as often, and
+none once its caller has left.
+
+A new option or route fails here until its worst request is written down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from indexes.errors import DeadlineExceeded
+from indexes.facets import FacetQuery, count_facets
+from indexes.query import Query
+from retrieval import explaining
+from retrieval.cancellation import Abandoned
+from retrieval.executor import LocalExecutor
+from retrieval.explain_schemas import ExplainRequest
+from retrieval.openapi import Route
+from retrieval.routes import ROUTES
+from retrieval.schemas import ContextRequest, SearchOptions, SearchRequest
+from retrieval.stopwatch import Stopwatch
+from tests.support.http import Http
+from tests.support.operations import form
+from tests.support.worst_case import (
+    FREQUENT,
+    LONG,
+    NAME,
+    Request,
+    Service,
+    document_id,
+    rare_word,
+    serving_worst_case,
+)
+
+CPU_S_MAX = 0.3
+BYTES_MAX = 10_000
+TIMES = (1, 2, 4)
+SUPERLINEAR_MAX, NOISE_S = 1.5, 0.06  # of four times as much; quadratic work takes four times that
+LEFT_AFTER_S, QUIET_AFTER_S, IDLE_CPU_S = 0.1, 1.0, 0.03
+
+C, STORE = f"/v1/collections/{NAME}", f"POST /v1/vector_stores/{NAME}"
+OWN = document_id(100)  # of 496 characters
+PHRASE = f'"{" ".join(FREQUENT * 2)}"'  # each passage has its words, none has it
+Made = Callable[[int], Any]
+
+
+def rare(count: int) -> list[str]:
+    return [rare_word(at * 97) for at in range(count)]
+
+
+def misspelt(count: int) -> str:
+    """Words near to many others, that no passage has."""
+    return " ".join(word[:3] + "x" + word[3:] + "qu" for word in rare(count))
+
+
+def prefixes(count: int) -> str:
+    return " ".join(f"{first}{second}*" for first in "abeg" for second in "aeoi"[: count // 4])
+
+
+def long_query(times: int) -> str:
+    return f"{' '.join(FREQUENT)} {' '.join(rare(220 * times))}"[: 2000 * times]
+
+
+# Of each option the worst that fits: what is repeated comes once, twice and four times.
+SEARCH: dict[str, Made] = {
+    "k": lambda times: {"k": 250 * times},
+    "mode": lambda times: {"mode": "lexical", "query": long_query(times)},
+    "filter": lambda times: {
+        "filter": {"type": "nin", "key": "serials", "value": [f"s{at * 40}" for at in range(200 * times)]}
+    },
+    "fusion": lambda times: {"fusion": {"method": "rrf", "k": 10_000}, "k": 250 * times},
+    "rerank": lambda times: {"rerank": {"candidates": 25 * times, "budget_ms": 10_000}},
+    "mmr": lambda times: {"mmr": 0.5, "k": 250 * times},
+    "group_by_document": lambda times: {"group_by_document": True, "k": 250 * times},
+    "boosts": lambda times: {
+        "k": 1000,
+        "boosts": [{"key": key} for key in ("serials", "number")] * times,
+    },
+    "min_score": lambda times: {"min_score": 0.9, "k": 250 * times},
+    "min_relevance": lambda times: {"min_relevance": 1.0, "k": 250 * times},
+    "min_seq": lambda times: {"min_seq": 1},
+    "deadline_ms": lambda times: {"deadline_ms": 600_000},
+    "cache": lambda times: {"cache": True, "query": long_query(times)},
+    "typos": lambda times: {"typos": True, "mode": "lexical", "query": misspelt(8 * times)},
+    "operators": lambda times: {"operators": True, "query": f"{PHRASE} " * times},
+    "language": lambda times: {"language": "tr", "query": long_query(times)},
+    "query": lambda times: {"query": long_query(times)},
+    "vector": lambda times: {"vector": [1 / 3 + at for at in range(64)], "query": None},
+    "like": lambda times: {"like": [f"long{at % LONG}" for at in range(25 * times)], "query": None},
+    "unlike": lambda times: {"unlike": [document_id(at) for at in range(4 * times)]},
+    "offset": lambda times: {"offset": 240 * times},
+    "expand": lambda times: {"expand": "document", "k": 125 * times, "query": " ".join(rare(5))},
+    "highlight": lambda times: {
+        "highlight": {"snippet_chars": 10_000},
+        "k": 250 * times,
+        "query": long_query(4),
+    },
+    "sort": lambda times: {"sort": [{"key": key} for key in ("serials", "day")] * times, "k": 100},
+    "facets": lambda times: {"facets": ["serials", {"key": "day", "ranges": days(50)}] * times},
+    "explain": lambda times: {"explain": True, "k": 250 * times},
+    "exact": lambda times: {"exact": True, "mode": "dense", "k": 250 * times},
+}
+# Further ones, for what an option has several sides of.
+SEARCH_TOO: dict[str, Made] = {
+    "prefixes": lambda times: {"operators": True, "query": prefixes(4 * times)},
+    "a long phrase": lambda times: {"operators": True, "query": f'"{long_query(times)}"'},
+    "phrases by document": lambda times: {
+        "operators": True,
+        "query": f"{PHRASE} " * times,
+        "group_by_document": True,
+    },
+    "words without spaces": lambda times: {"query": "data." * (400 * times)},
+    "letters of a script without spaces": lambda times: {"query": "\u6642" * (600 * times)},
+    "words of a script without spaces": lambda times: {"query": "\u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35" * (100 * times)},
+    "comparisons": lambda times: {
+        "filter": {
+            "type": "or",
+            "filters": [{"type": "gte", "key": "day", "value": day} for day in days(16 * times)],
+        }
+    },
+}  # fmt: skip
+CONTEXT: dict[str, Made] = {
+    "queries": lambda times: {
+        "queries": [f"{one} {two}" for one in FREQUENT[:times] for two in FREQUENT[:4]]
+    },
+    "token_budget": lambda times: {"token_budget": 5000 * times, "k": 1000},
+    "tokenizer": lambda times: {"tokenizer": "o200k_base", "token_budget": 2500 * times},
+    "format": lambda times: {"format": "messages", "token_budget": 2500 * times},
+    "template": lambda times: {"template": "{title}" * (10 * times) + "{text}", "token_budget": 10_000},
+    "order": lambda times: {"order": "position", "k": 250 * times},
+    "date_key": lambda times: {"date_key": "day", "order": "newest", "k": 250 * times},
+    "explain": lambda times: {"explain": True, "k": 250 * times},
+    "per_document": lambda times: {"per_document": 100, "k": 250 * times},
+    "excerpt_tokens": lambda times: {"excerpt_tokens": 10, "k": 250 * times, "query": long_query(times)},
+    "min_similarity": lambda times: {"min_similarity": -1, "k": 250 * times, "token_budget": 20},
+}
+EXPLAIN: dict[str, Made] = {
+    "document_id": lambda times: {"document_id": ("9" * 496)[: 124 * times]},
+    "passage": lambda times: {"document_id": "long3", "passage": 0, "query": long_query(times)},
+    "answer_seq": lambda times: {"document_id": OWN, "answer_seq": 1},
+    "typos": lambda times: {"document_id": OWN, "k": 1, "min_score": 0.9, "query": misspelt(8 * times)},
+    "operators": lambda times: {"document_id": OWN, "k": 1, "operators": True, "query": f"{PHRASE} " * times},
+}
+# Of each other route.
+BODIES: dict[str, Made] = {
+    f"POST {C}/search/batch": lambda times: {
+        "searches": [{"query": f"data {at}", "cache": False} for at in range(25 * times)]
+    },
+    f"POST {C}/answer": lambda times: {"query": long_query(times)},
+    f"POST {C}/assess": lambda times: {"action": long_query(times)},
+    f"POST {C}/feedback": lambda times: {
+        "feedback": [{"query": "data", "document_id": f"long{at % LONG}", "grade": 1} for at in range(40 * times)]
+    },
+    f"POST {C}/documents": lambda times: {"documents": [{"id": f"new{times}", "text": "a b " * 500 * times}]},
+    f"POST {C}/documents/scroll": lambda times: {
+        "limit": 1000,
+        "filter": {"type": "nin", "key": "serials", "value": [f"s{at * 40}" for at in range(200 * times)]},
+    },
+    f"POST {C}/documents/count": SEARCH["filter"],
+    f"POST {C}/documents/delete": lambda times: {"ids": [f"none{at}" for at in range(150 * times)]},
+    f"PATCH {C}/documents/{OWN}": lambda times: {"metadata": {"notes": [f"n{at}" for at in range(250 * times)]}},
+    "POST /v1/collections": lambda times: {"name": "x" * 2000 * times},
+    f"POST {C}/rename": lambda times: {"name": "x" * 2000 * times},
+    f"PUT {C}/ranking": lambda times: {"method": "x" * 2000 * times},
+    f"PUT {C}/evaluation": lambda times: {
+        "report": {"version": 2, "cohorts": [{"name": f"c{at}", "recall": 1.0} for at in range(50 * times)]}
+    },
+    "PUT /v1/aliases/help": lambda times: {"collection": "x" * 2000 * times},
+    "POST /v1/keys": lambda times: {"scopes": ["search"], "collections": [f"c{at}" for at in range(200 * times)]},
+    "POST /v1/keys/none/rotate": lambda times: {"grace_s": 3600},
+    "POST /v1/embeddings": lambda times: {"model": "encoder", "input": [[58040] * 350 * times]},  # 128 spaces each
+    "POST /v1/vector_stores": lambda times: {"name": "x" * 2000 * times},
+    STORE: lambda times: {"name": "x" * 2000 * times},
+    f"{STORE}/search": lambda times: {"query": [f"data {at}" for at in range(2 * times)]},
+    f"{STORE}/files": lambda times: {"file_id": "x" * 2000 * times},
+    f"{STORE}/files/{OWN}": lambda times: {"attributes": {f"k{at}": "v" for at in range(4 * times)}},
+    f"{STORE}/file_batches": lambda times: {"file_ids": [f"file-{at}" for at in range(100 * times)]},
+    "POST /v1/files": lambda times: form({"file": "a b " * 500 * times, "purpose": "assistants"}),
+    "POST /api/embed": lambda times: {"model": "encoder", "input": ["a"] * 400 * times},
+    "POST /api/embeddings": lambda times: {"model": "encoder", "prompt": "a b " * 500 * times},
+    "POST /api/show": lambda times: {"model": "x" * 2000 * times},
+    "POST /embed": lambda times: {"inputs": ["a"] * 400 * times},
+    "POST /": lambda times: {"inputs": " " * 2000 * times},
+    "POST /rerank": lambda times: {"query": "data", "texts": ["a"] * 400 * times},
+    "POST /embed_all": lambda times: {"inputs": ["a"] * 100 * times},
+    "POST /v2/embed": lambda times: {"model": "encoder", "input_type": "search_query", "texts": ["a"] * 24 * times},
+    "POST /similarity": lambda times: {"inputs": {"source_sentence": "data", "sentences": ["a"] * 300 * times}},
+    "POST /v1/rerank": lambda times: {"model": "reader", "query": "data", "documents": ["a"] * 400 * times},
+    "POST /v2/rerank": lambda times: {"model": "reader", "query": "data", "documents": ["a"] * 400 * times},
+}  # fmt: skip
+STARTS_A_JOB = {f"POST {C}/reindex", f"POST {C}/tune"}  # which is what takes the time
+BY_OPTION = {f"POST {C}/search", f"POST {C}/context", f"POST {C}/explain", f"POST {C}/watch"}
+
+
+def days(count: int) -> list[str]:
+    return [f"{1900 + at}-01-01" for at in range(count)]
+
+
+def cases() -> Iterator[tuple[str, Callable[[int], Request]]]:
+    def at(path: str, made: Made, **always: Any) -> Callable[[int], Request]:
+        return lambda times: Request(path, {**always, **made(times)})
+
+    search = {"query": "data time", "cache": False}
+    for option, made in {**SEARCH, **SEARCH_TOO}.items():
+        yield f"search {option}", at(f"{C}/search", made, **search)
+    for option, made in CONTEXT.items():
+        asked = {"cache": False} if option == "queries" else search
+        yield f"context {option}", at(f"{C}/context", made, token_budget=5000, **asked)
+    for option, made in EXPLAIN.items():
+        yield f"explain {option}", at(f"{C}/explain", made, query="data time")
+    for route, made in BODIES.items():
+        method, path = route.split()
+
+        def request(times: int, method: str = method, path: str = path, made: Made = made) -> Request:
+            return Request(path, made(times), method)
+
+        yield route, request
+
+
+CASES = dict(cases())
+
+
+def concrete(route: Route) -> str:
+    path = route.path
+    for name, value in {
+        "{collection}": NAME, "{id:.+}": OWN, "{alias}": "help", "{key}": "none", "{file}": OWN,
+    }.items():  # fmt: skip
+        path = path.replace(name, value)
+    return f"{route.method} {path}"
+
+
+def test_each_option_and_route_has_a_worst_request() -> None:
+    """Of the options that contexts and explanations share with searches, those of a search count."""
+    shared = set(SearchOptions.__struct_fields__)
+    assert set(SEARCH) == set(SearchRequest.__struct_fields__)
+    assert set(CONTEXT) | {"query"} == set(ContextRequest.__struct_fields__) - shared
+    assert set(EXPLAIN) - set(SEARCH) == set(ExplainRequest.__struct_fields__) - set(
+        SearchRequest.__struct_fields__
+    )
+    assert {concrete(route) for route in ROUTES if route.request} == set(BODIES) | BY_OPTION | STARTS_A_JOB
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with serving_worst_case(tmp_path_factory.mktemp("worst")) as found:
+        yield found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_takes_little_and_no_more_than_its_share(service: Service, case: str) -> None:
+    """Four times as much takes about four times as long at most, and never more than CPU_S_MAX."""
+    made = CASES[case]
+    service.ask(made(1))  # what is read once has been read
+    spent = {}
+    for times in TIMES:
+        request = made(times)
+        assert len(request.sent) <= BYTES_MAX
+        spent[times], status, answer = service.ask(request)
+        assert status < 500, answer
+    assert max(spent.values()) <= CPU_S_MAX, spent
+    assert spent[4] <= 4 * SUPERLINEAR_MAX * spent[1] + NOISE_S, spent
+
+
+def test_nothing_is_done_for_callers_that_have_left(service: Service) -> None:
+    """All of them at once, and searches by the dozen: a second after they have left, the service is idle."""
+    many = [
+        Request(f"{C}/search/batch", {"searches": [{**CASES[f"search {one}"](4).body}] * 12})
+        for one in ("typos", "operators", "facets", "highlight", "prefixes", "query")
+    ]
+    requests = [
+        made(4) for case, made in CASES.items() if not case.startswith(("PATCH", f"POST {C}/documents"))
+    ]
+    service.leave([*many, *requests], LEFT_AFTER_S)
+    service.leave(many, LEFT_AFTER_S)
+    service.leave([Request(f"{C}/watch", {"query": misspelt(32)})], LEFT_AFTER_S)
+    Http(service.url).ok("GET", "/healthz")
+    service.wait(QUIET_AFTER_S)
+    assert service.quiet_cpu_s() <= IDLE_CPU_S
+
+
+@pytest.mark.parametrize(
+    ("query", "ends"),
+    [
+        (Query(10, 100, misspelt(4), typos=True), Abandoned),
+        (Query(10, 100, "data", prefixes=("aa", "ba")), Abandoned),
+        (Query(10, 100, "data", phrases=("data time",)), DeadlineExceeded),
+    ],
+    ids=["typos", "prefixes", "phrases"],
+)
+def test_what_has_begun_ends_at_its_next_step(service: Service, query: Query, ends: type[Exception]) -> None:
+    """A search whose caller has left, or whose deadline has passed, on its thread: its words, and its facets."""
+    watch = Stopwatch(deadline=0.0) if ends is DeadlineExceeded else Stopwatch(left=True)
+    executor = LocalExecutor(service.collection, service.collection.snapshot)
+    with pytest.raises(ends):
+        executor.prepare(query, watch).search()
+    with pytest.raises(ends):
+        count_facets(service.collection, executor.snapshot, None, [FacetQuery("serials")], watch.go_on)
+
+
+def test_an_answer_says_what_its_budget_left_out(service: Service) -> None:
+    """Phrases were looked for in the first candidates, and words shown in the first hits. A search as people make them
+    is not told anything."""
+    phrase = {"query": PHRASE, "operators": True}
+    shown = {"query": " ".join(FREQUENT), "mode": "lexical", "highlight": True, "k": 1000}
+    for option, body in {"operators": phrase, "highlight": shown}.items():
+        for _ in range(2):  # cached or not
+            _, _, answer = service.ask(Request(f"{C}/search", body))
+            assert answer["receipt"]["over_budget"] == [option]
+    assert answer["hits"][0]["highlights"]
+    assert "highlights" not in answer["hits"][-1]
+    usual = {"query": f"data {misspelt(1)}", "highlight": True}
+    _, _, answer = service.ask(Request(f"{C}/search", usual))
+    assert "over_budget" not in answer["receipt"]
+
+
+def test_an_explanation_says_that_it_ended(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It tries no further change once its searches have taken long, and has found the cause all the same."""
+    monkeypatch.setattr(explaining, "SEARCHED_S_MAX", 0.0)
+    body = {"query": "data", "filter": {"type": "eq", "key": "number", "value": 7}, "document_id": OWN}
+    _, _, answer = service.ask(Request(f"{C}/explain", body))
+    assert (answer["over_budget"], answer["searches"], answer["cause"]["kind"]) == (True, 1, "filtered")
