@@ -41,7 +41,9 @@ class FileExtraction:
 
     def check(self) -> None:
         if not all(map(find_spec, NEEDS)):
-            raise self._refusal("reading it needs the extra files: in a checkout of Nearline, pip install '.[files]'")
+            raise self._refusal(
+                "reading it needs the extra files: in a checkout of Nearline, pip install '.[files]'"
+            )
 
     def run(self) -> str:
         self.check()

@@ -98,7 +98,6 @@ def create_app(config: Config, data: Path, extract: Extract | None = None) -> we
             lifecycle.pipeline_ctx,
             lifecycle.tasks_ctx,
             lifecycle.expiry_ctx,
-            lifecycle.store_expiry_ctx,
             lifecycle.loop_lag_ctx,
             lifecycle.memory_ctx,
             lifecycle.ready_ctx,

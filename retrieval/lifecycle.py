@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 from threadpoolctl import threadpool_limits
@@ -77,7 +78,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-
 Context = Callable[[web.Application], AsyncIterator[None]]
 SECRET_BYTES = 32
 LAG_EVERY_S = 0.05
@@ -86,6 +86,17 @@ MEMORY_EVERY_S = 0.5
 LOGGED_MIN, LOGGED_MAX = 200, 1000
 # While a new generation is swapped in, the old one's files are held beside it: half of the ceiling for a moment.
 RESIDENT_SHARE = 4
+
+
+@contextlib.asynccontextmanager
+async def running(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Do something in the background for the duration of a with-block."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def catalog_ctx(data: Path) -> Context:
@@ -100,9 +111,8 @@ def catalog_ctx(data: Path) -> Context:
             app[METRICS].watch(partial(collectors.collections, app[CATALOG]))
             asked = asyncio.Event()
             app[RELOADED].append(asked.set)
-            healing = asyncio.create_task(keep_healing(app[CATALOG], asked))
-            yield
-            healing.cancel()
+            async with running(keep_healing(app[CATALOG], asked)):
+                yield
             await asyncio.to_thread(app[CATALOG].close)
         finally:
             forget()
@@ -137,10 +147,8 @@ async def shared_ctx(app: web.Application) -> AsyncIterator[None]:
     """What services share: one store for answers, query vectors and limits, so that a dead Redis is noticed once."""
     app[SHARED] = store = await asyncio.to_thread(shared_store, app[CONFIG], app[CATALOG].folder)
     app[LIMITER].shared = store
-    writing = asyncio.create_task(app[LIMITER].keep_writing())
-    yield
-    writing.cancel()
-    await asyncio.gather(writing, return_exceptions=True)
+    async with running(app[LIMITER].keep_writing()):
+        yield
     await asyncio.to_thread(app[LIMITER].write)
     if store is not None:
         await store.close()
@@ -199,28 +207,22 @@ async def query_log_ctx(app: web.Application) -> AsyncIterator[None]:
         yield
         return
     await asyncio.to_thread(log.load, list(catalog.collections.values()))
-    writing = asyncio.create_task(log.keep_writing(lambda: list(catalog.collections.values())))
-    yield
-    writing.cancel()
-    await asyncio.gather(writing, return_exceptions=True)
+    async with running(log.keep_writing(lambda: list(catalog.collections.values()))):
+        yield
     await log.write(list(catalog.collections.values()))
 
 
 async def feedback_ctx(app: web.Application) -> AsyncIterator[None]:
     app[FEEDBACK] = feedback = Feedback(app[CONFIG].feedback, now=time.time)
-    forgetting = asyncio.create_task(
-        feedback.keep_forgetting(lambda: list(app[CATALOG].collections.values()))
-    )
-    yield
-    forgetting.cancel()
+    async with running(feedback.keep_forgetting(lambda: list(app[CATALOG].collections.values()))):
+        yield
     await asyncio.to_thread(feedback.close)
 
 
 async def uploads_ctx(app: web.Application) -> AsyncIterator[None]:
     app[UPLOADS] = uploads = Uploads(app[CATALOG].folder, app[CONFIG].files, now=time.time)
-    forgetting = asyncio.create_task(uploads.keep_forgetting())
-    yield
-    forgetting.cancel()
+    async with running(uploads.keep_forgetting()):
+        yield
 
 
 async def pipeline_ctx(app: web.Application) -> AsyncIterator[None]:
@@ -258,23 +260,16 @@ async def tasks_ctx(app: web.Application) -> AsyncIterator[None]:
     app[TASKS] = tasks = Tasks(app[METRICS].job_finished, app[FOLDERS], partial(logged_queries, app))
     app[METRICS].watch(partial(collectors.jobs, tasks))
     after_s = app[CONFIG].index.erase_after_h * 3600
-    watching = asyncio.create_task(tasks.keep_up(lambda: app[CATALOG].collections, after_s))
-    yield
-    watching.cancel()
+    async with running(tasks.keep_up(lambda: app[CATALOG].collections, after_s)):
+        yield
     await tasks.close()
 
 
 async def expiry_ctx(app: web.Application) -> AsyncIterator[None]:
+    """Delete documents, and OpenAI's stores, that have expired."""
     every_s = app[CONFIG].index.expire_every_s
-    deleting = asyncio.create_task(keep_deleting(lambda: app[CATALOG].collections, every_s))
-    yield
-    deleting.cancel()
-
-
-async def store_expiry_ctx(app: web.Application) -> AsyncIterator[None]:
-    expiring = asyncio.create_task(keep_expiring(app))
-    yield
-    expiring.cancel()
+    async with running(keep_deleting(lambda: app[CATALOG].collections, every_s)), running(keep_expiring(app)):
+        yield
 
 
 async def logged_queries(app: web.Application, collection: Collection) -> Floats | None:
@@ -294,10 +289,8 @@ async def warm_ctx(app: web.Application) -> AsyncIterator[None]:
     app[FREQUENT] = frequent = Frequent(app[CONFIG].cache.warm_searches)
     app[METRICS].watch(partial(collectors.warm_ups, frequent))
     log, catalog = app[QUERY_LOG], app[CATALOG]
-    warming = asyncio.create_task(frequent.keep_warm(app[PIPELINE], lambda: catalog.collections, log.texts))
-    yield
-    warming.cancel()
-    await asyncio.gather(warming, return_exceptions=True)
+    async with running(frequent.keep_warm(app[PIPELINE], lambda: catalog.collections, log.texts)):
+        yield
 
 
 async def loop_lag_ctx(app: web.Application) -> AsyncIterator[None]:
@@ -309,9 +302,8 @@ async def loop_lag_ctx(app: web.Application) -> AsyncIterator[None]:
             await asyncio.sleep(LAG_EVERY_S)
             app[METRICS].loop_lag(max(0.0, time.perf_counter() - due))
 
-    task = asyncio.create_task(watch())
-    yield
-    task.cancel()
+    async with running(watch()):
+        yield
 
 
 async def memory_ctx(app: web.Application) -> AsyncIterator[None]:
@@ -327,9 +319,8 @@ async def memory_ctx(app: web.Application) -> AsyncIterator[None]:
                 await asyncio.to_thread(ceiling.relieve)
 
     app[METRICS].watch(partial(collectors.memory, ceiling))
-    task = asyncio.create_task(watch())
-    yield
-    task.cancel()
+    async with running(watch()):
+        yield
 
 
 async def ready_ctx(app: web.Application) -> AsyncIterator[None]:
