@@ -353,7 +353,7 @@ def test_files_that_need_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found is not None
     found.check()
     monkeypatch.setattr(extraction, "find_spec", lambda name: None)
-    with pytest.raises(InvalidInput, match=r"nearline\[files\]"):
+    with pytest.raises(InvalidInput, match=r"\.\[files\]"):
         found.check()
     assert extraction.extract(b"", "a.txt", 1000) is None
 
