@@ -62,6 +62,7 @@ class Admission(Section, frozen=True, kw_only=True):
     heavy_max: Positive = 16
     answers_max: Positive = 16
     watches_max: Positive = 64
+    bodies_max: Positive = 512
     body_bytes_max: Positive = 67_108_864
     wait_s_max: Duration = 30.0
 
