@@ -68,8 +68,10 @@ class Gates:
         self._gates[load].require_room(key, body_bytes)
 
     def enter(self, load: Load, key: str | None, body_bytes: int) -> Entry:
-        """For a request whose body is here; what has entered must leave. Raises Overloaded, saying when the class will be
-        idle."""
+        """For a request whose body is here; what has entered must leave.
+
+        Raises Overloaded, saying when the class will be idle.
+        """
         return self._gates[load].enter(key, body_bytes)
 
     def reload(self, settings: Admission) -> None:
@@ -209,9 +211,8 @@ class Gate:
             )
         if not (requests.allows(key) and size.allows(key, body_bytes)):
             return (
-                f"{requests.held(key)} of {requests.total} {self._load} requests under way, with {size.held(key)} of "
-                f"{size.total} bytes, are of this key: the rest of {requests.most}, and of {size.most} bytes, is for "
-                "others"
+                f"this key has {requests.held(key)} {self._load} requests under way, with bodies of {size.held(key)} "
+                f"bytes; what is left of {requests.most} requests and {size.most} bytes is for other keys"
             )
         if (wait_s := self.wait_s * self._part_of(key)) > self._wait_s_max:
             return (

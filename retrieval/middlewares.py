@@ -38,6 +38,7 @@ from retrieval.keys import (
     STOPPING,
 )
 from retrieval.request_log import CLIENT_LEFT, GIVEN_ID, LOG, REQUEST_ID, log_request, new_request_id
+from retrieval.turns import PATIENT
 
 logger = logging.getLogger(__name__)
 
@@ -147,6 +148,7 @@ async def admitted(request: web.Request, handler: Handler) -> web.StreamResponse
             if load is None:
                 await app[LIMITER].take(caller.key, caller.limits)
                 return await handler(request)
+            PATIENT.set(load != "search")
             key, stated = caller.key if app[KEYS].required else None, announced_bytes(request)
             if entry is None:
                 app[GATES].require_room(load, key, stated)

@@ -102,7 +102,7 @@ def test_a_newcomer_finds_room_beside_any_one_key(places: int) -> None:
 
 @given(st.lists(st.sampled_from("abc"), max_size=200), st.integers(4, 64))
 def test_keys_that_want_everything_get_equal_parts(leaving: list[str], places: int) -> None:
-    """In whatever order they came: as requests end and others take their places, no key keeps twice as much as another."""
+    """In whatever order they came: as requests end and others begin, no key keeps more than twice another's part."""
     shares = Shares(places)
     for key in "abc":
         greedy(shares, key)

@@ -1,0 +1,117 @@
+"""Whose turn it is where only so many may work at one time: fair among access keys, the newest first under overload.
+
+Of the keys that wait, the one with the fewest at work is next, and the last free place is for one that has none. Of its
+requests the oldest is next, until that has waited for longer than a target: then there is more to do than can be done,
+serving in order would make all of them late, and the newest is next instead. What has waited too long is refused, so
+that its caller can come back or try elsewhere (adaptive LIFO and controlled delay: Maurer, "Fail at Scale", 2015).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from typing import NamedTuple
+
+from retrieval.embedding.bounds import overloaded
+from retrieval.settings import Admission
+
+
+class Flow(NamedTuple):
+    """`patient`: in order, and until their deadlines, as the searches of a batch or context: without one of them, the
+    others were for nothing."""
+
+    key: str
+    patient: bool = False
+
+
+# Whether the present task waits until its deadline: for all but a request for one search. Nothing has to pass it on.
+PATIENT: ContextVar[bool] = ContextVar("PATIENT", default=True)
+
+
+class Waiter(NamedTuple):
+    since: float
+    begins: asyncio.Future[None]
+
+
+class Turns:
+    """For one event loop. `settings` are asked at each turn; `clock` counts in seconds, by default the loop's."""
+
+    def __init__(
+        self, places: int, settings: Callable[[], Admission], clock: Callable[[], float] | None = None
+    ) -> None:
+        self._places = places
+        self._settings = settings
+        self._clock = clock
+        self._working: Counter[Flow] = Counter()
+        self._waiting: dict[Flow, deque[Waiter]] = {}  # the flow that had a turn last is the last one
+
+    @asynccontextmanager
+    async def turn(self, flow: Flow) -> AsyncIterator[None]:
+        """Its block runs when its turn comes. Raises Overloaded for one that has waited for `admission.queue_ms_max`,
+        unless it is patient."""
+        await self._begin(flow)
+        try:
+            yield
+        finally:
+            self._end(flow)
+
+    async def _begin(self, flow: Flow) -> None:
+        waiter = Waiter(self._now(), asyncio.get_running_loop().create_future())
+        self._waiting.setdefault(flow, deque()).append(waiter)
+        self._look()
+        if waiter.begins.done():
+            return
+        limit_s = None if flow.patient else self._settings().queue_ms_max / 1000
+        limit = asyncio.timeout(limit_s)
+        try:
+            async with limit:
+                await waiter.begins
+        except BaseException as error:
+            if waiter.begins.cancelled():
+                self._leave(flow, waiter)
+            else:  # its turn came at the same moment
+                self._end(flow)
+            if limit.expired() and isinstance(error, TimeoutError):
+                others = sum(map(len, self._waiting.values()))
+                raise overloaded(
+                    f"it has waited {limit_s:g} s for its turn, and {others} others wait", limit_s or 0
+                ) from None
+            raise
+
+    def _leave(self, flow: Flow, waiter: Waiter) -> None:
+        line = self._waiting.get(flow, deque())
+        if waiter in line:
+            line.remove(waiter)
+            if not line:
+                del self._waiting[flow]
+
+    def _end(self, flow: Flow) -> None:
+        self._working[flow] -= 1
+        if not self._working[flow]:
+            del self._working[flow]
+        self._look()
+
+    def _look(self) -> None:
+        """Begin what may."""
+        target_s = self._settings().queue_ms_target / 1000
+        while (flow := self._next()) is not None:
+            line = self._waiting.pop(flow)
+            late = not flow.patient and self._now() - line[0].since > target_s
+            waiter = line.pop() if late else line.popleft()
+            if line:
+                self._waiting[flow] = line
+            if not waiter.begins.cancelled():
+                waiter.begins.set_result(None)
+                self._working[flow] += 1
+
+    def _next(self) -> Flow | None:
+        """The flow whose turn it is, if there is a place for it."""
+        free = self._places - self._working.total()
+        may = [flow for flow in self._waiting if free > 1 or (free and not self._working[flow])]
+        return min(may, key=self._working.__getitem__, default=None)
+
+    def _now(self) -> float:
+        return self._clock() if self._clock else asyncio.get_running_loop().time()
