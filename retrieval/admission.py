@@ -63,6 +63,11 @@ class Gates:
         for load, gate in self._gates.items():
             yield load, gate.requests.total, gate.bytes.total
 
+    def is_full(self, load: Load, key: str | None) -> bool:
+        """Whether one more request of this key would be refused for their number."""
+        requests = self._gates[load].requests
+        return not (requests.has_room() and requests.allows(key))
+
     def require_room(self, load: Load, key: str | None, body_bytes: int) -> None:
         """Raises Overloaded for a request that could not enter now: before its body is sent for nothing."""
         self._gates[load].require_room(key, body_bytes)

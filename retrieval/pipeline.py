@@ -74,7 +74,9 @@ class Pipeline:
         config: Config,
         reranker: Reranker | None = None,
         semantic: SemanticCache | None = None,
+        crowded: Callable[[str], bool] = lambda key: False,
     ) -> None:
+        """`crowded`: whether more searches of an access key come than are let in."""
         self._reranker = reranker
         self._embedders = embedders
         self._results = results
@@ -84,9 +86,9 @@ class Pipeline:
         self._flights: Flights[bytes] = Flights()
         self.under_way = 0
         self._threads = SearchThreads(config.search.threads)
-        self._active = Turns(ACTIVE_PER_THREAD * config.search.threads, lambda: config.admission)
+        self._active = Turns(ACTIVE_PER_THREAD * config.search.threads, lambda: config.admission, crowded)
         # Reranking holds a thread for long: one is left to other searches, if there are several.
-        self._rereading = Turns(max(1, config.search.threads - 1), lambda: config.admission)
+        self._rereading = Turns(max(1, config.search.threads - 1), lambda: config.admission, crowded)
 
     def close(self) -> None:
         self._threads.close()

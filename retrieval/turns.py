@@ -1,7 +1,7 @@
 """Whose turn it is where only so many may work at one time: fair among access keys, the newest first under overload.
 
 Of the keys that wait, the one with the fewest at work is next, and the last free place is for one that has none. Of its
-requests the oldest is next, until that has waited for longer than a target: then there is more to do than can be done,
+requests the oldest is next. But while more come than are let in, and the oldest has waited for longer than a target,
 serving in order would make all of them late, and the newest is next instead. What has waited too long is refused, so
 that its caller can come back or try elsewhere (adaptive LIFO and controlled delay: Maurer, "Fail at Scale", 2015).
 """
@@ -37,13 +37,23 @@ class Waiter(NamedTuple):
 
 
 class Turns:
-    """For one event loop. `settings` are asked at each turn; `clock` counts in seconds, by default the loop's."""
+    """For one event loop."""
 
     def __init__(
-        self, places: int, settings: Callable[[], Admission], clock: Callable[[], float] | None = None
+        self,
+        places: int,
+        settings: Callable[[], Admission],
+        crowded: Callable[[str], bool],
+        clock: Callable[[], float] | None = None,
     ) -> None:
+        """`settings` are asked at each turn; `clock` counts in seconds, by default the loop's.
+
+        `crowded`: whether more requests of a key come than are let in. Clients that ask again when they have their
+        answers may have to wait without that, and in order all of them are served.
+        """
         self._places = places
         self._settings = settings
+        self._crowded = crowded
         self._clock = clock
         self._working: Counter[Flow] = Counter()
         self._waiting: dict[Flow, deque[Waiter]] = {}  # the flow that had a turn last is the last one
@@ -99,7 +109,7 @@ class Turns:
         target_s = self._settings().queue_ms_target / 1000
         while (flow := self._next()) is not None:
             line = self._waiting.pop(flow)
-            late = not flow.patient and self._now() - line[0].since > target_s
+            late = self._now() - line[0].since > target_s and not flow.patient and self._crowded(flow.key)
             waiter = line.pop() if late else line.popleft()
             if line:
                 self._waiting[flow] = line

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import json
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import pytest
 
 from indexes import Overloaded
+from jobs.benchmark.callers import Reply, connect, exchange, post
+from jobs.server_process import ServerProcess, serving
 from retrieval.settings import Admission
 from retrieval.turns import Flow, Turns
+from tests.support.http import Http
 
 TARGET_S = 0.25
 
@@ -21,7 +26,8 @@ class Scene:
     def __init__(self, places: int, queue_ms_max: float = 60_000.0) -> None:
         self.now = 0.0
         settings = Admission(queue_ms_target=TARGET_S * 1000, queue_ms_max=queue_ms_max)
-        self.turns = Turns(places, lambda: settings, lambda: self.now)
+        self.crowded = False
+        self.turns = Turns(places, lambda: settings, lambda _: self.crowded, lambda: self.now)
         self.begun: list[str] = []
         self._over: dict[str, asyncio.Event] = {}
 
@@ -44,16 +50,18 @@ class Scene:
                 await asyncio.sleep(0)
 
 
-def played(scenario: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(scenario())  # type: ignore[arg-type]
+def played(scenario: Callable[[], Coroutine[None, None, None]]) -> None:
+    asyncio.run(scenario())
 
 
-def test_in_order_while_none_has_waited_for_longer_than_the_target() -> None:
+@pytest.mark.parametrize(("crowded", "waited_s"), [(True, TARGET_S), (False, 10 * TARGET_S)])
+def test_in_order_while_none_has_waited_long_or_all_are_let_in(crowded: bool, waited_s: float) -> None:
     async def scenario() -> None:
         scene = Scene(1)
+        scene.crowded = crowded
         for name in "abc":
             await scene.asks(name)
-        scene.now = TARGET_S
+        scene.now = waited_s
         await scene.ends("a", "b")
         assert scene.begun == ["a", "b", "c"]
 
@@ -65,6 +73,7 @@ def test_the_newest_first_while_the_oldest_has_waited_for_longer() -> None:
 
     async def scenario() -> None:
         scene = Scene(1)
+        scene.crowded = True
         tasks = [await scene.asks(name) for name in ("a", "b", "c")]
         scene.now = TARGET_S + 0.01
         await scene.asks("new")
@@ -133,3 +142,51 @@ def test_a_caller_that_leaves_takes_no_turn(at_the_same_moment: bool) -> None:
             await stack.enter_async_context(scene.turns.turn(Flow("")))  # the place is free again
 
     played(scenario)
+
+
+# --- the service ----------------------------------------------------------------------------------------------
+
+AT_ONCE = 40  # more than have a turn
+
+
+@pytest.fixture(scope="module")
+def hasty(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Iterator[ServerProcess]:
+    """A service in which no search waits for its turn."""
+    environ = {
+        "NEARLINE_MODELS_FOLDER": str(model_folder.parent),
+        "NEARLINE_SEARCH_THREADS": "1",
+        "NEARLINE_ADMISSION_QUEUE_MS_TARGET": "0.1",
+        "NEARLINE_ADMISSION_QUEUE_MS_MAX": "1",
+    }
+    with serving(tmp_path_factory.mktemp("hasty") / "data", environ) as server:
+        http = Http(server.url)
+        http.ok("POST", "/v1/collections", {"name": "docs"})
+        http.write("docs", *({"id": str(at), "text": f"iron {at}"} for at in range(500)))
+        yield server
+
+
+def test_a_search_that_waited_too_long_is_refused_and_told_when_to_come_back(hasty: ServerProcess) -> None:
+    """Of many at once those that get a turn are answered, and all others refused; afterwards all is as before."""
+
+    async def ask(at: int) -> Reply:
+        body = json.dumps({"query": f"iron {at}", "cache": False, "k": 100}).encode()
+        reader, writer = await connect(hasty.url)
+        reply, _ = await exchange(reader, writer, post("/v1/collections/docs/search", body))
+        writer.close()
+        return reply
+
+    async def asked() -> list[Reply]:
+        return await asyncio.gather(*(ask(at) for at in range(AT_ONCE)))
+
+    replies = asyncio.run(asked())
+    assert {reply.status for reply in replies} == {200, 429}
+    refused = [reply for reply in replies if reply.status == 429]
+    assert all(reply.retry_after and b"waited" in reply.body for reply in refused)
+    assert Http(hasty.url).metric("nearline_searches_under_way") == 0
+    assert Http(hasty.url).search("docs", query="iron", cache=False)["hits"]
+
+
+def test_searches_of_a_batch_wait_for_each_other(hasty: ServerProcess) -> None:
+    searches = [{"query": f"iron {at}", "cache": False} for at in range(AT_ONCE)]
+    found = Http(hasty.url).ok("POST", "/v1/collections/docs/search/batch", {"searches": searches})
+    assert all(one.get("hits") for one in found["results"])
