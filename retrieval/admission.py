@@ -31,6 +31,7 @@ REQUEST_WORK = 1024  # of any request, as if its body had so many bytes more
 BUSY_S_KEPT = 30.0  # the pace is that of about this much busy time
 BODY_BYTES_FREE = 1 << 16  # of each body that is arriving: the connection holds as much anyway
 ARRIVING_RETRY_S = 1.0
+CROWDED_S = 1.0
 
 
 class Gates:
@@ -63,10 +64,9 @@ class Gates:
         for load, gate in self._gates.items():
             yield load, gate.requests.total, gate.bytes.total
 
-    def is_full(self, load: Load, key: str | None) -> bool:
-        """Whether one more request of this key would be refused for their number."""
-        requests = self._gates[load].requests
-        return not (requests.has_room() and requests.allows(key))
+    def is_crowded(self, load: Load, key: str | None) -> bool:
+        """Whether a request of this key was refused a moment ago: more come than can be answered."""
+        return self._gates[load].is_crowded(key)
 
     def require_room(self, load: Load, key: str | None, body_bytes: int) -> None:
         """Raises Overloaded for a request that could not enter now: before its body is sent for nothing."""
@@ -170,6 +170,7 @@ class Gate:
         self.requests, self.bytes = Shares(requests_max), Shares(bytes_max)
         self._wait_s_max = wait_s_max
         self._clock = clock
+        self._refused: dict[str | None, float] = {}  # when last, by key
         self._work = 0
         self._done = self._busy_s = 0.0
         self._seen = clock()
@@ -179,6 +180,9 @@ class Gate:
         """Seconds until what is under way is done; 0 while the pace is unknown."""
         return self._work * self._busy_s / self._done if self._done else 0.0
 
+    def is_crowded(self, key: str | None) -> bool:
+        return self._clock() - self._refused.get(key, -math.inf) < CROWDED_S
+
     def bound_as(self, other: Gate) -> None:
         self.requests.most, self.bytes.most = other.requests.most, other.bytes.most
         self._wait_s_max = other._wait_s_max
@@ -186,6 +190,7 @@ class Gate:
     def require_room(self, key: str | None, body_bytes: int) -> None:
         self._look()
         if self.requests.total and (full := self._full(key, body_bytes)):
+            self._refused[key] = self._seen
             raise overloaded(full, self.wait_s)
 
     def enter(self, key: str | None, body_bytes: int) -> Entry:

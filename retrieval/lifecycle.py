@@ -242,7 +242,7 @@ async def pipeline_ctx(app: web.Application) -> AsyncIterator[None]:
         app[RERANKER],
         semantic,
         # On a service without keys, all callers are one that has none.
-        lambda key: app[GATES].is_full("search", key or None),
+        lambda key: app[GATES].is_crowded("search", key or None),
     )
     app[METRICS].watch(partial(collectors.load, app[GATES], app[LIMITER], app[PIPELINE]))
     # Every product of a search is small; BLAS would spread it over all cores and wait for each of them.

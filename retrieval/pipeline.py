@@ -50,7 +50,7 @@ from retrieval.turns import PATIENT, Flow, Turns
 
 MIN_SEQ_WAIT_S = 5.0
 # More get no more done, and each pass of the event loop, which everybody else waits for, takes longer.
-ACTIVE_PER_THREAD = 8
+ACTIVE_PER_THREAD = 4
 ANYTHING = "*"  # in place of a text
 
 

@@ -1,20 +1,23 @@
 """Whose turn it is where only so many may work at one time: fair among access keys, the newest first under overload.
 
 Of the keys that wait, the one with the fewest at work is next, and the last free place is for one that has none. Of its
-requests the oldest is next. But while more come than are let in, and the oldest has waited for longer than a target,
-serving in order would make all of them late, and the newest is next instead. What has waited too long is refused, so
-that its caller can come back or try elsewhere (adaptive LIFO and controlled delay: Maurer, "Fail at Scale", 2015).
+requests the oldest is next. But while more come than are let in, or some leave before their turn, and the oldest has
+waited for longer than a target, serving in order would make all of them late, and the newest is next instead. What has
+waited too long is refused, so that its caller can come back or try elsewhere (adaptive LIFO and controlled delay:
+Maurer, "Fail at Scale", 2015).
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from typing import NamedTuple
 
+from retrieval.admission import CROWDED_S
 from retrieval.embedding.bounds import overloaded
 from retrieval.settings import Admission
 
@@ -56,6 +59,7 @@ class Turns:
         self._crowded = crowded
         self._clock = clock
         self._working: Counter[Flow] = Counter()
+        self._missed: dict[str, float] = {}  # when a caller left last before its turn, by key
         self._waiting: dict[Flow, deque[Waiter]] = {}  # the flow that had a turn last is the last one
 
     @asynccontextmanager
@@ -69,29 +73,33 @@ class Turns:
             self._end(flow)
 
     async def _begin(self, flow: Flow) -> None:
-        waiter = Waiter(self._now(), asyncio.get_running_loop().create_future())
+        loop = asyncio.get_running_loop()
+        waiter = Waiter(self._now(), loop.create_future())
         self._waiting.setdefault(flow, deque()).append(waiter)
         self._look()
         if waiter.begins.done():
             return
-        limit_s = None if flow.patient else self._settings().queue_ms_max / 1000
-        limit = asyncio.timeout(limit_s)
+        end = None if flow.patient else loop.call_later(self._most_s, self._refuse, waiter)
         try:
-            async with limit:
-                await waiter.begins
-        except BaseException as error:
-            if waiter.begins.cancelled():
+            await waiter.begins
+        except BaseException:
+            if waiter.begins.cancelled() or waiter.begins.exception():
                 self._leave(flow, waiter)
-            else:  # its turn came at the same moment
+            else:  # its turn came as its caller left
                 self._end(flow)
-            if limit.expired() and isinstance(error, TimeoutError):
-                others = sum(map(len, self._waiting.values()))
-                raise overloaded(
-                    f"it has waited {limit_s:g} s for its turn, and {others} others wait", limit_s or 0
-                ) from None
             raise
+        finally:
+            if end is not None:
+                end.cancel()
+
+    def _refuse(self, waiter: Waiter) -> None:
+        if not waiter.begins.done():
+            others = sum(map(len, self._waiting.values()))
+            why = f"it has waited {self._most_s:g} s for its turn, and {others} others wait"
+            waiter.begins.set_exception(overloaded(why, self._most_s))
 
     def _leave(self, flow: Flow, waiter: Waiter) -> None:
+        self._missed[flow.key] = self._now()
         line = self._waiting.get(flow, deque())
         if waiter in line:
             line.remove(waiter)
@@ -106,16 +114,26 @@ class Turns:
 
     def _look(self) -> None:
         """Begin what may."""
-        target_s = self._settings().queue_ms_target / 1000
         while (flow := self._next()) is not None:
             line = self._waiting.pop(flow)
-            late = self._now() - line[0].since > target_s and not flow.patient and self._crowded(flow.key)
-            waiter = line.pop() if late else line.popleft()
+            waiter = line.pop() if self._newest_first(flow, line[0]) else line.popleft()
             if line:
                 self._waiting[flow] = line
-            if not waiter.begins.cancelled():
+            if not flow.patient and self._now() - waiter.since > self._most_s:
+                self._refuse(waiter)  # before its timer, where the loop is late
+            if not waiter.begins.done():
                 waiter.begins.set_result(None)
                 self._working[flow] += 1
+
+    def _newest_first(self, flow: Flow, oldest: Waiter) -> bool:
+        now = self._now()
+        if flow.patient or now - oldest.since <= self._settings().queue_ms_target / 1000:
+            return False
+        return self._crowded(flow.key) or now - self._missed.get(flow.key, -math.inf) < CROWDED_S
+
+    @property
+    def _most_s(self) -> float:
+        return self._settings().queue_ms_max / 1000
 
     def _next(self) -> Flow | None:
         """The flow whose turn it is, if there is a place for it."""

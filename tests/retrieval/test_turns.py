@@ -88,6 +88,23 @@ def test_the_newest_first_while_the_oldest_has_waited_for_longer() -> None:
     played(scenario)
 
 
+def test_the_newest_first_where_callers_leave_before_their_turn() -> None:
+    """However few are let in: so many hang up that there is always room."""
+
+    async def scenario() -> None:
+        scene = Scene(1)
+        await scene.asks("a")
+        for name in "bc":
+            await scene.asks(name)
+        (await scene.asks("leaving")).cancel()
+        scene.now = TARGET_S + 0.01
+        await scene.asks("new")
+        await scene.ends("a")
+        assert scene.begun == ["a", "new"]
+
+    played(scenario)
+
+
 def test_what_waited_too_long_is_refused_and_gone() -> None:
     """With the seconds after which to come back; who is patient waits on, and the place goes to those that remain."""
 
