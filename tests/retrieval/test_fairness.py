@@ -19,6 +19,7 @@ from tests.support.guarded import Caller, Guarded, guarded_service
 from tests.support.language_models import fake_model, says
 
 PLACES = 8  # of each class
+TOKENS = 12_000  # that wait to be embedded: of fewer requests than there are places
 SLOW = 24  # bodies that do not come
 BUSY = 12  # requests of the hostile key at one time
 ASKED = 10  # by the good one, one after the other
@@ -53,7 +54,7 @@ CASES: dict[Load, Case] = {
     "write": Case(
         f"{DOCS}/documents",
         {"documents": [{"id": "one", "text": "iron"}]},
-        {"documents": [{"id": f"large-{at}", "text": f"{at} {LONG}"} for at in range(20)]},
+        {"documents": [{"id": f"large-{at}", "text": f"{at} {LONG}"} for at in range(4)]},
     ),
     "answer": Case(f"{DOCS}/answer", {"query": "iron"}, {"query": LONG}),
     "watch": Case(f"{DOCS}/watch", {"query": "iron"}, {"query": "tin"}),
@@ -67,6 +68,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Ite
         classes = ("SEARCHES", "WRITES", "EMBEDS", "HEAVY", "ANSWERS", "WATCHES")
         environ = {
             "NEARLINE_MODELS_FOLDER": str(model_folder.parent),
+            "NEARLINE_EMBEDDING_QUEUE_TOKENS_MAX": str(TOKENS),
             "NEARLINE_LLM_BASE_URL": model.url,
             "NEARLINE_LLM_MODEL": "fake",
             **{f"NEARLINE_ADMISSION_{name}_MAX": str(PLACES) for name in classes},
