@@ -34,11 +34,8 @@ from retrieval.limits import Limiter
 from retrieval.metrics import Metrics
 from retrieval.middlewares import (
     admitted,
-    authenticated,
-    bounded_body,
     cross_origin,
     errors_as_json,
-    known_callers,
     observed,
     within_grace,
 )
@@ -62,9 +59,6 @@ def create_app(config: Config, data: Path, extract: Extract | None = None) -> we
             errors_as_json,
             within_grace,
             admitted,
-            known_callers,
-            authenticated,
-            bounded_body,
         ],
     )
     app.on_response_prepare.append(protective_headers)
@@ -108,6 +102,9 @@ def create_app(config: Config, data: Path, extract: Extract | None = None) -> we
         trace(app)
     add_routes(app)
     app[DOOR] = Door(
-        app[GATES], app[METRICS], {one.path: one.load for one in ROUTES if one.load and one.method == "POST"}
+        app[GATES],
+        app[KEYS],
+        app[METRICS],
+        {one.path: one.load for one in ROUTES if one.load and one.method == "POST"},
     )
     return app

@@ -179,6 +179,11 @@ class Keys(KeyStore):
         scopes = frozenset(key.scopes)
         return Principal(key.id, scopes, key.tenant, tuple(key.collections), groups, key.limits)
 
+    def holder(self, header: str) -> str | None:
+        """The id of the key in an Authorization header, to count by; None on a service without keys. Raises
+        Unauthorized."""
+        return self._valid(header).id if self.required else None
+
     def _valid(self, header: str) -> Key:
         scheme, _, token = header.partition(" ")
         parts = TOKEN.fullmatch(token.strip())

@@ -2,8 +2,8 @@
 
 In a flood most requests are refused, and one that passes through aiohttp and the middlewares for that takes a good
 part of the interpreter's time that a search takes: at five times the capacity, refusing alone would keep it busy. So a
-small request in one piece is let in or refused here. What is unusual about a request lets it pass undecided: the
-middlewares apply the same rule to it.
+small request in one piece, of a valid key, is let in or refused here. What is unusual about a request lets it pass
+undecided: the middlewares apply the same rule to it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from aiohttp import web
 
 from indexes import Overloaded
 from retrieval.admission import Entry, Gates, Load
+from retrieval.auth import Keys
 from retrieval.browsers import protect
 from retrieval.dialects.errors import response
+from retrieval.errors import Unauthorized
 from retrieval.metrics import Metrics
 from retrieval.request_log import new_request_id
 
@@ -28,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 REQUEST_LINE = re.compile(rb"POST (/[A-Za-z0-9._~/-]*) HTTP/1\.1\r\n")
 LENGTH = re.compile(rb"\r\ncontent-length: *(\d{1,9})\r\n", re.IGNORECASE)
+AUTHORIZATION = re.compile(rb"\r\nauthorization: *([^\r\n]*)\r\n", re.IGNORECASE)
 GIVEN_ID = re.compile(rb"\r\nx-request-id: *([A-Za-z0-9._-]{1,64})\r\n", re.IGNORECASE)
 UNUSUAL = re.compile(
     rb"\r\n(?:origin|expect|upgrade|transfer-encoding|content-encoding|connection: *close)", re.IGNORECASE
@@ -39,9 +42,10 @@ LOG_S = 1.0
 class Door:
     """Of one service. Use it on the event loop."""
 
-    def __init__(self, gates: Gates, metrics: Metrics, classes: dict[str, Load]) -> None:
+    def __init__(self, gates: Gates, keys: Keys, metrics: Metrics, classes: dict[str, Load]) -> None:
         """`classes` of the routes that are decided here, by their path as the router has it."""
         self._gates = gates
+        self._keys = keys
         self._metrics = metrics
         self._classes = [
             (re.compile(re.sub(r"\{\w+\}", "[^/]+", path)), path, load) for path, load in classes.items()
@@ -66,8 +70,12 @@ class Door:
         if found is None:
             return None
         route, load = found
+        sent = AUTHORIZATION.search(data, 0, end)
         try:
-            self._let_in[connection] = self._gates.enter(load, int(length[1]))
+            key = self._keys.holder(sent[1].decode("latin-1") if sent else "")
+            self._let_in[connection] = self._gates.enter(load, key, int(length[1]))
+            return None
+        except Unauthorized:
             return None
         except Overloaded as error:
             full = error

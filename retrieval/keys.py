@@ -37,6 +37,7 @@ KEYS = web.AppKey("KEYS", Keys)
 LIMITER = web.AppKey("LIMITER", Limiter)
 SCOPES = web.AppKey[Mapping[object, Needed]]("SCOPES")  # what each handler asks for
 CEILING = web.AppKey("CEILING", Ceiling)
+BODY = web.RequestKey("BODY", bytes)  # of a request whose body came after its head
 HELD = web.RequestKey("HELD", Held)
 GATES = web.AppKey("GATES", Gates)
 LOADS = web.AppKey[Mapping[object, Load]]("LOADS")  # the class of each handler that has one

@@ -245,7 +245,15 @@ async def pipeline_ctx(app: web.Application) -> AsyncIterator[None]:
     app[METRICS].watch(partial(collectors.semantic, semantic))
     app[CEILING].relief.append(questions.clear)
     app[RELOADED] += [reloaded, semantic.reset]
-    app[PIPELINE] = Pipeline(app[EMBEDDERS], results, config, app[RERANKER], semantic)
+    app[PIPELINE] = Pipeline(
+        app[EMBEDDERS],
+        results,
+        config,
+        app[RERANKER],
+        semantic,
+        # On a service without keys, all callers are one that has none.
+        lambda key: app[GATES].is_crowded("search", key or None),
+    )
     app[METRICS].watch(partial(collectors.load, app[GATES], app[LIMITER], app[PIPELINE]))
     # Every product of a search is small; BLAS would spread it over all cores and wait for each of them.
     with threadpool_limits(1, user_api="blas"):

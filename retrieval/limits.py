@@ -126,8 +126,11 @@ class Limiter:
         self.refused = {"second": 0, "day": 0, "at_once": 0}
 
     @contextmanager
-    def under_way(self, key: str, limits: Limits) -> Iterator[None]:
+    def under_way(self, key: str, limits: Limits | None) -> Iterator[None]:
         """For the time of one request. Raises RateLimited for one too many."""
+        if limits is None:
+            yield
+            return
         meter = self._meter(key)
         if limits.at_once is not None and meter.under_way >= limits.at_once:
             self.refused["at_once"] += 1
@@ -141,11 +144,13 @@ class Limiter:
         finally:
             meter.under_way -= 1
 
-    async def take(self, key: str, limits: Limits, cost: int = 1, *, forced: bool = False) -> None:
+    async def take(self, key: str, limits: Limits | None, cost: int = 1, *, forced: bool = False) -> None:
         """Count a request, or what it costs beyond one (`forced`: also from an empty bucket).
 
         Raises RateLimited, saying when to come back, and has counted nothing then.
         """
+        if limits is None:
+            return
         meter, used = self._meter(key), self._today().used
         if limits.per_day is not None and used.get(key, 0) + cost > limits.per_day:
             raise self._beyond(limits, "day", DAY_S - self._now() % DAY_S)

@@ -1,4 +1,4 @@
-"""What every request passes through: an id and metrics, errors as JSON, admission, a known caller, a key, a body."""
+"""What every request passes through: an id and metrics, errors as JSON, a known caller, a key, its body, admission."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from retrieval.errors import (
 )
 from retrieval.handlers.wire import form, in_callers_words
 from retrieval.keys import (
+    BODY,
     CEILING,
     CONFIG,
     GATES,
@@ -37,6 +38,7 @@ from retrieval.keys import (
     STOPPING,
 )
 from retrieval.request_log import CLIENT_LEFT, GIVEN_ID, LOG, REQUEST_ID, log_request, new_request_id
+from retrieval.turns import PATIENT
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +109,10 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
     except NearlineError as error:
         if isinstance(error, StorageError) and not isinstance(error, Quarantined):  # which was logged once
             logger.error("%s %s failed: %s", request.method, request.rel_url.raw_path, error.message)
-        return response(request.path, in_callers_words(request.app, error))
+        refusal = response(request.path, in_callers_words(request.app, error))
+        if isinstance(error, RequestTimeout):
+            refusal.force_close()
+        return refusal
     except web.HTTPException as error:
         return from_aiohttp(request, error)
     except Exception:
@@ -123,48 +128,36 @@ async def within_grace(request: web.Request, handler: Handler) -> web.StreamResp
 
 
 @web.middleware
-async def known_callers(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse what a foreign page may have sent before its body is read; `retrieval/browsers.py` has the rule."""
-    require_known_caller(request)
-    return await handler(request)
-
-
-@web.middleware
-async def authenticated(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Only who may, and as much as its key allows; from here on `PRINCIPAL` says who it is. What is not in the table of
-    routes needs a key too."""
-    PATIENCE.set(Patience())
-    needed = request.app[SCOPES].get(request.match_info.handler, "key")
-    caller = request.app[KEYS].admit(request.headers, needed)
-    PRINCIPAL.set(caller)
-    if caller.limits is None:
-        return await handler(request)
-    limiter = request.app[LIMITER]
-    with limiter.under_way(caller.key, caller.limits):
-        await limiter.take(caller.key, caller.limits)
-        return await handler(request)
-
-
-@web.middleware
 async def admitted(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse what its class or the process has no room for, before reading the body: the client is told when to come
-    back. Handlers tell `HELD` how much memory their answers take.
+    """Let in a known caller whose key allows the request, once its body is here and its class has room for it.
 
-    A chunked body, whose length is not known before, counts as the largest that is allowed until it has arrived.
+    In this order, so that nothing holds a place while it waits for its client. From here on `PRINCIPAL` says who the
+    caller is, and handlers tell `HELD` how much memory their answers take. What is not in the table of routes needs a
+    key too.
     """
-    entry = request.app[DOOR].let_in(request.protocol)
+    app = request.app
+    entry = app[DOOR].let_in(request.protocol)
     done = False
+    PATIENCE.set(Patience())
     try:
-        load = load_of(request)
-        if load is None:
-            return await handler(request)
-        size = body_bytes_of(request)
-        entry = entered = entry or request.app[GATES].enter(load, size)
-        request.content.on_eof(lambda: entered.arrived(request.content.total_bytes))
-        with request.app[CEILING].hold(load) as held:
-            held.body(size)
-            request[HELD] = held
-            answer = await handler(request)
+        require_known_caller(request)
+        caller = app[KEYS].admit(request.headers, app[SCOPES].get(request.match_info.handler, "key"))
+        PRINCIPAL.set(caller)
+        with app[LIMITER].under_way(caller.key, caller.limits):
+            load = load_of(request)
+            if load is None:
+                await app[LIMITER].take(caller.key, caller.limits)
+                return await handler(request)
+            PATIENT.set(load != "search")
+            key, stated = caller.key if app[KEYS].required else None, announced_bytes(request)
+            if entry is None:
+                app[GATES].require_room(load, key, stated)
+            await app[LIMITER].take(caller.key, caller.limits)
+            with app[CEILING].hold(load) as held:
+                request[HELD] = held
+                await receive(request, key)
+                entry = entry or app[GATES].enter(load, key, request.content.total_bytes)
+                answer = await handler(request)
         done = True
     finally:
         if entry is not None:
@@ -176,42 +169,55 @@ def load_of(request: web.Request) -> Load | None:
     return request.app[LOADS].get(request.match_info.handler, "write" if request.body_exists else None)
 
 
-def body_bytes_of(request: web.Request) -> int:
-    """How large the body may be, by its headers. Raises TooLarge, and UnsupportedEncoding for a compressed one."""
-    if not request.body_exists:
-        return 0
+def announced_bytes(request: web.Request) -> int:
+    """How large the head says that the body is; 0 where it does not. Raises TooLarge, and UnsupportedEncoding for a
+    compressed one."""
     encoding = request.headers.get("Content-Encoding", "identity")
-    if encoding.strip().lower() not in ("", "identity"):
+    if request.body_exists and encoding.strip().lower() not in ("", "identity"):
         raise UnsupportedEncoding(
             f"Content-Encoding {encoding[:40]!r} is not supported, send the body as it is"
         )
-    most = request.app[CONFIG].server.body_bytes_max
-    if (stated := request.content_length) is not None and stated > most:
+    most, stated = request.app[CONFIG].server.body_bytes_max, request.content_length or 0
+    if stated > most:
         raise body_too_large(most)
-    return most if stated is None else stated
+    return stated
+
+
+async def receive(request: web.Request, key: str | None) -> None:
+    """Read the body whole and within the time limit: aiohttp itself would wait for a slow one for ever.
+
+    Its bytes count as they come. Raises TooLarge for a chunked one, and Overloaded for what the share of its key or the
+    memory has no room for.
+    """
+    app, content, held = request.app, request.content, request[HELD]
+    most, limit_s = app[CONFIG].server.body_bytes_max, app[CONFIG].server.body_timeout_s
+    if content.is_eof():  # most come with their heads
+        held.body(content.total_bytes)
+        return
+    try:
+        with app[GATES].bodies.arriving(key) as grow:
+            async with asyncio.timeout(limit_s):
+                if request.content_type == FORM:
+                    await form(request)  # aiohttp keeps large parts on the disk
+                    held.body(content.total_bytes)
+                    return
+                body = bytearray()
+                async for piece in content.iter_any():
+                    body += piece
+                    if len(body) > most:
+                        raise body_too_large(most)
+                    grow(len(body))
+                    held.body(len(piece))
+                request[BODY] = bytes(body)
+    except TimeoutError:
+        if request.transport is not None:
+            # Else aiohttp reads on for ten seconds, for clients that read only once they have sent everything.
+            asyncio.get_running_loop().call_later(LAST_WORD_S, request.transport.close)
+        raise RequestTimeout(f"the body did not arrive within {limit_s:g} seconds") from None
 
 
 def body_too_large(most: int) -> TooLarge:
     return TooLarge(f"the body is larger than {most} bytes", param="body")
-
-
-@web.middleware
-async def bounded_body(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Read the body here, whole and within the time limit: aiohttp itself would wait for a slow one for ever."""
-    if request.body_exists and not request.content.is_eof():  # most come with their heads
-        limit_s = request.app[CONFIG].server.body_timeout_s
-        try:
-            async with asyncio.timeout(limit_s):
-                await (form(request) if request.content_type == FORM else request.read())
-        except TimeoutError:
-            late = RequestTimeout(f"the body did not arrive within {limit_s:g} seconds")
-            answer = response(request.path, late)
-            answer.force_close()
-            # Else aiohttp reads on for ten seconds, for clients that read only once they have sent everything.
-            if request.transport is not None:
-                asyncio.get_running_loop().call_later(LAST_WORD_S, request.transport.close)
-            return answer
-    return await handler(request)
 
 
 def from_aiohttp(request: web.Request, error: web.HTTPException) -> web.StreamResponse:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -28,6 +28,7 @@ from indexes import (
     Snapshot,
     Unavailable,
 )
+from retrieval.auth import PRINCIPAL
 from retrieval.cache import ResultCache, ResultKey
 from retrieval.ceiling import AnswerBudget, BudgetShare
 from retrieval.embedders import Embedders
@@ -46,10 +47,11 @@ from retrieval.stages import Fused, Rounds
 from retrieval.stopwatch import Stopwatch, in_time
 from retrieval.survival import is_light, still_holding
 from retrieval.threads import SearchThreads
+from retrieval.turns import PATIENT, Flow, Turns
 
 MIN_SEQ_WAIT_S = 5.0
 # More get no more done, and each pass of the event loop, which everybody else waits for, takes longer.
-ACTIVE_PER_THREAD = 8
+ACTIVE_PER_THREAD = 4
 ANYTHING = "*"  # in place of a text
 
 
@@ -76,7 +78,9 @@ class Pipeline:
         config: Config,
         reranker: Reranker | None = None,
         semantic: SemanticCache | None = None,
+        crowded: Callable[[str], bool] = lambda key: False,
     ) -> None:
+        """`crowded`: whether more searches of an access key come than are let in."""
         self._reranker = reranker
         self._embedders = embedders
         self._results = results
@@ -86,9 +90,9 @@ class Pipeline:
         self._flights: Flights[bytes] = Flights()
         self.under_way = 0
         self._threads = SearchThreads(config.search.threads)
-        self._active = asyncio.Semaphore(ACTIVE_PER_THREAD * config.search.threads)
+        self._active = Turns(ACTIVE_PER_THREAD * config.search.threads, lambda: config.admission, crowded)
         # Reranking holds a thread for long: one is left to other searches, if there are several.
-        self._rereading = asyncio.Semaphore(max(1, config.search.threads - 1))
+        self._rereading = Turns(max(1, config.search.threads - 1), lambda: config.admission, crowded)
 
     def close(self) -> None:
         self._threads.close()
@@ -112,7 +116,7 @@ class Pipeline:
         for at in range(0, len(order), PAIRS_A_RUN):
             some = order[at : at + PAIRS_A_RUN]
             batch = [texts[one] for one in some]
-            async with self._rereading:
+            async with self._rereading.turn(Flow(PRINCIPAL.get().key, patient=True)):
                 work = partial(reranker.scores, query, batch, refuse=refuse)
                 scores[some] = await self._threads.run(work, long=True)
         return scores
@@ -166,9 +170,16 @@ class Pipeline:
 
     @asynccontextmanager
     async def _turn(self, plan: Plan) -> AsyncIterator[None]:
-        """Within it a search may run. An exact one waits for the others that share its scan: all have to get there."""
-        active = nullcontext() if plan.request.exact else self._active
-        async with active, self._rereading if plan.rerank else nullcontext():
+        """Within it a search may run. An exact one waits for the others that share its scan: all have to get there.
+
+        A search that waits for the reranker holds up no other.
+        """
+        flow = Flow(PRINCIPAL.get().key, PATIENT.get())
+        async with AsyncExitStack() as turns:
+            if plan.rerank:
+                await turns.enter_async_context(self._rereading.turn(flow._replace(patient=True)))
+            if not plan.request.exact:
+                await turns.enter_async_context(self._active.turn(flow))
             yield
 
     async def _answer(

@@ -64,7 +64,10 @@ class Admission(Section, frozen=True, kw_only=True):
     heavy_max: Positive = 16
     answers_max: Positive = 16
     watches_max: Positive = 64
+    bodies_max: Positive = 512
     body_bytes_max: Positive = 67_108_864
+    queue_ms_target: Duration = 250.0
+    queue_ms_max: Duration = 1000.0
     wait_s_max: Duration = 30.0
 
 

@@ -20,7 +20,6 @@ MODULES = sorted(
     for path in (ROOT / package).rglob("*.py")
     if path.name != "__init__.py"
 )
-LINES_MAX = 400
 # Modules that need an extra, and what they import of it.
 EXTRAS = {"langchain": "langchain_core", "llamaindex": "llama_index.core", "haystack": "haystack"}
 ABSENT = {
@@ -93,10 +92,9 @@ def test_serving_needs_no_pytorch() -> None:
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_modules_are_rooms_not_halls(module: str) -> None:
-    """No module is longer than about 400 lines, and each says in its first line what it is for."""
+def test_a_module_says_what_it_is_for(module: str) -> None:
+    """In its docstring."""
     source = (ROOT / module.replace(".", "/")).with_suffix(".py").read_text()
-    assert len(source.splitlines()) <= LINES_MAX
     assert ast.get_docstring(ast.parse(source))
 
 

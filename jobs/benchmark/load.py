@@ -30,6 +30,7 @@ NORMAL = 0.5  # times the peak: the load before the flood and after it
 WINDOW_S = 0.25
 NORMAL_AGAIN = 2.0  # times the p99 of a normal window
 PATIENCE_S = DEADLINE_MS / 1000 + 5  # until a caller hangs up
+IMPATIENT_S = (0.5, 1.0, 2.0)  # the same, of callers in a flood that tell the service nothing of it
 LOOK_S = 0.1
 MANY_ADDRESSES = {"NEARLINE_SERVER_CONNECTIONS_PER_ADDRESS_MAX": "1000000"}  # which independent callers have
 NOTES = [
@@ -38,6 +39,7 @@ NOTES = [
     "x p99: times that where as many arrive as are answered at the peak.",
     "lag: how late requests were sent. cores: processor time by wall time, of the service and of the callers.",
     f"Peak: the best closed loop. Normal: {NORMAL} of it, in windows of {WINDOW_S:g} s; a refusal is infinitely slow.",
+    "Patience: callers of the flood that hang up after it, and name no deadline. of peak: answered by then.",
     f"Recovered: when the first window begins whose p99 is at most {NORMAL_AGAIN:g} times their median before.",
 ]
 
@@ -62,10 +64,14 @@ class Load:
     def __init__(self, server: ServerProcess, material: Material, writes: float, say: Say) -> None:
         self._server, self._say, self._writes = server, say, writes
         self._rng = np.random.default_rng(0)
-        wanted = {"deadline_ms": DEADLINE_MS, "cache": False}  # past the caches: questions come again
-        searches = itertools.cycle([search_request(query, **wanted) for query in material.queries])
-        self._searchers = Callers(server.url, searches, patience_s=PATIENCE_S)
+        self._queries = material.queries
+        self._searchers = self._callers(PATIENCE_S, deadline_ms=DEADLINE_MS)
         self._writers = Callers(server.url, new_documents(material.texts), patience_s=PATIENCE_S)
+
+    def _callers(self, patience_s: float, **options: int) -> Callers:
+        """Who search past the caches: questions come again."""
+        searches = [search_request(query, cache=False, **options) for query in self._queries]
+        return Callers(self._server.url, itertools.cycle(searches), patience_s=patience_s)
 
     async def run(
         self, factors: Sequence[float], rates: Sequence[float], seconds: float, flood: float, flood_s: float
@@ -79,6 +85,7 @@ class Load:
         self._say(f"peak: {peak:.0f} searches a second with {best['callers']} callers")
         wanted = {factor * peak for factor in {NORMAL, 1.0, *factors}} | set(rates)
         offered = {rate: await self._offered([(rate, seconds)]) for rate in sorted(wanted)}
+        impatient = [await self._impatient(one, flood, peak, seconds) for one in IMPATIENT_S]
         last = await self._offered([(flood * peak, flood_s), (NORMAL * peak, seconds)])
         rows = [row for _, row in (*offered.values(), last)]
         for row in rows:
@@ -89,12 +96,33 @@ class Load:
         self._writers.close()
         after = recovery(offered[NORMAL * peak][0], last[0].between(flood_s, flood_s + seconds))
         title = f"After {flood:g} times the peak for {flood_s:g} s"
-        return {"Peak": tried, "Offered load": rows, title: [after | memory(self._server.pid)]}
+        return {
+            "Peak": tried,
+            "Offered load": rows,
+            "Patience": impatient,
+            title: [after | memory(self._server.pid)],
+        }
 
     async def _closed(self, callers: int, seconds: float) -> Row:
         seen = asyncio.create_task(watched(self._server, seconds))
         found = await self._searchers.closed(callers, seconds)
         return {"callers": callers, **figures(found), **await seen}
+
+    async def _impatient(self, patience_s: float, flood: float, peak: float, seconds: float) -> Row:
+        callers = self._callers(patience_s)
+        self._say(f"{flood:g} times the peak for {seconds:g} s, by callers who wait for {patience_s:g} s ...")
+        found = await callers.open(arrivals(flood * peak, seconds, self._rng), seconds)
+        callers.close()
+        answered = found.goodput(patience_s)
+        return {
+            "patience s": patience_s,
+            "offered/s": round(flood * peak, 1),
+            "answered/s": round(answered, 1),
+            "of peak": round(answered / peak, 3),
+            "refused": int(found.refused(patience_s).sum()),
+            "hung up": found.statuses[0],
+            "p99 ms": round(quantile(found.took[found.status == 200], 0.99) * 1000, 1),
+        }
 
     async def _offered(self, parts: Sequence[tuple[float, float]]) -> tuple[Outcome, Row]:
         """What becomes of (rate, seconds) one after the other; the row is of the first."""

@@ -17,7 +17,7 @@ from retrieval.auth import PRINCIPAL
 from retrieval.collection_schemas import CollectionBody, RankingBody, RequestLimits
 from retrieval.decoding import decode
 from retrieval.errors import MalformedRequest, without_folders
-from retrieval.keys import CATALOG, CONFIG, EMBEDDERS, FOLDERS, HELD, LIMITER, TASKS, USED
+from retrieval.keys import BODY, CATALOG, CONFIG, EMBEDDERS, FOLDERS, HELD, LIMITER, TASKS, USED
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ INLINE_BYTES = 1 << 20  # of a body, decoded on the event loop: about a millisec
 
 async def body(request: web.Request, kind: type[T]) -> T:
     """The request's JSON body; an absent one counts as an empty object."""
-    sent = await request.read() or b"{}"
+    sent = request.get(BODY) or await request.read() or b"{}"
     if len(sent) <= INLINE_BYTES:
         return decode(sent, kind)
     async with request[HELD].decoding(sent):
@@ -54,7 +54,7 @@ def in_callers_words(app: web.Application, error: NearlineError) -> NearlineErro
 async def charge(app: web.Application, searches: int) -> None:
     """Count what a request asks beyond one search against the limits of its key. Raises RateLimited."""
     caller = PRINCIPAL.get()
-    if caller.limits is not None and searches > 1:
+    if searches > 1:
         await app[LIMITER].take(caller.key, caller.limits, searches - 1, forced=True)
 
 

@@ -228,13 +228,15 @@ def test_load_is_offered_as_multiples_of_the_peak(corpus: Path, model_folder: Pa
         corpus, model_folder, "load", "--passages", 1000, "--factor", 1, "--rate", 20, "--seconds", 1,
         "--flood", 3, "--flood-s", 1, "--writes", 5,
     )  # fmt: skip
-    peak, rows, (after,) = report["tables"].values()
+    peak, rows, patience, (after,) = report["tables"].values()
     assert [row["callers"] for row in peak] == [8, 16, 32, 64]
     assert {0.5, 1, 3} <= {row["x peak"] for row in rows}
     assert 20 in {row["offered/s"] for row in rows}
     assert all(row["in time/s"] > 0 and row["cores"] > 0 and row["own MiB"] > 0 for row in rows)
     assert all(row["errors"] == row["no Retry-After"] == 0 for row in rows)
     assert sum(row["written/s"] for row in rows) > 0
+    assert [row["patience s"] for row in patience] == [0.5, 1, 2]
+    assert all(row["answered/s"] > 0 for row in patience)
     assert after["of"] > 0
     assert "answered in time" in max(corpus.parent.glob("bench-load-*.svg")).read_text()
 

@@ -19,6 +19,7 @@ from aiohttp import web
 from jobs.connections import AcceptErrors, Connections
 from jobs.server_process import ServerProcess, log_of, serving
 from retrieval.admission import Gates
+from retrieval.auth import Keys
 from retrieval.door import Door
 from retrieval.metrics import Metrics
 from retrieval.settings import Admission, Server
@@ -223,7 +224,7 @@ def closed(connection: socket.socket) -> bool:
 
 
 @pytest.mark.parametrize("settings", [Server(connections_max=1), Server(connections_per_address_max=1)])
-def test_where_everybody_waits_for_us_a_new_client_is_told(settings: Server) -> None:
+def test_where_everybody_waits_for_us_a_new_client_is_told(settings: Server, tmp_path: Path) -> None:
     """503 with Retry-After; the request under way is answered, and its place is free again."""
     started, release = asyncio.Event(), asyncio.Event()
 
@@ -245,7 +246,7 @@ def test_where_everybody_waits_for_us_a_new_client_is_told(settings: Server) -> 
             writer.close()
 
     async def story() -> list[bytes]:
-        connections = Connections(settings, Door(Gates(Admission()), Metrics(), {}))
+        connections = Connections(settings, Door(Gates(Admission()), Keys(tmp_path), Metrics(), {}))
         server = web.Server(handler)
         site = await asyncio.get_running_loop().create_server(
             lambda: connections.accept(server), "127.0.0.1", 0

@@ -1,18 +1,23 @@
-"""Who is let in when much is under way already, decided before the body is read."""
+"""Who is let in when much is under way already."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from indexes.errors import Overloaded
 from jobs.server_process import ServerProcess, serving
-from retrieval.admission import REQUEST_WORK, Gate
+from retrieval.admission import BODY_BYTES_FREE, Bodies, Gate
+from retrieval.shares import Shares
 from tests.support.http import Http
 
 
@@ -33,84 +38,133 @@ def gate_of(
 def test_requests_and_bytes_are_bounded_and_given_back() -> None:
     """The third request, or one whose bytes are too many beside another, is refused until there is room."""
     gate = gate_of(Clock(), requests_max=2, bytes_max=1000)
-    first = gate.enter(600)
+    first = gate.enter(None, 600)
     with pytest.raises(Overloaded, match="1000"):
-        gate.enter(500)
-    gate.enter(400)
+        gate.enter(None, 500)
+    gate.enter(None, 400)
     with pytest.raises(Overloaded, match="at most 2"):
-        gate.enter(0)
+        gate.enter(None, 0)
     first.leave(done=True)
-    gate.enter(600)
+    gate.enter(None, 600)
 
 
 def test_a_body_larger_than_the_bound_is_let_in_alone() -> None:
     """The bound is for bodies beside each other; what one may hold is another setting."""
     gate = gate_of(Clock(), bytes_max=1000)
-    gate.enter(5000)
+    gate.enter(None, 5000)
     with pytest.raises(Overloaded):
-        gate.enter(1)
+        gate.enter(None, 1)
 
 
 def test_the_wait_is_foretold_from_the_pace() -> None:
     """After 1 s for one unit of work nine more take nine seconds; beyond the bound, callers are told so."""
     clock = Clock()
     gate = gate_of(clock, wait_s_max=8.5)
-    learnt = gate.enter(0)
-    learnt.arrived(0)
+    learnt = gate.enter(None, 0)
     clock.now += 1
     learnt.leave(done=True)
     for _ in range(9):
-        gate.enter(0).arrived(0)
+        gate.enter(None, 0)
     assert gate.wait_s == pytest.approx(9)
     with pytest.raises(Overloaded) as refused:
-        gate.enter(0)
+        gate.enter(None, 0)
     assert refused.value.retry_after_s == pytest.approx(9)
 
 
-def test_a_slow_sender_says_nothing_about_the_pace() -> None:
-    """A body that takes a minute to arrive leaves the foretold wait as it was."""
+def test_a_key_waits_for_as_much_of_others_as_of_its_own() -> None:
+    """The work of one key refuses more of it, and nothing of another key's."""
     clock = Clock()
-    gate = gate_of(clock)
-    slow = gate.enter(10)
-    clock.now += 60
-    slow.arrived(10)
+    gate = gate_of(clock, wait_s_max=8.5)
+    learnt = gate.enter("large", 0)
     clock.now += 1
-    slow.leave(done=True)
-    gate.enter(0).arrived(10)
-    assert gate.wait_s == pytest.approx(1)
+    learnt.leave(done=True)
+    for _ in range(9):
+        gate.enter("large", 0)
+    with pytest.raises(Overloaded, match="9 s more"):
+        gate.enter("large", 0)
+    for _ in range(5):
+        gate.enter("small", 0)
+    with pytest.raises(Overloaded, match="10 s more"):
+        gate.enter("small", 0)
 
 
-def test_a_body_counts_as_what_arrived() -> None:
-    """A chunked body holds the largest size until it is there, and gives the rest back."""
-    gate = gate_of(Clock(), bytes_max=1000)
-    chunked = gate.enter(1000)
-    chunked.arrived(10)
-    gate.enter(900)
+@pytest.mark.parametrize("places", [1, 2, 4, 16, 64])
+def test_a_newcomer_finds_room_beside_any_one_key(places: int) -> None:
+    """One key alone gets three quarters, and all of a service without keys everything."""
+    shares = Shares(places)
+    greedy(shares, "first")
+    assert places == 1 or shares.total == places * 3 // 4
+    assert places == 1 or (shares.has_room() and shares.allows("second"))
+    without = Shares(places)
+    greedy(without, None)
+    assert without.total == places
 
 
-def test_what_arrives_after_its_answer_counts_for_nothing() -> None:
-    """The rest of a refused body is still read, and must not stand in the account for ever."""
-    clock = Clock()
-    gate = gate_of(clock)
-    late = gate.enter(REQUEST_WORK)
-    late.leave(done=True)
-    late.arrived(REQUEST_WORK)
-    clock.now += 5
-    assert gate.wait_s == 0
-    gate.enter(0).leave(done=True)
+@given(st.lists(st.sampled_from("abc"), max_size=200), st.integers(4, 64))
+def test_keys_that_want_everything_get_equal_parts(leaving: list[str], places: int) -> None:
+    """In whatever order they came: as requests end and others begin, no key keeps more than twice another's part."""
+    shares = Shares(places)
+    for key in "abc":
+        greedy(shares, key)
+    for key in [*leaving, *"abc" * 2 * places]:
+        if shares.held(key):
+            shares.give(key)
+        for other in "cba":
+            greedy(shares, other)
+    held = sorted(shares.held(key) for key in "abc")
+    assert shares.total <= places
+    assert held[0] >= held[-1] // 2
+    for key in "abc":
+        shares.give(key, shares.held(key))
+    assert (shares.total, shares.keys) == (0, 0)
+
+
+def greedy(shares: Shares, key: str | None) -> None:
+    while shares.has_room() and shares.allows(key):
+        shares.take(key)
+
+
+def test_what_a_head_announces_holds_nothing() -> None:
+    """Only the bytes that have come count, beyond what a connection holds anyway, and all are given back."""
+    bodies = Bodies(10, 1000)
+    with contextlib.ExitStack() as stack:
+        grow = [stack.enter_context(bodies.arriving(None)) for _ in range(10)]
+        with pytest.raises(Overloaded, match="10 bodies"):
+            stack.enter_context(bodies.arriving(None))
+        for one in grow:
+            one(BODY_BYTES_FREE)
+        grow[0](BODY_BYTES_FREE + 1000)
+        with pytest.raises(Overloaded, match="1000 bytes"):
+            grow[1](BODY_BYTES_FREE + 1)
+    with bodies.arriving(None) as again:
+        again(BODY_BYTES_FREE + 1000)
+
+
+def test_a_key_that_sends_slowly_leaves_room_for_the_bodies_of_others() -> None:
+    bodies = Bodies(8, 1000)
+    with contextlib.ExitStack() as stack:
+        slow = [stack.enter_context(bodies.arriving("slow")) for _ in range(6)]
+        with pytest.raises(Overloaded, match="6 of them from this key"):
+            stack.enter_context(bodies.arriving("slow"))
+        slow[0](BODY_BYTES_FREE + 700)
+        with pytest.raises(Overloaded, match="700 of them from this key"):
+            slow[1](BODY_BYTES_FREE + 100)
+        stack.enter_context(bodies.arriving("other"))(BODY_BYTES_FREE + 300)
 
 
 # --- the service ----------------------------------------------------------------------------------------------
 
 BYTES_MAX = 2000
+BODIES_MAX = 4
 
 
 @pytest.fixture(scope="module")
 def narrow(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Iterator[ServerProcess]:
-    """A service that takes two writes at a time, of 2000 bytes together."""
+    """A service for two writes at a time, of 2000 bytes together, to which four bodies may be on their way."""
     environ = {
         "NEARLINE_MODELS_FOLDER": str(model_folder.parent),
         "NEARLINE_ADMISSION_WRITES_MAX": "2",
+        "NEARLINE_ADMISSION_BODIES_MAX": str(BODIES_MAX),
         "NEARLINE_ADMISSION_BODY_BYTES_MAX": str(BYTES_MAX),
         "NEARLINE_SEARCH_DEADLINE_MS": "300",
     }
@@ -137,40 +191,48 @@ def settled(http: Http) -> None:
     http.ok("GET", "/healthz")
 
 
-def test_beyond_the_bound_a_write_is_refused_before_its_body(narrow: ServerProcess) -> None:
-    """With two bodies on their way a third gets 429 and Retry-After on its headers alone; nothing else is refused."""
+def test_bodies_on_their_way_take_no_place_and_are_bounded(narrow: ServerProcess) -> None:
+    """Beside as many as may be, whatever they announce, requests in one piece are answered; one more body gets 429 and
+    Retry-After by its head alone. The first is answered when it has arrived, and leaves room for another."""
     http = Http(narrow.url)
-    with (
-        sending(narrow.url, "Content-Length: 50") as first,
-        sending(narrow.url, "Content-Length: 50"),
-    ):
+    with contextlib.ExitStack() as stack:
+        lengths = [
+            "Content-Length: 50",
+            "Content-Length: 50",
+            "Content-Length: 9000000",
+            "Transfer-Encoding: chunked",
+        ]
+        first, *_ = [stack.enter_context(sending(narrow.url, length)) for length in lengths]
         settled(http)
-        with sending(narrow.url, "Content-Length: 50") as third:
-            head = head_of(third)
+        head = head_of(stack.enter_context(sending(narrow.url, "Content-Length: 50")))
         assert head.startswith("HTTP/1.1 429")
         assert "\r\nRetry-After: 1\r\n" in head
-        assert "2 write requests are under way" in head
+        assert f"{BODIES_MAX} bodies are arriving" in head
         for path in ("/healthz", "/readyz", "/metrics", "/v1/collections", "/openapi.json"):
             assert http.call("GET", path).status == 200
         assert http.call("POST", "/v1/collections/none/search", {"query": "x"}).status == 404
+        assert http.call("POST", "/v1/collections", {}).status == 422
         first.sendall(b"x" * 50)
         assert head_of(first).startswith("HTTP/1.1 400")
-        assert http.call("POST", "/v1/collections", {}).status == 422
+        again = stack.enter_context(sending(narrow.url, "Content-Length: 2"))
+        again.sendall(b"{}")
+        assert head_of(again).startswith("HTTP/1.1 422")
 
 
-@pytest.mark.parametrize("header", ["Content-Length: 1900", "Transfer-Encoding: chunked"])
-def test_bodies_on_their_way_are_bounded_in_bytes(narrow: ServerProcess, header: str) -> None:
-    """Beside a body of 1900 bytes, or a chunked one, none of 200 is let in, and it is once the first has left."""
+def test_what_has_no_room_is_refused_before_its_body(narrow: ServerProcess) -> None:
+    """While a write larger than all that may be beside each other is under way, the next needs not send its body."""
     http = Http(narrow.url)
-    with sending(narrow.url, header) as large:
-        settled(http)
-        reply = http.call("POST", "/v1/collections", {"name": "x" * 200})
-        assert (reply.status, reply.body["error"]["type"]) == (429, "overloaded")
-        if header.startswith("Content"):
-            assert http.call("POST", "/v1/collections", {}).status == 422  # a small one has room
-        large.sendall(b"1900".rjust(1900) if header.startswith("Content") else b"2\r\n{}\r\n0\r\n\r\n")
-        assert head_of(large).startswith("HTTP/1.1 4")
-        assert http.call("POST", "/v1/collections", {"name": "x" * 200}).status == 422
+    name = http.new_collection()
+    text = json.dumps({"documents": [{"id": "a", "text": " ".join(f"iron {at}" for at in range(20_000))}]})
+    path = f"/v1/collections/{name}/documents"
+    with sending(narrow.url, f"Content-Length: {len(text)}", path=path) as large:
+        large.sendall(text.encode())
+        while not http.metric("nearline_requests_under_way", **{"class": "write"}):
+            time.sleep(0.01)
+        with sending(narrow.url, "Content-Length: 50") as next_one:
+            head = head_of(next_one)
+        assert head.startswith("HTTP/1.1 429")
+        assert "50 more would join them" in head
 
 
 def test_a_body_that_is_too_large_is_refused_on_its_headers(http: Http) -> None:

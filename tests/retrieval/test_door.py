@@ -17,6 +17,8 @@ from jobs.benchmark.callers import post
 from jobs.server_process import ServerProcess, log_of, serving
 from tests.support.http import Http
 
+MODEL = "all-MiniLM-L6-v2"
+LONG = "iron " * 200
 SEARCH = "/v1/collections/docs/search"
 BODY = b'{"query":"x"}'
 VARYING = re.compile(r"^(?:X-Request-Id|Date): .*\r\n", re.MULTILINE)
@@ -60,15 +62,23 @@ def answer_on(connection: socket.socket) -> str:
 
 
 @contextlib.contextmanager
-def busy(server: ServerProcess, path: str = SEARCH) -> Iterator[socket.socket]:
-    """The one place is taken by a request whose body has not come. It is free again once that was answered."""
-    with connected(server) as slow:
-        slow.sendall(post(path, BODY)[: -len(BODY)])
-        while Http(server.url).call("POST", path, json.loads(BODY)).status not in (429, 503):
+def busy(server: ServerProcess, path: str = SEARCH) -> Iterator[None]:
+    """The one place is taken by a request that takes long. It is free again when its client has gone."""
+    long = {"query": "x", "min_seq": 10**6, "input": [LONG] * 500, "inputs": [LONG] * 500, "model": MODEL}
+    known = (
+        ("query", "min_seq") if path == SEARCH else ("inputs",) if path == "/embed" else ("input", "model")
+    )
+    with connected(server) as taking:
+        taking.sendall(post(path, json.dumps({name: long[name] for name in known}).encode()))
+        while not refused(server, path):
             time.sleep(0.01)
-        yield slow
-        slow.sendall(BODY)
-        answer_on(slow)
+        yield
+    while refused(server, path):
+        time.sleep(0.01)
+
+
+def refused(server: ServerProcess, path: str) -> bool:
+    return Http(server.url).call("POST", path, json.loads(BODY)).status in (429, 503)
 
 
 @pytest.mark.parametrize("path", [SEARCH, "/v1/embeddings", "/api/embed", "/embed"])

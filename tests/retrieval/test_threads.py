@@ -10,9 +10,11 @@ import threading
 import time
 import weakref
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import pytest
 
+from retrieval.auth import PRINCIPAL, Principal
 from retrieval.threads import TURN_S, SearchThreads
 
 LONG_TURN_S = 0.3  # a busy machine can stop a thread for longer than TURN_S
@@ -267,3 +269,45 @@ def test_nothing_is_held_once_work_has_failed() -> None:
             gc.enable()
 
     running(2, scenario)
+
+
+def test_beside_dear_work_of_one_key_the_cheap_work_of_another_comes_first() -> None:
+    """Keys get equal time, not equal numbers; and who pauses has saved nothing up."""
+    gate, order, now = threading.Event(), list[str](), [0.0]
+
+    def work(key: str, cost_s: float) -> None:
+        order.append(key)
+        now[0] += cost_s
+
+    async def scenario(made: SearchThreads) -> None:
+        def ask(key: str, cost_s: float, count: int) -> list[asyncio.Task[None]]:
+            token = PRINCIPAL.set(Principal(key))
+            tasks = [asyncio.create_task(made.run(partial(work, key, cost_s))) for _ in range(count)]
+            PRINCIPAL.reset(token)
+            return tasks
+
+        holding = asyncio.create_task(made.run(gate.wait))
+        await asyncio.sleep(0)
+        tasks = [*ask("dear", 1.0, 10), *ask("cheap", 0.1, 10)]
+        await asyncio.sleep(0)
+        gate.set()
+        await asyncio.gather(holding, *tasks)
+        assert order[:11].count("cheap") == 10
+        order.clear()
+        gate.clear()
+        holding = asyncio.create_task(made.run(gate.wait))
+        await asyncio.sleep(0)
+        tasks = [*ask("cheap", 1.0, 4), *ask("dear", 1.0, 4)]
+        await asyncio.sleep(0)
+        gate.set()
+        await asyncio.gather(holding, *tasks)
+        assert order[:4].count("cheap") in (2, 3)
+
+    async def run() -> None:
+        made = SearchThreads(1, turn_s=60, clock=lambda: now[0])
+        try:
+            await scenario(made)
+        finally:
+            made.close()
+
+    asyncio.run(run())

@@ -229,12 +229,14 @@ def test_an_id_of_another_collection_is_refused(admin: Caller) -> None:
         assert list(events.entered()) == ["19"], "a bare number is taken too"
 
 
-def test_as_many_as_are_allowed_at_once(admin: Caller, alerts: str) -> None:
-    """One more is refused with 429; when one leaves there is room again."""
-    open_ones = [watching(admin, alerts, OUTAGE) for _ in range(WATCHES_MAX)]
+def test_as_many_as_are_allowed_at_once(service: Guarded, admin: Caller, alerts: str) -> None:
+    """One more is refused with 429; when one leaves there is room again. The last place is for another key."""
+    open_ones = [watching(admin, alerts, OUTAGE) for _ in range(WATCHES_MAX - 1)]
     for one in open_ones:
         one.__enter__().next()
     assert admin.call("POST", f"/v1/collections/{alerts}/watch", OUTAGE).status == 429
+    with watching(service.caller("search"), alerts, OUTAGE) as events:
+        assert events.next()[0] == "watching"
     open_ones.pop().__exit__(None, None, None)
     deadline = time.monotonic() + 20
     while True:

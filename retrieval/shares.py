@@ -1,0 +1,51 @@
+"""Divides a bounded number of places, or bytes, among access keys.
+
+A key may hold at most three times what it leaves free. Alone it has three quarters of all; of n keys that want more
+than there is, each has 3/(3n + 1); and a newcomer finds room at once, without anything being taken from those that came
+before (the dynamic thresholds by which switches share their buffers: Choudhury and Hahne, 1998).
+"""
+
+from __future__ import annotations
+
+TIMES_FREE = 3
+
+
+class Shares:
+    """For one event loop. A key of None stands for all callers of a service without keys, and may take everything."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.total = 0
+        self._held: dict[str | None, int] = {}  # by the keys that hold any
+
+    @property
+    def keys(self) -> int:
+        """How many hold any."""
+        return len(self._held)
+
+    def held(self, key: str | None) -> int:
+        return self._held.get(key, 0)
+
+    def has_room(self, size: int = 1) -> bool:
+        """For anybody."""
+        return self.total + size <= self.most
+
+    def allows(self, key: str | None, size: int = 1) -> bool:
+        """Whether it is within the share of a key. What holds nothing yet may take whatever there is room for."""
+        held, free = self.held(key), self.most - self.total - size
+        return key is None or not held or held + size <= TIMES_FREE * free
+
+    def take(self, key: str | None, size: int = 1) -> None:
+        """Also what there is no room for: ask first."""
+        self._set(key, size)
+
+    def give(self, key: str | None, size: int = 1) -> None:
+        """Give back what was taken."""
+        self._set(key, -size)
+
+    def _set(self, key: str | None, more: int) -> None:
+        self.total += more
+        if held := self.held(key) + more:
+            self._held[key] = held
+        else:
+            self._held.pop(key, None)
