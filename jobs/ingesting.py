@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,12 +17,16 @@ from retrieval.clients.bulk import LIMITS, REQUESTS_AT_ONCE
 
 @dataclass(slots=True)
 class Ingested(nearline.Ingested):
-    """What the service acknowledged; `bytes_read` of the source up to it."""
+    """What the service acknowledged; `bytes_read` of the source up to it. `waiting_for`: the source of the oldest
+    document that is sent and not acknowledged, since `waiting_s`."""
 
     bytes_read: int = 0
+    waiting_for: str = ""
+    waiting_s: float = 0.0
 
 
 Progress = Callable[[Ingested], None]
+TELL_EVERY_S = 1.0  # also while nothing is acknowledged: one large document takes minutes
 
 
 async def fit_options(client: AsyncClient, collection: str, options: SourceOptions) -> SourceOptions:
@@ -38,7 +45,7 @@ async def ingest(
     requests: int = REQUESTS_AT_ONCE,
 ) -> Ingested:
     """Write every document, `requests` at a time; among equal ids the last one wins. Updates `total` and passes it to
-    `progress` after each acknowledgement.
+    `progress` after each acknowledgement, and every second.
 
     Documents that cannot be written are recorded in `report` and the others are written; without a report the first one
     raises SourceError. Raises ServiceError when the service fails, stays unreachable or makes no progress, and
@@ -66,7 +73,36 @@ async def ingest(
             done.bytes_read = places.pop(position)[1]
         progress(done)
 
-    await client.ingest(
-        collection, sent(), requests=requests, on_progress=advance, on_refused=refused, total=done
-    )
+    def tell() -> None:
+        oldest = min(places, default=None)
+        if oldest != waited[0]:
+            waited[:] = oldest, time.monotonic()
+        done.waiting_for = "" if oldest is None else places[oldest][0]
+        done.waiting_s = time.monotonic() - waited[1]
+        progress(done)
+
+    waited: list[Any] = [
+        None,
+        time.monotonic(),
+    ]  # the oldest document that is not settled, and since when it is
+    async with regularly(tell):
+        await client.ingest(
+            collection, sent(), requests=requests, on_progress=advance, on_refused=refused, total=done
+        )
     return done
+
+
+@contextlib.asynccontextmanager
+async def regularly(act: Callable[[], None]) -> AsyncIterator[None]:
+    """Call `act` every TELL_EVERY_S until the block ends."""
+
+    async def run() -> None:
+        while True:
+            await asyncio.sleep(TELL_EVERY_S)
+            act()
+
+    task = asyncio.create_task(run())
+    try:
+        yield
+    finally:
+        task.cancel()

@@ -5,11 +5,14 @@
     watch    standing queries, for as long as their clients stay
     answer   what waits for a language model, for as long as that takes
     embed    the dialects of other servers
-    write    everything else that has a body
+    write    documents and files that are embedded
+    change   everything else that has a body: collections, feedback, deletions, which never wait for an embedding
 
 Each class has bounds of its own, so a flood of one does not refuse another, and divides them among the access keys
 that use it (`shares`). What is in no class (health, metrics, listings) is always let in. A class in which nothing is
-under way takes any request. Bodies that are still arriving have bounds of their own (`Bodies`).
+under way takes any request. Bodies that are still arriving have bounds of their own (`Bodies`). Bodies of more than
+`SMALL_BYTES` leave a part of each bound to smaller ones, which pass them on their way through the encoder
+(`embedding.lanes`).
 """
 
 from __future__ import annotations
@@ -21,26 +24,33 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from indexes import Overloaded
 from retrieval.embedding.bounds import overloaded
 from retrieval.settings import Admission
 from retrieval.shares import Shares
+from retrieval.workload import Task, Workload
 
-Load = Literal["search", "write", "embed", "heavy", "answer", "watch"]
+Load = Literal["search", "write", "change", "embed", "heavy", "answer", "watch"]
 
 REQUEST_WORK = 1024  # of any request, as if its body had so many bytes more
-BUSY_S_KEPT = 30.0  # the pace is that of about this much busy time
 BODY_BYTES_FREE = 1 << 16  # of each body that is arriving: the connection holds as much anyway
 ARRIVING_RETRY_S = 1.0
 CROWDED_S = 1.0
+SMALL_BYTES = 16_384  # of a body that may use the last of its class's places and bytes:
+SMALL_SHARE = 0.25  # of them
+# Their requests are short, or take as long as they take: a language model sets its own pace, and a watch only waits.
+UNTIMED: frozenset[Load] = frozenset({"change", "answer", "watch"})
 
 
 class Gates:
     """One gate for each class. Use from one event loop."""
 
     def __init__(self, settings: Admission, clock: Callable[[], float] = time.monotonic) -> None:
+        self.text_pace: Callable[[], float] = lambda: 0.0  # bytes that are embedded in a second; 0: unknown
         requests_max: dict[Load, int] = {
             "search": settings.searches_max,
             "write": settings.writes_max,
+            "change": settings.changes_max,
             "embed": settings.embeds_max,
             "heavy": settings.heavy_max,
             "answer": settings.answers_max,
@@ -52,12 +62,15 @@ class Gates:
                 load,
                 requests_max=requests_max[load],
                 bytes_max=settings.body_bytes_max,
-                # A language model sets its own pace, and `llm.timeout_s` bounds it; a watch only waits.
-                wait_s_max=math.inf if load in ("answer", "watch") else settings.wait_s_max,
+                wait_s_max=math.inf if load in UNTIMED else settings.wait_s_max,
                 clock=clock,
+                pace=self._text_pace if load == "write" else None,
             )
             for load in get_args(Load)
         }
+
+    def _text_pace(self) -> float:
+        return self.text_pace()
 
     def under_way(self) -> Iterator[tuple[Load, int, int]]:
         """Of each class its requests that were let in and have not left, and the bytes of their bodies."""
@@ -134,28 +147,30 @@ class Bodies:
                 self._bytes.give(key, held)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Entry:
     """One request that was let in."""
 
     gate: Gate
     key: str | None
     bytes: int
-
-    @property
-    def work(self) -> int:
-        return self.bytes + REQUEST_WORK
+    task: Task
 
     def leave(self, *, done: bool) -> None:
         """`done`: answered, not abandoned."""
         self.gate.leave(self, done=done)
 
+    def expect(self, size: int) -> None:
+        """What is left of the request is to embed so many bytes of text; before, its body counted."""
+        self.task.expect(size)
+
+    def advance(self, share: float) -> None:
+        """So much of what was expected is done, from 0 to 1."""
+        self.task.advance(share)
+
 
 class Gate:
-    """Bounds the requests of one class, the bytes of their bodies, and the time until all of them are done.
-
-    That time is foretold from the pace: the work done lately, by the time in which there was any to do.
-    """
+    """Bounds the requests of one class, the bytes of their bodies, and the time by which they would delay one more."""
 
     def __init__(
         self,
@@ -165,20 +180,19 @@ class Gate:
         bytes_max: int,
         wait_s_max: float,
         clock: Callable[[], float] = time.monotonic,
+        pace: Callable[[], float] | None = None,
     ) -> None:
         self._load = load
         self.requests, self.bytes = Shares(requests_max), Shares(bytes_max)
         self._wait_s_max = wait_s_max
         self._clock = clock
         self._refused: dict[str | None, float] = {}  # when last, by key
-        self._work = 0
-        self._done = self._busy_s = 0.0
-        self._seen = clock()
+        self._workload = Workload(clock, pace)
 
     @property
     def wait_s(self) -> float:
         """Seconds until what is under way is done; 0 while the pace is unknown."""
-        return self._work * self._busy_s / self._done if self._done else 0.0
+        return self._workload.wait_s
 
     def is_crowded(self, key: str | None) -> bool:
         return self._clock() - self._refused.get(key, -math.inf) < CROWDED_S
@@ -188,60 +202,48 @@ class Gate:
         self._wait_s_max = other._wait_s_max
 
     def require_room(self, key: str | None, body_bytes: int) -> None:
-        self._look()
         if self.requests.total and (full := self._full(key, body_bytes)):
-            self._refused[key] = self._seen
-            raise overloaded(full, self.wait_s)
+            self._refused[key] = self._clock()
+            raise full
 
     def enter(self, key: str | None, body_bytes: int) -> Entry:
         self.require_room(key, body_bytes)
-        entry = Entry(self, key, body_bytes)
         self.requests.take(key)
         self.bytes.take(key, body_bytes)
-        self._work += entry.work
-        return entry
+        return Entry(self, key, body_bytes, self._workload.begin(body_bytes + REQUEST_WORK, key or ""))
 
     def leave(self, entry: Entry, *, done: bool) -> None:
-        self._look()
         self.requests.give(entry.key)
         self.bytes.give(entry.key, entry.bytes)
-        self._work -= entry.work
-        if done:
-            self._done += entry.work
+        self._workload.end(entry.task, done=done)
 
-    def _full(self, key: str | None, body_bytes: int) -> str:
-        """Why one more body of this size has no room; empty if it has."""
+    def _full(self, key: str | None, body_bytes: int) -> Overloaded | None:
+        """Why one more body of this size has no room, and when it may have; None if it has."""
         requests, size = self.requests, self.bytes
-        if not requests.has_room():
-            return f"{requests.total} {self._load} requests are under way, at most {requests.most} may be"
-        if not size.has_room(body_bytes):
-            return (
+        spared = 0.0 if body_bytes <= SMALL_BYTES else SMALL_SHARE
+        requests_max, bytes_max = (math.ceil(one.most * (1 - spared)) for one in (requests, size))
+        if requests.total >= requests_max:
+            return overloaded(
+                f"{requests.total} {self._load} requests are under way, at most {requests_max} may be",
+                self.wait_s,
+            )
+        if size.total + body_bytes > bytes_max:
+            return overloaded(
                 f"bodies of {size.total} bytes are under way in {self._load} requests and {body_bytes} more would "
-                f"join them; at most {size.most} may be"
+                f"join them; at most {bytes_max} may be",
+                self.wait_s,
             )
         if not (requests.allows(key) and size.allows(key, body_bytes)):
-            return (
+            return overloaded(
                 f"this key has {requests.held(key)} {self._load} requests under way, with bodies of {size.held(key)} "
-                f"bytes; what is left of {requests.most} requests and {size.most} bytes is for other keys"
+                f"bytes; what is left of {requests.most} requests and {size.most} bytes is for other keys",
+                self.wait_s,
             )
-        if (wait_s := self.wait_s * self._part_of(key)) > self._wait_s_max:
-            return (
-                f"the {self._load} requests under way take about {wait_s:.0f} s more, at most "
-                f"{self._wait_s_max:g} s may wait"
+        delay_s = self._workload.delay_s(body_bytes + REQUEST_WORK, key or "")
+        if delay_s > self._wait_s_max:
+            return overloaded(
+                f"the {self._load} requests under way would delay this one by about {delay_s:.0f} s, at most "
+                f"{self._wait_s_max:g} s are allowed",
+                delay_s - self._wait_s_max,
             )
-        return ""
-
-    def _part_of(self, key: str | None) -> float:
-        """Of the work under way, at most what a key has to wait for where keys take turns: as much of each other key as
-        of its own."""
-        own = self.bytes.held(key) + REQUEST_WORK * self.requests.held(key)
-        return min(1.0, own * self.requests.keys / self._work) if self._work else 1.0
-
-    def _look(self) -> None:
-        """Bring the account of busy time up to now."""
-        now = self._clock()
-        if self._work:
-            self._busy_s += now - self._seen
-            if self._busy_s > 2 * BUSY_S_KEPT and self._done:
-                self._busy_s, self._done = self._busy_s / 2, self._done / 2
-        self._seen = now
+        return None

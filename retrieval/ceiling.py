@@ -3,7 +3,7 @@
 Under pressure one class after the other is refused (`admission` has the classes):
 
     heavy, answer, watch  beyond 80 percent of the ceiling
-    write, embed   beyond 90
+    write, change, embed   beyond 90
     search         at the ceiling
 
 Held is the process's own memory, without the pages of files it has mapped: those go when the system needs the room.
@@ -32,6 +32,7 @@ SHARES: dict[Load, float] = {
     "answer": 0.8,
     "watch": 0.8,
     "write": 0.9,
+    "change": 0.9,
     "embed": 0.9,
     "search": 1.0,
 }

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextvars import Context
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +46,7 @@ from retrieval.settings import Config
 WARM_UP_QUERIES = 3
 ATTEMPTS = 30  # while too many documents wait; each is told to wait for a second to a minute
 SURE = 0.99  # chance of a language
-CUTTING_THREADS = 2  # one runs at a time; the second is for a small document beside a large one
+LARGE_CHARS = 65_536  # documents of more are cut on a thread of their own: smaller ones do not wait for them
 WARM_UP = ((1, 4), (1, 14), (1, 62), (4, 30), (2, 126), (8, 14))  # texts and tokens of each
 
 
@@ -130,9 +130,12 @@ class Embedder:
         with self.encoder.tokenizers.borrow() as tokenizer:
             return max(spoken_to, share_read(tokenizer, text))
 
-    async def documents(self, texts: list[str]) -> Floats:
-        """Vectors of passages, float32 [texts, dimensions]."""
-        return (await self.batcher.embed(texts, "document", lane="bulk")).vectors
+    async def documents(self, texts: list[str], progress: Callable[[float], None] | None = None) -> Floats:
+        """Vectors of passages, float32 [texts, dimensions]. `progress` hears, run by run, how much of it is done."""
+        embedded = await self.batcher.embed(
+            texts, "document", lane="bulk", caller=PRINCIPAL.get().key, progress=progress
+        )
+        return embedded.vectors
 
     async def queries(self, texts: list[str]) -> Floats:
         """Vectors of many queries, float32 [texts, dimensions], for jobs. Waits while too many documents wait; raises
@@ -144,16 +147,22 @@ class Embedder:
                 await asyncio.sleep(error.retry_after_s)
         return (await self.embed(texts, "query")).vectors
 
-    async def embed(self, texts: list[str], kind: Kind = "document", *, long: Long = "cut") -> Embedded:
+    async def embed(
+        self,
+        texts: list[str],
+        kind: Kind = "document",
+        *,
+        long: Long = "cut",
+        progress: Callable[[float], None] | None = None,
+    ) -> Embedded:
         """Vectors for clients that want vectors; a single short text overtakes the bulk. See `Batcher.embed`."""
-        return await self.batcher.embed(texts, kind, long=long)
+        return await self.batcher.embed(texts, kind, long=long, caller=PRINCIPAL.get().key, progress=progress)
 
 
 class Embedders:
     """Opens each model on first use, one at a time. `close` stops all batchers.
 
-    `shared` keeps query vectors for other services too. `cutting` are the threads that find passages in documents:
-    however many large ones are written, those that reads need stay free.
+    `shared` keeps query vectors for other services too.
     """
 
     def __init__(
@@ -166,9 +175,13 @@ class Embedders:
         self._described: dict[str, Manifest] = {}  # models that collections name
         self._opening: dict[str, asyncio.Task[Embedder]] = {}
         self._turn = asyncio.Lock()
-        self.cutting = ThreadPoolExecutor(CUTTING_THREADS, thread_name_prefix="cut")
+        self._cutting = [ThreadPoolExecutor(1, thread_name_prefix="cut") for _ in range(2)]
         self.cache = EmbeddingCache(config.embedding.query_cache_bytes)
         self.shared = shared
+
+    def cutting(self, chars: int) -> Executor:
+        """Where to find passages in so many characters: however many are written, the threads of reads stay free."""
+        return self._cutting[chars > LARGE_CHARS]
 
     async def get(self, name: str) -> Embedder:
         """The embedder of a model. Raises NotFound saying how to make it, or Damaged if its files are not whole.
@@ -181,6 +194,11 @@ class Embedders:
             # In a context of its own: what stays open does not belong to the request that came first.
             self._opening[name] = asyncio.create_task(self._opened(name), context=Context())
         return await asyncio.shield(self._opening[name])
+
+    def bytes_per_s(self) -> float:
+        """How fast texts of documents are embedded by the model that did so last; 0 while none is loaded."""
+        batchers = [embedder.batcher for embedder in self._open.values()]
+        return max(batchers, key=lambda one: one.bulk_ended).bytes_per_s if batchers else 0.0
 
     def names(self) -> list[str]:
         """Exported models, whether in use or not, sorted."""
@@ -268,7 +286,8 @@ class Embedders:
         )
 
     async def close(self) -> None:
-        self.cutting.shutdown(wait=False, cancel_futures=True)
+        for threads in self._cutting:
+            threads.shutdown(wait=False, cancel_futures=True)
         # What is being opened first: the threads that do it cannot be stopped.
         await asyncio.gather(*self._opening.values(), return_exceptions=True)
         async with contextlib.AsyncExitStack() as steps:

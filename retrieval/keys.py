@@ -10,7 +10,7 @@ from typing import Any
 from aiohttp import web
 
 from indexes import Catalog
-from retrieval.admission import Gates, Load
+from retrieval.admission import Entry, Gates, Load
 from retrieval.auth import Keys, Needed
 from retrieval.cache import SharedStore
 from retrieval.cancellation import Stopping
@@ -40,6 +40,7 @@ CEILING = web.AppKey("CEILING", Ceiling)
 BODY = web.RequestKey("BODY", bytes)  # of a request whose body came after its head
 HELD = web.RequestKey("HELD", Held)
 GATES = web.AppKey("GATES", Gates)
+ENTRY = web.RequestKey("ENTRY", Entry)  # of a request of some class
 LOADS = web.AppKey[Mapping[object, Load]]("LOADS")  # the class of each handler that has one
 CATALOG = web.AppKey("CATALOG", Catalog)
 SHARED = web.AppKey[SharedStore | None]("SHARED")  # what services share; None where there is no Redis

@@ -160,6 +160,7 @@ async def embedders_ctx(app: web.Application) -> AsyncIterator[None]:
     store = app[SHARED]
     shared = None if store is None else SharedVectors(store, ttl_s=ttl_s(app[CONFIG]))
     app[EMBEDDERS] = embedders = Embedders(app[CONFIG], app[METRICS].embedding_observer, shared)
+    app[GATES].text_pace = embedders.bytes_per_s
     app[METRICS].watch(partial(collectors.query_vectors, embedders.cache))
     app[METRICS].watch(partial(collectors.models, embedders))
     app[CEILING].relief.append(embedders.cache.clear)

@@ -27,6 +27,7 @@ from retrieval.keys import (
     BODY,
     CEILING,
     CONFIG,
+    ENTRY,
     GATES,
     HELD,
     KEYS,
@@ -157,6 +158,7 @@ async def admitted(request: web.Request, handler: Handler) -> web.StreamResponse
                 request[HELD] = held
                 await receive(request, key)
                 entry = entry or app[GATES].enter(load, key, request.content.total_bytes)
+                request[ENTRY] = entry
                 answer = await handler(request)
         done = True
     finally:
@@ -166,7 +168,7 @@ async def admitted(request: web.Request, handler: Handler) -> web.StreamResponse
 
 
 def load_of(request: web.Request) -> Load | None:
-    return request.app[LOADS].get(request.match_info.handler, "write" if request.body_exists else None)
+    return request.app[LOADS].get(request.match_info.handler, "change" if request.body_exists else None)
 
 
 def announced_bytes(request: web.Request) -> int:

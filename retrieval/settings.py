@@ -60,6 +60,7 @@ class Privacy(Section, frozen=True, kw_only=True):
 class Admission(Section, frozen=True, kw_only=True):
     searches_max: Positive = 64
     writes_max: Positive = 32
+    changes_max: Positive = 64
     embeds_max: Positive = 64
     heavy_max: Positive = 16
     answers_max: Positive = 16

@@ -37,6 +37,7 @@ from indexes import (
     nobody_waits,
     searchable_text,
 )
+from retrieval.admission import Entry
 from retrieval.cancellation import abandonable
 from retrieval.chunking import CHUNKING_VERSION, Span, split
 from retrieval.document_schemas import NewDocument, SentDocument
@@ -58,9 +59,9 @@ VECTOR_BYTES_PER_CHAR, VALUES_PER_CHAR = 32, 8
 
 
 async def write_documents(
-    collection: Collection, embedders: Embedders, sent: list[SentDocument], config: Config
+    collection: Collection, embedders: Embedders, sent: list[SentDocument], config: Config, entry: Entry
 ) -> WriteResult:
-    """All of them or none, synced and searchable when this returns.
+    """All of them or none, synced and searchable when this returns. `entry` is told how far this is.
 
     Those that are unchanged when this begins are left alone, also where another request changes them meanwhile.
     Raises InvalidInput or TooLarge naming the field.
@@ -68,6 +69,7 @@ async def write_documents(
     chars = sum(len(one.text) + len(one.metadata) + len(one.vector) // VECTOR_BYTES_PER_CHAR for one in sent)
     dimensions = collection.settings.dimensions
     documents = await off_loop(chars, lambda: check_documents(sent, dimensions, config))
+    sizes = await off_loop(chars, lambda: {document.id: text_bytes(document) for document in documents})
     digests = await off_loop(chars, lambda: [digest_of(document, config.passages) for document in documents])
     known = await asyncio.to_thread(collection.log.digests, [document.id for document in documents])
     changed = {
@@ -76,9 +78,10 @@ async def write_documents(
         if known.get(document.id) != digest
     }
     fresh = [document for document in documents if document.id in changed]
+    entry.expect(sum(sizes[document.id] for document in fresh))
     if any(document.vector is None for document in fresh):
         embedder = await embedders.of(collection)
-        upserts = await embed(fresh, embedder, config, embedders.cutting)
+        upserts = await embed(fresh, embedder, config, embedders.cutting, entry)
     else:
         upserts = await off_loop(chars, lambda: [with_vector(document) for document in fresh])
     upserts = [replace(upsert, digest=changed[upsert.id]) for upsert in upserts]
@@ -108,6 +111,11 @@ async def delete_matching(collection: Collection, condition: Filter) -> WriteRes
             raise told from error
         total = replace(total, seq=done.seq, deleted=total.deleted + done.deleted)
     return total
+
+
+def text_bytes(document: NewDocument) -> int:
+    """How much of it will be embedded."""
+    return len(document.text.encode()) if document.vector is None else 0
 
 
 def digest_of(document: NewDocument, passages: Passages) -> bytes:
@@ -206,7 +214,11 @@ def check_document(document: NewDocument, where: str, config: Config) -> None:
 
 
 async def embed(
-    documents: list[NewDocument], embedder: Embedder, config: Config, cutting: Executor
+    documents: list[NewDocument],
+    embedder: Embedder,
+    config: Config,
+    cutting: Callable[[int], Executor],
+    entry: Entry,
 ) -> list[Upsert]:
     """Documents with vectors of their own keep them; the others are chunked, on the threads `cutting` where they are
     long, and embedded together."""
@@ -222,9 +234,9 @@ async def embed(
     if chars <= INLINE_CHARS:
         pieces = [chunk(document, embedder, config) for document in documents]
     else:
-        pieces = await abandonable(cut, threads=cutting)
+        pieces = await abandonable(cut, threads=cutting(chars))
     texts = [piece.embedded for spans in pieces for piece in spans]
-    vectors = await embedder.documents(texts) if texts else np.empty((0, 0), np.float32)
+    vectors = await embedder.documents(texts, entry.advance) if texts else np.empty((0, 0), np.float32)
     return await off_loop(chars, lambda: assemble(documents, pieces, vectors))
 
 

@@ -13,6 +13,7 @@ from jobs.commands.options import COLLECTION, JSON, URL, ask, print_result
 from jobs.ingesting import Ingested, fit_options, ingest
 from jobs.sources import SourceOptions, SourceReport, parse_types, read_documents, total_bytes
 from nearline import AsyncClient, ServiceError
+from retrieval.clients.bulk import busy_patience
 
 
 def names_in(*listed: str) -> tuple[str, ...]:
@@ -202,7 +203,7 @@ def send_all(
 
     try:
         with progress_bar(total_bytes(paths, options=options), hidden=hidden) as on_progress:
-            ask(url, send)
+            ask(url, send, patience=busy_patience)
     except KeyboardInterrupt:
         click.echo(stopped(done, collection), err=True)
         sys.exit(130)

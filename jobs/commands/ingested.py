@@ -18,6 +18,7 @@ from jobs.sources.model import EMPTY, EXCLUDED, LINK, SourceReport
 
 FAILURES_SHOWN = 20
 LINE_EVERY_S = 15.0
+WAITING_SHOWN_S = 10.0
 
 
 def ending(done: Ingested, collection: str) -> str:
@@ -33,6 +34,12 @@ def rate(done: Ingested) -> str:
     return f", {done.tokens_per_s():,.0f} tokens/s" if done.tokens else ""
 
 
+def waiting(done: Ingested) -> str:
+    if not done.waiting_for or done.waiting_s < WAITING_SHOWN_S:
+        return ""
+    return f", {done.waiting_s:.0f} s on {done.waiting_for}"
+
+
 def stopped(done: Ingested, collection: str) -> str:
     return (
         f"stopped: {counted(done.documents + done.unchanged, 'document')} written to {collection}, perhaps some more; "
@@ -42,8 +49,10 @@ def stopped(done: Ingested, collection: str) -> str:
 
 def as_value(done: Ingested, report: SourceReport) -> dict[str, Any]:
     """The value printed by `--json`."""
+    settled = msgspec.to_builtins(done)
+    del settled["waiting_for"], settled["waiting_s"]
     return {
-        **msgspec.to_builtins(done),
+        **settled,
         **msgspec.to_builtins(report),
         "documents": done.documents,
         "tokens_per_s": round(done.tokens_per_s(), 1),
@@ -85,30 +94,38 @@ def progress_bar(
         TaskProgressColumn(),
         TextColumn("{task.fields[rate]:,.0f} tokens/s"),
         TimeRemainingColumn(),
+        TextColumn("{task.fields[waiting]}", style="dim"),
     )
     # A long period, because acknowledgements of large documents are far apart.
     with Progress(*columns, console=errors, disable=hidden, transient=True, speed_estimate_period=300) as bar:
-        task = bar.add_task("", total=max(total, 1), documents=0, rate=0.0)
+        task = bar.add_task("", total=max(total, 1), documents=0, rate=0.0, waiting="")
         yield lambda done: bar.update(
             task,
             completed=getattr(done, of),
             documents=done.documents + done.unchanged,
             rate=done.tokens_per_s(),
+            waiting=waiting(done).removeprefix(", "),
         )
 
 
 def progress_lines(total: int, of: str, label: str, every_s: float = LINE_EVERY_S) -> OnProgress:
-    """The same as lines on stderr: one after an acknowledgement, at most one every `every_s`."""
-    begun = shown = time.monotonic()
+    """The same as lines on stderr, one every `every_s`. Where nothing was acknowledged for a while, they name the
+    oldest document that is under way: the service does not tell how far it is with it."""
+    begun = shown = moved = time.monotonic()
+    share = 0.0
 
     def note(done: Ingested) -> None:
-        nonlocal shown
+        nonlocal shown, moved, share
         now = time.monotonic()
+        reached = min(getattr(done, of) / max(total, 1), 1.0)
+        if reached > share:
+            share, moved = reached, now
         if now - shown < every_s:
             return
         shown = now
-        share = min(getattr(done, of) / max(total, 1), 1.0)
-        left = f", {(now - begun) * (1 / share - 1):,.0f} s left" if share else ""
-        click.echo(f"{done.documents + done.unchanged:,} {label}, {share:.0%}{rate(done)}{left}", err=True)
+        left_s = (moved - begun) / share - (now - begun) if share else 0.0
+        left = f", {left_s:,.0f} s left" if left_s > 0 else ""
+        settled = f"{done.documents + done.unchanged:,} {label}, {share:.0%}"
+        click.echo(f"{settled}{rate(done)}{left}{waiting(done)}", err=True)
 
     return note

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskProgressColumn, TextColumn
 
 from nearline import AsyncClient
-from retrieval.clients.calling import TIMEOUT_S
+from retrieval.clients.calling import TIMEOUT_S, Patience
 
 T = TypeVar("T")
 OnProgress = Callable[[str, int, int], None]
@@ -63,11 +63,19 @@ def print_result(value: Any, *lines: str, as_json: bool) -> None:
             click.echo(line)
 
 
-def ask(url: str, work: Callable[[AsyncClient], Awaitable[T]], *, timeout_s: float = TIMEOUT_S) -> T:
-    """Run `work` with a client of the service and return its result. Fails at once: who waits can ask again."""
+def ask(
+    url: str,
+    work: Callable[[AsyncClient], Awaitable[T]],
+    *,
+    timeout_s: float = TIMEOUT_S,
+    patience: Callable[[], Patience] | None = None,
+) -> T:
+    """Run `work` with a client of the service and return its result. Its requests fail at once, unless a `patience`
+    made for each says how long to wait for a service that is busy."""
 
     async def asked() -> T:
         async with AsyncClient(url, timeout_s=timeout_s, retry_s=0) as client:
+            client.connection.patience = patience or client.connection.patience
             return await work(client)
 
     return asyncio.run(asked())

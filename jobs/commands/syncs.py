@@ -21,6 +21,7 @@ from jobs.sync_record import SyncRecord
 from jobs.syncing import Synced, record_path, state_folder, sync
 from jobs.watching import watch
 from nearline import AsyncClient, ServiceError
+from retrieval.clients.bulk import busy_patience
 
 GONE_SHOWN = 20
 
@@ -119,7 +120,7 @@ class Syncs:
 
         with progress_bar(total_bytes([folder], options=self.options), hidden=hidden) as on_progress:
             try:
-                done = ask(self.url, work)
+                done = ask(self.url, work, patience=busy_patience)
             except ServiceError:
                 show_failures(report)
                 raise

@@ -2,8 +2,10 @@
 
     documents -> batches within the service's limits -> two requests in flight -> acknowledged: durable and searchable
 
-While the service is busy or away its requests are repeated; if it refuses a document, the others are sent. Repeating is
-idempotent: writes are keyed by document id, and unchanged documents cost the service next to nothing.
+A batch has as much text as the service writes in a few seconds, by the pace that its answers tell; a document that
+takes longer goes alone. While the service is busy or away its requests are repeated; if it refuses a document, the
+others are sent. Repeating is idempotent: writes are keyed by document id, and unchanged documents cost the service next
+to nothing.
 """
 
 from __future__ import annotations
@@ -19,14 +21,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from retrieval.clients.calling import JSON, Connection, Patience, ServiceError, path_of
+from retrieval.clients.calling import JSON, TIMEOUT_S, Connection, Patience, ServiceError, path_of
 
 if TYPE_CHECKING:
     from retrieval.clients.wire.records import RequestLimits, Written
     from retrieval.clients.wire.requests import SentDocument
 
 DOCUMENTS_PER_REQUEST = 200
-CHARS_PER_REQUEST = 200_000  # seconds of embedding: progress is visible, and a retry resends little
+CHARS_PER_REQUEST = 200_000  # a retry resends no more than this
+CHARS_AT_FIRST, CHARS_AT_LEAST = 20_000, 2_000  # before the service's pace is known, and where that is slow
+REQUEST_S = 5.0  # what a request should take, so that progress moves: at the pace so far
 REQUESTS_AT_ONCE = 2  # one is embedded while the next is read and chunked; more would only queue
 REQUEST_S_MAX = 3600.0  # embedding a document of several megabytes can take many minutes
 BUSY_S = 600.0
@@ -113,11 +117,17 @@ def ingesting(
     """
     patience = bulk_patience()
     write = partial(connection.content, "POST", path_of(collection, "documents"), patience=patience)
-    bulk = Bulk(write, total or Ingested(), requests, on_progress, on_refused or stop)
+
+    def learn(chars: int, seconds: float) -> None:
+        pace = chars / max(seconds, 0.001)
+        connection.chars_per_s = (pace + (connection.chars_per_s or pace)) / 2
+
+    bulk = Bulk(write, total or Ingested(), requests, on_progress, on_refused or stop, learn)
     try:
         shown = yield connection.content("GET", path_of(collection), patience=patience)
         limits: RequestLimits = {**LIMITS, **msgspec.json.decode(shown).get("limits", {})}
-        for batch in batches(enumerate(documents, bulk.total.read), limits, bulk.unsent.append):
+        numbered = enumerate(documents, bulk.total.read)
+        for batch in batches(numbered, limits, bulk.unsent.append, lambda: chars_per_request(connection)):
             yield bulk.send(batch)
         yield bulk.finish()
     except BaseException:
@@ -126,8 +136,20 @@ def ingesting(
     return bulk.total
 
 
+def chars_per_request(connection: Connection) -> int:
+    """As much text as the service writes in REQUEST_S, within bounds."""
+    if connection.chars_per_s is None:
+        return CHARS_AT_FIRST
+    return min(max(int(connection.chars_per_s * REQUEST_S), CHARS_AT_LEAST), CHARS_PER_REQUEST)
+
+
+def busy_patience() -> Patience:
+    """For what is asked before and after: a service that is away may be another one than was meant."""
+    return Patience(busy_s=BUSY_S, away_s=0, try_s=TIMEOUT_S)
+
+
 def bulk_patience() -> Patience:
-    """For the writes of one ingestion."""
+    """For the requests of one ingestion."""
     return Patience(busy_s=BUSY_S, away_s=AWAY_S, try_s=REQUEST_S_MAX)
 
 
@@ -145,7 +167,9 @@ class Bulk:
         requests: int,
         on_progress: OnProgress,
         on_refused: OnRefused,
+        learn: Callable[[int, float], None],
     ) -> None:
+        """`learn` is told how many characters the service wrote in how many seconds."""
         self.total = total
         self.unsent: deque[Refused] = deque()  # read, and refused here
         self._last_unsent: Refused | None = None
@@ -153,6 +177,7 @@ class Bulk:
         self._requests = requests
         self._on_progress = on_progress
         self._on_refused = on_refused
+        self._learn = learn
         self._begun = time.monotonic() - total.seconds
         self._under_way: deque[tuple[asyncio.Task[None], list[Encoded]]] = deque()
 
@@ -205,7 +230,10 @@ class Bulk:
             part = parts.pop()
             try:
                 body = {"documents": [msgspec.Raw(one.body) for one in part]}
-                self._count(msgspec.json.decode(await self._request(body)))
+                written: Written = msgspec.json.decode(await self._request(body))
+                if not written.get("unchanged"):  # those cost it nothing
+                    self._learn(sum(one.chars for one in part), written.get("took_ms", 0) / 1000)
+                self._count(written)
             except ServiceError as error:
                 if error.status not in REFUSED:
                     raise
@@ -237,9 +265,10 @@ def batches(
     documents: Iterable[tuple[int, SentDocument | Mapping[str, Any]]],
     limits: RequestLimits,
     refuse: OnRefused,
+    chars_max: Callable[[], int] = lambda: CHARS_PER_REQUEST,
 ) -> Iterator[list[Encoded]]:
     """Documents with their positions, in batches bounded by number, characters and bytes, with unique ids. Oversized
-    ones are refused."""
+    ones are refused. `chars_max` may change from batch to batch."""
     batch: list[Encoded] = []
     for position, document in documents:
         one = encoded(position, document, limits)
@@ -248,7 +277,7 @@ def batches(
             continue
         if batch and (
             len(batch) >= min(DOCUMENTS_PER_REQUEST, limits["documents_per_request"])
-            or sum(other.chars for other in batch) + one.chars > CHARS_PER_REQUEST
+            or sum(other.chars for other in batch) + one.chars > chars_max()
             or request_bytes([*batch, one]) > limits["request_bytes"]
             or any(one.id == other.id for other in batch)
         ):

@@ -16,7 +16,8 @@ import contextlib
 import itertools
 import random
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -188,7 +189,9 @@ class Connection:
             "failures_max": failures_max,
             "open_s": open_s,
         }
-        self._retry_s = retry_s
+        # Of a request that brings none.
+        self.patience: Callable[[], Patience] = partial(Patience, busy_s=retry_s, away_s=retry_s)
+        self.chars_per_s: float | None = None  # at which this service wrote documents lately
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._breaker = Breaker(failures_max, open_s)
         self._session: aiohttp.ClientSession | None = None
@@ -215,7 +218,7 @@ class Connection:
 
         A `deadline_ms` in the body bounds all tries together, and each try tells the service what is left of it.
         """
-        patience = patience or Patience(busy_s=self._retry_s, away_s=self._retry_s)
+        patience = patience or self.patience()
         begun = time.monotonic()
         deadline_s = deadline_of(body)
         ends = begun + (self.timeout_s if deadline_s is None else deadline_s)

@@ -31,6 +31,7 @@ from retrieval.dialects.errors import EmptyInput
 from retrieval.embedders import Embedder
 from retrieval.embedding.models import Kind
 from retrieval.handlers.wire import body, json_answer
+from retrieval.keys import ENTRY
 from retrieval.schemas import NonEmpty
 
 InputType = Literal["search_query", "search_document", "classification", "clustering"]
@@ -104,6 +105,7 @@ async def embed_texts(request: web.Request) -> web.Response:
     answered = await embed(
         embedder,
         texts,
+        request[ENTRY],
         kind=kind_of(wanted.input_type, embedder),
         long="refuse" if wanted.truncate == "NONE" else "cut",
         dimensions=wanted.output_dimension,

@@ -13,6 +13,7 @@ import msgspec
 from aiohttp import web
 
 from indexes import Floats, InvalidInput, NotFound, TooLarge
+from retrieval.admission import Entry
 from retrieval.dialects.errors import ModelNotFound
 from retrieval.dialects.models import known_names, model_of
 from retrieval.embedders import Embedder
@@ -95,6 +96,7 @@ async def open_model(request: web.Request, name: str) -> Embedder:
 async def embed(
     embedder: Embedder,
     texts: list[str],
+    entry: Entry,
     *,
     kind: Kind,
     long: Long,
@@ -103,6 +105,7 @@ async def embed(
     normalise: bool = True,
 ) -> Answered:
     """Vectors of length 1, of the first `dimensions` where given. Cancelled with its caller.
+    `entry` is told how far it is.
 
     Raises InvalidInput for `dimensions` that the model does not have, or fewer than it has if it was not trained for
     that; TooLong where `long` is "refuse" and a text is longer than the model reads. Without `normalise` a model that
@@ -126,7 +129,7 @@ async def embed(
             param="normalize",
         )
     started = time.perf_counter()
-    embedded = await embedder.embed(texts, kind=kind, long=long)
+    embedded = await embedder.embed(texts, kind=kind, long=long, progress=entry.advance)
     embed_s = time.perf_counter() - started
     shorten = normalise and (dimensions not in {None, whole} or not embedder.manifest.normalise)
     return Answered(embedded, embed_s, dimensions or whole, shorten)

@@ -21,6 +21,7 @@ from aiohttp import web
 
 from indexes import Collection, InvalidInput, NotFound, TooLarge, disk_errors, publish
 from indexes import remove as remove_durably
+from retrieval.admission import Entry
 from retrieval.auth import PRINCIPAL
 from retrieval.dialects.files import ends, order_of
 from retrieval.dialects.vector_store_files import attach, checked, found_in, require_uploads
@@ -34,6 +35,7 @@ from retrieval.dialects.vector_store_schemas import (
     OpenAIStoreFileList,
 )
 from retrieval.handlers.wire import answer, answer_from, body, collection_of, query_int
+from retrieval.keys import ENTRY
 
 FOLDER = "file_batches"
 VERSION = 1
@@ -66,18 +68,20 @@ async def attached(request: web.Request) -> web.Response:
         for one in wanted.file_ids or []
     ]
     await require_uploads(request.app, [one.file_id for one in files])
-    batch = await attach_all(request.app, collection, files)
+    batch = await attach_all(request.app, collection, files, request[ENTRY])
     await asyncio.to_thread(keep, collection, batch)
     return answer(batch_body(collection, batch))
 
 
-async def attach_all(app: web.Application, collection: Collection, files: Sequence[OpenAIAttachFile]) -> Kept:
+async def attach_all(
+    app: web.Application, collection: Collection, files: Sequence[OpenAIAttachFile], entry: Entry
+) -> Kept:
     """Write each as a document. A file fails alone by what it holds and how it is to be written, not by a full disk or
     an overload."""
     failed = {}
     for one in files:
         try:
-            await attach(app, collection, one)
+            await attach(app, collection, one, entry)
         except (InvalidInput, TooLarge, NotFound) as error:
             unreadable = error.param == "file"
             failed[one.file_id] = OpenAILastError(

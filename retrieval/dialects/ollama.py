@@ -25,7 +25,7 @@ from retrieval.dialects.embedding import (
 from retrieval.dialects.models import Listed, find_model, list_models
 from retrieval.embedding.models import Manifest
 from retrieval.handlers.wire import answer, body, json_answer
-from retrieval.keys import CONFIG
+from retrieval.keys import CONFIG, ENTRY
 from retrieval.openapi import VERSION
 
 LATEST = ":latest"
@@ -121,6 +121,7 @@ async def embed_texts(request: web.Request) -> web.Response:
     answered = await embed(
         embedder,
         texts,
+        request[ENTRY],
         kind="document",
         long="refuse" if wanted.truncate is False else "cut",
         dimensions=wanted.dimensions or None,  # Go's clients send 0 for what was not said
@@ -146,7 +147,7 @@ async def embed_prompt(request: web.Request) -> web.Response:
     if not wanted.prompt:
         return answer(OllamaEmbedding(msgspec.Raw(b"[]")))
     bounded([wanted.prompt], request, param="prompt")
-    answered = await embed(embedder, [wanted.prompt], kind="document", long="cut")
+    answered = await embed(embedder, [wanted.prompt], request[ENTRY], kind="document", long="cut")
     return answer(OllamaEmbedding(as_numbers(answered.vectors())[0]), headers=answered.headers)
 
 

@@ -29,7 +29,7 @@ from retrieval.dialects.token_ids import sequences, texts_of_cl100k_ids
 from retrieval.embedding.models import Kind
 from retrieval.embedding.results import Long
 from retrieval.handlers.wire import answer, body, json_answer
-from retrieval.keys import CONFIG, HELD
+from retrieval.keys import CONFIG, ENTRY, HELD
 from retrieval.schemas import NonEmpty, Request
 
 INPUTS_MAX = 2048  # OpenAI's own limit, which clients split their texts by
@@ -91,6 +91,7 @@ async def embeddings(request: web.Request) -> web.Response:
     answered = await embed(
         await open_model(request, wanted.model),
         texts,
+        request[ENTRY],
         kind=wanted.input_type or "document",
         long=LONG[wanted.long_inputs or "truncate"],
         dimensions=wanted.dimensions,

@@ -36,7 +36,7 @@ from retrieval.dialects.token_ids import sequences, texts_of_ids
 from retrieval.embedders import Embedder
 from retrieval.embedding.models import Kind
 from retrieval.handlers.wire import answer, body, json_answer
-from retrieval.keys import CONFIG, EMBEDDERS, HELD, READY
+from retrieval.keys import CONFIG, EMBEDDERS, ENTRY, HELD, READY
 from retrieval.openapi import VERSION
 
 PROMPTS: dict[str, Kind] = {"document": "document", "passage": "document", "query": "query"}
@@ -126,6 +126,7 @@ async def embed_inputs(request: web.Request) -> web.Response:
     answered = await embed(
         embedder,
         texts,
+        request[ENTRY],
         kind=kind,
         long="refuse" if wanted.truncate is False else "cut",
         dimensions=wanted.dimensions,
@@ -145,7 +146,9 @@ async def similarity(request: web.Request) -> web.Response:
         raise EmptyInput("`inputs.sentences` cannot be empty", param="inputs.sentences")
     embedder = await open_model(request, request.app[CONFIG].models.default)
     texts = await texts_of(request, embedder, [wanted.inputs.source_sentence, *wanted.inputs.sentences])
-    answered = await embed(embedder, texts, kind=kind, long="refuse" if options.truncate is False else "cut")
+    answered = await embed(
+        embedder, texts, request[ENTRY], kind=kind, long="refuse" if options.truncate is False else "cut"
+    )
 
     def build() -> list[float]:
         source, *others = answered.vectors()

@@ -29,6 +29,7 @@ from indexes import (
     Upsert,
     scrolling,
 )
+from retrieval.admission import Entry
 from retrieval.auth import ACL, PRINCIPAL
 from retrieval.dialects.files import ends, order_of
 from retrieval.dialects.vector_store_schemas import (
@@ -46,7 +47,7 @@ from retrieval.dialects.vector_store_schemas import (
 from retrieval.document_schemas import SentDocument
 from retrieval.handlers.documents import remove
 from retrieval.handlers.wire import answer, answer_from, body, collection_of, document_of, query_int
-from retrieval.keys import CONFIG, EMBEDDERS, HELD, METRICS, TASKS, TEXTS, UPLOADS
+from retrieval.keys import CONFIG, EMBEDDERS, ENTRY, HELD, METRICS, TASKS, TEXTS, UPLOADS
 from retrieval.metadata import check_limits, flattened
 from retrieval.settings import Passages
 from retrieval.writing import SPECIAL_TOKENS, write_documents
@@ -58,7 +59,7 @@ OVERLAP_SHARE = 4  # passages share at most so large a part of their tokens
 async def attached(request: web.Request) -> web.Response:
     wanted = await body(request, OpenAIAttachFile)
     _, collection = collection_of(request)
-    passages = await attach(request.app, collection, wanted)
+    passages = await attach(request.app, collection, wanted, request[ENTRY])
     used = OpenAIStaticChunking(static=OpenAIChunkSizes(passages.tokens_max, passages.overlap_tokens))
 
     def work() -> OpenAIStoreFile:
@@ -69,7 +70,9 @@ async def attached(request: web.Request) -> web.Response:
     return await answer_from(work)
 
 
-async def attach(app: web.Application, collection: Collection, wanted: OpenAIAttachFile) -> Passages:
+async def attach(
+    app: web.Application, collection: Collection, wanted: OpenAIAttachFile, entry: Entry
+) -> Passages:
     """Write an uploaded file as a document: searchable when this returns. Returns how it was cut. Raises NotFound,
     InvalidInput, and Forbidden for a key that reaches no uploads."""
     PRINCIPAL.get().require_unbound()
@@ -85,7 +88,7 @@ async def attach(app: web.Application, collection: Collection, wanted: OpenAIAtt
         id=upload.id, text=text, title=upload.filename, metadata=msgspec.Raw(msgspec.json.encode(metadata))
     )
     cut = msgspec.structs.replace(config, passages=passages)
-    result = await write_documents(collection, app[EMBEDDERS], [document], cut)
+    result = await write_documents(collection, app[EMBEDDERS], [document], cut, entry)
     app[TASKS].reindex_if_due(collection.name, collection)
     app[METRICS].written(collection.name, result, time.perf_counter() - started)
     return passages

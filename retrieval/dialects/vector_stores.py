@@ -46,7 +46,7 @@ from retrieval.dialects.vector_store_schemas import (
 from retrieval.handlers.collections import make, remove
 from retrieval.handlers.search import budget_of
 from retrieval.handlers.wire import answer, answer_from, body, charge, collection_of, query_int
-from retrieval.keys import CATALOG, METRICS, PIPELINE, QUERY_LOG
+from retrieval.keys import CATALOG, ENTRY, METRICS, PIPELINE, QUERY_LOG
 from retrieval.request_log import note_queries
 from retrieval.schemas import Hit, SearchAnswer, SearchRequest
 
@@ -94,7 +94,7 @@ async def create(request: web.Request) -> web.Response:
         OpenAIAttachFile(file_id=one, chunking_strategy=wanted.chunking_strategy)
         for one in wanted.file_ids or []
     ]
-    failed = len((await attach_all(app, collection, files)).failed)
+    failed = len((await attach_all(app, collection, files, request[ENTRY])).failed)
 
     def work() -> OpenAIVectorStore:
         made = store_body(collection)

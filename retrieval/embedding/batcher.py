@@ -16,7 +16,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -32,12 +31,20 @@ from retrieval.embedding.costs import CostModel, Load
 from retrieval.embedding.encoder import by_length
 from retrieval.embedding.lanes import Batch, Job, Lanes, Tokeniser, guessed, in_parts
 from retrieval.embedding.models import Kind
-from retrieval.embedding.results import Embedded, Lane, Long, Observer, refuse_truncated
+from retrieval.embedding.results import (
+    Embedded,
+    Lane,
+    Long,
+    Observer,
+    Outcome,
+    outcome_of,
+    refuse_truncated,
+)
 from retrieval.embedding.tokens import Tokens
 
 QUERY_CHARS_MAX = 1024  # a single text up to here goes to the query lane
-TOKENISED_AT_ONCE = 64  # texts of a bulk request; a cancelled one stops after these
-PART_TOKENS_MAX = 32_768  # of a large request, queued at a time: enough that sorting by length still pays
+TOKENISED_AT_ONCE = 16  # texts of a bulk request: then others have their turn, and a cancelled one stops
+PART_TOKENS_MAX = 16_384  # of a large request, queued at a time: enough that sorting by length still pays
 
 
 class Runner(Tokeniser, Protocol):
@@ -51,11 +58,6 @@ class Runner(Tokeniser, Protocol):
     def run(self, batch: Sequence[Tokens]) -> Floats: ...
 
 
-Outcome = Floats | list[Floats | Exception]  # of a run: a vector a text; after a failure, what became of each
-
-logger = logging.getLogger(__name__)
-
-
 class Batcher:
     """Shared runs of one encoder. Use from one event loop: `start`, then embed from any task, then `close`.
 
@@ -63,9 +65,10 @@ class Batcher:
     single text that takes longer runs alone. A query is refused when those before it take longer than
     `query_wait_s_max`. `lone` says which queries may block the loop for one short run; all else
     is tokenised and run on other threads. `queue_tokens_max` bounds each lane by itself, so that a flood of documents
-    never refuses a query. A large request goes in parts of at most a quarter of that, each queued when the one before
-    has run: what counts against the bound is its first part, and once that is admitted the rest follows. Large ones
-    take turns, and are refused when those before them take longer than `large_wait_s_max`.
+    never refuses a query, and its last quarter is for small requests. A large request goes in parts of at most a
+    quarter of it, each queued when the one before has run: what counts against the bound is its first part, and once
+    that is admitted the rest follows. Large ones take turns, and are refused when others delay them for longer than
+    `large_wait_s_max`.
     """
 
     def __init__(
@@ -101,6 +104,7 @@ class Batcher:
         )  # fmt: skip
         self._queued: dict[Lane, Load] = {"query": Load(), "bulk": Load()}
         self._jobs: set[Job] = set()
+        self.bulk_ended = 0.0  # time.monotonic() of the last bulk run's end
         self._running = False
 
     async def start(self) -> None:
@@ -136,6 +140,8 @@ class Batcher:
         long: Long = "cut",
         deadline: float | None = None,
         meanwhile: Callable[[], None] | None = None,
+        caller: str = "",
+        progress: Callable[[float], None] | None = None,
     ) -> Embedded:
         """Vectors of the texts, in order, with what was read of each.
 
@@ -145,6 +151,8 @@ class Batcher:
                     in pieces and takes their mean, `refuse` raises TooLong naming the text
         deadline    in the loop's time (`loop.time()`)
         meanwhile   for a query: called on the loop when its run begins, to begin what uses another core until it ends
+        caller      whose share of the bulk lane this uses
+        progress    of bulk requests: called on the loop after each run, with the share of the bytes that is done
 
         Raises Overloaded when the lane is full or cannot meet the deadline, DeadlineExceeded when that passes, TooLarge
         for more windows than may wait at all, and for a text that cannot be embedded its error, to this caller alone.
@@ -154,17 +162,27 @@ class Batcher:
         single = len(texts) == 1 and len(texts[0]) <= QUERY_CHARS_MAX and long != "windows"
         chosen: Lane = lane or ("query" if single else "bulk")
 
+        size, done = max(1, sum(len(text.encode()) for text in texts)), 0.0
+
         async def embed_part(part: range) -> Embedded:
             some = [texts[at] for at in part]
             job = self._admit(chosen, some, kind, long, deadline, first=part.start)
-            job.meanwhile = meanwhile
+            job.meanwhile, job.caller = meanwhile, caller
+            if progress is not None:
+                job.ran = ran
             return await self._embed(job, deadline)
+
+        def ran(more: float) -> None:
+            nonlocal done
+            done += more
+            assert progress is not None
+            progress(min(1.0, done / size))
 
         if chosen == "bulk" and long != "windows":
             guesses = [sum(guessed(text, long, self._encoder.tokens_max)) for text in texts]
             parts = in_parts(guesses, self._part_tokens_max)
             if len(parts) > 1:
-                return await self._large.embed(parts, guesses, embed_part, deadline)
+                return await self._large.embed(parts, guesses, embed_part, deadline, caller)
         return await embed_part(range(len(texts)))
 
     async def _embed(self, job: Job, deadline: float | None) -> Embedded:
@@ -212,6 +230,11 @@ class Batcher:
         """About how long until all of it has run."""
         return self.costs.seconds_of(load) / self._workers
 
+    @property
+    def bytes_per_s(self) -> float:
+        """About how fast text of documents is embedded, by the cost of late."""
+        return self._lanes.bulk_workers * self.costs.bytes_per_s
+
     def _release(self, job: Job, positions: Sequence[int]) -> None:
         """These pieces wait no longer."""
         load = self._queued[job.lane]
@@ -240,8 +263,7 @@ class Batcher:
                     elif job.future.cancelled():
                         raise TimeoutError
                 else:
-                    tokenising = self._loop.run_in_executor(self._tokenisers, self._tokenise, job)
-                    tokenising.add_done_callback(lambda future: self._tokenised(job, future))
+                    self._read_on(job)
                 await job.future
         except TimeoutError as error:
             raise DeadlineExceeded(TOO_LATE) from error
@@ -275,29 +297,30 @@ class Batcher:
 
     # --- bulk requests: tokenised in their own thread, planned by length, then queued -----------------------
 
-    def _tokenise(self, job: Job) -> None:
-        begun = time.monotonic()
-        for at in range(0, len(job.texts), TOKENISED_AT_ONCE):
-            if job.dead:
-                return
-            self._tokenise_some(job, at, job.texts[at : at + TOKENISED_AT_ONCE])
-        lengths = [len(tokens) for tokens in job.pieces]
-        job.plan.extend(by_length(lengths, self._bulk_room, self._batch_texts_max))
-        job.tokenise_s = time.monotonic() - begun
+    def _read_on(self, job: Job) -> None:
+        """Tokenise the next texts of a job. After them it is the turn of other jobs."""
+        reading = self._loop.run_in_executor(self._tokenisers, self._tokenise_some, job)
+        reading.add_done_callback(lambda outcome: self._tokenised(job, outcome))
 
-    def _tokenise_some(self, job: Job, at: int, texts: list[str]) -> None:
-        if job.long != "windows":
-            found = self._encoder.tokenise(texts, job.kind)
-            if job.long == "refuse":
-                refuse_truncated(found, job.first + at, self._encoder.tokens_max)
-            job.pieces.extend(found)
+    def _tokenise_some(self, job: Job) -> None:
+        begun = time.monotonic()
+        if job.dead:
             return
-        for text in texts:
-            if job.dead:  # one text may be a megabyte
-                return
-            windows = self._encoder.windows(text, job.kind)
+        if job.long == "windows":
+            windows = self._encoder.windows(job.texts[job.read], job.kind)  # the text may be a megabyte
             job.pieces.extend(windows)
             job.windows.append(len(windows))
+            job.read += 1
+        else:
+            found = self._encoder.tokenise(job.texts[job.read : job.read + TOKENISED_AT_ONCE], job.kind)
+            if job.long == "refuse":
+                refuse_truncated(found, job.first + job.read, self._encoder.tokens_max)
+            job.pieces.extend(found)
+            job.read += len(found)
+        if job.read == len(job.texts):
+            lengths = [len(tokens) for tokens in job.pieces]
+            job.plan.extend(by_length(lengths, self._bulk_room, self._batch_texts_max))
+        job.tokenise_s += time.monotonic() - begun
 
     def _bulk_room(self, texts: int, longest: int) -> bool:
         return self.costs.seconds(texts, longest) <= self._bulk_run_s
@@ -307,6 +330,9 @@ class Batcher:
             return
         if (error := outcome.exception()) is not None:
             job.fail(error)
+            return
+        if job.read < len(job.texts):
+            self._read_on(job)
             return
         self._release(job, range(len(job.queued)))
         job.queued = [len(tokens) for tokens in job.pieces]
@@ -328,7 +354,7 @@ class Batcher:
             self._hand_over(batch, found, started, time.monotonic())
 
     def _outcome(self, batch: Batch) -> Outcome:
-        return outcome_of(self._encoder, batch.tokens) if batch.members else []
+        return outcome_of(self._encoder.run, batch.tokens) if batch.members else []
 
     def _hand_over(self, batch: Batch, found: Outcome, started: float, ended: float) -> None:
         try:
@@ -347,6 +373,8 @@ class Batcher:
                 job.fail(vector)
             else:
                 job.put(position, vector, ended)
+            if job.ran is not None:
+                job.ran(job.bytes_of(position))
         self._loop.call_soon(self._account, batch, found, started, ended)
 
     def _account(self, batch: Batch, found: Outcome, started: float, ended: float) -> None:
@@ -357,6 +385,9 @@ class Batcher:
             arrived = min(job.arrived for job, _ in batch.members)
             if isinstance(found, np.ndarray):
                 self.costs.learn(len(lengths), max(lengths), ended - started)
+            if batch.lane == "bulk":
+                self.bulk_ended = ended
+                self.costs.read(sum(job.bytes_of(position) for job, position in batch.members), sum(lengths))
             self._observe.queued(batch.lane, self._queued[batch.lane].tokens)
             self._observe.ran(
                 batch.lane,
@@ -366,22 +397,3 @@ class Batcher:
                 wait_s=max(0.0, started - arrived),
                 run_s=ended - started,
             )
-
-
-def outcome_of(encoder: Runner, tokens: list[Tokens]) -> Outcome:
-    """Vectors of a batch; if its run fails, the outcome of each text by itself. Raises nothing."""
-    try:
-        return encoder.run(tokens)
-    except Exception as error:  # noqa: BLE001 - any error belongs to the caller whose text caused it
-        if len(tokens) == 1:
-            return [error]
-        logger.warning("a shared run failed, its %d texts are repeated singly: %s", len(tokens), error)
-        return [_outcome_of_text(encoder, each) for each in tokens]
-
-
-def _outcome_of_text(encoder: Runner, tokens: Tokens) -> Floats | Exception:
-    try:
-        vector: Floats = encoder.run([tokens])[0]
-        return vector
-    except Exception as error:  # noqa: BLE001 - as above
-        return error

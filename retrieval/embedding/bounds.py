@@ -1,16 +1,19 @@
-"""When the batcher takes no more, and how requests too large for its queue take turns."""
+"""When the batcher takes no more, and how requests too large for its queue share the encoder."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 from indexes import DeadlineExceeded, Overloaded
 from retrieval.embedding.costs import Load
 from retrieval.embedding.results import Embedded, Lane
 
 TOO_LATE = "the deadline passed before the text was embedded"
+SMALL_SHARE = 64  # a request of at most this part of the bulk queue may use its last quarter
 RETRY_AFTER_S = (1.0, 60.0)  # the least and the most a refused caller is asked to wait
 
 
@@ -32,11 +35,11 @@ class Bounds:
     ) -> Overloaded | None:
         """Why nothing may join `queued` tokens that take `wait_s`, if so: neither `more` tokens, 0 for the rest of
         what was admitted, nor a caller whose deadline is in `left_s`."""
-        if more and queued and queued + more > self.queue_tokens_max:
-            why = (
-                f"{queued} tokens wait to be embedded and about {more} more would join them; "
-                f"at most {self.queue_tokens_max} may wait"
-            )
+        most = self.queue_tokens_max
+        if lane == "bulk" and more > most // SMALL_SHARE:
+            most -= most // 4
+        if more and queued and queued + more > most:
+            why = f"{queued} tokens wait to be embedded and about {more} more would join them; at most {most} may wait"
         elif lane == "query" and wait_s > self.query_wait_s_max:
             why = f"the queries that wait already take {wait_s:.2f} s, at most {self.query_wait_s_max:g} s are allowed"
         elif left_s is not None and wait_s > left_s:
@@ -47,17 +50,21 @@ class Bounds:
 
 
 class LargeRequests:
-    """Runs them one at a time, each whole, in the order they came.
+    """Lets requests that are too large for the queue share the encoder, a part at a time.
 
-    Side by side, all of them would end when the last one does; in turns the first ends as early as if it were alone.
-    `seconds_of` foretells how long a load takes; beyond `wait_s_max` seconds of it nothing more may wait.
+    Requests of one caller and of like size are embedded one after the other, in the order they came: side by side, all
+    of them would end when the last one does. Requests of another size, by factors of four, have turns of their own, and
+    so have other callers: a request is never stuck behind a much larger one, or behind somebody's hundred.
+
+    `seconds_of` foretells how long a load takes. A request that others would delay by more than `wait_s_max` is
+    refused.
     """
 
     def __init__(self, seconds_of: Callable[[Load], float], wait_s_max: float) -> None:
         self._seconds_of = seconds_of
         self._wait_s_max = wait_s_max
-        self._load = Load()  # of those that wait, and what is left of the one whose turn it is
-        self._turn = asyncio.Lock()
+        self._loads: list[Load] = []  # what is left of each request
+        self._locks: WeakValueDictionary[Hashable, asyncio.Lock] = WeakValueDictionary()
 
     async def embed(
         self,
@@ -65,38 +72,50 @@ class LargeRequests:
         tokens: Sequence[int],
         embed_part: Callable[[range], Awaitable[Embedded]],
         deadline: float | None,
+        caller: str = "",
     ) -> Embedded:
         """All parts, one after the other. `tokens` of each text; `deadline` in the loop's time.
 
         Raises Overloaded, DeadlineExceeded, and what `embed_part` raises.
         """
-        wait_s = self._seconds_of(self._load)
+        load = Load()
+        for length in tokens:
+            load.add(length)
+        wait_s = self._delay_s(load)
         if wait_s > self._wait_s_max:
             raise overloaded(
-                f"large requests before this one take about {wait_s:.0f} s, at most {self._wait_s_max:g} s may wait",
-                wait_s,
+                f"other large requests would delay this one by about {wait_s:.0f} s, at most {self._wait_s_max:g} s "
+                "are allowed",
+                wait_s - self._wait_s_max,
             )
-        for length in tokens:
-            self._load.add(length)
+        size = load.tokens.bit_length() // 2
         done: list[Embedded] = []
+        self._loads.append(load)
         try:
-            await self._turn_before(deadline)
-            try:
+            async with self._turn(deadline, (caller, size)):
                 for part in parts:
-                    done.append(await embed_part(part))
+                    # Locks go to who has waited longest: sizes take turns within a caller, then callers do.
+                    async with self._turn(deadline, caller, None):
+                        done.append(await embed_part(part))
                     for at in part:
-                        self._load.add(tokens[at], -1)
-            finally:
-                self._turn.release()
+                        load.add(tokens[at], -1)
         finally:
-            for part in parts[len(done) :]:
-                for at in part:
-                    self._load.add(tokens[at], -1)
+            self._loads = [other for other in self._loads if other is not load]
         return Embedded.joined(done)
 
-    async def _turn_before(self, deadline: float | None) -> None:
-        try:
-            async with asyncio.timeout_at(deadline):
-                await self._turn.acquire()
-        except TimeoutError as error:
-            raise DeadlineExceeded(TOO_LATE) from error
+    def _delay_s(self, load: Load) -> float:
+        """About how long others hold up a request, which shares with each of them until one of the two is done."""
+        own_s = self._seconds_of(load)
+        return sum(min(self._seconds_of(other), own_s) for other in self._loads)
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, deadline: float | None, *names: Hashable) -> AsyncIterator[None]:
+        """Hold the locks of these names, taken in this order."""
+        async with contextlib.AsyncExitStack() as held:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    for name in names:
+                        await held.enter_async_context(self._locks.setdefault(name, asyncio.Lock()))
+            except TimeoutError as error:
+                raise DeadlineExceeded(TOO_LATE) from error
+            yield

@@ -22,6 +22,8 @@ SURPRISE_MAX = 3.0  # a run that took longer than this many times its estimate w
 PRIOR = (0.0003, 0.00004, 0.00000005)  # seconds: a small encoder on a laptop, until the first runs were seen
 PRIOR_RUNS = 0.1  # how many runs the first guess weighs
 SHORTEST_S = 1e-5
+PASSAGE_TOKENS = 200  # of a text by which the pace is told
+BYTES_PER_TOKEN, TOKENS_KEPT = 4.0, 16_384  # until documents were read; and how many tokens of them count
 SCALE = np.array([1.0, 100.0, 10_000.0])  # brings the three terms to like size
 
 
@@ -51,6 +53,7 @@ class CostModel:
         self._new: list[tuple[float, float, float, float]] = []
         self.base, self.per_token, self.per_square = PRIOR
         self.runs = 0
+        self._read = [BYTES_PER_TOKEN, 1.0]  # bytes of documents, and their tokens
 
     def seconds(self, texts: int, longest: int) -> float:
         """One run of so many texts, all padded to `longest` tokens."""
@@ -59,6 +62,17 @@ class CostModel:
     def seconds_of(self, load: Load) -> float:
         """Everything in `load`, one core working, as if each text ran alone: an upper bound."""
         return self.base * load.texts + self.per_token * load.tokens + self.per_square * load.squares
+
+    @property
+    def bytes_per_s(self) -> float:
+        """How fast one core embeds passages of documents."""
+        text_bytes, tokens = self._read
+        return PASSAGE_TOKENS * text_bytes / tokens / self.seconds(1, PASSAGE_TOKENS)
+
+    def read(self, text_bytes: float, tokens: int) -> None:
+        """Note how much text a run had."""
+        faded = max(0.0, 1 - tokens / TOKENS_KEPT)
+        self._read = [faded * self._read[0] + text_bytes, faded * self._read[1] + tokens]
 
     def learn(self, texts: int, longest: int, seconds: float) -> None:
         """Note how long a run took. One that was held up counts as no longer than SURPRISE_MAX estimates."""

@@ -7,7 +7,8 @@ while tokenising or running.
     queries in one run        at a time, while those that wait fit into the next: side by side, runs contend for the
                               interpreter
     one worker kept free      of bulk runs while queries come, so that a query need not wait for one to end
-    bulk requests in turns    one document is not stuck behind a thousand
+    bulk requests in turns    callers take turns, and so do the requests of each: one document waits for one run of
+                              every other caller, not for their thousand documents
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import numpy as np
 from indexes import Floats
 from retrieval.embedding.models import Kind
 from retrieval.embedding.results import Embedded, Lane, Long, first_rows, joined, refuse_truncated
+from retrieval.embedding.rotation import Rotation
 from retrieval.embedding.tokens import Tokens
 
 WASTE_MAX = 2  # a shared run may compute this many times its real tokens ...
@@ -53,10 +55,13 @@ class Job:
     queued: list[int]  # tokens accounted for by piece, 0 once run; guessed until tokenised
     normalise: bool
     first: int = 0  # number of its first text in the caller's request
+    caller: str = ""  # callers share the bulk lane evenly, however many requests each has
+    ran: Callable[[float], None] | None = None  # called on the loop with the bytes of each piece that ran
     arrived: float = field(default_factory=time.monotonic)
     pieces: list[Tokens] = field(default_factory=list)  # what runs: the texts, or their windows
     windows: list[int] = field(default_factory=list)  # how many pieces each text has; empty: one each
     plan: deque[list[int]] = field(default_factory=deque)  # batches of pieces, similar lengths together
+    read: int = 0  # texts tokenised so far
     tokenise_s: float = 0.0
     started: float = 0.0  # time.monotonic() of its first run; 0 before
     ended: float = 0.0  # and of the end of its last
@@ -82,6 +87,12 @@ class Job:
         if self._left == 0:
             self.ended = now
             self.future.set_result(None)
+
+    def bytes_of(self, piece: int) -> float:
+        """Bytes of a piece; windows have an equal share of all texts."""
+        if not self.in_windows:
+            return len(self.texts[piece].encode())
+        return sum(len(text.encode()) for text in self.texts) / len(self.pieces)
 
     def begins(self) -> None:
         """Have its caller do what it may."""
@@ -158,12 +169,18 @@ class Lanes:
         self._bulk_room = bulk_room
         self._clock = clock
         self._queries: deque[Job] = deque()
-        self._bulk: deque[Job] = deque()
+        self._bulk = Rotation[Job]()
         self._changed = threading.Condition()
         self._running: dict[Lane, int] = {"query": 0, "bulk": 0}
         self._query_seen = -QUERIES_LATELY_S  # when the last query came, by the clock
         self._bulk_turn = 0.0  # when bulk work last had, or began to wait for, its turn
         self._closed = False
+
+    @property
+    def bulk_workers(self) -> int:
+        """How many workers take bulk work now."""
+        lately = self._clock() - self._query_seen < QUERIES_LATELY_S
+        return max(1, self._workers - lately)
 
     def add_query(self, job: Job) -> None:
         with self._changed:
@@ -175,15 +192,16 @@ class Lanes:
         with self._changed:
             if not self._bulk:
                 self._bulk_turn = self._clock()
-            self._bulk.append(job)
+            self._bulk.append(job.caller, job)
             self._changed.notify_all()
 
     def remove(self, job: Job) -> None:
         """Forget a job; one that is under way, or gone, is no error."""
-        lane = self._queries if job.lane == "query" else self._bulk
         with self._changed:
-            if job in lane:
-                lane.remove(job)
+            if job.lane == "bulk":
+                self._bulk.remove(job.caller, job)
+            elif job in self._queries:
+                self._queries.remove(job)
 
     def close(self) -> None:
         with self._changed:
@@ -204,7 +222,7 @@ class Lanes:
         while True:
             with self._changed:
                 now = self._clock()
-                while not (self._closed or self._queries_may_run() or self._bulk_may_run(now)):
+                while not (self._closed or self._queries_may_run() or self._bulk_may_run()):
                     self._changed.wait(self._until_bulk(now))
                     now = self._clock()
                 if self._closed:
@@ -247,13 +265,12 @@ class Lanes:
         if self._queries_may_run():
             self._changed.notify()
 
-    def _bulk_may_run(self, now: float) -> bool:
-        lately = now - self._query_seen < QUERIES_LATELY_S
-        return bool(self._bulk) and self._running["bulk"] < max(1, self._workers - lately)
+    def _bulk_may_run(self) -> bool:
+        return bool(self._bulk) and self._running["bulk"] < self.bulk_workers
 
     def _bulk_comes_first(self, now: float) -> bool:
         starved = self._running["bulk"] == 0 and now - self._bulk_turn > BULK_WAITS_S
-        return self._bulk_may_run(now) and (starved or not self._queries_may_run())
+        return self._bulk_may_run() and (starved or not self._queries_may_run())
 
     def _until_bulk(self, now: float) -> float | None:
         """Seconds until a worker kept free for queries may take bulk work; None: somebody will wake us."""
@@ -317,10 +334,11 @@ class Lanes:
                 batch.members.extend((job, position) for position in job.plan.popleft())
                 lengths = together
                 if job.plan:
-                    self._bulk.append(job)
+                    self._bulk.append(job.caller, job)
             else:
                 looked_at.append(job)
-        self._bulk.extendleft(reversed(looked_at))
+        for job in reversed(looked_at):
+            self._bulk.appendleft(job.caller, job)
         return batch
 
 

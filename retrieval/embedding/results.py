@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,6 +16,9 @@ from retrieval.embedding.tokens import Tokens
 Long = Literal["cut", "windows", "refuse"]
 Lane = Literal["query", "bulk"]
 WhyLeft = Literal["cancelled", "deadline", "refused"]
+Outcome = Floats | list[Floats | Exception]  # of a run: a vector a text; after a failure, what became of each
+
+logger = logging.getLogger(__name__)
 
 
 class TooLong(InvalidInput):
@@ -74,6 +78,17 @@ class Observer:
 
     def left(self, lane: Lane, texts: int, reason: WhyLeft) -> None:
         """Texts that will not be embedded."""
+
+
+def outcome_of(run: Callable[[Sequence[Tokens]], Floats], tokens: list[Tokens]) -> Outcome:
+    """Vectors of a batch; if its run fails, the outcome of each text by itself. Raises nothing."""
+    try:
+        return run(tokens)
+    except Exception as error:  # noqa: BLE001 - any error belongs to the caller whose text caused it
+        if len(tokens) == 1:
+            return [error]
+        logger.warning("a shared run failed, its %d texts are repeated singly: %s", len(tokens), error)
+        return [outcome for each in tokens for outcome in outcome_of(run, [each])]
 
 
 def refuse_truncated(found: Sequence[Tokens], at: int, tokens_max: int) -> None:

@@ -41,7 +41,7 @@ from retrieval.document_schemas import (
     Written,
 )
 from retrieval.handlers.wire import answer, answer_from, body, collection_of, document_of, query_int
-from retrieval.keys import CONFIG, EMBEDDERS, HELD, METRICS, TASKS
+from retrieval.keys import CONFIG, EMBEDDERS, ENTRY, HELD, METRICS, TASKS
 from retrieval.metadata import Patch, date_of, expires_ms_of, metadata_of
 from retrieval.plan import filter_of
 from retrieval.privacy import VECTOR_EXPORT, VectorExport, require_vectors
@@ -59,7 +59,7 @@ async def write(request: web.Request) -> web.Response:
     wanted = await body(request, WriteDocuments)
     name, collection = collection_of(request)
     app = request.app
-    result = await write_documents(collection, app[EMBEDDERS], wanted.documents, app[CONFIG])
+    result = await write_documents(collection, app[EMBEDDERS], wanted.documents, app[CONFIG], request[ENTRY])
     app[TASKS].reindex_if_due(collection.name, collection)
     app[METRICS].written(name, result, time.perf_counter() - started)
     return answer(written(result, started))

@@ -27,6 +27,7 @@ from retrieval.clients.wire.records import RequestLimits
 from tests.jobs.test_commands import ROOT, nearline
 from tests.support.doorway import Doorway, Turn
 from tests.support.http import Http
+from tests.support.stub import Reply, Stub
 
 pytestmark = pytest.mark.model
 BUSY: list[Turn] = ["busy"]
@@ -89,6 +90,29 @@ def test_batches_are_small_and_follow_the_limits() -> None:
     for batch in batched(notes(100), request_bytes=2_000)[0]:
         body = json.dumps({"documents": [json.loads(one.body) for one in batch]}, separators=(",", ":"))
         assert 1_800 < len(body) <= 2_000 or batch[-1].id == "n99"
+
+
+@pytest.mark.parametrize(
+    ("took_ms", "chars"), [(100_000, 2_000), (4_000, 25_000), (1_000, 100_000), (10, 200_000)]
+)
+def test_a_request_takes_the_service_seconds(took_ms: int, chars: int) -> None:
+    """At the pace of those before it, within bounds. The first ones are small, and one that was unchanged says nothing
+    about the pace."""
+    documents = [{"id": str(at), "text": "x" * 1_000} for at in range(300)]
+    shown = Reply({"limits": LIMITS})
+    unchanged = Reply({"seq": 1, "documents": 0, "unchanged": 20, "passages": 0, "took_ms": 1})
+    written = Reply({"seq": 1, "documents": 20, "passages": 20, "took_ms": took_ms})
+
+    async def run(url: str) -> None:
+        async with AsyncClient(url) as client:
+            await client.ingest("c", documents, requests=1)
+
+    with Stub(shown, unchanged, written) as stub:
+        asyncio.run(run(stub.url))
+    sizes = [1_000 * len(body["documents"]) for method, *_, body in stub.seen if method == "POST"]
+    # A batch is read while the one before is under way.
+    assert sizes[:3] == [20_000] * 3
+    assert sizes[4] == min(chars, 300_000 - sum(sizes[:4]))
 
 
 def test_an_id_that_comes_twice_is_in_two_batches() -> None:
@@ -166,7 +190,8 @@ def test_progress_stops_before_what_is_not_acknowledged(http: Http, service: Ser
 
     with Doorway(service.url, "busy") as door:
         asyncio.run(run(door.url))
-    assert seen == [(200, 0), (400, 0), (400, 200), (400, 400)]
+    settled = dict.fromkeys(seen) | {(0, 0): None}  # it is told every second, too
+    assert list(settled)[:-1] == [(200, 0), (400, 0), (400, 200), (400, 400)]
 
 
 # -- busy and away
@@ -196,6 +221,21 @@ def test_it_gives_up_where_nothing_goes_on(http: Http, service: ServerProcess) -
         with pytest.raises(ServiceError, match="much waits already"):
             asyncio.run(write(door))
         assert len(door.writes) > 1
+
+
+def test_ingest_waits_for_the_collection_that_it_creates(tmp_path: Path) -> None:
+    """As long as the service asks, as for the documents themselves, also more than once."""
+    error = {"error": {"type": "overloaded", "message": "much is under way"}}
+    busy = Reply(error, 429, {"Retry-After": "1"})
+    none = Reply({"error": {"type": "not_found", "message": "no collection"}}, 404)
+    (tmp_path / "a.txt").write_text("A line.")
+    made = Reply({"limits": LIMITS}, 201)
+    written = Reply({"seq": 1, "documents": 1, "passages": 1, "took_ms": 1})
+    with Stub(busy, none, busy, busy, made, busy, made, busy, written) as stub:
+        ended = nearline("ingest", tmp_path / "a.txt", "--url", stub.url, "-c", "new", "--create")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("1 document written to new")
+    assert [method for method, *_ in stub.seen] == [*["GET"] * 2, *["POST"] * 3, *["GET"] * 2, *["POST"] * 2]
 
 
 @pytest.mark.parametrize(
@@ -347,6 +387,8 @@ def test_progress_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("1,234 documents, 25%, 2,500 tokens/s, ")
     assert line.endswith(" s left")
+    on_progress(Ingested(documents=1, bytes_read=250, waiting_for="book.txt", waiting_s=75.2))
+    assert capsys.readouterr().err.endswith(", 75 s on book.txt\n")
     on_progress = progress_lines(1000, "bytes_read", "documents", every_s=60)
     on_progress(Ingested(documents=1))
     assert capsys.readouterr().err == ""

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from indexes.errors import Overloaded
 from jobs.server_process import ServerProcess, serving
-from retrieval.admission import BODY_BYTES_FREE, Bodies, Gate
+from retrieval.admission import BODY_BYTES_FREE, SMALL_BYTES, Bodies, Gate
 from retrieval.shares import Shares
 from tests.support.http import Http
 
@@ -57,18 +57,52 @@ def test_a_body_larger_than_the_bound_is_let_in_alone() -> None:
 
 
 def test_the_wait_is_foretold_from_the_pace() -> None:
-    """After 1 s for one unit of work nine more take nine seconds; beyond the bound, callers are told so."""
+    """After 1 s for one unit of work twenty more take 20 s; beyond the bound callers are told so, and when they have
+    room."""
     clock = Clock()
-    gate = gate_of(clock, wait_s_max=8.5)
+    gate = gate_of(clock, wait_s_max=30)
     learnt = gate.enter(None, 0)
     clock.now += 1
     learnt.leave(done=True)
-    for _ in range(9):
+    for _ in range(20):
         gate.enter(None, 0)
-    assert gate.wait_s == pytest.approx(9)
-    with pytest.raises(Overloaded) as refused:
+    assert gate.wait_s == pytest.approx(20)
+    gate.bound_as(gate_of(clock, wait_s_max=8.5))
+    with pytest.raises(Overloaded, match=r"delay this one by about 20 s, at most 8\.5 s") as refused:
         gate.enter(None, 0)
-    assert refused.value.retry_after_s == pytest.approx(9)
+    assert refused.value.retry_after_s == pytest.approx(11.5)
+
+
+def test_small_bodies_have_the_last_places() -> None:
+    """Large ones leave a quarter of the requests and of the bytes to them, which those use."""
+    gate = gate_of(Clock(), requests_max=4)
+    for _ in range(3):
+        gate.enter(None, 250_000)
+    with pytest.raises(Overloaded, match="3 write requests are under way, at most 3"):
+        gate.enter(None, SMALL_BYTES + 1)
+    gate.enter(None, SMALL_BYTES)
+
+    gate = gate_of(Clock(), bytes_max=10**6)
+    gate.enter(None, 950_000)
+    with pytest.raises(Overloaded, match="20000 more would join them; at most 750000"):
+        gate.enter(None, 20_000)
+    gate.enter(None, SMALL_BYTES)
+
+
+def test_a_small_request_is_not_delayed_by_what_is_left_of_large_ones() -> None:
+    """One of a megabyte is refused beside ten that take minutes, and told so; one of a line is let in."""
+    clock = Clock()
+    gate = gate_of(clock, wait_s_max=30)
+    large = [gate.enter(None, 1_000_000) for _ in range(10)]
+    clock.now += 10
+    for one in large:
+        one.advance(0.02)  # 20 kB/s
+    with pytest.raises(Overloaded, match=r"delay this one by about 49\d s, at most 30 s"):
+        gate.enter(None, 1_000_000)
+    for _ in range(20):
+        small = gate.enter(None, 100)
+        clock.now += 0.05
+        small.leave(done=True)
 
 
 def test_a_key_waits_for_as_much_of_others_as_of_its_own() -> None:
@@ -80,11 +114,11 @@ def test_a_key_waits_for_as_much_of_others_as_of_its_own() -> None:
     learnt.leave(done=True)
     for _ in range(9):
         gate.enter("large", 0)
-    with pytest.raises(Overloaded, match="9 s more"):
+    with pytest.raises(Overloaded, match="about 9 s"):
         gate.enter("large", 0)
-    for _ in range(5):
+    for _ in range(4):
         gate.enter("small", 0)
-    with pytest.raises(Overloaded, match="10 s more"):
+    with pytest.raises(Overloaded, match="about 9 s"):
         gate.enter("small", 0)
 
 
@@ -160,10 +194,11 @@ BODIES_MAX = 4
 
 @pytest.fixture(scope="module")
 def narrow(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Iterator[ServerProcess]:
-    """A service for two writes at a time, of 2000 bytes together, to which four bodies may be on their way."""
+    """A service for two writes and two changes at a time, of 2000 bytes each, and four bodies on their way."""
     environ = {
         "NEARLINE_MODELS_FOLDER": str(model_folder.parent),
         "NEARLINE_ADMISSION_WRITES_MAX": "2",
+        "NEARLINE_ADMISSION_CHANGES_MAX": "2",
         "NEARLINE_ADMISSION_BODIES_MAX": str(BODIES_MAX),
         "NEARLINE_ADMISSION_BODY_BYTES_MAX": str(BYTES_MAX),
         "NEARLINE_SEARCH_DEADLINE_MS": "300",
@@ -229,7 +264,7 @@ def test_what_has_no_room_is_refused_before_its_body(narrow: ServerProcess) -> N
         large.sendall(text.encode())
         while not http.metric("nearline_requests_under_way", **{"class": "write"}):
             time.sleep(0.01)
-        with sending(narrow.url, "Content-Length: 50") as next_one:
+        with sending(narrow.url, "Content-Length: 50", path=path) as next_one:
             head = head_of(next_one)
         assert head.startswith("HTTP/1.1 429")
         assert "50 more would join them" in head

@@ -21,6 +21,7 @@ from indexes.catalog import Catalog
 from indexes.collection import Collection
 from indexes.log.applying import Applied
 from indexes.model import Delete, Floats, IndexOptions
+from retrieval.admission import Gates
 from retrieval.cache import MemoryStore, ResultCache
 from retrieval.document_schemas import SentDocument
 from retrieval.embedders import Embedders
@@ -62,7 +63,8 @@ class Service:
             text=WORLD.text(number, version),
             vector=sent_vector(number, version),
         )
-        await write_documents(self.docs, EMBEDDERS, [document], Config())
+        entry = Gates(Config().admission).enter("write", None, 0)
+        await write_documents(self.docs, EMBEDDERS, [document], Config(), entry)
 
     async def delete(self, number: int) -> None:
         await asyncio.wrap_future(self.docs.write([Delete(f"d{number}")]))

@@ -25,8 +25,8 @@ MEGABYTE = 1_000_000
     [
         (79, []),
         (81, ["heavy", "answer", "watch"]),
-        (91, ["heavy", "answer", "watch", "write", "embed"]),
-        (101, ["heavy", "answer", "watch", "write", "embed", "search"]),
+        (91, ["heavy", "answer", "watch", "write", "change", "embed"]),
+        (101, ["heavy", "answer", "watch", "write", "change", "embed", "search"]),
     ],
 )
 def test_the_heavy_are_refused_first(own: int, refusing: list[Load]) -> None:
@@ -115,7 +115,15 @@ def test_a_full_service_says_so(full: Http) -> None:
         assert "server.memory_bytes_max" in reply.body["error"]["message"]
         assert reply.headers["Retry-After"]
     assert full.ok("GET", "/healthz") == {"status": "ok"}
-    assert full.ok("GET", "/readyz")["refusing"] == ["heavy", "answer", "watch", "write", "embed", "search"]
+    assert full.ok("GET", "/readyz")["refusing"] == [
+        "heavy",
+        "answer",
+        "watch",
+        "write",
+        "change",
+        "embed",
+        "search",
+    ]
     assert full.metric("nearline_memory_refusals_total", **{"class": "search"}) == 1
     held, ceiling = (full.metric("nearline_memory_bytes", kind=kind) for kind in ("held", "ceiling"))
     assert held > ceiling == 1

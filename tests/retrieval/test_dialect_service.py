@@ -296,7 +296,7 @@ def test_a_full_queue(client: OpenAI, unusual: ServerProcess) -> None:
     assert refused.code == "rate_limit_exceeded"
     wait_ms = int(refused.response.headers["retry-after-ms"])
     assert 0 <= int(refused.response.headers["retry-after"]) * 1000 - wait_ms < 1000
-    assert "more would join them; at most 4000 may wait" in refused.message
+    assert "more would join them; at most 3000 may wait" in refused.message
     outcomes = crowd(lambda: ollama.Client(host=unusual.url).embed(model=PLAIN, input=FEW))
     assert {one.status_code for one in outcomes if isinstance(one, ollama.ResponseError)} == {503}
     patient = client.with_options(max_retries=100)

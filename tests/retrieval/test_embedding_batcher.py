@@ -264,10 +264,10 @@ def test_full_queue_refuses() -> None:
 
     async def scenario(batcher: Batcher, encoder: FakeEncoder) -> None:
         encoder.gate.clear()
-        bulk = [asyncio.create_task(documents(batcher, ["w " * 10] * 2)) for _ in range(5)]
+        bulk = [asyncio.create_task(documents(batcher, ["w " * 10] * 2)) for _ in range(4)]
         await encoder.busy()
         await settle()
-        with pytest.raises(Overloaded, match="100 tokens wait to be embedded and about 8 more") as refusal:
+        with pytest.raises(Overloaded, match="80 tokens wait to be embedded and about 8 more") as refusal:
             await documents(batcher, ["w " * 10])
         assert refusal.value.retry_after_s >= 1
         asked = asyncio.create_task(query(batcher, "q"))
@@ -330,7 +330,7 @@ def test_large_requests_that_would_wait_too_long_are_refused() -> None:
         encoder.gate.clear()
         first = asyncio.create_task(documents(batcher, ["w " * 10] * 40))
         await encoder.busy()
-        with pytest.raises(Overloaded, match="large requests before this one") as refusal:
+        with pytest.raises(Overloaded, match="other large requests would delay this one") as refusal:
             await documents(batcher, ["w " * 10] * 40)
         assert refusal.value.retry_after_s >= 1
         small = asyncio.create_task(documents(batcher, ["w"]))
@@ -340,6 +340,110 @@ def test_large_requests_that_would_wait_too_long_are_refused() -> None:
         await documents(batcher, ["w " * 10] * 40)
 
     with_batcher(scenario, queue_tokens_max=100, large_wait_s_max=0.0001)
+
+
+def test_the_last_of_the_bulk_queue_is_for_small_requests() -> None:
+    """Those of like size fill three quarters of it; a line is taken still, and refused when the rest is full, too."""
+
+    async def scenario(batcher: Batcher, encoder: FakeEncoder) -> None:
+        encoder.gate.clear()
+        bulk = [asyncio.create_task(documents(batcher, ["w " * 30] * 7)) for _ in range(4)]
+        await encoder.busy()
+        await settle()
+        with pytest.raises(Overloaded, match="at most 960 may wait"):
+            await documents(batcher, ["w " * 30] * 7)
+        small = [asyncio.create_task(documents(batcher, ["w w"])) for _ in range(200)]
+        await settle()
+        with pytest.raises(Overloaded, match="at most 1280 may wait"):
+            await asyncio.gather(*small)
+        encoder.gate.set()
+        await asyncio.gather(*bulk)
+
+    with_batcher(scenario, queue_tokens_max=1280)
+
+
+async def order_of_ends(tasks: dict[str, asyncio.Task[Embedded]]) -> list[str]:
+    ended: list[str] = []
+    for name, task in tasks.items():
+        task.add_done_callback(lambda _, name=name: ended.append(name))  # type: ignore[misc]
+    await asyncio.gather(*tasks.values())
+    return ended
+
+
+def test_a_request_passes_much_larger_ones() -> None:
+    """Of one caller, requests of like size are done one after the other; a smaller one takes turns with them, a part
+    each, and is done first."""
+
+    async def scenario(batcher: Batcher, encoder: FakeEncoder) -> None:
+        encoder.gate.clear()
+        sizes = {"first": 400, "second": 400, "smaller": 10}
+        tasks = {
+            name: asyncio.create_task(batcher.embed(["w " * 10] * texts, "document"))
+            for name, texts in sizes.items()
+        }
+        await encoder.busy()
+        encoder.gate.set()
+        assert await order_of_ends(tasks) == ["smaller", "first", "second"]
+
+    with_batcher(scenario, queue_tokens_max=100)
+
+
+def test_callers_share_the_encoder() -> None:
+    """One that comes behind another's ten large requests is done when it has had as many parts as they together."""
+
+    async def scenario(batcher: Batcher, encoder: FakeEncoder) -> None:
+        encoder.gate.clear()
+        tasks = {
+            f"{caller}{number}": asyncio.create_task(
+                batcher.embed(["w " * 10] * 40, "document", caller=caller)
+            )
+            for caller, many in (("greedy", 10), ("other", 1))
+            for number in range(many)
+        }
+        await encoder.busy()
+        encoder.gate.set()
+        assert (await order_of_ends(tasks)).index("other0") <= 1
+
+    with_batcher(scenario, queue_tokens_max=100)
+
+
+def test_a_line_waits_for_a_run_of_each_caller() -> None:
+    """However many requests others have in the lane, and however long: ten of a caller, and one large one in parts."""
+
+    async def scenario(batcher: Batcher, encoder: FakeEncoder) -> None:
+        encoder.gate.clear()
+        large = [
+            asyncio.create_task(batcher.embed(["w " * 16] * 60, "document", caller=caller))
+            for caller in ("one", "two", "three")
+        ]
+        many = [
+            asyncio.create_task(batcher.embed(["w " * 16] * 2, "document", caller="four")) for _ in range(10)
+        ]
+        await encoder.busy()
+        await settle()
+        small = asyncio.create_task(batcher.embed(["w w"], "document", lane="bulk", caller="five"))
+        await settle()
+        encoder.gate.set()
+        await small
+        assert encoder.runs.index([2]) <= 5  # the run under way, and at most one of each other caller
+        await asyncio.gather(*large, *many)
+
+    with_batcher(scenario, queue_tokens_max=4000)
+
+
+def test_progress_is_told_run_by_run() -> None:
+    """As the share of characters that is done, rising to 1; over the parts of a large request, and over windows."""
+
+    async def scenario(batcher: Batcher, encoder: FakeEncoder) -> None:
+        for texts, long in ((["w " * 10] * 40, "cut"), (["w " * 80, "w"], "windows")):
+            told: list[float] = []
+            await batcher.embed(texts, "document", long=long, progress=told.append)  # type: ignore[arg-type]
+            assert told == sorted(told)
+            assert len(told) > 2
+            assert told[0] < 0.6
+            assert told[-1] == pytest.approx(1)
+
+    with_batcher(scenario, queue_tokens_max=200)
 
 
 def test_texts_are_numbered_over_all_parts() -> None:

@@ -56,6 +56,9 @@ CASES: dict[Load, Case] = {
         {"documents": [{"id": "one", "text": "iron"}]},
         {"documents": [{"id": f"large-{at}", "text": f"{at} {LONG}"} for at in range(4)]},
     ),
+    "change": Case(
+        f"{DOCS}/documents/delete", {"ids": ["absent"]}, {"ids": [f"absent-{at}" for at in range(1000)]}
+    ),
     "answer": Case(f"{DOCS}/answer", {"query": "iron"}, {"query": LONG}),
     "watch": Case(f"{DOCS}/watch", {"query": "iron"}, {"query": "tin"}),
 }
@@ -65,7 +68,7 @@ CASES: dict[Load, Case] = {
 def guarded(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Iterator[Guarded]:
     with fake_model() as model:
         model.reply = says("Iron", " [1].", wait_s=0.05)
-        classes = ("SEARCHES", "WRITES", "EMBEDS", "HEAVY", "ANSWERS", "WATCHES")
+        classes = ("SEARCHES", "WRITES", "CHANGES", "EMBEDS", "HEAVY", "ANSWERS", "WATCHES")
         environ = {
             "NEARLINE_MODELS_FOLDER": str(model_folder.parent),
             "NEARLINE_EMBEDDING_QUEUE_TOKENS_MAX": str(TOKENS),

@@ -21,6 +21,7 @@ import pytest
 
 from jobs.server_process import ServerProcess, serving
 from retrieval import writing
+from retrieval.admission import Gates
 from retrieval.document_schemas import NewDocument
 from retrieval.embedders import Embedders
 from retrieval.embedding.results import Observer
@@ -145,13 +146,14 @@ def test_large_writes_leave_the_threads_of_reads_alone(
     monkeypatch.setattr(writing, "chunk", slow)
     config = Config(models=Models(folder=str(model_folder.parent), default=model_folder.name))
     document = NewDocument(id="a", text=SENTENCE * 100)
+    entry = Gates(config.admission).enter("write", None, 0)
 
     async def scenario() -> None:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
         embedders = Embedders(config, lambda name: Observer())
         embedder = await embedders.get(model_folder.name)
         writes = [
-            asyncio.create_task(writing.embed([document], embedder, config, embedders.cutting))
+            asyncio.create_task(writing.embed([document], embedder, config, embedders.cutting, entry))
             for _ in range(8)
         ]
         await asyncio.sleep(0.05)

@@ -16,6 +16,7 @@ import pytest
 from aiohttp import web
 
 from retrieval import writing
+from retrieval.admission import Gates
 from retrieval.app import create_app
 from retrieval.document_schemas import SentDocument
 from retrieval.keys import CATALOG
@@ -48,7 +49,7 @@ def with_service(data: Path, story: Callable[[web.Application, Ask], Awaitable[N
 
     async def told() -> None:
         app = create_app(Config(), data)
-        runner = web.AppRunner(app)
+        runner = web.AppRunner(app, handler_cancellation=True)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         url = f"http://127.0.0.1:{runner.addresses[0][1]}"
@@ -128,7 +129,8 @@ def test_vectors_of_documents_are_checked_on_threads(tmp_path: Path, monkeypatch
 
     def written(documents: list[SentDocument]) -> set[int]:
         threads.clear()
-        asyncio.run(write_documents(collection, None, documents, Config()))  # type: ignore[arg-type]
+        entry = Gates(Config().admission).enter("write", None, 0)
+        asyncio.run(write_documents(collection, None, documents, Config(), entry))  # type: ignore[arg-type]
         return set(threads)
 
     assert threading.get_ident() not in written(sent)

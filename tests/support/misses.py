@@ -25,6 +25,7 @@ from indexes.dense.cold import ColdSettings
 from indexes.model import Delete, IndexOptions, Settings
 from indexes.rebuild.builder import Rebuild
 from jobs.docstrings import docstrings
+from retrieval.admission import Gates
 from retrieval.auth import ANYBODY, PRINCIPAL, Principal
 from retrieval.cache import MemoryStore, ResultCache
 from retrieval.document_schemas import SentDocument
@@ -113,7 +114,8 @@ class Service:
 
     def write(self, *documents: JSON) -> None:
         sent = [msgspec.convert(encoded(one), SentDocument) for one in documents]
-        self.run(write_documents(self.collection, self.embedders, sent, self.config))
+        entry = Gates(self.config.admission).enter("write", None, 0)
+        self.run(write_documents(self.collection, self.embedders, sent, self.config, entry))
 
     def delete(self, *ids: str) -> None:
         self.collection.write([Delete(one) for one in ids]).result()
