@@ -27,6 +27,7 @@ from indexes import (
     Floats,
     GoOn,
     InvalidInput,
+    Metadata,
     NearlineError,
     NewPassage,
     TooLarge,
@@ -41,7 +42,7 @@ from retrieval.cancellation import abandonable
 from retrieval.chunking import CHUNKING_VERSION, Span, split
 from retrieval.document_schemas import NewDocument, SentDocument
 from retrieval.embedders import Embedder, Embedders
-from retrieval.metadata import Patch, check_limits, expires_ms_of, flattened, metadata_of
+from retrieval.metadata import check_limits, check_metadata, expires_ms_of, metadata_of, patched
 from retrieval.plan import unit_vector, vector_of
 from retrieval.settings import Config, Passages
 
@@ -128,19 +129,19 @@ def digest_of(document: NewDocument, passages: Passages) -> bytes:
 def patch_metadata(
     collection: Collection,
     document_id: str,
-    patch: Patch,
+    patch: Metadata,
     config: Config,
     expires_ms: int | UnsetType | None = UNSET,
 ) -> Future[WriteResult]:
-    """Merge into the stored metadata, without embedding again; UNSET leaves the expiry. Raises TooLarge, through the
-    future, for the result."""
+    """Merge into the stored metadata, without embedding again; UNSET leaves the expiry. Raises TooLarge or
+    InvalidInput, through the future, for the result."""
 
     def change(stored: Upsert) -> Upsert:
-        metadata = patch.applied(stored.metadata)
+        metadata = patched(stored.metadata, patch)
         expires = stored.expires_ms if expires_ms is UNSET else expires_ms
         if metadata is stored.metadata and expires == stored.expires_ms:
             return stored
-        check_limits(stored.title, metadata, "metadata", config)
+        check_limits(stored.title, check_metadata(metadata, "metadata"), "metadata", config)
         return replace(stored, metadata=metadata, expires_ms=expires)
 
     return collection.change(document_id, change)
@@ -169,7 +170,7 @@ def check_documents(documents: list[SentDocument], dimensions: int, config: Conf
             id=str(sent.id),
             text=sent.text,
             title=sent.title,
-            metadata=flattened(metadata_of(sent.metadata, f"{where}.metadata", config), f"{where}.metadata"),
+            metadata=metadata_of(sent.metadata, f"{where}.metadata", config),
             vector=vector_of(sent.vector, dimensions, f"{where}.vector"),
             language=check_language(sent.language, f"{where}.language") if sent.language else "",
             expires_ms=expires_ms_of(sent.expires_at, f"{where}.expires_at"),

@@ -43,7 +43,7 @@ class Hit(TypedDict):
     end: int
     text: str
     title: str
-    metadata: dict[str, str | int | float | bool | list[str | int | float | bool]]
+    metadata: dict[str, Any]
     score: float
     scores: Scores
     tier: Literal["cold", "delta", "hot"]
@@ -128,7 +128,7 @@ class Citation(TypedDict):
     end: int
     title: str
     heading: str
-    metadata: dict[str, str | int | float | bool | list[str | int | float | bool]]
+    metadata: dict[str, Any]
     score: float
     relevance: float | None
     excerpt: bool
@@ -227,7 +227,7 @@ class PastEvent(TypedDict):
     document_id: str
     title: str
     text: str
-    metadata: dict[str, str | int | float | bool | list[str | int | float | bool]]
+    metadata: dict[str, Any]
     similarity: float
     outcome: str | int | float | bool | list[str | int | float | bool] | None
     bad: bool | None
