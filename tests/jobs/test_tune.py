@@ -196,6 +196,25 @@ def test_without_a_generation_there_is_nothing_to_tune(http: Http) -> None:
     assert "nearline reindex" in reply.body["error"]["message"]
 
 
+def test_a_generation_with_too_little_in_it_is_refused_at_once(http: Http) -> None:
+    """Empty ones with any queries, and small ones where queries would be made of their passages."""
+    name = http.new_collection()
+    asked: list[dict[str, object]] = [{}, {"queries": [f"query {at}" for at in range(30)]}]
+    for number, refused in ((0, asked), (1, asked[:1])):
+        if number:
+            http.write(name, {"id": "one", "text": "one note"})
+        http.reindex(name)
+        for wanted in refused:
+            reply = http.call("POST", f"/v1/collections/{name}/tune", {"recall_target": 0.95, **wanted})
+            assert reply.status == 409, reply
+            assert f"has {number} passages" in reply.body["error"]["message"]
+    job = http.ok("POST", f"/v1/collections/{name}/tune", {"recall_target": 0.95, **asked[1]})["job"]
+    assert http.wait_for(job)["status"] == "succeeded"
+    http.ok("DELETE", f"/v1/collections/{name}/documents/one")
+    http.reindex(name)
+    assert http.call("POST", f"/v1/collections/{name}/tune", {"recall_target": 0.95}).status == 409
+
+
 def test_one_job_at_a_time_for_a_collection(http: Http, collection: str) -> None:
     """A rebuild is refused while a tuning is under way, and says which it is."""
     job = http.ok("POST", f"/v1/collections/{collection}/tune", {"recall_target": 0.95, "apply": False})[
@@ -203,7 +222,11 @@ def test_one_job_at_a_time_for_a_collection(http: Http, collection: str) -> None
     ]
     reply = http.call("POST", f"/v1/collections/{collection}/reindex", {})
     assert reply.status == 409
-    assert f"a tune of '{collection}' is under way" in reply.body["error"]["message"]
+    error = reply.body["error"]
+    assert error["message"] == f"a tune of '{collection}' is under way: job {job}"
+    assert (error["type"], error["job"]) == ("conflict", job)
+    rollback = http.call("POST", f"/v1/collections/{collection}/rollback", {})
+    assert (rollback.status, rollback.body["error"]["job"]) == (409, job)
     ended = http.wait_for(job)
     assert (ended["kind"], ended["status"]) == ("tune", "succeeded")
     assert ended["result"]["held_out"]
