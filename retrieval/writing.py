@@ -43,6 +43,7 @@ from retrieval.chunking import CHUNKING_VERSION, Span, split
 from retrieval.document_schemas import NewDocument, SentDocument
 from retrieval.embedders import Embedder, Embedders
 from retrieval.metadata import check_limits, check_metadata, expires_ms_of, metadata_of, patched
+from retrieval.outline import has_literals
 from retrieval.plan import unit_vector, vector_of
 from retrieval.settings import Config, Passages
 
@@ -53,6 +54,7 @@ SPECIAL_TOKENS = 2
 CODE_KEY = (
     "programming_language"  # in the metadata of a document that is source code; `nearline ingest` sets it
 )
+CODE_VERSION, LITERALS_VERSION = 2, 1  # of the rules that concern those documents alone; see CHUNKING_VERSION
 INLINE_CHARS = 4000  # about a millisecond of work
 # How much of a vector takes as long as a character of text: of its JSON, and of its numbers.
 VECTOR_BYTES_PER_CHAR, VALUES_PER_CHAR = 32, 8
@@ -113,10 +115,10 @@ async def delete_matching(collection: Collection, condition: Filter) -> WriteRes
 
 def digest_of(document: NewDocument, passages: Passages) -> bytes:
     """Equal for documents that would be stored alike by one model. The order of metadata keys does not matter."""
-    code = (
-        (CODE_KEY,) if is_code(document) else ()
-    )  # digests are older than passages of code, and than languages
-    shaped_by = (CHUNKING_VERSION, passages.tokens_max, passages.overlap_tokens, *code)
+    # Digests are older than passages of code, than languages, and than literal blocks: what has none keeps its digest.
+    code = (CODE_KEY, CODE_VERSION) if is_code(document) else ()
+    literals = () if code or not has_literals(document.text) else (LITERALS_VERSION,)
+    shaped_by = (CHUNKING_VERSION, passages.tokens_max, passages.overlap_tokens, *code, *literals)
     language = (document.language,) if document.language else ()
     expires = () if document.expires_ms is None else (document.expires_ms,)
     encoded = msgspec.msgpack.encode(
