@@ -206,6 +206,11 @@ def check_document(document: NewDocument, where: str, config: Config) -> None:
             raise InvalidInput(f"{where}.{name} holds a NUL character", param=f"{where}.{name}")
     if any(character < " " or character == "\x7f" for character in document.id):
         raise InvalidInput(f"{where}.id holds a control character", param=f"{where}.id")
+    if document.id in (".", ".."):
+        raise InvalidInput(
+            f"{where}.id is {document.id!r}, which clients take out of an address, so that it could not be read back",
+            param=f"{where}.id",
+        )
 
 
 async def embed(
