@@ -78,6 +78,7 @@ class Receipt(TypedDict):
     supported: bool | None
     corrected: NotRequired[dict[str, str]]
     degraded: NotRequired[list[Literal["candidates", "rerank"]]]
+    over_budget: NotRequired[list[Literal["highlight", "operators", "typos"]]]
     support_from: float | None
 
 
@@ -221,6 +222,7 @@ class ExplainAnswer(TypedDict):
     passages: list[FollowedPassage]
     searches: int
     seq: int
+    over_budget: NotRequired[bool]
 
 
 class PastEvent(TypedDict):
