@@ -150,7 +150,7 @@ class TuneRun:
 
         Raises Conflict if there is no generation, InvalidInput for a target below the recall floor or too few queries.
         """
-        check_target(collection, recall_target, synthetic=queries is None)
+        check_target(collection, recall_target)
         if queries is not None:
             check_number(len(queries))
         self._collection = collection
@@ -177,18 +177,16 @@ class TuneRun:
             return self._child.run(request, progress)
 
 
-def check_target(collection: Collection, recall_target: float, *, synthetic: bool) -> None:
-    """Raises Conflict if there is no generation to tune or too little in it to tune it or, with `synthetic`, to make
-    queries of; InvalidInput for a target below the recall floor."""
-    live = next((one.part for one in collection.snapshot.parts if isinstance(one.part, Generation)), None)
-    if not collection.snapshot.generation:
+def check_target(collection: Collection, recall_target: float) -> None:
+    """Raises Conflict if there is no generation to tune or nothing in it, InvalidInput for a target below the recall
+    floor."""
+    number = collection.snapshot.generation
+    if not number:
         raise Conflict("there is no generation to tune; nearline reindex builds one", param="collection")
-    passages, least = live.size if live else 0, QUERIES_MIN if synthetic else 1
-    if passages < least:
+    if not any(isinstance(one.part, Generation) and one.part.size for one in collection.snapshot.parts):
         raise Conflict(
-            f"generation {collection.snapshot.generation} has {passages} passages, at least {least} are needed to "
-            f"tune it{' without queries of your own' if synthetic else ''}; nearline reindex builds one of all that "
-            "was written",
+            f"generation {number} is empty, so there is nothing to tune; nearline reindex builds one of all that was "
+            "written",
             param="collection",
         )
     floor = collection.options.floor

@@ -118,7 +118,7 @@ class Tasks:
 
         Raises Conflict as `reindex` does, or if there is no generation; InvalidInput for a target below the floor.
         """
-        check_target(collection, recall_target, synthetic=queries is None)
+        check_target(collection, recall_target)
         return self._start(
             "tune", name, lambda job: self._tune(job, collection, recall_target, queries, apply)
         )

@@ -196,23 +196,24 @@ def test_without_a_generation_there_is_nothing_to_tune(http: Http) -> None:
     assert "nearline reindex" in reply.body["error"]["message"]
 
 
-def test_a_generation_with_too_little_in_it_is_refused_at_once(http: Http) -> None:
-    """Empty ones with any queries, and small ones where queries would be made of their passages."""
-    name = http.new_collection()
-    asked: list[dict[str, object]] = [{}, {"queries": [f"query {at}" for at in range(30)]}]
-    for number, refused in ((0, asked), (1, asked[:1])):
-        if number:
-            http.write(name, {"id": "one", "text": "one note"})
+def test_an_empty_generation_is_refused_at_once(http: Http) -> None:
+    """Built of nothing, or of what was deleted; a single passage can be tuned for queries of one's own."""
+    name, queries = http.new_collection(), [f"query {at}" for at in range(30)]
+    asked: list[dict[str, object]] = [{"recall_target": 0.95}, {"recall_target": 0.95, "queries": queries}]
+
+    def refused() -> bool:
         http.reindex(name)
-        for wanted in refused:
-            reply = http.call("POST", f"/v1/collections/{name}/tune", {"recall_target": 0.95, **wanted})
-            assert reply.status == 409, reply
-            assert f"has {number} passages" in reply.body["error"]["message"]
-    job = http.ok("POST", f"/v1/collections/{name}/tune", {"recall_target": 0.95, **asked[1]})["job"]
-    assert http.wait_for(job)["status"] == "succeeded"
-    http.ok("DELETE", f"/v1/collections/{name}/documents/one")
+        replies = [http.call("POST", f"/v1/collections/{name}/tune", body) for body in asked]
+        return all(one.status == 409 and "is empty" in one.body["error"]["message"] for one in replies)
+
+    assert refused()
+    http.write(name, {"id": "one", "text": "one note"})
     http.reindex(name)
-    assert http.call("POST", f"/v1/collections/{name}/tune", {"recall_target": 0.95}).status == 409
+    ended = [http.wait_for(http.ok("POST", f"/v1/collections/{name}/tune", body)["job"]) for body in asked]
+    assert [one["status"] for one in ended] == ["failed", "succeeded"]
+    assert "1 different queries are too few" in ended[0]["error"]
+    http.ok("DELETE", f"/v1/collections/{name}/documents/one")
+    assert refused()
 
 
 def test_one_job_at_a_time_for_a_collection(http: Http, collection: str) -> None:
