@@ -99,6 +99,9 @@ from .parts.standing import Standing as Standing
 from .parts.standing import holding as holding
 from .parts.standing import holds as holds
 from .parts.standing import standings as standings
+from .paths import leaves as leaves
+from .paths import value_at as value_at
+from .paths import values_at as values_at
 from .query import Candidates as Candidates
 from .query import Query as Query
 from .rebuild.builder import Rebuild as Rebuild

@@ -10,6 +10,7 @@ from indexes.errors import InvalidInput
 from indexes.filters.grammar import fits
 from indexes.languages import AUTO, check_language, language_of
 from indexes.model import Floats, Operation, Upsert
+from indexes.paths import leaves
 
 UNIT_TOLERANCE = 1e-3
 
@@ -19,9 +20,9 @@ def check_upsert(upsert: Upsert, dimensions: int) -> None:
         raise InvalidInput(f"document {upsert.id!r} has no passages", param="text")
     for passage in upsert.passages:
         check_vector(passage.vector, dimensions)
-    for key, value in upsert.metadata.items():
-        if not all(fits(one) for one in (value if isinstance(value, list) else [value])):
-            raise InvalidInput(f"metadata {key!r} does not fit into 64 bits", param="metadata")
+    for path, value in leaves(upsert.metadata):
+        if not fits(value):
+            raise InvalidInput(f"metadata {path!r} does not fit into 64 bits", param="metadata")
     if upsert.language:
         check_language(upsert.language, "language")
 

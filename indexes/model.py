@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -24,7 +24,7 @@ Rows = NDArray[np.int64]
 Floats = NDArray[np.float32]
 Tier = Literal["delta", "hot", "cold"]
 Scalar = str | int | float | bool
-Metadata = dict[str, Scalar | list[Scalar]]
+Metadata = dict[str, Any]  # JSON, as it was sent; `paths` says which values filters find in it
 Progress = Callable[[str, int, int], None]  # of a long operation: stage, amount done, total
 
 TIERS: tuple[Tier, ...] = ("delta", "hot", "cold")

@@ -178,9 +178,17 @@ class TuneRun:
 
 
 def check_target(collection: Collection, recall_target: float) -> None:
-    """Raises Conflict if there is no generation to tune, InvalidInput for a target below the recall floor."""
-    if not collection.snapshot.generation:
+    """Raises Conflict if there is no generation to tune or nothing in it, InvalidInput for a target below the recall
+    floor."""
+    number = collection.snapshot.generation
+    if not number:
         raise Conflict("there is no generation to tune; nearline reindex builds one", param="collection")
+    if not any(isinstance(one.part, Generation) and one.part.size for one in collection.snapshot.parts):
+        raise Conflict(
+            f"generation {number} is empty, so there is nothing to tune; nearline reindex builds one of all that was "
+            "written",
+            param="collection",
+        )
     floor = collection.options.floor
     if recall_target < floor:
         raise InvalidInput(

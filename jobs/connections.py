@@ -18,11 +18,16 @@ import errno
 import logging
 import resource
 from collections.abc import Iterable
+from http import HTTPStatus
 from typing import Any, Final, cast
 
 from aiohttp import web
+from aiohttp.http_exceptions import LineTooLong
 
+from indexes import NearlineError
+from retrieval import errors
 from retrieval.browsers import protect
+from retrieval.dialects.errors import response
 from retrieval.door import Door
 from retrieval.request_log import RequestLog
 from retrieval.settings import Server
@@ -33,11 +38,15 @@ SWEEP_S = 0.5
 STALLED_S = 1.0  # without reading a byte, once unread responses are over their limit
 UNSENT_BYTES_MAX = 1 << 28
 ACCEPT_LOG_S = 60.0
+SHOWN_CHARS_MAX = 100
+# Of what aiohttp reads of a head; they differ because its error tells which was exceeded by the limit alone.
+TARGET_BYTES_MAX, HEADER_BYTES_MAX = 8190, 8192
 OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+NO_ROOM: Final = b'{"error":{"type":"unavailable","message":"too many connections are open"}}'
 REFUSAL: Final = (
-    b"HTTP/1.1 503 Service Unavailable\r\nServer: nearline\r\nRetry-After: 1\r\n"
-    b"Content-Length: 0\r\nConnection: close\r\n\r\n"
-)
+    b"HTTP/1.1 503 Service Unavailable\r\nServer: nearline\r\nRetry-After: 1\r\nContent-Type: application/json\r\n"
+    b"Content-Length: %d\r\nConnection: close\r\n\r\n%s"
+) % (len(NO_ROOM), NO_ROOM)
 
 
 class Connections:
@@ -60,6 +69,8 @@ class Connections:
             self,
             loop=asyncio.get_running_loop(),
             access_log_class=RequestLog,
+            max_line_size=TARGET_BYTES_MAX,
+            max_field_size=HEADER_BYTES_MAX,
             auto_decompress=False,  # compressed bodies are refused, so they must not be unpacked first
             keepalive_timeout=self.settings.keepalive_timeout_s,
         )
@@ -161,11 +172,30 @@ class Connection(web.RequestHandler):
         self._connections.door.forget(self)
         super().connection_lost(exc)
 
-    def handle_error(self, *args: Any, **options: Any) -> web.StreamResponse:
-        """aiohttp's response to bytes that are not HTTP, minus its name and version."""
-        answer = super().handle_error(*args, **options)
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Answer bytes that are not HTTP in our own shape: no path says whose dialect they are in."""
+        super().handle_error(request, status, exc, message)  # logs; raises if part of an answer has left
+        answer = errors.response(error_of(status, exc, message or ""))
+        answer.force_close()
         protect(answer)
         return answer
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """aiohttp refuses an unknown Expect before any middleware sees the request."""
+        if isinstance(resp, web.HTTPExpectationFailed):
+            asked = request.headers.get("Expect", "")[:SHOWN_CHARS_MAX]
+            failed = errors.ExpectationFailed(f"expected no Expect or 100-continue, found {asked!r}")
+            resp = response(request.path, failed)
+            resp.force_close()
+        return await super().finish_response(request, resp, start_time)
 
     def is_late(self, now: float) -> bool:
         settings = self._connections.settings
@@ -184,6 +214,20 @@ class Connection(web.RequestHandler):
     def unsent(self) -> int:
         """Response bytes the client has yet to read."""
         return self._wire.get_write_buffer_size()
+
+
+def error_of(status: int, error: BaseException | None, message: str) -> NearlineError:
+    """What aiohttp's parser found wrong with a request, or a fault of ours."""
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        return NearlineError("internal error; the service's log has the details")
+    if isinstance(error, LineTooLong):
+        if error.args[1] == TARGET_BYTES_MAX:
+            return errors.TargetTooLong(f"the path is longer than {TARGET_BYTES_MAX} bytes")
+        return errors.HeadersTooLarge(f"a header is longer than {HEADER_BYTES_MAX} bytes")
+    if "Too many" in message:
+        return errors.HeadersTooLarge("there are too many headers")
+    what = message.partition("\n")[0].rstrip(": ")[:SHOWN_CHARS_MAX]
+    return errors.MalformedRequest(f"the request is not valid HTTP: {what}")
 
 
 class AcceptErrors:

@@ -57,7 +57,7 @@ class PastEvent(msgspec.Struct):
     document_id: Annotated[str, Doc("Id of its document")]
     title: Annotated[str, Doc("Title of the document")]
     text: Annotated[str, Doc("Its passage that is most like the action")]
-    metadata: Annotated[Metadata, Doc("Strings, numbers, booleans and lists of them")]
+    metadata: Annotated[Metadata, Doc("As it was sent")]
     similarity: Annotated[
         float, Doc("From 0 (unrelated) to 1 (the same), by meaning and words; its weight in the risk")
     ]

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from indexes import InvalidInput, Metadata, Scalar, wilson
+from indexes import InvalidInput, Metadata, Scalar, value_at, values_at, wilson
 from retrieval.assess_schemas import Assessment, AssessRequest, Outcome, PastEvent, RemedyOf
 from retrieval.schemas import Fusion, Hit, SearchAnswer, SearchRequest
 from retrieval.settings import Assess
@@ -54,10 +54,10 @@ class Judge:
 
     def is_bad(self, metadata: Metadata) -> bool | None:
         """None where the outcome is unknown. Of a list one bad value is enough."""
-        outcome = metadata.get(self.key)
-        if outcome is None:
+        outcomes = values_at(metadata, self.key)
+        if not outcomes and metadata.get(self.key) is None:
             return None
-        return any(self._is_bad(one) for one in (outcome if isinstance(outcome, list) else [outcome]))
+        return any(map(self._is_bad, outcomes))
 
     def _is_bad(self, value: Scalar) -> bool:
         number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -206,13 +206,13 @@ def summary(
         events = "One past event is" if near == 1 else f"{near} past events are"
         return f"{events} similar to this one, but none has {judge.key!r} in its metadata."
     bad = [one for one in counted if one.bad]
-    ended = Counter(str(one.hit.metadata[judge.key]) for one in bad)
+    ended = Counter(str(value_at(one.hit.metadata, judge.key)) for one in bad)
     how = f" ({', '.join(f'{number} {name}' for name, number in ended.most_common(EVIDENCE))})" if bad else ""
     first = counted[0].hit
     of_all = f", {base_rate:.0%} of all do" if base_rate is not None else ""
     return (
         f"{len(bad)} of {len(counted)} similar past events ended badly{how}{of_all}; the most similar, "
-        f"{shortened(first.title or first.text)!r}, ended with {judge.key}: {first.metadata[judge.key]}."
+        f"{shortened(first.title or first.text)!r}, ended with {judge.key}: {value_at(first.metadata, judge.key)}."
     )
 
 
@@ -228,7 +228,7 @@ def past_event(one: Neighbor, judge: Judge) -> PastEvent:
         text=one.hit.text,
         metadata=one.hit.metadata,
         similarity=round(one.similarity, DECIMALS),
-        outcome=one.hit.metadata.get(judge.key),
+        outcome=value_at(one.hit.metadata, judge.key),
         bad=one.bad,
         counted=one.counted,
     )
@@ -238,8 +238,6 @@ def remedies_of(neighbors: list[Neighbor], key: str) -> list[RemedyOf]:
     """Those of the events that are near, whether their outcome is known or not."""
     events: dict[str, list[str]] = {}
     for one in neighbors:
-        value = one.hit.metadata.get(key) if one.near else None
-        for remedy in value if isinstance(value, list) else [value]:
-            if remedy is not None:
-                events.setdefault(str(remedy), []).append(one.hit.document_id)
+        for remedy in values_at(one.hit.metadata, key) if one.near else []:
+            events.setdefault(str(remedy), []).append(one.hit.document_id)
     return [RemedyOf(remedy, ids) for remedy, ids in list(events.items())[:REMEDIES_MAX]]

@@ -173,6 +173,8 @@ class Keys(KeyStore):
             )
         if needed == "metrics" and key.tenant:
             raise Forbidden("metrics are of all tenants, and this key is of one")
+        if needed == "metrics" and key.collections:
+            raise Forbidden("metrics are of all collections, and this key is bound to some")
         groups = self._groups_of(key, headers.get(GROUPS_HEADER))
         if groups is not None and needed not in ("search", "key"):
             raise Forbidden("a key that sees some documents only can search and read, nothing else")

@@ -30,7 +30,7 @@ class Span:
     """Characters `start` up to, not including, `end` of a text; no white space at either end. `split` makes none that
     is empty.
 
-    `tokens` of them, and the headings that they begin under, outermost first, joined by " > ".
+    `tokens` of them, and their headings (`Outline.path_of`), outermost first, joined by " > ".
     """
 
     start: int
@@ -61,7 +61,8 @@ def split(
         beyond = spans[-1].end if spans else 0
         cut, whole = _window_end(text, begin, starts, structure, tokens_max, beyond=beyond)
         end, tokens = _fitted(text, begin, cut, starts, starts_of, tokens_max)
-        spans.append(Span(begin, _drop_spaces(text, begin, end), tokens, structure.path(begin)))
+        last = _drop_spaces(text, begin, end)
+        spans.append(Span(begin, last, tokens, structure.path_of(begin, last)))
         rest = _skip_spaces(text, end)
         if rest < len(text) and not (whole and end == cut):
             rest = _step_back(text, spans[-1], rest, starts, overlap_tokens)

@@ -28,7 +28,7 @@ IdsJson = Annotated[
 MetadataJson = Annotated[
     msgspec.Raw,
     Meta(
-        description="Strings, numbers, booleans and lists of them. A null is no value; objects become keys with dots.",
+        description="JSON, returned as it is sent. Filters reach values in objects and lists by dotted paths.",
         extra_json_schema={"type": "object"},
     ),
 ]

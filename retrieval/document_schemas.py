@@ -43,7 +43,7 @@ class NewDocument(msgspec.Struct, frozen=True, kw_only=True):
     id: Annotated[str, Doc("Unique in its collection; a number is the string of its digits")]
     text: Annotated[str, Doc("The text")]
     title: Annotated[str, Doc("Title of the document")] = ""
-    metadata: Annotated[Metadata, Doc("Strings, numbers, booleans and lists of them")] = {}
+    metadata: Annotated[Metadata, Doc("As it was sent")] = {}
     vector: Annotated[list[float] | None, Doc("A vector of your own; it is normalized")] = None
     language: Annotated[str, Doc("BCP 47 code of its language; empty: the collection's")] = ""
     expires_ms: Annotated[int | None, Doc("When it expires, in milliseconds since 1970")] = None
@@ -122,7 +122,7 @@ class DocumentBody(msgspec.Struct, kw_only=True):
     seq: Seq
     text: Annotated[str | UnsetType, Doc("The text")] = UNSET
     title: Annotated[str, Doc("Title of the document")]
-    metadata: Annotated[Metadata, Doc("Strings, numbers, booleans and lists of them")]
+    metadata: Annotated[Metadata, Doc("As it was sent")]
     passages: Annotated[int | list[PassageBody], Doc("Number of passages")]
     language: Annotated[str, Doc("BCP 47 code of its language, given or found out when it was written")]
     expires_at: Annotated[str | UnsetType, Doc("When it expires, in UTC; absent: never")] = UNSET

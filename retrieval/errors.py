@@ -41,11 +41,23 @@ from indexes import (
 
 
 class MalformedRequest(NearlineError):
-    """The body is not JSON at all."""
+    """The request is not valid HTTP, or its body is not JSON at all."""
 
 
 class MethodNotAllowed(NearlineError):
     """The path exists, not with this method."""
+
+
+class TargetTooLong(NearlineError):
+    """The path with its query is longer than the service reads."""
+
+
+class ExpectationFailed(NearlineError):
+    """The header Expect asks for something other than 100-continue."""
+
+
+class HeadersTooLarge(NearlineError):
+    """A header is longer than the service reads, or there are too many."""
 
 
 class RequestTimeout(NearlineError):
@@ -100,12 +112,15 @@ STATUS: dict[type[NearlineError], int] = {
     ModelMismatch: 409,
     RecallTooLow: 409,
     TooLarge: 413,
+    TargetTooLong: 414,
     UnsupportedMediaType: 415,
     UnsupportedEncoding: 415,
+    ExpectationFailed: 417,
     UnknownHost: 421,
     InvalidInput: 422,
     Overloaded: 429,
     RateLimited: 429,
+    HeadersTooLarge: 431,
     NearlineError: 500,
     StorageError: 500,
     Damaged: 500,
@@ -127,6 +142,9 @@ class ErrorDetail(msgspec.Struct, omit_defaults=True):
     type: Annotated[str, Meta(description="The kind of error, for programs")]
     message: Annotated[str, Meta(description="What is wrong, for people")]
     param: Annotated[str | None, Meta(description="The field at fault")] = None
+    job: Annotated[str | None, Meta(description="The job that is in the way of a request that got 409")] = (
+        None
+    )
 
 
 class ErrorBody(msgspec.Struct):
@@ -139,7 +157,8 @@ def status_of(error: NearlineError) -> int:
 
 
 def body_of(error: NearlineError) -> ErrorBody:
-    return ErrorBody(ErrorDetail(type_name(type(error)), error.message, error.param))
+    job = error.job if isinstance(error, Conflict) else None
+    return ErrorBody(ErrorDetail(type_name(type(error)), error.message, error.param, job))
 
 
 def without_folders(message: str, folders: Iterable[Path]) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from indexes import Comparison, Floats, Unmet, holding, parse_filter, relaxed
+from indexes import Comparison, Floats, Unmet, holding, parse_filter, relaxed, value_at
 from retrieval.embedders import Embedder
 from retrieval.explain_schemas import Cause
 from retrieval.explaining_trail import WORD, Trail, rounded, strings_in, terms_in
@@ -87,12 +87,12 @@ def filtered(trail: Trail, value: dict[str, Any]) -> tuple[Cause, dict[str, Any]
     if not unmet:
         return None
     metadata = trail.target.document.metadata
-    reason = "; ".join(said(one, metadata.get(one.condition.key)) for one in unmet)
+    reason = "; ".join(said(one, value_at(metadata, one.condition.key)) for one in unmet)
     evidence = [
         {
             "where": one.where,
             "condition": msgspec.to_builtins(one.condition),
-            "document_value": metadata.get(one.condition.key),
+            "document_value": value_at(metadata, one.condition.key),
         }
         for one in unmet
     ]

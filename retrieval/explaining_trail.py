@@ -16,6 +16,7 @@ from indexes import (
     Floats,
     GoOn,
     Ids,
+    Metadata,
     Prepared,
     Query,
     Snapshot,
@@ -23,6 +24,7 @@ from indexes import (
     StoredDocument,
     StoredPassage,
     holds,
+    leaves,
     query_terms,
     search_with_one_thread,
     searchable_text,
@@ -228,10 +230,9 @@ def terms_in(text: str, language: str) -> set[str]:
     return set(terms(text, language))
 
 
-def strings_in(metadata: Mapping[str, object]) -> list[str]:
+def strings_in(metadata: Metadata) -> list[str]:
     """The texts of a document's metadata."""
-    values = [one for value in metadata.values() for one in (value if isinstance(value, list) else [value])]
-    return [one for one in values if isinstance(one, str)]
+    return [value for _, value in leaves(metadata) if isinstance(value, str)]
 
 
 def before(score: Floats, scores: Floats, ranks: Ranked) -> Ranked:

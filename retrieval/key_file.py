@@ -230,6 +230,8 @@ def check(key: Key) -> None:
         )
     if key.tenant and "metrics" in key.scopes:
         raise InvalidInput("metrics are of all tenants: a key for them has none", param="scopes")
+    if key.collections and "metrics" in key.scopes:
+        raise InvalidInput("metrics are of all collections: a key for them is bound to none", param="scopes")
     if key.limits is not None:
         try:  # commands make them without decoding
             msgspec.convert(msgspec.to_builtins(key.limits), Limits)

@@ -1,20 +1,19 @@
-"""Metadata as people send it, in the flat form that is stored and filtered; and changes to what is stored.
+"""Metadata as people send it: what is accepted, how much of it, and changes to what is stored.
 
-    {"a": {"b": 1}, "tags": ["x", null, 2], "none": null}  ->  {"a.b": 1, "tags": ["x", 2]}
-
-A null means that there is no value. Errors name the key; `where` is the place of the metadata in the request.
+Metadata is JSON and comes back as it was sent. Filters see the values in it under dotted paths (`indexes/paths`).
+Errors name the path; `where` is the place of the metadata in the request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import copy
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
 
-from indexes import InvalidInput, Metadata, Scalar, TooLarge, fits, instant_of_date
+from indexes import InvalidInput, Metadata, Scalar, TooLarge, fits, instant_of_date, leaves
 from retrieval.auth import ACL
 from retrieval.decoding import decode_part
 from retrieval.settings import Config
@@ -23,69 +22,58 @@ RAW_FACTOR = 16  # of the bytes that may be stored: white space, escapes and nul
 SECOND_US = 1_000_000
 EXPIRES_MS_MAX = 253_402_300_799_999  # the end of the year 9999
 SECONDS_MAX = 2**63 / SECOND_US  # 290,000 years
-DEPTH_MAX = 8  # objects inside one another: more is data, not metadata, and recursion needs a bound
+PATH_CHARS_MAX = 512  # each path is the name of a column of the filter index
+PATH_CHARS_SHOWN = 100
+DEPTH_MAX = 32  # objects and lists inside one another: recursion needs a bound
 
 
-def metadata_of(raw: msgspec.Raw, where: str, config: Config) -> dict[str, Any]:
-    """What a request has as metadata. Raises TooLarge before decoding far too much."""
+def metadata_of(raw: msgspec.Raw, where: str, config: Config) -> Metadata:
+    """What a request has as metadata, checked by `check_metadata`. Raises TooLarge before decoding far too much."""
     most = RAW_FACTOR * config.limits.metadata_bytes_max
     if len(raw) > most:
         raise TooLarge(f"{where} has {len(raw)} bytes, at most {most} are read", param=where)
-    return decode_part(raw, dict[str, Any], where)
+    return check_metadata(decode_part(raw, dict[str, Any], where), where)
 
 
-def flattened(metadata: Mapping[str, Any], where: str) -> Metadata:
-    """Nested objects as keys with dots, without what is null. Raises InvalidInput for what no filter could compare."""
-    flat: Metadata = {}
-    for path, value in _leaves(metadata, where):
-        if value is None or isinstance(value, dict):
-            continue
-        place = f"{where}.{path}"
-        if "\0" in path:
-            raise InvalidInput(f"{place}: the key holds a NUL character", param=place)
-        if path in flat:
-            raise InvalidInput(f"{place} comes twice: in an object, and as a key with dots", param=place)
-        flat[path] = _listed(value, place) if isinstance(value, list) else _scalar(value, place)
-    return flat
+def check_metadata(metadata: Metadata, where: str) -> Metadata:
+    """The same metadata. Raises InvalidInput for what cannot be stored or compared: integers beyond 64 bits, NUL
+    characters, long paths, and deep nesting."""
+    for path, value, depth in _nodes(metadata):
+        fault = None
+        if len(path) > PATH_CHARS_MAX:
+            fault = f"is a path of more than {PATH_CHARS_MAX} characters"
+        elif depth > DEPTH_MAX:
+            fault = f"is nested too deep, at most {DEPTH_MAX} objects and lists"
+        elif "\0" in path:
+            fault = "has a NUL character in its key"
+        elif isinstance(value, str) and "\0" in value:
+            fault = "holds a NUL character"
+        elif isinstance(value, int) and not fits(value):
+            fault = "does not fit into 64 bits"
+        if fault:
+            shown = path if len(path) <= PATH_CHARS_MAX else f"{path[:PATH_CHARS_SHOWN]}..."
+            raise InvalidInput(f"{where}.{shown} {fault}", param=f"{where}.{shown}")
+    return metadata
 
 
-@dataclass(frozen=True, slots=True)
-class Patch:
-    """A JSON merge patch (RFC 7396) of flat metadata, in which a key with dots is an object in an object.
+def patched(metadata: Metadata, patch: Metadata) -> Metadata:
+    """The metadata after a JSON merge patch (RFC 7396); the very same where the patch changes nothing.
 
-    A null removes a key and all below it; an object changes what is below its key; anything else takes the place of
-    a key and all below it.
+    A null removes a key and all below it, an object changes what is below its key, and anything else takes the place of
+    a key and all below it. A key with dots means an object in an object, in the patch and in what is stored.
     """
-
-    added: Metadata
-    named: frozenset[str]
-    replaced: frozenset[str]  # with all below them: those that are named and no object
-
-    @staticmethod
-    def of(patch: Mapping[str, Any], where: str) -> Patch:
-        """Raises InvalidInput as `flattened` does."""
-        named = list(_leaves(patch, where, with_objects=True))
-        replaced = (path for path, value in named if not isinstance(value, dict))
-        return Patch(flattened(patch, where), frozenset(path for path, _ in named), frozenset(replaced))
-
-    def applied(self, metadata: Metadata) -> Metadata:
-        """The metadata after the patch; the very same where it changes nothing."""
-        kept = {key: value for key, value in metadata.items() if not self._takes(key)}
-        changed = kept | self.added
-        return metadata if same(changed, metadata) else changed
-
-    def _takes(self, key: str) -> bool:
-        above = (key[:at] for at, character in enumerate(key) if character == ".")
-        return key in self.named or any(path in self.replaced for path in above)
+    changed = copy.deepcopy(metadata)
+    _merge(changed, patch)
+    return metadata if same(changed, metadata) else changed
 
 
 def check_acl(metadata: Metadata, where: str) -> None:
     """Raises InvalidInput for an `acl` that is no list of groups: an empty list would be no value, and so visible to
     all."""
     groups = metadata.get(ACL)
-    listed = groups if isinstance(groups, list) else [groups]
+    listed = [one for one in (groups if isinstance(groups, list) else [groups]) if one is not None]
     nested = any(key.startswith(f"{ACL}.") for key in metadata)
-    if nested or (ACL in metadata and not (listed and all(isinstance(one, str) for one in listed))):
+    if nested or (groups is not None and not (listed and all(isinstance(one, str) for one in listed))):
         place = f"{where}.{ACL}"
         raise InvalidInput(f"{place} must list the groups that may see the document", param=place)
 
@@ -95,15 +83,24 @@ def check_limits(title: str, metadata: Metadata, where: str, config: Config) -> 
     hit."""
     check_acl(metadata, where)
     limits = config.limits
-    if len(metadata) > limits.metadata_keys_max:
-        raise TooLarge(
-            f"{where} has {len(metadata)} keys, at most {limits.metadata_keys_max} are allowed", param=where
-        )
-    if (size := len(msgspec.json.encode((title, metadata)))) > limits.metadata_bytes_max:
-        raise TooLarge(
-            f"{where} has {size} bytes with the title, at most {limits.metadata_bytes_max} are allowed",
-            param=where,
-        )
+    paths = {key: [path for path, _ in leaves({key: value})] for key, value in metadata.items()}
+    sizes = {key: len(msgspec.json.encode(value)) for key, value in metadata.items()}
+    bytes_all = len(msgspec.json.encode((title, metadata)))
+    for unit, most, of_each, total in (
+        ("bytes with the title", limits.metadata_bytes_max, sizes, bytes_all),
+        ("values", limits.metadata_values_max, {key: len(some) for key, some in paths.items()}, None),
+        (
+            "different keys",
+            limits.metadata_keys_max,
+            {key: len({*some}) for key, some in paths.items()},
+            None,
+        ),
+    ):
+        found = sum(of_each.values()) if total is None else total
+        if found > most:
+            key = max(of_each, key=of_each.__getitem__, default="")
+            share = f"; {of_each[key]} of them are in {key!r:.100}" if of_each else ""
+            raise TooLarge(f"{where} has {found} {unit}, at most {most} are allowed{share}", param=where)
 
 
 def instant_at(value: Scalar) -> int | None:
@@ -138,38 +135,67 @@ def same(one: Metadata, other: Metadata) -> bool:
     return msgspec.json.encode(one, order="sorted") == msgspec.json.encode(other, order="sorted")
 
 
-def _leaves(
-    metadata: Mapping[str, Any], where: str, *, with_objects: bool = False, above: str = "", depth: int = 1
-) -> Iterator[tuple[str, Any]]:
-    """Everything that is no object, and with `with_objects` the objects too, by its keys joined with dots."""
+def _nodes(metadata: Metadata) -> Iterator[tuple[str, object, int]]:
+    """Everything in it, objects and lists before what they hold, with its path and depth."""
     for key, value in metadata.items():
-        path = f"{above}{key}"
+        yield from _nodes_of(value, key, 1)
+
+
+def _nodes_of(value: object, path: str, depth: int) -> Iterator[tuple[str, object, int]]:
+    yield path, value, depth
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _nodes_of(inner, f"{path}.{key}", depth + 1)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _nodes_of(inner, path, depth + 1)
+
+
+def _merge(tree: Metadata, patch: Metadata) -> None:
+    """Removals come first, so that {"a": null, "a.b": 1} leaves a.b."""
+    for key, value in patch.items():
         if not isinstance(value, dict):
-            yield path, value
-            continue
-        if depth == DEPTH_MAX:
-            place = f"{where}.{path}"
-            raise InvalidInput(f"{place} is nested too deep, at most {DEPTH_MAX} objects", param=place)
-        if with_objects:
-            yield path, value
-        yield from _leaves(value, where, with_objects=with_objects, above=f"{path}.", depth=depth + 1)
+            _remove(tree, key)
+    for key, value in patch.items():
+        inside, rest = _inside(tree, key)
+        if isinstance(value, dict):
+            _merge_object(inside, rest, value)
+        elif value is not None:
+            inside[rest] = value
 
 
-def _listed(values: list[Any], place: str) -> list[Scalar]:
-    kept = [value for value in values if value is not None]
-    for value in kept:
-        if isinstance(value, dict | list):
-            found = "an object" if isinstance(value, dict) else "a list"
-            raise InvalidInput(
-                f"{place} is a list that holds {found}, expected strings, numbers or booleans", param=place
-            )
-        _scalar(value, place)
-    return kept
+def _merge_object(tree: Metadata, key: str, patch: Metadata) -> None:
+    dotted = {one.removeprefix(f"{key}."): one for one in tree if one.startswith(f"{key}.")}
+    if key not in tree and dotted:  # stored flat, as all metadata once was
+        flat = {rest: tree.pop(one) for rest, one in dotted.items()}
+        _merge(flat, patch)
+        tree |= {f"{key}.{rest}": value for rest, value in flat.items()}
+        return
+    if not isinstance(tree.get(key), dict):
+        tree[key] = {}
+    for path, value, _ in _nodes(patch):
+        if not isinstance(value, dict):
+            for one in [one for one in dotted.values() if _covers(f"{key}.{path}", one)]:
+                tree.pop(one, None)
+    _merge(tree[key], patch)
 
 
-def _scalar(value: Scalar, place: str) -> Scalar:
-    if not fits(value):
-        raise InvalidInput(f"{place} does not fit into 64 bits", param=place)
-    if isinstance(value, str) and "\0" in value:
-        raise InvalidInput(f"{place} holds a NUL character", param=place)
-    return value
+def _remove(tree: Metadata, path: str) -> None:
+    """Remove what is at a path and below it, however its keys are spelled."""
+    for key in list(tree):
+        if _covers(path, key):
+            del tree[key]
+        elif path.startswith(f"{key}.") and isinstance(tree[key], dict):
+            _remove(tree[key], path[len(key) + 1 :])
+
+
+def _inside(tree: Metadata, path: str) -> tuple[Metadata, str]:
+    """The innermost object that a path leads into, and the rest of the path."""
+    for key, value in tree.items():
+        if path.startswith(f"{key}.") and isinstance(value, dict):
+            return _inside(value, path[len(key) + 1 :])
+    return tree, path
+
+
+def _covers(path: str, key: str) -> bool:
+    return key == path or key.startswith(f"{path}.")

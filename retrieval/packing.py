@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from indexes import GoOn, Scalar, nobody_waits, query_terms, terms
+from indexes import GoOn, Scalar, nobody_waits, query_terms, terms, values_at
 from retrieval.chunking import SENTENCE
 from retrieval.framing import BETWEEN, Framing, Shown
 from retrieval.joining import Key, key_of
@@ -222,14 +222,14 @@ def ordered(pages: Sequence[Page], wanted: ContextRequest) -> list[Page]:
     if wanted.order == "position":
         return sorted(pages, key=lambda page: page.hits[0].document_id)
     sign = -1 if wanted.order == "newest" else 1
-    dates = [(page, date_of(page.hits[0].metadata.get(wanted.date_key or "", []))) for page in pages]
+    dates = [(page, newest_of(values_at(page.hits[0].metadata, wanted.date_key or ""))) for page in pages]
     dated = sorted(((page, at) for page, at in dates if at is not None), key=lambda one: sign * one[1])
     return [page for page, _ in dated] + [page for page, at in dates if at is None]
 
 
-def date_of(value: Scalar | list[Scalar]) -> int | None:
-    """Of a list the newest."""
-    instants = map(instant_at, value if isinstance(value, list) else [value])
+def newest_of(values: Sequence[Scalar]) -> int | None:
+    """The newest of the dates among these values."""
+    instants = map(instant_at, values)
     return max((one for one in instants if one is not None), default=None)
 
 

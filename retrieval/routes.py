@@ -166,7 +166,7 @@ ROUTES = (
           stores.OpenAICreateVectorStore, stores.OpenAIVectorStore, error=OpenAIErrorBody,
           gives={"collection": "$response.body#/id"}, load="write", scope="admin"),
     Route("GET", "/v1/vector_stores", vector_stores.listed, "All collections, as vector stores", STORES,
-          None, stores.OpenAIVectorStoreList, parameters=("limit", "after", "order"), limit_max=100,
+          None, stores.OpenAIVectorStoreList, parameters=("limit", "after", "before", "order"), limit_max=100,
           error=OpenAIErrorBody, scope="key"),
     Route("GET", VS, vector_stores.shown, "One collection, as a vector store", STORES,
           None, stores.OpenAIVectorStore, error=OpenAIErrorBody, scope="key"),
@@ -266,5 +266,7 @@ def add_routes(app: web.Application) -> None:
             raise ValueError(f"{route.method} {route.path} says no scope: nobody would be kept from it")
         scopes[route.handler] = route.scope
         app.router.add_route(route.method, route.path, route.handler)
+        if route.method == "GET":
+            app.router.add_route("HEAD", route.path, route.handler)
     app.router.add_get("/docs/assets/{name}", system.asset)
     app.router.add_get("/ui/assets/{name}", ui.asset)

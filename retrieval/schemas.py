@@ -184,7 +184,7 @@ class Hit(msgspec.Struct, omit_defaults=True):
     end: End
     text: Annotated[str, Doc("The text")]
     title: Annotated[str, Doc("Title of the document")]
-    metadata: Annotated[Metadata, Doc("Strings, numbers, booleans and lists of them")]
+    metadata: Annotated[Metadata, Doc("As it was sent")]
     score: Annotated[float, Doc("What the hits are ordered by")]
     scores: Annotated[Scores, Doc("Score in each ranking")]
     tier: Annotated[Tier, Doc("Where the passage was found")]
@@ -340,7 +340,7 @@ class Citation(msgspec.Struct):
     end: End
     title: Annotated[str, Doc("Title of the document")]
     heading: Annotated[str, Doc("Headings above the passage, outermost first")]
-    metadata: Annotated[Metadata, Doc("Strings, numbers, booleans and lists of them")]
+    metadata: Annotated[Metadata, Doc("As it was sent")]
     score: Annotated[float, Doc("What the hits are ordered by")]
     relevance: Annotated[float | None, Doc("Of the most relevant of its passages; null where unknown")]
     excerpt: Annotated[bool, Doc("Whether only part of the passage is shown")]

@@ -99,7 +99,8 @@ class Limits(Section, frozen=True, kw_only=True):
     documents_per_request_max: Positive = 1000
     document_bytes_max: Positive = 16_777_216
     metadata_bytes_max: Positive = 16_384
-    metadata_keys_max: Count = 64
+    metadata_keys_max: Count = 512
+    metadata_values_max: Count = 4096
     id_chars_max: Positive = 512
     query_chars_max: Positive = 8192
     texts_per_request_max: Positive = 2048

@@ -64,7 +64,9 @@ def grounds_of(
     `fused` are the candidates as they were ranked, before they were arranged in another order.
     """
     found, request = fused.candidates, plan.request
-    if plan.examples or plan.facets or request.exact or max(len(found), len(snapshot.expired)) > RESTS_ON_MAX:
+    # Ranks, which `explain` shows, count every candidate.
+    by_content = plan.examples or plan.facets or request.exact or request.explain
+    if by_content or max(len(found), len(snapshot.expired)) > RESTS_ON_MAX:
         return b""
     depth = plan.query.depth
     dense, lexical = (found.dense, found.dense_ranks), (found.lexical, found.lexical_ranks)

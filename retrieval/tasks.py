@@ -185,22 +185,23 @@ class Tasks:
         self._failures.pop(name, None)
 
     def busy(self, name: str) -> bool:
-        return bool(self._running_kinds(name))
+        return bool(self._running_jobs(name))
 
     def require_idle(self, name: str) -> None:
-        if kinds := self._running_kinds(name):
-            raise Conflict(f"{a(kinds[0])} of {name!r} is under way", param="collection")
+        """Raises Conflict naming the job that is queued or running for the collection."""
+        if jobs := self._running_jobs(name):
+            raise under_way(jobs[0])
 
-    def _running_kinds(self, name: str) -> list[str]:
+    def _running_jobs(self, name: str) -> list[JobBody]:
         """What is queued or running for a collection."""
         jobs = (self._jobs[job_id] for job_id in self._running if job_id in self._jobs)
-        return [job.kind for job in jobs if job.collection == name]
+        return [job for job in jobs if job.collection == name]
 
     def _start(self, kind: Literal["reindex", "tune", "erase"], name: str, work: Work) -> JobBody:
         # Jobs run one at a time. Who wants something erased must not have to ask again after a rebuild.
-        others = [one for one in self._running_kinds(name) if kind != "erase" or one == "erase"]
+        others = [one for one in self._running_jobs(name) if kind != "erase" or one.kind == "erase"]
         if others:
-            raise Conflict(f"{a(others[0])} of {name!r} is under way already", param="collection")
+            raise under_way(others[0])
         job = JobBody(
             id=uuid.uuid4().hex,
             kind=kind,
@@ -361,5 +362,10 @@ def progress_of(job: JobBody) -> Callable[[str, int, int], None]:
     return progress
 
 
-def a(kind: str) -> str:
-    return f"{'an' if kind == 'erase' else 'a'} {kind}"
+def under_way(job: JobBody) -> Conflict:
+    article = "an" if job.kind == "erase" else "a"
+    return Conflict(
+        f"{article} {job.kind} of {job.collection!r} is under way: job {job.id}",
+        param="collection",
+        job=job.id,
+    )

@@ -27,6 +27,7 @@ from indexes import (
     Floats,
     GoOn,
     InvalidInput,
+    Metadata,
     NearlineError,
     NewPassage,
     TooLarge,
@@ -42,7 +43,8 @@ from retrieval.cancellation import abandonable
 from retrieval.chunking import CHUNKING_VERSION, Span, split
 from retrieval.document_schemas import NewDocument, SentDocument
 from retrieval.embedders import Embedder, Embedders
-from retrieval.metadata import Patch, check_limits, expires_ms_of, flattened, metadata_of
+from retrieval.metadata import check_limits, check_metadata, expires_ms_of, metadata_of, patched
+from retrieval.outline import has_literals
 from retrieval.plan import unit_vector, vector_of
 from retrieval.settings import Config, Passages
 
@@ -53,6 +55,7 @@ SPECIAL_TOKENS = 2
 CODE_KEY = (
     "programming_language"  # in the metadata of a document that is source code; `nearline ingest` sets it
 )
+CODE_VERSION, LITERALS_VERSION = 2, 1  # of the rules that concern those documents alone; see CHUNKING_VERSION
 INLINE_CHARS = 4000  # about a millisecond of work
 # How much of a vector takes as long as a character of text: of its JSON, and of its numbers.
 VECTOR_BYTES_PER_CHAR, VALUES_PER_CHAR = 32, 8
@@ -120,10 +123,10 @@ def text_bytes(document: NewDocument) -> int:
 
 def digest_of(document: NewDocument, passages: Passages) -> bytes:
     """Equal for documents that would be stored alike by one model. The order of metadata keys does not matter."""
-    code = (
-        (CODE_KEY,) if is_code(document) else ()
-    )  # digests are older than passages of code, and than languages
-    shaped_by = (CHUNKING_VERSION, passages.tokens_max, passages.overlap_tokens, *code)
+    # Digests are older than passages of code, than languages, and than literal blocks: what has none keeps its digest.
+    code = (CODE_KEY, CODE_VERSION) if is_code(document) else ()
+    literals = () if code or not has_literals(document.text) else (LITERALS_VERSION,)
+    shaped_by = (CHUNKING_VERSION, passages.tokens_max, passages.overlap_tokens, *code, *literals)
     language = (document.language,) if document.language else ()
     expires = () if document.expires_ms is None else (document.expires_ms,)
     encoded = msgspec.msgpack.encode(
@@ -136,19 +139,19 @@ def digest_of(document: NewDocument, passages: Passages) -> bytes:
 def patch_metadata(
     collection: Collection,
     document_id: str,
-    patch: Patch,
+    patch: Metadata,
     config: Config,
     expires_ms: int | UnsetType | None = UNSET,
 ) -> Future[WriteResult]:
-    """Merge into the stored metadata, without embedding again; UNSET leaves the expiry. Raises TooLarge, through the
-    future, for the result."""
+    """Merge into the stored metadata, without embedding again; UNSET leaves the expiry. Raises TooLarge or
+    InvalidInput, through the future, for the result."""
 
     def change(stored: Upsert) -> Upsert:
-        metadata = patch.applied(stored.metadata)
+        metadata = patched(stored.metadata, patch)
         expires = stored.expires_ms if expires_ms is UNSET else expires_ms
         if metadata is stored.metadata and expires == stored.expires_ms:
             return stored
-        check_limits(stored.title, metadata, "metadata", config)
+        check_limits(stored.title, check_metadata(metadata, "metadata"), "metadata", config)
         return replace(stored, metadata=metadata, expires_ms=expires)
 
     return collection.change(document_id, change)
@@ -177,7 +180,7 @@ def check_documents(documents: list[SentDocument], dimensions: int, config: Conf
             id=str(sent.id),
             text=sent.text,
             title=sent.title,
-            metadata=flattened(metadata_of(sent.metadata, f"{where}.metadata", config), f"{where}.metadata"),
+            metadata=metadata_of(sent.metadata, f"{where}.metadata", config),
             vector=vector_of(sent.vector, dimensions, f"{where}.vector"),
             language=check_language(sent.language, f"{where}.language") if sent.language else "",
             expires_ms=expires_ms_of(sent.expires_at, f"{where}.expires_at"),
@@ -211,6 +214,11 @@ def check_document(document: NewDocument, where: str, config: Config) -> None:
             raise InvalidInput(f"{where}.{name} holds a NUL character", param=f"{where}.{name}")
     if any(character < " " or character == "\x7f" for character in document.id):
         raise InvalidInput(f"{where}.id holds a control character", param=f"{where}.id")
+    if document.id in (".", ".."):
+        raise InvalidInput(
+            f"{where}.id is {document.id!r}, which clients take out of an address, so that it could not be read back",
+            param=f"{where}.id",
+        )
 
 
 async def embed(

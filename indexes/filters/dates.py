@@ -10,9 +10,11 @@ from datetime import UTC, datetime, timedelta
 
 NO_DATE = -(2**63)  # stands for no date; none is that early
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+DECEMBER = 12
 MICROSECOND = timedelta(microseconds=1)
 _DATE_ALIKE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}", re.ASCII)
 # `fromisoformat` takes more, such as 20260105 and 2026-W02-1, which are more often numbers and names than dates.
+_PERIOD = re.compile(r"(?P<year>\d{4})(-(?P<month>\d\d))?", re.ASCII)
 _DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d.*)?", re.ASCII)
 
 
@@ -31,6 +33,17 @@ def instant_of_date(text: str) -> int | None:
     """The same, None where the text is no date."""
     instant = instant_of(text)
     return None if instant == NO_DATE else instant
+
+
+def period_of(text: str) -> tuple[int, int] | None:
+    """The instants at which a month such as 2024-06, or a year, begins and at which the next one does; else None."""
+    found = _PERIOD.fullmatch(text)
+    if not found:
+        return None
+    year, month = int(found["year"]), found["month"]
+    after = (year, int(month) + 1) if month and int(month) < DECEMBER else (year + 1, 1)
+    begin, end = instant_of(f"{year:04}-{month or '01'}-01"), instant_of(f"{after[0]:04}-{after[1]:02}-01")
+    return None if NO_DATE in (begin, end) else (begin, end)
 
 
 def looks_like_a_date(value: object) -> bool:

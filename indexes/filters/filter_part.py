@@ -100,6 +100,13 @@ class Column(ABC):
         instants = self.instants()
         return self.chosen((instants != NO_DATE) & ORDERINGS[ordering](instants, bound))
 
+    def beside(self, ordering: str, period: tuple[int, int], text: str) -> BitMap:
+        """Rows that have a date gt, gte, lt or lte the period, or another string so beside its `text`."""
+        begin, end = period
+        bounds = {"gte": ("gte", begin), "lt": ("lt", begin), "gt": ("gte", end), "lte": ("lt", end)}
+        dates = self.chosen(self.instants() != NO_DATE)
+        return self.dated(*bounds[ordering]) | (self.ordered(ordering, text) - dates)
+
 
 class FilterPart(ABC):
     """The filter index of one part. Safe from any thread."""
@@ -129,6 +136,13 @@ class FilterPart(ABC):
         strings = self.column("string", key)
         return strings is not None and bool((strings.instants() != NO_DATE).any())
 
+    def has_other_strings(self, key: str) -> bool:
+        """Whether some string under the key is no date. One look at an example mostly tells, and parses nothing."""
+        strings = self.column("string", key)
+        if strings is None:
+            return False
+        return instant_of(str(strings.example())) == NO_DATE or bool((strings.instants() == NO_DATE).any())
+
     def match(self, condition: Filter) -> BitMap:
         """Rows that satisfy the filter; an unknown key matches nothing. The caller may change the bitmap."""
         match condition:
@@ -154,6 +168,8 @@ class FilterPart(ABC):
                 return BitMap()
             if (instant := asked.instant) is not None:
                 return column.dated(asked.type, instant)
+            if (period := asked.period) is not None:
+                return column.beside(asked.type, period, str(asked.value))
             return column.ordered(asked.type, asked.value)
         wanted: dict[Kind, list[Scalar]] = {}
         for value in asked.values:

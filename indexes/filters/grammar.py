@@ -7,9 +7,11 @@ for the opposite, and `{"type": "not", "filter": {...}}`.
 
 Meaning: a value compares with values of its own kind (string, number, boolean). 1 and 1.0 are the same number, True
 is not a number; integers and floats compare exactly, also beyond 2**53. Strings sort by code points, but gt, gte, lt
-and lte with an ISO date compare instants, and only strings that are dates match them (`dates`). A list matches a
-comparison if one of its values does; an empty list is no value. `ne` and `nin` are the complement of `eq` and `in`:
-documents without the key match them. A key or kind of value that no passage has is an error (`satisfiable`).
+and lte with an ISO date compare instants, and only strings that are dates match them (`dates`). With a month (2024-06)
+or a year, dates compare with the whole of it (gt: after its end, lte: up to its end) and other strings by code points.
+A key is a path of keys joined with dots into objects and lists (`indexes/paths`); it matches a comparison if one of its
+values does, and an empty list is no value. `ne` and `nin` are the complement of `eq` and `in`: documents without the
+key match them. A key or kind of value that no passage has is an error (`satisfiable`).
 
 `filter_part` finds the rows that satisfy a filter.
 """
@@ -26,7 +28,7 @@ import msgspec
 
 from indexes.errors import InvalidInput
 from indexes.filters import hints
-from indexes.filters.dates import NO_DATE, instant_of
+from indexes.filters.dates import instant_of_date, period_of
 from indexes.model import Scalar
 from indexes.suggestions import suggestion
 
@@ -49,8 +51,12 @@ class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The bound as an instant, if it is a date in a comparison of instants."""
         if self.type not in ORDERINGS or not isinstance(self.value, str):
             return None
-        instant = instant_of(self.value)
-        return None if instant == NO_DATE else instant
+        return instant_of_date(self.value)
+
+    @property
+    def period(self) -> tuple[int, int] | None:
+        """The bound as the instants where a month or year begins and ends, if it is one in such a comparison."""
+        return period_of(self.value) if self.type in ORDERINGS and isinstance(self.value, str) else None
 
 
 class Exists(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="exists"):

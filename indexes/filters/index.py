@@ -7,7 +7,7 @@ came. It is small, so a match reads it from end to end (4,000 rows: some ten mic
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from indexes.filters.filter_part import Column, FilterPart, Name
 from indexes.filters.grammar import ORDERINGS, Kind, kind_of
 from indexes.filters.values import Instants, Numbers, Positions, Texts, Values, ranked
 from indexes.model import Ids, Metadata, Rows, Scalar
+from indexes.paths import leaves
 
 REMEMBERED_MAX = 65_536  # distinct values a builder holds as Python objects: about 10 MB
 VALUE_BYTES = 150  # of a value beside its text: its object, its code and its place in the dictionary, about
@@ -35,29 +36,37 @@ class GrowingFilters:
         self.bytes = 0
         self.columns: dict[Name, _Pairs] = {}
         self._rows = 0
+        self._last: Metadata | None = None
+        self._last_codes: list[tuple[_Pairs, int]] = []
 
     def add(self, metadata: Metadata) -> int:
         """Index this metadata as the next row; returns the row."""
         row = self._rows
-        for key, value in metadata.items():
-            for one in value if isinstance(value, list) else [value]:
-                if one != one:  # noqa: PLR0124 - NaN equals nothing and has no place in an order
-                    continue
-                name = kind_of(one), key
-                column = self.columns.get(name)
-                if column is None:
-                    column = self.columns[name] = _Pairs()
-                code = column.codes.get(one)
-                if code is None:
-                    code = column.codes[one] = len(column.codes)
-                    self.distinct += 1
-                    self.bytes += VALUE_BYTES + (len(one) if isinstance(one, str) else 0)
-                # Codes first: a reader that sees a row must also find its code.
-                column.held.append(code)
-                column.rows.append(row)
-                self.bytes += 8
+        if metadata is not self._last:  # the passages of a document share its metadata
+            self._last, self._last_codes = metadata, [*self._coded(metadata)]
+        for column, code in self._last_codes:
+            # Codes first: a reader that sees a row must also find its code.
+            column.held.append(code)
+            column.rows.append(row)
+        self.bytes += 8 * len(self._last_codes)
         self._rows = row + 1
         return row
+
+    def _coded(self, metadata: Metadata) -> Iterator[tuple[_Pairs, int]]:
+        """Each value as its column and its code there."""
+        for path, value in leaves(metadata):
+            if value != value:  # noqa: PLR0124 - NaN equals nothing and has no place in an order
+                continue
+            name = kind_of(value), path
+            column = self.columns.get(name)
+            if column is None:
+                column = self.columns[name] = _Pairs()
+            code = column.codes.get(value)
+            if code is None:
+                code = column.codes[value] = len(column.codes)
+                self.distinct += 1
+                self.bytes += VALUE_BYTES + (len(value) if isinstance(value, str) else 0)
+            yield column, code
 
     def view(self, size: int) -> GrowingFiltersView:
         """The first `size` rows, frozen: rows added later do not show."""

@@ -19,6 +19,7 @@ from indexes.filters.grammar import ORDERINGS, Comparison, Filter, Kind, conditi
 from indexes.suggestions import suggestion
 
 EXAMPLE_CHARS_MAX = 40
+DATES = "2026-01-05, 2026-01-05T10:00:00Z"
 
 
 def require_satisfiable(condition: Filter, parts: Sequence[FilterPart]) -> None:
@@ -49,25 +50,33 @@ def _require_kind(
     kinds = [kind_of(value) for value in asked.values]
     if kinds and not held.keys() & set(kinds):
         missing: str = kinds[0]
-    elif asked.type not in ORDERINGS or not looks_like_a_date(asked.value):
+    elif asked.type not in ORDERINGS or not isinstance(asked.value, str) or asked.period:
         return
-    else:
-        is_date, dates = asked.instant is not None, any(part.has_dates(asked.key) for part in parts)
-        if is_date == dates:
+    elif asked.instant is not None:
+        if any(part.has_dates(asked.key) for part in parts):
             return
-        if dates:
-            raise InvalidInput(
-                f"{where}: {asked.key!r} holds dates, and {asked.value!r} is not one; write 2026-01-05 or "
-                "2026-01-05T10:00:00Z",
-                param=where,
-            )
-        missing = "date (2026-01-05, 2026-01-05T10:00:00Z)"
+        missing = f"date ({DATES})"
+    else:
+        others = any(part.has_other_strings(asked.key) for part in parts)
+        if others and not (
+            looks_like_a_date(asked.value) and any(part.has_dates(asked.key) for part in parts)
+        ):
+            return
+        raise InvalidInput(
+            f"{where}: {asked.key!r} holds dates, and {_shortened(asked.value)!r} is not one; "
+            f"write {DATES}, 2026-01 or 2026",
+            param=where,
+        )
     there = " and ".join(f"{kind}s (such as {_shown(kind, column)})" for kind, column in sorted(held.items()))
     raise InvalidInput(f"{where}: {asked.key!r} holds {there}, no {missing} is among them", param=where)
 
 
 def _shown(kind: Kind, column: Column) -> str:
     value = column.example()
-    if isinstance(value, str) and len(value) > EXAMPLE_CHARS_MAX:
-        value = f"{value[:EXAMPLE_CHARS_MAX]}..."
+    if isinstance(value, str):
+        value = _shortened(value)
     return msgspec.json.encode(bool(value) if kind == "boolean" else value).decode()
+
+
+def _shortened(value: str) -> str:
+    return value if len(value) <= EXAMPLE_CHARS_MAX else f"{value[:EXAMPLE_CHARS_MAX]}..."

@@ -39,7 +39,9 @@ FORMAT_VERSION = 4
 FORMATS_READ = ("1", "2", "3", "4")  # writers migrate older ones first
 SCAN_ROWS = 2048
 AGAIN_AFTER_S = (0.01, 0.1)  # after which a read that finds damage is tried again
-METADATA = msgspec.json.Decoder(Metadata)  # reused: passing the type on each call is twenty times slower
+METADATA = msgspec.json.Decoder(
+    dict[str, Any]
+)  # reused: passing the type on each call is twenty times slower
 
 LIVE = "FROM passages p JOIN documents d ON d.pk = p.document"
 ONE_PASSAGE = (

@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
 from typing import Any
 
+from indexes import leaves
 from jobs.evaluation.asking import Asker
 from nearline import JSON
 
@@ -53,9 +54,8 @@ class Survey:
         """How many of the sampled passages have each value of each metadata key."""
         passages: dict[str, Counter[Value]] = defaultdict(Counter)
         for document in self.sample:
-            for key, found in document["metadata"].items():
-                for value in found if isinstance(found, list) else [found]:
-                    passages[key][value] += document["passages"]
+            for path, value in leaves(document["metadata"]):
+                passages[path][value] += document["passages"]
         return passages
 
 

@@ -98,13 +98,23 @@ async def passages_found(
 async def values_of(
     core: Endpoints, collection: str, condition: Any = None
 ) -> AsyncIterator[tuple[str, Value]]:
-    """Each value of the metadata of each document that matches, with its key; of a list, each element."""
+    """Each value of the metadata of each document that matches, with its dotted path, as filters see it."""
     narrowed = {} if condition is None else {"filter": condition}
     with refused_filters():
         async for document in core.scroll(collection, limit=PAGE, text=False, **narrowed):
-            for key, value in document["metadata"].items():
-                for one in value if isinstance(value, list) else [value]:
-                    yield key, one
+            for path, value in leaves(document["metadata"]):
+                yield path, value
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Value]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from leaves(inner, f"{path}.{key}" if path else key)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from leaves(inner, path)
+    elif value is not None:
+        yield path, value
 
 
 async def fields_described(core: Endpoints, collection: str) -> dict[str, dict[str, str]]:

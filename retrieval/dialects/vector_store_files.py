@@ -25,8 +25,10 @@ from indexes import (
     Metadata,
     NotFound,
     Page,
+    Scalar,
     ScrolledDocument,
     Upsert,
+    leaves,
     scrolling,
 )
 from retrieval.admission import Entry
@@ -48,7 +50,7 @@ from retrieval.document_schemas import SentDocument
 from retrieval.handlers.documents import remove
 from retrieval.handlers.wire import answer, answer_from, body, collection_of, document_of, query_int
 from retrieval.keys import CONFIG, EMBEDDERS, ENTRY, HELD, METRICS, TASKS, TEXTS, UPLOADS
-from retrieval.metadata import check_limits, flattened
+from retrieval.metadata import check_limits, check_metadata
 from retrieval.settings import Passages
 from retrieval.writing import SPECIAL_TOKENS, write_documents
 
@@ -220,10 +222,12 @@ def bodies(collection: Collection, found: Sequence[ScrolledDocument]) -> list[Op
 
 
 def attributes_of(metadata: Metadata) -> Attributes:
-    """OpenAI knows no lists: one becomes its values with commas between them."""
+    """OpenAI knows no lists and no objects: values with one path become a text with commas between them."""
+    found: dict[str, list[Scalar]] = {}
+    for path, value in leaves(metadata):
+        found.setdefault(path, []).append(value)
     return {
-        key: ", ".join(map(str, value)) if isinstance(value, list) else value
-        for key, value in metadata.items()
+        path: values[0] if len(values) == 1 else ", ".join(map(str, values)) for path, values in found.items()
     }
 
 
@@ -232,8 +236,8 @@ def checked(
 ) -> Metadata:
     """As metadata. Whom the document was for `before`, it stays for, unless the attributes say otherwise: OpenAI knows
     no lists, and sends one back as text. Raises InvalidInput and TooLarge naming the field."""
-    metadata = flattened(attributes or {}, "attributes")
-    if ACL in before and metadata.get(ACL) in (None, attributes_of(before)[ACL]):
+    metadata = check_metadata(dict(attributes or {}), "attributes")
+    if ACL in before and metadata.get(ACL) in (None, attributes_of(before).get(ACL)):
         metadata[ACL] = before[ACL]
     check_limits(title, metadata, "attributes", app[CONFIG])
     return metadata

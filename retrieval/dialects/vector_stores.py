@@ -108,7 +108,7 @@ async def create(request: web.Request) -> web.Response:
 async def listed(request: web.Request) -> web.Response:
     """By their ids, in the order of letters."""
     limit = query_int(request, "limit", LISTED, least=1, most=LISTED_MAX)
-    after = request.query.get("after", "")
+    after, before = request.query.get("after", ""), request.query.get("before", "")
     backwards = order_of(request, default="asc") == "desc"
     catalog, caller = request.app[CATALOG], PRINCIPAL.get()
     aliases = catalog.aliases
@@ -118,9 +118,12 @@ async def listed(request: web.Request) -> web.Response:
     found = sorted(visible.items(), reverse=backwards)
     if after:
         found = [(name, one) for name, one in found if (name < after if backwards else name > after)]
+    if before:
+        found = [(name, one) for name, one in found if (name > before if backwards else name < before)]
 
     def work() -> OpenAIVectorStoreList:
-        page = [store_body(one) for _, one in found[:limit]]
+        # `before` asks for the page that ends there, `after` for the one that begins there.
+        page = [store_body(one) for _, one in (found[-limit:] if before and not after else found[:limit])]
         return OpenAIVectorStoreList(page, *ends([one.id for one in page]), has_more=len(found) > limit)
 
     return await answer_from(work)

@@ -42,7 +42,7 @@ from retrieval.document_schemas import (
 )
 from retrieval.handlers.wire import answer, answer_from, body, collection_of, document_of, query_int
 from retrieval.keys import CONFIG, EMBEDDERS, ENTRY, HELD, METRICS, TASKS
-from retrieval.metadata import Patch, date_of, expires_ms_of, metadata_of
+from retrieval.metadata import date_of, expires_ms_of, metadata_of
 from retrieval.plan import filter_of
 from retrieval.privacy import VECTOR_EXPORT, VectorExport, require_vectors
 from retrieval.settings import Config
@@ -110,10 +110,7 @@ async def patched(request: web.Request) -> web.Response:
         raise InvalidInput("expected metadata, expires_at, or both", param="metadata")
     sent = no_metadata() if is_absent(wanted.metadata) else wanted.metadata
 
-    def work() -> Patch:
-        return Patch.of(metadata_of(sent, "metadata", app[CONFIG]), "metadata")
-
-    patch = await asyncio.to_thread(work)
+    patch = await asyncio.to_thread(metadata_of, sent, "metadata", app[CONFIG])
     future = patch_metadata(collection, request.match_info["id"], patch, app[CONFIG], expires)
     result = replace(await asyncio.wrap_future(future), tokens=0)  # none was embedded
     app[TASKS].reindex_if_due(collection.name, collection)

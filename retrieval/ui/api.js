@@ -79,3 +79,12 @@ export async function names() {
   const { collections } = await get("v1/collections");
   return collections.flatMap((one) => [[one.name, one.name], ...one.aliases.map((alias) => [alias, `${alias} → ${one.name}`])]);
 }
+
+// The values in metadata under the dotted paths by which filters find them.
+export function valuesByPath(metadata, path = "", found = new Map()) {
+  if (metadata === null) return found;
+  if (Array.isArray(metadata)) for (const inner of metadata) valuesByPath(inner, path, found);
+  else if (typeof metadata === "object") for (const [key, inner] of Object.entries(metadata)) valuesByPath(inner, path ? `${path}.${key}` : key, found);
+  else found.set(path, [...(found.get(path) ?? []), metadata]);
+  return found;
+}

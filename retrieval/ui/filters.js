@@ -1,6 +1,6 @@
 // Rows of key, operator and value, which together are a filter. Keys come from a sample of documents, values from facets.
 
-import { of, post } from "./api.js";
+import { of, post, valuesByPath } from "./api.js";
 import { h, select } from "./dom.js";
 
 const SAMPLE = 100; // documents that are looked at for their metadata keys
@@ -91,7 +91,7 @@ export class Filters {
     try {
       const { documents } = await post(of(collection, "documents", "scroll"), { limit: SAMPLE, text: false });
       for (const { metadata } of documents) {
-        for (const [name, value] of Object.entries(metadata)) this.types.set(name, typeof (Array.isArray(value) ? value[0] : value));
+        for (const [name, [value]] of valuesByPath(metadata)) this.types.set(name, typeof value);
       }
     } catch {
       this.learnt = null; // they can still be typed

@@ -1,6 +1,6 @@
 // Search: the form, the hits, what was searched and the stages; and why a document is, or is not, among the hits.
 
-import { names, of, post, prefer, preferred } from "./api.js";
+import { names, of, post, prefer, preferred, valuesByPath } from "./api.js";
 import { announce, bar, failure, field, fixed, h, milliseconds, plural, select, svg } from "./dom.js";
 import { explained } from "./explain.js";
 import { Filters } from "./filters.js";
@@ -131,8 +131,8 @@ function hitItem(hit, rank, most, context) {
       h("div", { class: "hit-body" },
         h("p", { class: "where" }, h("span", { class: "id" }, hit.document_id), ` · passage ${hit.passage}`, hit.heading && [" · ", h("span", { class: "heading" }, hit.heading.split("\n").join(" › "))]),
         text,
-        h("ul", { class: "chips", "aria-label": "Metadata" }, Object.entries(hit.metadata).map(([name, value]) =>
-          h("li", {}, h("span", {}, name), " ", Array.isArray(value) ? value.join(", ") : String(value)))),
+        h("ul", { class: "chips", "aria-label": "Metadata" }, [...valuesByPath(hit.metadata)].map(([name, values]) =>
+          h("li", {}, h("span", {}, name), " ", values.join(", ")))),
         h("div", { class: "row" }, why, whole)),
       h("dl", { class: "scores" },
         score("score", fixed(hit.score, 3)),

@@ -90,7 +90,7 @@ def test_it_is_kept_with_the_documents(tmp_path: Path) -> None:
     log = Log.create(tmp_path / "log.db", settings(dimensions=4), "uid")
     log.commit([[versioned(1), versioned(2)]])
     before = log.content
-    broken = replace(versioned(3), metadata={"x": object()})  # type: ignore[dict-item]
+    broken = replace(versioned(3), metadata={"x": object()})
     with pytest.raises(TypeError):
         log.commit([[versioned(4), broken]])
     assert log.content == before

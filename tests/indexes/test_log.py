@@ -123,7 +123,7 @@ def test_what_is_removed_is_owed(log: Log) -> None:
     assert log.owed.bytes > once.bytes
     assert log.owed.since_ms == once.since_ms
     broken = WORLD.document(2)
-    broken = type(broken)(broken.id, broken.text, broken.title, {"x": object()}, broken.passages)  # type: ignore[dict-item]
+    broken = type(broken)(broken.id, broken.text, broken.title, {"x": object()}, broken.passages)
     with pytest.raises(TypeError):
         log.commit([[Delete("d2")], [broken]])
     log.close()
@@ -147,7 +147,7 @@ def test_a_log_that_counted_nothing_owes_what_went(log: Log) -> None:
 def test_a_failing_operation_takes_the_whole_commit_back(log: Log) -> None:
     """If one write of a group cannot be stored, none is, and the next commit works."""
     broken = WORLD.document(2)
-    broken = type(broken)(broken.id, broken.text, broken.title, {"x": object()}, broken.passages)  # type: ignore[dict-item]
+    broken = type(broken)(broken.id, broken.text, broken.title, {"x": object()}, broken.passages)
     with pytest.raises(TypeError):
         log.commit([[WORLD.document(1)], [broken]])
     assert log.position().seq == 0

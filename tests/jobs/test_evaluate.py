@@ -460,3 +460,12 @@ def test_no_service_is_not_a_low_recall() -> None:
     assert ended.exit_code == 2
     assert "cannot be reached" in ended.stderr
     assert len(ended.stderr.strip().splitlines()) == 1
+
+
+def test_a_survey_reads_values_in_objects_and_lists() -> None:
+    """Under the dotted paths that filters take."""
+    survey = Survey(1, size=1, seed=0)
+    survey.add(
+        {"id": "a", "passages": 2, "metadata": {"items": [{"sku": "A"}, {"sku": "B"}], "at": {"n": None}}}
+    )
+    assert survey.values() == {"items.sku": {"A": 2, "B": 2}}

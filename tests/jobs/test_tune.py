@@ -196,6 +196,26 @@ def test_without_a_generation_there_is_nothing_to_tune(http: Http) -> None:
     assert "nearline reindex" in reply.body["error"]["message"]
 
 
+def test_an_empty_generation_is_refused_at_once(http: Http) -> None:
+    """Built of nothing, or of what was deleted; a single passage can be tuned for queries of one's own."""
+    name, queries = http.new_collection(), [f"query {at}" for at in range(30)]
+    asked: list[dict[str, object]] = [{"recall_target": 0.95}, {"recall_target": 0.95, "queries": queries}]
+
+    def refused() -> bool:
+        http.reindex(name)
+        replies = [http.call("POST", f"/v1/collections/{name}/tune", body) for body in asked]
+        return all(one.status == 409 and "is empty" in one.body["error"]["message"] for one in replies)
+
+    assert refused()
+    http.write(name, {"id": "one", "text": "one note"})
+    http.reindex(name)
+    ended = [http.wait_for(http.ok("POST", f"/v1/collections/{name}/tune", body)["job"]) for body in asked]
+    assert [one["status"] for one in ended] == ["failed", "succeeded"]
+    assert "1 different queries are too few" in ended[0]["error"]
+    http.ok("DELETE", f"/v1/collections/{name}/documents/one")
+    assert refused()
+
+
 def test_one_job_at_a_time_for_a_collection(http: Http, collection: str) -> None:
     """A rebuild is refused while a tuning is under way, and says which it is."""
     job = http.ok("POST", f"/v1/collections/{collection}/tune", {"recall_target": 0.95, "apply": False})[
@@ -203,7 +223,11 @@ def test_one_job_at_a_time_for_a_collection(http: Http, collection: str) -> None
     ]
     reply = http.call("POST", f"/v1/collections/{collection}/reindex", {})
     assert reply.status == 409
-    assert f"a tune of '{collection}' is under way" in reply.body["error"]["message"]
+    error = reply.body["error"]
+    assert error["message"] == f"a tune of '{collection}' is under way: job {job}"
+    assert (error["type"], error["job"]) == ("conflict", job)
+    rollback = http.call("POST", f"/v1/collections/{collection}/rollback", {})
+    assert (rollback.status, rollback.body["error"]["job"]) == (409, job)
     ended = http.wait_for(job)
     assert (ended["kind"], ended["status"]) == ("tune", "succeeded")
     assert ended["result"]["held_out"]

@@ -257,12 +257,15 @@ def test_bodies_on_their_way_take_no_place_and_are_bounded(narrow: ServerProcess
 def test_what_has_no_room_is_refused_before_its_body(narrow: ServerProcess) -> None:
     """While a write larger than all that may be beside each other is under way, the next needs not send its body."""
     http = Http(narrow.url)
+    settled(http)
     name = http.new_collection()
-    text = json.dumps({"documents": [{"id": "a", "text": " ".join(f"iron {at}" for at in range(20_000))}]})
+    text = json.dumps({"documents": [{"id": "a", "text": " ".join(f"iron {at}" for at in range(5_000))}]})
     path = f"/v1/collections/{name}/documents"
     with sending(narrow.url, f"Content-Length: {len(text)}", path=path) as large:
         large.sendall(text.encode())
+        until = time.monotonic() + 20
         while not http.metric("nearline_requests_under_way", **{"class": "write"}):
+            assert time.monotonic() < until
             time.sleep(0.01)
         with sending(narrow.url, "Content-Length: 50", path=path) as next_one:
             head = head_of(next_one)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jwt
 import pytest
@@ -31,6 +32,7 @@ from retrieval.openapi import Route
 from retrieval.settings import Config
 from tests.support.guarded import Caller, Guarded, guarded_service, key
 from tests.support.http import Http
+from tests.support.operations import operations
 
 SECRET = "a secret of more than thirty-two characters"
 SCOPES: tuple[Scope, ...] = ("search", "write", "admin", "metrics")
@@ -56,6 +58,10 @@ def test_each_route_asks_for_its_scope(guarded: Guarded, callers: dict[str, Call
     """No key, a wrong, an ended or a revoked one get 401; one of other scopes 403; the right one neither."""
     body: object = {} if route.method in ("POST", "PUT", "PATCH") else None
     status = {name: one.call(route.method, concrete(route), body).status for name, one in callers.items()}
+    if route.method == "GET":
+        heads = {name: one.call("HEAD", concrete(route)) for name, one in callers.items()}
+        assert {name: head.status for name, head in heads.items()} == status
+        assert route.path == "/" or not any(head.body for head in heads.values())  # urllib follows with GET
     invalid = {name: status.pop(name) for name in ("none", "wrong", "ended", "revoked")}
     if route.scope == "public":
         assert not {401, 403} & {*invalid.values(), *status.values()}
@@ -351,6 +357,7 @@ def test_a_damaged_file_of_keys_stops_the_start_and_not_the_service(tmp_path: Pa
         (key(), "scopes"),
         (key("search", tenant="a/b"), "tenant"),
         (key("metrics", tenant="acme"), "scopes"),
+        (key("metrics", collections=["docs"]), "scopes"),
         (key("search", collections=["../x"]), "collections"),
         (key("write", groups=["staff"]), "scopes"),
         (key("search", groups=[""]), "groups"),
@@ -401,6 +408,7 @@ def test_no_secret_is_logged(guarded: Guarded) -> None:
 # --- tenants --------------------------------------------------------------------------------------------------
 
 
+FEEDBACK = {"document_id": "refunds", "grade": 3}
 OUTCOME = {"key": "acmekey", "bad": ["1"]}
 DOCUMENTS = {
     "acme": [{"id": "a1", "text": "Acme pays refunds within fourteen days.", "metadata": {"acmekey": 1}}],
@@ -500,6 +508,73 @@ def test_a_key_bound_to_collections_reaches_no_others(guarded: Guarded, tenants:
     assert admin.call("POST", "/v1/collections", {"name": "more"}).status == 403
     assert admin.call("PUT", "/v1/aliases/x", {"collection": "docs"}).status == 403
     assert admin.call("DELETE", "/v1/collections/acme-only").status == 404
+
+
+MARK = "wormwood"  # in all that belongs to the collection that a key is not bound to
+
+
+@pytest.mark.parametrize("scopes", [("admin", "vectors"), ("search", "write")], ids=" ".join)
+def test_a_bound_key_learns_and_changes_nothing_elsewhere(
+    guarded: Guarded, scopes: tuple[Scope, ...]
+) -> None:
+    """On every route, named by path, id or alias: no word of another collection, and nothing of it is changed."""
+    mine, other = f"mine-{scopes[0]}", f"{MARK}-{scopes[0]}"
+    owner = guarded.caller("admin", "vectors")
+    for name in (mine, other):
+        owner.ok("POST", "/v1/collections", {"name": name})
+        document = {
+            "id": f"{name}-1",
+            "text": f"Refunds of {name} take days.",
+            "metadata": {f"{name}_key": name},
+        }
+        owner.write(name, document, {**document, "id": "refunds"})
+        owner.ok("PUT", f"/v1/aliases/{name}-alias", {"collection": name})
+        owner.ok(
+            "POST",
+            f"/v1/collections/{name}/feedback",
+            {"feedback": [FEEDBACK | {"query": f"what of {name}?"}]},
+        )
+    job = owner.ok("POST", f"/v1/collections/{other}/reindex", {})["job"]
+    owner.wait_for(job)
+    ids = {"file": upload(owner, f"{MARK}.txt", MARK.encode()), "job": job, "key": owner.token.split("_")[1]}
+    ids["id"] = f"{other}-1"
+
+    def belongings() -> Any:
+        collection = owner.ok("GET", f"/v1/collections/{other}")
+        kept = {
+            field: collection[field]
+            for field in ("name", "aliases", "seq", "documents", "generation", "ranking")
+        }
+        shown: tuple[tuple[str, Any], ...] = ("documents/scroll", {}), ("feedback", None)
+        read = [owner.call("POST" if body == {} else "GET", f"/v1/collections/{other}/{path}", body).body
+                for path, body in shown]  # fmt: skip
+        return kept, read, owner.ok("GET", f"/v1/files/{ids['file']}")
+
+    before = belongings()
+    bound = guarded.caller(*scopes, collections=[mine])
+    asked, forbidden = 0, set()
+    for one in sorted(
+        operations(), key=lambda one: (one.route.method == "DELETE", one.route.path.endswith("/rename"))
+    ):
+        if one.route.scope == "public" or one.route.path.endswith(("/reindex", "/tune", "/erase")):
+            continue
+        raw, headers = one.sent(json.loads(json.dumps(one.body).replace('"docs"', json.dumps(other))))
+        for collection in (mine, other, f"{other}-alias"):
+            path = one.path({**ids, "collection": collection, "alias": f"{other}-alias"})
+            reply = bound.call(one.route.method, path, raw=raw, headers=headers)
+            assert reply.status < 500 or reply.body["error"]["type"] == "not_ready", reply
+            if other in path and "{collection}" in path:
+                assert reply.status in (403, 404), path
+            told = json.dumps([reply.body, dict(reply.headers)])
+            for known in (other, ids["file"], f"{MARK}.txt"):  # what was asked for
+                told = told.replace(known, "") if known in path or known in str(raw) else told
+            assert MARK not in told, (one.route.method, path, told[:500])
+            asked += 1
+            if reply.status == 403:
+                forbidden.add(f"{one.route.method} {one.route.path}")
+    assert asked > 150
+    assert forbidden >= {"GET /metrics", "GET /v1/files", "POST /v1/collections", "PUT /v1/aliases/{alias}"}
+    assert belongings() == before
 
 
 def test_uploaded_files_are_their_tenants(guarded: Guarded, tenants: dict[str, Caller]) -> None:
@@ -709,7 +784,9 @@ def test_a_key_with_groups_does_nothing_but_read(tmp_path: Path) -> None:
     assert made.groups == ["staff"]
 
 
-@pytest.mark.parametrize("acl", [[], 1, ["staff", 2], True, {"groups": ["staff"]}])
+@pytest.mark.parametrize(
+    "acl", [[], 1, ["staff", 2], True, {"groups": ["staff"]}, [None], [["staff"]], [{"group": "staff"}]]
+)
 def test_an_acl_that_lists_no_groups_is_refused(http: Http, acl: object) -> None:
     """An empty list would be no value, and the document for all to see."""
     collection = http.new_collection()

@@ -97,14 +97,9 @@ WRITES: list[tuple[object, int, str | None]] = [
         "documents[1].metadata.a.big",
     ),
     (
-        {"documents": [GOOD, {"id": "b", "text": "b", "metadata": {"n": 1, "a": {"list": [{"b": 1}]}}}]},
+        {"documents": [GOOD, {"id": "b", "text": "b", "metadata": {"a": {"list": [{"b": 2**63}]}}}]},
         422,
-        "documents[1].metadata.a.list",
-    ),
-    (
-        {"documents": [GOOD, {"id": "b", "text": "b", "metadata": {"a": {"b": 1}, "a.b": 2}}]},
-        422,
-        "documents[1].metadata.a.b",
+        "documents[1].metadata.a.list.b",
     ),
     (
         {"documents": [GOOD, {"id": "b", "text": "b", "metadata": {"a": {"nul \0 key": 1}}}]},
@@ -127,7 +122,7 @@ WRITES: list[tuple[object, int, str | None]] = [
         "documents[1].metadata",
     ),
     (
-        {"documents": [GOOD, {"id": "b", "text": "b", "metadata": {str(n): n for n in range(99)}}]},
+        {"documents": [GOOD, {"id": "b", "text": "b", "metadata": {"n": [0] * 4097}}]},
         413,
         "documents[1].metadata",
     ),
@@ -148,7 +143,7 @@ def test_bad_writes_keep_nothing(http: Http, name: str, body: object, status: in
     assert http.call("GET", f"/v1/collections/{name}/documents/good").status == 404
 
 
-@pytest.mark.parametrize("depth", [9, 300, 900, 950, 970, 980, 985, 990, 995, 1000, 1100, 100_000])
+@pytest.mark.parametrize("depth", [33, 300, 900, 950, 970, 980, 985, 990, 995, 1000, 1100, 100_000])
 def test_deeply_nested_metadata_is_refused(http: Http, name: str, depth: int) -> None:
     """As too deep by us or by the JSON decoder, but never as a fault of ours, and nothing is written."""
     nested = b'{"a":' * depth + b"1" + b"}" * depth
@@ -168,11 +163,11 @@ def test_deeply_nested_metadata_is_refused(http: Http, name: str, depth: int) ->
 PATCHES: list[tuple[object, int, str | None]] = [
     ({}, 422, "metadata"),
     ({"metadata": None}, 422, "metadata"),
-    ({"metadata": {"a": [[1]]}}, 422, "metadata.a"),
     ({"metadata": {"a": "nul \0"}}, 422, "metadata.a"),
-    ({"metadata": {"a": {"b": 1}, "a.b": 2}}, 422, "metadata.a.b"),
+    ({"metadata": {"a": [{"b": "nul \0"}]}}, 422, "metadata.a.b"),
+    ({"metadata": {"a" * 300: {"b" * 300: 1}}}, 422, f"metadata.{'a' * 100}..."),
     ({"metadata": {"x": "y" * 16_370}}, 413, "metadata"),
-    ({"metadata": {str(n): n for n in range(64)}}, 413, "metadata"),
+    ({"metadata": {str(n): n for n in range(512)}}, 413, "metadata"),
     ({"text": "new", "metadata": {}}, 422, "text"),
 ]
 

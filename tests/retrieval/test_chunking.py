@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
+import ast
 import gzip
+import heapq
 import json
 import re
+import textwrap
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from hypothesis import given, settings
@@ -264,14 +269,18 @@ def test_code_is_cut_between_functions() -> None:
         "# The other way round.",
         "LIMIT = 3",
     ]
-    assert [span.heading for span in spans] == ["", "class Shop > def open", "class Shop", ""]
+    headings = ["", "class Shop > def open", "class Shop > def close(self) -> None", ""]
+    assert [span.heading for span in spans] == headings
 
 
 def test_a_document_of_code(http: Http) -> None:
     """Metadata that name its programming language make a document source code."""
     name = http.new_collection()
     text = PYTHON * 5
-    for metadata, heading in (({}, "Copyright of somebody"), ({"programming_language": "python"}, "")):
+    for metadata, heading in (
+        ({}, "Copyright of somebody"),
+        ({"programming_language": "python"}, "class Shop"),
+    ):
         assert http.write(name, {"id": "a", "text": text, "metadata": metadata})["documents"] == 1
         [first] = [hit for hit in http.search(name, query="shop")["hits"] if hit["passage"] == 0]
         assert first.get("heading", "") == heading
@@ -326,3 +335,83 @@ def test_a_million_characters(model_folder: Path, piece: str) -> None:
     assert spans[-1].end == len(text.rstrip())
     for span in spans[:: max(1, len(spans) // 20)]:
         assert len(counter.starts(text[span.start : span.end])) <= 200
+
+
+def test_the_end_of_a_function_gives_its_name_to_no_other() -> None:
+    """A passage that begins in the last lines of one function and is mostly another is headed by that one."""
+    lines = [f"    total_{at} = first + second + {at}" for at in range(9)]
+    text = "\n".join(["def long(first, second):", *lines, "", "def merge(first):", *lines[:4]])
+    spans = split(text, words, tokens_max=30, overlap_tokens=4, code=True)
+    assert [span.heading for span in spans][:1] == ["def long(first, second)"]
+    for span in spans:
+        passage = text[span.start : span.end]
+        before, begins, _ = passage.partition("def merge")
+        if begins:
+            wanted = "def long(first, second)" if 2 * len(before) > len(passage) else "def merge(first)"
+            assert span.heading == wanted
+
+
+@pytest.mark.parametrize("module", [heapq, argparse, textwrap, json.decoder], ids=lambda one: one.__name__)
+def test_headings_of_code_name_what_a_passage_is_in(module: ModuleType) -> None:
+    """Each part of a heading is the first line of a class or function, and the passage lies, at least partly, in the
+    innermost one."""
+    text = Path(str(module.__file__)).read_text()
+    starts = [0, *(match.end() for match in re.finditer("\n", text))]
+    nodes = [
+        (starts[node.lineno - 1], starts[node.end_lineno or 0], node.name)
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    named = 0
+    for span in split(text, words, tokens_max=120, overlap_tokens=16, code=True):
+        titles = span.heading.split(" > ") if span.heading else []
+        names = [re.match(r"(?:async )?(?:class|def) (\w+)|\w+.*=", title) for title in titles]
+        assert all(names), span.heading
+        comments = all(line.lstrip().startswith("#") for line in text[span.start : span.end].splitlines())
+        if comments or not titles or not (name := names[-1]) or not name[1]:
+            continue  # the parser has no place for comments behind the last statement
+        inside = {found for begin, end, found in nodes if begin < span.end and end >= span.start}
+        assert name[1] in inside, (span.heading, text[span.start : span.end])
+        named += 1
+    assert named > 10
+
+
+RST = """Environment Variables
+---------------------
+
+Set them in the file::
+
+   # This is a line comment.
+   HOME = /root
+
+   # Another one
+   =====
+
+They are read once.
+
+.. code-block:: python
+   :linenos:
+
+   # Read the variables
+   import os
+
+   Title
+   -----
+
+Loading
+-------
+
+.. note:: ``#`` begins a comment.
+
+   # Not a heading either
+
+# A heading
+"""
+
+
+def test_comments_in_literal_blocks_are_no_headings() -> None:
+    """Whatever is indented below `::` or a directive; what follows the block has headings again."""
+    found = outline(RST)
+    assert [heading.title for heading in found.headings] == ["Environment Variables", "Loading", "A heading"]
+    assert found.path(RST.index("HOME")) == "Environment Variables"
+    assert found.path(RST.index("Not a heading")) == "Loading"

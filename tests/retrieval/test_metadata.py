@@ -1,17 +1,26 @@
-"""Metadata as people have it: nested, with nulls and lists; filters on what it became; and changes to it alone."""
+"""Metadata as people have it: nested, with nulls and lists of objects; filters on it; and changes to it alone."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import threading
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from indexes.collection import Collection
 from indexes.errors import InvalidInput
+from indexes.filters.grammar import parse_filter
+from indexes.model import IndexOptions
 from nearline import AsyncClient, ServiceError
-from retrieval.metadata import DEPTH_MAX, Patch, flattened
+from retrieval.metadata import DEPTH_MAX, check_metadata, patched
 from tests.support.http import Http
+from tests.support.vectors import World, make_collection
 
 SENT = {
     "author": {"name": "Ada", "born": {"year": 1815}, "died": None},
@@ -21,21 +30,14 @@ SENT = {
     "none": None,
     "big": 2**63 - 1,
 }
-STORED = {
-    "author.name": "Ada",
-    "author.born.year": 1815,
-    "scores": [1, 2.5, True, "x"],
-    "empty": [],
-    "big": 2**63 - 1,
-}
 
 
-def test_metadata_is_stored_flat(http: Http) -> None:
-    """Nulls are dropped, objects become keys with dots, and that is what comes back and what filters compare."""
+def test_metadata_comes_back_as_it_was_sent(http: Http) -> None:
+    """Objects, nulls and lists keep their shape; filters reach the values by dotted paths."""
     name = http.new_collection()
     http.write(name, {"id": 12, "text": "notes on the engine", "metadata": SENT})
-    assert http.ok("GET", f"/v1/collections/{name}/documents/12")["metadata"] == STORED
-    assert http.search(name, query="engine")["hits"][0]["metadata"] == STORED
+    assert http.ok("GET", f"/v1/collections/{name}/documents/12")["metadata"] == SENT
+    assert http.search(name, query="engine")["hits"][0]["metadata"] == SENT
     assert http.ok("POST", f"/v1/collections/{name}/documents/scroll", {})["documents"][0]["id"] == "12"
     for key, value in [("author.born.year", 1815), ("scores", 2.5), ("scores", True), ("scores", "x")]:
         assert http.found(name, query="x", filter={"type": "eq", "key": key, "value": value}) == ["12"]
@@ -45,15 +47,168 @@ def test_metadata_is_stored_flat(http: Http) -> None:
     assert http.ok("POST", f"/v1/collections/{name}/documents/delete", {"ids": [12, "13"]})["deleted"] == 2
 
 
+ORDERS = [
+    {
+        "order": number,
+        "paid": None,
+        "items": [
+            {"sku": sku, "qty": number % 3, "tags": [["new"], sku.lower()]} for sku in ("A", f"B{number}")
+        ],
+        "customer": {"name": f"c{number}", "address": {"city": "Ulm" if number % 2 else "Bonn", "zip": None}},
+        "shipped": f"2024-{number + 1:02}-10",
+        "customer.vip": number == 1,
+        "path": [[1.5, 2], [3, 4]],
+        "none": {},
+    }
+    for number in range(12)
+]
+
+
+@pytest.fixture(scope="module")
+def orders(service: object) -> str:
+    """Normal order records; half of them in a generation, half in the delta."""
+    http = Http(service.url)  # type: ignore[attr-defined]
+    name = http.new_collection()
+    for half in (ORDERS[:6], ORDERS[6:]):
+        http.write(name, *({"id": f"o{one['order']}", "text": "an order", "metadata": one} for one in half))
+        if half[0]["order"] == 0:
+            http.reindex(name)
+    return name
+
+
+def test_lists_of_objects_are_taken_and_returned(http: Http, orders: str) -> None:
+    """Every record comes back exactly as it was sent, whether read, scrolled, searched or exported."""
+    documents = http.ok("POST", f"/v1/collections/{orders}/documents/scroll", {})["documents"]
+    assert [one["metadata"] for one in documents] == ORDERS
+    assert [
+        http.ok("GET", f"/v1/collections/{orders}/documents/o{at}")["metadata"] for at in range(12)
+    ] == ORDERS
+    hits = http.search(orders, query="order", k=12)["hits"]
+    assert {hit["document_id"]: hit["metadata"] for hit in hits} == {
+        f"o{one['order']}": one for one in ORDERS
+    }
+
+
+@pytest.mark.parametrize(
+    ("condition", "found"),
+    [
+        ({"type": "eq", "key": "items.sku", "value": "A"}, range(12)),
+        ({"type": "eq", "key": "items.sku", "value": "B7"}, [7]),
+        ({"type": "ne", "key": "items.sku", "value": "B7"}, [n for n in range(12) if n != 7]),
+        ({"type": "in", "key": "items.sku", "value": ["B1", "B10", "C"]}, [1, 10]),
+        ({"type": "prefix", "key": "items.sku", "value": "B1"}, [1, 10, 11]),
+        ({"type": "gte", "key": "items.qty", "value": 2}, [2, 5, 8, 11]),
+        ({"type": "eq", "key": "items.tags", "value": "b3"}, [3]),
+        ({"type": "eq", "key": "items.tags", "value": "new"}, range(12)),
+        ({"type": "eq", "key": "customer.address.city", "value": "Bonn"}, range(0, 12, 2)),
+        ({"type": "eq", "key": "customer.vip", "value": True}, [1]),
+        ({"type": "gt", "key": "path", "value": 3}, range(12)),
+        ({"type": "lt", "key": "shipped", "value": "2024-03-10T00:00:00Z"}, [0, 1]),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_filters_reach_into_objects_and_lists(
+    http: Http, orders: str, condition: object, found: Sequence[int]
+) -> None:
+    """By dotted path, in rebuilt and new parts alike; any element of a list may match."""
+    scrolled = http.ok("POST", f"/v1/collections/{orders}/documents/scroll", {"filter": condition})
+    assert [document["id"] for document in scrolled["documents"]] == [f"o{number}" for number in found]
+
+
+def test_options_of_a_search_reach_into_objects_and_lists(http: Http, orders: str) -> None:
+    """Facets, sort and boosts take dotted paths as they take flat keys; an unknown one is refused by name."""
+    answer = http.search(
+        orders,
+        query="order",
+        k=12,
+        facets=["customer.address.city", {"key": "items.sku", "top": 1}],
+        sort=[{"key": "customer.name", "order": "desc"}],
+        boosts=[{"key": "items.qty", "weight": 1.0}],
+    )
+    cities, skus = answer["facets"]
+    assert cities["values"] == [{"value": "Bonn", "count": 6}, {"value": "Ulm", "count": 6}]
+    assert (skus["values"], skus["distinct"]) == ([{"value": "A", "count": 12}], 13)
+    names = [hit["metadata"]["customer"]["name"] for hit in answer["hits"]]
+    assert names == sorted(names, reverse=True)
+    assert {hit["document_id"]: hit["scores"]["boost"] for hit in answer["hits"]} == {
+        f"o{number}": 1.0 + number % 3 for number in range(12)
+    }
+    for option, place in (
+        ({"facets": ["items.nothing"]}, "facets[0]"),
+        ({"sort": [{"key": "customer"}]}, "sort[0].key"),
+        ({"boosts": [{"key": "items", "weight": 1}]}, "boosts[0].key"),
+        ({"filter": {"type": "exists", "key": "customer.address"}}, "filter"),
+    ):
+        reply = http.call("POST", f"/v1/collections/{orders}/search", {"query": "x", **option})
+        assert reply.status == 422, option
+        assert str(reply.body["error"]["param"]).startswith(place)
+
+
+def test_explain_shows_what_a_path_holds(http: Http, orders: str) -> None:
+    """The values of the document under the path that a filter asks for."""
+    condition = {"type": "eq", "key": "items.sku", "value": "B2"}
+    body = {"query": "order", "filter": condition, "document_id": "o7"}
+    told = http.ok("POST", f"/v1/collections/{orders}/explain", body)
+    assert told["cause"]["evidence"]["conditions"][0]["document_value"] == ["A", "B7"]
+
+
+def test_metadata_survives_a_restart(tmp_path: Path) -> None:
+    """What is nested is read back from the log into the same filters."""
+    with closing(make_collection(tmp_path / "c")) as collection:
+        documents = [replace(World().document(number), metadata=ORDERS[number]) for number in range(3)]
+        collection.write(documents).result()
+    wanted = parse_filter({"type": "eq", "key": "items.sku", "value": "B2"}, conditions_max=1)
+    with closing(Collection(tmp_path / "c", IndexOptions())) as collection:
+        assert len(collection.snapshot.matching(wanted)) == 1
+        assert collection.document("d2").metadata == ORDERS[2]
+
+
+def test_patches_cannot_nest_deeper(http: Http) -> None:
+    """The bound holds for what a patch makes of the stored metadata, too."""
+    name = http.new_collection()
+    deep: object = 1
+    for _ in range(20):
+        deep = {"a": deep}
+    http.write(name, {"id": "x", "text": "x", "metadata": {"a": deep}})
+    patch = {"metadata": {"a." * 15 + "b": deep}}
+    reply = http.call("PATCH", f"/v1/collections/{name}/documents/x", patch)
+    assert (reply.status, "nested too deep" in reply.body["error"]["message"]) == (422, True)
+    assert http.ok("GET", f"/v1/collections/{name}/documents/x")["metadata"] == {"a": deep}
+
+
 def test_nesting_has_a_bound() -> None:
     """As many objects as are allowed are taken; one more is refused by name."""
-    deep: dict[str, object] = {"x": 1}
+    deep: dict[str, Any] = {"x": 1}
     for _ in range(DEPTH_MAX - 1):
         deep = {"a": deep}
-    assert flattened(deep, "metadata") == {"a." * (DEPTH_MAX - 1) + "x": 1}
+    assert check_metadata(deep, "metadata") is deep
     with pytest.raises(InvalidInput, match="nested too deep") as refused:
-        flattened({"b": deep}, "metadata")
-    assert refused.value.param == "metadata.b" + ".a" * (DEPTH_MAX - 1)
+        check_metadata({"b": deep}, "metadata")
+    assert refused.value.param == "metadata.b" + ".a" * (DEPTH_MAX - 1) + ".x"
+
+
+@pytest.mark.parametrize(
+    ("metadata", "words"),
+    [
+        (
+            {"a": 1, "items": [[n % 10 for n in range(100)]] * 50},
+            "has 5001 values, at most 4096 are allowed; 5000 of them are in 'items'",
+        ),
+        (
+            {"votes": {f"u{n}": n for n in range(600)}},
+            "has 600 different keys, at most 512 are allowed; 600 of them are in 'votes'",
+        ),
+        ({"a": 1, "notes": ["y" * 20_000]}, "are allowed; 20004 of them are in 'notes'"),
+    ],
+)
+def test_too_much_metadata_is_told_with_its_largest_field(http: Http, metadata: object, words: str) -> None:
+    """The limits are bytes, values, and keys, those in objects and lists included."""
+    name = http.new_collection()
+    http.write(name, {"id": "wide", "text": "x", "metadata": {f"column {at}": at for at in range(300)}})
+    body = {"documents": [{"id": "x", "text": "x", "metadata": metadata}]}
+    reply = http.call("POST", f"/v1/collections/{name}/documents", body)
+    assert (reply.status, reply.body["error"]["param"]) == (413, "documents[0].metadata")
+    assert words in reply.body["error"]["message"]
 
 
 # --- filters on it --------------------------------------------------------------------------------------------
@@ -87,7 +242,13 @@ def papers(service: object) -> str:
         ({"type": "gt", "key": "day", "value": "2026-01-05"}, "p1 p2"),
         ({"type": "lt", "key": "day", "value": "2026-01-05T09:00:00Z"}, "p0 p1"),
         ({"type": "lte", "key": "day", "value": "2026-01-05T08:00:00"}, "p0 p1"),
-        ({"type": "gt", "key": "day", "value": "2026-01"}, "p0 p1 p2 p3"),
+        ({"type": "gte", "key": "day", "value": "2026-01"}, "p0 p1 p2 p3"),
+        ({"type": "gt", "key": "day", "value": "2026-01"}, "p3"),
+        ({"type": "lte", "key": "day", "value": "2026-01"}, "p0 p1 p2"),
+        ({"type": "lt", "key": "day", "value": "2026-01"}, ""),
+        ({"type": "lte", "key": "day", "value": "2026"}, "p0 p1 p2"),
+        ({"type": "gt", "key": "day", "value": "2025"}, "p0 p1 p2 p3"),
+        ({"type": "gte", "key": "year", "value": "2023"}, "p4"),
         ({"type": "eq", "key": "day", "value": "2026-01-05T00:00:00Z"}, ""),
         ({"type": "prefix", "key": "day", "value": "2026-01-05"}, "p0 p1"),
         ({"type": "exists", "key": "day"}, "p0 p1 p2 p3"),
@@ -152,12 +313,21 @@ def test_what_no_value_can_satisfy_is_an_error(
 @pytest.mark.parametrize(
     ("stored", "patch", "after"),
     [
-        ({"a": 1, "b": 2}, {"b": None, "c": [3, None]}, {"a": 1, "c": [3]}),
+        ({"a": 1, "b": 2}, {"b": None, "c": [3, None]}, {"a": 1, "c": [3, None]}),
+        (
+            {"a": {"b": 1, "c": 2}},
+            {"a": {"b": None, "d": {"e": 3, "f": None}}},
+            {"a": {"c": 2, "d": {"e": 3}}},
+        ),
+        ({"a": {"b": 1, "c": 2}}, {"a.b": None, "a.d": 4}, {"a": {"c": 2, "d": 4}}),
+        ({"a": {"b": 1}, "a.b": 2}, {"a": {"b": 3}}, {"a": {"b": 3}}),
+        ({"a": [{"b": 1}]}, {"a": [{"b": 2}]}, {"a": [{"b": 2}]}),
+        ({"a": {"b.c": 1}}, {"a": {"b": {"c": 2}}}, {"a": {"b.c": 2}}),
         ({"a.b": 1, "a.c": 2, "ab": 3}, {"a": {"b": None, "d": 4}}, {"a.c": 2, "ab": 3, "a.d": 4}),
         ({"a.b": 1, "a.c.d": 2, "ab": 3}, {"a": None}, {"ab": 3}),
         ({"a.b": 1, "ab": 3}, {"a": 5}, {"a": 5, "ab": 3}),
-        ({"a": 5}, {"a": {"b": 1}}, {"a.b": 1}),
-        ({"a": 5}, {"a": {}}, {}),
+        ({"a": 5}, {"a": {"b": 1}}, {"a": {"b": 1}}),
+        ({"a": 5}, {"a": {}}, {"a": {}}),
         ({"a.b": 1}, {"a": {}}, {"a.b": 1}),
         ({"a.b": 1, "a.c": 2}, {"a.b": None}, {"a.c": 2}),
         ({"a.b": 1, "a.c": 2}, {"a.b": 5, "a": None}, {"a.b": 5}),
@@ -168,10 +338,10 @@ def test_what_no_value_can_satisfy_is_an_error(
 def test_a_patch_merges_as_rfc_7396_says(
     stored: dict[str, object], patch: dict[str, object], after: dict[str, object]
 ) -> None:
-    """With stored keys read as the objects they came from."""
-    assert json.dumps(Patch.of(patch, "metadata").applied(stored), sort_keys=True) == json.dumps(  # type: ignore[arg-type]
-        after, sort_keys=True
-    )
+    """With keys that have dots, as older versions stored all that was nested, read as objects in objects."""
+    before = json.dumps(stored)
+    assert json.dumps(patched(stored, patch), sort_keys=True) == json.dumps(after, sort_keys=True)
+    assert json.dumps(stored) == before
 
 
 def test_a_patch_keeps_text_vectors_and_passages(http: Http) -> None:
@@ -185,7 +355,7 @@ def test_a_patch_keeps_text_vectors_and_passages(http: Http) -> None:
     answer = http.ok("PATCH", path, {"metadata": {"lang": "de", "n": None, "by": {"whom": "Ada"}}})
     assert (answer["seq"], answer["documents"], answer["passages"]) == (2, 1, len(before["passages"]))
     after = http.ok("GET", f"{path}?vectors=true")
-    assert after == {**before, "seq": 2, "metadata": {"lang": "de", "by.whom": "Ada"}}
+    assert after == {**before, "seq": 2, "metadata": {"lang": "de", "by": {"whom": "Ada"}}}
     assert [hit["score"] for hit in http.search(name, query="harbour")["hits"]] == [
         hit["score"] for hit in hits
     ]
@@ -235,11 +405,12 @@ def test_a_bound_that_was_meant_as_a_date(http: Http) -> None:
     """Where a key holds dates, one written otherwise is refused instead of compared by its characters."""
     name = http.new_collection()
     http.write(name, {"id": "a", "text": "x", "metadata": {"at": "2026-01-05"}})
-    for bound in ("2026-1-5", "2026-13-45", "05/01/2000"):
+    for bound in ("2026-1-5", "2026-13-45", "05/01/2000", "June 2024", "yesterday", "2024-13", "2024Q2", ""):
         search = {"query": "x", "filter": {"type": "gte", "key": "at", "value": bound}}
         reply = http.call("POST", f"/v1/collections/{name}/search", search)
         assert reply.status == 422
-        assert "holds dates" in reply.body["error"]["message"]
+        assert "filter: 'at' holds dates" in reply.body["error"]["message"]
+        assert "write 2026-01-05, 2026-01-05T10:00:00Z, 2026-01 or 2026" in reply.body["error"]["message"]
 
 
 @pytest.mark.model

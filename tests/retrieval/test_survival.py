@@ -64,6 +64,7 @@ SEARCHES: dict[str, dict[str, Any]] = {
     "marked": {"query": QUERY, "mode": "lexical", "k": 3, "highlight": True},
     "operators": {"query": f"{WORDS[1]} -{WORDS[4]} wor*", "mode": "lexical", "k": 3, "operators": True},
     "counted": {"query": QUERY, "mode": "lexical", "k": 3, "facets": [{"key": "topic"}]},
+    "explained": {"query": QUERY, "vector": vector(97), "k": 20, "explain": True},
     "nothing": {"query": "elsewhere", "mode": "lexical", "k": 3},
 }
 
@@ -170,7 +171,9 @@ def test_a_kept_answer_is_what_a_fresh_search_gives(
         cached.close()
 
 
-@pytest.mark.parametrize("name", sorted(SEARCHES.keys() - {"exact", "counted", "deep", "later page"}))
+@pytest.mark.parametrize(
+    "name", sorted(SEARCHES.keys() - {"exact", "counted", "explained", "deep", "later page"})
+)
 def test_answers_outlive_writes_elsewhere(cached: Cached, name: str) -> None:
     """Forty documents that have nothing to do with a query leave its answer in the cache, and count as survivals."""
 
@@ -192,6 +195,27 @@ def test_answers_outlive_writes_elsewhere(cached: Cached, name: str) -> None:
                 assert answer.receipt.seq == cached.collection.snapshot.seq
         assert cached.results.counts.survived == 80
         assert shown(answer) == shown(await cached.search(**SEARCHES[name], cache=False))
+
+    asyncio.run(story())
+
+
+def test_explained_ranks_are_those_of_now(cached: Cached) -> None:
+    """A document that changes no hit and no score, but precedes a hit in one ranking, shows in the ranks."""
+    asked = {"query": QUERY, "vector": vector(97), "k": 20, "explain": True}
+
+    async def ranks(**options: Any) -> list[tuple[str, object]]:
+        return [(hit.document_id, hit.ranks) for hit in (await cached.search(**asked, **options)).hits]
+
+    async def story() -> None:
+        for number in range(64):
+            cached.write(number)
+        before = await ranks()
+        text = " ".join(["unrelated"] * 15)
+        for number in range(100, 140):  # without the query's words, before some hits by the vector
+            passage = NewPassage(0, len(text), 15, WORLD.vector(number))
+            cached.collection.write([Upsert(f"d{number}", text, "", {}, (passage,))]).result()
+            assert await ranks() == await ranks(cache=False)
+        assert [rank for _, rank in before] != [rank for _, rank in await ranks()]
 
     asyncio.run(story())
 

@@ -170,6 +170,11 @@ def test_stores_are_listed_page_by_page(client: OpenAI) -> None:
         ids = [one.id for one in client.vector_stores.list(limit=2, order=order)]
         assert made <= set(ids)
         assert ids == sorted(ids, reverse=order == "desc")
+        last = client.vector_stores.list(limit=2, order=order, before=ids[-1])
+        assert ([one.id for one in last.data], last.has_more) == (ids[-3:-1], len(ids) > 3)
+        between = client.vector_stores.list(order=order, after=ids[0], before=ids[2]).data
+        assert [one.id for one in between] == [ids[1]]
+        assert client.vector_stores.list(order=order, before=ids[0]).data == []
 
 
 def test_deleting(client: OpenAI, store: str, http: Http) -> None:
@@ -504,7 +509,7 @@ def test_errors_name_the_field(client: OpenAI, store: str) -> None:
             lambda: client.vector_stores.files.create(store, file_id=file.id, chunking_strategy=static(100, 51)),
         ),
         ("attributes", lambda: client.vector_stores.files.create(
-            store, file_id=file.id, attributes={str(at): at for at in range(65)}
+            store, file_id=file.id, attributes={str(at): at for at in range(513)}
         )),
         ("purpose", lambda: client.files.create(file=("a.txt", b"a"), purpose="batch")),
         (

@@ -43,7 +43,7 @@ class Hit(TypedDict):
     end: int
     text: str
     title: str
-    metadata: dict[str, str | int | float | bool | list[str | int | float | bool]]
+    metadata: dict[str, Any]
     score: float
     scores: Scores
     tier: Literal["cold", "delta", "hot"]
@@ -78,6 +78,7 @@ class Receipt(TypedDict):
     supported: bool | None
     corrected: NotRequired[dict[str, str]]
     degraded: NotRequired[list[Literal["candidates", "rerank"]]]
+    over_budget: NotRequired[list[Literal["highlight", "operators", "typos"]]]
     support_from: float | None
 
 
@@ -128,7 +129,7 @@ class Citation(TypedDict):
     end: int
     title: str
     heading: str
-    metadata: dict[str, str | int | float | bool | list[str | int | float | bool]]
+    metadata: dict[str, Any]
     score: float
     relevance: float | None
     excerpt: bool
@@ -221,13 +222,14 @@ class ExplainAnswer(TypedDict):
     passages: list[FollowedPassage]
     searches: int
     seq: int
+    over_budget: NotRequired[bool]
 
 
 class PastEvent(TypedDict):
     document_id: str
     title: str
     text: str
-    metadata: dict[str, str | int | float | bool | list[str | int | float | bool]]
+    metadata: dict[str, Any]
     similarity: float
     outcome: str | int | float | bool | list[str | int | float | bool] | None
     bad: bool | None

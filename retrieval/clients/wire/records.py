@@ -36,7 +36,7 @@ class DocumentBody(TypedDict):
     seq: int
     text: NotRequired[str]
     title: str
-    metadata: dict[str, str | int | float | bool | list[str | int | float | bool]]
+    metadata: dict[str, Any]
     passages: int | list[PassageBody]
     language: str
     expires_at: NotRequired[str]

@@ -1,0 +1,53 @@
+"""The values of metadata under their dotted paths, and the filter index made of them."""
+
+from __future__ import annotations
+
+from indexes.filters.grammar import parse_filter
+from indexes.filters.index import GrowingFilters
+from indexes.model import Metadata
+from indexes.paths import leaves, value_at, values_at
+
+ORDER: Metadata = {
+    "order": 17,
+    "items": [{"sku": "A", "at": [[1], 2]}, {"sku": "B"}, "loose"],
+    "at": {"city": "Ulm", "zip": None},
+    "at.city": "Bonn",
+    "none": {},
+}
+
+
+def test_values_stand_under_their_paths() -> None:
+    """Lists add nothing to a path, nulls and empty objects hold no value, and dots in keys mean the same as nesting."""
+    assert list(leaves(ORDER)) == [
+        ("order", 17),
+        ("items.sku", "A"),
+        ("items.at", 1),
+        ("items.at", 2),
+        ("items.sku", "B"),
+        ("items", "loose"),
+        ("at.city", "Ulm"),
+        ("at.city", "Bonn"),
+    ]
+    assert values_at(ORDER, "at.city") == ["Ulm", "Bonn"]
+    assert [value_at(ORDER, path) for path in ("order", "items.sku", "at", "nothing")] == [
+        17,
+        ["A", "B"],
+        None,
+        None,
+    ]
+    assert value_at({"tags": ["one"]}, "tags") == ["one"]
+
+
+def test_passages_of_a_document_share_what_is_known_of_its_metadata() -> None:
+    """Rows of equal metadata are indexed alike, whether it is one object or two, before and after others."""
+    growing = GrowingFilters()
+    for metadata in (ORDER, ORDER, {"order": 18}, dict(ORDER), ORDER):
+        growing.add(metadata)
+    for key, value, rows in (
+        ("items.sku", "B", [0, 1, 3, 4]),
+        ("order", 18, [2]),
+        ("items.at", 2, [0, 1, 3, 4]),
+    ):
+        wanted = parse_filter({"type": "eq", "key": key, "value": value}, conditions_max=1)
+        assert list(growing.view(5).match(wanted)) == rows
+        assert list(growing.seal(5).match(wanted)) == rows
