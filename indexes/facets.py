@@ -51,7 +51,7 @@ class FacetQuery:
 
 @dataclass(frozen=True, slots=True)
 class FacetCounts:
-    """Of the matching `documents` those with each value, most first, or in each range; `missing` have no value.
+    """How many of the matching `documents` have each value, most first, or lie in each range; `missing` have no value.
 
     `values` are the first LISTED_MAX of so many `distinct` ones.
     """

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 MARKER, MARKER_COPY = "nearline.json", "nearline.copy.json"
-DAMAGED = "nearline.json.damaged"  # what it was when it was made anew
+DAMAGED = "nearline.json.damaged"  # the damaged bytes, kept when it was replaced
 KEYS, KEYS_LOCK = "keys.json", "keys.lock"  # both are left by the first access key
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}(@[a-z0-9][a-z0-9_-]{0,62})?")
 # Any of these makes a folder a collection: one that lost its log is not one that never was.

@@ -48,7 +48,7 @@ def refuse_password() -> str:
 def renew(context: ssl.SSLContext, settings: Server) -> None:
     """Use what the files hold now for connections to come. Where they are in error, the old certificate stays."""
     try:
-        tls_context(settings)  # a context that takes only half of a pair could serve nobody
+        tls_context(settings)  # loading half of a pair would leave the context without a working certificate
         context.load_cert_chain(settings.tls_certificate, settings.tls_key, password=refuse_password)
     except NearlineError as error:
         logger.error("the certificate is in error, the old one stays: %s", error)

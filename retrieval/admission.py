@@ -86,7 +86,7 @@ class Gates:
         self._gates[load].require_room(key, body_bytes)
 
     def enter(self, load: Load, key: str | None, body_bytes: int) -> Entry:
-        """For a request whose body is here; what has entered must leave.
+        """Admit a request whose body is here. Each entry must leave.
 
         Raises Overloaded, saying when the class will be idle.
         """
@@ -115,7 +115,7 @@ class Bodies:
 
     @contextmanager
     def arriving(self, key: str | None) -> Iterator[Callable[[int], None]]:
-        """For the time of one body. The function is told how large it has become. Both raise Overloaded."""
+        """Hold room while a body arrives. The yielded function is told its size so far. Both raise Overloaded."""
         if not (self._number.has_room() and self._number.allows(key)):
             raise overloaded(
                 f"{self._number.total} bodies are arriving, {self._number.held(key)} of them from this key, "

@@ -11,7 +11,7 @@ TIMES_FREE = 3
 
 
 class Shares:
-    """For one event loop. A key of None stands for all callers of a service without keys, and may take everything."""
+    """Use from one event loop. A key of None is that of all callers where there are no keys; it may take everything."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -27,7 +27,7 @@ class Shares:
         return self._held.get(key, 0)
 
     def has_room(self, size: int = 1) -> bool:
-        """For anybody."""
+        """Whether any key could take so much more."""
         return self.total + size <= self.most
 
     def allows(self, key: str | None, size: int = 1) -> bool:
@@ -36,7 +36,7 @@ class Shares:
         return key is None or not held or held + size <= TIMES_FREE * free
 
     def take(self, key: str | None, size: int = 1) -> None:
-        """Also what there is no room for: ask first."""
+        """Take so much, whether or not there is room: callers ask first."""
         self._set(key, size)
 
     def give(self, key: str | None, size: int = 1) -> None:

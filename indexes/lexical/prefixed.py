@@ -36,7 +36,7 @@ NO_GROUPS: Groups = {}
 
 
 def postings_of(part: Lists, term: str, groups: Groups) -> Postings:
-    """Of a term, or of a group of terms as if they were one."""
+    """The postings of a term, or of a group of terms as if they were one."""
     if term not in groups:
         return part.postings(term)
     lists = lists_of(part, groups[term])

@@ -59,7 +59,7 @@ class _Folder:
     site_root: bool = False
 
     def ignored(self, path: Path, *, folder: bool) -> bool:
-        """By the innermost ignore file that has a pattern for it, as in Git."""
+        """The innermost ignore file that has a pattern for it decides, as in Git."""
         for base, patterns in reversed(self.ignores):
             name = path.relative_to(base).as_posix() + "/" * folder
             if (found := patterns.check_file(name).include) is not None:

@@ -46,7 +46,7 @@ class SourceOptions:
     include_generated: bool = False
     """Read also what tools made: search indexes, minified scripts, lock files (`generated`)."""
     encoding: str | None = None
-    """Of text files without a byte order mark; None means UTF-8, and Windows-1252 for web pages that are not."""
+    """Encoding of text files without a byte order mark; None means UTF-8, and Windows-1252 for other web pages."""
     id_field: str | None = None
     """None means `id`, else `_id`; rows with neither get the id `<file>#<line>`."""
     prefix_ids: bool = False

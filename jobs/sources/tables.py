@@ -58,7 +58,7 @@ class TypedColumns:
         options: SourceOptions,
         report: SourceReport,
     ) -> TypedColumns:
-        """With types that are declared, or inferred from the first rows."""
+        """Use declared types, or infer them from the first rows."""
         strings = {id_field_in(names, options), *options.text_fields, options.title_field}
         rows = list(first)
         types = {

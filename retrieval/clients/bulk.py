@@ -144,12 +144,12 @@ def chars_per_request(connection: Connection) -> int:
 
 
 def busy_patience() -> Patience:
-    """For what is asked before and after: a service that is away may be another one than was meant."""
+    """Patience for calls before and after an ingestion: an unreachable service may be the wrong address."""
     return Patience(busy_s=BUSY_S, away_s=0, try_s=TIMEOUT_S)
 
 
 def bulk_patience() -> Patience:
-    """For the requests of one ingestion."""
+    """Patience for the requests of one ingestion."""
     return Patience(busy_s=BUSY_S, away_s=AWAY_S, try_s=REQUEST_S_MAX)
 
 

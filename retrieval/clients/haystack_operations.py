@@ -81,7 +81,7 @@ async def updated_by(core: Endpoints, collection: str, condition: Any, meta: dic
             await core.patch(collection, document_id, meta)
             updated += 1
         except ServiceError as error:
-            if error.status != 404:  # deleted meanwhile
+            if error.status != 404:  # deleted in between
                 raise
     return updated
 

@@ -154,7 +154,7 @@ class NearlineVectorStore(VectorStore):
         return [whole(one) for one in await self._store.awaited(stored, ids)]
 
     def delete(self, ids: Sequence[str] | None = None, *, filter: Any = None) -> bool:  # noqa: A002
-        """By ids or by a filter; with neither, all documents."""
+        """Delete by ids or by a filter; with neither, all documents."""
         if ids is not None:
             self._store.run(removed, one_of(ids, filter))
         else:
@@ -191,7 +191,7 @@ class NearlineVectorStore(VectorStore):
     def _similarity_search_with_relevance_scores(
         self, query: str, k: int = K, **search: Any
     ) -> list[tuple[Document, float]]:
-        """With the relevance of each hit, from 0 to 1, so that a `score_threshold` means the same in every search."""
+        """Return hits with their relevance, from 0 to 1, so that a `score_threshold` means the same in every search."""
         return with_relevance(self._hits(query, k, search))
 
     async def _asimilarity_search_with_relevance_scores(
@@ -235,7 +235,7 @@ class NearlineVectorStore(VectorStore):
     def similarity_search_with_score_by_vector(
         self, embedding: list[float], k: int = K, **search: Any
     ) -> list[tuple[Document, float]]:
-        """With the cosine similarity of each."""
+        """Return hits with their cosine similarity."""
         return scored(self._hits_near(embedding, k, search))
 
     async def asimilarity_search_with_score_by_vector(
@@ -246,7 +246,7 @@ class NearlineVectorStore(VectorStore):
     def similarity_search_by_vector_with_relevance_scores(
         self, embedding: list[float], k: int = K, **search: Any
     ) -> list[tuple[Document, float]]:
-        """With the cosine similarity of each, 0 where it is negative."""
+        """Return hits with their cosine similarity, 0 where it is negative."""
         return with_relevance(self._hits_near(embedding, k, search))
 
     async def asimilarity_search_by_vector_with_relevance_scores(

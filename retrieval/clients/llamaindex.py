@@ -96,7 +96,7 @@ class NearlineVectorStore(BasePydanticVectorStore):
 
     @property
     def _store(self) -> Store:
-        """For what the fields say now: a changed collection is never answered from the one before."""
+        """Return the store that the fields name now: a changed collection is never answered from the one before."""
         reached = self._reached
         if (self.collection, self.url) != (reached.collection, reached.client.url):
             client = reached.client if self.url == reached.client.url else None

@@ -3,7 +3,7 @@
 `input_type` picks the model's prefix: `search_query` that for queries, `search_document` that for documents. A model
 without prefixes makes the same vectors for every type, so `classification` and `clustering` are for such models only.
 Vectors come as `float`, `base64` or as bits (`binary`, `ubinary`). `int8` and `uint8` are refused: they need the range
-of each dimension over many texts, which no model here brings along. Fields nobody knows are ignored, as Cohere does.
+of each dimension over many texts, which no model here brings along. Unknown fields are ignored, as Cohere does.
 """
 
 from __future__ import annotations

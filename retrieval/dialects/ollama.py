@@ -2,7 +2,7 @@
 
 `m` and `m:latest` name the same model. `keep_alive` and `options` are accepted and do nothing: models stay loaded, and
 a text is cut where the model's window ends, whatever `options.num_ctx` says. Texts get the model's prefix for
-documents. Fields nobody knows are ignored, as Ollama does. What was cut is listed in `truncated`, which is ours.
+documents. Unknown fields are ignored, as Ollama does. What was cut is listed in `truncated`, which is ours.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rerank as others do: POST /rerank of Text Embeddings Inference, POST /v2/rerank of Cohere, and POST /v1/rerank of
 Jina, whose shape vLLM and Cohere's first version share.
 
-All order texts by what the configured cross-encoder says of them beside a query. Fields nobody knows are ignored, as
+All order texts by what the configured cross-encoder says of them beside a query. Unknown fields are ignored, as
 they do. TEI's request names no model; the others name the configured one or an alias of it, which Jina's may leave out.
 """
 
