@@ -2,6 +2,7 @@
 from .catalog import Catalog as Catalog
 from .collection import Collection as Collection
 from .courtesy import GoOn as GoOn
+from .courtesy import Work as Work
 from .courtesy import give_way as give_way
 from .courtesy import nobody_waits as nobody_waits
 from .dense.cold_skips import ColdState as ColdState

@@ -14,12 +14,31 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
 GoOn = Callable[[], None]  # long work calls it between steps; it may raise to cancel the work
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+@dataclass(slots=True)
+class Work:
+    """What the searches of one request may still do together; below 0 once they would have done more. Each number is
+    about a tenth of a second of CPU. Searches on several threads share it, and may exceed it by a step each.
+
+    `searches` counts those that have begun.
+    """
+
+    searches: int = 0
+    comparisons: int = 300_000  # of words that no passage has with terms of the dictionary
+    prefix_terms: int = 16_384  # that prefixes stand for
+    # Characters of candidates in which phrases are looked for.
+    phrase_chars: int = 8_000_000
+    highlight_words: int = 10_000  # different words of a search's hits that are compared with its query
+    facet_counts: int = 2_000_000  # documents and values that facets count
+
 
 GIVE_WAY_S_MAX = 0.002  # per step; most searches are shorter
 # Switch interval while serving, instead of Python's 5 ms. With 1 ms cached answers come ten times as soon while all

@@ -23,7 +23,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import msgspec
 import numpy as np
 
-from indexes import Overloaded, StoredPassage, TooLarge, give_back, memory_bytes
+from indexes import Overloaded, StoredPassage, TooLarge, Work, give_back, memory_bytes
 from retrieval.admission import Load
 from retrieval.cgroups import cgroup_bytes
 
@@ -174,7 +174,8 @@ class Held:
 
 
 class AnswerBudget:
-    """Bytes for the hits of one answer: those of a search, or of all searches of a batch. Use from any thread."""
+    """Bytes for the hits of one answer: those of a search, or of all searches of a batch; and the `work` that they may
+    take together. Use from any thread."""
 
     def __init__(
         self, bytes_max: int, *, param: str = "k", hold: Callable[[int], None] = lambda size: None
@@ -185,6 +186,7 @@ class AnswerBudget:
         self._hold = hold
         self._lock = threading.Lock()
         self.taken = 0
+        self.work = Work()
 
     def take(self, size: int) -> None:
         """Raises TooLarge, naming what to ask less of, or what `hold` raises, and takes nothing then."""
@@ -206,6 +208,7 @@ class BudgetShare:
     def __init__(self, budget: AnswerBudget) -> None:
         self._budget = budget
         self._taken = 0
+        self.work = budget.work
 
     def reach(self, size: int) -> None:
         """Hold this much in all. Raises as `AnswerBudget.take` does."""

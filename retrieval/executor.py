@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
@@ -26,6 +26,7 @@ from indexes import (
     Snapshot,
     StoredPassage,
     Surroundings,
+    Work,
     text_around,
 )
 from retrieval.stopwatch import Stopwatch
@@ -100,12 +101,13 @@ class Executor(Protocol):
 @dataclass(slots=True)
 class LocalExecutor:
     """Answers one query in this process, at one depth after the other. `begun`: of a query whose text is being embedded
-    meanwhile, what needs no vector. `first`: what was prepared before."""
+    meanwhile, what needs no vector. `first`: what was prepared before. `work`: what its request may still do."""
 
     collection: Collection
     snapshot: Snapshot
     begun: Future[LocalExecution] | None = None
     first: LocalExecution | None = None
+    work: Work = field(default_factory=Work)
 
     def begin(self, query: Query, watch: Stopwatch, submit: Submit) -> None:
         """Search its words meanwhile. Then ask for the same query with its vector, or for a deeper one."""
@@ -125,7 +127,7 @@ class LocalExecutor:
 
     def _prepared(self, query: Query, watch: Stopwatch) -> LocalExecution:
         stage = None if query.text is None else "lexical"  # it weighs the terms
-        prepared = watch.timed(stage, lambda: self.snapshot.prepare(query, watch.go_on))
+        prepared = watch.timed(stage, lambda: self.snapshot.prepare(query, watch.go_on, self.work))
         return LocalExecution(self.collection, self.snapshot, prepared, watch)
 
 

@@ -19,7 +19,7 @@ RerankMs = Annotated[float, Meta(gt=0, le=10_000)]
 RerankWeight = Annotated[float, Meta(ge=0, le=1)]
 Name = Annotated[str, Meta(min_length=1)]
 Place = Annotated[int, Meta(ge=0)]
-OverBudget = Literal["typos", "operators", "highlight"]
+OverBudget = Literal["typos", "operators", "highlight", "facets"]
 Span = tuple[Place, Place]  # [start, end) in a hit's text, in characters
 
 

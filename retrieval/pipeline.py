@@ -27,17 +27,26 @@ from indexes import (
     Prepared,
     Snapshot,
     Unavailable,
+    Work,
 )
 from retrieval.auth import PRINCIPAL
 from retrieval.cache import ResultCache, ResultKey
 from retrieval.ceiling import AnswerBudget, BudgetShare
 from retrieval.embedders import Embedders
 from retrieval.executor import LocalExecutor
-from retrieval.facets import facets_of
 from retrieval.flights import Flights
 from retrieval.plan import Plan, planned
 from retrieval.reranking import PAIRS_A_RUN, Reranker
-from retrieval.rounds import CachedAnswer, Found, answer_of, rounds_of, run_stages, scanned, taken
+from retrieval.rounds import (
+    CachedAnswer,
+    Found,
+    answer_of,
+    count_facets_of,
+    rounds_of,
+    run_stages,
+    scanned,
+    taken,
+)
 from retrieval.scanning import JointScan, Place, Scanner
 from retrieval.schemas import SearchAnswer, SearchRequest
 from retrieval.semantic import Questions, SemanticCache
@@ -147,6 +156,7 @@ class Pipeline:
         if not counted:
             plan = replace(plan, counted=False, query=replace(plan.query, counted=False))
         self.under_way += 1
+        budget.work.searches += 1
         try:
             async with self._in_time(plan, watch):
                 return await self._answer(name, collection, plan, watch, place, budget)
@@ -196,12 +206,12 @@ class Pipeline:
         if not plan.request.cache:
             self._results.counts.bypassed += 1
             async with self._turn(plan):
-                executor = LocalExecutor(collection, snapshot)
+                executor = LocalExecutor(collection, snapshot, work=budget.work)
                 plan = await self._embedded(executor, plan, watch)
                 snapshot, found = await self._found(executor, plan, watch, place, BudgetShare(budget))
             return answer_of(name, collection, snapshot, plan, found.answer, watch, "bypass")
         key = self._key(collection, snapshot, plan)
-        stored = await watch.awaited("cache", self._kept(key, collection, snapshot, plan))
+        stored = await watch.awaited("cache", self._kept(key, collection, snapshot, plan, budget.work))
         flight = key.near + key.content
         if (
             stored is None
@@ -215,9 +225,11 @@ class Pipeline:
             begun, before = watch.elapsed_ms, key.content
             scope = self._scope(collection, snapshot, plan)
             async with self._turn(plan):
-                executor = LocalExecutor(collection, snapshot)
+                executor = LocalExecutor(collection, snapshot, work=budget.work)
                 plan = await self._embedded(executor, plan, watch)
-                alike = await watch.awaited("cache", self._alike(scope, collection, snapshot, plan))
+                alike = await watch.awaited(
+                    "cache", self._alike(scope, collection, snapshot, plan, budget.work)
+                )
                 if alike is not None and not self._semantic.checks() and (answer := taken(alike, budget)):
                     leading.land(None)
                     return answer_of(name, collection, snapshot, plan, answer, watch, "semantic")
@@ -228,7 +240,9 @@ class Pipeline:
             # One that met a later commit (a hit gone from the log, an exact scan) would be wrong when this content is
             # back, unless all that it rests on is known and judged then.
             lasting = not collection.moved_since(snapshot) or (found.grounds and plan.reach is None)
-            if not (found.answer.whole and not plan.degraded and lasting):
+            # Another request may have the work that other searches of this one took.
+            starved = found.answer.over_budget and budget.work.searches > 1
+            if not (found.answer.whole and not plan.degraded and lasting) or starved:
                 leading.land(None)
             else:
                 encoded = msgspec.msgpack.encode(found.answer)
@@ -257,7 +271,7 @@ class Pipeline:
         if not found.vanished or newest.seq <= executor.snapshot.seq:
             return executor.snapshot, found
         # Hits were replaced or deleted meanwhile; their new versions are in the newer snapshot.
-        newer = LocalExecutor(executor.collection, newest)
+        newer = LocalExecutor(executor.collection, newest, work=executor.work)
         return newest, await self._search(newer, plan, watch, place, share)
 
     def _scope(self, collection: Collection, snapshot: Snapshot, plan: Plan) -> bytes | None:
@@ -276,7 +290,7 @@ class Pipeline:
         return self._planned(collection, replace(plan.request, query=text))
 
     async def _alike(
-        self, scope: bytes | None, collection: Collection, snapshot: Snapshot, plan: Plan
+        self, scope: bytes | None, collection: Collection, snapshot: Snapshot, plan: Plan, work: Work
     ) -> bytes | None:
         """The kept answer to a question that asks the same in other words."""
         text, vector = plan.request.query, plan.query.vector
@@ -285,7 +299,7 @@ class Pipeline:
         for question in await self._semantic.alike(scope, text, vector):
             other = self._asking(question.text, collection, plan)
             key = self._key(collection, snapshot, other)
-            stored = await self._kept(key, collection, snapshot, other, counted=False)
+            stored = await self._kept(key, collection, snapshot, other, work, counted=False)
             if stored is not None:
                 self._semantic.counts.hits += 1
                 return stored
@@ -294,14 +308,21 @@ class Pipeline:
         return None
 
     async def _kept(
-        self, key: ResultKey, collection: Collection, snapshot: Snapshot, plan: Plan, *, counted: bool = True
+        self,
+        key: ResultKey,
+        collection: Collection,
+        snapshot: Snapshot,
+        plan: Plan,
+        work: Work,
+        *,
+        counted: bool = True,
     ) -> bytes | None:
         """A kept answer that holds on this snapshot."""
 
         async def judge(grounds: bytes) -> bytes | None:
             floor = self._embedders.similarity_floor(collection.settings.model)
-            work = partial(still_holding, grounds, replace(plan, similarity_floor=floor), snapshot)
-            return work() if is_light(grounds) else await self._threads.run(work)
+            judged = partial(still_holding, grounds, replace(plan, similarity_floor=floor), snapshot, work)
+            return judged() if is_light(grounds) else await self._threads.run(judged)
 
         # An exact search moves nothing, but somebody waits for it.
         return await self._results.get(key, judge, counted=counted and (plan.counted or plan.request.exact))
@@ -389,9 +410,8 @@ class Pipeline:
             found = await self._threads.run(partial(watch.charged, stages), long=plan.rerank is not None)
             if found is not None:
                 if plan.facets:
-                    condition = plan.query.condition
-                    count = partial(facets_of, collection, snapshot, condition, plan.facets, watch.go_on)
-                    found.answer.facets = await self._threads.run(partial(watch.charged, count))
+                    count = partial(count_facets_of, plan, executor, watch, found.answer)
+                    await self._threads.run(partial(watch.charged, count))
                 return found
             plan = plan.deeper()
 

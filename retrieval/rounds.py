@@ -12,7 +12,8 @@ from indexes import Candidates, Collection, DenseResult, Ranking, Snapshot, Tier
 from retrieval.boosting import arrange
 from retrieval.ceiling import AnswerBudget, BudgetShare
 from retrieval.diversity import diversified
-from retrieval.executor import Execution, Executor
+from retrieval.executor import Execution, Executor, LocalExecutor
+from retrieval.facets import facets_of
 from retrieval.highlighting import corrected_words
 from retrieval.option_schemas import FacetBody, OverBudget, Reranked
 from retrieval.plan import Plan
@@ -118,11 +119,23 @@ def over_budget(rounds: Rounds, execution: Execution) -> list[OverBudget] | Unse
     found: list[OverBudget] = []
     if not execution.typos_whole:
         found.append("typos")
-    if rounds.phrase_chars < 0:
+    if not rounds.phrases_whole:
         found.append("operators")
     if not rounds.highlights_whole:
         found.append("highlight")
     return found or UNSET
+
+
+def count_facets_of(plan: Plan, executor: LocalExecutor, watch: Stopwatch, answer: CachedAnswer) -> None:
+    """Add its facets to an answer, or say that other searches of the request have taken the work that it allows."""
+    if executor.work.facet_counts < 0:
+        answer.over_budget = [*(answer.over_budget or ()), "facets"]
+        return
+    condition = plan.query.condition
+    answer.facets = facets_of(executor.collection, executor.snapshot, condition, plan.facets, watch.go_on)
+    executor.work.facet_counts -= sum(
+        one.documents * (1 + len(one.ranges) // 16) + one.distinct for one in answer.facets
+    )
 
 
 def taken(stored: bytes, budget: AnswerBudget) -> CachedAnswer | None:

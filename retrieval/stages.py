@@ -10,7 +10,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from indexes import TIERS, Candidates, Floats, Marks, StoredPassage, Surroundings
+from indexes import TIERS, Candidates, Floats, Marks, StoredPassage, Surroundings, Work
 from retrieval.ceiling import BudgetShare, size_of
 from retrieval.executor import Execution
 from retrieval.fusion import best_first, levels_of, reciprocal_rank, weighted, within
@@ -23,13 +23,9 @@ from retrieval.schemas import Hit, Ranks, RelevanceEvidence, Scores
 DECIMALS = 6
 DEPTH_MAX = 32_768  # of a ranking: a search that still lacks hits there ends with those it has
 HITS_READ_MAX = 128  # at once, so that too large an answer is refused before all of it is in memory
-# Characters of candidates in which one search looks for its phrases, about a tenth of a second. Reading a passage costs
-# as much as looking through this many more, and where it is not all ASCII each character as much as eight.
-PHRASE_CHARS_MAX = 8_000_000
+# Reading a passage costs as much as looking for phrases in this many characters more. Where a passage is not all ASCII,
+# each character costs as much as eight.
 PASSAGE_CHARS, FOLDED_CHARS = 1000, 8
-HIGHLIGHT_WORDS_MAX = (
-    10_000  # different words of the hits that are compared with the query's: a tenth of a second
-)
 
 Positions = NDArray[np.intp]
 
@@ -94,15 +90,15 @@ class Rounds:
     `documents` is how many there are in all, None if a filter leaves out some. `document_of` keeps whose passages were
     read, `left_out` the passages that are no hits, `rerank_scores` what the reranker said, until `rerank_until`
     (monotonic), `last` the last round's plan and candidates, `shown` the positions of its hits among them.
-    `phrase_chars` are left to look for phrases in; below 0 the search ends with the hits it has. `highlights_whole`:
-    all hits have theirs.
+    `phrases_whole`: no hit is lacking because there was no work left to look for phrases in its text.
+    `highlights_whole`: all hits have theirs.
     """
 
     budget: BudgetShare
     documents: int | None = None
     document_of: dict[int, str] = field(default_factory=dict)
     left_out: set[int] = field(default_factory=set)
-    phrase_chars: int = PHRASE_CHARS_MAX
+    phrases_whole: bool = True
     highlights_whole: bool = True
     rerank_scores: dict[int, float] = field(default_factory=dict)
     rerank_until: float | None = None
@@ -114,10 +110,15 @@ class Rounds:
         if plan.operators is not None:
             text, title = passage.text, passage.title
             each = 1 if text.isascii() and title.isascii() else FOLDED_CHARS
-            self.phrase_chars -= PASSAGE_CHARS + each * (len(text) + len(title))
+            self.budget.work.phrase_chars -= PASSAGE_CHARS + each * (len(text) + len(title))
         if left_out := plan.leaves_out(passage):
             self.left_out.add(passage.id)
         return left_out
+
+    def may_read_on(self, plan: Plan) -> bool:
+        """Whether another candidate may be read, which takes work where phrases are looked for in it."""
+        self.phrases_whole = plan.operators is None or self.budget.work.phrase_chars >= 0
+        return self.phrases_whole
 
 
 def hydrate(plan: Plan, fused: Fused, execution: Execution, rounds: Rounds) -> tuple[list[Hit], bool] | None:
@@ -134,7 +135,7 @@ def hydrate(plan: Plan, fused: Fused, execution: Execution, rounds: Rounds) -> t
     seen: set[str] = set()
     vanished = False
     first, wanted, at, size = plan.request.offset, plan.last, 0, 0
-    while at < len(order) and len(chosen) < wanted and rounds.phrase_chars >= 0:
+    while at < len(order) and len(chosen) < wanted and rounds.may_read_on(plan):
         execution.go_on()
         # What is needed, at first: hardly any candidate dies between its search and here.
         step = min(wanted if at == 0 else wanted + SPARE_HITS, HITS_READ_MAX)
@@ -161,7 +162,7 @@ def hydrate(plan: Plan, fused: Fused, execution: Execution, rounds: Rounds) -> t
         rounds.budget.reach(size)
         at += step
     lacking = len(chosen) < wanted and (not grouped or len(seen) != rounds.documents)
-    if lacking and rounds.phrase_chars >= 0 and goes_on(plan, fused):
+    if lacking and rounds.may_read_on(plan) and goes_on(plan, fused):
         return None
     chosen = chosen[first:wanted]
     rounds.shown = [position for position, _ in chosen]
@@ -173,7 +174,7 @@ def hydrate(plan: Plan, fused: Fused, execution: Execution, rounds: Rounds) -> t
         rounds.budget.reach(size + sum(len(one.text) for one in around.values()))
         expand(hits, [around.get(passage.id) for _, passage in chosen])
     if plan.request.highlight:
-        rounds.highlights_whole = highlight(plan, hits, execution)
+        rounds.highlights_whole = highlight(plan, hits, execution, rounds.budget.work)
     return hits, vanished
 
 
@@ -256,7 +257,7 @@ def expand(hits: list[Hit], around: list[Surroundings | None]) -> None:
         )
 
 
-def highlight(plan: Plan, hits: list[Hit], execution: Execution) -> bool:
+def highlight(plan: Plan, hits: list[Hit], execution: Execution, work: Work) -> bool:
     """Show in each hit where words of the query stand. False: only in the first ones, since to read all of them would
     take too long."""
     assert plan.request.query
@@ -265,7 +266,9 @@ def highlight(plan: Plan, hits: list[Hit], execution: Execution) -> bool:
     marks = Marks(execution.looked_up(plan.request.query))
     for hit in hits:
         execution.go_on()
-        hit.highlights = marks.of(hit.text, hit.language, HIGHLIGHT_WORDS_MAX)
+        before = marks.read
+        hit.highlights = marks.of(hit.text, hit.language, before + work.highlight_words)
+        work.highlight_words -= marks.read - before
         if hit.highlights is None:
             return False
         hit.snippet = snippet(hit.text, hit.highlights, wanted.snippet_chars)

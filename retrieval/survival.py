@@ -21,7 +21,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from indexes import Candidates, Floats, Ids, Snapshot
+from indexes import Candidates, Floats, Ids, Snapshot, Work
 from retrieval.plan import Plan
 from retrieval.relevance import LEAD_OVER, SUPPORT_HITS
 from retrieval.stages import Fused, Positions, added, last_score
@@ -114,7 +114,7 @@ def is_light(kept: bytes) -> bool:
         return True
 
 
-def still_holding(kept: bytes, plan: Plan, snapshot: Snapshot) -> bytes | None:
+def still_holding(kept: bytes, plan: Plan, snapshot: Snapshot, work: Work | None = None) -> bytes | None:
     """The grounds that an answer has on this later snapshot; None if it does not hold there. `plan` is of the same
     request, not embedded."""
     try:
@@ -129,7 +129,7 @@ def still_holding(kept: bytes, plan: Plan, snapshot: Snapshot) -> bytes | None:
         return None
     vector = np.frombuffer(grounds.vector, np.float32) if grounds.vector else None
     plan = replace(plan, query=replace(plan.query, vector=vector), share_read=grounds.share_read)
-    prepared = snapshot.prepare(plan.query)
+    prepared = snapshot.prepare(plan.query, work=work)
     if prepared.scoring != grounds.scoring:
         return None
     found = prepared.newer(grounds.newest, NEWER_MAX)

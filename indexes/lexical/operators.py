@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from indexes.courtesy import GoOn, nobody_waits
+from indexes.courtesy import GoOn, Work, nobody_waits
 from indexes.errors import InvalidInput
 from indexes.lexical.analysis import query_terms
 from indexes.lexical.bm25 import LexicalPart
@@ -23,7 +23,6 @@ from indexes.lexical.words import WORD, fold
 from indexes.masks import Flags
 
 PREFIX_TERMS_MAX = 4096  # that one prefix may stand for
-PREFIXES_TERMS_MAX = 4 * PREFIX_TERMS_MAX  # that all prefixes of a query may stand for
 STEM_LETTERS_MIN = 3  # the stem of a word may be shorter than a prefix of it
 # What `WORD` and `fold` make of ASCII, thirty times as fast: letters and digits, in lower case, and spaces.
 ASCII_WORDS = str.maketrans(
@@ -60,35 +59,43 @@ def prefix_groups(
     language: str,
     others: Mapping[str, float],
     go_on: GoOn = nobody_waits,
+    work: Work | None = None,
 ) -> dict[str, Prefixed]:
     """The terms of words that may begin with each of these prefixes, by a name for each.
 
-    Raises InvalidInput for prefixes that stand for too many, one by itself or all together.
+    Raises InvalidInput for prefixes that stand for too many, one by itself or all of the request together.
     """
     groups: dict[str, Prefixed] = {}
-    terms = 0
+    work = work or Work()
     for prefix in dict.fromkeys(prefixes):
         plain, found = fold(prefix), set[str]()
         for part in parts:
             go_on()
+            if work.prefix_terms < 0:
+                raise _too_many()
             found.update(part.starting(plain))
             if len(found) > PREFIX_TERMS_MAX:
+                work.prefix_terms -= len(found)
                 raise InvalidInput(
                     f"{prefix}* stands for more than {PREFIX_TERMS_MAX} words; write more letters",
                     param="query",
                 )
-        terms += len(found)
-        if terms > PREFIXES_TERMS_MAX:
-            raise InvalidInput(
-                f"the prefixes stand for more than {PREFIXES_TERMS_MAX} words together; write more letters",
-                param="query",
-            )
+        work.prefix_terms -= len(found)
+        if work.prefix_terms < 0:
+            raise _too_many()
         stems = {plain[:letters] for letters in range(STEM_LETTERS_MIN, len(plain))}
         rest = frozenset(
             one for one in stems.union(query_terms(prefix, language, others)) if not one.startswith(plain)
         )
         groups[f"{prefix}*"] = Prefixed(plain, rest | found, rest)
     return groups
+
+
+def _too_many() -> InvalidInput:
+    return InvalidInput(
+        f"the prefixes of the request stand for more than {Work().prefix_terms} words together; write more letters",
+        param="query",
+    )
 
 
 def rows_with(

@@ -13,7 +13,7 @@ from itertools import groupby, islice
 from rapidfuzz import process
 from rapidfuzz.distance import OSA
 
-from indexes.courtesy import GoOn, nobody_waits
+from indexes.courtesy import GoOn, Work, nobody_waits
 from indexes.lexical.analysis import BARE, query_terms
 from indexes.lexical.bm25 import LexicalPart
 from indexes.lexical.postings import CHARACTER_BYTES_MAX
@@ -23,9 +23,6 @@ LETTERS_MIN = 4  # shorter words are near too many others
 LETTERS_FOR_TWO = 8  # from here on two edits are forgiven
 CORRECTED_MAX = 3  # words of one query
 TERMS_MAX = 32  # of a query; a longer one has enough other words
-# Terms of the dictionary that the words of one query are compared with, about a tenth of a second. Three words take
-# that many only where the dictionary has some five million.
-COMPARED_MAX = 300_000
 FREQUENCY_COST = 16  # of looking up how frequent a term is, in comparisons
 COMPARED_AT_ONCE = 16_384
 
@@ -34,20 +31,23 @@ class Corrections:
     """For words of one query that no passage has: `found` has the terms that each would be, and the nearest term that
     some passage has. The most frequent of several equally near; at most CORRECTED_MAX words, the first ones.
 
-    `whole` is False if the words were to be compared with more than COMPARED_MAX terms: some are left as they are.
-    `compared`: some were compared at all.
+    `whole` is False if some words are left as they are: there are more than TERMS_MAX, or no comparisons left for them
+    in `work`. `compared`: some were compared at all.
     """
 
-    def __init__(self, parts: Sequence[LexicalPart], go_on: GoOn = nobody_waits) -> None:
+    def __init__(
+        self, parts: Sequence[LexicalPart], go_on: GoOn = nobody_waits, work: Work | None = None
+    ) -> None:
         self.found: dict[str, tuple[frozenset[str], str]] = {}
         self.whole = True
         self.compared = False
         self._parts, self._go_on = parts, go_on
-        self._left = COMPARED_MAX
+        self._work = work or Work()
 
     def look_up(self, text: str, language: str, others: Mapping[str, float]) -> None:
         words = list(dict.fromkeys(text.split()))
         if len(words) > TERMS_MAX:
+            self.whole = False
             return
         for word in words:
             if len(query_terms(word, language)) != 1:
@@ -56,8 +56,7 @@ class Corrections:
             if any(self._frequency(term) for term in meant):
                 continue
             near = [one for term in sorted(meant) if (one := self._nearest(term)) is not None]
-            if self._left < 0:
-                self.whole = False
+            if not self.whole:
                 return
             if near:
                 self.found[BARE.sub("", word)] = meant, min(near)[-1]
@@ -66,8 +65,12 @@ class Corrections:
 
     def _nearest(self, term: str) -> tuple[int, int, str] | None:
         """The nearest term within the edits forgiven: edits, frequency (negative), term. None, too, where no
-        comparisons are left for the term; `_left` is below 0 then."""
+        comparisons are left for the term; `whole` is False then."""
         if len(term) < LETTERS_MIN or not _is_plain(term):
+            return None
+        work = self._work
+        if work.comparisons < 0:
+            self.whole = False
             return None
         edits = 1 if len(term) < LETTERS_FOR_TWO else 2
         size, room = len(term.encode()), edits * CHARACTER_BYTES_MAX
@@ -77,20 +80,22 @@ class Corrections:
         for part in self._parts:
             self._go_on()
             known.update(part.starting(term[0], least, size + room))
-            if len(known) > self._left:
+            if len(known) > work.comparisons:
                 break
-        self._left -= len(known)
+        work.comparisons -= len(known)
+        self.whole = work.comparisons >= 0
         near: list[tuple[int, str]] = []
         names = iter(known)
-        while self._left >= 0 and (some := list(islice(names, COMPARED_AT_ONCE))):
+        while self.whole and (some := list(islice(names, COMPARED_AT_ONCE))):
             self._go_on()
             found = process.extract(term, some, scorer=OSA.distance, score_cutoff=edits, limit=None)
             near += [(distance, name) for name, distance, _ in found if _is_plain(name)]
         for distance, equals in groupby(sorted(near), key=lambda one: one[0]):
             self._go_on()
             alike = [name for _, name in equals]
-            self._left -= FREQUENCY_COST * len(alike)
-            if self._left < 0:
+            work.comparisons -= FREQUENCY_COST * len(alike)
+            if work.comparisons < 0:
+                self.whole = False
                 return None
             best = min((-self._frequency(name), name) for name in alike)
             if best[0] < 0:

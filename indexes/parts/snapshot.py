@@ -15,7 +15,7 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from indexes.courtesy import GoOn, nobody_waits
+from indexes.courtesy import GoOn, Work, nobody_waits
 from indexes.dense.cold_skips import ColdSkipper
 from indexes.filters.grammar import Filter
 from indexes.languages import UNSURE, guessed, primary
@@ -86,9 +86,10 @@ class Snapshot:
             return None
         return self.matching(condition)
 
-    def prepare(self, query: Query, go_on: GoOn = nobody_waits) -> Prepared:
+    def prepare(self, query: Query, go_on: GoOn = nobody_waits, work: Work | None = None) -> Prepared:
         """Prepare a query. The methods of the result raise InvalidInput for a filter on a key or kind of
-        value that no passage has. `go_on` is called between steps, here and there."""
+        value that no passage has. `go_on` is called between steps, here and there. `work` is what the request may
+        still do; None: as much as any."""
         if query.text is None:
             return Prepared(
                 self.parts, query, None, self.exact_scan_max, self.watch, spoken=self.spoken, go_on=go_on
@@ -97,9 +98,9 @@ class Snapshot:
         spoken = self.language_of(query.text, query.language)
         languages = spoken.language, spoken.others
         statistics, corrected = self.statistics(), NO_CORRECTIONS
-        groups = prefix_groups(query.prefixes, lexical, *languages, go_on)
+        groups = prefix_groups(query.prefixes, lexical, *languages, go_on, work)
         weighed = weigh(query.text, lexical, statistics, self.bm25, *languages, groups=groups)
-        corrections = Corrections(lexical, go_on)
+        corrections = Corrections(lexical, go_on, work)
         if query.typos and not weighed.complete:
             corrections.look_up(query.text, *languages)
             if found := corrections.found:

@@ -127,7 +127,7 @@ CONTEXT: dict[str, Made] = {
     "queries": lambda times: {
         "queries": [f"{one} {two}" for one in FREQUENT[:times] for two in FREQUENT[:4]]
     },
-    "token_budget": lambda times: {"token_budget": 5000 * times, "k": 1000},
+    "token_budget": lambda times: {"token_budget": 20_000 * times, "k": 1000},
     "tokenizer": lambda times: {"tokenizer": "o200k_base", "token_budget": 2500 * times},
     "format": lambda times: {"format": "messages", "token_budget": 2500 * times},
     "template": lambda times: {"template": "{title}" * (10 * times) + "{text}", "token_budget": 10_000},
@@ -315,6 +315,81 @@ def test_an_answer_says_what_its_budget_left_out(service: Service) -> None:
     usual = {"query": f"data {misspelt(1)}", "highlight": True}
     _, _, answer = service.ask(Request(f"{C}/search", usual))
     assert "over_budget" not in answer["receipt"]
+
+
+# Searches of one request that each take much by themselves, with the options that make them dear.
+DEAR: dict[str, tuple[str, dict[str, Any]]] = {
+    "typos": (misspelt(8), {"typos": True, "mode": "lexical"}),
+    "operators": (PHRASE, {"operators": True}),
+    "prefixes": (prefixes(16), {"operators": True}),
+    "highlight": (" ".join(FREQUENT), {"highlight": True, "k": 1000, "mode": "lexical"}),
+    "facets": ("data", {"facets": ["serials", "number", "day"], "k": 1}),
+}
+
+
+@pytest.mark.parametrize("option", DEAR)
+def test_the_searches_of_a_request_share_its_budgets(service: Service, option: str) -> None:
+    """Beyond what as many plain searches cost, a batch takes as much as one search may, and each receipt says what was
+    left out. Plain searches beside them are answered whole."""
+    query, options = DEAR[option]
+    dear = {**options, "query": query, "cache": False}
+    plain = {name: value for name, value in dear.items() if name in {"query", "cache", "k", "mode"}}
+    searches = 60 if option in {"facets", "prefixes"} else 20
+    cost = {}
+    for name, search in {"plain": plain, "dear": dear}.items():
+        request = Request(f"{C}/search/batch", {"searches": [search] * searches})
+        assert len(request.sent) <= BYTES_MAX
+        service.ask(request)
+        cost[name], _, answer = service.ask(request)
+    assert cost["dear"] <= CPU_S_MAX + SUPERLINEAR_MAX * cost["plain"], cost
+    if option != "prefixes":  # too many are refused, as they are of one search
+        named = [one["receipt"].get("over_budget", []) for one in answer["results"]]
+        assert named[-1] == ["operators" if option == "operators" else option]
+    mixed = Request(
+        f"{C}/search/batch", {"searches": [*[dear] * 5, *[{"query": "data", "cache": False}] * 20]}
+    )
+    _, _, answer = service.ask(mixed)
+    assert [len(one["hits"]) for one in answer["results"][5:]] == [10] * 20
+    assert all("over_budget" not in one["receipt"] for one in answer["results"][5:])
+
+
+@pytest.mark.parametrize("route", ["context", "answer"])
+@pytest.mark.parametrize("option", ["typos", "operators"])
+def test_the_queries_of_a_context_share_its_budgets(service: Service, route: str, option: str) -> None:
+    query, options = DEAR[option]
+    if route == "answer":
+        body: dict[str, Any] = {"query": query}
+    else:
+        body = {
+            "queries": [f"{query} {word}" for word in FREQUENT] * 2,
+            "token_budget": 1000,
+            "k": 10,
+            **options,
+        }
+    request = Request(f"{C}/{route}", body)
+    assert len(request.sent) <= BYTES_MAX
+    service.ask(request)
+    plain = Request(
+        f"{C}/{route}", {**body, "typos": False, "operators": False} if route == "context" else body
+    )
+    spent, base = service.ask(request)[0], service.ask(plain)[0]
+    assert spent <= CPU_S_MAX + SUPERLINEAR_MAX * base, (spent, base)
+
+
+def test_what_others_of_a_request_took_is_not_kept(service: Service) -> None:
+    """A search that had no work left in a batch finds all that it can when it is asked again."""
+    last = {"query": '"data"', "operators": True}
+    others = [{"query": PHRASE, "operators": True, "cache": False}] * 12
+    _, _, answer = service.ask(Request(f"{C}/search/batch", {"searches": [*others, last]}))
+    assert answer["results"][-1]["receipt"]["over_budget"] == ["operators"]
+    _, _, alone = service.ask(Request(f"{C}/search", last))
+    assert "over_budget" not in alone["receipt"]
+    assert len(alone["hits"]) == 10
+
+
+def test_a_long_query_says_that_it_is_not_corrected(service: Service) -> None:
+    _, _, answer = service.ask(Request(f"{C}/search", {"query": misspelt(40), "typos": True}))
+    assert answer["receipt"]["over_budget"] == ["typos"]
 
 
 def test_an_explanation_says_that_it_ended(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
