@@ -71,7 +71,9 @@ def collection_folders(data: Path) -> list[Path]:
 
 
 def is_data_directory(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in (MARKER, MARKER_COPY))
+    """Whether it has a marker, or collections that lost both of theirs."""
+    marked = any((folder / name).is_file() for name in (MARKER, MARKER_COPY))
+    return marked or (folder.is_dir() and bool(collection_folders(folder)))
 
 
 def prepare(folder: Path) -> dict[str, str]:
@@ -139,12 +141,13 @@ def read_marker(folder: Path) -> Marker:
             f"{wrong}, and beside it is neither its copy nor a collection: take another --data, or restore a backup"
         )
     logger.error(
-        "%s and there is no whole copy: collections are served under their own names, aliases are lost and have to be "
-        "made again (PUT /v1/aliases/NAME); what it held is kept in %s",
+        "%s and there is no whole copy: collections are served under their own names; aliases are lost and have to be "
+        "made again (PUT /v1/aliases/NAME); it no longer says whether requests need access keys, so they do until "
+        "`nearline keys open`; what it held is kept in %s",
         wrong,
         DAMAGED,
     )
-    return Marker(FORMAT_VERSION, {}, locked=has_keys(folder))
+    return Marker(FORMAT_VERSION, {}, locked=True)
 
 
 def is_locked(data: Path) -> bool:

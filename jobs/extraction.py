@@ -16,6 +16,8 @@ from jobs.sources.model import SourceError, SourceOptions, SourceReport
 # HTML and mail are text as they come, and Parquet holds rows, not a text.
 EXTRACTED = frozenset({"pdf", "docx", "epub", "pptx", "xlsx"}) & READERS.keys()
 SECONDS_MAX = 60
+# CPU grows with what a file unpacks to, and in libraries with its square: a kilobyte may ask for minutes.
+CPU_S_MIN, CPU_S_PER_MB = 2.0, 20.0
 MEMORY_BYTES_MAX = 4 * 1024**3  # address space; libraries reserve more than they use
 
 
@@ -34,6 +36,7 @@ class FileExtraction:
             document_bytes_max=bytes_max,
             extracted_bytes_max=len(content) or 1,
             extracting_s_max=SECONDS_MAX,
+            extracting_cpu_s_max=min(SECONDS_MAX, CPU_S_MIN + CPU_S_PER_MB * len(content) / 1e6),
             extracting_memory_bytes_max=MEMORY_BYTES_MAX,
         )
         self._isolated = Isolated()

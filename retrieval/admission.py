@@ -129,7 +129,8 @@ class Bodies:
             more = size - BODY_BYTES_FREE - held
             if more <= 0:
                 return
-            if not (self._bytes.has_room(more) and self._bytes.allows(key, more)):
+            alone = self._bytes.total == held  # one body may be as large as server.body_bytes_max
+            if not alone and not (self._bytes.has_room(more) and self._bytes.allows(key, more)):
                 raise overloaded(
                     f"{self._bytes.total} bytes of bodies are arriving, {self._bytes.held(key)} of them from this "
                     f"key, and at most {self._bytes.most} may be",

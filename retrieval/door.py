@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 REQUEST_LINE = re.compile(rb"POST (/[A-Za-z0-9._~/-]*) HTTP/1\.1\r\n")
 LENGTH = re.compile(rb"\r\ncontent-length: *(\d{1,9})\r\n", re.IGNORECASE)
-AUTHORIZATION = re.compile(rb"\r\nauthorization: *([^\r\n]*)\r\n", re.IGNORECASE)
+AUTHORIZATION = re.compile(rb"\r\nauthorization: *+([^\r\n]*+)\r\n", re.IGNORECASE)
 GIVEN_ID = re.compile(rb"\r\nx-request-id: *([A-Za-z0-9._-]{1,64})\r\n", re.IGNORECASE)
 UNUSUAL = re.compile(
     rb"\r\n(?:origin|expect|upgrade|transfer-encoding|content-encoding|connection: *close)", re.IGNORECASE

@@ -172,12 +172,14 @@ def accept(data: Path, name: str) -> Accepted:
     """Take the log of a collection for all there is, whatever is known to be missing. No service may use `data`.
 
     It gets a new uid: what others remember of it may never have been, for this log. Raises Damaged if the log is not
-    well-formed.
+    well-formed, and Conflict if nothing is known to be missing.
     """
     if name not in collections_in(data):
         raise NotFound(f"no collection {name!r}", param="collection")
     with contextlib.closing(FolderLock(data / "LOCK")):
         path = data / name / "log.db"
+        if not is_lacking(path):
+            raise Conflict(f"{name} is whole: nothing of it is known to be missing", param="collection")
         db = connect(path)
         try:
             with sqlite_errors(path, db):
@@ -192,6 +194,15 @@ def accept(data: Path, name: str) -> Accepted:
         for generation in ahead:
             shutil.rmtree(generation)
         return Accepted(end.seq, documents, [one.number for one in ahead.values()])
+
+
+def is_lacking(path: Path) -> bool:
+    """Whether its service would quarantine a collection for its log."""
+    try:
+        with contextlib.closing(Log(path)) as log:
+            return bool(Shelf(path.parent).ahead(log.position()))
+    except Damaged:
+        return True
 
 
 def renew_uid(path: Path) -> str:

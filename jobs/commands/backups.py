@@ -108,7 +108,7 @@ def accept(data: Path, name: str, as_json: bool) -> None:
     """
     keep_private()
     found = restoring.accept(data, name)
-    line = f"{name}: {found.documents} documents, up to operation {found.seq}; what came after it is lost"
+    line = f"{name}: {found.documents} documents, up to operation {found.seq}; what was written after it is not there"
     print_result({"collection": name, **asdict(found)}, line, as_json=as_json)
 
 

@@ -97,6 +97,8 @@ class Isolated:
         status = self._child.wait()
         if status == -signal.SIGALRM:
             return f"reading it took more than {options.extracting_s_max} s"
+        if status == -signal.SIGPROF:
+            return f"reading it took more than {options.extracting_cpu_s_max:.1f} s of CPU, too much for its size"
         return f"reading it ended the process that did, perhaps for lack of memory (exit code {status})"
 
 
@@ -106,6 +108,7 @@ def answer_files(descriptor: int) -> None:
     with contextlib.suppress(OSError):  # where memory ends, this process ends before others
         Path("/proc/self/oom_score_adj").write_text("1000")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
+    os.nice(10)  # searches come first
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
             _answer(connection, *connection.recv())
@@ -121,8 +124,10 @@ def _answer(connection: Connection, found: FoundFile, options: SourceOptions) ->
             while True:
                 # Not while sending, which waits for the parent.
                 signal.alarm(options.extracting_s_max)
+                signal.setitimer(signal.ITIMER_PROF, options.extracting_cpu_s_max)
                 document = next(documents, None)
                 signal.alarm(0)
+                signal.setitimer(signal.ITIMER_PROF, 0)
                 if document is None:
                     break
                 connection.send(document)
@@ -137,4 +142,5 @@ def _answer(connection: Connection, found: FoundFile, options: SourceOptions) ->
         report.fail(SourceError(str(found.path), f"cannot be read as {found.format}: {reason}"))
     finally:
         signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
     connection.send(report)

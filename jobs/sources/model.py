@@ -69,6 +69,7 @@ class SourceOptions:
     extracted_bytes_max: int = 64 * 1024 * 1024
     """Maximum size of a file that text is extracted from, decompressed, and of a PDF, book or message."""
     extracting_s_max: int = 60
+    extracting_cpu_s_max: float = 60.0
     """Seconds that extracting one document may take, in a process of its own."""
     extracting_memory_bytes_max: int = 4 * 1024 * 1024 * 1024
     """Address space of that process; libraries reserve more than they use."""

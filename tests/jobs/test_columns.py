@@ -14,11 +14,11 @@ from tests.jobs.test_commands import nearline
 from tests.jobs.test_sources import put, read
 from tests.support.http import Http
 
-WIDE = [f"c{at}" for at in range(198)]
+WIDE = [f"c{at}" for at in range(598)]
 
 
 def wide_table(rows: int = 50) -> str:
-    return f"id,text,{','.join(WIDE)}\n" + "".join(f"{at},x,{','.join('1' * 198)}\n" for at in range(rows))
+    return f"id,text,{','.join(WIDE)}\n" + "".join(f"{at},x,{','.join('1' * 598)}\n" for at in range(rows))
 
 
 def test_columns_can_be_chosen(tmp_path: Path) -> None:
@@ -61,11 +61,11 @@ def test_a_table_that_is_too_wide_is_one_failure(tmp_path: Path) -> None:
     (failed,) = report.failed
     assert failed.source == f"{path}:2"
     assert failed.reason.startswith(
-        "198 columns would become metadata, and the service takes 64; --columns names"
+        "598 columns would become metadata, and the service takes 64; --columns names"
     )
     assert "--skip-columns" in failed.reason
     assert ": id, text, c0, c1" in failed.reason
-    for options in [SourceOptions(columns=("c1", "c2")), SourceOptions(metadata_keys_max=198)]:
+    for options in [SourceOptions(columns=("c1", "c2")), SourceOptions(metadata_keys_max=598)]:
         documents, report = read(path, options=options)
         assert (len(documents), report.failures) == (50, 0)
 

@@ -231,11 +231,11 @@ def test_ingest_waits_for_the_collection_that_it_creates(tmp_path: Path) -> None
     (tmp_path / "a.txt").write_text("A line.")
     made = Reply({"limits": LIMITS}, 201)
     written = Reply({"seq": 1, "documents": 1, "passages": 1, "took_ms": 1})
-    with Stub(busy, none, busy, busy, made, busy, made, busy, written) as stub:
+    with Stub(busy, none, busy, busy, made, busy, made, made, busy, written) as stub:
         ended = nearline("ingest", tmp_path / "a.txt", "--url", stub.url, "-c", "new", "--create")
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.startswith("1 document written to new")
-    assert [method for method, *_ in stub.seen] == [*["GET"] * 2, *["POST"] * 3, *["GET"] * 2, *["POST"] * 2]
+    assert [method for method, *_ in stub.seen] == [*["GET"] * 2, *["POST"] * 3, *["GET"] * 3, *["POST"] * 2]
 
 
 @pytest.mark.parametrize(

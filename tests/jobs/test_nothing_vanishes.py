@@ -62,7 +62,7 @@ STATES: dict[str, Any] = {
 SPECIAL: dict[str, bytes] = {
     "header.csv": b"id,text\n",
     "other.csv": b"name,price\nLamp,5\n",
-    "wide.csv": f"id,text,{','.join(map(str, range(99)))}\n1,x{',1' * 99}\n".encode(),
+    "wide.csv": f"id,text,{','.join(map(str, range(599)))}\n1,x{',1' * 599}\n".encode(),
     "list.json": b"[]",
     "broken.md": b"---\ntitle: a: b\n---\nText.",
     "nul.jsonl": b'{"id": "a", "text": "\\u0000"}\n',

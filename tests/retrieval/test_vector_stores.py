@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import stat
 import subprocess
 import threading
+import zlib
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -350,6 +352,36 @@ def test_text_of_documents_that_are_no_text(client: OpenAI, store: str) -> None:
     with pytest.raises(BadRequestError, match=r"broken\.pdf") as caught:
         client.vector_stores.files.create(store, file_id=broken)
     assert caught.value.param == "file"
+
+
+def test_a_small_file_that_unpacks_to_much_work() -> None:
+    """Is given up when it has taken more CPU than its size allows: two kilobytes may ask for minutes."""
+    drawn = b"BT /F1 1 Tf " + b"1 0 Td (a) Tj " * 200_000 + b"ET"
+    found = extraction.extract(pdf_of(zlib.compress(drawn, 9)), "dear.pdf", 1 << 20)
+    assert found is not None
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    with pytest.raises(InvalidInput, match="s of CPU"):
+        found.run()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime - before.ru_utime < 2 * extraction.CPU_S_MIN
+
+
+def pdf_of(stream: bytes) -> bytes:
+    """A page that is drawn by a deflated stream."""
+    objects = [
+        b"<</Type/Catalog/Pages 2 0 R>>",
+        b"<</Type/Pages/Kids[3 0 R]/Count 1>>",
+        b"<</Type/Page/Parent 2 0 R/MediaBox[0 0 600 800]/Contents 4 0 R/Resources<</Font<</F1 5 0 R>>>>>>",
+        b"<</Length %d/Filter/FlateDecode>>\nstream\n" % len(stream) + stream + b"\nendstream",
+        b"<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>",
+    ]
+    written, places = b"%PDF-1.4\n", []
+    for number, one in enumerate(objects, 1):
+        places.append(len(written))
+        written += b"%d 0 obj\n" % number + one + b"\nendobj\n"
+    table = b"".join(b"%010d 00000 n \n" % place for place in places)
+    ends = b"trailer<</Size 6/Root 1 0 R>>\nstartxref\n%d\n%%%%EOF" % len(written)
+    return written + b"xref\n0 6\n0000000000 65535 f \n" + table + ends
 
 
 def test_files_that_need_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
