@@ -78,7 +78,7 @@ class Receipt(TypedDict):
     supported: bool | None
     corrected: NotRequired[dict[str, str]]
     degraded: NotRequired[list[Literal["candidates", "rerank"]]]
-    over_budget: NotRequired[list[Literal["highlight", "operators", "typos"]]]
+    over_budget: NotRequired[list[Literal["facets", "highlight", "operators", "typos"]]]
     support_from: float | None
 
 
