@@ -18,6 +18,7 @@ from indexes.backup.restoring import accept
 from indexes.backup.verifying import LoadRequest, load_and_compare, verify_data
 from indexes.catalog import Catalog
 from indexes.collection import Collection
+from indexes.errors import Conflict
 from indexes.log.mark import seq_alone
 from indexes.model import Delete, IndexOptions
 from indexes.rebuild.builder import build
@@ -192,7 +193,8 @@ def test_the_files_of_the_log(life: list[Moment], tmp_path: Path) -> None:
 
 
 def test_what_is_left_can_be_accepted(life: list[Moment], tmp_path: Path) -> None:
-    """On request: a log without its last writes is served as it is, without the generation that knew better."""
+    """On request: a log without its last writes is served as it is, without the generation that knew better. A
+    log of which nothing is missing is refused, and stays as it is."""
     older, now = life[0], life[3]
     compose(
         now,
@@ -201,6 +203,10 @@ def test_what_is_left_can_be_accepted(life: list[Moment], tmp_path: Path) -> Non
         data := tmp_path / "data",
     )
     accept(data, NAME)
+    whole = (data / NAME / "log.db").read_bytes()
+    with pytest.raises(Conflict, match="nothing of it is known to be missing"):
+        accept(data, NAME)
+    assert (data / NAME / "log.db").read_bytes() == whole
     assert all(one.ok for one in verify_data(data, (), lambda *_: None) if one.name != "CURRENT")
     with closing(Catalog(data, OPTIONS)) as catalog:
         docs = catalog.get(NAME)
