@@ -17,7 +17,7 @@ import asyncio
 import errno
 import logging
 import resource
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from http import HTTPStatus
 from typing import Any, Final, cast
 
@@ -186,16 +186,16 @@ class Connection(web.RequestHandler):
         protect(answer)
         return answer
 
-    async def finish_response(
+    def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
-    ) -> tuple[web.StreamResponse, bool]:
+    ) -> Coroutine[Any, Any, tuple[web.StreamResponse, bool]]:
         """aiohttp refuses an unknown Expect before any middleware sees the request."""
         if isinstance(resp, web.HTTPExpectationFailed):
             asked = request.headers.get("Expect", "")[:SHOWN_CHARS_MAX]
             failed = errors.ExpectationFailed(f"expected no Expect or 100-continue, found {asked!r}")
             resp = response(request.path, failed)
             resp.force_close()
-        return await super().finish_response(request, resp, start_time)
+        return super().finish_response(request, resp, start_time)
 
     def is_late(self, now: float) -> bool:
         settings = self._connections.settings

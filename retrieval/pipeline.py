@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -162,34 +162,28 @@ class Pipeline:
                 return await self._answer(name, collection, plan, watch, place, budget)
         finally:
             self.under_way -= 1
+            watch.left = True
 
     def _planned(self, collection: Collection, request: SearchRequest, *, strained: bool = False) -> Plan:
         settings, ranking = collection.settings, collection.ranking.current
         return planned(request, settings.dimensions, self._config, ranking, strained=strained)
 
-    @asynccontextmanager
-    async def _in_time(self, plan: Plan, watch: Stopwatch) -> AsyncIterator[None]:
-        """`watch` tells the stages the deadline, and that the caller has left."""
+    def _in_time(self, plan: Plan, watch: Stopwatch) -> AbstractAsyncContextManager[None]:
+        """`watch` tells the stages the deadline."""
         if plan.deadline_ms is not None:
             watch.deadline = asyncio.get_running_loop().time() + plan.deadline_ms / 1000
-        try:
-            async with in_time(watch.deadline, plan.deadline_ms):
-                yield
-        finally:
-            watch.left = True
+        return in_time(watch.deadline, plan.deadline_ms)
+
+    def _turn(self, plan: Plan) -> AbstractAsyncContextManager[None]:
+        """Within it a search may run. An exact one waits for the others that share its scan: all have to get there."""
+        key = PRINCIPAL.get().key
+        active = nullcontext() if plan.request.exact else self._active.turn(Flow(key, PATIENT.get()))
+        return self._reread_turn(key, active) if plan.rerank else active
 
     @asynccontextmanager
-    async def _turn(self, plan: Plan) -> AsyncIterator[None]:
-        """Within it a search may run. An exact one waits for the others that share its scan: all have to get there.
-
-        A search that waits for the reranker holds up no other.
-        """
-        flow = Flow(PRINCIPAL.get().key, PATIENT.get())
-        async with AsyncExitStack() as turns:
-            if plan.rerank:
-                await turns.enter_async_context(self._rereading.turn(flow._replace(patient=True)))
-            if not plan.request.exact:
-                await turns.enter_async_context(self._active.turn(flow))
+    async def _reread_turn(self, key: str, active: AbstractAsyncContextManager[None]) -> AsyncIterator[None]:
+        """A search that waits for the reranker holds up no other."""
+        async with self._rereading.turn(Flow(key, patient=True)), active:
             yield
 
     async def _answer(
@@ -331,13 +325,16 @@ class Pipeline:
         """The same search, and what its last round chose from. No cache is read or filled, and nothing counted."""
         watch, share = Stopwatch(), BudgetShare(AnswerBudget(self._config.limits.answer_bytes_max))
         plan = self._planned(collection, replace(request, cache=False))
-        async with self._in_time(plan, watch):
-            snapshot = await reached(collection, request.min_seq or 0)
-            async with self._turn(plan):
-                executor = LocalExecutor(collection, snapshot)
-                plan = await self._embedded(executor, plan, watch)
-                rounds = rounds_of(collection, plan, share)
-                found = await self._search(executor, plan, watch, None, share, rounds)
+        try:
+            async with self._in_time(plan, watch):
+                snapshot = await reached(collection, request.min_seq or 0)
+                async with self._turn(plan):
+                    executor = LocalExecutor(collection, snapshot)
+                    plan = await self._embedded(executor, plan, watch)
+                    rounds = rounds_of(collection, plan, share)
+                    found = await self._search(executor, plan, watch, None, share, rounds)
+        finally:
+            watch.left = True
         assert rounds.last is not None
         assert executor.first is not None
         return Followed(
