@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from indexes.errors import NearlineError
+from indexes.base.errors import NearlineError
 from nearline import ServiceError
 
 COMMANDS = {

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from indexes import failures
-from jobs.export.exporting import Options, export_model
-from jobs.server_process import ServerProcess, serving
+from indexes.base import failures
+from jobs.models.export.exporting import Options, export_model
+from jobs.serving.process import ServerProcess, serving
 from tests.support.encoders import write_reranker
 from tests.support.http import Http
 

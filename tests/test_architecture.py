@@ -86,7 +86,7 @@ def test_every_module_imports_alone() -> None:
 
 def test_serving_needs_no_pytorch() -> None:
     """Importing the whole service loads neither torch nor onnx."""
-    code = "import sys, jobs.serving; heavy = {'torch', 'transformers', 'onnx', 'sentence_transformers'}\n"
+    code = "import sys, jobs.serving.service; heavy = {'torch', 'transformers', 'onnx', 'sentence_transformers'}\n"
     code += "sys.exit(', '.join(heavy & set(sys.modules)) or 0)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from jobs.server_process import serving
+from jobs.serving.process import serving
 from tests.support.http import Http
 from tests.support.redis_server import free_port, redis_server
 

@@ -11,9 +11,9 @@ import click
 import pytest
 
 from jobs.cli import cli
-from retrieval.errors import STATUS, type_name
-from retrieval.openapi import path_of
-from retrieval.routes import ROUTES
+from retrieval.server.openapi import path_of
+from retrieval.server.routes import ROUTES
+from retrieval.wire.errors import STATUS, type_name
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"

@@ -33,9 +33,9 @@ CHARACTERS = "aA1 \n\t_.,-'#[](<>*\"`=\u00e9\u6f22\u0e01\u0301\u200b/:{|~$@+\u20
 CATEGORIES = {ops.CATEGORY_DIGIT: "1", ops.CATEGORY_SPACE: " \n", ops.CATEGORY_WORD: "a_"}
 # Patterns for text that nobody outside chooses, or whose length is bounded where they are used.
 BOUNDED = {
-    ("retrieval.openapi", "PATTERN"): "paths of our own routes",
-    ("retrieval.request_log", "STAGE"): "the Server-Timing header of our own answer",
-    ("jobs.export.sources", "HUB_CONFIGURATION"): "names of files on a model hub, matched as a whole",
+    ("retrieval.server.openapi", "PATTERN"): "paths of our own routes",
+    ("retrieval.observe.request_log", "STAGE"): "the Server-Timing header of our own answer",
+    ("jobs.models.export.sources", "HUB_CONFIGURATION"): "names of files on a model hub, matched as a whole",
 }
 
 

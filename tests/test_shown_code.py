@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from jobs.commands.mcp import command as mcp_command
-from jobs.server_process import ServerProcess, serving
+from jobs.serving.process import ServerProcess, serving
 
 ROOT = Path(__file__).parent.parent
 # In the order of a first use: the guide makes the collection `docs`.

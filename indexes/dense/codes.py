@@ -11,10 +11,10 @@ from typing import Any
 import faiss
 import numpy as np
 
-from indexes.courtesy import GoOn
+from indexes.base.courtesy import GoOn
+from indexes.base.model import Floats, Rows
 from indexes.dense.training import codes_for
 from indexes.dense.vectors import StoredVectors, search_index
-from indexes.model import Floats, Rows
 
 SAMPLE = 1024  # vectors to train the codebooks on: 64 for each of the 16 centroids
 ITERATIONS = 5

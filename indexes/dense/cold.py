@@ -18,10 +18,10 @@ import faiss
 import msgspec
 import numpy as np
 
+from indexes.base.errors import Damaged
+from indexes.base.masks import Bits, rows_in
+from indexes.base.model import Floats, Rows
 from indexes.dense.vectors import NOTHING, Found, StoredVectors, among, merge
-from indexes.errors import Damaged
-from indexes.masks import Bits, rows_in
-from indexes.model import Floats, Rows
 
 COLD_PASSAGES_MIN = 256  # fewer cannot train a quantizer and are not worth one
 OVERSAMPLING = 4  # minimum of rescored candidates per requested rank

@@ -24,7 +24,7 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from indexes.model import ColdPolicy, Floats, Ranking
+from indexes.base.model import ColdPolicy, Floats, Ranking
 
 Values = NDArray[np.float64]
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from indexes.arrays import top
-from indexes.courtesy import GoOn, nobody_waits
-from indexes.model import Floats, Ids
+from indexes.base.arrays import top
+from indexes.base.courtesy import GoOn, nobody_waits
+from indexes.base.model import Floats, Ids
 
 
 def nearest(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from indexes.base.model import Floats, Rows
 from indexes.dense.cold import RANKS, ColdSettings, ColdShard, candidates_of, middle
-from indexes.model import Floats, Rows
 
 # Search costs in nanoseconds, on one thread at 384 dimensions with AVX512; only the ratios matter.
 RANK_A_LIST_NS, PROBE_A_LIST_NS, SCAN_A_CODE_NS, RESCORE_NS = 35, 600, 1.5, 100

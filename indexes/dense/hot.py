@@ -12,7 +12,7 @@ from pathlib import Path
 import hnswlib
 import numpy as np
 
-from indexes.model import Floats, Rows
+from indexes.base.model import Floats, Rows
 
 M = 16
 EF_CONSTRUCTION = 200

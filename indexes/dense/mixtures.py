@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from indexes.model import Floats
+from indexes.base.model import Floats
 
 LENGTH_MIN = 1e-3
 OTHER = 0.6  # weight of the second passage

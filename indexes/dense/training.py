@@ -21,10 +21,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from indexes.base.model import Floats, Rows
 from indexes.dense.cold import RANKS, middle
 from indexes.dense.forecast import search_ns
 from indexes.dense.mixtures import mixtures_of
-from indexes.model import Floats, Rows
 
 SAMPLE_MAX = 131_072
 TRIAL_ROWS = 65_536  # subsample on which numbers of lists and code types are tried

@@ -21,11 +21,11 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from indexes.arrays import top
-from indexes.errors import Damaged
-from indexes.masks import Bits
-from indexes.model import Floats, Rows
-from indexes.residency import Files
+from indexes.base.arrays import top
+from indexes.base.errors import Damaged
+from indexes.base.masks import Bits
+from indexes.base.model import Floats, Rows
+from indexes.base.residency import Files
 
 Halves = NDArray[np.float16]
 Found = tuple[Rows, Floats]  # rows with their scores, best first

@@ -26,9 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
-from indexes.arrays import ends_of
-from indexes.masks import Bits, Flags, pack_flags, rows_in
-from indexes.model import Rows
+from indexes.base.arrays import ends_of
+from indexes.base.masks import Bits, Flags, pack_flags, rows_in
+from indexes.base.model import Rows
 
 COOKIE = 12346
 COOKIE_WITH_RUNS = 12347

@@ -32,13 +32,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
-from indexes.arrays import changes, ends_of, ranges
+from indexes.base.arrays import changes, ends_of, ranges
+from indexes.base.model import Rows, Scalar
+from indexes.base.residency import Files
 from indexes.filters.bitmaps import bitmap_of
 from indexes.filters.filter_part import KINDS, Column, FilterPart, Name
 from indexes.filters.grammar import Kind
 from indexes.filters.values import Instants, Numbers, Positions, Texts, Values, narrow, ranked
-from indexes.model import Rows, Scalar
-from indexes.residency import Files
 
 WIDE = 64
 LISTED_MAX = 512  # rows: up to here, building a bitmap is as fast as reading one

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
+from indexes.base.model import Rows, Scalar
 from indexes.filters.dates import NO_DATE, instant_of
 from indexes.filters.grammar import (
     ORDERINGS,
@@ -28,7 +29,6 @@ from indexes.filters.grammar import (
     kind_of,
 )
 from indexes.filters.values import Instants, Positions, Values
-from indexes.model import Rows, Scalar
 
 KINDS: tuple[Kind, ...] = ("string", "number", "boolean")
 Name = tuple[Kind, str]

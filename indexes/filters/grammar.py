@@ -9,7 +9,7 @@ Meaning: a value compares with values of its own kind (string, number, boolean).
 is not a number; integers and floats compare exactly, also beyond 2**53. Strings sort by code points, but gt, gte, lt
 and lte with an ISO date compare instants, and only strings that are dates match them (`dates`). With a month (2024-06)
 or a year, dates compare with the whole of it (gt: after its end, lte: up to its end) and other strings by code points.
-A key is a path of keys joined with dots into objects and lists (`indexes/paths`); it matches a comparison if one of its
+A key is a path of keys joined with dots into objects and lists (`base.paths`); it matches a comparison if one of its
 values does, and an empty list is no value. `ne` and `nin` are the complement of `eq` and `in`: documents without the
 key match them. A key or kind of value that no passage has is an error (`satisfiable`).
 
@@ -26,11 +26,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from indexes.errors import InvalidInput
+from indexes.base.errors import InvalidInput
+from indexes.base.model import Scalar
+from indexes.base.suggestions import suggestion
 from indexes.filters import hints
 from indexes.filters.dates import instant_of_date, period_of
-from indexes.model import Scalar
-from indexes.suggestions import suggestion
 
 Kind = Literal["string", "number", "boolean"]
 

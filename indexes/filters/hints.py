@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from indexes.suggestions import NAME_CHARS_SHOWN, suggestion, synonym
+from indexes.base.suggestions import NAME_CHARS_SHOWN, suggestion, synonym
 
 EXAMPLE = '{"type":"eq","key":"lang","value":"en"}'
 COMPARISONS = ("eq", "ne", "gt", "gte", "lt", "lte", "in", "nin", "prefix", "exists")

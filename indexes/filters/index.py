@@ -14,15 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
-from indexes.arrays import ends_of
+from indexes.base.arrays import ends_of
+from indexes.base.model import Ids, Metadata, Rows, Scalar
+from indexes.base.paths import leaves
 from indexes.filters.bitmaps import bitmap_of
 from indexes.filters.columns import ColumnData, RowNumbers, SealedFilters
 from indexes.filters.dates import instant_of
 from indexes.filters.filter_part import Column, FilterPart, Name
 from indexes.filters.grammar import ORDERINGS, Kind, kind_of
 from indexes.filters.values import Instants, Numbers, Positions, Texts, Values, ranked
-from indexes.model import Ids, Metadata, Rows, Scalar
-from indexes.paths import leaves
 
 REMEMBERED_MAX = 65_536  # distinct values a builder holds as Python objects: about 10 MB
 VALUE_BYTES = 150  # of a value beside its text: its object, its code and its place in the dictionary, about

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from indexes.errors import InvalidInput
-from indexes.expiry import EXPIRES
+from indexes.base.errors import InvalidInput
+from indexes.base.expiry import EXPIRES
+from indexes.base.suggestions import suggestion
 from indexes.filters.dates import looks_like_a_date
 from indexes.filters.filter_part import Column, FilterPart
 from indexes.filters.grammar import ORDERINGS, Comparison, Filter, Kind, conditions, kind_of
-from indexes.suggestions import suggestion
 
 EXAMPLE_CHARS_MAX = 40
 DATES = "2026-01-05, 2026-01-05T10:00:00Z"

@@ -12,9 +12,9 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from indexes.arrays import changes, ends_of, ranges
+from indexes.base.arrays import changes, ends_of, ranges
+from indexes.base.model import Scalar
 from indexes.filters.dates import NO_DATE, instant_of
-from indexes.model import Scalar
 
 Positions = NDArray[np.int64]
 Instants = NDArray[np.int64]

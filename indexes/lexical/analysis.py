@@ -19,7 +19,7 @@ from math import inf
 import regex
 import Stemmer
 
-from indexes.languages import primary
+from indexes.base.languages import primary
 from indexes.lexical.stopwords import STOPWORDS
 from indexes.lexical.words import CLITIC, fold, words
 

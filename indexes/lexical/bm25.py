@@ -26,11 +26,11 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from indexes.arrays import changes, top
+from indexes.base.arrays import changes, top
+from indexes.base.masks import Bits, bits_at
+from indexes.base.model import Bm25, Floats, Rows
 from indexes.lexical.analysis import NONE, query_terms_and_own
 from indexes.lexical.prefixed import NO_GROUPS, Groups, Lists, Postings, postings_of
-from indexes.masks import Bits, bits_at
-from indexes.model import Bm25, Floats, Rows
 
 NO_CORRECTIONS: Mapping[str, str] = {}
 NO_ROWS: Rows = np.empty(0, np.int64)

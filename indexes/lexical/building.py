@@ -22,10 +22,10 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from indexes.arrays import changes, ends_of
-from indexes.courtesy import GoOn, nobody_waits
-from indexes.durable import disk_errors
-from indexes.errors import InvalidInput
+from indexes.base.arrays import changes, ends_of
+from indexes.base.courtesy import GoOn, nobody_waits
+from indexes.base.durable import disk_errors
+from indexes.base.errors import InvalidInput
 from indexes.lexical.analysis import indexed
 from indexes.lexical.postings import TERMS_AT_ONCE, TF_MAX, SealedLexical
 from indexes.lexical.runs import Runs

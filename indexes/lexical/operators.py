@@ -14,13 +14,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from indexes.courtesy import GoOn, Work, nobody_waits
-from indexes.errors import InvalidInput
+from indexes.base.courtesy import GoOn, Work, nobody_waits
+from indexes.base.errors import InvalidInput
+from indexes.base.masks import Flags
 from indexes.lexical.analysis import query_terms
 from indexes.lexical.bm25 import LexicalPart
 from indexes.lexical.prefixed import Prefixed, lists_of
 from indexes.lexical.words import WORD, fold
-from indexes.masks import Flags
 
 PREFIX_TERMS_MAX = 4096  # that one prefix may stand for
 STEM_LETTERS_MIN = 3  # the stem of a word may be shorter than a prefix of it

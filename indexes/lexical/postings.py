@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from indexes.arrays import ends_of
-from indexes.courtesy import GoOn, nobody_waits
+from indexes.base.arrays import ends_of
+from indexes.base.courtesy import GoOn, nobody_waits
+from indexes.base.model import Bm25, Rows
+from indexes.base.residency import Files
 from indexes.lexical.analysis import TAG, indexed
 from indexes.lexical.bm25 import DRIFT_MAX, NO_POSTINGS, Impacts, saturated
 from indexes.lexical.prefixed import Postings
-from indexes.model import Bm25, Rows
-from indexes.residency import Files
 
 TF_MAX = np.iinfo(np.uint16).max
 CHARACTER_BYTES_MAX = 4  # in UTF-8

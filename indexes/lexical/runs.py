@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from indexes.durable import disk_errors
+from indexes.base.durable import disk_errors
 from indexes.lexical.scratch import Column
 
 TERMS_AT_ONCE = 1 << 16  # a 64-bit key packs term, row and frequency, which leaves 16 bits for the term

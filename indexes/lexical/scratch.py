@@ -11,7 +11,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from indexes.errors import StorageError
+from indexes.base.errors import StorageError
 
 
 class Column:

@@ -13,7 +13,7 @@ from itertools import chain
 import regex
 from icu4py.breakers import WordBreaker
 
-from indexes.languages import primary
+from indexes.base.languages import primary
 from indexes.lexical.analysis import forms, terms
 from indexes.lexical.words import (
     CLITIC,

@@ -13,7 +13,7 @@ from itertools import groupby, islice
 from rapidfuzz import process
 from rapidfuzz.distance import OSA
 
-from indexes.courtesy import GoOn, Work, nobody_waits
+from indexes.base.courtesy import GoOn, Work, nobody_waits
 from indexes.lexical.analysis import BARE, query_terms
 from indexes.lexical.bm25 import LexicalPart
 from indexes.lexical.postings import CHARACTER_BYTES_MAX

@@ -8,10 +8,10 @@ from typing import Any
 import apsw
 import msgspec
 
-from indexes.expiry import with_expiry
+from indexes.base.expiry import with_expiry
+from indexes.base.model import Operation, Upsert, now_ms
 from indexes.log.content import ContentHash, stand_in
 from indexes.log.reader import searchable_text
-from indexes.model import Operation, Upsert, now_ms
 
 INSERT_DOCUMENT = (
     "INSERT INTO documents(id, seq, first_passage, passages, digest, title, metadata, language, text)"

@@ -14,12 +14,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from indexes.checks import UNIT_TOLERANCE
-from indexes.errors import NearlineError
+from indexes.base.errors import NearlineError
+from indexes.base.model import Progress
+from indexes.filters.checks import UNIT_TOLERANCE
 from indexes.log.content import ContentHash, stand_in
 from indexes.log.pinned import LogState, PinnedLog, pin
 from indexes.log.reader import decode_metadata
-from indexes.model import Progress
 
 EXAMPLES = 3  # shown per kind of problem; the rest are only counted
 VECTORS_AT_ONCE = 4096

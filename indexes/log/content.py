@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from indexes.errors import Damaged
+from indexes.base.errors import Damaged
 
 DIGEST_BYTES: Final = 32
 LANES: Final = 1024

@@ -27,10 +27,11 @@ from pathlib import Path
 import apsw
 import msgspec
 
-from indexes import failpoints, failures
-from indexes.courtesy import GoOn, give_way, nobody_waits
-from indexes.durable import publish, replace_synced
-from indexes.errors import Conflict, Damaged, DiskFull, StorageError, Unavailable
+from indexes.base import failpoints, failures
+from indexes.base.courtesy import GoOn, give_way, nobody_waits
+from indexes.base.durable import publish, replace_synced
+from indexes.base.errors import Conflict, Damaged, DiskFull, StorageError, Unavailable
+from indexes.base.model import Delete, Operation, Settings, Upsert, WriteResult, now_ms
 from indexes.log.applying import Applied, apply
 from indexes.log.content import ContentHash
 from indexes.log.mark import FILE as MARK
@@ -41,7 +42,6 @@ from indexes.log.rewriting import Copy, remove_copies
 from indexes.log.schema import INSERT_CONTENT, SCHEMA, add_content
 from indexes.log.sqlite import Checkpoints, checkpoint, connect, empty_wal, sqlite_errors
 from indexes.log.wal import require_whole_wal, wal_of
-from indexes.model import Delete, Operation, Settings, Upsert, WriteResult, now_ms
 
 # Idle logs that keep their write connection open, with up to four descriptors each: 1,024 descriptors must suffice for
 # a thousand logs plus client connections.

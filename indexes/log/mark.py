@@ -28,8 +28,8 @@ from pathlib import Path
 
 import apsw
 
-from indexes.durable import disk_errors, publish, sync_file
-from indexes.errors import Damaged, StorageError
+from indexes.base.durable import disk_errors, publish, sync_file
+from indexes.base.errors import Damaged, StorageError
 from indexes.log.sqlite import connect_frozen
 from indexes.log.wal import FRAME_HEADER, HEADER, wal_of
 

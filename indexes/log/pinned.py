@@ -17,13 +17,13 @@ import apsw
 import msgspec
 import numpy as np
 
-from indexes.errors import Damaged
+from indexes.base.errors import Damaged
+from indexes.base.model import Ids, Progress, Settings
 from indexes.log.mark import NEWEST_SEQ, Known, cycle_of
 from indexes.log.reader import require_format
 from indexes.log.schema import show_vectors
 from indexes.log.sqlite import connect, connect_frozen, sqlite_errors
 from indexes.log.wal import require_whole_wal
-from indexes.model import Ids, Progress, Settings
 
 STEPS_BETWEEN = 100_000  # of SQLite, between two looks whether to stop
 COPIED_PAGES = 4096  # per step: small enough to show progress and to be interruptible

@@ -17,10 +17,9 @@ import apsw
 import msgspec
 import numpy as np
 
-from indexes.errors import Damaged, NewerFormat, Quarantined, StorageError
-from indexes.expiry import take_expiry
-from indexes.log.sqlite import Readers, close_idle_readers
-from indexes.model import (
+from indexes.base.errors import Damaged, NewerFormat, Quarantined, StorageError
+from indexes.base.expiry import take_expiry
+from indexes.base.model import (
     Floats,
     Ids,
     Metadata,
@@ -31,6 +30,7 @@ from indexes.model import (
     Upsert,
     now_ms,
 )
+from indexes.log.sqlite import Readers, close_idle_readers
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

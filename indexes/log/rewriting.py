@@ -22,9 +22,9 @@ from urllib.parse import quote
 
 import apsw
 
-from indexes.courtesy import GoOn, nobody_waits
-from indexes.durable import sync_file
-from indexes.languages import language_of
+from indexes.base.courtesy import GoOn, nobody_waits
+from indexes.base.durable import sync_file
+from indexes.base.languages import language_of
 from indexes.log.mark import first_cycle
 from indexes.log.owed import OWED, Owed
 from indexes.log.reader import FORMAT_VERSION

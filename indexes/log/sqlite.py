@@ -17,9 +17,9 @@ from urllib.parse import quote
 
 import apsw
 
-from indexes import failpoints
-from indexes.durable import NO_ROOM, disk_errors
-from indexes.errors import (
+from indexes.base import failpoints
+from indexes.base.durable import NO_ROOM, disk_errors
+from indexes.base.errors import (
     Damaged,
     DiskFull,
     InvalidInput,

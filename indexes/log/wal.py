@@ -25,8 +25,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from indexes.durable import disk_errors
-from indexes.errors import Damaged
+from indexes.base.durable import disk_errors
+from indexes.base.errors import Damaged
 
 MAGIC = 0x377F0682  # plus one if checksums are over big-endian words
 HEADER, FRAME_HEADER = struct.Struct(">8I"), 24

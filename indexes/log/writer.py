@@ -19,9 +19,9 @@ from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from indexes import failpoints, failures
-from indexes.errors import NotReady, Overloaded, StorageError
-from indexes.model import Operation, WriteResult
+from indexes.base import failpoints, failures
+from indexes.base.errors import NotReady, Overloaded, StorageError
+from indexes.base.model import Operation, WriteResult
 
 logger = logging.getLogger(__name__)
 

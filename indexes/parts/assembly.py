@@ -12,21 +12,21 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from indexes.courtesy import give_way
-from indexes.errors import Conflict
-from indexes.expiry import with_expiry
+from indexes.base.courtesy import give_way
+from indexes.base.errors import Conflict
+from indexes.base.expiry import with_expiry
+from indexes.base.masks import rows_in
+from indexes.base.model import IndexOptions, Rows, Settings
+from indexes.base.residency import Files
 from indexes.lexical.analysis import indexed
 from indexes.log.applying import Applied
 from indexes.log.reader import Entry, searchable_text
-from indexes.masks import rows_in
-from indexes.model import IndexOptions, Rows, Settings
 from indexes.parts.delta import Delta, DeltaView
 from indexes.parts.generation import Generation
 from indexes.parts.part import Part
 from indexes.parts.segment import Segment
 from indexes.parts.snapshot import Snapshot
 from indexes.parts.visible import Visible
-from indexes.residency import Files
 
 READ_TOLD = 256  # passages
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from indexes.arrays import find_sorted
+from indexes.base.arrays import find_sorted
+from indexes.base.masks import Bits
+from indexes.base.model import TIERS, Floats, Ids, Metadata, Rows, Tier
 from indexes.dense.cold import RANKS
 from indexes.dense.vectors import Found, StoredVectors
 from indexes.filters.index import GrowingFilters
 from indexes.lexical.postings import GrowingLexical
-from indexes.masks import Bits
-from indexes.model import TIERS, Floats, Ids, Metadata, Rows, Tier
 from indexes.parts.part import scan
 
 

@@ -23,18 +23,18 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from indexes.base.durable import verify
+from indexes.base.masks import Bits, count_bits, first_bits
+from indexes.base.model import TIERS, ColdPolicy, Floats, Ids, Rows, Tier
+from indexes.base.residency import Files
 from indexes.dense.cold import RANKS, ColdSettings, ColdShard
 from indexes.dense.cold_skips import ColdSkipper, ListBounds
 from indexes.dense.hot import HotGraph
 from indexes.dense.vectors import NOTHING, Found, StoredVectors, among, within
-from indexes.durable import verify
 from indexes.filters.columns import SealedFilters
 from indexes.lexical.postings import SealedLexical
-from indexes.masks import Bits, count_bits, first_bits
-from indexes.model import TIERS, ColdPolicy, Floats, Ids, Rows, Tier
 from indexes.parts.manifest import Manifest, read_manifest
 from indexes.parts.part import scan, search_graph
-from indexes.residency import Files
 
 LOWEST = "lowest.npy"
 HOT, COLD = np.int8(TIERS.index("hot")), np.int8(TIERS.index("cold"))

@@ -7,12 +7,12 @@ from pathlib import Path
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from indexes.base.durable import decode_checked, sha256
+from indexes.base.errors import Damaged, NotFound
+from indexes.base.model import ColdPolicy
 from indexes.dense.cold import ColdSettings
 from indexes.dense.training import Training
-from indexes.durable import decode_checked, sha256
-from indexes.errors import Damaged, NotFound
 from indexes.lexical import analysis
-from indexes.model import ColdPolicy
 
 FORMAT_VERSION = 3
 FORMATS = 2, FORMAT_VERSION  # that can be read

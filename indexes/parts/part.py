@@ -11,13 +11,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from indexes.base.masks import Bits, bits_at, count_bits
+from indexes.base.model import Floats, Ids, Ranking, Rows, Tier
 from indexes.dense.cold import RANKS
 from indexes.dense.hot import HotGraph
 from indexes.dense.vectors import NOTHING, Found, StoredVectors, among, within
 from indexes.filters.filter_part import FilterPart
 from indexes.lexical.bm25 import LexicalPart
-from indexes.masks import Bits, bits_at, count_bits
-from indexes.model import Floats, Ids, Ranking, Rows, Tier
 
 WIDENING_MAX = 4096  # a wider search costs more than scanning the allowed rows
 

@@ -11,7 +11,9 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-from indexes.courtesy import GoOn, nobody_waits, searching
+from indexes.base.courtesy import GoOn, nobody_waits, searching
+from indexes.base.masks import Bits, bits_at, pack_flags, rows_in
+from indexes.base.model import TIERS, DenseResult, Floats, Ids, Ranking, Rows, Scalar, Tier
 from indexes.dense.cold_skips import ColdSkipper
 from indexes.dense.vectors import Found
 from indexes.filters.bitmaps import to_bits
@@ -20,11 +22,9 @@ from indexes.filters.satisfiable import require_key, require_satisfiable
 from indexes.lexical.bm25 import NO_CORRECTIONS, WeightedQuery, best_of, score_rows
 from indexes.lexical.operators import Alternatives, rows_with
 from indexes.lexical.prefixed import Prefixed
-from indexes.masks import Bits, bits_at, pack_flags, rows_in
-from indexes.model import TIERS, DenseResult, Floats, Ids, Ranking, Rows, Scalar, Tier
 from indexes.parts.part import Part, as_ranking
+from indexes.parts.query import NOT_FOUND, Candidates, Query, places_in
 from indexes.parts.visible import Visible, count_by_tier, tiers_in
-from indexes.query import NOT_FOUND, Candidates, Query, places_in
 
 SCORING_BYTES = 16
 NO_IDS: Ids = np.empty(0, np.int64)

@@ -12,10 +12,10 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from indexes import failpoints
-from indexes.courtesy import give_way
+from indexes.base import failpoints
+from indexes.base.courtesy import give_way
+from indexes.base.errors import NotReady
 from indexes.dense.vectors import search_with_one_thread
-from indexes.errors import NotReady
 from indexes.parts.assembly import Assembly
 from indexes.parts.delta import DeltaView
 from indexes.parts.segment import Segment

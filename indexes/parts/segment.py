@@ -12,16 +12,16 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from indexes.arrays import find_sorted
-from indexes.courtesy import GoOn, nobody_waits
+from indexes.base.arrays import find_sorted
+from indexes.base.courtesy import GoOn, nobody_waits
+from indexes.base.masks import Bits, bits_at, count_bits
+from indexes.base.model import TIERS, Floats, Ids, Rows, Tier
 from indexes.dense.codes import Codes, rescored_for
 from indexes.dense.cold import RANKS
 from indexes.dense.vectors import Found, StoredVectors
 from indexes.filters.columns import SealedFilters
 from indexes.lexical.building import merge_sealed
 from indexes.lexical.postings import SealedLexical
-from indexes.masks import Bits, bits_at, count_bits
-from indexes.model import TIERS, Floats, Ids, Rows, Tier
 from indexes.parts.delta import DeltaView
 from indexes.parts.part import WIDENING_MAX, scan, widened
 from indexes.parts.visible import Visible

@@ -9,9 +9,9 @@ import tempfile
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from indexes import failpoints
-from indexes.durable import disk_errors, publish, publish_folder
-from indexes.errors import Conflict, Damaged, NotFound, RecallTooLow
+from indexes.base import failpoints
+from indexes.base.durable import disk_errors, publish, publish_folder
+from indexes.base.errors import Conflict, Damaged, NotFound, RecallTooLow
 from indexes.log.reader import LogPosition
 from indexes.parts.manifest import Manifest, read_manifest
 

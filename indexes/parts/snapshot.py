@@ -15,20 +15,20 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from indexes.courtesy import GoOn, Work, nobody_waits
+from indexes.base.courtesy import GoOn, Work, nobody_waits
+from indexes.base.languages import UNSURE, guessed, primary
+from indexes.base.masks import bits_at
+from indexes.base.model import Bm25, DenseResult, Floats, Ids, Ranking, Tier
 from indexes.dense.cold_skips import ColdSkipper
 from indexes.filters.grammar import Filter
-from indexes.languages import UNSURE, guessed, primary
 from indexes.lexical.analysis import TAG, query_terms
 from indexes.lexical.bm25 import NO_CORRECTIONS, Statistics, coarse, weigh
 from indexes.lexical.operators import phrase_terms, prefix_groups
 from indexes.lexical.typos import Corrections
-from indexes.masks import bits_at
-from indexes.model import Bm25, DenseResult, Floats, Ids, Ranking, Tier
 from indexes.parts.prepared import Prepared, locate, select, tiers_of
+from indexes.parts.query import Query
 from indexes.parts.unexpired import NONE, Hidden, expires, hide_expired
 from indexes.parts.visible import Visible, sum_by_tier, tiers_in
-from indexes.query import Query
 
 OTHERS_MAX = 15
 

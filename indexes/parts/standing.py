@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from indexes.courtesy import GoOn, nobody_waits
+from indexes.base.courtesy import GoOn, nobody_waits
+from indexes.base.masks import bits_at, rows_in
+from indexes.base.model import TIERS, Floats, Ids, Rows, Tier
 from indexes.filters.grammar import Filter
 from indexes.lexical.bm25 import best_of, idf, saturated, score_rows
-from indexes.masks import bits_at, rows_in
-from indexes.model import TIERS, Floats, Ids, Rows, Tier
 from indexes.parts.generation import Generation
 from indexes.parts.part import Part
 from indexes.parts.prepared import Prepared, Selected

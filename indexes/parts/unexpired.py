@@ -15,10 +15,10 @@ from math import inf
 
 import numpy as np
 
-from indexes.expiry import EXPIRES
+from indexes.base.expiry import EXPIRES
+from indexes.base.masks import bits_at
+from indexes.base.model import Ids
 from indexes.filters.bitmaps import rows_of
-from indexes.masks import bits_at
-from indexes.model import Ids
 from indexes.parts.visible import Visible
 
 NO_TERMS: Counter[str] = Counter()

@@ -9,8 +9,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from indexes.masks import Bits, bits_at, clear_rows, count_bits, first_bits, flags_of, pack_flags
-from indexes.model import TIERS, Rows, Tier
+from indexes.base.masks import (
+    Bits,
+    bits_at,
+    clear_rows,
+    count_bits,
+    first_bits,
+    flags_of,
+    pack_flags,
+)
+from indexes.base.model import TIERS, Rows, Tier
 from indexes.parts.part import Part
 
 

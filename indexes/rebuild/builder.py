@@ -27,26 +27,26 @@ import faiss
 import msgspec
 import numpy as np
 
-from indexes import failpoints
-from indexes.arrays import find_sorted
-from indexes.child import Child, answer
+from indexes.base import failpoints
+from indexes.base.arrays import find_sorted
+from indexes.base.child import Child, answer
+from indexes.base.durable import publish_folder, with_checksum
+from indexes.base.errors import Damaged, NotFound
+from indexes.base.model import Floats, Ids, Progress, now_ms
+from indexes.base.residency import Files
 from indexes.dense.cold import ColdSettings
-from indexes.durable import publish_folder, with_checksum
-from indexes.errors import Damaged, NotFound
 from indexes.filters.index import FiltersBuilder
 from indexes.lexical import analysis
 from indexes.lexical.building import LexicalBuilder
 from indexes.log.reader import LogReader, decode_metadata
-from indexes.memory import PeakMemory
-from indexes.model import Floats, Ids, Progress, now_ms
 from indexes.parts.generation import Generation
 from indexes.parts.manifest import MANIFEST, Manifest, Moves, read_manifest, seal_files
+from indexes.parts.memory import PeakMemory
 from indexes.parts.shelf import Shelf
 from indexes.rebuild.dense import FIRST_EF, DenseRows, write_dense
 from indexes.rebuild.hits import Hits
 from indexes.rebuild.optimiser import Measured, choose_settings
 from indexes.rebuild.placement import Placement, place
-from indexes.residency import Files
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from indexes.base.durable import publish, with_checksum
 from indexes.dense.cold import ColdSettings
-from indexes.durable import publish, with_checksum
 from indexes.parts.generation import Generation
 from indexes.parts.manifest import RecallEvidence
 

@@ -17,13 +17,13 @@ from typing import Any
 import faiss
 import numpy as np
 
-from indexes.arrays import find_sorted
+from indexes.base.arrays import find_sorted
+from indexes.base.model import Floats, Ids, Progress, Rows
 from indexes.dense.cold import rows_in_list
 from indexes.dense.hot import HotGraph
 from indexes.dense.training import Training, train, training_size
 from indexes.dense.vectors import Halves, StoredVectors
 from indexes.log.reader import LogReader
-from indexes.model import Floats, Ids, Progress, Rows
 from indexes.parts.generation import LOWEST
 from indexes.rebuild.placement import Placement
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from indexes.errors import Unavailable
+from indexes.base.errors import Unavailable
+from indexes.base.model import ColdPolicy, IndexOptions
+from indexes.base.residency import Budget
 from indexes.log.reader import LogReader
-from indexes.model import ColdPolicy, IndexOptions
 from indexes.parts.manifest import Manifest, read_manifest
-from indexes.residency import Budget
 
 GRAPH, LISTS = "hot.hnsw", "cold.ivf"
 ORDER_BYTES = 18

@@ -15,9 +15,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from indexes.durable import publish
-from indexes.errors import StorageError
-from indexes.model import Ids
+from indexes.base.durable import publish
+from indexes.base.errors import StorageError
+from indexes.base.model import Ids
 
 logger = logging.getLogger(__name__)
 

@@ -17,10 +17,10 @@ from itertools import product
 import numpy as np
 from msgspec import UNSET, UnsetType
 
+from indexes.base.model import Floats, Progress
 from indexes.dense.cold import ColdSettings, ColdShard
 from indexes.dense.forecast import Forecast
 from indexes.dense.vectors import Found, search_with_one_thread
-from indexes.model import Floats, Progress
 from indexes.parts.generation import Generation
 from indexes.parts.manifest import RecallEvidence
 from indexes.rebuild.shares import Share

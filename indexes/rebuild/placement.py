@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from indexes.base.model import Ids
 from indexes.dense.cold import COLD_PASSAGES_MIN
-from indexes.model import Ids
 from indexes.parts.manifest import Moves
 
 HITS_SHARE_MAX = 0.5

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from indexes.base.masks import Bits, pack_flags
+from indexes.base.model import Floats, Progress
 from indexes.dense.cold import RANKS
 from indexes.dense.mixtures import mixtures_of
 from indexes.dense.vectors import Found, among, within
-from indexes.masks import Bits, pack_flags
-from indexes.model import Floats, Progress
 from indexes.parts.generation import Generation
 
 Counts = NDArray[np.int64]

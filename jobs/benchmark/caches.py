@@ -22,13 +22,13 @@ from pathlib import Path
 
 import numpy as np
 
-from indexes.errors import InvalidInput, NearlineError
+from indexes.base.errors import InvalidInput, NearlineError
 from jobs.benchmark.report import Found, Row, Say, percentiles
 from jobs.benchmark.service import K, filled
 from jobs.benchmark.texts import Material
 from jobs.benchmark.turns import cpu_s
 from jobs.benchmark.visit import CHECKED, FAR, NEAR, Took, Visit, writes_of
-from jobs.server_process import serving
+from jobs.serving.process import serving
 
 HELD_OUT = 400  # of the texts, to be written beside the searches
 ZIPF = 1.0  # exponent of the questions' popularity

@@ -15,22 +15,22 @@ from typing import Any
 
 import numpy as np
 
-from indexes.model import Floats
+from indexes.base.model import Floats
 from jobs.benchmark.peers import SentenceTransformers, packaged_weights
 from jobs.benchmark.report import Found, Row, Say
 from jobs.benchmark.service import BareEmbedding, OverHttp
 from jobs.benchmark.texts import Material, batches, model_folder
 from jobs.benchmark.turns import Engine, figures, rotate, start, turns
-from jobs.export.architectures import build
-from jobs.export.graph import Graph
-from jobs.export.recipes import FP32
-from jobs.export.running import save, vectors
-from jobs.export.shapes import shape
-from jobs.export.texts import Texts
-from jobs.export.weights import Weights
-from jobs.server_process import serving
-from retrieval.config import load_config
-from retrieval.embedders import Embedders
+from jobs.models.export.architectures import build
+from jobs.models.export.graph import Graph
+from jobs.models.export.recipes import FP32
+from jobs.models.export.running import save, vectors
+from jobs.models.export.shapes import shape
+from jobs.models.export.texts import Texts
+from jobs.models.export.weights import Weights
+from jobs.serving.process import serving
+from retrieval.base.config import load_config
+from retrieval.embedding.embedders import Embedders
 from retrieval.embedding.encoder import Encoder
 from retrieval.embedding.models import load_model
 from retrieval.embedding.results import Observer

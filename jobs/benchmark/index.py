@@ -16,10 +16,10 @@ from typing import Any
 import faiss
 import numpy as np
 
-from indexes.collection import Collection
+from indexes.base.model import ColdPolicy, Floats, IndexOptions, NewPassage, Rows, Settings, Upsert
+from indexes.collection.collection import Collection
 from indexes.dense.mixtures import mixtures_of
-from indexes.model import ColdPolicy, Floats, IndexOptions, NewPassage, Rows, Settings, Upsert
-from indexes.query import Query
+from indexes.parts.query import Query
 from indexes.rebuild.builder import Rebuild
 from jobs.benchmark import peers as others
 from jobs.benchmark.report import Found, Row, Say

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import numpy as np
 
-from indexes.errors import InvalidInput
+from indexes.base.errors import InvalidInput
 from jobs.benchmark.callers import Callers, Outcome, arrivals, health_s, quantile
 from jobs.benchmark.report import Found, Line, Plot, Row, Say
 from jobs.benchmark.service import filled, search_request, write_request
 from jobs.benchmark.texts import Material
 from jobs.benchmark.turns import cpu_s, memory
-from jobs.server_process import ServerProcess
+from jobs.serving.process import ServerProcess
 
 DEADLINE_MS = 1000
 PEAK_CALLERS = (8, 16, 32, 64)

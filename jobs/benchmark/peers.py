@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from indexes.base.model import Bm25, Floats
 from indexes.lexical.analysis import query_terms, terms
-from indexes.model import Bm25, Floats
 from jobs.benchmark.texts import Material, batches, mapped
 from jobs.benchmark.turns import Engine
-from jobs.export.known import MODELS
-from jobs.export.sources import DEFAULT_NAME, installed
+from jobs.models.export.known import MODELS
+from jobs.models.export.sources import DEFAULT_NAME, installed
 from retrieval.embedding.encoder import available_threads
 
 M, EF_CONSTRUCTION = 16, 200

@@ -21,15 +21,15 @@ import numpy as np
 from ir_measures import R
 from numpy.typing import NDArray
 
-from indexes.errors import InvalidInput
+from indexes.base.errors import InvalidInput
 from jobs.benchmark.report import Found, Row, Say
 from jobs.benchmark.texts import model_folder, model_settings
 from jobs.evaluation.asking import Asker
+from jobs.evaluation.judgements import Judgement, Query, read_judgements, read_queries
 from jobs.evaluation.rankings import NDCG, SEARCHES, judged_queries, scored
 from jobs.evaluation.report import Score
-from jobs.ingesting import ingest
-from jobs.judgements import Judgement, Query, read_judgements, read_queries
-from jobs.server_process import serving
+from jobs.ingestion.ingesting import ingest
+from jobs.serving.process import serving
 from jobs.sources import SourceReport, read_documents
 from nearline import JSON, AsyncClient, ServiceError
 from retrieval.embedding.models import read_manifest

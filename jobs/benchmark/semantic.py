@@ -16,16 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from indexes.model import Floats
+from indexes.base.model import Floats
 from jobs.benchmark.report import Found, Plot, Row, Say
 from jobs.benchmark.service import COLLECTION, K, Search, filled
 from jobs.benchmark.texts import Material, embed, model_folder
 from jobs.benchmark.wordings import Pair, pairs
+from retrieval.base.settings import SemanticSettings
+from retrieval.cache.semantic import Questions, SemanticCache
+from retrieval.cache.semantic.cache import is_false
 from retrieval.embedding.encoder import Encoder, available_threads
 from retrieval.embedding.models import load_model
-from retrieval.semantic import Questions, SemanticCache
-from retrieval.semantic.cache import is_false
-from retrieval.settings import SemanticSettings
 
 BESIDE = 3500  # other questions in the cache
 WAYS = ("similarity alone", "with words")

@@ -17,15 +17,15 @@ from typing import Any
 
 import msgspec
 
-from indexes.errors import InvalidInput, NearlineError
-from indexes.model import Floats
+from indexes.base.errors import InvalidInput, NearlineError
+from indexes.base.model import Floats
 from jobs.benchmark import peers as others
 from jobs.benchmark.callers import post
 from jobs.benchmark.peers import SentenceTransformers, VectorIndex, fused
 from jobs.benchmark.report import Found, Row, Say
 from jobs.benchmark.texts import Material, batches, best_scores, model_folder, model_settings, overlap, recall
 from jobs.benchmark.turns import TURN, Engine, Worker, figures, rotate, start
-from jobs.server_process import ServerProcess, serving
+from jobs.serving.process import ServerProcess, serving
 from nearline import AsyncClient
 from retrieval.embedding.encoder import Encoder
 from retrieval.embedding.models import load_model

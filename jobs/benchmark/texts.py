@@ -19,14 +19,14 @@ import faiss
 import msgspec
 import numpy as np
 
-from indexes.durable import publish_folder
-from indexes.errors import InvalidInput
-from indexes.model import Floats
+from indexes.base.durable import publish_folder
+from indexes.base.errors import InvalidInput
+from indexes.base.model import Floats
 from jobs.benchmark.report import Say
-from jobs.docstrings import docstrings
-from jobs.judgements import read_queries
+from jobs.evaluation.judgements import read_queries
 from jobs.sources import SourceDocument, read_documents
-from retrieval.config import load_config
+from jobs.sources.docstrings import docstrings
+from retrieval.base.config import load_config
 from retrieval.embedding.encoder import Encoder, available_threads
 from retrieval.embedding.models import Kind, load_model
 

@@ -22,8 +22,8 @@ from unittest.mock import patch
 
 import numpy as np
 
-from indexes.errors import NearlineError
-from indexes.memory import give_back, memory_bytes
+from indexes.base.errors import NearlineError
+from indexes.parts.memory import give_back, memory_bytes
 from jobs.benchmark.report import Row, Say, percentiles
 
 TURN = 40

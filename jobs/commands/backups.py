@@ -13,13 +13,13 @@ from rich.markup import escape
 from rich.progress import DownloadColumn, TimeRemainingColumn
 from rich.table import Table
 
-from indexes.backup import restoring
-from indexes.backup.backup import back_up
-from indexes.backup.verifying import verify_backup, verify_data
-from indexes.child import step_back
-from indexes.durable import keep_private
+from indexes.base.child import step_back
+from indexes.base.durable import keep_private
+from indexes.directory.backup import restoring
+from indexes.directory.backup.backup import back_up
+from indexes.directory.backup.verifying import verify_backup, verify_data
+from indexes.directory.marker import is_locked
 from indexes.log.checks import Check
-from indexes.marker import is_locked
 from jobs.commands.options import (
     JSON,
     PATH,

@@ -16,10 +16,10 @@ from jobs.commands.ingested import progress_bar
 from jobs.commands.options import PATH, console, ended_by_sigterm
 from jobs.commands.rebuilds import finished
 from jobs.commands.search import HIGHLIGHT, show
-from jobs.docstrings import docstrings
-from jobs.ingesting import ingest
-from jobs.server_process import log_of, serving
+from jobs.ingestion.ingesting import ingest
+from jobs.serving.process import log_of, serving
 from jobs.sources import SourceDocument
+from jobs.sources.docstrings import docstrings
 from nearline import AsyncClient
 
 COLLECTION = "python"

@@ -14,9 +14,9 @@ import click
 import msgspec
 from click.core import ParameterSource
 
-from indexes.durable import replace_unsynced
-from indexes.errors import NearlineError
-from indexes.model import Progress
+from indexes.base.durable import replace_unsynced
+from indexes.base.errors import NearlineError
+from indexes.base.model import Progress
 from jobs.commands.options import (
     COLLECTION,
     JSON,
@@ -33,7 +33,7 @@ from jobs.evaluation.report import Report
 from jobs.evaluation.sections import show
 from jobs.evaluation.verdict import below_floors, fallen, keep, load_history, parse_floors
 from nearline import AsyncClient, ServiceError, path_of
-from retrieval.query_log import FILE as QUERY_LOG
+from retrieval.upkeep.query_log import FILE as QUERY_LOG
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 FOLDER = click.Path(path_type=Path, file_okay=False)

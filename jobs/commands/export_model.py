@@ -8,11 +8,11 @@ from typing import Any
 import click
 from rich.table import Table
 
-from indexes.errors import InvalidInput
+from indexes.base.errors import InvalidInput
 from jobs.commands.options import JSON, console, errors, print_json
-from jobs.export.exporting import Options, export_model
-from jobs.export.recipes import RECIPES, SMALL
-from jobs.export.sources import DEFAULT_NAME
+from jobs.models.export.exporting import Options, export_model
+from jobs.models.export.recipes import RECIPES, SMALL
+from jobs.models.export.sources import DEFAULT_NAME
 from retrieval.embedding.models import Manifest
 
 LANGUAGES_SHOWN = 5

@@ -10,7 +10,7 @@ import click
 
 from jobs.commands.ingested import as_value, ending, progress_bar, show_failures, stopped
 from jobs.commands.options import COLLECTION, JSON, URL, ask, print_result
-from jobs.ingesting import Ingested, fit_options, ingest
+from jobs.ingestion.ingesting import Ingested, fit_options, ingest
 from jobs.sources import SourceOptions, SourceReport, parse_types, read_documents, total_bytes
 from nearline import AsyncClient, ServiceError
 from retrieval.clients.bulk import busy_patience

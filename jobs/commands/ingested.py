@@ -12,8 +12,8 @@ import msgspec
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from jobs.commands.options import counted, errors
-from jobs.ingesting import Ingested
-from jobs.ingesting import Progress as OnProgress
+from jobs.ingestion.ingesting import Ingested
+from jobs.ingestion.ingesting import Progress as OnProgress
 from jobs.sources.model import EMPTY, EXCLUDED, LINK, SourceReport
 
 FAILURES_SHOWN = 20

@@ -11,15 +11,15 @@ import msgspec
 from rich.markup import escape
 from rich.table import Table
 
-from indexes.backup.backup import aliases_of
-from indexes.durable import keep_private
-from indexes.marker import prepare
-from indexes.model import now_ms
+from indexes.base.durable import keep_private
+from indexes.base.model import now_ms
+from indexes.directory.backup.backup import aliases_of
+from indexes.directory.marker import prepare
 from jobs.commands.options import JSON, PATH, console, print_json, print_result
-from retrieval.auth import Keys
-from retrieval.auth_schemas import KeyBody
-from retrieval.key_file import Key, Scope, check
-from retrieval.limits import DAY_S, Limits, read_usage, today
+from retrieval.access.auth import Keys
+from retrieval.access.key_file import Key, Scope, check
+from retrieval.access.limits import DAY_S, Limits, read_usage, today
+from retrieval.access.schemas import KeyBody
 
 DATA = click.option("--data", type=PATH, required=True, help="The data directory.")
 KEY_ID = click.argument("key_id", metavar="ID")

@@ -10,16 +10,16 @@ from typing import Any
 import click
 from rich.table import Table
 
-from indexes.model import Progress
+from indexes.base.model import Progress
 from jobs.commands.options import COLLECTION, JSON, PATH, URL, ask, console, print_json, print_result, stages
 from jobs.evaluation.asking import Asker
+from jobs.evaluation.judgements import read_judgements, read_queries
+from jobs.evaluation.learning import CHOICES, JUDGED_MIN, from_feedback, learn, learn_relevance, usable
 from jobs.evaluation.private import served
 from jobs.evaluation.rankings import judged_queries
-from jobs.judgements import read_judgements, read_queries
-from jobs.learning import CHOICES, JUDGED_MIN, from_feedback, learn, learn_relevance, usable
-from jobs.pace import Pace
+from jobs.ingestion.pace import Pace
 from nearline import AsyncClient
-from retrieval.relevance import calibrations_of
+from retrieval.search.relevance import calibrations_of
 
 
 @click.command(epilog="Example: nearline learn -c docs --queries queries.jsonl --qrels qrels.tsv")

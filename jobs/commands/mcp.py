@@ -42,15 +42,15 @@ def command(
         raise click.ClickException(
             "the MCP server needs the official SDK: in a checkout of Nearline, pip install '.[mcp]'"
         )
-    from jobs.mcp_server import make_server, serve_http
+    from jobs.mcp.server import make_server, serve_http
 
     server = make_server(url, list(dict.fromkeys(collections)))
     if not http:
         server.run("stdio")
         return
     if host not in ("127.0.0.1", "::1", "localhost"):
-        from jobs.serving import require_private
-        from retrieval.settings import Server
+        from jobs.serving.service import require_private
+        from retrieval.base.settings import Server
 
         require_private(Server(host=host, insecure=insecure), keys=False)
     serve_http(server, host, port, names)

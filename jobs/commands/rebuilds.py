@@ -13,9 +13,9 @@ from rich.markup import escape
 from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 
 from jobs.commands.options import COLLECTION, JSON, URL, ask, errors, megabytes, print_result, stages
-from jobs.pace import Pace
-from jobs.reembedding import Copied
-from jobs.reembedding import reembed as copy
+from jobs.ingestion.pace import Pace
+from jobs.ingestion.reembedding import Copied
+from jobs.ingestion.reembedding import reembed as copy
 from nearline import AsyncClient
 
 

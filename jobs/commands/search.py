@@ -13,7 +13,7 @@ from rich.text import Text
 
 from jobs.commands.options import COLLECTION, JSON, URL, ask, console, print_json
 from jobs.commands.words import SCORES, STAGES, TIERS, list_tiers
-from retrieval.relevance import READ_MIN
+from retrieval.search.relevance import READ_MIN
 
 HIGHLIGHT = {"snippet_chars": 240}
 SPACE = re.compile(r"\s")  # one for one, so that offsets hold

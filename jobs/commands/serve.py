@@ -9,12 +9,12 @@ from pathlib import Path
 
 import click
 
-from indexes.errors import NearlineError
+from indexes.base.errors import NearlineError
 from jobs.commands.options import PATH
-from jobs.log_lines import set_up_logging
-from jobs.serving import run
-from retrieval.config import ignored_variables, load_config
-from retrieval.settings import Log
+from jobs.serving.log_lines import set_up_logging
+from jobs.serving.service import run
+from retrieval.base.config import ignored_variables, load_config
+from retrieval.base.settings import Log
 
 logger = logging.getLogger(__name__)
 

@@ -13,13 +13,13 @@ from typing import Any
 import click
 import msgspec
 
-from indexes.errors import InvalidInput
+from indexes.base.errors import InvalidInput
 from jobs.commands.ingested import as_value, ending, progress_bar, show_failures
 from jobs.commands.options import ask, counted, ended_by_sigterm, print_json
+from jobs.ingestion.sync_record import SyncRecord
+from jobs.ingestion.syncing import Synced, record_path, state_folder, sync
+from jobs.ingestion.watching import watch
 from jobs.sources import SourceOptions, SourceReport, total_bytes
-from jobs.sync_record import SyncRecord
-from jobs.syncing import Synced, record_path, state_folder, sync
-from jobs.watching import watch
 from nearline import AsyncClient, ServiceError
 from retrieval.clients.bulk import busy_patience
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import click
 import msgspec
 
-from indexes.durable import replace_unsynced
-from indexes.errors import InvalidInput
-from indexes.model import Progress
+from indexes.base.durable import replace_unsynced
+from indexes.base.errors import InvalidInput
+from indexes.base.model import Progress
 from jobs.commands.options import URL, errors, stages
-from jobs.export import sources
-from jobs.judgements import lines_of
-from jobs.reranker.mining import Example, mine
-from jobs.reranker.training import Options, train
+from jobs.evaluation.judgements import lines_of
+from jobs.models.export import sources
+from jobs.models.reranker.mining import Example, mine
+from jobs.models.reranker.training import Options, train
 from nearline import AsyncClient
 
 EXAMPLES, MADE_FROM = "examples.jsonl", "examples-from.json"

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from indexes.model import Progress
-from jobs.judgements import Query
-from jobs.pace import Pace
+from indexes.base.model import Progress
+from jobs.evaluation.judgements import Query
+from jobs.ingestion.pace import Pace
 from nearline import JSON, AsyncClient
 
 

@@ -16,7 +16,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from indexes.model import TIERS
+from indexes.base.model import TIERS
 from jobs.evaluation.report import METHOD, Report
 from jobs.evaluation.sections import PERCENTILES, Section, sections
 from jobs.evaluation.verdict import floor_of

@@ -15,10 +15,10 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
-from indexes.errors import Locked, NotADataDirectory
-from indexes.marker import MARKER
-from retrieval.app import create_app
-from retrieval.config import load_config
+from indexes.base.errors import Locked, NotADataDirectory
+from indexes.directory.marker import MARKER
+from retrieval.base.config import load_config
+from retrieval.server.app import create_app
 
 
 @contextlib.asynccontextmanager

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import msgspec
 
-from indexes.errors import InvalidInput
+from indexes.base.errors import InvalidInput
 from jobs.evaluation.asking import Asker
+from jobs.evaluation.judgements import Query, read_queries
 from jobs.evaluation.report import Source
-from jobs.judgements import Query, read_queries
 from nearline import JSON, ServiceError
-from retrieval.query_log import read
+from retrieval.upkeep.query_log import read
 
 SAMPLED_QUERY_WORDS = 12
 

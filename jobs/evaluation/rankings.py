@@ -13,10 +13,10 @@ from typing import Any
 import ir_measures
 from ir_measures import RR, R, nDCG
 
-from indexes.errors import InvalidInput
+from indexes.base.errors import InvalidInput
 from jobs.evaluation.asking import Asker
+from jobs.evaluation.judgements import Judgement, Query
 from jobs.evaluation.report import Score
-from jobs.judgements import Judgement, Query
 from nearline import JSON
 
 CONTEXT_BUDGETS = (1000, 2000)  # tokens

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jobs.evaluation.asking import Asker
+from jobs.evaluation.judgements import Judgement, Query
 from jobs.evaluation.report import Bin, Reliability, Score
-from jobs.judgements import Judgement, Query
-from retrieval.relevance import SUPPORT_HITS, Calibration, Columns, fit, relevance_of, support_from
+from retrieval.search.relevance import SUPPORT_HITS, Calibration, Columns, fit, relevance_of, support_from
 
 BINS = 10
 LOST_MAX = 0.1  # of the questions with an answer among their first hits, those that may be called unsupported
@@ -25,7 +25,7 @@ LOST_MAX = 0.1  # of the questions with an answer among their first hits, those 
 
 @dataclass(frozen=True, slots=True)
 class JudgedHits:
-    """The hits of one question, best first: the features of `retrieval.relevance` [n, 5], the relevance that was shown
+    """The hits of one question, best first: the features of `search.relevance` [n, 5], the relevance that was shown
     [n], and 1 where they are relevant, else 0 [n]. `support` is the relevance from which the service calls this answer
     supported; `share_read` how much of the question its model reads."""
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from indexes.model import TIERS
+from indexes.base.model import TIERS
 from jobs.evaluation.report import Reliability, Report
 
 PERCENTILES = ("p50", "p95", "p99")

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from indexes import leaves
+from indexes.base.paths import leaves
 from jobs.evaluation.asking import Asker
 from nearline import JSON
 

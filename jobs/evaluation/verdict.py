@@ -14,9 +14,9 @@ from pathlib import Path
 
 import msgspec
 
-from indexes.durable import disk_errors, replace_unsynced
-from indexes.errors import InvalidInput
-from indexes.model import TIERS
+from indexes.base.durable import disk_errors, replace_unsynced
+from indexes.base.errors import InvalidInput
+from indexes.base.model import TIERS
 from jobs.evaluation.report import VERSION, Cohort, Report
 
 FLOORS = (

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, cast, get_args
 
-from indexes.errors import InvalidInput
+from indexes.base.errors import InvalidInput
 from indexes.filters.dates import NO_DATE, instant_of
 
 Kind = Literal["string", "number", "boolean", "date"]

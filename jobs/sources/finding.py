@@ -10,7 +10,7 @@ from pathlib import Path, PurePath
 
 from pathspec import GitIgnoreSpec
 
-from indexes.errors import InvalidInput
+from indexes.base.errors import InvalidInput
 from jobs.sources.files import FORMATS, FoundFile, format_of, printable, unzipped
 from jobs.sources.generated import REPETITION, generated_name, is_site, repeats_siblings
 from jobs.sources.model import (

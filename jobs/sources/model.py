@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from indexes.errors import InvalidInput
+from indexes.base.errors import InvalidInput
 from jobs.sources.columns import ColumnType
 
 Value = TypeVar("Value")

@@ -15,7 +15,8 @@ import msgspec
 import numpy as np
 from aiohttp import web
 
-from indexes import Floats, InvalidInput
+from indexes.base.errors import InvalidInput
+from indexes.base.model import Floats
 from retrieval.dialects.embedding import (
     Dimensions,
     VectorJson,
@@ -27,12 +28,12 @@ from retrieval.dialects.embedding import (
     open_model,
     written,
 )
-from retrieval.dialects.errors import EmptyInput
-from retrieval.embedders import Embedder
+from retrieval.embedding.embedders import Embedder
 from retrieval.embedding.models import Kind
+from retrieval.handlers.error_shapes import EmptyInput
+from retrieval.handlers.state import ENTRY
 from retrieval.handlers.wire import body, json_answer
-from retrieval.keys import ENTRY
-from retrieval.schemas import NonEmpty
+from retrieval.wire.search import NonEmpty
 
 InputType = Literal["search_query", "search_document", "classification", "clustering"]
 EmbeddingType = Literal["float", "base64", "binary", "ubinary"]

@@ -12,15 +12,16 @@ from typing import Annotated, TypeVar
 import msgspec
 from aiohttp import web
 
-from indexes import Floats, InvalidInput, NotFound, TooLarge
-from retrieval.admission import Entry
-from retrieval.dialects.errors import ModelNotFound
+from indexes.base.errors import InvalidInput, NotFound, TooLarge
+from indexes.base.model import Floats
+from retrieval.admission.gates import Entry
 from retrieval.dialects.models import known_names, model_of
-from retrieval.embedders import Embedder
+from retrieval.embedding.embedders import Embedder
 from retrieval.embedding.models import Kind
 from retrieval.embedding.results import Embedded, Long, shortened
+from retrieval.handlers.error_shapes import ModelNotFound
+from retrieval.handlers.state import CONFIG, EMBEDDERS
 from retrieval.handlers.wire import timing_headers
-from retrieval.keys import CONFIG, EMBEDDERS
 
 T = TypeVar("T")
 NON_EMPTY = {"type": "string", "minLength": 1}

@@ -19,10 +19,12 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
-from indexes import Collection, InvalidInput, NotFound, TooLarge, disk_errors, publish
-from indexes import remove as remove_durably
-from retrieval.admission import Entry
-from retrieval.auth import PRINCIPAL
+from indexes.base.durable import disk_errors, publish
+from indexes.base.durable import remove as remove_durably
+from indexes.base.errors import InvalidInput, NotFound, TooLarge
+from indexes.collection.collection import Collection
+from retrieval.access.auth import PRINCIPAL
+from retrieval.admission.gates import Entry
 from retrieval.dialects.files import ends, order_of
 from retrieval.dialects.vector_store_files import attach, checked, found_in, require_uploads
 from retrieval.dialects.vector_store_schemas import (
@@ -34,8 +36,8 @@ from retrieval.dialects.vector_store_schemas import (
     OpenAIStoreFile,
     OpenAIStoreFileList,
 )
+from retrieval.handlers.state import ENTRY
 from retrieval.handlers.wire import answer, answer_from, body, collection_of, query_int
-from retrieval.keys import ENTRY
 
 FOLDER = "file_batches"
 VERSION = 1

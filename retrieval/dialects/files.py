@@ -1,6 +1,6 @@
 """OpenAI's files: POST, GET /v1/files, GET, DELETE /v1/files/{file}, GET /v1/files/{file}/content.
 
-What is uploaded waits here to be attached to vector stores (`retrieval/uploads.py`). Deleting a file deletes the
+What is uploaded waits here to be attached to vector stores (`documents/uploads.py`). Deleting a file deletes the
 documents made of it, too, in every collection that the caller sees, as OpenAI does. A file belongs to no collection, so
 keys that are bound to some reach none.
 """
@@ -15,8 +15,9 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from indexes import Collection, InvalidInput, NotFound, TooLarge
-from retrieval.auth import PRINCIPAL
+from indexes.base.errors import InvalidInput, NotFound, TooLarge
+from indexes.collection.collection import Collection
+from retrieval.access.auth import PRINCIPAL
 from retrieval.dialects.vector_store_schemas import (
     ExpiresSeconds,
     OpenAIFile,
@@ -24,10 +25,10 @@ from retrieval.dialects.vector_store_schemas import (
     OpenAIFileList,
     OpenAIUploadFile,
 )
+from retrieval.documents.uploads import ID, Upload
 from retrieval.handlers.documents import remove
+from retrieval.handlers.state import CATALOG, CONFIG, HELD, TEXTS, UPLOADS
 from retrieval.handlers.wire import answer, form, query_int
-from retrieval.keys import CATALOG, CONFIG, HELD, TEXTS, UPLOADS
-from retrieval.uploads import ID, Upload
 
 LISTED_MAX = 10_000
 NAME_CHARS_MAX = 255

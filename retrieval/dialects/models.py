@@ -10,9 +10,9 @@ from pathlib import Path
 
 from aiohttp import web
 
-from retrieval.dialects.errors import ModelNotFound
 from retrieval.embedding.models import MANIFEST, Manifest
-from retrieval.keys import CONFIG, EMBEDDERS
+from retrieval.handlers.error_shapes import ModelNotFound
+from retrieval.handlers.state import CONFIG, EMBEDDERS
 
 # Ollama's tags of the 22M model (33m and l12-v2 are another one), and its name on Hugging Face.
 USUAL_NAMES = dict.fromkeys(

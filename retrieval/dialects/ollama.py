@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from indexes import InvalidInput
+from indexes.base.errors import InvalidInput
+from retrieval.base.version import VERSION
 from retrieval.dialects.embedding import (
     VectorJson,
     as_numbers,
@@ -24,9 +25,8 @@ from retrieval.dialects.embedding import (
 )
 from retrieval.dialects.models import Listed, find_model, list_models
 from retrieval.embedding.models import Manifest
+from retrieval.handlers.state import CONFIG, ENTRY
 from retrieval.handlers.wire import answer, body, json_answer
-from retrieval.keys import CONFIG, ENTRY
-from retrieval.openapi import VERSION
 
 LATEST = ":latest"
 UNKNOWN = "unknown"

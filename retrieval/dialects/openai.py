@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import msgspec
 from aiohttp import web
 
-from indexes import InvalidInput
+from indexes.base.errors import InvalidInput
 from retrieval.dialects.embedding import (
     Dimensions,
     Inputs,
@@ -28,9 +28,9 @@ from retrieval.dialects.models import Listed, find_model, list_models
 from retrieval.dialects.token_ids import sequences, texts_of_cl100k_ids
 from retrieval.embedding.models import Kind
 from retrieval.embedding.results import Long
+from retrieval.handlers.state import CONFIG, ENTRY, HELD
 from retrieval.handlers.wire import answer, body, json_answer
-from retrieval.keys import CONFIG, ENTRY, HELD
-from retrieval.schemas import NonEmpty, Request
+from retrieval.wire.search import NonEmpty, Request
 
 INPUTS_MAX = 2048  # OpenAI's own limit, which clients split their texts by
 OWNER = "nearline"

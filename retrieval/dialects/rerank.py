@@ -15,12 +15,13 @@ import msgspec
 import numpy as np
 from aiohttp import web
 
-from indexes import Floats, InvalidInput, TooLarge
+from indexes.base.errors import InvalidInput, TooLarge
+from indexes.base.model import Floats
 from retrieval.dialects.embedding import Direction, Texts, Words, bounded
-from retrieval.dialects.errors import EmptyInput, ModelNotFound, NoReranker
+from retrieval.handlers.error_shapes import EmptyInput, ModelNotFound, NoReranker
+from retrieval.handlers.state import CONFIG, PIPELINE
 from retrieval.handlers.wire import answer, body
-from retrieval.keys import CONFIG, PIPELINE
-from retrieval.reranking import Reranker, sigmoid
+from retrieval.search.reranking import Reranker, sigmoid
 
 SEARCH_UNIT_TEXTS = 100  # one of Cohere's units of billing is a query with up to so many documents
 

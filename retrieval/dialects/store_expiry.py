@@ -14,10 +14,11 @@ import time
 import msgspec
 from aiohttp import web
 
-from indexes import Collection, NearlineError
+from indexes.base.errors import NearlineError
+from indexes.collection.collection import Collection
 from retrieval.dialects.vector_stores import DAY_S, Details, change_details, details_of, last_written_s
 from retrieval.handlers.collections import remove
-from retrieval.keys import CATALOG, USED
+from retrieval.handlers.state import CATALOG, USED
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,8 @@ import msgspec
 import numpy as np
 from aiohttp import web
 
-from indexes import InvalidInput, NotReady, TooLarge
+from indexes.base.errors import InvalidInput, NotReady, TooLarge
+from retrieval.base.version import VERSION
 from retrieval.dialects.embedding import (
     Answered,
     Dimensions,
@@ -30,14 +31,13 @@ from retrieval.dialects.embedding import (
     open_model,
     written,
 )
-from retrieval.dialects.errors import EmptyInput, NoTokenVectors
 from retrieval.dialects.models import Listed, list_models, model_of
 from retrieval.dialects.token_ids import sequences, texts_of_ids
-from retrieval.embedders import Embedder
+from retrieval.embedding.embedders import Embedder
 from retrieval.embedding.models import Kind
+from retrieval.handlers.error_shapes import EmptyInput, NoTokenVectors
+from retrieval.handlers.state import CONFIG, EMBEDDERS, ENTRY, HELD, READY
 from retrieval.handlers.wire import answer, body, json_answer
-from retrieval.keys import CONFIG, EMBEDDERS, ENTRY, HELD, READY
-from retrieval.openapi import VERSION
 
 PROMPTS: dict[str, Kind] = {"document": "document", "passage": "document", "query": "query"}
 PromptName = Annotated[str | None, msgspec.Meta(extra_json_schema={"enum": [*PROMPTS, None]})]

@@ -14,7 +14,7 @@ from base64 import b64decode
 from collections.abc import Sequence
 from importlib.resources import files
 
-from indexes import InvalidInput, TooLarge
+from indexes.base.errors import InvalidInput, TooLarge
 from retrieval.dialects.embedding import Inputs
 from retrieval.embedding.tokens import TokenizerPool
 

@@ -19,20 +19,15 @@ from dataclasses import replace
 import msgspec
 from aiohttp import web
 
-from indexes import (
-    Collection,
-    InvalidInput,
-    Metadata,
-    NotFound,
-    Page,
-    Scalar,
-    ScrolledDocument,
-    Upsert,
-    leaves,
-    scrolling,
-)
-from retrieval.admission import Entry
-from retrieval.auth import ACL, PRINCIPAL
+from indexes.base.errors import InvalidInput, NotFound
+from indexes.base.model import Metadata, Scalar, Upsert
+from indexes.base.paths import leaves
+from indexes.collection.collection import Collection
+from indexes.reading import scrolling
+from indexes.reading.scrolling import Page, ScrolledDocument
+from retrieval.access.auth import ACL, PRINCIPAL
+from retrieval.admission.gates import Entry
+from retrieval.base.settings import Passages
 from retrieval.dialects.files import ends, order_of
 from retrieval.dialects.vector_store_schemas import (
     Attributes,
@@ -46,13 +41,12 @@ from retrieval.dialects.vector_store_schemas import (
     OpenAIStoreFileList,
     OpenAIText,
 )
-from retrieval.document_schemas import SentDocument
+from retrieval.documents.metadata import check_limits, check_metadata
+from retrieval.documents.writing import SPECIAL_TOKENS, write_documents
 from retrieval.handlers.documents import remove
+from retrieval.handlers.state import CONFIG, EMBEDDERS, ENTRY, HELD, METRICS, TASKS, TEXTS, UPLOADS
 from retrieval.handlers.wire import answer, answer_from, body, collection_of, document_of, query_int
-from retrieval.keys import CONFIG, EMBEDDERS, ENTRY, HELD, METRICS, TASKS, TEXTS, UPLOADS
-from retrieval.metadata import check_limits, check_metadata
-from retrieval.settings import Passages
-from retrieval.writing import SPECIAL_TOKENS, write_documents
+from retrieval.wire.documents import SentDocument
 
 LISTED_MAX, LISTED = 100, 20
 OVERLAP_SHARE = 4  # passages share at most so large a part of their tokens

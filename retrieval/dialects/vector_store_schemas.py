@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType, field
 
-from retrieval.decoding import FilterJson, absent
-from retrieval.schemas import NonEmpty, Request
+from retrieval.wire.decoding import FilterJson, absent
+from retrieval.wire.search import NonEmpty, Request
 
 Attributes = dict[str, str | int | float | bool]
 Purpose = Literal["assistants", "user_data"]

@@ -22,9 +22,12 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET
 
-from indexes import NAME, Collection, Conflict, disk_errors, publish, scrolling
-from retrieval.auth import PRINCIPAL
-from retrieval.collection_schemas import CreateCollection
+from indexes.base.durable import disk_errors, publish
+from indexes.base.errors import Conflict
+from indexes.collection.collection import Collection
+from indexes.directory.marker import NAME
+from indexes.reading import scrolling
+from retrieval.access.auth import PRINCIPAL
 from retrieval.dialects.file_batches import attach_all
 from retrieval.dialects.files import ends, order_of
 from retrieval.dialects.vector_store_files import attributes_of, require_uploads
@@ -45,10 +48,11 @@ from retrieval.dialects.vector_store_schemas import (
 )
 from retrieval.handlers.collections import make, remove
 from retrieval.handlers.search import budget_of
+from retrieval.handlers.state import CATALOG, ENTRY, METRICS, PIPELINE, QUERY_LOG
 from retrieval.handlers.wire import answer, answer_from, body, charge, collection_of, query_int
-from retrieval.keys import CATALOG, ENTRY, METRICS, PIPELINE, QUERY_LOG
-from retrieval.request_log import note_queries
-from retrieval.schemas import Hit, SearchAnswer, SearchRequest
+from retrieval.observe.request_log import note_queries
+from retrieval.wire.collections import CreateCollection
+from retrieval.wire.search import Hit, SearchAnswer, SearchRequest
 
 DETAILS = "vector_store.json"
 VERSION = 1

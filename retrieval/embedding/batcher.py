@@ -24,7 +24,8 @@ from typing import Protocol
 
 import numpy as np
 
-from indexes import DeadlineExceeded, Floats, NotReady, TooLarge
+from indexes.base.errors import DeadlineExceeded, NotReady, TooLarge
+from indexes.base.model import Floats
 from retrieval.embedding.alone import LoneQueries
 from retrieval.embedding.bounds import TOO_LATE, Bounds, LargeRequests
 from retrieval.embedding.costs import CostModel, Load

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequen
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
-from indexes import DeadlineExceeded, Overloaded
+from indexes.base.errors import DeadlineExceeded, Overloaded
 from retrieval.embedding.costs import Load
 from retrieval.embedding.results import Embedded, Lane
 

@@ -15,7 +15,7 @@ from itertools import accumulate
 import msgspec
 from tokenizers import Tokenizer
 
-from indexes import GoOn, nobody_waits
+from indexes.base.courtesy import GoOn, nobody_waits
 from retrieval.embedding.tokens import TokenizerPool, segments
 
 LONG_TOKEN_CHARS = 32  # no entry of a vocabulary is longer

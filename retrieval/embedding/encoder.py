@@ -1,6 +1,6 @@
 """One ONNX session: texts to tokens, tokens to vectors, the same vector for a text whatever shares its run.
 
-That invariance is the exporter's promise (`jobs/export/recipes.py`: no scale depends on the batch, no value on
+That invariance is the exporter's promise (`jobs/models/export/recipes.py`: no scale depends on the batch, no value on
 padding), and what allows shared runs, cached vectors and stored vectors to be mixed. A known-answer test at
 construction proves that this machine's kernels compute what the exporter's did.
 """
@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from indexes import Floats
-from retrieval.cgroups import cgroup_cores
+from indexes.base.model import Floats
+from retrieval.base.cgroups import cgroup_cores
 from retrieval.embedding.models import Kind, KnownAnswer, Model
 from retrieval.embedding.pairs import pairs
 from retrieval.embedding.sessions import OUTPUT, open_model

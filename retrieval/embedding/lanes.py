@@ -23,7 +23,7 @@ from typing import Protocol
 
 import numpy as np
 
-from indexes import Floats
+from indexes.base.model import Floats
 from retrieval.embedding.models import Kind
 from retrieval.embedding.results import Embedded, Lane, Long, first_rows, joined, refuse_truncated
 from retrieval.embedding.rotation import Rotation

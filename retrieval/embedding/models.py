@@ -20,7 +20,8 @@ from typing import Literal
 
 import msgspec
 
-from indexes import Damaged, InvalidInput, NotFound, verify
+from indexes.base.durable import verify
+from indexes.base.errors import Damaged, InvalidInput, NotFound
 
 FORMAT_VERSION = 1
 MANIFEST, MODEL, FALLBACK, TOKENIZER = "manifest.json", "model.onnx", "fallback.onnx", "tokenizer.json"

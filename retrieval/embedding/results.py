@@ -10,7 +10,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from indexes import Floats, InvalidInput
+from indexes.base.errors import InvalidInput
+from indexes.base.model import Floats
 from retrieval.embedding.tokens import Tokens
 
 Long = Literal["cut", "windows", "refuse"]

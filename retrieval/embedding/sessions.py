@@ -23,7 +23,8 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
-from indexes import Damaged, Floats
+from indexes.base.errors import Damaged
+from indexes.base.model import Floats
 from retrieval.embedding.models import KnownAnswer, Model, Variant
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from indexes import Damaged
+from indexes.base.errors import Damaged
 
 SEGMENT_CHARS = 16_384  # tokenised at once; bounds memory, and the time that one call holds a thread
 

@@ -15,17 +15,18 @@ from typing import TypeVar
 
 from aiohttp import web
 
-from indexes import Collection, InvalidInput, NearlineError, TooLarge
-from retrieval.answer_schemas import AnswerPiece, AnswerRequest
-from retrieval.answering import Asking
-from retrieval.errors import body_of
+from indexes.base.errors import InvalidInput, NearlineError, TooLarge
+from indexes.collection.collection import Collection
+from retrieval.context.answering import Asking
 from retrieval.handlers.search import context_of, headers_of
+from retrieval.handlers.state import CONFIG, LLM
 from retrieval.handlers.streams import event, event_stream
 from retrieval.handlers.wire import answer as json_of
 from retrieval.handlers.wire import body, collection_of, in_callers_words
-from retrieval.keys import CONFIG, LLM
-from retrieval.schemas import Citation
-from retrieval.stopwatch import in_time
+from retrieval.search.stopwatch import in_time
+from retrieval.wire.answer import AnswerPiece, AnswerRequest
+from retrieval.wire.errors import body_of
+from retrieval.wire.search import Citation
 
 T = TypeVar("T")
 

@@ -9,17 +9,19 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from indexes import Collection, InvalidInput, TooLarge, scrolling
-from retrieval.assess_schemas import AssessRequest
-from retrieval.assessing import Judge, search_request, text_of
-from retrieval.assessing import assess as assessed
-from retrieval.config import Config
-from retrieval.decoding import decode_part
+from indexes.base.errors import InvalidInput, TooLarge
+from indexes.collection.collection import Collection
+from indexes.reading import scrolling
+from retrieval.base.config import Config
 from retrieval.handlers.search import budget_of, headers_of
+from retrieval.handlers.state import CONFIG, METRICS, PIPELINE, QUERY_LOG
 from retrieval.handlers.wire import answer, body, collection_of
-from retrieval.keys import CONFIG, METRICS, PIPELINE, QUERY_LOG
-from retrieval.plan import filter_of
-from retrieval.request_log import note_queries
+from retrieval.insight.assessing import Judge, search_request, text_of
+from retrieval.insight.assessing import assess as assessed
+from retrieval.observe.request_log import note_queries
+from retrieval.search.plan import filter_of
+from retrieval.wire.assess import AssessRequest
+from retrieval.wire.decoding import decode_part
 
 OWN_PLACE = re.compile(r"^filter[\w.\[\]]*: ")  # in a filter that the request does not have
 ACTION_BYTES_MAX = 1 << 18  # decoded on the event loop; what is read of it is far less

@@ -7,14 +7,14 @@ from collections.abc import Iterable
 
 from aiohttp import web
 
-from indexes import now_ms
-from retrieval.auth import PRINCIPAL
-from retrieval.auth_schemas import CreateKey, KeyBody, KeyList, KeyMade, RotateKey
-from retrieval.errors import Forbidden
+from indexes.base.model import now_ms
+from retrieval.access.auth import PRINCIPAL
+from retrieval.access.key_file import Key, Scope
+from retrieval.access.privacy import SCOPE, require_vectors
+from retrieval.access.schemas import CreateKey, KeyBody, KeyList, KeyMade, RotateKey
+from retrieval.handlers.state import KEYS, LIMITER
 from retrieval.handlers.wire import answer, body
-from retrieval.key_file import Key, Scope
-from retrieval.keys import KEYS, LIMITER
-from retrieval.privacy import SCOPE, require_vectors
+from retrieval.wire.errors import Forbidden
 
 
 async def create(request: web.Request) -> web.Response:

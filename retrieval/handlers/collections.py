@@ -7,9 +7,16 @@ import asyncio
 import msgspec
 from aiohttp import web
 
-from indexes import Collection, InvalidInput, NotFound, RankingSettings, Settings, check_language, now_ms
-from retrieval.auth import PRINCIPAL
-from retrieval.collection_schemas import (
+from indexes.base.errors import InvalidInput, NotFound
+from indexes.base.languages import check_language
+from indexes.base.model import Settings, now_ms
+from indexes.collection.collection import Collection
+from indexes.parts.learned import RankingSettings
+from retrieval.access.auth import PRINCIPAL
+from retrieval.handlers.state import CATALOG, CONFIG, EMBEDDERS, FOLDERS, METRICS, TASKS
+from retrieval.handlers.wire import aliases_of, answer, answer_from, body, collection_of, describe
+from retrieval.search.relevance import check_coefficients
+from retrieval.wire.collections import (
     AliasBody,
     CollectionList,
     CreateCollection,
@@ -18,10 +25,7 @@ from retrieval.collection_schemas import (
     SetAlias,
     SetRanking,
 )
-from retrieval.errors import without_folders
-from retrieval.handlers.wire import aliases_of, answer, answer_from, body, collection_of, describe
-from retrieval.keys import CATALOG, CONFIG, EMBEDDERS, FOLDERS, METRICS, TASKS
-from retrieval.relevance import check_coefficients
+from retrieval.wire.errors import without_folders
 
 
 async def create(request: web.Request) -> web.Response:

@@ -14,21 +14,22 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET
 
-from indexes import (
-    Collection,
-    Delete,
-    InvalidInput,
-    NotFound,
-    Page,
-    ScrolledDocument,
-    TooLarge,
-    VectorPassage,
-    WriteResult,
-    scrolling,
-)
-from retrieval.auth import PRINCIPAL
-from retrieval.decoding import decode_part, is_absent, no_metadata
-from retrieval.document_schemas import (
+from indexes.base.errors import InvalidInput, NotFound, TooLarge
+from indexes.base.model import Delete, WriteResult
+from indexes.collection.collection import Collection
+from indexes.reading import scrolling
+from indexes.reading.scrolling import Page, ScrolledDocument, VectorPassage
+from retrieval.access.auth import PRINCIPAL
+from retrieval.access.privacy import VECTOR_EXPORT, VectorExport, require_vectors
+from retrieval.base.settings import Config
+from retrieval.documents.metadata import date_of, expires_ms_of, metadata_of
+from retrieval.documents.writing import delete_matching, patch_metadata, write_documents
+from retrieval.handlers.state import CONFIG, EMBEDDERS, ENTRY, HELD, METRICS, TASKS
+from retrieval.handlers.wire import answer, answer_from, body, collection_of, document_of, query_int
+from retrieval.search.plan import filter_of
+from retrieval.search.stopwatch import elapsed_ms
+from retrieval.wire.decoding import decode_part, is_absent, no_metadata
+from retrieval.wire.documents import (
     CountBody,
     CountDocuments,
     Deleted,
@@ -40,14 +41,6 @@ from retrieval.document_schemas import (
     WriteDocuments,
     Written,
 )
-from retrieval.handlers.wire import answer, answer_from, body, collection_of, document_of, query_int
-from retrieval.keys import CONFIG, EMBEDDERS, ENTRY, HELD, METRICS, TASKS
-from retrieval.metadata import date_of, expires_ms_of, metadata_of
-from retrieval.plan import filter_of
-from retrieval.privacy import VECTOR_EXPORT, VectorExport, require_vectors
-from retrieval.settings import Config
-from retrieval.stopwatch import elapsed_ms
-from retrieval.writing import delete_matching, patch_metadata, write_documents
 
 CURSOR_MAX = 2**62
 POSITION_BYTES, CHECK_BYTES = 8, 7  # together a multiple of three, so that the cursor needs no padding

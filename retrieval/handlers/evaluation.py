@@ -16,12 +16,15 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from indexes import Collection, NotFound, TooLarge, disk_errors, now_ms, publish, remove
-from retrieval.auth import PRINCIPAL
-from retrieval.decoding import decode_part
-from retrieval.evaluation_schemas import EvaluationBody, KeepEvaluation
+from indexes.base.durable import disk_errors, publish, remove
+from indexes.base.errors import NotFound, TooLarge
+from indexes.base.model import now_ms
+from indexes.collection.collection import Collection
+from retrieval.access.auth import PRINCIPAL
+from retrieval.handlers.state import CATALOG
 from retrieval.handlers.wire import answer, body, collection_of, json_answer
-from retrieval.keys import CATALOG
+from retrieval.wire.decoding import decode_part
+from retrieval.wire.evaluation import EvaluationBody, KeepEvaluation
 
 FILE = "evaluation.json"
 MODE = 0o600

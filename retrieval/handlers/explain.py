@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from retrieval.explain_schemas import ExplainRequest
-from retrieval.explaining import explain as explained
+from retrieval.handlers.state import CONFIG, EMBEDDERS, PIPELINE
 from retrieval.handlers.wire import answer, body, collection_of
-from retrieval.keys import CONFIG, EMBEDDERS, PIPELINE
+from retrieval.insight.explaining import explain as explained
+from retrieval.wire.explain import ExplainRequest
 
 
 async def explain(request: web.Request) -> web.Response:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import msgspec
 from aiohttp import web
 
-from indexes import InvalidInput, TooLarge, now_ms
-from retrieval.collection_schemas import FeedbackBody, FeedbackKept, FeedbackList, SendFeedback, SentFeedback
-from retrieval.feedback import Entry
+from indexes.base.errors import InvalidInput, TooLarge
+from indexes.base.model import now_ms
+from retrieval.base.settings import Config
+from retrieval.handlers.state import CONFIG, FEEDBACK, HELD
 from retrieval.handlers.wire import answer, answer_from, body, collection_of
-from retrieval.keys import CONFIG, FEEDBACK, HELD
-from retrieval.settings import Config
+from retrieval.upkeep.feedback import Entry
+from retrieval.wire.collections import FeedbackBody, FeedbackKept, FeedbackList, SendFeedback, SentFeedback
 
 
 async def write(request: web.Request) -> web.Response:

@@ -7,13 +7,15 @@ import asyncio
 import msgspec
 from aiohttp import web
 
-from indexes import Floats, TooLarge, check_number
-from retrieval.auth import PRINCIPAL
-from retrieval.collection_schemas import JobBody, JobList, JobStarted, Nothing, Reindex, RolledBack, Tune
+from indexes.base.errors import TooLarge
+from indexes.base.model import Floats
+from indexes.upkeep.tuner import check_number
+from retrieval.access.auth import PRINCIPAL
 from retrieval.handlers import evaluation
+from retrieval.handlers.state import CATALOG, CONFIG, EMBEDDERS, FEEDBACK, PIPELINE, QUERY_LOG, TASKS
 from retrieval.handlers.wire import answer, body, collection_of
-from retrieval.keys import CATALOG, CONFIG, EMBEDDERS, FEEDBACK, PIPELINE, QUERY_LOG, TASKS
-from retrieval.tasks import unknown_job
+from retrieval.upkeep.tasks import unknown_job
+from retrieval.wire.collections import JobBody, JobList, JobStarted, Nothing, Reindex, RolledBack, Tune
 
 QUERIES_MAX = 10_000  # of one tuning; more only makes it longer
 

@@ -8,15 +8,14 @@ from functools import partial
 import msgspec
 from aiohttp import web
 
-from indexes import InvalidInput, NearlineError, TooLarge
+from indexes.base.errors import InvalidInput, NearlineError, TooLarge
+from retrieval.admission.ceiling import AnswerBudget
+from retrieval.base.cancellation import abandonable
 from retrieval.cache import PATIENCE, Patience
-from retrieval.cancellation import abandonable
-from retrieval.ceiling import AnswerBudget
-from retrieval.context import build_context, check_context, search_requests
-from retrieval.decoding import decode_part
+from retrieval.context.building import build_context, check_context, search_requests
+from retrieval.context.encodings import Encoding, encoding
 from retrieval.embedding.counting import TokenCounter
-from retrieval.encodings import Encoding, encoding
-from retrieval.errors import body_of
+from retrieval.handlers.state import CONFIG, EMBEDDERS, FREQUENT, HELD, METRICS, PIPELINE, QUERY_LOG
 from retrieval.handlers.wire import (
     answer,
     answer_from,
@@ -27,9 +26,11 @@ from retrieval.handlers.wire import (
     json_answer,
     timing_headers,
 )
-from retrieval.keys import CONFIG, EMBEDDERS, FREQUENT, HELD, METRICS, PIPELINE, QUERY_LOG
-from retrieval.request_log import note_queries
-from retrieval.schemas import (
+from retrieval.observe.request_log import note_queries
+from retrieval.observe.tracing import RECEIPT
+from retrieval.wire.decoding import decode_part
+from retrieval.wire.errors import body_of
+from retrieval.wire.search import (
     ContextAnswer,
     ContextRequest,
     SearchAnswer,
@@ -38,7 +39,6 @@ from retrieval.schemas import (
     SearchRequest,
     Timings,
 )
-from retrieval.tracing import RECEIPT
 
 CONCURRENT_SEARCHES = 8  # of one batch; a large batch must not push everybody else's query back
 INLINE_BYTES = 1 << 18  # of searches and of hits, handled on the event loop: less than a millisecond

@@ -14,13 +14,13 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET, UnsetType
 
-from indexes import NotFound, NotReady
-from retrieval.admission import Load
-from retrieval.browsers import protect
-from retrieval.dialects.errors import response
+from indexes.base.errors import NotFound, NotReady
+from retrieval.admission.gates import Load
+from retrieval.handlers.browsers import protect
+from retrieval.handlers.error_shapes import response
+from retrieval.handlers.state import API, CATALOG, CEILING, KEYS, METRICS, READY, START
 from retrieval.handlers.wire import answer
-from retrieval.keys import API, CATALOG, CEILING, KEYS, METRICS, READY, START
-from retrieval.starting import StartBody
+from retrieval.upkeep.starting import StartBody
 
 PAGE = Path(__file__).with_name("docs.html").read_text()
 SCRIPTS = re.findall(r"<script>(.*?)</script>", PAGE, re.DOTALL)

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 from aiohttp import ETag, web
 
-from indexes import NotFound
+from indexes.base.errors import NotFound
 
 FOLDER = Path(__file__).parents[1] / "ui"
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}

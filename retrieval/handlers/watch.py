@@ -20,18 +20,26 @@ from typing import Annotated
 import msgspec
 from aiohttp import web
 
-from indexes import Collection, Conflict, DeadlineExceeded, InvalidInput, NearlineError, NotReady, Overloaded
-from retrieval.auth import PRINCIPAL
+from indexes.base.errors import (
+    Conflict,
+    DeadlineExceeded,
+    InvalidInput,
+    NearlineError,
+    NotReady,
+    Overloaded,
+)
+from indexes.collection.collection import Collection
+from retrieval.access.auth import PRINCIPAL
+from retrieval.admission.ceiling import AnswerBudget
+from retrieval.base.cancellation import RETRY_AFTER_S
 from retrieval.cache import PATIENCE, Patience
-from retrieval.cancellation import RETRY_AFTER_S
-from retrieval.ceiling import AnswerBudget
-from retrieval.decoding import Doc
-from retrieval.errors import body_of
+from retrieval.handlers.state import CONFIG, KEYS, METRICS, PIPELINE, READY
 from retrieval.handlers.streams import event, event_stream
 from retrieval.handlers.wire import body, collection_of, in_callers_words
-from retrieval.keys import CONFIG, KEYS, METRICS, PIPELINE, READY
-from retrieval.request_log import note_queries
-from retrieval.schemas import Hit, SearchRequest
+from retrieval.observe.request_log import note_queries
+from retrieval.wire.decoding import Doc
+from retrieval.wire.errors import body_of
+from retrieval.wire.search import Hit, SearchRequest
 
 LOOK_EVERY_S = 1.0  # whether the key is still valid, the collection there, and the service not stopping
 KEEP_ALIVE_S = 15.0  # proxies close what is silent for longer

@@ -12,12 +12,15 @@ import msgspec
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from indexes import Collection, InvalidInput, NearlineError, NotFound, ScrolledDocument, scrolling
-from retrieval.auth import PRINCIPAL
-from retrieval.collection_schemas import CollectionBody, RankingBody, RequestLimits
-from retrieval.decoding import decode
-from retrieval.errors import MalformedRequest, without_folders
-from retrieval.keys import BODY, CATALOG, CONFIG, EMBEDDERS, FOLDERS, HELD, LIMITER, TASKS, USED
+from indexes.base.errors import InvalidInput, NearlineError, NotFound
+from indexes.collection.collection import Collection
+from indexes.reading import scrolling
+from indexes.reading.scrolling import ScrolledDocument
+from retrieval.access.auth import PRINCIPAL
+from retrieval.handlers.state import BODY, CATALOG, CONFIG, EMBEDDERS, FOLDERS, HELD, LIMITER, TASKS, USED
+from retrieval.wire.collections import CollectionBody, RankingBody, RequestLimits
+from retrieval.wire.decoding import decode
+from retrieval.wire.errors import MalformedRequest, without_folders
 
 T = TypeVar("T")
 

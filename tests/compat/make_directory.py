@@ -19,17 +19,17 @@ from pathlib import Path
 
 import msgspec
 
-from indexes import marker
-from indexes.catalog import Catalog
-from indexes.collection import Collection
+from indexes.base.model import Delete, IndexOptions, Metadata, NewPassage, Tier, Upsert
+from indexes.collection.collection import Collection
+from indexes.directory import marker
+from indexes.directory.catalog import Catalog
 from indexes.lexical import analysis
 from indexes.log import reader
-from indexes.model import Delete, IndexOptions, Metadata, NewPassage, Tier, Upsert
 from indexes.parts import manifest
 from indexes.rebuild import chosen
 from indexes.rebuild.builder import Rebuild
 from indexes.rebuild.chosen import TunedSettings
-from retrieval import query_log
+from retrieval.upkeep import query_log
 from tests.support.vectors import World, settings
 
 FOLDER = Path(__file__).parent

@@ -18,16 +18,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from indexes.backup.backup import back_up
-from indexes.backup.restoring import restore
-from indexes.backup.verifying import verify_data
-from indexes.catalog import Catalog
-from indexes.collection import Collection
-from indexes.errors import NotFound
+from indexes.base.errors import NotFound
+from indexes.base.model import Delete, IndexOptions
+from indexes.collection.collection import Collection
+from indexes.directory.backup.backup import back_up
+from indexes.directory.backup.restoring import restore
+from indexes.directory.backup.verifying import verify_data
+from indexes.directory.catalog import Catalog
 from indexes.filters.grammar import parse_filter
-from indexes.model import Delete, IndexOptions
-from jobs.server_process import serving
-from retrieval.query_log import FILE, read
+from jobs.serving.process import serving
+from retrieval.upkeep.query_log import FILE, read
 from tests.compat.make_directory import (
     FOLDER,
     TUNING,

@@ -134,7 +134,7 @@ def test_onnxruntime_reports_nothing() -> None:
     """Its telemetry is off before it is loaded, unless the operator has said otherwise."""
     for module, given, expected in (
         ("retrieval.embedding.sessions", {}, "1"),
-        ("jobs.export.trials", {}, "1"),
+        ("jobs.models.export.trials", {}, "1"),
         ("retrieval.embedding.sessions", {"ORT_DISABLE_TELEMETRY": "0"}, "0"),
     ):
         environ = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}

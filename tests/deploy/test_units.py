@@ -20,11 +20,11 @@ import pytest
 import yaml
 
 from jobs.cli import COMMANDS, cli
-from jobs.serving import CLOSING_S, require_private
-from retrieval.auth import Keys
-from retrieval.config import ignored_variables, load_config
-from retrieval.routes import ROUTES
-from retrieval.settings import Config, Server
+from jobs.serving.service import CLOSING_S, require_private
+from retrieval.access.auth import Keys
+from retrieval.base.config import ignored_variables, load_config
+from retrieval.base.settings import Config, Server
+from retrieval.server.routes import ROUTES
 
 ROOT = Path(__file__).parents[2]
 KUBERNETES, SYSTEMD = ROOT / "configs" / "kubernetes", ROOT / "configs" / "systemd"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from jobs.serving import READY_LINE
+from jobs.serving.service import READY_LINE
 
 ROOT = Path(__file__).parents[2]
 

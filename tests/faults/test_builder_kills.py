@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from indexes.collection import Collection
-from indexes.errors import NotReady, StorageError
-from indexes.failpoints import VARIABLE
+from indexes.base.errors import NotReady, StorageError
+from indexes.base.failpoints import VARIABLE
+from indexes.collection.collection import Collection
 from indexes.rebuild.builder import Rebuild
 from tests.faults.test_failpoints import NAMES
 from tests.support.inspection import consistent

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from indexes.child import child_environment
-from indexes.collection import Collection
-from indexes.model import Delete
+from indexes.base.child import child_environment
+from indexes.base.model import Delete
+from indexes.collection.collection import Collection
 from indexes.rebuild.builder import build
 from tests.support.inspection import consistent
 from tests.support.opener import TUNING

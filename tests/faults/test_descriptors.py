@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from indexes.catalog import Catalog
+from indexes.base.model import IndexOptions
+from indexes.directory.catalog import Catalog
 from indexes.log import log, sqlite
-from indexes.model import IndexOptions
 from indexes.rebuild.builder import build
-from jobs.server_process import log_of, serving
+from jobs.serving.process import log_of, serving
 from tests.support.http import Http
 from tests.support.vectors import World, fill, make_collection, settings
 

@@ -16,11 +16,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from indexes.collection import Collection
-from indexes.errors import DiskFull
+from indexes.base.errors import DiskFull
+from indexes.collection.collection import Collection
 from indexes.parts.generation import Generation
 from indexes.rebuild.builder import BuildRequest
-from jobs.server_process import ServerProcess, serving
+from jobs.serving.process import ServerProcess, serving
 from tests.support.http import Http
 from tests.support.inspection import consistent
 from tests.support.vectors import make_collection

@@ -14,15 +14,15 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from indexes import scrolling
-from indexes.collection import Collection
-from indexes.errors import InvalidInput, NotFound
-from indexes.expiry import EXPIRES
-from indexes.facets import FacetQuery, count_facets
+from indexes.base.errors import InvalidInput, NotFound
+from indexes.base.expiry import EXPIRES
+from indexes.base.model import Delete, IndexOptions
+from indexes.collection.collection import Collection
 from indexes.filters.grammar import Comparison
-from indexes.model import Delete, IndexOptions
+from indexes.reading import scrolling
+from indexes.reading.facets import FacetQuery, count_facets
 from indexes.rebuild.builder import build
-from retrieval.expiring import delete_expired
+from retrieval.upkeep.expiring import delete_expired
 from tests.support.vectors import World, make_collection
 
 WORLD = World()

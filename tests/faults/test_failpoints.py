@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from indexes.catalog import Catalog
-from indexes.failpoints import VARIABLE
+from indexes.base.failpoints import VARIABLE
+from indexes.directory.catalog import Catalog
 from indexes.rebuild.builder import build
 from tests.support.inspection import scrolled
 from tests.support.oracle import Child, Oracle
@@ -27,7 +27,7 @@ def failpoints_in_the_source() -> list[str]:
         file for package in ("indexes", "retrieval", "jobs") for file in (ROOT / package).rglob("*.py")
     ):
         for node in ast.walk(ast.parse(path.read_text())):
-            assert not (isinstance(node, ast.ImportFrom) and node.module == "indexes.failpoints"), path
+            assert not (isinstance(node, ast.ImportFrom) and node.module == "indexes.base.failpoints"), path
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "failpoints.reach":
                 [name] = node.args
                 assert isinstance(name, ast.Constant), f"{path}:{node.lineno}"

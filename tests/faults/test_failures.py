@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from indexes import failures
-from indexes.collection import Collection
-from indexes.durable import FolderLock, publish
-from indexes.errors import InvalidInput, StorageError
-from indexes.failpoints import VARIABLE, Failpoint
+from indexes.base import failures
+from indexes.base.durable import FolderLock, publish
+from indexes.base.errors import InvalidInput, StorageError
+from indexes.base.failpoints import VARIABLE, Failpoint
+from indexes.base.model import IndexOptions
+from indexes.collection.collection import Collection
 from indexes.log.wal import wal_of
-from indexes.model import IndexOptions
 from tests.support.vectors import World, fill, make_collection
 
 WORLD = World()

@@ -15,12 +15,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from indexes import failures
-from indexes.catalog import Catalog
-from indexes.errors import StorageError
-from indexes.failpoints import VARIABLE
+from indexes.base import failures
+from indexes.base.errors import StorageError
+from indexes.base.failpoints import VARIABLE
+from indexes.directory.catalog import Catalog
 from indexes.log import sqlite
-from jobs.server_process import ServerProcess, serving
+from jobs.serving.process import ServerProcess, serving
 from tests.support import workload
 from tests.support.http import Http
 from tests.support.oracle import Line, Oracle

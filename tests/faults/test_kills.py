@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from indexes.backup.restoring import restore
-from indexes.collection import Collection
+from indexes.collection.collection import Collection
+from indexes.directory.backup.restoring import restore
 from tests.support.inspection import consistent
 from tests.support.oracle import Child, Oracle
 from tests.support.workload import BACKUPS, TUNING, Options

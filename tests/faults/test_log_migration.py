@@ -14,8 +14,8 @@ from typing import Any
 import apsw
 import pytest
 
-from indexes.errors import DiskFull
-from indexes.failpoints import VARIABLE
+from indexes.base.errors import DiskFull
+from indexes.base.failpoints import VARIABLE
 from indexes.log.log import Log
 from indexes.log.owed import Owed
 from indexes.log.pinned import pin

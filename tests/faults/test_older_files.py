@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from indexes.backup import verifying
-from indexes.backup.restoring import accept
-from indexes.backup.verifying import LoadRequest, load_and_compare, verify_data
-from indexes.catalog import Catalog
-from indexes.collection import Collection
-from indexes.errors import Conflict
+from indexes.base.errors import Conflict
+from indexes.base.model import Delete, IndexOptions
+from indexes.collection.collection import Collection
+from indexes.directory.backup import verifying
+from indexes.directory.backup.restoring import accept
+from indexes.directory.backup.verifying import LoadRequest, load_and_compare, verify_data
+from indexes.directory.catalog import Catalog
 from indexes.log.mark import seq_alone
-from indexes.model import Delete, IndexOptions
 from indexes.rebuild.builder import build
 from tests.support.inspection import consistent
 from tests.support.vectors import settings

@@ -13,12 +13,12 @@ from typing import Any
 import apsw
 import pytest
 
-from indexes.catalog import Catalog
-from indexes.collection import Collection
-from indexes.errors import Quarantined
+from indexes.base.errors import Quarantined
+from indexes.base.model import IndexOptions
+from indexes.collection.collection import Collection
+from indexes.directory.catalog import Catalog
 from indexes.log.sqlite import close_idle_readers
-from indexes.model import IndexOptions
-from jobs.server_process import serving
+from jobs.serving.process import serving
 from tests.support.http import Http
 from tests.support.inspection import consistent
 from tests.support.vectors import settings

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from indexes.catalog import Catalog
-from indexes.errors import StorageError
+from indexes.base.errors import StorageError
+from indexes.directory.catalog import Catalog
 from tests.support.inspection import everything
 from tests.support.oracle import Child, Line, Oracle
 from tests.support.power import Platter

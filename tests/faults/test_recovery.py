@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from indexes.collection import Collection
-from indexes.model import IndexOptions
+from indexes.base.model import IndexOptions
+from indexes.collection.collection import Collection
 from indexes.rebuild.builder import Rebuild
 from tests.support.vectors import World, fill, make_collection
 

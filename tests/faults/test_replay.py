@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from indexes.collection import Collection
-from indexes.model import Delete, Operation
+from indexes.base.model import Delete, Operation
+from indexes.collection.collection import Collection
 from indexes.rebuild.builder import build
 from tests.support.inspection import consistent, state_hash
 from tests.support.vectors import make_collection

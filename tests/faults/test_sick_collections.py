@@ -9,11 +9,11 @@ from pathlib import Path
 import apsw
 import pytest
 
-from indexes import failures
-from indexes.durable import FolderLock
-from indexes.errors import Quarantined
+from indexes.base import failures
+from indexes.base.durable import FolderLock
+from indexes.base.errors import Quarantined
 from indexes.log.log import Log
-from jobs.server_process import log_of, serving
+from jobs.serving.process import log_of, serving
 from nearline import JSON, AsyncClient, ServiceError, bulk_patience
 from tests.jobs.test_commands import nearline
 from tests.support.http import Http

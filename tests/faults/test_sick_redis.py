@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jobs.server_process import serving
+from jobs.serving.process import serving
 from tests.support.fault_proxy import FAULTS, fault_proxy
 from tests.support.http import Http
 from tests.support.redis_server import redis_server

@@ -24,13 +24,13 @@ from hypothesis.stateful import (
 )
 from rank_bm25 import BM25Okapi
 
-from indexes.collection import Collection
-from indexes.errors import Conflict
+from indexes.base.errors import Conflict
+from indexes.base.model import Bm25, Delete, Floats, IndexOptions
+from indexes.collection.collection import Collection
 from indexes.filters.grammar import Comparison
 from indexes.lexical.analysis import query_terms, terms
 from indexes.lexical.bm25 import Statistics, coarse
 from indexes.log.reader import searchable_text
-from indexes.model import Bm25, Delete, Floats, IndexOptions
 from indexes.rebuild.builder import BuildRequest, build
 from tests.support.inspection import consistent
 from tests.support.vectors import make_collection

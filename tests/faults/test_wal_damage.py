@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from indexes.backup.verifying import verify_data
-from indexes.catalog import Catalog
-from indexes.errors import Quarantined
+from indexes.base.errors import Quarantined
+from indexes.base.model import IndexOptions
+from indexes.directory.backup.verifying import verify_data
+from indexes.directory.catalog import Catalog
 from indexes.log.wal import HEADER, lost_commits
-from indexes.model import IndexOptions
-from jobs.server_process import ServerProcess, serving
+from jobs.serving.process import ServerProcess, serving
 from tests.support.http import Http
 from tests.support.vectors import World, settings
 

@@ -14,13 +14,8 @@ import apsw
 import msgspec
 import pytest
 
-from indexes.backup.backup import MANIFEST, Backup, back_up, read_backup
-from indexes.backup.restoring import Restored, restore
-from indexes.catalog import Catalog
-from indexes.collection import Collection
-from indexes.dense.cold import ColdSettings
-from indexes.durable import with_checksum
-from indexes.errors import (
+from indexes.base.durable import with_checksum
+from indexes.base.errors import (
     Conflict,
     Damaged,
     DiskFull,
@@ -29,8 +24,13 @@ from indexes.errors import (
     NotADataDirectory,
     NotFound,
 )
+from indexes.base.model import IndexOptions
+from indexes.collection.collection import Collection
+from indexes.dense.cold import ColdSettings
+from indexes.directory.backup.backup import MANIFEST, Backup, back_up, read_backup
+from indexes.directory.backup.restoring import Restored, restore
+from indexes.directory.catalog import Catalog
 from indexes.log import pinned as pinned_log
-from indexes.model import IndexOptions
 from indexes.parts.manifest import read_manifest
 from indexes.rebuild.builder import Rebuild
 from indexes.rebuild.chosen import TunedSettings

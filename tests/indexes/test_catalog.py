@@ -10,11 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from indexes import failures
-from indexes.backup.verifying import verify_data
-from indexes.catalog import Catalog
-from indexes.durable import FolderLock
-from indexes.errors import (
+from indexes.base import failures
+from indexes.base.durable import FolderLock
+from indexes.base.errors import (
     Conflict,
     Damaged,
     InvalidInput,
@@ -25,8 +23,10 @@ from indexes.errors import (
     NotReady,
     Quarantined,
 )
-from indexes.marker import DAMAGED, MARKER, MARKER_COPY, is_locked, settle
-from indexes.model import IndexOptions
+from indexes.base.model import IndexOptions
+from indexes.directory.backup.verifying import verify_data
+from indexes.directory.catalog import Catalog
+from indexes.directory.marker import DAMAGED, MARKER, MARKER_COPY, is_locked, settle
 from tests.support.vectors import World, settings
 
 WORLD = World()
@@ -123,8 +123,8 @@ def test_names_never_leave_the_directory(catalog: Catalog, name: str) -> None:
 
 def test_a_second_process_is_refused(catalog: Catalog) -> None:
     """While one process holds the directory another gets Locked, with the holder's pid."""
-    code = "import sys; from pathlib import Path; from indexes.catalog import Catalog\n"
-    code += "from indexes.model import IndexOptions; from indexes.errors import Locked\n"
+    code = "import sys; from pathlib import Path; from indexes.directory.catalog import Catalog\n"
+    code += "from indexes.base.model import IndexOptions; from indexes.base.errors import Locked\n"
     code += "try: Catalog(Path(sys.argv[1]), IndexOptions())\nexcept Locked as error: print(error)"
     command = [sys.executable, "-c", code, str(catalog.folder)]
     output = subprocess.run(

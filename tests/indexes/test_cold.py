@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from indexes.base.masks import pack_flags
+from indexes.base.model import Floats, Rows
 from indexes.dense import cold
 from indexes.dense.cold import RANKS, ColdSettings, ColdShard, horizon_of
 from indexes.dense.forecast import Forecast
 from indexes.dense.mixtures import mixtures_of
 from indexes.dense.training import train
 from indexes.dense.vectors import GATHERED_ROWS, StoredVectors
-from indexes.masks import pack_flags
-from indexes.model import Floats, Rows
 
 SIZE, DIMENSIONS = 6000, 16
 K = 10

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from indexes.base.model import TIERS, ColdPolicy, Ranking
 from indexes.dense import cold_skips
 from indexes.dense.cold_skips import NOTES, SHARE_QUERIES, ColdSkipper, Decision, ListBounds, Rule, upper_mean
-from indexes.model import TIERS, ColdPolicy, Ranking
 
 K = 10
 DIMENSIONS, LISTS = 32, 16

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from indexes.collection import Collection
-from indexes.errors import Conflict, DiskFull, InvalidInput, NotFound
+from indexes.base.errors import Conflict, DiskFull, InvalidInput, NotFound
+from indexes.base.model import Delete, IndexOptions, NewPassage, Upsert
+from indexes.collection.collection import Collection
 from indexes.filters.grammar import Comparison, Compound, Filter
-from indexes.model import Delete, IndexOptions, NewPassage, Upsert
 from indexes.rebuild.builder import Rebuild
 from tests.support.vectors import DIMENSIONS, World, delete, fill, found_ids, make_collection
 

@@ -15,17 +15,17 @@ from hypothesis import given
 from hypothesis import settings as bounded
 from hypothesis import strategies as st
 
-from indexes.backup.backup import back_up
-from indexes.backup.restoring import restore
-from indexes.backup.verifying import verify_data
-from indexes.catalog import Catalog
-from indexes.errors import Damaged, NewerFormat
+from indexes.base.errors import Damaged, NewerFormat
+from indexes.base.model import Delete, IndexOptions, Operation, Upsert
+from indexes.directory.backup.backup import back_up
+from indexes.directory.backup.restoring import restore
+from indexes.directory.backup.verifying import verify_data
+from indexes.directory.catalog import Catalog
 from indexes.log.content import ContentHash
 from indexes.log.log import Log
 from indexes.log.pinned import pin
 from indexes.log.reader import LogReader
 from indexes.log.schema import add_content
-from indexes.model import Delete, IndexOptions, Operation, Upsert
 from tests.support.vectors import World, found_ids, settings
 
 WORLD = World(dimensions=4)

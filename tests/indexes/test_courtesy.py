@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from indexes import courtesy
-from indexes.collection import Collection
-from indexes.courtesy import give_way, searching
+from indexes.base import courtesy
+from indexes.base.courtesy import give_way, searching
+from indexes.base.model import IndexOptions, Ranking
+from indexes.collection.collection import Collection
 from indexes.log import log
-from indexes.model import IndexOptions, Ranking
 from indexes.parts import assembly, sealing
 from tests.support.vectors import World, settings
 

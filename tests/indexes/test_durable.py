@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from indexes import durable
-from indexes.errors import Damaged, DiskFull, StorageError
+from indexes.base import durable
+from indexes.base.errors import Damaged, DiskFull, StorageError
 
 
 def test_the_order_of_disk_operations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,15 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from indexes import erasing, scrolling
-from indexes.collection import Collection
-from indexes.erasing import Erased, Erasure, disk_bytes
-from indexes.errors import Unavailable
+from indexes.base.errors import Unavailable
+from indexes.base.model import Delete, NewPassage, Upsert
+from indexes.collection.collection import Collection
 from indexes.log.checks import check_log
 from indexes.log.owed import Owed
 from indexes.log.pinned import pin
-from indexes.model import Delete, NewPassage, Upsert
+from indexes.reading import scrolling
 from indexes.rebuild.builder import Rebuild
+from indexes.upkeep import erasing
+from indexes.upkeep.erasing import Erased, Erasure, disk_bytes
 from tests.support.vectors import World, delete, fill, make_collection
 
 WORLD = World()

@@ -20,7 +20,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexes.errors import InvalidInput
+from indexes.base.errors import InvalidInput
+from indexes.base.model import Metadata, Scalar
 from indexes.filters.columns import ARRAYS, SealedFilters
 from indexes.filters.filter_part import FilterPart
 from indexes.filters.grammar import (
@@ -34,7 +35,6 @@ from indexes.filters.grammar import (
     parse_filter,
 )
 from indexes.filters.index import REMEMBERED_MAX, FiltersBuilder, GrowingFilters
-from indexes.model import Metadata, Scalar
 
 # --- the meaning, in plain Python -----------------------------------------------------------------------------
 

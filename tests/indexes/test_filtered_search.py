@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from indexes.collection import Collection
+from indexes.base.model import IndexOptions, Metadata, NewPassage, Settings, Upsert
+from indexes.collection.collection import Collection
 from indexes.dense.hot import HotGraph
 from indexes.filters.grammar import Comparison, Filter
-from indexes.memory import serving_bytes
-from indexes.model import IndexOptions, Metadata, NewPassage, Settings, Upsert
+from indexes.parts.memory import serving_bytes
 from indexes.rebuild.builder import Rebuild
 from tests.support.vectors import World, delete, fill, make_collection
 

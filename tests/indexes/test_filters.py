@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from indexes.errors import InvalidInput
+from indexes.base.errors import InvalidInput
 from indexes.filters.grammar import Comparison, Compound, Exists, Not, parse_filter
 
 

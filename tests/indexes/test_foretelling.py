@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from indexes.catalog import Catalog
-from indexes.collection import Collection
-from indexes.errors import Quarantined, Unavailable
-from indexes.model import ColdPolicy, IndexOptions
+from indexes.base.errors import Quarantined, Unavailable
+from indexes.base.model import ColdPolicy, IndexOptions
+from indexes.base.residency import Budget
+from indexes.collection.collection import Collection
+from indexes.directory.catalog import Catalog
 from indexes.parts.manifest import read_manifest
 from indexes.rebuild.builder import build
 from indexes.rebuild.foretelling import delta_bytes, generation_bytes
-from indexes.residency import Budget
 from tests.support.vectors import DIMENSIONS, World, fill, settings
 
 OPTIONS = IndexOptions(delta_passages_max=512, segments_max=0)

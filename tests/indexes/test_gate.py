@@ -12,19 +12,19 @@ import msgspec
 import numpy as np
 import pytest
 
-from indexes.backup.backup import back_up
-from indexes.backup.verifying import verify_data
-from indexes.catalog import Catalog
-from indexes.collection import Collection
-from indexes.errors import Conflict, InvalidInput, RecallTooLow
-from indexes.model import Floats, IndexOptions
+from indexes.base.errors import Conflict, InvalidInput, RecallTooLow
+from indexes.base.model import Floats, IndexOptions
+from indexes.collection.collection import Collection
+from indexes.directory.backup.backup import back_up
+from indexes.directory.backup.verifying import verify_data
+from indexes.directory.catalog import Catalog
 from indexes.parts.manifest import RecallEvidence, read_manifest
 from indexes.rebuild.builder import Rebuild
-from jobs.server_process import serving
-from retrieval.collection_schemas import JobBody
-from retrieval.config import load_config
-from retrieval.lifecycle import options_of
-from retrieval.tasks import Tasks
+from jobs.serving.process import serving
+from retrieval.base.config import load_config
+from retrieval.server.lifecycle import options_of
+from retrieval.upkeep.tasks import Tasks
+from retrieval.wire.collections import JobBody
 from tests.support.http import Http
 from tests.support.vectors import World, fill, make_collection, settings
 
@@ -49,7 +49,7 @@ POOR_BUILDER = """
 import sys
 from pathlib import Path
 
-if {{"indexes.rebuild.builder", "indexes.tuner"}} & {{*sys.orig_argv}} and Path({marker!r}).exists():
+if {{"indexes.rebuild.builder", "indexes.upkeep.tuner"}} & {{*sys.orig_argv}} and Path({marker!r}).exists():
     from indexes.rebuild import optimiser
 
     optimiser.EFS, optimiser.PROBED_64THS, optimiser.RESCORED = (10,), (0,), (1,)

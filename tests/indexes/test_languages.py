@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from indexes.errors import InvalidInput
-from indexes.languages import check_language, guessed, language_of
-from indexes.model import Upsert
+from indexes.base.errors import InvalidInput
+from indexes.base.languages import check_language, guessed, language_of
+from indexes.base.model import Upsert
 from tests.support.vectors import World, make_collection
 
 

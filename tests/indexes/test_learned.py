@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from indexes.backup.backup import back_up
-from indexes.backup.restoring import restore
-from indexes.backup.verifying import verify_data
-from indexes.catalog import Catalog
-from indexes.collection import Collection
-from indexes.durable import append
-from indexes.learned import FILE, RankingSettings
-from indexes.model import IndexOptions
+from indexes.base.durable import append
+from indexes.base.model import IndexOptions
+from indexes.collection.collection import Collection
+from indexes.directory.backup.backup import back_up
+from indexes.directory.backup.restoring import restore
+from indexes.directory.backup.verifying import verify_data
+from indexes.directory.catalog import Catalog
+from indexes.parts.learned import FILE, RankingSettings
 from tests.support.vectors import make_collection, settings
 
 OPTIONS = IndexOptions()

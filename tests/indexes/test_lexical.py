@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rank_bm25 import BM25Okapi
 
-from indexes.collection import Collection
+from indexes.base.model import Bm25, Delete, Upsert
+from indexes.collection.collection import Collection
 from indexes.lexical.analysis import query_terms, terms
 from indexes.lexical.bm25 import Statistics, best_of, coarse, weigh
 from indexes.lexical.postings import GrowingLexical, SealedLexical
-from indexes.model import Bm25, Delete, Upsert
-from indexes.query import Query
+from indexes.parts.query import Query
 from indexes.rebuild.builder import Rebuild
 from tests.support.vectors import World, delete, fill, make_collection
 

@@ -17,14 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from indexes.courtesy import GoOn
-from indexes.errors import DiskFull, InvalidInput, NotReady
+from indexes.base.courtesy import GoOn
+from indexes.base.errors import DiskFull, InvalidInput, NotReady
+from indexes.base.model import Bm25
 from indexes.lexical.bm25 import Statistics, weigh
 from indexes.lexical.building import LexicalBuilder, merge_sealed
 from indexes.lexical.postings import SLICE_POSTINGS, TF_MAX, GrowingLexical, SealedLexical
 from indexes.lexical.postings import TERMS_AT_ONCE as SEALED_AT_ONCE
 from indexes.lexical.runs import TERMS_AT_ONCE
-from indexes.model import Bm25
 from tests.support.scoring import score_all
 from tests.support.texts import read_texts
 

@@ -12,6 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from indexes.base.masks import pack_flags
+from indexes.base.model import Bm25
 from indexes.lexical.analysis import indexed
 from indexes.lexical.bm25 import (
     PRUNED_POSTINGS_MIN,
@@ -29,8 +31,6 @@ from indexes.lexical.postings import (
     Names,
     SealedLexical,
 )
-from indexes.masks import pack_flags
-from indexes.model import Bm25
 from tests.support.scoring import best_rows, score_all
 from tests.support.texts import read_texts
 

@@ -15,13 +15,13 @@ import apsw
 import numpy as np
 import pytest
 
-from indexes import failures
-from indexes.errors import Conflict, DiskFull, NotReady, Overloaded, StorageError
+from indexes.base import failures
+from indexes.base.errors import Conflict, DiskFull, NotReady, Overloaded, StorageError
+from indexes.base.model import Delete
 from indexes.log.log import Log
 from indexes.log.owed import Owed
 from indexes.log.reader import LogReader
 from indexes.log.writer import Writer
-from indexes.model import Delete
 from tests.support.vectors import World, make_collection, settings
 
 WORLD = World()

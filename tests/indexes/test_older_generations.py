@@ -11,14 +11,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from indexes.collection import Collection
+from indexes.base.durable import with_checksum
+from indexes.base.errors import Damaged
+from indexes.base.model import TIERS, ColdPolicy, IndexOptions, Ranking
+from indexes.collection.collection import Collection
 from indexes.dense.cold import ColdSettings
-from indexes.durable import with_checksum
-from indexes.errors import Damaged
-from indexes.model import TIERS, ColdPolicy, IndexOptions, Ranking
 from indexes.parts.generation import Generation
 from indexes.parts.manifest import MANIFEST, read_manifest, seal_files
-from indexes.query import Query
+from indexes.parts.query import Query
 from indexes.rebuild.builder import Rebuild
 from tests.support.vectors import World, fill, make_collection
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from indexes.base.model import Metadata
+from indexes.base.paths import leaves, value_at, values_at
 from indexes.filters.grammar import parse_filter
 from indexes.filters.index import GrowingFilters
-from indexes.model import Metadata
-from indexes.paths import leaves, value_at, values_at
 
 ORDER: Metadata = {
     "order": 17,

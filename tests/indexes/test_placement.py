@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from indexes.collection import Collection
-from indexes.model import TIERS
+from indexes.base.model import TIERS
+from indexes.collection.collection import Collection
 from indexes.rebuild.builder import Rebuild
 from indexes.rebuild.hits import ENTRIES_MIN, Hits
 from indexes.rebuild.placement import place

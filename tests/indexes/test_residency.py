@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from indexes.collection import Collection
-from indexes.model import IndexOptions
+from indexes.base.model import IndexOptions
+from indexes.base.residency import SMALL_BYTES, Budget, Files
+from indexes.collection.collection import Collection
 from indexes.parts.generation import Generation
 from indexes.rebuild.builder import build
-from indexes.residency import SMALL_BYTES, Budget, Files
-from retrieval.lifecycle import options_of
-from retrieval.settings import Config, Index
+from retrieval.base.settings import Config, Index
+from retrieval.server.lifecycle import options_of
 from tests.support.vectors import World, fill, found_ids, make_collection
 
 WORLD = World(dimensions=128)

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from indexes import scrolling
-from indexes.collection import Collection
-from indexes.errors import InvalidInput, NotFound
+from indexes.base.errors import InvalidInput, NotFound
+from indexes.base.model import Upsert
+from indexes.collection.collection import Collection
 from indexes.filters.grammar import Comparison, Filter
-from indexes.model import Upsert
+from indexes.reading import scrolling
+from indexes.reading.scrolling import Counted, ScrolledDocument, count, page
 from indexes.rebuild.builder import Rebuild
-from indexes.scrolling import Counted, ScrolledDocument, count, page
 from tests.support.vectors import World, delete, fill, make_collection
 
 WORLD = World()

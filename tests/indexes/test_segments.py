@@ -11,19 +11,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from indexes.collection import Collection
-from indexes.courtesy import GoOn
+from indexes.base.courtesy import GoOn
+from indexes.base.errors import NotReady
+from indexes.base.masks import pack_flags
+from indexes.base.model import Floats, IndexOptions
+from indexes.collection.collection import Collection
 from indexes.dense.codes import Codes, rescored_for
 from indexes.dense.vectors import StoredVectors
-from indexes.errors import NotReady
 from indexes.filters.grammar import parse_filter
-from indexes.masks import pack_flags
-from indexes.memory import serving_bytes
-from indexes.model import Floats, IndexOptions
+from indexes.parts.memory import serving_bytes
 from indexes.parts.part import scan
+from indexes.parts.query import Query
 from indexes.parts.segment import Segment
 from indexes.parts.visible import Visible
-from indexes.query import Query
 from indexes.rebuild.builder import Rebuild
 from tests.support.vectors import World, delete, fill, found_ids, make_collection
 

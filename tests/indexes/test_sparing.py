@@ -9,14 +9,14 @@ from typing import cast
 import numpy as np
 import pytest
 
+from indexes.base.model import TIERS, ColdPolicy, DenseResult, Floats, Ids, Ranking
 from indexes.dense.cold import ColdSettings, ColdShard
 from indexes.dense.cold_skips import ColdSkipper, Decision
 from indexes.filters.grammar import Comparison, Filter
-from indexes.model import TIERS, ColdPolicy, DenseResult, Floats, Ids, Ranking
 from indexes.parts.generation import Generation
 from indexes.parts.prepared import NO_COLD_MATCH
+from indexes.parts.query import Query
 from indexes.parts.snapshot import Snapshot
-from indexes.query import Query
 from indexes.rebuild.builder import Rebuild
 from tests.support.vectors import World, fill, make_collection
 

@@ -8,13 +8,13 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from indexes.collection import Collection
+from indexes.base.model import Floats, NewPassage, Upsert
+from indexes.collection.collection import Collection
 from indexes.filters.grammar import Filter, parse_filter
 from indexes.filters.unmet import relaxed
 from indexes.lexical.analysis import query_terms
-from indexes.model import Floats, NewPassage, Upsert
+from indexes.parts.query import Query
 from indexes.parts.standing import holds, standings
-from indexes.query import Query
 from indexes.rebuild.builder import Rebuild
 from tests.support.vectors import DIMENSIONS, make_collection
 

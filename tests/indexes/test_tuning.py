@@ -15,11 +15,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from indexes.collection import Collection
+from indexes.base.errors import Conflict, InvalidInput, NotReady
+from indexes.base.model import Floats, IndexOptions
+from indexes.collection.collection import Collection
 from indexes.dense import cold
 from indexes.dense.cold import ColdSettings
-from indexes.errors import Conflict, InvalidInput, NotReady
-from indexes.model import Floats, IndexOptions
 from indexes.parts.generation import Generation
 from indexes.parts.shelf import Shelf
 from indexes.rebuild import optimiser
@@ -35,8 +35,8 @@ from indexes.rebuild.optimiser import (
 )
 from indexes.rebuild.shares import Share
 from indexes.rebuild.truth import TIE, Truth, halves, true_neighbours
-from indexes.tuner import TuneOutcome, TuneRun, curve
-from retrieval.tasks import Tasks
+from indexes.upkeep.tuner import TuneOutcome, TuneRun, curve
+from retrieval.upkeep.tasks import Tasks
 from tests.support.vectors import World, fill, make_collection
 
 WORLD = World(seed=4)

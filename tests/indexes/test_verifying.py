@@ -12,15 +12,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from indexes.backup import verifying
-from indexes.backup.backup import back_up
-from indexes.backup.verifying import check_generation, verify_backup, verify_data
-from indexes.catalog import Catalog
-from indexes.collection import Collection
-from indexes.durable import sha256, with_checksum
-from indexes.errors import NotADataDirectory, NotFound
+from indexes.base.durable import sha256, with_checksum
+from indexes.base.errors import NotADataDirectory, NotFound
+from indexes.base.model import IndexOptions, NewPassage, Upsert
+from indexes.collection.collection import Collection
+from indexes.directory.backup import verifying
+from indexes.directory.backup.backup import back_up
+from indexes.directory.backup.verifying import check_generation, verify_backup, verify_data
+from indexes.directory.catalog import Catalog
 from indexes.log.checks import Check
-from indexes.model import IndexOptions, NewPassage, Upsert
 from indexes.parts.manifest import SealedFile, read_manifest
 from indexes.rebuild.builder import Rebuild
 from tests.support.vectors import DIMENSIONS, World, delete, fill, settings

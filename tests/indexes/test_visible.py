@@ -10,9 +10,9 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexes.model import Delete
+from indexes.base.model import Delete
+from indexes.parts.query import Query
 from indexes.parts.visible import layered
-from indexes.query import Query
 from tests.indexes.test_standing import documents
 from tests.support.vectors import make_collection
 

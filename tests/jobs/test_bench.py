@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from indexes.errors import NearlineError
+from indexes.base.errors import NearlineError
 from jobs.benchmark.report import table
 from jobs.benchmark.texts import best_scores, half_and_half, overlap, recall
 from jobs.benchmark.turns import NOTES, Engine, Run, Worker, figures, rotate, start, turns

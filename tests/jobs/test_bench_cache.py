@@ -9,7 +9,7 @@ from collections import Counter
 import msgspec
 import pytest
 
-from indexes.errors import InvalidInput
+from indexes.base.errors import InvalidInput
 from jobs.benchmark.caches import OFF, Turn, asked_before, drawn, tables, window
 from jobs.benchmark.callers import post
 from jobs.benchmark.visit import CHECKED, NEAR, Visit, writes_of

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from jobs.commands.collections import command
-from jobs.server_process import ServerProcess
+from jobs.serving.process import ServerProcess
 from tests.jobs.test_commands import nearline
 from tests.support.http import Http
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jobs.server_process import ServerProcess
+from jobs.serving.process import ServerProcess
 from jobs.sources import SourceOptions
 from tests.jobs.test_commands import nearline
 from tests.jobs.test_sources import put, read

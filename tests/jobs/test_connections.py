@@ -16,13 +16,13 @@ from urllib.parse import urlsplit
 import pytest
 from aiohttp import web
 
-from jobs.connections import AcceptErrors, Connections
-from jobs.server_process import ServerProcess, log_of, serving
-from retrieval.admission import Gates
-from retrieval.auth import Keys
-from retrieval.door import Door
-from retrieval.metrics import Metrics
-from retrieval.settings import Admission, Server
+from jobs.serving.process import ServerProcess, log_of, serving
+from retrieval.access.auth import Keys
+from retrieval.admission.gates import Gates
+from retrieval.base.settings import Admission, Server
+from retrieval.observe.metrics import Metrics
+from retrieval.server.connections import AcceptErrors, Connections
+from retrieval.server.door import Door
 from tests.support.http import Http
 
 DESCRIPTORS = 256

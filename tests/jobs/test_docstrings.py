@@ -6,7 +6,7 @@ import itertools
 import sys
 from pathlib import Path
 
-from jobs.docstrings import CHARS_MIN, docstrings
+from jobs.sources.docstrings import CHARS_MIN, docstrings
 
 MODULE = '''
 """What the module promises to those who import it."""

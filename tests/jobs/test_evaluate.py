@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
-from indexes.errors import InvalidInput
+from indexes.base.errors import InvalidInput
 from indexes.rebuild.shares import share_interval
 from jobs.commands.evaluate import command
 from jobs.evaluation import textfile
@@ -28,8 +28,8 @@ from jobs.evaluation.report import Bin, Cohort, CohortKind, Reliability, Report,
 from jobs.evaluation.sections import show
 from jobs.evaluation.survey import Survey
 from jobs.evaluation.verdict import below_floors, fallen, keep, load_history, parse_floors
-from jobs.pace import Pace
-from retrieval.query_log import Day, LoggedQuery, encoded
+from jobs.ingestion.pace import Pace
+from retrieval.upkeep.query_log import Day, LoggedQuery, encoded
 
 
 def hit(name: str, score: float, tier: str = "hot") -> dict[str, Any]:

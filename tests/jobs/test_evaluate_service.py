@@ -19,18 +19,18 @@ import pytest
 from click.testing import CliRunner, Result
 from prometheus_client.parser import text_string_to_metric_families
 
+from indexes.base.durable import with_checksum
 from indexes.dense.cold import ColdSettings
-from indexes.durable import with_checksum
 from indexes.log.reader import LogReader
 from indexes.parts.manifest import read_manifest
 from indexes.parts.shelf import Shelf
 from jobs.commands.evaluate import command
 from jobs.evaluation.asking import Asker
+from jobs.evaluation.judgements import read_queries
 from jobs.evaluation.recall import TIE
 from jobs.evaluation.survey import make_filters, survey
-from jobs.judgements import read_queries
-from jobs.pace import Pace
-from jobs.server_process import ServerProcess, serving
+from jobs.ingestion.pace import Pace
+from jobs.serving.process import ServerProcess, serving
 from nearline import AsyncClient
 from retrieval.embedding.encoder import Encoder
 from retrieval.embedding.models import load_model

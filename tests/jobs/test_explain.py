@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.server_process import ServerProcess
+from jobs.serving.process import ServerProcess
 from tests.support.http import Http
 
 ROOT = Path(__file__).parents[2]

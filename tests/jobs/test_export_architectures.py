@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from indexes.errors import InvalidInput
-from indexes.model import Floats
-from jobs.export import running, texts
-from jobs.export.architectures import buckets, build
-from jobs.export.decoder import frequencies
-from jobs.export.exporting import reference
-from jobs.export.graph import Graph
-from jobs.export.recipes import FP32, RECIPES, WEIGHTS4
-from jobs.export.shapes import shape
-from jobs.export.texts import Feed, Texts
-from jobs.export.trials import observe
-from jobs.export.weights import Weights
+from indexes.base.errors import InvalidInput
+from indexes.base.model import Floats
+from jobs.models.export import running, texts
+from jobs.models.export.architectures import buckets, build
+from jobs.models.export.decoder import frequencies
+from jobs.models.export.exporting import reference
+from jobs.models.export.graph import Graph
+from jobs.models.export.recipes import FP32, RECIPES, WEIGHTS4
+from jobs.models.export.shapes import shape
+from jobs.models.export.texts import Feed, Texts
+from jobs.models.export.trials import observe
+from jobs.models.export.weights import Weights
 from tests.support.encoders import (
     DIMENSIONS,
     HEADS,

@@ -22,15 +22,15 @@ import pytest
 from click.testing import CliRunner
 from tokenizers import Tokenizer
 
-from indexes.errors import Damaged, DiskFull, InvalidInput, NotFound
+from indexes.base.errors import Damaged, DiskFull, InvalidInput, NotFound
 from jobs.commands.export_model import command
-from jobs.export import architectures, recipes, running, sources, texts, trials
-from jobs.export.exporting import Options, export_model, publish
-from jobs.export.graph import Precision
-from jobs.export.known import MODELS
-from jobs.export.recipes import FP32, RECIPES, Recipe, fp32
-from jobs.export.shapes import shape
-from jobs.export.texts import OWN_CHECKED, Texts
+from jobs.models.export import architectures, recipes, running, sources, texts, trials
+from jobs.models.export.exporting import Options, export_model, publish
+from jobs.models.export.graph import Precision
+from jobs.models.export.known import MODELS
+from jobs.models.export.recipes import FP32, RECIPES, Recipe, fp32
+from jobs.models.export.shapes import shape
+from jobs.models.export.texts import OWN_CHECKED, Texts
 from retrieval.embedding.encoder import Encoder
 from retrieval.embedding.models import (
     FALLBACK,

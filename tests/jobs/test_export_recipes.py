@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from indexes.errors import InvalidInput
-from jobs.export import running
-from jobs.export.architectures import build
-from jobs.export.graph import Graph
-from jobs.export.recipes import (
+from indexes.base.errors import InvalidInput
+from jobs.models.export import running
+from jobs.models.export.architectures import build
+from jobs.models.export.graph import Graph
+from jobs.models.export.recipes import (
     BLOCK,
     FLOORS,
     FP32,
@@ -28,10 +28,10 @@ from jobs.export.recipes import (
     blocks,
     columns_int8,
 )
-from jobs.export.shapes import shape
-from jobs.export.texts import Feed
-from jobs.export.trials import NOISE, Trial, below, choose, observe
-from jobs.export.weights import Weights
+from jobs.models.export.shapes import shape
+from jobs.models.export.texts import Feed
+from jobs.models.export.trials import NOISE, Trial, below, choose, observe
+from jobs.models.export.weights import Weights
 from tests.support.encoders import DIMENSIONS, VOCABULARY, write_bert, write_decoder
 
 onnx = pytest.importorskip("onnx", reason="building graphs needs onnx")

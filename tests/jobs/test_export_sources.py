@@ -11,11 +11,11 @@ import huggingface_hub.constants
 import numpy as np
 import pytest
 
-from indexes.errors import Damaged, InvalidInput, NotFound, Unavailable
-from jobs.export import sources
-from jobs.export.known import MODELS
-from jobs.export.shapes import TOKENS_MAX, prefixes, shape
-from jobs.export.weights import Weights
+from indexes.base.errors import Damaged, InvalidInput, NotFound, Unavailable
+from jobs.models.export import sources
+from jobs.models.export.known import MODELS
+from jobs.models.export.shapes import TOKENS_MAX, prefixes, shape
+from jobs.models.export.weights import Weights
 from tests.support.encoders import write_decoder, write_safetensors
 
 

@@ -17,8 +17,8 @@ from typing import Any, cast
 import pytest
 
 from jobs.commands.ingested import progress_lines
-from jobs.ingesting import Ingested, ingest
-from jobs.server_process import ServerProcess, serving
+from jobs.ingestion.ingesting import Ingested, ingest
+from jobs.serving.process import ServerProcess, serving
 from jobs.sources import SourceDocument, SourceError, SourceReport
 from nearline import AsyncClient, Patience, Refused, ServiceError
 from retrieval.clients.bulk import LIMITS, Encoded, batches

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from indexes.errors import InvalidInput
+from indexes.base.errors import InvalidInput
 from jobs.commands.learn import command, learn_and_adopt, show
-from jobs.judgements import Judgement, Query
-from jobs.learning import CHOICES, from_feedback, held_out_gains, mean_interval, usable
-from jobs.server_process import ServerProcess
+from jobs.evaluation.judgements import Judgement, Query
+from jobs.evaluation.learning import CHOICES, from_feedback, held_out_gains, mean_interval, usable
+from jobs.serving.process import ServerProcess
 from tests.support.http import Http
 
 QUERIES, DECOYS = 26, 3

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from jobs.server_process import ServerProcess, serving
-from retrieval.auth import Keys
-from retrieval.key_file import Key
+from jobs.serving.process import ServerProcess, serving
+from retrieval.access.auth import Keys
+from retrieval.access.key_file import Key
 from tests.support.http import Http
 
 SCRIPTS = Path(__file__).parents[2] / "configs" / "load"

@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from jobs.log_lines import JsonFormatter, TextFormatter
-from jobs.server_process import log_of, serving
-from retrieval.request_log import REQUEST_ID
+from jobs.serving.log_lines import JsonFormatter, TextFormatter
+from jobs.serving.process import log_of, serving
+from retrieval.observe.request_log import REQUEST_ID
 from tests.support.http import Http
 
 ROOT = Path(__file__).parents[2]
@@ -125,7 +125,7 @@ def test_the_request_log_tells_no_query_and_cannot_be_forged(tmp_path: Path, mod
     assert "GET /v1/collections/a%0A2026%20CRITICAL%20forged/documents 404 " in line
     assert line.endswith(" bytes to 127.0.0.1 [mine-1]")
     assert "secret" not in line
-    assert " INFO jobs.serving: stopping: " in stopping
+    assert " INFO jobs.serving.service: stopping: " in stopping
 
 
 FORGED = "2026-01-01 00:00:00,000 CRITICAL forged"
@@ -198,7 +198,7 @@ def test_a_malformed_request_is_one_line(tmp_path: Path, model_folder: Path) -> 
         ):
             send(server.url, request + b"\r\n\r\n")
     written = log_of(tmp_path / "data").read_text().splitlines()
-    lines = [line for line in written if not re.search("jobs.serving: (starting|stopping)", line)]
+    lines = [line for line in written if not re.search("jobs.serving.service: (starting|stopping)", line)]
     assert [" INFO nearline.requests: UNKNOWN / 400 " in line for line in lines] == [True] * 3
 
 

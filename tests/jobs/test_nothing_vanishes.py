@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.server_process import ServerProcess
+from jobs.serving.process import ServerProcess
 from jobs.sources.files import FORMATS
 from nearline import Client
 from tests.jobs.test_commands import nearline

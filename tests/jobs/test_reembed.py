@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from jobs.pace import Pace
-from jobs.reembedding import Copied, Copy, digest, reembed
-from jobs.server_process import ServerProcess, serving
+from jobs.ingestion.pace import Pace
+from jobs.ingestion.reembedding import Copied, Copy, digest, reembed
+from jobs.serving.process import ServerProcess, serving
 from nearline import AsyncClient, ServiceError
 from retrieval.clients.bulk import DOCUMENTS_PER_REQUEST
 from tests.support.http import Http

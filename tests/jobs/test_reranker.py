@@ -14,23 +14,23 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from indexes.errors import InvalidInput, NotFound
+from indexes.base.errors import InvalidInput, NotFound
 from jobs.cli import cli
 from jobs.commands import train_reranker
-from jobs.export import running, texts
-from jobs.export.architectures import build
-from jobs.export.exporting import Options, export_model, reference
-from jobs.export.graph import Graph
-from jobs.export.recipes import FP32, SCORE_FLOORS
-from jobs.export.shapes import shape
-from jobs.export.texts import Texts
-from jobs.export.weights import Weights
-from jobs.reranker import training
-from jobs.reranker.mining import Example, mine
-from jobs.reranker.training import batches
-from jobs.server_process import ServerProcess
+from jobs.models.export import running, texts
+from jobs.models.export.architectures import build
+from jobs.models.export.exporting import Options, export_model, reference
+from jobs.models.export.graph import Graph
+from jobs.models.export.recipes import FP32, SCORE_FLOORS
+from jobs.models.export.shapes import shape
+from jobs.models.export.texts import Texts
+from jobs.models.export.weights import Weights
+from jobs.models.reranker import training
+from jobs.models.reranker.mining import Example, mine
+from jobs.models.reranker.training import batches
+from jobs.serving.process import ServerProcess
 from nearline import AsyncClient
-from retrieval.reranking import Reranker
+from retrieval.search.reranking import Reranker
 from tests.support.encoders import VOCABULARY, write_bert, write_reranker, write_tokenizer
 from tests.support.http import Http
 

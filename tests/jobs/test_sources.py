@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from indexes.errors import InvalidInput
+from indexes.base.errors import InvalidInput
 from jobs.sources import (
     SourceDocument,
     SourceError,

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 from urllib.error import URLError
 
-from indexes.catalog import Catalog
-from indexes.model import IndexOptions
+from indexes.base.model import IndexOptions
+from indexes.directory.catalog import Catalog
 from tests.support.http import Http, Reply
 from tests.support.vectors import World, fill, settings
 

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from jobs.server_process import serving
+from jobs.serving.process import serving
 from tests.support.http import Http, Reply
 
 SENTENCE = "A stopping service finishes what it has accepted, if that takes no longer than its grace. "

@@ -14,9 +14,9 @@ from typing import cast
 
 import pytest
 
-from jobs.server_process import ServerProcess, serving
-from jobs.sync_record import SyncRecord
-from jobs.syncing import record_path
+from jobs.ingestion.sync_record import SyncRecord
+from jobs.ingestion.syncing import record_path
+from jobs.serving.process import ServerProcess, serving
 from nearline import CollectionBody
 from tests.jobs.test_commands import ROOT, nearline
 from tests.jobs.test_ingest import started, wait_for
@@ -232,7 +232,7 @@ def test_one_sync_at_a_time(tmp_path: Path) -> None:
     """The record belongs to one process."""
     record = SyncRecord(tmp_path / "record.db", "/docs")
     code = (
-        "import sys, pathlib, jobs.sync_record as r; r.WAIT_MS_MAX = 50;"
+        "import sys, pathlib, jobs.ingestion.sync_record as r; r.WAIT_MS_MAX = 50;"
         "r.SyncRecord(pathlib.Path(sys.argv[1]), '/docs')"
     )
     ended = subprocess.run(

@@ -20,10 +20,10 @@ from urllib.parse import urlsplit
 import pytest
 import trustme
 
-from indexes.errors import InvalidInput
-from jobs.serving import READY_LINE
-from jobs.tls import tls_context
-from retrieval.settings import Server
+from indexes.base.errors import InvalidInput
+from jobs.serving.service import READY_LINE
+from jobs.serving.tls import tls_context
+from retrieval.base.settings import Server
 
 
 @dataclass

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from jobs.commands.top import Scrape, quantile_ms
-from jobs.server_process import serving
+from jobs.serving.process import serving
 from tests.support.http import Http
 
 TOP = [sys.executable, "-m", "jobs.cli", "top"]

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from indexes.errors import Locked, NotADataDirectory
+from indexes.base.errors import Locked, NotADataDirectory
 from jobs.commands.tune import command
-from jobs.server_process import ServerProcess, serving
+from jobs.serving.process import ServerProcess, serving
 from nearline import ServiceError
-from retrieval.query_log import Day, LoggedQuery, encoded
+from retrieval.upkeep.query_log import Day, LoggedQuery, encoded
 from tests.support.http import Http
 
 ROOT = Path(__file__).parents[2]

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from jobs.serving import CLOSING_S, READY_LINE
-from jobs.watchdog import LEAVES_S
+from jobs.serving.service import CLOSING_S, READY_LINE
+from jobs.serving.watchdog import LEAVES_S
 
 GRACE_S = 0.5
 # `PyDLL` keeps the interpreter's lock: nothing of Python runs until the call returns.

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexes.errors import Overloaded
-from jobs.server_process import ServerProcess, serving
-from retrieval.admission import BODY_BYTES_FREE, SMALL_BYTES, Bodies, Gate
-from retrieval.shares import Shares
+from indexes.base.errors import Overloaded
+from jobs.serving.process import ServerProcess, serving
+from retrieval.admission.gates import BODY_BYTES_FREE, SMALL_BYTES, Bodies, Gate
+from retrieval.admission.shares import Shares
 from tests.support.http import Http
 
 

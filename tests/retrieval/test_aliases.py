@@ -11,10 +11,10 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from indexes.collection import Collection
-from retrieval.app import create_app
-from retrieval.keys import CATALOG, TASKS
-from retrieval.settings import Config
+from indexes.collection.collection import Collection
+from retrieval.base.settings import Config
+from retrieval.handlers.state import CATALOG, TASKS
+from retrieval.server.app import create_app
 from tests.support.vectors import World, fill, settings
 
 WORLD = World()

@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.server_process import log_of, serving
-from retrieval.answer_schemas import AnswerRequest
-from retrieval.answering import CITED, Citations, checked_sentences, declines, messages_for
-from retrieval.schemas import ContextAnswer, Receipt, Timings
+from jobs.serving.process import log_of, serving
+from retrieval.context.answering import CITED, Citations, checked_sentences, declines, messages_for
+from retrieval.wire.answer import AnswerRequest
+from retrieval.wire.search import ContextAnswer, Receipt, Timings
 from tests.support.http import Http
 from tests.support.language_models import FakeModel, Reply, events_of, fake_model, hangs, says, sends
 

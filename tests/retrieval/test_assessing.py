@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexes.errors import InvalidInput
-from indexes.model import Metadata
-from retrieval.assess_schemas import Assessment, AssessRequest, Outcome
-from retrieval.assessing import Judge, assess, text_of
-from retrieval.decoding import decode
-from retrieval.schemas import Hit, Receipt, Scores, SearchAnswer, Timings
-from retrieval.settings import Assess, Config
+from indexes.base.errors import InvalidInput
+from indexes.base.model import Metadata
+from retrieval.base.settings import Assess, Config
+from retrieval.insight.assessing import Judge, assess, text_of
+from retrieval.wire.assess import Assessment, AssessRequest, Outcome
+from retrieval.wire.decoding import decode
+from retrieval.wire.search import Hit, Receipt, Scores, SearchAnswer, Timings
 from tests.support.http import Http
 
 RECEIPT = Receipt("c", 1, 1, ["hot"], None, None, None, "miss", "m")

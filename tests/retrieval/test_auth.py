@@ -17,19 +17,19 @@ from typing import Any
 import jwt
 import pytest
 
-from indexes.backup.backup import back_up
-from indexes.backup.restoring import restore
-from indexes.errors import Conflict, Damaged, InvalidInput, NotFound
-from indexes.marker import KEYS, KEYS_LOCK, MARKER, MARKER_COPY, prepare, read_marker
-from indexes.model import now_ms
-from jobs.server_process import log_of, serving
-from retrieval import routes
-from retrieval.app import create_app
-from retrieval.auth import RELOAD_S, Keys, Principal
-from retrieval.errors import Forbidden, Unauthorized
-from retrieval.key_file import Key, Scope
-from retrieval.openapi import Route
-from retrieval.settings import Config
+from indexes.base.errors import Conflict, Damaged, InvalidInput, NotFound
+from indexes.base.model import now_ms
+from indexes.directory.backup.backup import back_up
+from indexes.directory.backup.restoring import restore
+from indexes.directory.marker import KEYS, KEYS_LOCK, MARKER, MARKER_COPY, prepare, read_marker
+from jobs.serving.process import log_of, serving
+from retrieval.access.auth import RELOAD_S, Keys, Principal
+from retrieval.access.key_file import Key, Scope
+from retrieval.base.settings import Config
+from retrieval.server import routes
+from retrieval.server.app import create_app
+from retrieval.server.openapi import Route
+from retrieval.wire.errors import Forbidden, Unauthorized
 from tests.support.guarded import Caller, Guarded, guarded_service, key
 from tests.support.http import Http
 from tests.support.operations import operations

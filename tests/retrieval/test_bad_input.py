@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from jobs.server_process import serving
+from jobs.serving.process import serving
 from tests.support.http import Http
 
 

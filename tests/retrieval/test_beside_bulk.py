@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from indexes import Floats
+from indexes.base.model import Floats
 from retrieval.embedding.encoder import Encoder
 from retrieval.embedding.tokens import Tokens
-from retrieval.keys import GATES
+from retrieval.handlers.state import GATES
 from tests.retrieval.test_off_loop import Ask, with_service
 
 LONG, RUN_S, ROUNDS = 100, 0.15, 5

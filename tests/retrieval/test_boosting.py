@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexes.filters.index import GrowingFilters
-from jobs.server_process import ServerProcess
-from retrieval.boosting import boosted_scores, sort_keys
-from retrieval.option_checks import boosts_at
-from retrieval.option_schemas import Boost, Decay
+from jobs.serving.process import ServerProcess
+from retrieval.search.boosting import boosted_scores, sort_keys
+from retrieval.search.option_checks import boosts_at
+from retrieval.wire.options import Boost, Decay
 from tests.support.http import Http
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)

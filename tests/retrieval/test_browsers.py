@@ -12,11 +12,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from indexes.errors import InvalidInput
-from jobs.serving import require_private
-from retrieval.browsers import known_host
-from retrieval.config import load_config
-from retrieval.settings import Server
+from indexes.base.errors import InvalidInput
+from jobs.serving.service import require_private
+from retrieval.base.config import load_config
+from retrieval.base.settings import Server
+from retrieval.handlers.browsers import known_host
 from tests.support.http import Http, Reply
 
 EVIL = "https://evil.example.com"

@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from indexes.errors import DeadlineExceeded
-from indexes.facets import FacetQuery, count_facets
-from indexes.query import Query
-from retrieval import explaining
-from retrieval.cancellation import Abandoned
-from retrieval.executor import LocalExecutor
-from retrieval.explain_schemas import ExplainRequest
-from retrieval.openapi import Route
-from retrieval.routes import ROUTES
-from retrieval.schemas import ContextRequest, SearchOptions, SearchRequest
-from retrieval.stopwatch import Stopwatch
+from indexes.base.errors import DeadlineExceeded
+from indexes.parts.query import Query
+from indexes.reading.facets import FacetQuery, count_facets
+from retrieval.base.cancellation import Abandoned
+from retrieval.insight import explaining
+from retrieval.search.executor import LocalExecutor
+from retrieval.search.stopwatch import Stopwatch
+from retrieval.server.openapi import Route
+from retrieval.server.routes import ROUTES
+from retrieval.wire.explain import ExplainRequest
+from retrieval.wire.search import ContextRequest, SearchOptions, SearchRequest
 from tests.support.http import Http
 from tests.support.operations import form
 from tests.support.worst_case import (

@@ -17,19 +17,19 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as bounded
 from hypothesis import strategies as st
 
-from indexes.catalog import Catalog
-from indexes.collection import Collection
+from indexes.base.model import Delete, Floats, IndexOptions
+from indexes.collection.collection import Collection
+from indexes.directory.catalog import Catalog
 from indexes.log.applying import Applied
-from indexes.model import Delete, Floats, IndexOptions
-from retrieval.admission import Gates
+from retrieval.admission.gates import Gates
+from retrieval.base.settings import Config
 from retrieval.cache import MemoryStore, ResultCache
-from retrieval.document_schemas import SentDocument
-from retrieval.embedders import Embedders
+from retrieval.documents.writing import write_documents
+from retrieval.embedding.embedders import Embedders
 from retrieval.embedding.results import Observer
-from retrieval.pipeline import Pipeline
-from retrieval.schemas import SearchAnswer, SearchRequest
-from retrieval.settings import Config
-from retrieval.writing import write_documents
+from retrieval.search.pipeline import Pipeline
+from retrieval.wire.documents import SentDocument
+from retrieval.wire.search import SearchAnswer, SearchRequest
 from tests.support.vectors import WORDS, World, settings
 
 WORLD = World(dimensions=8)

@@ -18,9 +18,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from redis import Redis
 from redis.exceptions import NoPermissionError
 
+from retrieval.access.limits import SCRIPT
 from retrieval.cache.redis_client import open_client
 from retrieval.cache.redis_store import RedisStore
-from retrieval.limits import SCRIPT
 from tests.support.redis_server import RedisServer, free_port, redis_server
 
 pytestmark = pytest.mark.redis

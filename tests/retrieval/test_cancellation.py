@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-from indexes.courtesy import GoOn
-from indexes.errors import DeadlineExceeded
-from retrieval.cancellation import abandonable
+from indexes.base.courtesy import GoOn
+from indexes.base.errors import DeadlineExceeded
+from retrieval.base.cancellation import abandonable
 
 
 class Steps:

@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from indexes.errors import Overloaded
-from jobs.server_process import serving
-from retrieval.admission import Load
-from retrieval.ceiling import ANSWER_FACTOR, BODY_FACTOR, PAGE_BYTES_MIN, Ceiling, decoded_bytes
-from retrieval.cgroups import cgroup_bytes
-from retrieval.document_schemas import SentDocument
+from indexes.base.errors import Overloaded
+from jobs.serving.process import serving
+from retrieval.admission.ceiling import ANSWER_FACTOR, BODY_FACTOR, PAGE_BYTES_MIN, Ceiling, decoded_bytes
+from retrieval.admission.gates import Load
+from retrieval.base.cgroups import cgroup_bytes
+from retrieval.wire.documents import SentDocument
 from tests.support.http import Http
 
 MEGABYTE = 1_000_000

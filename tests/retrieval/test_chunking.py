@@ -19,11 +19,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrieval.chunking import Span, split
+from retrieval.documents.chunking import Span, split
+from retrieval.documents.outline import code_outline, outline
 from retrieval.embedding.counting import TokenCounter
 from retrieval.embedding.models import load_model
 from retrieval.embedding.tokens import TokenizerPool
-from retrieval.outline import code_outline, outline
 from tests.support.http import Http
 
 

@@ -17,7 +17,7 @@ from typing import Any, assert_type
 import pytest
 
 import nearline
-from jobs.server_process import ServerProcess, serving
+from jobs.serving.process import ServerProcess, serving
 from nearline import (
     JSON,
     AsyncClient,
@@ -59,9 +59,7 @@ def test_the_types_are_the_service_s_own() -> None:
 
 def test_importing_it_is_light() -> None:
     """Neither numpy nor anything of the service is loaded."""
-    code = (
-        "import sys, nearline; heavy = {'numpy', 'onnxruntime', 'tokenizers', 'indexes', 'retrieval.app'}\n"
-    )
+    code = "import sys, nearline; heavy = {'numpy', 'onnxruntime', 'tokenizers', 'indexes', 'retrieval.server.app'}\n"
     code += "sys.exit(', '.join(heavy & set(sys.modules)) or 0)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from indexes.errors import InvalidInput
-from retrieval.config import Config, ignored_variables, load_config, take_over
-from retrieval.settings import RESTART
+from indexes.base.errors import InvalidInput
+from retrieval.base.config import Config, ignored_variables, load_config, take_over
+from retrieval.base.settings import RESTART
 
 DEFAULT_TOML = Path(__file__).parents[2] / "configs" / "default.toml"
 

@@ -10,14 +10,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexes import InvalidInput, TooLarge
-from retrieval.context import build_context, check_context
-from retrieval.encodings import PARTED_BY, WORD_BYTES_MAX, encoding
-from retrieval.framing import fence_for
-from retrieval.joining import without_repetition
-from retrieval.packing import Asked, excerpt
-from retrieval.schemas import ContextAnswer, ContextRequest, Hit, Receipt, Scores, SearchAnswer, Timings
-from retrieval.settings import Config, Context
+from indexes.base.errors import InvalidInput, TooLarge
+from retrieval.base.settings import Config, Context
+from retrieval.context.building import build_context, check_context
+from retrieval.context.encodings import PARTED_BY, WORD_BYTES_MAX, encoding
+from retrieval.context.framing import fence_for
+from retrieval.context.joining import without_repetition
+from retrieval.context.packing import Asked, excerpt
+from retrieval.wire.search import (
+    ContextAnswer,
+    ContextRequest,
+    Hit,
+    Receipt,
+    Scores,
+    SearchAnswer,
+    Timings,
+)
 
 RECEIPT = Receipt("c", 1, 1, ["hot"], None, None, None, "miss", "m")
 

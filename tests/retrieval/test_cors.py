@@ -12,14 +12,14 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from indexes.errors import InvalidInput
-from jobs.server_process import ServerProcess, serving
-from retrieval.config import load_config
-from retrieval.keys import CONFIG
-from retrieval.middlewares import cross_origin, errors_as_json
-from retrieval.openapi import Route
-from retrieval.routes import ROUTES
-from retrieval.settings import Config, Server
+from indexes.base.errors import InvalidInput
+from jobs.serving.process import ServerProcess, serving
+from retrieval.base.config import load_config
+from retrieval.base.settings import Config, Server
+from retrieval.handlers.state import CONFIG
+from retrieval.server.middlewares import cross_origin, errors_as_json
+from retrieval.server.openapi import Route
+from retrieval.server.routes import ROUTES
 from tests.support.http import Http, Reply
 
 ORIGIN, OTHER = "https://app.example.com", "http://localhost:5173"

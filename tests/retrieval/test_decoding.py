@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from indexes.errors import InvalidInput
-from retrieval.decoding import decode, decode_part
-from retrieval.document_schemas import ScrollDocuments, WriteDocuments
-from retrieval.schemas import ContextRequest, SearchRequest
+from indexes.base.errors import InvalidInput
+from retrieval.wire.decoding import decode, decode_part
+from retrieval.wire.documents import ScrollDocuments, WriteDocuments
+from retrieval.wire.search import ContextRequest, SearchRequest
 
 
 @pytest.mark.parametrize(

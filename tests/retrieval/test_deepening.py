@@ -15,23 +15,23 @@ import msgspec
 import numpy as np
 import pytest
 
-from indexes.collection import Collection
-from indexes.errors import TooLarge
-from indexes.model import Delete, Floats, NewPassage, Upsert
-from indexes.query import Query
+from indexes.base.errors import TooLarge
+from indexes.base.model import Delete, Floats, NewPassage, Upsert
+from indexes.collection.collection import Collection
+from indexes.parts.query import Query
 from indexes.rebuild.builder import Rebuild
+from retrieval.admission.ceiling import AnswerBudget, BudgetShare
+from retrieval.base.settings import Config, Rerank
 from retrieval.cache import MemoryStore, ResultCache
-from retrieval.ceiling import AnswerBudget, BudgetShare
-from retrieval.embedders import Embedders
+from retrieval.embedding.embedders import Embedders
 from retrieval.embedding.models import SIMILARITY_FLOOR
 from retrieval.embedding.results import Observer
-from retrieval.executor import LocalExecution, LocalExecutor
-from retrieval.pipeline import Pipeline
-from retrieval.plan import planned
-from retrieval.reranking import Reranker
-from retrieval.schemas import Fusion, SearchAnswer, SearchRequest
-from retrieval.settings import Config, Rerank
-from retrieval.stopwatch import Stopwatch
+from retrieval.search.executor import LocalExecution, LocalExecutor
+from retrieval.search.pipeline import Pipeline
+from retrieval.search.plan import planned
+from retrieval.search.reranking import Reranker
+from retrieval.search.stopwatch import Stopwatch
+from retrieval.wire.search import Fusion, SearchAnswer, SearchRequest
 from tests.support.vectors import DIMENSIONS, make_collection
 
 LONG_PASSAGES, OTHERS = 260, 40

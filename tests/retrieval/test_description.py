@@ -13,14 +13,25 @@ from pathlib import Path
 
 import pytest
 
-from indexes.marker import prepare
-from jobs.server_process import log_of, serving
-from retrieval import collection_schemas, document_schemas, errors, schemas
-from retrieval.auth import Keys
-from retrieval.examples import make_examples
-from retrieval.llm import EVENT_STREAM
-from retrieval.openapi import describe
-from retrieval.routes import ROUTES
+from indexes.directory.marker import prepare
+from jobs.serving.process import log_of, serving
+from retrieval.access.auth import Keys
+from retrieval.context.llm import EVENT_STREAM
+from retrieval.server.examples import make_examples
+from retrieval.server.openapi import describe
+from retrieval.server.routes import ROUTES
+from retrieval.wire import (
+    collections as collection_schemas,
+)
+from retrieval.wire import (
+    documents as document_schemas,
+)
+from retrieval.wire import (
+    errors,
+)
+from retrieval.wire import (
+    search as schemas,
+)
 from tests.support.guarded import Caller, key
 from tests.support.http import Http
 

@@ -17,8 +17,8 @@ from huggingface_hub.errors import HfHubHTTPError
 from langchain_ollama import OllamaEmbeddings
 from langchain_openai import OpenAIEmbeddings
 
-from indexes.errors import InvalidInput
-from jobs.server_process import ServerProcess, serving
+from indexes.base.errors import InvalidInput
+from jobs.serving.process import ServerProcess, serving
 from retrieval.dialects import token_ids
 from retrieval.dialects.models import USUAL_NAMES
 from tests.support.http import Http

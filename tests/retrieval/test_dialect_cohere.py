@@ -10,7 +10,7 @@ import cohere
 import numpy as np
 import pytest
 
-from jobs.server_process import serving
+from jobs.serving.process import serving
 from tests.support.http import Http
 from tests.support.models import variation
 

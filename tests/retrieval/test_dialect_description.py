@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from retrieval.routes import COHERE, JINA, OLLAMA, OPENAI, ROUTES, TEI
+from retrieval.server.routes import COHERE, JINA, OLLAMA, OPENAI, ROUTES, TEI
 from tests.support.http import Http
 
 MODEL = "all-MiniLM-L6-v2"

@@ -14,16 +14,11 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from indexes import errors as tree
-from indexes.errors import NearlineError
-from retrieval.dialects.errors import (
-    EmptyInput,
-    ModelNotFound,
-    dialect_of,
-    response,
-)
+from indexes.base import errors as tree
+from indexes.base.errors import NearlineError
 from retrieval.embedding.results import TooLong
-from retrieval.middlewares import errors_as_json
+from retrieval.handlers.error_shapes import EmptyInput, ModelNotFound, dialect_of, response
+from retrieval.server.middlewares import errors_as_json
 from tests.support.http import Http, Reply
 
 OPENAI, OLLAMA, TEI = "/v1/embeddings", "/api/embed", "/embed"

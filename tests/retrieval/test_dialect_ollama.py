@@ -11,7 +11,7 @@ import numpy as np
 import ollama
 import pytest
 
-from jobs.server_process import ServerProcess
+from jobs.serving.process import ServerProcess
 from tests.support.http import Http
 
 MODEL = "all-MiniLM-L6-v2"

@@ -13,7 +13,7 @@ import pytest
 from openai import AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
 from tokenizers import Tokenizer
 
-from jobs.server_process import ServerProcess
+from jobs.serving.process import ServerProcess
 from retrieval.dialects.embedding import listed
 from retrieval.embedding.models import read_manifest
 from tests.support.http import Http

@@ -20,9 +20,9 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from indexes.errors import InvalidInput
-from jobs.server_process import ServerProcess, serving
-from retrieval.config import load_config
+from indexes.base.errors import InvalidInput
+from jobs.serving.process import ServerProcess, serving
+from retrieval.base.config import load_config
 from retrieval.dialects.models import USUAL_NAMES
 from tests.support.http import Http
 from tests.support.models import variation

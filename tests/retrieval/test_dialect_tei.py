@@ -13,12 +13,12 @@ from aiohttp.test_utils import TestClient, TestServer
 from huggingface_hub import InferenceClient
 from tokenizers import Tokenizer
 
+from retrieval.base.settings import Config, Models
 from retrieval.dialects.tei import health
-from retrieval.embedders import Embedders
+from retrieval.embedding.embedders import Embedders
 from retrieval.embedding.results import Observer
-from retrieval.keys import CONFIG, EMBEDDERS, FOLDERS, READY
-from retrieval.middlewares import errors_as_json
-from retrieval.settings import Config, Models
+from retrieval.handlers.state import CONFIG, EMBEDDERS, FOLDERS, READY
+from retrieval.server.middlewares import errors_as_json
 from tests.support.http import Http
 
 MODEL = "all-MiniLM-L6-v2"

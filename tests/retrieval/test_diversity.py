@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrieval.diversity import marginal_relevance
+from retrieval.search.diversity import marginal_relevance
 from tests.support.http import Http
 
 

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from jobs.benchmark.callers import post
-from jobs.server_process import ServerProcess, log_of, serving
+from jobs.serving.process import ServerProcess, log_of, serving
 from tests.support.http import Http
 
 MODEL = "all-MiniLM-L6-v2"

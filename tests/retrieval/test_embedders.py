@@ -12,11 +12,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from indexes.errors import NotFound
-from retrieval.embedders import Embedders, runs_of
+from indexes.base.errors import NotFound
+from retrieval.base.settings import Config, Models
 from retrieval.embedding.alone import LOOKOUT_EVERY
+from retrieval.embedding.embedders import Embedders, runs_of
 from retrieval.embedding.results import Embedded, Observer
-from retrieval.settings import Config, Models
 from tests.support.models import variation
 
 pytestmark = pytest.mark.model

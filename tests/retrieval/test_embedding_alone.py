@@ -13,18 +13,18 @@ import msgspec
 import numpy as np
 import pytest
 
-from indexes.errors import DeadlineExceeded, NotReady, Overloaded
-from indexes.model import Floats
-from retrieval.embedders import Embedders
+from indexes.base.errors import DeadlineExceeded, NotReady, Overloaded
+from indexes.base.model import Floats
+from retrieval.base.settings import Config, Models
 from retrieval.embedding import alone
 from retrieval.embedding.alone import BLOCKING_S_MAX, CROWD_S, LOOKOUT_EVERY, RUNS_SEEN_MIN, LoneQueries
 from retrieval.embedding.batcher import QUERY_CHARS_MAX, Batcher
 from retrieval.embedding.costs import CostModel
+from retrieval.embedding.embedders import Embedders
 from retrieval.embedding.encoder import Encoder
 from retrieval.embedding.models import Kind
 from retrieval.embedding.results import Embedded, Lane, Long, Observer, TooLong
 from retrieval.embedding.tokens import Tokens
-from retrieval.settings import Config, Models
 
 POISON = 666
 LONG = "long " * 10  # more tokens than may block the loop, by the costs below

@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, Sequence
 import numpy as np
 import pytest
 
-from indexes.errors import DeadlineExceeded, NotReady, Overloaded, TooLarge
-from indexes.model import Floats
+from indexes.base.errors import DeadlineExceeded, NotReady, Overloaded, TooLarge
+from indexes.base.model import Floats
 from retrieval.embedding import lanes
 from retrieval.embedding.batcher import Batcher
 from retrieval.embedding.costs import CostModel

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from indexes.errors import Damaged
-from retrieval.cgroups import cgroup_cores
+from indexes.base.errors import Damaged
+from retrieval.base.cgroups import cgroup_cores
 from retrieval.embedding.counting import TokenCounter
 from retrieval.embedding.encoder import Encoder, by_length
 from retrieval.embedding.models import KnownAnswer, Model, load_model

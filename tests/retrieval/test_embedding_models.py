@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from indexes.errors import Damaged, InvalidInput, NotFound
+from indexes.base.errors import Damaged, InvalidInput, NotFound
 from retrieval.embedding.models import (
     MANIFEST,
     MODEL,

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from indexes.durable import sha256
-from indexes.errors import Damaged, NotFound
+from indexes.base.durable import sha256
+from indexes.base.errors import Damaged, NotFound
 from retrieval.embedding.encoder import Encoder
 from retrieval.embedding.models import (
     FALLBACK,

@@ -9,10 +9,10 @@ import apsw
 import msgspec
 import pytest
 
-from indexes import errors as tree
-from indexes.errors import NearlineError
-from jobs.server_process import serving
-from retrieval.errors import STATUS, response, status_of, type_name, without_folders
+from indexes.base import errors as tree
+from indexes.base.errors import NearlineError
+from jobs.serving.process import serving
+from retrieval.wire.errors import STATUS, response, status_of, type_name, without_folders
 from tests.retrieval.test_examples import bodies_of, filled
 from tests.support.http import Http
 

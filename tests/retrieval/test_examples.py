@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from jobs.server_process import serving
-from retrieval.examples import BATCH, FILE, make_examples
-from retrieval.routes import ROUTES
+from jobs.serving.process import serving
+from retrieval.server.examples import BATCH, FILE, make_examples
+from retrieval.server.routes import ROUTES
 from tests.support.http import Http
 
 # In the order of a first use. What is not named here needs only that the documents are there.

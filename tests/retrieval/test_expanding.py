@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexes.surroundings import Reach, _around
-from jobs.server_process import serving
+from indexes.reading.surroundings import Reach, _around
+from jobs.serving.process import serving
 from tests.support.http import Http
 
 SENTENCE = "Der Fluss führt in {0} viel Wasser, und die Brücke {0} hält es aus. "

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from indexes.collection import Collection
-from indexes.model import IndexOptions
-from retrieval.expiring import keep_deleting
+from indexes.base.model import IndexOptions
+from indexes.collection.collection import Collection
+from retrieval.upkeep.expiring import keep_deleting
 from tests.support.http import Http
 from tests.support.vectors import World, make_collection
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexes.errors import InvalidInput
-from retrieval import pipeline
-from retrieval.auth import Principal
-from retrieval.explaining import apply_patch, merge_patch
+from indexes.base.errors import InvalidInput
+from retrieval.access.auth import Principal
+from retrieval.insight.explaining import apply_patch, merge_patch
+from retrieval.search import pipeline
 from tests.support.http import Http
 from tests.support.misses import Planter, Service, judge, serving, shares
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from indexes.filters.dates import NO_DATE
 from indexes.filters.index import GrowingFilters
-from jobs.server_process import ServerProcess
+from jobs.serving.process import ServerProcess
 from tests.support.http import Http
 
 LONG = "A sentence about rivers that makes this document longer than one passage. " * 60

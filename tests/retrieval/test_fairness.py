@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from retrieval.admission import Load
+from retrieval.admission.gates import Load
 from tests.support.guarded import Caller, Guarded, guarded_service
 from tests.support.language_models import fake_model, says
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from indexes import durable
-from indexes.collection import Collection
-from indexes.errors import StorageError, TooLarge
-from jobs.server_process import ServerProcess, serving
-from retrieval.feedback import DAY_MS, FILE, Entry, Feedback
+from indexes.base import durable
+from indexes.base.errors import StorageError, TooLarge
+from indexes.collection.collection import Collection
+from jobs.serving.process import ServerProcess, serving
+from retrieval.base.settings import Feedback as Settings
 from retrieval.handlers.feedback import chars_of
-from retrieval.settings import Feedback as Settings
+from retrieval.upkeep.feedback import DAY_MS, FILE, Entry, Feedback
 from tests.support.http import Http
 from tests.support.vectors import make_collection
 

@@ -12,10 +12,10 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.server_process import log_of, serving
-from retrieval.auth import PRINCIPAL, Principal
-from retrieval.frequent import HALVED_EVERY_S, LOOK_EVERY_S, Frequent
-from retrieval.schemas import SearchRequest
+from jobs.serving.process import log_of, serving
+from retrieval.access.auth import PRINCIPAL, Principal
+from retrieval.upkeep.frequent import HALVED_EVERY_S, LOOK_EVERY_S, Frequent
+from retrieval.wire.search import SearchRequest
 from tests.support.guarded import guarded_service
 from tests.support.http import Http
 

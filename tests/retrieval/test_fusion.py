@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexes.model import DenseResult, Ranking
-from indexes.query import Candidates
-from retrieval.fusion import best_first, reciprocal_rank, weighted
+from indexes.base.model import DenseResult, Ranking
+from indexes.parts.query import Candidates
+from retrieval.search.fusion import best_first, reciprocal_rank, weighted
 
 IDS = np.array([3, 1, 2, 9])
 A, B = np.array([0, 1, 2, -1], np.int32), np.array([-1, -1, 0, 1], np.int32)  # their places in two rankings

@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from jobs.server_process import ServerProcess, log_of, serving
-from retrieval.examples import DOCUMENTS
+from jobs.serving.process import ServerProcess, log_of, serving
+from retrieval.server.examples import DOCUMENTS
 from tests.support.http import Http
 from tests.support.memory import peak_bytes
 

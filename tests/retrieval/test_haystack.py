@@ -28,7 +28,7 @@ from haystack.testing.document_store import (
     GetMetadataFieldUniqueValuesTest,
 )
 
-from jobs.server_process import ServerProcess
+from jobs.serving.process import ServerProcess
 from nearline import RefusedDocument
 from nearline.haystack import NearlineDocumentStore, NearlineEmbeddingRetriever, NearlineRetriever
 

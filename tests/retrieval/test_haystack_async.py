@@ -29,7 +29,7 @@ from haystack.testing.document_store_async import (
     WriteDocumentsAsyncTest,
 )
 
-from jobs.server_process import ServerProcess
+from jobs.serving.process import ServerProcess
 from nearline.haystack import NearlineDocumentStore
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrieval.highlighting import snippet
+from retrieval.search.highlighting import snippet
 from tests.support.http import Http
 
 LONG = "Nothing here. " * 40 + "Refunds are paid within days of a return. " + "Nothing here. " * 40

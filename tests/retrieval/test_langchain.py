@@ -18,12 +18,12 @@ from langchain_core.indexing import InMemoryRecordManager, aindex, index
 from langchain_core.runnables import ConfigurableField
 from pydantic import ValidationError
 
-from indexes.marker import prepare
-from jobs.server_process import ServerProcess, serving
+from indexes.directory.marker import prepare
+from jobs.serving.process import ServerProcess, serving
 from nearline import Client, RefusedDocument, ServiceError
 from nearline.langchain import NearlineRetriever, NearlineVectorStore
-from retrieval.auth import Keys
-from retrieval.key_file import Key, Scope
+from retrieval.access.auth import Keys
+from retrieval.access.key_file import Key, Scope
 
 NAMES = (f"langchain-{number}" for number in itertools.count())
 CARE = [

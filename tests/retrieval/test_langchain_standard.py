@@ -22,7 +22,7 @@ from langchain_tests.integration_tests import (
     VectorStoreIntegrationTests,
 )
 
-from jobs.server_process import ServerProcess
+from jobs.serving.process import ServerProcess
 from nearline import Client
 from nearline.langchain import NearlineRetriever, NearlineVectorStore
 

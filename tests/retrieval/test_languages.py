@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.server_process import serving
+from jobs.serving.process import serving
 from tests.support.http import Http
 
 TEXTS = {

@@ -19,13 +19,13 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
-from jobs.server_process import ServerProcess, serving
-from retrieval import writing
-from retrieval.admission import Gates
-from retrieval.document_schemas import NewDocument
-from retrieval.embedders import Embedders
+from jobs.serving.process import ServerProcess, serving
+from retrieval.admission.gates import Gates
+from retrieval.base.settings import Config, Models
+from retrieval.documents import writing
+from retrieval.embedding.embedders import Embedders
 from retrieval.embedding.results import Observer
-from retrieval.settings import Config, Models
+from retrieval.wire.documents import NewDocument
 from tests.support.http import Http
 
 SENTENCE = "Who has left is not waited for, and nothing more is done in vain. "

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from indexes.errors import InvalidInput
-from retrieval.auth import Keys
+from indexes.base.errors import InvalidInput
+from retrieval.access.auth import Keys
+from retrieval.access.key_file import Scope
+from retrieval.access.limits import DAY_S, Limiter, Limits, Shared
 from retrieval.cache.redis_store import RedisStore
 from retrieval.clients.calling import Patience, ServiceError
-from retrieval.errors import RateLimited
-from retrieval.key_file import Scope
-from retrieval.limits import DAY_S, Limiter, Limits, Shared
+from retrieval.wire.errors import RateLimited
 from tests.support.guarded import Caller, Guarded, guarded_service, key
 from tests.support.redis_server import RedisServer, redis_server
 

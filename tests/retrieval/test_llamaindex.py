@@ -37,7 +37,7 @@ from llama_index.core.vector_stores.types import (
     VectorStoreQueryMode,
 )
 
-from jobs.server_process import ServerProcess
+from jobs.serving.process import ServerProcess
 from nearline import Client, RefusedDocument, ServiceError
 from nearline.llamaindex import NearlineRetriever, NearlineVectorStore
 from retrieval.clients.calling import Connection

@@ -30,7 +30,7 @@ from llama_index.core.storage.docstore import SimpleDocumentStore
 from llama_index.core.vector_stores import MetadataFilter, MetadataFilters, SimpleVectorStore
 from pydantic import PrivateAttr
 
-from jobs.server_process import ServerProcess
+from jobs.serving.process import ServerProcess
 from nearline import Client
 from nearline.llamaindex import NearlineVectorStore
 from retrieval.clients.llamaindex import EmbedInService

@@ -13,16 +13,16 @@ from typing import Any, cast
 
 import pytest
 
-from indexes.model import Floats
-from indexes.query import Query
-from jobs.server_process import serving
+from indexes.base.model import Floats
+from indexes.parts.query import Query
+from jobs.serving.process import serving
+from retrieval.base.settings import Config
 from retrieval.cache import MemoryStore, ResultCache
-from retrieval.embedders import Embedders
-from retrieval.executor import LocalExecution, LocalExecutor
-from retrieval.pipeline import Pipeline
-from retrieval.schemas import SearchRequest
-from retrieval.settings import Config
-from retrieval.stopwatch import Stopwatch
+from retrieval.embedding.embedders import Embedders
+from retrieval.search.executor import LocalExecution, LocalExecutor
+from retrieval.search.pipeline import Pipeline
+from retrieval.search.stopwatch import Stopwatch
+from retrieval.wire.search import SearchRequest
 from tests.support.http import Http
 from tests.support.vectors import World, fill, make_collection
 

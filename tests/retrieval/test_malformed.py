@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from jobs.server_process import ServerProcess
+from jobs.serving.process import ServerProcess
 
 HOST = b"Host: localhost\r\n"
 CHUNKED = b"Transfer-Encoding: chunked\r\nContent-Type: application/json\r\n\r\n"

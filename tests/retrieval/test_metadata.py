@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from indexes.collection import Collection
-from indexes.errors import InvalidInput
+from indexes.base.errors import InvalidInput
+from indexes.base.model import IndexOptions
+from indexes.collection.collection import Collection
 from indexes.filters.grammar import parse_filter
-from indexes.model import IndexOptions
 from nearline import AsyncClient, ServiceError
-from retrieval.metadata import DEPTH_MAX, check_metadata, patched
+from retrieval.documents.metadata import DEPTH_MAX, check_metadata, patched
 from tests.support.http import Http
 from tests.support.vectors import World, make_collection
 

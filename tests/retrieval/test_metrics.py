@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from indexes.catalog import Catalog
+from indexes.base.model import ColdPolicy, IndexOptions, Ranking
 from indexes.dense.cold_skips import NOTES, ColdSkipper
-from indexes.model import ColdPolicy, IndexOptions, Ranking
+from indexes.directory.catalog import Catalog
 from indexes.rebuild.builder import Rebuild
 from retrieval.cache import MemoryStore, ResultCache
-from retrieval.collectors import caches, collections
-from retrieval.metrics import Metrics
+from retrieval.observe.collectors import caches, collections
+from retrieval.observe.metrics import Metrics
 from tests.support.http import Http
 from tests.support.vectors import World, fill, settings
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from indexes.errors import DeadlineExceeded
-from retrieval import pipeline
-from retrieval.pipeline import reached
+from indexes.base.errors import DeadlineExceeded
+from retrieval.search import pipeline
+from retrieval.search.pipeline import reached
 from tests.support.vectors import World, fill, make_collection
 
 WORLD = World()

@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from retrieval import writing
-from retrieval.admission import Gates
-from retrieval.app import create_app
-from retrieval.document_schemas import SentDocument
-from retrieval.keys import CATALOG
-from retrieval.plan import unit_vector
-from retrieval.settings import Config
-from retrieval.writing import write_documents
+from retrieval.admission.gates import Gates
+from retrieval.base.settings import Config
+from retrieval.documents import writing
+from retrieval.documents.writing import write_documents
+from retrieval.handlers.state import CATALOG
+from retrieval.server.app import create_app
+from retrieval.wire.documents import SentDocument
+from retrieval.wire.vectors import unit_vector
 from tests.support.vectors import DIMENSIONS, World, fill, make_collection, settings
 
 WORLD = World()

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexes.errors import InvalidInput
+from indexes.base.errors import InvalidInput
+from indexes.base.model import Bm25
 from indexes.lexical.bm25 import Statistics, best_of, weigh
 from indexes.lexical.operators import phrase_terms, plain_words, prefix_groups, rows_with
 from indexes.lexical.postings import GrowingLexical
-from indexes.model import Bm25
-from jobs.server_process import ServerProcess
-from retrieval.operators import operators_in
+from jobs.serving.process import ServerProcess
+from retrieval.search.operators import operators_in
 from tests.support.http import Http
 
 WORDS = [

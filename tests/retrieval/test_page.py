@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from jobs.server_process import ServerProcess
+from jobs.serving.process import ServerProcess
 from retrieval.handlers.ui import FOLDER
 from tests.support.files import docx, xlsx
 from tests.support.guarded import Caller, guarded_service

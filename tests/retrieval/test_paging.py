@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrieval.fusion import best_first, levels_of, reciprocal_rank, within
+from retrieval.search.fusion import best_first, levels_of, reciprocal_rank, within
 from tests.support.http import Http
 
 DOCUMENTS = 150

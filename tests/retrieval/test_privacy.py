@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from indexes.errors import InvalidInput
-from indexes.model import Floats
-from retrieval.auth import Keys
-from retrieval.key_file import Scope
-from retrieval.privacy import VectorExport
+from indexes.base.errors import InvalidInput
+from indexes.base.model import Floats
+from retrieval.access.auth import Keys
+from retrieval.access.key_file import Scope
+from retrieval.access.privacy import VectorExport
 from tests.support.guarded import Guarded, guarded_service, key
 from tests.support.http import Http, Reply
 

@@ -13,12 +13,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from indexes.collection import Collection
-from jobs.server_process import serving
-from retrieval.lifecycle import LOGGED_MIN
-from retrieval.query_log import FILE, QueryLog, read
-from retrieval.schemas import SearchRequest
-from retrieval.settings import QueryLog as Settings
+from indexes.collection.collection import Collection
+from jobs.serving.process import serving
+from retrieval.base.settings import QueryLog as Settings
+from retrieval.server.lifecycle import LOGGED_MIN
+from retrieval.upkeep.query_log import FILE, QueryLog, read
+from retrieval.wire.search import SearchRequest
 from tests.support.http import Http
 from tests.support.vectors import make_collection
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from indexes import RankingSettings
-from retrieval.plan import planned
-from retrieval.schemas import Fusion, SearchRequest, Weights
-from retrieval.settings import Config
+from indexes.parts.learned import RankingSettings
+from retrieval.base.settings import Config
+from retrieval.search.plan import planned
+from retrieval.wire.search import Fusion, SearchRequest, Weights
 from tests.support.http import Http
 
 CONFIG = Config()

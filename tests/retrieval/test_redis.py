@@ -15,7 +15,7 @@ from typing import Any
 
 from redis import Redis
 
-from jobs.server_process import log_of, serving
+from jobs.serving.process import log_of, serving
 from tests.support.http import Http
 from tests.support.redis_server import redis_server
 

@@ -15,13 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexes.errors import InvalidInput
-from indexes.model import DenseResult, Ranking
-from indexes.query import Candidates
+from indexes.base.errors import InvalidInput
+from indexes.base.model import DenseResult, Ranking
+from indexes.parts.query import Candidates
+from jobs.evaluation.judgements import read_judgements
 from jobs.evaluation.relevance import JudgedHits, calibrated, reliability
-from jobs.judgements import read_judgements
-from retrieval.plan import planned
-from retrieval.relevance import (
+from retrieval.base.settings import Config
+from retrieval.search.plan import planned
+from retrieval.search.relevance import (
     BUILT_IN,
     Calibration,
     Columns,
@@ -32,8 +33,7 @@ from retrieval.relevance import (
     relevance_of,
     support_from,
 )
-from retrieval.schemas import SearchRequest
-from retrieval.settings import Config
+from retrieval.wire.search import SearchRequest
 from tests.support.http import Http
 
 CALIBRATIONS = list(BUILT_IN.values())

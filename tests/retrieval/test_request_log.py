@@ -12,11 +12,11 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from jobs.server_process import log_of, serving
-from retrieval.app import create_app
-from retrieval.keys import PIPELINE
-from retrieval.request_log import REQUEST_ID, RequestLog
-from retrieval.settings import Config
+from jobs.serving.process import log_of, serving
+from retrieval.base.settings import Config
+from retrieval.handlers.state import PIPELINE
+from retrieval.observe.request_log import REQUEST_ID, RequestLog
+from retrieval.server.app import create_app
 from tests.support.http import Http
 
 logger = logging.getLogger("test")

@@ -10,11 +10,11 @@ import cohere
 import numpy as np
 import pytest
 
-from indexes.errors import InvalidInput
-from jobs.server_process import serving
+from indexes.base.errors import InvalidInput
+from jobs.serving.process import serving
 from retrieval.embedding.encoder import Encoder
 from retrieval.embedding.models import load_model
-from retrieval.reranking import PAIRS_A_RUN, Reranker, mixed, sigmoid
+from retrieval.search.reranking import PAIRS_A_RUN, Reranker, mixed, sigmoid
 from tests.support.http import Http
 
 SUBJECTS = ["iron", "copper", "gold", "silver", "tin", "lead", "zinc", "nickel", "cobalt", "titanium"]

@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from indexes.collection import Collection
-from indexes.courtesy import GoOn, nobody_waits
+from indexes.base.courtesy import GoOn, nobody_waits
+from indexes.base.model import Floats
+from indexes.collection.collection import Collection
 from indexes.filters.grammar import Filter, parse_filter
-from indexes.model import Floats
-from retrieval.cancellation import Abandoned
-from retrieval.scanning import JointScan, Scanner
+from retrieval.base.cancellation import Abandoned
+from retrieval.search.scanning import JointScan, Scanner
 from tests.support.http import Http
 from tests.support.vectors import World, fill, make_collection
 

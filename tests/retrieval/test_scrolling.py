@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.server_process import ServerProcess
+from jobs.serving.process import ServerProcess
 from nearline import AsyncClient
 from tests.support.http import Http
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from indexes.model import now_ms
-from jobs.server_process import log_of
-from retrieval.key_file import hash_of
+from indexes.base.model import now_ms
+from jobs.serving.process import log_of
+from retrieval.access.key_file import hash_of
 from tests.jobs.test_commands import nearline
 from tests.retrieval.test_auth import signed, until
 from tests.support.guarded import Caller, Guarded, guarded_service, key

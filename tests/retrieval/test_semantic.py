@@ -18,14 +18,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.server_process import log_of, serving
-from retrieval.schemas import Hit
-from retrieval.semantic import Questions, SemanticCache
-from retrieval.semantic import questions as questions_module
-from retrieval.semantic.cache import at_least, is_false
-from retrieval.semantic.questions import Scope
-from retrieval.semantic.wording import wording
-from retrieval.settings import SemanticSettings
+from jobs.serving.process import log_of, serving
+from retrieval.base.settings import SemanticSettings
+from retrieval.cache.semantic import Questions, SemanticCache
+from retrieval.cache.semantic import questions as questions_module
+from retrieval.cache.semantic.cache import at_least, is_false
+from retrieval.cache.semantic.questions import Scope
+from retrieval.cache.semantic.wording import wording
+from retrieval.wire.search import Hit
 from tests.support.guarded import guarded_service
 from tests.support.http import Http
 

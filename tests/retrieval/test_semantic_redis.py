@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from redis import Redis
 
-from jobs.server_process import serving
+from jobs.serving.process import serving
 from retrieval.cache.redis_store import RedisStore
-from retrieval.semantic import SharedQuestions
-from retrieval.semantic import shared as shared_module
-from retrieval.semantic.questions import Scope
+from retrieval.cache.semantic import SharedQuestions
+from retrieval.cache.semantic import shared as shared_module
+from retrieval.cache.semantic.questions import Scope
 from tests.retrieval.test_semantic import ALIKE, ASKED, ENABLED, LIGHTS, outcome
 from tests.support.http import Http
 from tests.support.redis_server import RedisServer, redis_server

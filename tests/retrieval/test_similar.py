@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from indexes.collection import Collection
-from indexes.errors import InvalidInput
-from indexes.model import IndexOptions, NewPassage, Settings, Upsert
-from retrieval.auth import PRINCIPAL, Principal
-from retrieval.plan import planned
-from retrieval.schemas import SearchRequest
-from retrieval.settings import Config
-from retrieval.similar import ALPHA, BETA, GAMMA, read_examples
+from indexes.base.errors import InvalidInput
+from indexes.base.model import IndexOptions, NewPassage, Settings, Upsert
+from indexes.collection.collection import Collection
+from retrieval.access.auth import PRINCIPAL, Principal
+from retrieval.base.settings import Config
+from retrieval.search.plan import planned
+from retrieval.search.similar import ALPHA, BETA, GAMMA, read_examples
+from retrieval.wire.search import SearchRequest
 from tests.support.http import Http
 
 DIMENSIONS = 384

@@ -8,13 +8,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from jobs.server_process import serving
-from retrieval.joining import receipt_of
-from retrieval.option_schemas import Rerank, Sort
-from retrieval.plan import planned
-from retrieval.schemas import Receipt, SearchRequest
-from retrieval.settings import Config
-from retrieval.settings import Rerank as RerankSettings
+from jobs.serving.process import serving
+from retrieval.base.settings import Config
+from retrieval.base.settings import Rerank as RerankSettings
+from retrieval.context.joining import receipt_of
+from retrieval.search.plan import planned
+from retrieval.wire.options import Rerank, Sort
+from retrieval.wire.search import Receipt, SearchRequest
 from tests.support.http import Http
 
 CONFIG = Config(rerank=RerankSettings(model="cross-encoder"))

@@ -14,17 +14,17 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as bounded
 from hypothesis import strategies as st
 
-from indexes import InvalidInput
-from indexes.collection import Collection
-from indexes.expiry import EXPIRES
-from indexes.model import Delete, IndexOptions, NewPassage, Upsert
+from indexes.base.errors import InvalidInput
+from indexes.base.expiry import EXPIRES
+from indexes.base.model import Delete, IndexOptions, NewPassage, Upsert
+from indexes.collection.collection import Collection
+from retrieval.base.settings import Config, Search
 from retrieval.cache import MemoryStore, ResultCache
-from retrieval.embedders import Embedders
+from retrieval.embedding.embedders import Embedders
 from retrieval.embedding.results import Observer
-from retrieval.pipeline import Pipeline
-from retrieval.schemas import SearchAnswer, SearchRequest
-from retrieval.settings import Config, Search
-from retrieval.survival import NEWER_MAX
+from retrieval.search.pipeline import Pipeline
+from retrieval.search.survival import NEWER_MAX
+from retrieval.wire.search import SearchAnswer, SearchRequest
 from tests.support.vectors import WORDS, World, make_collection
 
 DIMENSIONS = 8

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from indexes.collection import Collection
-from indexes.errors import Conflict, NotFound
-from indexes.model import IndexOptions
-from retrieval.collection_schemas import JobBody
-from retrieval.tasks import Tasks
+from indexes.base.errors import Conflict, NotFound
+from indexes.base.model import IndexOptions
+from indexes.collection.collection import Collection
+from retrieval.upkeep.tasks import Tasks
+from retrieval.wire.collections import JobBody
 from tests.support.manifests import change_manifests
 from tests.support.vectors import World, delete, fill, make_collection
 

@@ -14,8 +14,8 @@ from functools import partial
 
 import pytest
 
-from retrieval.auth import PRINCIPAL, Principal
-from retrieval.threads import TURN_S, SearchThreads
+from retrieval.access.auth import PRINCIPAL, Principal
+from retrieval.search.threads import TURN_S, SearchThreads
 
 LONG_TURN_S = 0.3  # a busy machine can stop a thread for longer than TURN_S
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from indexes.backup.verifying import verify_data
-from jobs.server_process import serving
+from indexes.directory.backup.verifying import verify_data
+from jobs.serving.process import serving
 from tests.support.http import Http
 
 BOOKS = [

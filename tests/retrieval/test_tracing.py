@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from jobs.server_process import serving
+from jobs.serving.process import serving
 from tests.support.http import Http
 
 SERVER = 2  # a kind of span

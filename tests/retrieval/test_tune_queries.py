@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from retrieval.embedders import Embedders
+from retrieval.base.settings import Config, Embedding, Models
+from retrieval.embedding.embedders import Embedders
 from retrieval.embedding.results import Lane, Observer
-from retrieval.settings import Config, Embedding, Models
 
 
 class Refusals(Observer):

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from indexes import Overloaded
+from indexes.base.errors import Overloaded
 from jobs.benchmark.callers import Reply, connect, exchange, post
-from jobs.server_process import ServerProcess, serving
-from retrieval.settings import Admission
-from retrieval.turns import Flow, Turns
+from jobs.serving.process import ServerProcess, serving
+from retrieval.admission.turns import Flow, Turns
+from retrieval.base.settings import Admission
 from tests.support.http import Http
 
 TARGET_S = 0.25

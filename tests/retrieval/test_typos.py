@@ -12,7 +12,7 @@ from rapidfuzz.distance import OSA
 from indexes.lexical.bm25 import LexicalPart
 from indexes.lexical.postings import GrowingLexical
 from indexes.lexical.typos import Corrections
-from jobs.server_process import ServerProcess
+from jobs.serving.process import ServerProcess
 from tests.support.http import Http
 
 DOCUMENTS: list[dict[str, Any]] = [

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from retrieval import writing
-from retrieval.document_schemas import NewDocument
-from retrieval.settings import Passages
-from retrieval.writing import digest_of
+from retrieval.base.settings import Passages
+from retrieval.documents import writing
+from retrieval.documents.writing import digest_of
+from retrieval.wire.documents import NewDocument
 from tests.support.http import Http
 
 FACTS = [

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jobs.server_process import log_of, serving
+from jobs.serving.process import log_of, serving
 from tests.jobs.test_commands import nearline
 from tests.support.http import Http
 from tests.support.manifests import change_manifests

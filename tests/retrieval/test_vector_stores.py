@@ -18,20 +18,20 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
 
-from indexes.catalog import Catalog
-from indexes.errors import InvalidInput, NotFound, TooLarge
-from indexes.model import IndexOptions, Settings
-from jobs import extraction
-from jobs.server_process import ServerProcess, serving
+from indexes.base.errors import InvalidInput, NotFound, TooLarge
+from indexes.base.model import IndexOptions, Settings
+from indexes.directory.catalog import Catalog
+from jobs.serving.process import ServerProcess, serving
+from jobs.sources import extraction
+from retrieval.base.settings import Files
 from retrieval.dialects import file_batches, store_expiry
 from retrieval.dialects.file_batches import Kept
 from retrieval.dialects.vector_stores import Details, keep_details
-from retrieval.extracting import AT_ONCE, Texts
-from retrieval.keys import CATALOG, METRICS, TASKS, USED
-from retrieval.metrics import Metrics
-from retrieval.settings import Files
-from retrieval.tasks import Tasks
-from retrieval.uploads import BLOCK_BYTES, DAY_S, FOLDER, Uploads, text_of
+from retrieval.documents.extracting import AT_ONCE, Texts
+from retrieval.documents.uploads import BLOCK_BYTES, DAY_S, FOLDER, Uploads, text_of
+from retrieval.handlers.state import CATALOG, METRICS, TASKS, USED
+from retrieval.observe.metrics import Metrics
+from retrieval.upkeep.tasks import Tasks
 from tests.support.files import docx, pdf
 from tests.support.http import Http
 

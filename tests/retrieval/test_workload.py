@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from retrieval.workload import Task, Workload
+from retrieval.admission.workload import Task, Workload
 
 MEGABYTE, PER_S = 1_100_000, 22_000
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from indexes.collection import Collection
-from indexes.errors import DiskFull
+from indexes.base.errors import DiskFull
+from indexes.base.model import IndexOptions, Operation
+from indexes.collection.collection import Collection
 from indexes.filters.grammar import Comparison
-from indexes.model import IndexOptions, Operation
-from retrieval.writing import delete_matching
+from retrieval.documents.writing import delete_matching
 from tests.support.vectors import World, fill, make_collection
 
 WORLD = World()

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from jobs.server_process import ServerProcess, serving
+from jobs.serving.process import ServerProcess, serving
 from tests.support.http import Http
 
 ROOT = Path(__file__).parents[2]
@@ -239,7 +239,7 @@ def test_trouble_is_one_clear_line(stopped: Path, tmp_path: Path, model_folder: 
 def test_sigterm_takes_the_draft_away(tmp_path: Path, stopped: Path) -> None:
     """A backup that is told to end leaves neither the folder nor a draft."""
     code = (
-        "import sys, time; from indexes.backup import backup; real = backup.seal\n"
+        "import sys, time; from indexes.directory.backup import backup; real = backup.seal\n"
         "def slow(*arguments):\n    print('sealing', flush=True); time.sleep(60); return real(*arguments)\n"
         "backup.seal = slow; from jobs.cli import main; main()"
     )

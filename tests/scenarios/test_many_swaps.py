@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from indexes.collection import Collection
-from indexes.model import IndexOptions
-from indexes.query import Query
+from indexes.base.model import IndexOptions
+from indexes.collection.collection import Collection
+from indexes.parts.query import Query
 from indexes.rebuild.builder import Rebuild
 from tests.support.vectors import World, fill, make_collection
 

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from jobs.benchmark.callers import post
-from jobs.server_process import ServerProcess, serving
+from jobs.serving.process import ServerProcess, serving
 from tests.support.health import probed
 from tests.support.http import Http
 from tests.support.memory import peak_bytes

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from jobs.benchmark.callers import Callers, Outcome, arrivals, post, quantile
-from jobs.server_process import ServerProcess, serving
+from jobs.serving.process import ServerProcess, serving
 from tests.support.health import probed
 from tests.support.http import Http
 

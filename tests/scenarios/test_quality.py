@@ -17,11 +17,11 @@ import pytest
 
 from indexes.log.reader import LogReader
 from jobs.evaluation.asking import Asker
+from jobs.evaluation.judgements import read_judgements, read_queries
 from jobs.evaluation.rankings import measure_rankings
 from jobs.evaluation.recall import TIE
-from jobs.ingesting import ingest
-from jobs.judgements import read_judgements, read_queries
-from jobs.server_process import ServerProcess, serving
+from jobs.ingestion.ingesting import ingest
+from jobs.serving.process import ServerProcess, serving
 from jobs.sources import read_documents
 from nearline import AsyncClient
 from retrieval.embedding.encoder import Encoder

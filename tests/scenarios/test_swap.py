@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.server_process import ServerProcess, serving
+from jobs.serving.process import ServerProcess, serving
 from tests.support.http import Http
 
 TOPICS = (

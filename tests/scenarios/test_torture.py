@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.server_process import ServerProcess
+from jobs.serving.process import ServerProcess
 from tests.support.http import Http
 
 COLLECTION = "torture"

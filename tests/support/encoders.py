@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from jobs.export import texts
+from jobs.models.export import texts
 
 DIMENSIONS, LAYERS, HEADS, WIDE, VOCABULARY = 64, 2, 4, 128, 1200
 START, PAD, END = "<s>", "<pad>", "</s>"

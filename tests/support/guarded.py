@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from indexes.marker import prepare
-from jobs.server_process import ServerProcess, serving
-from retrieval.auth import RELOAD_S, Keys
-from retrieval.key_file import Key, Scope
+from indexes.directory.marker import prepare
+from jobs.serving.process import ServerProcess, serving
+from retrieval.access.auth import RELOAD_S, Keys
+from retrieval.access.key_file import Key, Scope
 from tests.support.http import Http, Reply
 
 

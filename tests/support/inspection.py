@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from indexes import scrolling
-from indexes.catalog import Catalog
-from indexes.collection import Collection
+from indexes.base.model import StoredDocument
+from indexes.collection.collection import Collection
+from indexes.directory.catalog import Catalog
 from indexes.filters.grammar import Comparison
-from indexes.model import StoredDocument
+from indexes.reading import scrolling
 from tests.support.vectors import World
 from tests.support.versions import OWNERS, recognise, term, vectors_of
 

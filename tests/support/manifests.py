@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from indexes.durable import with_checksum
+from indexes.base.durable import with_checksum
 from indexes.parts.manifest import MANIFEST, Manifest
 
 

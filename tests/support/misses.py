@@ -20,23 +20,23 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from indexes.collection import Collection
+from indexes.base.model import Delete, IndexOptions, Settings
+from indexes.collection.collection import Collection
 from indexes.dense.cold import ColdSettings
-from indexes.model import Delete, IndexOptions, Settings
 from indexes.rebuild.builder import Rebuild
-from jobs.docstrings import docstrings
-from retrieval.admission import Gates
-from retrieval.auth import ANYBODY, PRINCIPAL, Principal
+from jobs.sources.docstrings import docstrings
+from retrieval.access.auth import ANYBODY, PRINCIPAL, Principal
+from retrieval.admission.gates import Gates
+from retrieval.base.settings import Config, Models
 from retrieval.cache import MemoryStore, ResultCache
-from retrieval.document_schemas import SentDocument
-from retrieval.embedders import Embedders
+from retrieval.documents.writing import write_documents
+from retrieval.embedding.embedders import Embedders
 from retrieval.embedding.results import Observer
-from retrieval.explain_schemas import Change, ExplainAnswer, ExplainRequest
-from retrieval.explaining import apply_patch, explain
-from retrieval.pipeline import Pipeline
-from retrieval.schemas import SearchAnswer, SearchRequest
-from retrieval.settings import Config, Models
-from retrieval.writing import write_documents
+from retrieval.insight.explaining import apply_patch, explain
+from retrieval.search.pipeline import Pipeline
+from retrieval.wire.documents import SentDocument
+from retrieval.wire.explain import Change, ExplainAnswer, ExplainRequest
+from retrieval.wire.search import SearchAnswer, SearchRequest
 
 T = TypeVar("T")
 JSON = dict[str, Any]

@@ -9,8 +9,8 @@ import json
 import sys
 from pathlib import Path
 
-from indexes.collection import Collection
-from indexes.model import IndexOptions
+from indexes.base.model import IndexOptions
+from indexes.collection.collection import Collection
 from tests.support.inspection import consistent
 
 TUNING = IndexOptions(

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from retrieval.browsers import FORM
-from retrieval.examples import make_examples
-from retrieval.llm import EVENT_STREAM
-from retrieval.openapi import Route
-from retrieval.routes import ROUTES
+from retrieval.context.llm import EVENT_STREAM
+from retrieval.handlers.browsers import FORM
+from retrieval.server.examples import make_examples
+from retrieval.server.openapi import Route
+from retrieval.server.routes import ROUTES
 
 MODEL = "all-MiniLM-L6-v2"
 EDGE = "edge"

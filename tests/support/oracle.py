@@ -15,8 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from indexes.catalog import Catalog
-from indexes.child import child_environment
+from indexes.base.child import child_environment
+from indexes.directory.catalog import Catalog
 from tests.support.inspection import Value, everything
 from tests.support.workload import TUNING, Options
 

@@ -28,8 +28,8 @@ from typing import Any, BinaryIO, Literal
 
 import apsw
 
-from indexes import durable
-from indexes.durable import Disk
+from indexes.base import durable
+from indexes.base.durable import Disk
 
 SECTOR_BYTES = 512
 JOURNALS = apsw.SQLITE_OPEN_WAL | apsw.SQLITE_OPEN_MAIN_JOURNAL | apsw.SQLITE_OPEN_SUPER_JOURNAL

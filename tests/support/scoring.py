@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from indexes.base.model import Floats, Rows
 from indexes.lexical.bm25 import LexicalPart, WeightedQuery, score_rows
-from indexes.model import Floats, Rows
 
 
 def score_all(part: LexicalPart, query: WeightedQuery) -> Floats:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from indexes.collection import Collection
-from indexes.model import Delete, Floats, IndexOptions, Metadata, NewPassage, Settings, Upsert
+from indexes.base.model import Delete, Floats, IndexOptions, Metadata, NewPassage, Settings, Upsert
+from indexes.collection.collection import Collection
 
 DIMENSIONS = 32
 WORDS = [f"word{number}" for number in range(400)]

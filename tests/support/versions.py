@@ -7,7 +7,7 @@ import itertools
 
 import numpy as np
 
-from indexes.model import Floats, NewPassage, StoredDocument, Upsert
+from indexes.base.model import Floats, NewPassage, StoredDocument, Upsert
 from tests.support.vectors import World
 
 WORLD = World(seed=3)

@@ -16,13 +16,23 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from retrieval import (
-    answer_schemas,
-    assess_schemas,
-    collection_schemas,
-    document_schemas,
-    explain_schemas,
-    schemas,
+from retrieval.wire import (
+    answer as answer_schemas,
+)
+from retrieval.wire import (
+    assess as assess_schemas,
+)
+from retrieval.wire import (
+    collections as collection_schemas,
+)
+from retrieval.wire import (
+    documents as document_schemas,
+)
+from retrieval.wire import (
+    explain as explain_schemas,
+)
+from retrieval.wire import (
+    search as schemas,
 )
 
 FOLDER = Path(__file__).parents[2] / "retrieval" / "clients" / "wire"

@@ -29,23 +29,23 @@ import apsw
 import msgspec
 from msgspec import UNSET
 
-from indexes import durable, failpoints
-from indexes.backup.backup import back_up
-from indexes.catalog import Catalog
-from indexes.collection import Collection
+from indexes.base import durable, failpoints
+from indexes.base.durable import Disk
+from indexes.base.errors import NearlineError, RecallTooLow
+from indexes.base.model import Delete, Floats, IndexOptions, Operation, WriteResult
+from indexes.collection.collection import Collection
 from indexes.dense.cold import ColdSettings
-from indexes.durable import Disk
-from indexes.erasing import Erasure
-from indexes.errors import NearlineError, RecallTooLow
+from indexes.directory.backup.backup import back_up
+from indexes.directory.catalog import Catalog
 from indexes.filters.grammar import Comparison, Compound, Filter
 from indexes.log import log, sqlite
-from indexes.model import Delete, Floats, IndexOptions, Operation, WriteResult
 from indexes.parts.generation import Generation
 from indexes.parts.manifest import read_manifest
 from indexes.rebuild import builder
 from indexes.rebuild.builder import Rebuild, build
 from indexes.rebuild.chosen import TunedSettings
 from indexes.rebuild.optimiser import Measured, choose_settings
+from indexes.upkeep.erasing import Erasure
 from tests.support.inspection import Value
 from tests.support.power import Platter
 from tests.support.vectors import settings

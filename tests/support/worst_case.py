@@ -25,13 +25,13 @@ from urllib.parse import urlsplit
 import numpy as np
 from aiohttp import web
 
-from indexes.collection import Collection
-from indexes.model import Metadata, NewPassage, Settings, Upsert
-from jobs.export.exporting import Options, export_model
-from retrieval.app import create_app
+from indexes.base.model import Metadata, NewPassage, Settings, Upsert
+from indexes.collection.collection import Collection
+from jobs.models.export.exporting import Options, export_model
+from retrieval.base.settings import Config, Models, Rerank
 from retrieval.embedding.models import read_manifest
-from retrieval.keys import CATALOG
-from retrieval.settings import Config, Models, Rerank
+from retrieval.handlers.state import CATALOG
+from retrieval.server.app import create_app
 from tests.support.encoders import DIMENSIONS, write_bert, write_reranker
 
 NAME = "docs"

@@ -1,0 +1,46 @@
+"""Array helpers shared by several indexes: lookups in sorted arrays, offsets, top-k."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indexes.base.model import Floats, Ids, Rows
+
+
+def ends_of(sizes: NDArray[np.integer] | NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Offsets (exclusive prefix sums) of concatenated items, followed by their total: int64 [len(sizes) + 1]."""
+    ends = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=ends[1:])
+    return ends
+
+
+def ranges(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Consecutive numbers from each start, as many as its size says, concatenated."""
+    ends = ends_of(sizes)
+    return np.repeat(starts - ends[:-1], sizes) + np.arange(ends[-1])
+
+
+def changes(values: NDArray[np.generic]) -> NDArray[np.bool_]:
+    """Whether each value differs from the previous one; True for the first."""
+    differs = np.ones(len(values), bool)
+    np.not_equal(values[1:], values[:-1], out=differs[1:])
+    return differs
+
+
+def find_sorted(haystack: Ids, ids: Ids) -> Rows:
+    """Position of each id in an ascending array, -1 if absent."""
+    if not len(haystack):
+        return np.full(len(ids), -1, np.int64)
+    at = np.minimum(np.searchsorted(haystack, ids), len(haystack) - 1)
+    return np.where(haystack[at] == ids, at, -1).astype(np.int64)
+
+
+def top(rows: Rows, scores: Floats, depth: int) -> tuple[Rows, Floats]:
+    """The best `depth` of these rows, best first; ties in row order."""
+    if len(rows) > depth:
+        threshold = np.partition(scores, len(scores) - depth)[len(scores) - depth]
+        kept = np.flatnonzero(scores >= threshold)
+        rows, scores = rows[kept], scores[kept]
+    order = np.lexsort((rows, -scores))[:depth]
+    return rows[order], scores[order]

@@ -1,0 +1,115 @@
+"""Every error that Nearline raises on purpose, in one tree.
+
+    NearlineError
+    ├── InvalidInput            well-formed, but impossible to process; names the field
+    │   └── TooLarge            over a configured limit; names the field and the limit
+    ├── NotFound                no collection, document, job or generation with that name
+    ├── Conflict                the name is taken, or the current state forbids it
+    │   ├── ModelMismatch       the vectors and the collection are from different models
+    │   └── RecallTooLow        a build measures below the recall floor, or no settings reach a target
+    ├── Unavailable             try again later
+    │   ├── Overloaded          a bounded queue is full; carries seconds to wait
+    │   ├── DeadlineExceeded    the caller's own deadline has passed
+    │   ├── OutOfDescriptors    this process, or the system, has too many files and connections open
+    │   └── NotReady            still opening, or already closing
+    └── StorageError            the disk, not the caller
+        ├── DiskFull            writes are refused, reads continue
+        ├── Damaged             bytes differ from their checksum; nothing was parsed
+        ├── Quarantined         this collection's log is damaged or cannot be opened; the others keep serving
+        ├── NotADataDirectory   the folder holds files that are not ours
+        ├── NewerFormat         a newer version wrote it; names both formats
+        └── Locked              another process writes here
+
+The service maps each to one HTTP status (`retrieval/wire/errors.py`); a test keeps that map complete.
+"""
+
+from __future__ import annotations
+
+
+class NearlineError(Exception):
+    """Base of the tree. `message` is one clear line; `param` names the field at fault, if any."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class InvalidInput(NearlineError):
+    """The request is well-formed but cannot be processed: wrong dimension, NaN, an empty text."""
+
+
+class TooLarge(InvalidInput):
+    """A configured limit is exceeded; the message names the limit and its value."""
+
+
+class NotFound(NearlineError):
+    """The resource named in the request does not exist."""
+
+
+class Conflict(NearlineError):
+    """The request conflicts with the current state. `job` is the id of the job that is in its way, if one is."""
+
+    def __init__(self, message: str, *, param: str | None = None, job: str | None = None) -> None:
+        super().__init__(message, param=param)
+        self.job = job
+
+
+class ModelMismatch(Conflict):
+    """The model's fingerprint differs from that of the collection's vectors."""
+
+
+class RecallTooLow(Conflict):
+    """A generation or its settings measured below the required recall. The live ones stay in use."""
+
+
+class Unavailable(NearlineError):
+    """Nothing is wrong with the request; `retry_after_s` says when to try again."""
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0, param: str | None = None) -> None:
+        super().__init__(message, param=param)
+        self.retry_after_s = retry_after_s
+
+
+class Overloaded(Unavailable):
+    """A bounded queue is full."""
+
+
+class DeadlineExceeded(Unavailable):
+    """The deadline the caller set has passed; the work was dropped."""
+
+
+class OutOfDescriptors(Unavailable):
+    """Out of file descriptors. Nothing was written; close connections or raise `ulimit -n`."""
+
+
+class NotReady(Unavailable):
+    """The service or the collection is opening or closing."""
+
+
+class StorageError(NearlineError):
+    """The storage failed. The process should not acknowledge anything that may not be durable."""
+
+
+class DiskFull(StorageError):
+    """No space left; the whole write was rolled back."""
+
+
+class Damaged(StorageError):
+    """A file's bytes differ from those that were sealed."""
+
+
+class Quarantined(StorageError):
+    """One collection is out of service until an operator restores or deletes it. The others are unaffected."""
+
+
+class NotADataDirectory(StorageError):
+    """The folder is not empty and was not created by Nearline."""
+
+
+class NewerFormat(StorageError):
+    """Written by a newer version of Nearline, and left unchanged; the message names both formats."""
+
+
+class Locked(StorageError):
+    """Another process has locked the data directory."""

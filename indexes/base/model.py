@@ -1,0 +1,218 @@
+"""Value types shared across the index library.
+
+All are immutable. Dense scores are inner products of unit vectors (-1 to 1), lexical scores are BM25; in both,
+larger is better. Arrays within one value are parallel, row by row.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from indexes.base.residency import NOTHING, Budget
+
+Ids = NDArray[np.int64]
+Rows = NDArray[np.int64]
+Floats = NDArray[np.float32]
+Tier = Literal["delta", "hot", "cold"]
+Scalar = str | int | float | bool
+Metadata = dict[str, Any]  # JSON, as it was sent; `paths` says which values filters find in it
+Progress = Callable[[str, int, int], None]  # of a long operation: stage, amount done, total
+
+TIERS: tuple[Tier, ...] = ("delta", "hot", "cold")
+
+
+def now_ms() -> int:
+    """Milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class NewPassage:
+    """An embedded piece of a document: `text[start:end]`, token count, unit vector, and the headings above it, which
+    are for display and not searched."""
+
+    start: int
+    end: int
+    tokens: int
+    vector: Floats
+    heading: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Upsert:
+    """Insert a document, replacing any with the same id.
+
+    `digest`, 32 bytes, is equal for documents with equal text, title, metadata and passages. The default is random,
+    so the document compares equal to no other. `language` is a BCP 47 code; empty: the collection's; "auto": found out.
+    From `expires_ms` on, in milliseconds since 1970, it is hidden; the digest should tell of it too.
+    """
+
+    id: str
+    text: str
+    title: str
+    metadata: Metadata
+    passages: tuple[NewPassage, ...]
+    digest: bytes = field(default_factory=lambda: secrets.token_bytes(32))
+    language: str = ""
+    expires_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Delete the document with this id; no error if there is none."""
+
+    id: str
+
+
+Operation = Upsert | Delete
+
+
+@dataclass(frozen=True, slots=True)
+class WriteResult:
+    """The outcome of one acknowledged write. `seq` is the log position of its last operation.
+
+    `tokens` counts the written passages' tokens; `unchanged` counts documents already in the log and skipped.
+    """
+
+    seq: int
+    documents: int
+    passages: int
+    tokens: int
+    deleted: int
+    unchanged: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """Candidates from one searcher, best first. `ids` int64 [n], `scores` float32 [n], `tiers` [n] index TIERS."""
+
+    ids: Ids
+    scores: Floats
+    tiers: NDArray[np.int8]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @staticmethod
+    def empty() -> Ranking:
+        return Ranking(np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.int8))
+
+    @staticmethod
+    def merge(rankings: list[Ranking], depth: int) -> Ranking:
+        """The best `depth` of several rankings; ties go to the lower passage id, so the order is deterministic."""
+        if not rankings:
+            return Ranking.empty()
+        ids = np.concatenate([r.ids for r in rankings])
+        scores = np.concatenate([r.scores for r in rankings])
+        tiers = np.concatenate([r.tiers for r in rankings])
+        order = np.lexsort((ids, -scores))[:depth]
+        return Ranking(ids[order], scores[order], tiers[order])
+
+
+@dataclass(frozen=True, slots=True)
+class DenseResult:
+    """A dense ranking, the tiers searched, and why the cold tier was skipped (None: it was searched)."""
+
+    ranking: Ranking
+    tiers: tuple[Tier, ...]
+    cold_skipped: str | None
+
+
+class StoredPassage(msgspec.Struct, frozen=True):
+    """A live passage from the log, with its document's fields.
+
+    A struct, because every search creates dozens: a frozen dataclass takes six times as long.
+    """
+
+    id: int
+    document_id: str
+    ordinal: int
+    start: int
+    end: int
+    tokens: int
+    text: str
+    title: str
+    metadata: Metadata
+    heading: str = ""
+    language: str = ""
+
+
+class StoredDocument(msgspec.Struct, frozen=True):
+    """A live document. `seq` is the operation that wrote it."""
+
+    id: str
+    seq: int
+    text: str
+    title: str
+    metadata: Metadata
+    passages: int
+    language: str = ""
+    expires_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Bm25:
+    """BM25 parameters (Robertson and Zaragoza 2009, with Lucene's non-negative idf)."""
+
+    k1: float = 0.9
+    b: float = 0.4
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Settings of one collection, fixed at creation and stored in its log. `language`: of documents that name none."""
+
+    dimensions: int
+    fingerprint: str
+    model: str
+    hot_capacity: int = 10_000
+    bm25: Bm25 = field(default_factory=Bm25)
+    language: str = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class ColdPolicy:
+    """When queries skip the cold tier. `budget`: mean recall over all queries that may be lost; `audit`: fraction of
+    skips that search it anyway."""
+
+    mode: Literal["always", "calibrated", "never"] = "always"
+    budget: float = 0.005
+    audit: float = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class IndexOptions:
+    """How a process runs its collections. Sizes in passages unless the name says otherwise; `resident` bounds how much
+    of their files all collections together copy into memory. `now_ms`, in milliseconds since 1970, decides what has
+    expired. `read` is told how many more passages were read back from the log, and may raise to end that.
+    `room` tells how many bytes more the process may hold, where so many are wanted."""
+
+    delta_passages_max: int = 4096
+    segments_max: int = 8
+    dead_fraction_max: float = 0.2
+    recall_target: float = 0.99
+    recall_floor: float = 0.9
+    build_threads: int = 1
+    build_timeout_s: float = 7200
+    generations_kept: int = 2
+    commit_ops_max: int = 512
+    exact_scan_passages_max: int = 10_000
+    resident: Budget = NOTHING
+    cold: ColdPolicy = ColdPolicy()
+    now_ms: Callable[[], int] = now_ms
+    read: Callable[[int], None] = lambda passages: None
+    room: Callable[[int], float] = lambda wanted: math.inf
+
+    @property
+    def floor(self) -> float:
+        """Recall below which a generation is not adopted; 0 = no floor. Never above the builds' recall target."""
+        return min(self.recall_floor, self.recall_target)

@@ -1,0 +1,400 @@
+"""One collection: its log, its parts, and the snapshot that searches read.
+
+Opening: open the log, which no generation may be ahead of; load the live generation, else the newest whole one, if any;
+replay later passages from the log; hide those removed since; publish the snapshot. Lost indexes only cost time.
+
+Threads: searches read `snapshot` from any thread. Writes and all changes to the parts run on the writer thread.
+Segments are built on background threads (`sealing`) and installed by the writer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from indexes.base import failpoints
+from indexes.base.arrivals import Arrivals
+from indexes.base.courtesy import GoOn, nobody_waits
+from indexes.base.durable import disk_errors, publish_folder
+from indexes.base.errors import Conflict, Damaged, NearlineError, NotFound, StorageError
+from indexes.base.model import (
+    Delete,
+    Floats,
+    Ids,
+    IndexOptions,
+    Operation,
+    Settings,
+    StoredDocument,
+    StoredPassage,
+    Upsert,
+    WriteResult,
+)
+from indexes.collection.info import CollectionInfo, describe
+from indexes.dense.exact import nearest
+from indexes.filters.checks import check_upsert, with_language
+from indexes.filters.grammar import Filter
+from indexes.log.applying import Applied
+from indexes.log.log import Log
+from indexes.log.writer import Writer
+from indexes.parts.assembly import Assembly, outgrown
+from indexes.parts.generation import Generation
+from indexes.parts.learned import RankingFile
+from indexes.parts.memory import give_back
+from indexes.parts.sealing import Sealing
+from indexes.parts.shelf import Shelf
+from indexes.parts.snapshot import Snapshot
+from indexes.rebuild.builder import BuildRequest
+from indexes.rebuild.chosen import TunedSettings, read_chosen, save_chosen
+from indexes.rebuild.foretelling import require_delta_room, require_generation_room
+from indexes.rebuild.hits import Hits
+
+logger = logging.getLogger(__name__)
+
+DRAFT_PREFIX = ".creating-"
+T = TypeVar("T")
+
+
+class Collection:
+    """An open collection. `Collection.create` makes one, `Collection(folder, options)` opens one. Call `close`."""
+
+    def __init__(self, folder: Path, options: IndexOptions) -> None:
+        self.options, self.folder, self.name = options, folder, folder.name  # its own name, not an alias
+        self.log = Log(folder / "log.db", options.now_ms)
+        most, rest = options.commit_ops_max, self.log.rest
+        self._writer = Writer(folder.name, self._commit, operations_max=most, on_idle=rest)
+        try:
+            self.settings, self.uid = self.log.settings, self.log.uid
+            self.opening = uuid.uuid4().bytes  # passage ids mean the same as long as it is open
+            self.shelf, self._adopting = Shelf(folder), threading.Lock()
+            self.chosen, self.ranking = read_chosen(folder), RankingFile(folder)
+            self._lost_generation: str | None = None  # why the generation named by CURRENT was unusable
+            self.hits = Hits(folder / "hits.msgpack", hot_capacity=self.settings.hot_capacity)
+            self.documents = self.log.document_count()
+            self._assembly = Assembly(self.settings, options)
+            on_writer = self._writer.call
+            self._sealing = Sealing(folder.name, self._assembly, on_writer=on_writer, publish=self._publish)
+            self.shelf.require_none_ahead(self.log.position())
+            self.shelf.sweep()
+            failpoints.reach("open.swept")
+            self._snapshot = self._recover()
+            self.arrivals = Arrivals(self._snapshot.seq)
+            failpoints.reach("open.recovered")
+        except BaseException:
+            self._writer.close()
+            self.log.close(as_is=True)
+            raise
+        # After losing a generation, its passages are replayed into deltas and a rebuild follows. Sealing those deltas
+        # during the rebuild would only raise peak memory.
+        if self._lost_generation is None:
+            self._sealing.seal_full()
+
+    @staticmethod
+    def create(folder: Path, settings: Settings, options: IndexOptions) -> Collection:
+        """Make an empty collection in a new folder. Raises Conflict if the folder exists."""
+        if folder.exists():
+            raise Conflict(f"{folder.name} exists already")
+        draft = folder.with_name(f"{DRAFT_PREFIX}{folder.name}")
+        shutil.rmtree(draft, ignore_errors=True)
+        try:
+            with disk_errors(draft):
+                draft.mkdir()
+            failpoints.reach("create.folder_made")
+            Log.create(draft / "log.db", settings, uuid.uuid4().hex).close()
+            failpoints.reach("create.log_made")
+            publish_folder(draft, folder)
+            failpoints.reach("create.published")
+            try:
+                with disk_errors(folder):
+                    return Collection(folder, options)
+            except BaseException:
+                folder.rename(draft)  # or an unusable folder would keep the name taken
+                raise
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+
+    def close(self) -> None:
+        """Finish queued writes, stop the threads, close the log. Searches in progress may still finish."""
+        with contextlib.ExitStack() as steps:  # runs in reverse order, and continues past a failing step
+            steps.callback(self._release)
+            steps.callback(self.log.close)
+            steps.callback(self._sealing.close)
+            steps.callback(self.hits.save)
+            steps.callback(self._writer.close)
+
+    def _release(self) -> None:
+        """Drop the indexes now: they may be in a reference cycle that was frozen (`gc.freeze`) when serving began."""
+        self._assembly.clear()
+        self._snapshot = replace(self._snapshot, parts=(), watch=None)
+
+    # -- reading
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The latest snapshot without what has expired; a new search reads this one."""
+        return self._snapshot.unexpired(self.options.now_ms)
+
+    def moved_since(self, snapshot: Snapshot) -> bool:
+        """Whether a log read, or the writer's counters, may reflect a later commit than the snapshot does."""
+        return self.log.newest_seq != snapshot.seq
+
+    def passages(self, ids: Sequence[int]) -> dict[int, StoredPassage]:
+        """The passages among these that are live in the log. Deleted ones are absent even if an index returned them."""
+        return self.log.passages(ids)
+
+    def document(self, document_id: str) -> StoredDocument:
+        found = self.log.document(document_id)
+        if found is None:
+            raise NotFound(f"no document {document_id!r}", param="id")
+        return found
+
+    def exact(
+        self, queries: Floats, k: int, condition: Filter | None = None, go_on: GoOn = nobody_waits
+    ) -> list[tuple[Ids, Floats]]:
+        """Exact search over the log's float32 vectors: the `k` best ids and scores for each query [n, dimensions].
+
+        Scans every live vector once for all queries: for evaluation, not serving. `go_on` is called between blocks.
+        """
+        allowed = self.snapshot.allowed(condition)
+        return nearest(self.log.vectors(0, self.log.position().last_passage), queries, k, allowed, go_on)
+
+    def info(self) -> CollectionInfo:
+        return describe(
+            self.snapshot,
+            documents=self.documents,
+            generations=self.shelf.numbers(),
+            recall_target=self.recall_target,
+            chosen=self.chosen,
+            owed=self.log.owed,
+        )
+
+    # -- writing
+
+    def write(self, operations: Sequence[Operation]) -> Future[WriteResult]:
+        """Apply operations in order, atomically. The future resolves when they are synced and searchable.
+
+        Raises InvalidInput immediately if a vector has the wrong shape, contains NaN, or is not a unit vector.
+        """
+        for operation in operations:
+            if isinstance(operation, Upsert):
+                check_upsert(operation, self.settings.dimensions)
+        return self._writer.write([with_language(one, self.settings.language) for one in operations])
+
+    def delete_holding(self, passages: Ids) -> Future[WriteResult]:
+        """Delete the documents that hold these passages, in one commit.
+
+        A replaced document has new passage ids, so a document found by a filter is deleted only if it is unchanged.
+        """
+        ids = passages.tolist()
+        return self._writer.write(lambda: [Delete(one) for one in self.log.documents_of(ids)])
+
+    def change(self, document_id: str, change: Callable[[Upsert], Upsert]) -> Future[WriteResult]:
+        """Atomic read-modify-write: replace a document with `change(document)`, called on the writer thread.
+
+        `change` receives the document with its passages and vectors; if it returns the same object, nothing is
+        written. Its errors, and NotFound, are raised by the future.
+        """
+
+        def choose() -> list[Operation]:
+            stored = self.log.upsert_of(document_id)
+            if stored is None:
+                raise NotFound(f"no document {document_id!r}", param="id")
+            changed = change(stored)
+            if changed is stored:
+                return []
+            check_upsert(changed, self.settings.dimensions)
+            return [changed]
+
+        return self._writer.write(choose)
+
+    def on_writer(self, step: Callable[[], T]) -> T:
+        """Run a function on the writer thread, between commits, and return its result."""
+        return self._writer.call(step).result()
+
+    def settle(self) -> None:
+        """Wait until every full delta is sealed and all due merges are done. Assumes no concurrent writes."""
+        before = None
+        while before is not self.snapshot:
+            before = self.snapshot
+            self._sealing.wait()
+            self.on_writer(lambda: None)
+
+    def _commit(self, writes: list[Sequence[Operation]]) -> list[WriteResult]:
+        results, applied = self.log.commit(writes)
+        failpoints.reach("commit.before_show")
+        try:
+            self._show(applied)
+        except Exception as error:
+            # The log has the write, but the indexes may have only part of it: they agree again after a reopen.
+            raise StorageError(f"{self.name}: written, but the indexes failed: {error!r}; restart") from error
+        return results
+
+    def _show(self, applied: list[Applied]) -> None:
+        self.documents += sum((one.upsert is not None) - (len(one.dead) > 0) for one in applied)
+        self._assembly.apply(applied)
+        if applied:
+            self._snapshot = self._assembly.snapshot(applied[-1].seq, self.log.content)
+            self.arrivals.arrived(self._snapshot.seq)
+
+    def _publish(self) -> None:
+        """Publish the current parts at an unchanged seq."""
+        self._snapshot = self._assembly.snapshot(self._snapshot.seq, self._snapshot.content)
+
+    # -- generations
+
+    def wants_rebuild(self) -> str | None:
+        """Why a rebuild is due under the options' rules, or None. Cheap enough to call after every write."""
+        return self._lost_generation or outgrown(self.snapshot, self.options)
+
+    def begin_build(self, hot_capacity: int | None = None) -> BuildRequest:
+        """Fix the next generation's contents: everything written so far. Later passages go to separate parts."""
+
+        def fix() -> BuildRequest:
+            self._assembly.rotate()
+            position = self.log.position()
+            self._assembly.build_ends = position.last_passage
+            return BuildRequest(
+                collection=str(self.folder),
+                number=self.shelf.next_number(),
+                seq=position.seq,
+                last_passage=position.last_passage,
+                hot_capacity=self.settings.hot_capacity if hot_capacity is None else hot_capacity,
+                recall_target=self.recall_target,
+                threads=self.options.build_threads,
+                recall_floor=self.options.floor,
+            )
+
+        self.hits.save()  # the builder reads them
+        request = self.on_writer(fix)
+        self.hits.fade()
+        return request
+
+    def rebuild_failed(self) -> None:
+        """Seal the deltas left unsealed for the rebuild to replace: it may be a long time until one succeeds."""
+        self.on_writer(self._sealing.seal_full)
+
+    def adopt(self, number: int) -> Generation:
+        """Make a sealed generation live, newer or older: verify, load, replay later passages, move CURRENT, swap.
+
+        Searches in progress finish on the old snapshot. On any failure the old generation stays live. If measured
+        recall is below the floor, moves the generation aside and raises RecallTooLow.
+        """
+        with self._adopting:
+            self.shelf.require_recall(number, self.options.floor)
+            generation = self._usable(number)
+            failpoints.reach("adopt.verified")
+            live = self._assembly.generation
+            reached = live.manifest.last_passage if live else 0
+            tail = self._assembly.read_back(self.log.entries(generation.manifest.last_passage, reached))
+
+            def install() -> None:
+                # On the writer thread, so nothing is removed between reading the deletions and publishing.
+                arranged = self._assembly.arrange(
+                    generation, tail, self.log.dead_since(generation.manifest.seq)
+                )
+                failpoints.reach("adopt.arranged")
+                self.shelf.set_current(number)
+                self._lost_generation = None
+                failpoints.reach("adopt.current_moved")
+                self._assembly.install(arranged)
+                self._publish()
+
+            self.on_writer(install)
+            failpoints.reach("adopt.shown")
+            for view in tail:
+                if view.size >= self.options.delta_passages_max:
+                    self._sealing.seal(view)
+            self._prune(before=live.number if live else 0)
+        if live is None:
+            give_back()
+        return generation
+
+    def rollback(self) -> Generation:
+        """Go back to the newest generation before the live one. Later writes are kept: they are replayed."""
+        return self.adopt(self.shelf.before(self.snapshot.generation, self.options.floor))
+
+    def discard(self, number: int) -> None:
+        """Delete a sealed generation that could not be adopted. The live one is never deleted."""
+        if number != self.snapshot.generation and number in self.shelf.numbers():
+            self.shelf.remove(number)
+
+    def forget_generations(self) -> None:
+        """Delete every generation but the live one, including a refused one."""
+        with self._adopting:
+            live = self._assembly.generation
+            self.shelf.sweep()
+            self.shelf.keep([live.number] if live else [], aside_from=self.shelf.next_number())
+            if live:
+                self.on_writer(lambda: self.log.forget_operations(live.manifest.seq))
+
+    def set_search(self, chosen: TunedSettings) -> None:
+        """Search the live generation with these settings, and build later ones to their recall target.
+
+        Durable once this returns. Raises Conflict if they were chosen for a generation that is no longer live.
+        """
+        with self._adopting:
+            live = self._assembly.generation
+            if live is None or not chosen.fits(live):
+                raise Conflict(f"generation {chosen.generation} is not live any more; tune the present one")
+            save_chosen(self.folder, chosen)
+            failpoints.reach("tune.published")
+            chosen.apply(live)
+            self.chosen = chosen  # last: answers cached under these settings must come from them
+
+    @property
+    def recall_target(self) -> float:
+        """Recall target of rebuilds: this collection's own, else the options'; never below the floor."""
+        wish = self.chosen.recall_target if self.chosen else self.options.recall_target
+        return max(wish, self.options.floor)
+
+    def _usable(self, number: int) -> Generation:
+        """Verify and load a generation. Raises Damaged if this version cannot serve it, Unavailable for no room."""
+        require_generation_room(self.shelf.path(number), self.options)
+        generation = Generation.load(self.shelf.path(number), self._assembly.new_files())
+        generation.manifest.require_fit(self.settings.fingerprint, self.log.forgotten())
+        generation.watch_cold(self.options.cold)
+        if self.chosen:
+            self.chosen.apply(generation)
+        return generation
+
+    def _prune(self, *, before: int) -> None:
+        """Keep the live generation, the one before it, and the newest. Errors are only logged: the swap is done."""
+        live = self.snapshot.generation
+        kept = self.shelf.newest(self.options.generations_kept, first=(live, before))
+        try:
+            self.shelf.keep(kept, aside_from=live)
+            self.on_writer(lambda: self.log.forget_operations(min(kept.values())))
+        except (NearlineError, OSError) as error:
+            logger.warning("old generations of %s were not cleared away: %s", self.folder.name, error)
+
+    # -- recovery
+
+    def _recover(self) -> Snapshot:
+        position = self.log.position()
+        generation = self._load_generation()
+        after = generation.manifest.last_passage if generation else 0
+        require_delta_room(self.log, after, self.options)
+        tail = self._assembly.read_back(self.log.entries(after, position.last_passage))
+        dead = self.log.dead_since(generation.manifest.seq) if generation else []
+        self._assembly.install(self._assembly.arrange(generation, tail, dead))
+        return self._assembly.snapshot(position.seq, self.log.content)
+
+    def _load_generation(self) -> Generation | None:
+        """The live generation, or the newest older one that is usable."""
+        current = self.shelf.current()
+        older = [number for number in reversed(self.shelf.numbers()) if number < current]
+        for number in [current, *older] if current else []:
+            try:
+                return self._usable(number)
+            except (Damaged, NotFound, OSError) as error:
+                logger.error("generation %d of %s cannot be used: %s", number, self.folder.name, error)
+                if number == current:
+                    self._lost_generation = f"generation {number} could not be used: {error}"
+        return None

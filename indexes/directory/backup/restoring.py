@@ -1,0 +1,241 @@
+"""Restores collections from a backup into a data directory, each one atomically.
+
+Every checksum is verified before anything is placed, and again during the copy. A restored collection gets a new uid,
+even under its old name: cursors and query samples belong to one collection, and two that diverge after the same seq
+must not be mistaken for each other. Backups hold no access keys: if the directory needed them, the restored one is
+locked until a key is made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import uuid
+from collections.abc import Collection as Names
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from msgspec import UNSET
+
+from indexes.base.durable import FolderLock, disk_errors, publish_folder, verify
+from indexes.base.errors import Conflict, Damaged, InvalidInput, NotFound
+from indexes.base.model import Progress
+from indexes.collection.collection import DRAFT_PREFIX
+from indexes.directory.backup.backup import CollectionBackup, choose, collections_in, copy_file, read_backup
+from indexes.directory.catalog import check_name
+from indexes.directory.marker import (
+    KEYS,
+    change_marker,
+    is_data_directory,
+    is_locked,
+    prepare,
+    settle,
+    write_aliases,
+)
+from indexes.log.log import Log, make_mark
+from indexes.log.reader import require_format
+from indexes.log.sqlite import checkpoint, connect, sqlite_errors
+from indexes.parts.shelf import Shelf
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A restored collection. `aliases` are those restored with it."""
+
+    name: str
+    uid: str
+    seq: int
+    documents: int
+    passages: int
+    generation: int
+    aliases: list[str]
+
+
+def restore(
+    folder: Path, data: Path, names: Sequence[str] = (), *, new_name: str | None = None, progress: Progress
+) -> list[Restored]:
+    """Place the collections with these names or aliases, or all, into `data`, which is created if missing.
+
+    Raises Damaged if any file differs from the backup's manifest, Conflict if a name is taken, Locked if a service
+    uses the directory; nothing was placed then. Aliases that are already taken are left unchanged.
+    `new_name` renames a single collection and skips its aliases.
+    """
+    backup = read_backup(folder)
+    known = {one.name: one for one in backup.collections}
+    chosen = {name: known[name] for name in choose(list(known), names, backup.aliases)}
+    if new_name is not None:
+        check_name(new_name)
+        if len(chosen) != 1:
+            raise InvalidInput(
+                f"a new name is for one collection, and {len(chosen)} are chosen", param="collection"
+            )
+        [one] = chosen.values()
+        chosen = {new_name: one}
+    with contextlib.ExitStack() as held:
+        if is_data_directory(data):  # check names and lock before hours of reading, if possible
+            held.enter_context(contextlib.closing(take(data, chosen)))
+            check_files(folder, chosen.values(), progress)
+        else:
+            check_files(folder, chosen.values(), progress)
+            held.enter_context(contextlib.closing(take(data, chosen)))
+        if backup.locked is True:  # before anything can be served
+            change_marker(data, lambda found: msgspec.structs.replace(found, locked=True))
+        uids = {name: place(folder / one.name, one, data / name, progress) for name, one in chosen.items()}
+        named = {} if new_name is not None else restore_aliases(data, backup.aliases, chosen)
+    return [
+        Restored(
+            name,
+            uids[name],
+            one.seq,
+            one.documents,
+            one.passages,
+            one.generation,
+            sorted(alias for alias, target in named.items() if target == name),
+        )
+        for name, one in chosen.items()
+    ]
+
+
+def about_keys(folder: Path, data: Path) -> str:
+    """What a restore means for who may use the data directory; "" if nothing has to be said."""
+    if is_locked(data) and not (data / KEYS).exists():
+        return (
+            f"{data} is locked: access keys were needed where this comes from, and backups hold none. Every request is "
+            f"refused until `nearline keys create --data {data}` makes a key, or `nearline keys open --data {data}` "
+            "opens it to everybody"
+        )
+    if read_backup(folder).locked is UNSET and not is_locked(data):
+        return (
+            "this backup is of an earlier version and does not say whether access keys were needed: without any, "
+            "everybody who reaches the port may read and write"
+        )
+    return ""
+
+
+def take(data: Path, names: Names[str]) -> FolderLock:
+    """Lock a data directory and check that these names are free. Creates the directory if missing."""
+    prepare(data)
+    lock = FolderLock(data / "LOCK")
+    try:
+        aliases = settle(data)
+        for name in names:
+            if (data / name).exists() or name in aliases:
+                raise Conflict(f"the name {name!r} is taken in {data}", param="collection")
+    except BaseException:
+        lock.close()
+        raise
+    return lock
+
+
+def check_files(folder: Path, collections: Names[CollectionBackup], progress: Progress) -> None:
+    """Raises Damaged for the first file that is missing or differs."""
+    total, done = sum(one.bytes for one in collections), 0
+    for one in collections:
+        for name, sealed in one.files.items():
+            progress("verify", done, total)
+            path = folder / one.name / name
+            with disk_errors(path):
+                verify(path, sealed.bytes, sealed.sha256)
+            done += sealed.bytes
+
+
+def place(source: Path, one: CollectionBackup, target: Path, progress: Progress) -> str:
+    """Copy a collection under its final name; returns its new uid. The catalog removes leftover drafts on opening."""
+    draft = target.with_name(f"{DRAFT_PREFIX}{target.name}")
+    shutil.rmtree(draft, ignore_errors=True)
+    done = 0
+
+    def on_block(size: int) -> None:
+        nonlocal done
+        done += size
+        progress("place", done, one.bytes)
+
+    try:
+        for name, sealed in one.files.items():
+            try:
+                copied = copy_file(source / name, draft / name, on_block)
+            except FileNotFoundError:
+                raise Damaged(f"{source / name} is missing") from None
+            if copied != sealed:
+                raise Damaged(f"{source / name} changed while it was read")
+        uid = renew_uid(draft / "log.db")
+        publish_folder(draft, target)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return uid
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The log of a collection as it was found, and generations that were removed because they were ahead of it."""
+
+    seq: int
+    documents: int
+    removed: list[int]
+
+
+def accept(data: Path, name: str) -> Accepted:
+    """Take the log of a collection for all there is, whatever is known to be missing. No service may use `data`.
+
+    It gets a new uid: what others remember of it may never have been, for this log. Raises Damaged if the log is not
+    well-formed, and Conflict if nothing is known to be missing.
+    """
+    if name not in collections_in(data):
+        raise NotFound(f"no collection {name!r}", param="collection")
+    with contextlib.closing(FolderLock(data / "LOCK")):
+        path = data / name / "log.db"
+        if not is_lacking(path):
+            raise Conflict(f"{name} is whole: nothing of it is known to be missing", param="collection")
+        db = connect(path)
+        try:
+            with sqlite_errors(path, db):
+                if (found := str(db.execute("PRAGMA integrity_check(1)").get)) != "ok":
+                    raise Damaged(f"{name}/log.db is damaged: {found}")
+        finally:
+            db.close()
+        renew_uid(path)
+        with contextlib.closing(Log(path)) as log:
+            end, documents = log.position(), log.document_count()
+        ahead = Shelf(data / name).ahead(end)
+        for generation in ahead:
+            shutil.rmtree(generation)
+        return Accepted(end.seq, documents, [one.number for one in ahead.values()])
+
+
+def is_lacking(path: Path) -> bool:
+    """Whether its service would quarantine a collection for its log."""
+    try:
+        with contextlib.closing(Log(path)) as log:
+            return bool(Shelf(path.parent).ahead(log.position()))
+    except Damaged:
+        return True
+
+
+def renew_uid(path: Path) -> str:
+    """Write a new uid into a log that is not open elsewhere."""
+    uid = uuid.uuid4().hex
+    db = connect(path)
+    try:
+        with sqlite_errors(path, db):
+            require_format(dict(db.execute("SELECT key, value FROM meta")), path)
+            db.execute("UPDATE meta SET value = ? WHERE key = 'uid'", (uid,))
+        checkpoint(db, path)  # closing would checkpoint too, but hides a failed sync
+        make_mark(path, db)
+    finally:
+        db.close()
+    return uid
+
+
+def restore_aliases(data: Path, aliases: dict[str, str], placed: Names[str]) -> dict[str, str]:
+    """Restore the backup's aliases of the placed collections where they are free. Returns the restored ones."""
+    present = prepare(data)
+    free = {
+        alias: name
+        for alias, name in aliases.items()
+        if name in placed and alias not in present and not (data / alias).exists()
+    }
+    if free:
+        write_aliases(data, {**present, **free})
+    return free

@@ -1,0 +1,257 @@
+"""Verifies the files of a backup, or of a data directory, whether the service is running or stopped.
+
+    log file, documents, texts, vectors, history    see `log.checks`
+    generation N     size and SHA-256 of every file, before anything is parsed; then a child process loads and searches
+                     it, because a damaged index can crash the process; and every passage must be live, or removed
+                     according to the log. An unreadable log does not count against a generation
+    CURRENT          names one of these
+    ranking.json     its checksum, where there is one
+
+Read-only; nothing is repaired. Generations that a live service deletes during the check are skipped.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from indexes.base.child import Child, answer
+from indexes.base.durable import verify
+from indexes.base.errors import Damaged, NearlineError
+from indexes.base.model import Progress
+from indexes.directory.backup.backup import (
+    MANIFEST,
+    CollectionBackup,
+    aliases_of,
+    choose,
+    collections_in,
+    read_backup,
+)
+from indexes.directory.marker import MARKER, MARKER_COPY, decoded
+from indexes.lexical import analysis
+from indexes.log.checks import Check, check_log
+from indexes.log.pinned import pin
+from indexes.parts.generation import Generation
+from indexes.parts.learned import FILE as RANKING
+from indexes.parts.learned import read_ranking
+from indexes.parts.manifest import read_manifest
+from indexes.parts.shelf import Shelf
+
+LOAD_S_MAX = 1800
+GOING_S = 2.0  # grace period for a damaged generation that is not live: it may just be in the middle of being deleted
+SEARCHES, NEIGHBOURS = 20, 10  # test searches of a loaded generation: some damage only shows during a search
+AGAIN = "make a new backup; this one cannot be restored whole"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRequest:
+    """The generation that the child loads and compares with the log."""
+
+    collection: str
+    number: int
+    frozen: bool
+    log_whole: bool
+
+
+def verify_data(data: Path, names: Sequence[str], progress: Progress) -> Iterator[Check]:
+    """Check the collections with these names or aliases, or all, yielding results as they come.
+
+    Raises NotADataDirectory, Damaged if the directory's marker is damaged, NotFound for an unknown collection.
+    """
+    aliases = aliases_of(data)
+    known = collections_in(data)
+    astray = sorted(f"{alias} -> {name}" for alias, name in aliases.items() if name not in known)
+    for name in (MARKER, MARKER_COPY):
+        if decoded(data / name) is None and (name == MARKER or (data / name).exists()):
+            yield Check(
+                "", name, False, "is damaged or gone", "start the service: it mends it from what is whole"
+            )
+    if not names:
+        detail = f"name nothing: {', '.join(astray)}" if astray else f"{len(aliases)} names"
+        yield Check("", "aliases", not astray, detail, "remove them, or let them name a collection")
+    for name in choose(known, names, aliases):
+        yield from verify_collection(data / name, frozen=False, progress=progress)
+
+
+def verify_backup(folder: Path, names: Sequence[str], progress: Progress) -> Iterator[Check]:
+    """Check a backup: every checksum first, then the contents of the collections whose checksums match."""
+    try:
+        backup = read_backup(folder)
+    except Damaged as error:
+        yield Check("", MANIFEST, False, error.message, AGAIN)
+        return
+    yield Check("", MANIFEST, True, f"made {backup.created} by nearline {backup.nearline_version}")
+    collections = {one.name: one for one in backup.collections}
+    for name in choose(list(collections), names, backup.aliases):
+        files = check_files(folder / name, collections[name], progress)
+        yield files
+        if files.ok:
+            yield from verify_collection(folder / name, frozen=True, progress=progress)
+
+
+def check_files(folder: Path, one: CollectionBackup, progress: Progress) -> Check:
+    done = 0
+    try:
+        for name, sealed in one.files.items():
+            progress("checksums", done, one.bytes)
+            verify(folder / name, sealed.bytes, sealed.sha256)
+            done += sealed.bytes
+    except Damaged as error:
+        return Check(one.name, "files", False, error.message, AGAIN)
+    return Check(one.name, "files", True, f"{len(one.files)} files, {one.bytes} bytes")
+
+
+def verify_collection(folder: Path, *, frozen: bool, progress: Progress) -> Iterator[Check]:
+    log_whole = True
+    for check in check_log(folder.name, folder / "log.db", frozen=frozen, progress=progress):
+        log_whole = log_whole and check.ok
+        yield check
+    shelf = Shelf(folder)
+    whole: dict[int, bool] = {}
+    for number in shelf.numbers():
+        progress(f"generation {number}", 0, 1)
+        if found := check_generation(folder, number, frozen=frozen, log_whole=log_whole):
+            yield found
+            whole[number] = found.ok
+    current = check_current(folder, whole, frozen)
+    if current is None:  # CURRENT moved during the check
+        number = shelf.current()
+        if found := check_generation(folder, number, frozen=frozen, log_whole=log_whole):
+            yield found
+            whole[number] = found.ok
+        current = check_current(folder, whole, frozen) or Check(
+            folder.name, "CURRENT", True, "changed during the check"
+        )
+    yield current
+    if (folder / RANKING).is_file():
+        yield check_ranking(folder)
+
+
+def check_ranking(folder: Path) -> Check:
+    try:
+        read_ranking(folder)
+    except (Damaged, OSError) as error:
+        advice = "the configuration ranks instead; delete it with the service stopped, or run nearline learn --reset"
+        return Check(folder.name, RANKING, False, str(error), advice)
+    return Check(folder.name, RANKING, True, "ranking settings of its own")
+
+
+# --- generations --------------------------------------------------------------------------------------------
+
+
+def check_generation(collection: Path, number: int, *, frozen: bool, log_whole: bool) -> Check | None:
+    """None if it was deleted during the check. The advice depends on whether the log is intact."""
+    folder = Shelf(collection).path(number)
+    try:
+        manifest = read_manifest(folder)
+        for name, sealed in manifest.files.items():
+            verify(folder / name, sealed.bytes, sealed.sha256)
+        detail = load_in_child(LoadRequest(str(collection), number, frozen, log_whole))
+    except (NearlineError, OSError) as error:
+        if goes_away(Shelf(collection), number):
+            return None
+        message = error.message if isinstance(error, NearlineError) else f"{folder}: {error}"
+        return Check(collection.name, f"generation {number}", False, message, advice_for(folder, log_whole))
+    return Check(collection.name, f"generation {number}", True, detail)
+
+
+def goes_away(shelf: Shelf, number: int) -> bool:
+    """Whether the service has deleted or is deleting this generation: its files go one by one, then the folder."""
+    deadline = time.monotonic() + (GOING_S if shelf.current() != number else 0)
+    while (there := shelf.path(number).is_dir()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not there
+
+
+def advice_for(folder: Path, log_whole: bool) -> str:
+    if not log_whole:
+        return f"leave {folder} as it is until the log is mended: nothing can be built anew without it"
+    return (
+        f"stop the service and delete {folder}: the log has all of it, and nearline reindex builds a new one"
+    )
+
+
+def load_in_child(request: LoadRequest) -> str:
+    """The child's findings as text. Raises StorageError with its reason, or if it crashed."""
+    child = Child("indexes.directory.backup.verifying", str, what="loading it", timeout_s=LOAD_S_MAX)
+    return child.run(request, lambda *_: None)
+
+
+def load_and_compare(request: LoadRequest, progress: Progress) -> str:
+    """Runs in the child. Raises Damaged if the generation cannot be served with its collection's log."""
+    collection = Path(request.collection)
+    progress("load", 0, 1)
+    generation = Generation.load(Shelf(collection).path(request.number))
+    manifest = generation.manifest
+    tiers = f"{manifest.hot} hot, {manifest.cold} cold"
+    ids = np.sort(generation.ids_of(np.arange(generation.size)))
+    for query in generation.vectors.take(np.arange(0, generation.size, generation.size // SEARCHES + 1)):
+        generation.nearest_warm(query, NEIGHBOURS, None, 0)  # a damaged graph can bring the process down
+        if not len(generation.nearest(query, NEIGHBOURS, None, 0)[0]):
+            raise Damaged("it finds nothing")
+    try:
+        with pin(collection / "log.db", frozen=request.frozen) as log:
+            state = log.state()
+            live = log.live_ids(manifest.last_passage)
+            removed = log.dead_ids(manifest.seq)
+    except NearlineError:
+        if request.log_whole:
+            raise
+        return f"{len(ids)} passages ({tiers}), not compared with the log, which cannot be read"
+    settings = state.settings
+    if (manifest.fingerprint, manifest.dimensions) != (settings.fingerprint, settings.dimensions):
+        raise Damaged("it was built for another model")
+    if not state.covers(manifest.seq):
+        raise Damaged(
+            f"it was built at seq {manifest.seq}; the log's history is of seq {state.forgotten + 1} to {state.seq}"
+        )
+    if (twice := len(ids) - len(np.unique(ids))) > 0:
+        raise Damaged(f"it contains {twice} duplicate passages")
+    if missing := len(np.setdiff1d(live, ids, assume_unique=True)):
+        raise Damaged(f"it lacks {missing} of {len(live)} live passages")
+    dead = np.setdiff1d(ids, live, assume_unique=True)
+    if unknown := int(np.count_nonzero(~np.isin(dead, removed))):
+        raise Damaged(f"it holds {unknown} passages that the log does not know")
+    detail = f"{len(ids)} passages ({tiers}), {len(dead)} of them removed since, seq {manifest.seq}"
+    if manifest.analysis != analysis.ANALYSIS_VERSION:  # an upgrade starts a rebuild, which replaces it
+        detail += f", of text analysis {manifest.analysis}: this version does not search it"
+    return detail
+
+
+def check_current(collection: Path, whole: dict[int, bool], frozen: bool) -> Check | None:
+    """None if it names an existing generation that has not been checked yet."""
+    name, path = collection.name, collection / "CURRENT"
+    shelf = Shelf(collection)
+    reindex = "the service takes an older generation or the log alone; nearline reindex builds a new one"
+    try:
+        number = int(path.read_bytes())
+    except FileNotFoundError:
+        if whole and was_swapped(collection, frozen):
+            return Check(name, "CURRENT", False, "is missing, and a generation was live before", reindex)
+        return Check(name, "CURRENT", True, "none yet: the log alone is searched")
+    except ValueError:
+        return Check(name, "CURRENT", False, "does not hold a number", reindex)
+    if number not in whole and shelf.path(number).is_dir():
+        return None
+    if number not in whole:
+        return Check(name, "CURRENT", False, f"names generation {number}, which is not there", reindex)
+    state = "" if whole[number] else ", which is damaged"
+    return Check(name, "CURRENT", whole[number], f"generation {number}{state}", reindex)
+
+
+def was_swapped(collection: Path, frozen: bool) -> bool:
+    """Whether a generation has ever been live: operations are dropped from the log only after a swap."""
+    try:
+        with pin(collection / "log.db", frozen=frozen) as log:
+            return log.state().forgotten > 0
+    except NearlineError:
+        return False
+
+
+if __name__ == "__main__":
+    sys.exit(answer(LoadRequest, load_and_compare))

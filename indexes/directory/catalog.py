@@ -1,0 +1,270 @@
+"""The data directory: its collections, their aliases, and the lock that admits one writing process.
+
+data/nearline.json      aliases and any rename in progress, see `marker`
+data/LOCK               held while a process serves
+data/<collection>/      one folder per collection; those of a tenant are called NAME@TENANT
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+import threading
+import time
+import uuid
+from pathlib import Path
+
+import apsw
+
+from indexes.base import failpoints, failures
+from indexes.base.durable import FolderLock, disk_errors, sync_folder
+from indexes.base.errors import (
+    Conflict,
+    DiskFull,
+    InvalidInput,
+    NearlineError,
+    NewerFormat,
+    NotFound,
+    NotReady,
+    Quarantined,
+    Unavailable,
+)
+from indexes.base.model import IndexOptions, Progress, Settings
+from indexes.collection.collection import DRAFT_PREFIX, Collection
+from indexes.directory.marker import NAME, collection_folders, prepare, settle, write_aliases
+from indexes.log.pinned import require_readable
+from indexes.rebuild.foretelling import require_empty_room
+
+logger = logging.getLogger(__name__)
+
+NAME_RULE = (
+    "1 to 63 of a-z, 0-9, '-' and '_', beginning with a letter or digit; after it perhaps @ and a tenant"
+)
+
+
+class Catalog:
+    """An open data directory with all its collections. Thread-safe. Call `close`.
+
+    A collection that cannot be opened, or whose log turns out to be damaged later, is quarantined: it keeps its name
+    and files, can be deleted, and raises Quarantined for everything else. So does one that is foretold to need more
+    memory than there is. The others keep serving.
+    """
+
+    def __init__(
+        self, folder: Path, options: IndexOptions, progress: Progress = lambda name, done, total: None
+    ) -> None:
+        """Open the folder, initializing it if it is missing or empty. `progress` is told each collection before it is
+        opened, and the end; it may raise to end the opening.
+
+        Raises NotADataDirectory for a folder with other contents, NewerFormat if it or a collection's log is from a
+        newer version, Locked if another process serves it, Damaged if nothing tells what the folder was, and DiskFull
+        or StorageError if the storage itself fails.
+        """
+        self.folder = folder
+        self._options = options
+        self._change = threading.Lock()
+        self._collections: dict[str, Collection] = {}
+        self._unopened: dict[str, str] = {}
+        self._sound_files: set[str] = set()  # of them, those that only had no room
+        self._renaming: tuple[str, str] | None = None
+        self._closing = False
+        prepare(folder)
+        self._lock = FolderLock(folder / "LOCK")
+        try:
+            self._aliases = settle(folder)
+            for leftover in (*folder.glob(".removed-*"), *folder.glob(f"{DRAFT_PREFIX}*")):
+                shutil.rmtree(leftover, ignore_errors=True)
+            found = collection_folders(folder)
+            for done, path in enumerate(found):
+                progress(path.name, done, len(found))
+                self._open(path)
+            progress("", len(found), len(found))
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, path: Path) -> None:
+        started = time.perf_counter()
+        try:
+            self._collections[path.name] = collection = Collection(path, self._options)
+            seconds, held = time.perf_counter() - started, collection.snapshot
+            size = sum(visible.part.bytes for visible in held.parts)
+            logger.info(
+                "opened %s in %.2f s: %d passages, %d bytes in memory", path.name, seconds, held.live, size
+            )
+        except (DiskFull, NewerFormat):
+            raise
+        except Exception as error:
+            failures.require_none()  # a failed sync affects the whole process
+            expected, before = isinstance(error, NearlineError), self._unopened.get(path.name)
+            reason = error.message if isinstance(error, NearlineError) else f"{type(error).__name__}: {error}"
+            self._unopened[path.name] = reason
+            if isinstance(error, Unavailable):
+                self._sound_files.add(path.name)
+            if not isinstance(error, Quarantined) and reason != before:  # the log has already logged that
+                logger.error("collection %s is quarantined: %s", path.name, reason, exc_info=not expected)
+
+    def close(self) -> None:
+        """Close every collection and release the lock, even if closing one fails; then raise that error."""
+        self._closing = True  # before waiting for a retry, which looks at it
+        with self._change, contextlib.ExitStack() as steps:
+            steps.callback(self._lock.close)
+            for collection in self._collections.values():
+                steps.callback(collection.close)
+
+    @property
+    def collections(self) -> dict[str, Collection]:
+        """Collections that are serving, by their own names."""
+        return {name: one for name, one in dict(self._collections).items() if one.log.damage is None}
+
+    @property
+    def quarantined(self) -> dict[str, str]:
+        """The reason for each quarantine, by the collection's own name."""
+        damaged = {name: one.log.damage for name, one in dict(self._collections).items() if one.log.damage}
+        return {**self._unopened, **damaged}
+
+    @property
+    def aliases(self) -> dict[str, str]:
+        return dict(self._aliases)
+
+    def get(self, name: str) -> Collection:
+        """The collection with this name or alias. Raises NotFound, Quarantined, or NotReady during a rename."""
+        own_name = self._aliases.get(name, name)
+        if self._renaming and own_name in self._renaming:
+            raise NotReady(f"collection {name!r} is being renamed", retry_after_s=1, param="collection")
+        return self._sound(own_name)
+
+    def _sound(self, name: str) -> Collection:
+        collection = self._collections.get(name)
+        if reason := collection.log.damage if collection else self._unopened.get(name):
+            advice = (
+                "nothing is wrong with its files: it is opened at the next start that finds room for it"
+                if name in self._sound_files
+                else "`nearline verify` lists what is wrong with it. It serves again once its files read well; if they "
+                "do not, restore it from a backup under another name, then delete this one"
+            )
+            raise Quarantined(f"collection {name!r} is quarantined: {reason}; {advice}", param="collection")
+        if collection is None:
+            raise NotFound(f"no collection {name!r}", param="collection")
+        return collection
+
+    def retry(self, name: str) -> bool:
+        """Open a quarantined collection again if its log reads well now, which reads all of it. Whether it serves then.
+
+        One that had no room is left as it is.
+        """
+        if name in self._sound_files or name not in self.quarantined:
+            return False
+        try:
+            require_readable(self.folder / name / "log.db", lambda: self._closing)
+        except (NearlineError, OSError, apsw.Error) as error:
+            logger.debug("collection %s stays quarantined: %s", name, error)
+            return False
+        with self._change:
+            reason = self.quarantined.get(name)
+            if reason is None or self._closing:
+                return False
+            self._unopened[name] = reason
+            if (collection := self._collections.pop(name, None)) is not None:
+                collection.close()
+            with contextlib.suppress(DiskFull, NewerFormat):
+                self._open(self.folder / name)
+            if name not in self._collections:
+                return False
+            del self._unopened[name]
+            return True
+
+    def create(self, name: str, settings: Settings) -> Collection:
+        check_name(name)
+        with self._change:
+            if name in self._collections or name in self._unopened or name in self._aliases:
+                raise Conflict(f"the name {name!r} is taken", param="name")
+            require_empty_room(settings.dimensions, self._options)
+            collection = Collection.create(self.folder / name, settings, self._options)
+            failpoints.reach("create.opened")
+            self._collections[name] = collection
+            return collection
+
+    def delete(self, name: str) -> None:
+        """Delete a collection and its files, quarantined or not. Raises Conflict if an alias names it."""
+        with self._change:
+            collection = self._collections.get(name)
+            if collection is None and name not in self._unopened:
+                raise NotFound(f"no collection {name!r}", param="collection")
+            if aliases := [alias for alias, target in self._aliases.items() if target == name]:
+                raise Conflict(f"alias {aliases[0]!r} names the collection {name!r}", param="collection")
+            self._collections.pop(name, None)
+            self._unopened.pop(name, None)
+            self._sound_files.discard(name)
+            if collection is not None:
+                collection.close()
+            # Rename first, so a crash halfway through leaves no partial collection to open.
+            removed = self.folder / f".removed-{name}-{uuid.uuid4().hex}"
+            failpoints.reach("delete.closed")
+            with disk_errors(removed):
+                (self.folder / name).rename(removed)
+                failpoints.reach("delete.renamed")
+                sync_folder(self.folder)
+            failpoints.reach("delete.synced")
+            shutil.rmtree(removed, ignore_errors=True)
+            failpoints.reach("delete.removed")
+
+    def rename(self, name: str, new_name: str) -> Collection:
+        """Rename a collection and retarget its aliases. Returns it, reopened under the new name.
+
+        Atomic and durable: once the marker is published, the next opening finishes the rename after a crash. Searches
+        in progress may fail with NotFound, later ones with NotReady until the collection is open again.
+        """
+        check_name(new_name)
+        with self._change:
+            collection = self._sound(name)
+            if (
+                new_name in self._collections
+                or new_name in self._aliases
+                or (self.folder / new_name).exists()
+            ):
+                raise Conflict(f"the name {new_name!r} is taken", param="name")
+            aliases = {alias: new_name if to == name else to for alias, to in self._aliases.items()}
+            failpoints.reach("rename.begin")
+            write_aliases(self.folder, aliases, renaming=(name, new_name))
+            self._aliases, self._renaming = aliases, (name, new_name)
+            try:
+                collection.close()
+                failpoints.reach("rename.closed")
+                settle(self.folder)
+                renamed = Collection(self.folder / new_name, self._options)
+                others = {known: one for known, one in self._collections.items() if known != name}
+                self._collections = {**others, new_name: renamed}
+            except BaseException:
+                del self._collections[name]  # already closed; found again when the directory is next opened
+                raise
+            finally:
+                self._renaming = None
+            return renamed
+
+    def set_alias(self, alias: str, name: str) -> None:
+        """Point an alias at a collection, atomically and durably, replacing any previous target."""
+        check_name(alias)
+        with self._change:
+            if alias in self._collections:
+                raise Conflict(f"{alias!r} is a collection", param="alias")
+            self._sound(name)
+            aliases = {**self._aliases, alias: name}
+            failpoints.reach("alias.begin")
+            write_aliases(self.folder, aliases)
+            failpoints.reach("alias.written")
+            self._aliases = aliases
+
+    def remove_alias(self, alias: str) -> None:
+        with self._change:
+            if alias not in self._aliases:
+                raise NotFound(f"no alias {alias!r}", param="alias")
+            aliases = {name: target for name, target in self._aliases.items() if name != alias}
+            write_aliases(self.folder, aliases)
+            self._aliases = aliases
+
+
+def check_name(name: str) -> None:
+    if not NAME.fullmatch(name):
+        raise InvalidInput(f"{name!r} cannot be a name; expected {NAME_RULE}", param="name")

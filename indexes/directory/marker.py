@@ -1,0 +1,215 @@
+"""`nearline.json`: marks a folder as a data directory, and holds what is of no single collection.
+
+    data/nearline.json          format version, aliases, a rename in progress, and whether requests need access keys
+    data/nearline.copy.json     the same, written right after it: taken where the first is damaged or gone
+
+Any process may change it, the service and commands beside it: each change holds a lock on the folder while it reads,
+replaces and syncs both files. Of both damaged, what the rest of the directory says is kept: the collections under their
+own names, and that keys are needed. Aliases are lost then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import logging
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from indexes.base import failpoints
+from indexes.base.durable import (
+    disk_errors,
+    publish,
+    publish_folder,
+    replace_unsynced,
+    sync_folder,
+    with_checksum,
+)
+from indexes.base.errors import Damaged, NewerFormat, NotADataDirectory
+
+logger = logging.getLogger(__name__)
+
+FORMAT_VERSION = 1
+MARKER, MARKER_COPY = "nearline.json", "nearline.copy.json"
+DAMAGED = "nearline.json.damaged"  # the damaged bytes, kept when it was replaced
+KEYS, KEYS_LOCK = "keys.json", "keys.lock"  # both are left by the first access key
+NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}(@[a-z0-9][a-z0-9_-]{0,62})?")
+# Any of these makes a folder a collection: one that lost its log is not one that never was.
+PIECES = (
+    *(
+        "log.db",
+        "log.db-wal",
+        "log.mark",
+        "CURRENT",
+        "generations",
+        "hits.msgpack",
+        "search.json",
+        "ranking.json",
+    ),
+    *("evaluation.json", "feedback.jsonl", "queries.jsonl"),
+)
+
+
+class Marker(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`renaming` is (old, new) while a collection's folder is renamed; `aliases` already use the new name.
+
+    `locked`: every request needs a key, also where none is left. `keys_revision`: the newest revision of the keys that
+    was published. Earlier versions wrote neither, and no checksum.
+    """
+
+    format_version: int
+    aliases: dict[str, str]
+    renaming: tuple[str, str] | None = None
+    locked: bool = False
+    keys_revision: int = 0
+    sha256: str = ""
+
+
+def collection_folders(data: Path) -> list[Path]:
+    """The folders of collections, by name, those that lost some of their files too."""
+    named = [path for path in sorted(data.iterdir()) if NAME.fullmatch(path.name)]
+    return [path for path in named if any((path / piece).exists() for piece in PIECES)]
+
+
+def is_data_directory(folder: Path) -> bool:
+    """Whether it has a marker, or collections that lost both of theirs."""
+    marked = any((folder / name).is_file() for name in (MARKER, MARKER_COPY))
+    return marked or (folder.is_dir() and bool(collection_folders(folder)))
+
+
+def prepare(folder: Path) -> dict[str, str]:
+    """Read the aliases of a data directory; initialize an empty or missing folder."""
+    if is_data_directory(folder):
+        return read_marker(folder).aliases
+    if folder.exists() and not folder.is_dir():
+        raise NotADataDirectory(f"{folder} is not a folder")
+    if folder.is_dir() and any(path.name != f".{MARKER}.draft" for path in folder.iterdir()):
+        raise NotADataDirectory(
+            f"{folder} is not empty and has no {MARKER}: it is not a nearline data directory"
+        )
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in made:
+            sync_folder(path.parent)
+    failpoints.reach("prepare.folder_made")
+    write(folder, Marker(FORMAT_VERSION, {}))
+    return {}
+
+
+def settle(folder: Path) -> dict[str, str]:
+    """Mend the marker, finish any rename that it records, then return the aliases. Requires the service's lock."""
+    marker = read_marker(folder)
+    if any(read(folder / name) != with_checksum(marker) for name in (MARKER, MARKER_COPY)):
+        change_marker(folder, lambda found: found)
+    if marker.renaming is not None:
+        old, new = (folder / name for name in marker.renaming)
+        if old.exists():
+            publish_folder(old, new)
+        else:
+            sync_folder(folder)  # the rename happened but may not be durable yet
+        failpoints.reach("rename.published")
+        write_aliases(folder, marker.aliases)
+    return marker.aliases
+
+
+def write_aliases(folder: Path, aliases: dict[str, str], *, renaming: tuple[str, str] | None = None) -> None:
+    change_marker(folder, lambda found: msgspec.structs.replace(found, aliases=aliases, renaming=renaming))
+
+
+def change_marker(folder: Path, change: Callable[[Marker], Marker]) -> Marker:
+    """Replace the marker with what `change` makes of it, durably. Returns that."""
+    with changing(folder):
+        marker = change(read_marker(folder))
+        if decoded(folder / MARKER) is None and (content := read(folder / MARKER)):
+            replace_unsynced(folder / DAMAGED, content, mode=0o600)
+        write(folder, marker)
+        return marker
+
+
+def read_marker(folder: Path) -> Marker:
+    """Raises NewerFormat, and Damaged where it cannot be told what the directory is."""
+    found = decoded(folder / MARKER)
+    if found is not None:
+        return found
+    wrong = f"{folder / MARKER} is {'damaged' if (folder / MARKER).is_file() else 'gone'}"
+    copy = decoded(folder / MARKER_COPY)
+    if copy is not None:
+        logger.error("%s: its copy %s is used instead", wrong, MARKER_COPY)
+        return copy
+    if not collection_folders(folder) and not (folder / KEYS_LOCK).exists():
+        raise Damaged(
+            f"{wrong}, and beside it is neither its copy nor a collection: take another --data, or restore a backup"
+        )
+    logger.error(
+        "%s and there is no whole copy: collections are served under their own names; aliases are lost and have to be "
+        "made again (PUT /v1/aliases/NAME); it no longer says whether requests need access keys, so they do until "
+        "`nearline keys open`; what it held is kept in %s",
+        wrong,
+        DAMAGED,
+    )
+    return Marker(FORMAT_VERSION, {}, locked=True)
+
+
+def is_locked(data: Path) -> bool:
+    """Whether requests need access keys, also if none is left."""
+    return read_marker(data).locked or has_keys(data)
+
+
+def has_keys(data: Path) -> bool:
+    return any((data / name).exists() for name in (KEYS, KEYS_LOCK))
+
+
+@contextlib.contextmanager
+def changing(folder: Path) -> Iterator[None]:
+    with disk_errors(folder):
+        held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(held)
+
+
+def write(folder: Path, marker: Marker) -> None:
+    publish(folder / MARKER, with_checksum(marker))
+    failpoints.reach("marker.written")
+    publish(folder / MARKER_COPY, with_checksum(marker))
+
+
+def read(path: Path) -> bytes:
+    """Nothing if there is no such file."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
+
+
+def decoded(path: Path) -> Marker | None:
+    """None if it is missing or damaged. Raises NewerFormat: that is known only once its checksum is right."""
+    try:
+        content = path.read_bytes()
+        fields = msgspec.json.decode(content, type=dict[str, Any])
+        seal, found = fields.pop("sha256", ""), fields.get("format_version")
+        if seal and hashlib.sha256(msgspec.json.encode(fields)).hexdigest() != seal:
+            return None
+        if not isinstance(found, int):
+            return None
+        if found != FORMAT_VERSION and (seal or decoded_copy(path) is None):
+            raise NewerFormat(
+                f"a newer version of nearline wrote {path.parent}: "
+                f"it has format {found}, this version reads {FORMAT_VERSION}"
+            )
+        return msgspec.json.decode(content, type=Marker) if found == FORMAT_VERSION else None
+    except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def decoded_copy(path: Path) -> Marker | None:
+    return decoded(path.with_name(MARKER_COPY)) if path.name == MARKER else None

@@ -1,0 +1,96 @@
+"""A search's query and its candidates: plain values that can be sent to another process.
+
+The service calls `snapshot.prepare`, `lexical`, `dense` and `Candidates.join`, in this order, on one search thread, and
+fuses the candidates itself.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from indexes.base.model import DenseResult, Floats, Ids, Ranking, Tier
+from indexes.filters.grammar import Filter
+
+Ranks = NDArray[np.int32]
+NOT_FOUND = -1
+
+
+class Query(msgspec.Struct, frozen=True):
+    """`text` is for BM25, `vector` (unit length, float32 [dimensions]) for the dense indexes; None skips that searcher.
+
+    `language` is that of the text; None: guessed among those of the passages. `typos`: its words that no passage has
+    are looked up as the nearest ones. Only passages that may hold all `phrases`, and for each of the `prefixes` a word
+    that begins with it, are found: their texts decide. BM25 and the dense indexes each return
+    `depth` candidates. `k` results will be shown: the cold policy judges loss on them. `counted`: the query is real
+    traffic, and the cold policy learns from it.
+    """
+
+    k: int
+    depth: int
+    text: str | None = None
+    vector: Floats | None = None
+    condition: Filter | None = None
+    counted: bool = True
+    language: str | None = None
+    typos: bool = False
+    phrases: tuple[str, ...] = ()
+    prefixes: tuple[str, ...] = ()
+
+
+class Candidates(msgspec.Struct, frozen=True):
+    """The union of both searchers' results: columns of n, dense results first.
+
+    Scores are float32, NaN where that searcher did not find the passage; ranks count from 0, NOT_FOUND where it is not
+    in that ranking. `tiers` int8 index TIERS. `lexical_bound`: the score of a passage that held every word of the
+    query, those that no passage holds too, as often as can be. `searched` lists the tiers the search covered.
+    """
+
+    ids: Ids
+    dense: Floats
+    lexical: Floats
+    dense_ranks: Ranks
+    lexical_ranks: Ranks
+    tiers: NDArray[np.int8]
+    lexical_bound: float = 0.0
+    searched: tuple[Tier, ...] = ()
+    cold_skipped: str | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @staticmethod
+    def join(dense: DenseResult, lexical: Ranking, lexical_bound: float = 0.0) -> Candidates:
+        first = dense.ranking
+        places = places_in(first.ids, lexical.ids)
+        new = places == NOT_FOUND
+        ids = np.concatenate([first.ids, lexical.ids[new]])
+        places[new] = np.arange(len(first), len(ids))
+        scores = np.full((2, len(ids)), np.nan, np.float32)
+        ranks = np.full((2, len(ids)), NOT_FOUND, np.int32)
+        scores[0, : len(first)] = first.scores
+        ranks[0, : len(first)] = np.arange(len(first))
+        scores[1, places] = lexical.scores
+        ranks[1, places] = np.arange(len(lexical))
+        tiers = np.concatenate([first.tiers, lexical.tiers[new]])
+        return Candidates(
+            ids=ids,
+            dense=scores[0],
+            lexical=scores[1],
+            dense_ranks=ranks[0],
+            lexical_ranks=ranks[1],
+            tiers=tiers,
+            lexical_bound=lexical_bound,
+            searched=dense.tiers,
+            cold_skipped=dense.cold_skipped,
+        )
+
+
+def places_in(ids: Ids, wanted: Ids) -> NDArray[np.int64]:
+    """Position of each wanted id in `ids`, NOT_FOUND if absent."""
+    if not len(ids):
+        return np.full(len(wanted), NOT_FOUND, np.int64)
+    order = np.argsort(ids)
+    at = order[np.minimum(np.searchsorted(ids, wanted, sorter=order), len(ids) - 1)]
+    return np.where(ids[at] == wanted, at, NOT_FOUND)

@@ -1,0 +1,167 @@
+"""Facets: how many documents that match a filter have each value of a metadata key, or values in ranges.
+
+Counted with the bitmaps and columns of the filter index. Every passage of a document has its metadata, so only first
+passages count; which these are is read from the log once, and for each part kept as long as it is.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from pyroaring import BitMap
+
+from indexes.base.courtesy import GoOn, nobody_waits
+from indexes.base.errors import InvalidInput
+from indexes.base.masks import Bits, Flags, flags_of, pack_flags
+from indexes.base.model import Ids, Scalar
+from indexes.collection.collection import Collection
+from indexes.filters.bitmaps import bitmap_of
+from indexes.filters.filter_part import FilterPart
+from indexes.filters.grammar import Filter, Kind, Unchecked, kind_of
+from indexes.filters.satisfiable import require_key
+from indexes.filters.values import Numbers, Positions, Texts, Values, ranked
+from indexes.parts.part import Part
+from indexes.parts.prepared import select
+from indexes.parts.snapshot import Snapshot
+
+VALUES_MAX = 65_536  # different ones under one key: more are ids, not groups
+LISTED_MAX = 1000  # values of one facet
+
+Range = tuple[Scalar | None, Scalar | None]  # from, below; None: open
+_first_rows: WeakKeyDictionary[Part, Bits] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True, slots=True)
+class FacetQuery:
+    """`bounds`, ascending numbers or ISO dates, ask for ranges instead of values; `where`: its place in the request."""
+
+    key: str
+    bounds: tuple[Scalar, ...] = ()
+    where: str = "facets"
+
+    @property
+    def ranges(self) -> list[Range]:
+        return list(pairwise((None, *self.bounds, None)))
+
+
+@dataclass(frozen=True, slots=True)
+class FacetCounts:
+    """How many of the matching `documents` have each value, most first, or lie in each range; `missing` have no value.
+
+    `values` are the first LISTED_MAX of so many `distinct` ones.
+    """
+
+    values: list[tuple[Scalar, int]]
+    distinct: int
+    ranges: list[tuple[Range, int]]
+    documents: int
+    missing: int
+
+
+def count_facets(
+    collection: Collection,
+    snapshot: Snapshot,
+    condition: Filter | None,
+    asked: Sequence[FacetQuery],
+    go_on: GoOn = nobody_waits,
+) -> list[FacetCounts]:
+    """Equal ones are counted once. Calls `go_on` between its steps.
+
+    Raises InvalidInput for a key that no document has, or too many different values.
+    """
+    matching = list(_matching(collection, snapshot, condition))
+    if not isinstance(condition, Unchecked):
+        for one in asked:
+            require_key(one.key, one.where, [filters for filters, _ in matching])
+    known: dict[tuple[str, tuple[Scalar, ...]], FacetCounts] = {}
+    for one in asked:
+        if (one.key, one.bounds) not in known:
+            known[one.key, one.bounds] = _counted(one, matching, go_on)
+    return [known[one.key, one.bounds] for one in asked]
+
+
+def _matching(
+    collection: Collection, snapshot: Snapshot, condition: Filter | None
+) -> Iterator[tuple[FilterPart, Flags]]:
+    """For each part, the first passages of the documents that match."""
+    for chosen in select(snapshot.parts, condition):
+        part = chosen.part
+        bits = _first_rows.get(part)
+        if bits is None:
+            bits = _first_rows[part] = pack_flags(_is_first(part, collection.log.first_passages()))
+        yield part.filters, flags_of(bits if chosen.allowed is None else bits & chosen.allowed, part.size)
+
+
+def _is_first(part: Part, firsts: Ids) -> Flags:
+    flags = np.zeros(part.size, bool)
+    if part.size:
+        ids = part.ids_of(np.arange(part.size))
+        low, high = np.searchsorted(firsts, [ids.min(), ids.max() + 1])
+        rows = part.rows_of(firsts[low:high])
+        flags[rows[rows >= 0]] = True
+    return flags
+
+
+def _counted(asked: FacetQuery, matching: Sequence[tuple[FilterPart, Flags]], go_on: GoOn) -> FacetCounts:
+    found: dict[Kind, list[tuple[Values, Positions]]] = defaultdict(list)
+    ranges, documents, present = [0] * len(asked.ranges), 0, 0
+    for filters, flags in matching:
+        go_on()
+        rows = bitmap_of(np.flatnonzero(flags).astype(np.uint32), filters.size)
+        documents += len(rows)
+        columns = filters.columns(asked.key)
+        if not columns or not rows:
+            continue
+        held = [column.present() for column in columns.values()]
+        present += rows.intersection_cardinality(BitMap.union(*held))
+        if asked.bounds:
+            column = columns.get(kind_of(asked.bounds[0]))
+            for at, (low, high) in enumerate(asked.ranges):
+                ranges[at] += column.between(low, high).intersection_cardinality(rows) if column else 0
+            continue
+        for kind, column in columns.items():
+            if column.distinct > VALUES_MAX:
+                raise InvalidInput(
+                    f"{asked.where}: {asked.key!r} has more than {VALUES_MAX} different values; count ranges",
+                    param=asked.where,
+                )
+            found[kind].append(column.counted(flags))
+    values, distinct = _most_frequent(found, go_on)
+    return FacetCounts(
+        values,
+        distinct,
+        list(zip(asked.ranges, ranges)) if asked.bounds else [],
+        documents,
+        documents - present,
+    )
+
+
+def _most_frequent(
+    found: dict[Kind, list[tuple[Values, Positions]]], go_on: GoOn
+) -> tuple[list[tuple[Scalar, int]], int]:
+    """The values of all parts with their sums, most first, of equals in their order; and how many there are.
+
+    Values stay arrays until it is known which of them are listed.
+    """
+    listed: list[tuple[int, Kind, Scalar]] = []
+    distinct = 0
+    for kind, columns in found.items():
+        go_on()
+        values = (Texts if kind == "string" else Numbers).joined(values for values, _ in columns)
+        firsts, ranks = ranked(values)
+        sums = np.bincount(ranks, np.concatenate([counts for _, counts in columns])).astype(np.int64)
+        distinct += int(np.count_nonzero(sums))
+        first = np.argsort(-sums, kind="stable")[:LISTED_MAX]
+        listed += [
+            (-int(sums[rank]), kind, values.value_at(int(firsts[rank])))
+            for rank in first[sums[first] > 0].tolist()
+        ]
+    listed.sort()
+    return [
+        (bool(value) if kind == "boolean" else value, -count) for count, kind, value in listed[:LISTED_MAX]
+    ], distinct

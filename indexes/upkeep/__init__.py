@@ -1,0 +1,4 @@
+"""What keeps a collection in shape?
+
+Erasing documents from all files, and tuning its settings.
+"""

@@ -1,0 +1,70 @@
+"""Reads queries and relevance judgments from files.
+
+queries   JSON lines {"id", "text"}, plain or .gz
+qrels     lines of query id, document id, grade, separated by tabs or spaces (TREC's extra second column allowed)
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from indexes.base.errors import InvalidInput
+
+QRELS_COLUMNS = (3, 4)
+
+
+class Query(msgspec.Struct, frozen=True):
+    id: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    query: str
+    document: str
+    grade: int
+
+
+def read_queries(path: Path) -> list[Query]:
+    """Raises InvalidInput naming file and line."""
+    queries = []
+    for place, line in lines_of(path):
+        try:
+            queries.append(msgspec.json.decode(line, type=Query))
+        except msgspec.DecodeError as error:
+            raise InvalidInput(f"{place}: expected a query with id and text: {error}") from None
+    if not queries:
+        raise InvalidInput(f"{path} holds no queries")
+    return queries
+
+
+def read_judgements(path: Path) -> list[Judgement]:
+    """Raises InvalidInput naming file and line."""
+    judgements = []
+    for place, line in lines_of(path):
+        fields = line.split("\t") if "\t" in line else line.split()
+        try:
+            if len(fields) not in QRELS_COLUMNS:
+                raise ValueError
+            judgements.append(Judgement(fields[0], fields[-2], int(fields[-1])))
+        except ValueError:
+            raise InvalidInput(f"{place}: expected query, document, grade; found {line.strip()!r}") from None
+    if not judgements:
+        raise InvalidInput(f"{path} holds no judgements")
+    return judgements
+
+
+def lines_of(path: Path) -> Iterator[tuple[str, str]]:
+    """Each nonblank line with its location for error messages."""
+    if not path.is_file():
+        raise InvalidInput(f"{path} is not a file")
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                yield f"{path}, line {number}", line

@@ -1,0 +1,218 @@
+"""Copies a live collection into another one with a different model and moves an alias to it.
+
+    digest the target's documents  ->  write what is missing or differs, in passes until one finds little
+    ->  delete what the source no longer has  ->  move the alias  ->  catch up with writes and deletions since
+
+Documents with equal text, title, metadata and language in both are skipped, so a killed copy resumes where it stopped
+and a later run copies only changes. A language that the target gives a document by itself is not sent: whoever writes
+the document again without one finds it unchanged. Vectors supplied by clients are not copied: they belong to the old
+model.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import AsyncIterator, Awaitable
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from indexes.base.languages import AUTO, language_of
+from jobs.ingestion.pace import Pace
+from nearline import JSON, AsyncClient, ServiceError, bulk_patience
+from retrieval.clients.bulk import CHARS_PER_REQUEST, DOCUMENTS_PER_REQUEST
+
+if TYPE_CHECKING:  # it imports numpy, which would slow down command startup
+    from indexes.base.model import Progress
+
+PAGE = 200
+
+
+@dataclass(slots=True)
+class Copied:
+    """Counts of what was done. `unchanged` documents were already in the target."""
+
+    written: int = 0
+    unchanged: int = 0
+    deleted: int = 0
+    passes: int = 0
+    seconds: float = 0.0
+
+
+async def reembed(
+    client: AsyncClient,
+    source: str,
+    target: str,
+    *,
+    model: str,
+    alias: str | None,
+    pace: Pace,
+    progress: Progress,
+) -> Copied:
+    """Make `target` hold what `source` does, embedded with `model`; then point `alias` at it.
+
+    `pace` limits the rate of writes. Raises ServiceError: not found for a missing source or model; conflict if the
+    target has another model, holds other documents or is the source itself, if the alias is a collection's name, or if
+    the source changes faster than it is copied.
+    """
+    begun = time.monotonic()
+    origin = await client.collection(source)
+    source = origin["name"]
+    if alias is not None:
+        named = await found(client.collection(alias))
+        if alias == (named["name"] if named else target):
+            raise conflict(f"{alias!r} is the name of a collection, so it cannot be an alias")
+    made = await client.ensure_collection(target, model=model, language=origin["language"])
+    if made["name"] == source:
+        raise conflict("source and target are the same collection")
+    if made["model"] != model:
+        raise conflict(f"{target} exists with the model {made['model']}, not {model}")
+    copy = Copy(client, source, made["name"], pace, made["language"])
+    await copy.look()
+    before = math.inf
+    while (fresh := await copy.one_pass(progress)) > DOCUMENTS_PER_REQUEST:
+        if fresh >= before:
+            raise conflict(f"{source} changes faster than it is copied: {fresh} documents in the last pass")
+        before = fresh
+    await copy.delete_unseen()
+    if alias is not None:
+        await client.set_alias(alias, copy.target)
+    await copy.catch_up()
+    copy.copied.seconds = time.monotonic() - begun
+    return copy.copied
+
+
+class Copy:
+    """A copy in progress. `known` maps ids to digests of documents found in or written to the target; `language` is the
+    target's, of documents that name none."""
+
+    def __init__(self, client: AsyncClient, source: str, target: str, pace: Pace, language: str) -> None:
+        self.target = target
+        self.copied = Copied()
+        self.known: dict[str, bytes] = {}
+        self._client = client
+        self._source = source
+        self._pace = pace
+        self._language = language
+        self._patience = bulk_patience()
+        self._seen: set[str] = set()
+
+    async def look(self) -> None:
+        """Digest the target's documents. Raises ServiceError if it has some but none of the source's."""
+        self.known = {one["id"]: digest(one) async for one in self._client.scroll(self.target, limit=PAGE)}
+        if not self.known:
+            return
+        async for document in self._documents():
+            if document["id"] in self.known:
+                return
+        raise conflict(
+            f"{self.target} holds {len(self.known)} documents, none of them of {self._source}: "
+            "all would be deleted; name a new collection"
+        )
+
+    async def one_pass(self, progress: Progress) -> int:
+        """Write the source's documents that are missing or different in the target; returns how many."""
+        total = (await self._client.count(self._source))["documents"]
+        self.copied.passes += 1
+        written = unchanged = 0
+        stage = "copying" if self.copied.passes == 1 else f"copying what changed, pass {self.copied.passes}"
+        async for batch, skipped in self._changed():
+            if batch:
+                await self._write(batch)
+            written += len(batch)
+            unchanged += skipped
+            progress(stage, written + unchanged, total)
+        if self.copied.passes == 1:
+            self.copied.unchanged = unchanged
+        return written
+
+    async def _changed(self) -> AsyncIterator[tuple[list[JSON], int]]:
+        """Batches of documents to write, each with the number skipped since the last."""
+        batch: list[JSON] = []
+        chars = skipped = 0
+        async for document in self._documents():
+            if self.known.get(document["id"]) == digest(document):
+                skipped += 1
+            else:
+                batch.append(document)
+                chars += len(document["text"])
+            if len(batch) >= DOCUMENTS_PER_REQUEST or chars >= CHARS_PER_REQUEST or skipped >= PAGE:
+                yield batch, skipped
+                batch, chars, skipped = [], 0, 0
+        yield batch, skipped
+
+    async def delete_unseen(self) -> None:
+        """Delete from the target what the last pass did not find in the source."""
+        for document_id in sorted(self.known.keys() - self._seen):
+            await self._delete(document_id)
+            del self.known[document_id]
+
+    async def catch_up(self) -> None:
+        """Apply the source's writes and deletions since the last pass, except to documents that clients have changed in
+        the target."""
+        async for document in self._documents():
+            if self.known.get(document["id"]) != digest(document) and await self._is_untouched(
+                document["id"]
+            ):
+                await self._write([document])
+        for document_id in sorted(self.known.keys() - self._seen):
+            if await self._is_untouched(document_id):
+                await self._delete(document_id)
+
+    async def _is_untouched(self, document_id: str) -> bool:
+        present = await found(self._client.document(self.target, document_id))
+        return (digest(present) if present else None) == self.known.get(document_id)
+
+    async def _documents(self) -> AsyncIterator[JSON]:
+        """Every document of the source; `_seen` collects the ids."""
+        self._seen = set()
+        async for document in self._client.scroll(self._source, limit=PAGE):
+            self._seen.add(document["id"])
+            yield document
+
+    async def _write(self, batch: list[JSON]) -> None:
+        await self._pace(len(batch))
+        await self._client.write(self.target, [self._sent(one) for one in batch], patience=self._patience)
+        self.known.update((one["id"], digest(one)) for one in batch)
+        self.copied.written += len(batch)
+
+    def _sent(self, document: JSON) -> JSON:
+        given = language_of(document["title"], document["text"]) if self._language == AUTO else self._language
+        wanted = (
+            "id",
+            "text",
+            "title",
+            "metadata",
+            *(("language",) if document["language"] != given else ()),
+            *(("expires_at",) if "expires_at" in document else ()),
+        )
+        return {name: document[name] for name in wanted}
+
+    async def _delete(self, document_id: str) -> None:
+        await self._client.delete(self.target, document_id)
+        self.copied.deleted += 1
+
+
+async def found(answer: Awaitable[JSON]) -> JSON | None:
+    """The answer, or None for 404."""
+    try:
+        return await answer
+    except ServiceError as error:
+        if error.status != 404:
+            raise
+        return None
+
+
+def conflict(message: str) -> ServiceError:
+    return ServiceError(message, status=409, kind="conflict")
+
+
+def digest(document: JSON) -> bytes:
+    """Equal for documents that are embedded, found and shown alike."""
+    title, language = document["title"], document["language"]
+    values = [document["text"], title, language, sorted(document["metadata"].items())]
+    values += [document["expires_at"]] if "expires_at" in document else []
+    return blake2b(msgspec.json.encode(values), digest_size=16).digest()

@@ -1,0 +1,178 @@
+"""What earlier syncs wrote, in a small SQLite file of one collection: which documents are which folder's, and with
+which content.
+
+    files       read whole and acknowledged whole: size, time and digest as they were
+    documents   claimed by a file, before they are sent; with a digest once acknowledged; gone once the file lacks them
+
+A document is claimed before it is sent, so that none is ever in the collection without a record of whose it is. Every
+change is one transaction: a process may be killed at any time. One process at a time has the file open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import apsw
+
+from indexes.base.errors import StorageError
+
+WAIT_MS_MAX = 30_000  # for another sync into the same collection
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS folders(folder TEXT PRIMARY KEY, settings TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS files(
+    folder TEXT, file TEXT, size INTEGER, mtime_ns INTEGER, digest BLOB, PRIMARY KEY (folder, file)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS documents(
+    folder TEXT, file TEXT, id TEXT, digest BLOB, gone INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (folder, file, id)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS documents_by_id ON documents(id);
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What tells one state of a file from another. `mtime_ns` is 0 where the time alone would not."""
+
+    size: int
+    mtime_ns: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A document that a folder's file holds or held."""
+
+    file: str
+    id: str
+    gone: bool
+
+
+class SyncRecord:
+    """The record of one folder. Raises StorageError if it cannot be opened, or another sync has it open."""
+
+    def __init__(self, path: Path, folder: str) -> None:
+        self.folder = folder
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._db = apsw.Connection(str(path))
+            self._db.set_busy_timeout(WAIT_MS_MAX)
+            self._db.execute("PRAGMA locking_mode = EXCLUSIVE; PRAGMA journal_mode = WAL")
+            self._db.execute("BEGIN IMMEDIATE;" + SCHEMA + "COMMIT")
+        except apsw.BusyError as error:
+            raise StorageError(f"{path}: another sync into this collection is under way") from error
+        except (apsw.Error, OSError) as error:
+            raise StorageError(f"{path}: the record of syncs cannot be opened: {error}") from error
+
+    def close(self) -> None:
+        self._db.close()
+
+    def transaction(self) -> AbstractContextManager[object]:
+        """All changes in the block, or none if it raises. May be nested."""
+        return self._db
+
+    # -- files
+
+    def follow_settings(self, settings: str) -> None:
+        """Have every file read again if it was read with other settings."""
+        with self._db:
+            for (before,) in self._db.execute(
+                "SELECT settings FROM folders WHERE folder = ?", (self.folder,)
+            ):
+                if before == settings:
+                    return
+            self._db.execute("DELETE FROM files WHERE folder = ?", (self.folder,))
+            self._db.execute("REPLACE INTO folders VALUES (?, ?)", (self.folder, settings))
+
+    def stamp(self, file: str) -> Stamp | None:
+        """Of the file as it was when all of it was acknowledged; None if it never was."""
+        query = "SELECT size, mtime_ns, digest FROM files WHERE folder = ? AND file = ?"
+        for row in self._db.execute(query, (self.folder, file)):
+            return Stamp(*row)
+        return None
+
+    def finish(self, file: str, stamp: Stamp) -> None:
+        row = (self.folder, file, stamp.size, stamp.mtime_ns, stamp.digest)
+        self._db.execute("REPLACE INTO files VALUES (?, ?, ?, ?, ?)", row)
+
+    # -- documents
+
+    def claims(self) -> Iterator[Claim]:
+        """All of the folder."""
+        query = "SELECT file, id, gone FROM documents WHERE folder = ?"
+        return (Claim(file, id_, bool(gone)) for file, id_, gone in self._db.execute(query, (self.folder,)))
+
+    def claim(self, file: str, document_id: str, digest: bytes) -> bool:
+        """Before the document is sent. False if it is acknowledged with this digest already."""
+        key = (self.folder, file, document_id)
+        query = "SELECT digest, gone FROM documents WHERE folder = ? AND file = ? AND id = ?"
+        for before, gone in self._db.execute(query, key):
+            if before == digest:
+                if gone:
+                    self._db.execute(
+                        "UPDATE documents SET gone = 0 WHERE folder = ? AND file = ? AND id = ?", key
+                    )
+                return False
+        self._db.execute("REPLACE INTO documents VALUES (?, ?, ?, NULL, 0)", key)
+        return True
+
+    def other_folders(self, document_id: str) -> list[str]:
+        """Of which files hold this document as well."""
+        query = "SELECT DISTINCT folder FROM documents WHERE id = ? AND gone = 0 AND folder != ?"
+        return [str(folder) for (folder,) in self._db.execute(query, (document_id, self.folder))]
+
+    def acknowledge(self, file: str, document_id: str, digest: bytes) -> None:
+        self._db.execute(
+            "UPDATE documents SET digest = ? WHERE folder = ? AND file = ? AND id = ?",
+            (digest, self.folder, file, document_id),
+        )
+
+    def mark_gone(self, file: str, *, but: set[str]) -> None:
+        """The documents of `file` that are not among `but`, all that it holds now."""
+        query = "SELECT id FROM documents WHERE folder = ? AND file = ?"
+        gone = [id_ for (id_,) in self._db.execute(query, (self.folder, file)) if id_ not in but]
+        self._db.executemany(
+            "UPDATE documents SET gone = 1 WHERE folder = ? AND file = ? AND id = ?",
+            [(self.folder, file, id_) for id_ in gone],
+        )
+
+    def forget_absent(self, present: set[str]) -> int:
+        """Have documents sent again that were acknowledged and are not `present`; returns how many."""
+        query = "SELECT file, id FROM documents WHERE folder = ? AND digest NOT NULL"
+        absent = [row for row in self._db.execute(query, (self.folder,)) if row[1] not in present]
+        with self._db:
+            for file, document_id in absent:
+                self._reopen(self.folder, str(file), str(document_id))
+        return len(absent)
+
+    def release(self, claims: Iterable[Claim]) -> None:
+        """Drop claims, those of documents that are deleted."""
+        with self._db:
+            self._db.executemany(
+                "DELETE FROM documents WHERE folder = ? AND file = ? AND id = ?",
+                [(self.folder, one.file, one.id) for one in claims],
+            )
+            self._db.execute(
+                "DELETE FROM files WHERE folder = ?1 AND file NOT IN (SELECT file FROM documents WHERE folder = ?1)",
+                (self.folder,),
+            )
+
+    def hand_over(self, claim: Claim) -> list[str]:
+        """The folders of which other files hold the document as well. Theirs is to be sent again: the one in the
+        collection may be this file's."""
+        query = (
+            "SELECT folder, file FROM documents WHERE id = ? AND gone = 0 AND NOT (folder = ? AND file = ?)"
+        )
+        others = list(self._db.execute(query, (claim.id, self.folder, claim.file)))
+        for folder, file in others:
+            self._reopen(str(folder), str(file), claim.id)
+        return [str(folder) for folder, _ in others]
+
+    def _reopen(self, folder: str, file: str, document_id: str) -> None:
+        key = (folder, file)
+        self._db.execute(
+            "UPDATE documents SET digest = NULL WHERE folder = ? AND file = ? AND id = ?", (*key, document_id)
+        )
+        self._db.execute("DELETE FROM files WHERE folder = ? AND file = ?", key)

@@ -1,0 +1,4 @@
+"""How do assistants use a service?
+
+Tools by the Model Context Protocol.
+"""

@@ -1,0 +1,222 @@
+"""Runs the service in this process until SIGTERM or SIGINT, then shuts down gracefully: fail readiness, drain, close.
+
+It listens before it opens anything: until it is ready it says how far it is, and a signal ends it at once.
+
+Requests not finished within `server.shutdown_grace_s` get a 503 (`base/cancellation.py`). A storage failure shuts
+down the same way with exit code 1: only a new process can tell what is on disk. A service whose interpreter is held
+cannot do any of this, and is killed by its watchdog (`jobs/serving/watchdog.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import errno
+import faulthandler
+import ipaddress
+import logging
+import os
+import resource
+import signal
+import ssl
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+from aiohttp import web
+
+from indexes.base.courtesy import keep_turns_short
+from indexes.base.durable import keep_private
+from indexes.base.errors import Conflict, InvalidInput, NearlineError
+from jobs.serving.log_lines import set_up_logging
+from jobs.serving.tls import renew, tls_context
+from jobs.serving.watchdog import start_watchdog
+from jobs.sources.extraction import extract
+from retrieval.access.auth import Keys
+from retrieval.base.config import Config, take_over
+from retrieval.base.settings import Server
+from retrieval.handlers.browsers import is_address
+from retrieval.handlers.state import CEILING, CONFIG, FAILED, READY, RELOADED, STOPPING
+from retrieval.handlers.system import starting_server
+from retrieval.server.app import create_app
+from retrieval.server.connections import AcceptErrors, Connection, Connections
+from retrieval.server.door import DOOR
+
+logger = logging.getLogger(__name__)
+
+READY_LINE = "nearline listens on "
+BACKLOG = 128  # connections queued by the kernel
+HEAPS_MAX = 2
+M_ARENA_MAX = -8  # of glibc's mallopt
+DRAIN_S = 0.2  # from failing readiness to closing the socket, for load balancers to notice
+LAST_ANSWERS_S = 1.0  # after the grace period, to send the 503s
+CLOSING_S = 4.5  # after the grace period, until a forced exit
+
+
+def run(config: Config, data: Path, reread: Callable[[], Config]) -> None:
+    """Blocks until the service has shut down. SIGHUP takes over what `reread` returns.
+
+    Raises InvalidInput for an address reachable from other machines unless
+    the settings allow it, whatever opening the data directory raises, and SystemExit as above."""
+    require_private(config.server, keys=Keys(data).required)
+    keep_private()
+    share_heaps()
+    allow_all_descriptors()
+    if not asyncio.run(serve(config, data, reread)):
+        sys.exit(1)
+
+
+def require_private(server: Server, *, keys: bool) -> None:
+    """Raises InvalidInput for an address reachable from other machines without access keys."""
+    host = server.host
+    private = ipaddress.ip_address(host).is_loopback if is_address(host) else host == "localhost"
+    if not private and not keys and not server.insecure:
+        raise InvalidInput(
+            f"server.host: other machines reach {host!r}, and whoever does may read, write and delete; "
+            "make a key with `nearline keys create`, listen on 127.0.0.1, or allow it with --insecure "
+            "(server.insecure)",
+            param="server.host",
+        )
+
+
+def share_heaps() -> None:
+    """Limit glibc to a few malloc arenas. Call before starting threads; a no-op without glibc.
+
+    By default threads get arenas of their own, and memory that a model run freed in one is not reused by the others.
+    """
+    if "MALLOC_ARENA_MAX" in os.environ:
+        return  # the operator has decided
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(M_ARENA_MAX, HEAPS_MAX)
+
+
+def allow_all_descriptors() -> None:
+    """Raise the soft limit to the hard one. It is low only for the sake of select(), which we do not use."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # some systems allow less than they report
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+async def serve(config: Config, data: Path, reread: Callable[[], Config]) -> bool:
+    """Serve until told to stop. Returns False if storage failed instead."""
+    app = create_app(config, data, extract)
+    grace_s = config.server.shutdown_grace_s
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=grace_s + LAST_ANSWERS_S)
+    connections = Connections(config.server, app[DOOR], app[CEILING].bytes_max // 4)
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(AcceptErrors())
+    stop = asyncio.Event()
+    handle_signals(
+        {signal.SIGTERM: stop.set, signal.SIGINT: stop.set, signal.SIGHUP: partial(reload, app, reread)}
+    )
+    watchdog = start_watchdog(grace_s + CLOSING_S)
+    server = starting_server(app)
+    tls = tls_context(config.server)
+    if tls:
+        app[RELOADED].append(partial(renew, tls, config.server))
+    listening = await listen(lambda: connections.accept(server), config.server, tls)
+    url = url_of(listening, tls)
+    logger.info("starting on %s", url)
+    watch = loop.create_task(connections.watch())
+    try:
+        if not await open_unless_stopped(runner, stop):
+            return True
+        assert runner.server is not None
+        server = runner.server
+        keep_turns_short()
+        print(f"{READY_LINE}{url}", flush=True)  # noqa: T201 - parent processes wait for this line
+        ends = [loop.create_task(event.wait()) for event in (stop, app[FAILED])]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        leave_within(grace_s + CLOSING_S)
+        app[READY]["ready"] = False
+        logger.info("stopping: requests under way have %g s to finish", grace_s)
+        loop.call_later(grace_s, app[STOPPING].end_grace)
+        await asyncio.sleep(DRAIN_S)
+        listening.close()
+    finally:
+        listening.close()
+        await runner.cleanup()
+        watch.cancel()
+    logger.debug("the watchdog %d sees to it that the process ends", watchdog.pid)
+    return not app[FAILED].is_set()
+
+
+async def open_unless_stopped(runner: web.AppRunner, stop: asyncio.Event) -> bool:
+    """Open what the service serves. Returns False if it was told to stop before that was done."""
+    setup = asyncio.ensure_future(runner.setup())
+    stopped = asyncio.ensure_future(stop.wait())
+    await asyncio.wait([setup, stopped], return_when=asyncio.FIRST_COMPLETED)
+    if setup.done():
+        stopped.cancel()
+        await setup  # raises what opening raised
+        return True
+    logger.info("stopping before the start is complete")
+    leave_within(CLOSING_S)
+    setup.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await setup
+    return False
+
+
+def handle_signals(handlers: Mapping[signal.Signals, Callable[[], object]]) -> None:
+    """Run handlers on this event loop. asyncio's own would take the wake-up descriptor, which is the watchdog's."""
+    loop = asyncio.get_running_loop()
+
+    def handle(number: int, _: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the process is about to end
+            loop.call_soon_threadsafe(handlers[signal.Signals(number)])
+
+    for one in handlers:
+        signal.signal(one, handle)
+
+
+def reload(app: web.Application, reread: Callable[[], Config]) -> None:
+    """Take over all of a configuration that can change while the service runs; none of one that is in error."""
+    config = app[CONFIG]
+    try:
+        changed, waiting = take_over(config, reread())
+    except (NearlineError, OSError) as error:
+        logger.error("the configuration is in error, the old one stays: %s", error)
+        return
+    for follow in app[RELOADED]:
+        follow()
+    set_up_logging(config.log)
+    logger.info("the configuration was read again; changed: %s", ", ".join(changed) or "nothing")
+    if waiting:
+        logger.warning("these settings differ and need a restart: %s", ", ".join(waiting))
+
+
+def leave_within(seconds: float) -> None:
+    """Force the process to exit after `seconds`, logging every thread's stack.
+
+    Python waits for threads at exit, and those in native code cannot be stopped. Acknowledged writes are already on
+    disk.
+    """
+    faulthandler.dump_traceback_later(seconds, exit=True)
+
+
+async def listen(
+    accept: Callable[[], Connection], settings: Server, tls: ssl.SSLContext | None
+) -> asyncio.Server:
+    """Accept connections; aiohttp's sites cannot use our protocol class. Raises Conflict for a port in use."""
+    try:
+        return await asyncio.get_running_loop().create_server(
+            accept,
+            settings.host,
+            settings.port,
+            backlog=BACKLOG,
+            ssl=tls,
+            ssl_handshake_timeout=settings.header_timeout_s if tls else None,
+        )
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        where = f"{settings.host}:{settings.port}"
+        raise Conflict(f"{where} is in use by another program; --port takes another port") from error
+
+
+def url_of(listening: asyncio.Server, tls: ssl.SSLContext | None) -> str:
+    host, port = listening.sockets[0].getsockname()[:2]
+    return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"

@@ -1,0 +1,258 @@
+"""Access keys: who asks, what each key may do, and which documents its callers may see.
+
+    data/keys.json                          every key, hashed; read again within RELOAD_S of a change
+    Authorization: Bearer nl_<id>_<secret>  what a client sends
+    X-Nearline-Groups: <JWT>                the groups of an end user, from a caller that is trusted to name them
+
+Without keys everything is allowed to everybody, and the service listens on loopback only. The first key locks the
+directory: from then on each request needs one, also when all are revoked, or the file is lost, emptied, or put back
+from an earlier time. `nearline.json` remembers the lock and the revision of the newest file; `Keys.open` alone ends it.
+
+A key of a tenant sees the tenant's collections alone, by their names without the tenant: the collection `docs` of the
+tenant `acme` is stored as `docs@acme`. A key with groups sees only documents whose metadata `acl` names one of these,
+or that have none.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import re
+import time
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+import msgspec
+
+from indexes.base.errors import NearlineError, NotFound
+from indexes.base.model import Metadata, now_ms
+from indexes.collection.collection import Collection
+from indexes.directory.catalog import Catalog
+from indexes.directory.marker import KEYS, KEYS_LOCK
+from indexes.filters.grammar import Comparison, Compound, Exists, Filter, Unchecked
+from retrieval.access.key_file import Key, KeyFile, KeyStore, Scope, check_groups, hash_of, read_key_file
+from retrieval.access.limits import Limits
+from retrieval.wire.errors import Forbidden, Unauthorized
+
+logger = logging.getLogger(__name__)
+
+# What a route asks for: one of the scopes, `key` for any valid key, `public` for none.
+Needed = Scope | Literal["key", "public"]
+
+RELOAD_S = 0.25
+TOKEN = re.compile(r"nl_(?P<id>[0-9a-f]{12})_(?P<secret>[A-Za-z0-9_-]{43})")
+ACL = "acl"  # the key of metadata that lists the groups which may see a document
+GROUPS_HEADER = "X-Nearline-Groups"
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who a request is made for. The default may do everything: what a service without keys takes all callers for."""
+
+    key: str = ""
+    scopes: frozenset[Scope] = frozenset(get_args(Scope))
+    tenant: str = ""
+    collections: tuple[str, ...] = ()
+    groups: tuple[str, ...] | None = None
+    limits: Limits | None = None
+
+    def full(self, name: str) -> str:
+        """The name in the catalog of a collection or alias that this caller calls `name`."""
+        return f"{name}@{self.tenant}" if self.tenant else name
+
+    def own(self, full: str) -> str:
+        """What this caller calls it."""
+        return full.removesuffix(f"@{self.tenant}") if self.tenant else full
+
+    def in_own_words(self, message: str) -> str:
+        """With names as this caller knows them."""
+        return message.replace(f"@{self.tenant}", "") if self.tenant else message
+
+    def sees(self, full: str, aliases: Mapping[str, str]) -> bool:
+        """Whether a collection, by its own full name, exists for this caller."""
+        if self.tenant and not full.endswith(f"@{self.tenant}"):
+            return False
+        bound = (self.full(name) for name in self.collections)
+        return not self.collections or any(full == aliases.get(one, one) for one in bound)
+
+    def collection(self, catalog: Catalog, name: str) -> Collection:
+        """Raises NotFound, also for a collection that exists for others alone, Quarantined, and NotReady."""
+        aliases, full = catalog.aliases, self.full(name)
+        if not self.sees(aliases.get(full, full), aliases):
+            raise NotFound(f"no collection {name!r}", param="collection")
+        return catalog.get(full)
+
+    def require_unbound(self) -> None:
+        """Raises Forbidden for a key that is bound to collections, where something is of none or of all of them."""
+        if self.collections:
+            raise Forbidden("this key is bound to some collections and may use those alone")
+
+    def require_whole(self) -> None:
+        """Raises Forbidden for a key with groups: counts would tell of documents that it may not see."""
+        if self.groups is not None:
+            raise Forbidden("this key sees some documents only, and counts of a collection are of all")
+
+    def allowed(self, condition: Filter | None) -> Filter | None:
+        """The filter, and of what matches only documents that this caller may see.
+
+        Errors about unknown keys would tell of documents that it may not see, so such a caller gets none.
+        """
+        if self.groups is None:
+            return condition
+        visible: Filter = Exists(ACL, value=False)
+        if self.groups:
+            visible = Compound("or", [visible, Comparison("in", ACL, list(self.groups))])
+        return Unchecked(visible if condition is None else Compound("and", [visible, condition]))
+
+    def may_read(self, metadata: Metadata) -> bool:
+        """Whether it may see a document of this metadata; the same rule as `allowed`."""
+        listed = metadata.get(ACL)
+        if self.groups is None or listed is None:
+            return True
+        return bool({*self.groups} & {*(listed if isinstance(listed, list) else [listed])})
+
+
+# Of the request that the present task or thread works for. Nothing has to pass it on, so nothing can forget to.
+ANYBODY = Principal()
+PRINCIPAL: ContextVar[Principal] = ContextVar("PRINCIPAL", default=ANYBODY)
+
+
+class Keys(KeyStore):
+    """The keys of one data directory, as requests are judged by them. Thread-safe.
+
+    `groups_secret` verifies signed groups; "" refuses them.
+
+    The constructor raises Damaged for a file that cannot be read.
+    """
+
+    def __init__(
+        self, data: Path, groups_secret: str = "", now: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__(data)
+        self._groups_secret = groups_secret
+        self._now = now
+        self._stamp: tuple[int, int, int] | None = None
+        self._keys: dict[str, Key] = {}
+        self._looked_at = float("-inf")
+        self._locked, self._revision = self.remembered()
+        self._look()
+        if self._locked and not self._keys:
+            logger.error(
+                "%s needs access keys, and %s holds none that count: all requests are refused until `nearline keys "
+                "create` makes one, or `nearline keys open` opens the directory to everybody", data, KEYS,
+            )  # fmt: skip
+
+    @property
+    def required(self) -> bool:
+        """Whether requests need a key: from the first one on, also if the file has gone since."""
+        return self._locked
+
+    def admit(self, headers: Mapping[str, str], needed: Needed) -> Principal:
+        """Raises Unauthorized without a valid key, Forbidden for one that may not do this."""
+        if self._now() - self._looked_at > RELOAD_S:
+            self.reload()
+        if not self.required or needed == "public":
+            return ANYBODY
+        key = self._valid(headers.get("Authorization", ""))
+        allowed = {"search", "write", "admin"} if needed == "key" else {needed, "admin"}
+        if not allowed & {*key.scopes}:
+            raise Forbidden(
+                f"this key does not have the scope {' or '.join(sorted(allowed)) if needed == 'key' else needed}"
+            )
+        if needed == "metrics" and key.tenant:
+            raise Forbidden("metrics are of all tenants, and this key is of one")
+        if needed == "metrics" and key.collections:
+            raise Forbidden("metrics are of all collections, and this key is bound to some")
+        groups = self._groups_of(key, headers.get(GROUPS_HEADER))
+        if groups is not None and needed not in ("search", "key"):
+            raise Forbidden("a key that sees some documents only can search and read, nothing else")
+        scopes = frozenset(key.scopes)
+        return Principal(key.id, scopes, key.tenant, tuple(key.collections), groups, key.limits)
+
+    def holder(self, header: str) -> str | None:
+        """The id of the key in an Authorization header, to count by; None on a service without keys. Raises
+        Unauthorized."""
+        return self._valid(header).id if self.required else None
+
+    def _valid(self, header: str) -> Key:
+        scheme, _, token = header.partition(" ")
+        parts = TOKEN.fullmatch(token.strip())
+        if token and parts is None:
+            raise Unauthorized("the access key is not valid: expected Authorization: Bearer nl_...")
+        if scheme.lower() != "bearer" or parts is None:
+            raise Unauthorized(
+                "this needs an access key: send Authorization: Bearer nl_... (commands take it from NEARLINE_KEY)"
+            )
+        key = self._keys.get(parts["id"])
+        # Compared also where there is no such key: how long it takes must not tell.
+        right = hmac.compare_digest(hash_of(parts["secret"]), key.sha256 if key else hash_of(""))
+        if key is None or not right or key.revoked_ms is not None:
+            raise Unauthorized("the access key is not valid")
+        if key.expires_ms is not None and now_ms() >= key.expires_ms:
+            raise Unauthorized("the access key has expired")
+        return key
+
+    def _groups_of(self, key: Key, header: str | None) -> tuple[str, ...] | None:
+        own = None if key.groups is None else tuple(key.groups)
+        if not key.signed_groups:
+            if header is not None:
+                raise Forbidden(f"this key is not trusted to name groups: {GROUPS_HEADER} is not taken")
+            return own
+        if header is None:
+            return ()
+        import jwt  # with its cryptography 60 ms, for the few services that use it
+
+        if not self._groups_secret:
+            raise Forbidden(f"{GROUPS_HEADER} cannot be verified: auth.groups_secret is not set")
+        try:
+            claims = jwt.decode(
+                header, self._groups_secret, algorithms=["HS256"], options={"require": ["exp"]}
+            )
+            named = check_groups(msgspec.convert(claims.get("groups"), list[str]), GROUPS_HEADER)
+        except (jwt.InvalidTokenError, msgspec.ValidationError) as error:
+            raise Unauthorized(f"{GROUPS_HEADER} is not valid: {error}") from None
+        return tuple(named if own is None else [one for one in named if one in own])
+
+    # --- what is in use -----------------------------------------------------------------------------------------
+
+    def remember(self) -> None:
+        """Store the lock of a directory whose keys are from an earlier version, which did not."""
+        if self._keys and self._revision == 0:
+            self.number()
+        elif self._locked:
+            self.lock(self._revision)
+
+    def changed(self) -> None:
+        self._look()
+
+    def reload(self) -> None:
+        try:
+            self._look()
+        except (NearlineError, OSError) as error:
+            logger.error("keys cannot be read again, those read before stay: %s", error)
+
+    def _look(self) -> None:
+        self._looked_at = self._now()
+        try:
+            found = self.path.stat()
+        except FileNotFoundError:  # never there, or gone: keys that were required stay required
+            self._locked = self._locked or self.path.with_name(KEYS_LOCK).exists()
+            return
+        stamp = (found.st_mtime_ns, found.st_size, found.st_ino)
+        if stamp == self._stamp:
+            return
+        self._locked = True  # whatever it says: an open directory has no such file
+        file = read_key_file(self.path) or KeyFile()
+        self._stamp = stamp
+        if file.revision < self._revision:
+            logger.error(
+                "%s is not taken, keys read before stay: it has revision %d, and the newest was %d",
+                KEYS, file.revision, self._revision,
+            )  # fmt: skip
+            return
+        self._keys, self._revision = {key.id: key for key in file.keys}, file.revision
+        if not file.keys:
+            logger.error("%s holds no keys: all requests are refused", KEYS)

@@ -1,0 +1,253 @@
+"""The file of access keys, `keys.json`: reading it, and every change of it.
+
+Each change is one revision. The marker of the data directory remembers the newest one, and that requests need keys.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from indexes.base.durable import FolderLock, publish, remove
+from indexes.base.errors import Conflict, Damaged, InvalidInput, NotFound
+from indexes.base.model import now_ms
+from indexes.directory.marker import (
+    KEYS,
+    KEYS_LOCK,
+    NAME,
+    Marker,
+    change_marker,
+    is_data_directory,
+    read_marker,
+)
+from retrieval.access.limits import Limits
+
+Scope = Literal["search", "write", "admin", "metrics", "vectors"]
+
+FORMAT_VERSION = 1
+TENANT = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+GROUPS_MAX, GROUP_CHARS_MAX = 100, 200
+
+
+class Key(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One key as it is stored: the SHA-256 of its secret, which has 256 random bits, and its rights.
+
+    No `tenant`: all collections. No `collections`: all of the tenant. `groups` None: all documents; `signed_groups`:
+    those that each request brings in a signed header, none without it. Times are milliseconds since 1970.
+    """
+
+    id: str
+    sha256: str
+    scopes: list[Scope]
+    name: str = ""
+    tenant: str = ""
+    collections: list[str] = []
+    groups: list[str] | None = None
+    signed_groups: bool = False
+    limits: Limits | None = None
+    created_ms: int
+    expires_ms: int | None = None
+    revoked_ms: int | None = None
+
+
+class KeyFile(msgspec.Struct, frozen=True):
+    """`revision` grows with each change; 0 if an earlier version wrote it."""
+
+    format_version: int = FORMAT_VERSION
+    revision: int = 0
+    keys: list[Key] = []
+
+
+class KeyStore:
+    """All keys of a data directory, and their changes. Thread-safe; commands may change them beside the service."""
+
+    def __init__(self, data: Path) -> None:
+        self.data = data
+        self.path = data / KEYS
+
+    def changed(self) -> None:
+        """Called after each change."""
+
+    def all(self, tenant: str = "") -> list[Key]:
+        """Those of one tenant; "" for all. Oldest first."""
+        return [key for key in read_keys(self.path) if not tenant or key.tenant == tenant]
+
+    def create(self, key: Key) -> tuple[Key, str]:
+        """Store a key with these rights. Returns it and the text that a client sends, which nothing can tell again.
+
+        Raises InvalidInput naming the field.
+        """
+        check(key)
+        secret = secrets.token_urlsafe(32)
+        made = msgspec.structs.replace(
+            key, id=secrets.token_hex(6), sha256=hash_of(secret), created_ms=now_ms(), revoked_ms=None
+        )
+        with self._changed() as keys:
+            keys[made.id] = made
+        return made, f"nl_{made.id}_{secret}"
+
+    def rotate(self, key_id: str, tenant: str = "", grace_s: float = 0) -> tuple[Key, str]:
+        """A new key with the rights of another, for as long as that was made for; the old one ends after `grace_s`.
+
+        Raises NotFound, or Conflict for one that has ended already.
+        """
+        old = self._of(key_id, tenant)
+        now = now_ms()
+        if old.revoked_ms is not None or (old.expires_ms is not None and old.expires_ms <= now):
+            raise Conflict(f"the key {key_id} has ended: make a new one", param="id")
+        lasts_ms = None if old.expires_ms is None else now + old.expires_ms - old.created_ms
+        made = self.create(msgspec.structs.replace(old, expires_ms=lasts_ms))
+        ends_ms = now + round(grace_s * 1000)
+        with self._changed() as keys:
+            ends_ms = min(ends_ms, old.expires_ms or ends_ms)
+            end = {"expires_ms": ends_ms} if grace_s else {"revoked_ms": ends_ms}
+            keys[key_id] = msgspec.structs.replace(keys[key_id], **end)
+        return made
+
+    def revoke(self, key_id: str, tenant: str = "") -> Key:
+        """End a key now; its record stays. Idempotent. Raises NotFound, also for one of another tenant."""
+        revoked = self._of(key_id, tenant)
+        if revoked.revoked_ms is None:
+            revoked = msgspec.structs.replace(revoked, revoked_ms=now_ms())
+            with self._changed() as keys:
+                keys[key_id] = revoked
+        return revoked
+
+    def _of(self, key_id: str, tenant: str) -> Key:
+        for key in self.all(tenant):
+            if key.id == key_id:
+                return key
+        raise NotFound(f"no key {key_id!r}", param="id")
+
+    def open(self) -> None:
+        """End all keys and the lock. A service takes it up when it starts next; a running one stays as it is."""
+        if not self.remembered()[0] and not self.path.exists():
+            return  # nor leave a lock file, which would close a service that runs
+        with self._changing():
+            remove(self.path)
+            if is_data_directory(self.data):
+                change_marker(self.data, lambda found: msgspec.structs.replace(found, locked=False))
+        remove(self.path.with_name(KEYS_LOCK))
+
+    def lock(self, revision: int = 0) -> None:
+        """Remember that requests need keys, and that this revision of them was published."""
+
+        def lock(found: Marker) -> Marker:
+            newest = max(found.keys_revision, revision)
+            return msgspec.structs.replace(found, locked=True, keys_revision=newest)
+
+        if is_data_directory(self.data):
+            change_marker(self.data, lock)
+
+    def number(self) -> None:
+        """Give keys that an earlier version wrote a revision."""
+        with self._changed():
+            pass
+
+    @contextmanager
+    def _changed(self) -> Iterator[dict[str, Key]]:
+        """All keys, to be changed; then published. Commands and the service may change them at the same time.
+
+        Raises Conflict for a file from an earlier time: keys that were revoked since would be valid again.
+        """
+        with self._changing():
+            found, newest = read_key_file(self.path), self.remembered()[1]
+            if found is not None and found.revision < newest:
+                raise Conflict(
+                    f"{KEYS} is from an earlier time: it has revision {found.revision}, the newest was {newest}. Put "
+                    "that back, or delete this file and make new keys"
+                )
+            keys = {} if found is None else {key.id: key for key in found.keys}
+            yield keys
+            revision = max(newest, 0 if found is None else found.revision) + 1
+            content = msgspec.json.encode(KeyFile(revision=revision, keys=list(keys.values())))
+            publish(self.path, msgspec.json.format(content, indent=2) + b"\n", mode=0o600)
+            self.lock(revision)
+        self.changed()
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        lock = FolderLock(self.path.with_name(KEYS_LOCK))
+        try:
+            yield
+        finally:
+            lock.close()
+
+    def remembered(self) -> tuple[bool, int]:
+        """Whether keys are needed, and the newest revision of them. Earlier versions left only the lock file."""
+        left = self.path.with_name(KEYS_LOCK).exists()
+        if not is_data_directory(self.data):
+            return left, 0
+        marker = read_marker(self.data)
+        return left or marker.locked, marker.keys_revision
+
+
+def read_keys(path: Path) -> list[Key]:
+    """None if there is no file. Raises Damaged."""
+    file = read_key_file(path)
+    return [] if file is None else file.keys
+
+
+def read_key_file(path: Path) -> KeyFile | None:
+    """Raises Damaged."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        found = msgspec.json.decode(content, type=KeyFile)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Damaged(f"{path}: {error}") from None
+    if found.format_version != FORMAT_VERSION:
+        raise Damaged(f"{path} has format {found.format_version}; this version reads {FORMAT_VERSION}")
+    return found
+
+
+def check(key: Key) -> None:
+    """Raises InvalidInput naming the field, for rights that make no sense together."""
+    if not key.scopes:
+        raise InvalidInput(
+            "scopes is empty, expected search, write, admin, metrics or vectors", param="scopes"
+        )
+    if "vectors" in key.scopes and not {"search", "admin"} & {*key.scopes}:
+        raise InvalidInput("vectors come with documents: add the scope search", param="scopes")
+    if key.tenant and not TENANT.fullmatch(key.tenant):
+        raise InvalidInput(
+            f"tenant {key.tenant!r} cannot be a name; expected 1 to 63 of a-z, 0-9, '-' and '_'",
+            param="tenant",
+        )
+    if key.tenant and "metrics" in key.scopes:
+        raise InvalidInput("metrics are of all tenants: a key for them has none", param="scopes")
+    if key.collections and "metrics" in key.scopes:
+        raise InvalidInput("metrics are of all collections: a key for them is bound to none", param="scopes")
+    if key.limits is not None:
+        try:  # commands make them without decoding
+            msgspec.convert(msgspec.to_builtins(key.limits), Limits)
+        except msgspec.ValidationError as error:
+            raise InvalidInput(f"limits: {error}", param="limits") from None
+    for name in key.collections:
+        if not NAME.fullmatch(name):
+            raise InvalidInput(f"collections: {name!r} cannot be a name", param="collections")
+    if key.groups is not None:
+        check_groups(key.groups, "groups")
+    if (key.groups is not None or key.signed_groups) and {*key.scopes} - {"vectors"} != {"search"}:
+        raise InvalidInput("a key with groups can search and read, nothing else", param="scopes")
+
+
+def check_groups(groups: Sequence[str], where: str) -> list[str]:
+    if len(groups) > GROUPS_MAX or any(not 0 < len(one) <= GROUP_CHARS_MAX for one in groups):
+        raise InvalidInput(
+            f"{where}: expected at most {GROUPS_MAX} groups of 1 to {GROUP_CHARS_MAX} characters", param=where
+        )
+    return list(groups)
+
+
+def hash_of(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()

@@ -1,0 +1,80 @@
+"""The wire types of access keys."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, field
+
+from retrieval.access.key_file import Key, Scope
+from retrieval.access.limits import Limits
+from retrieval.wire.search import Doc, Request
+
+Groups = Annotated[
+    list[Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength": 200})]],
+    Meta(extra_json_schema={"maxItems": 100}),
+]
+Seconds = Annotated[float, Meta(gt=0, le=315_360_000)]
+
+
+class CreateKey(Request, frozen=True, kw_only=True):
+    scopes: Annotated[
+        list[Scope],
+        Meta(extra_json_schema={"minItems": 1}),
+        Doc(
+            "`search`, `write`, `admin` (which includes both), `metrics`, `vectors` (raw vectors of documents)"
+        ),
+    ]
+    name: Annotated[str, Meta(max_length=200), Doc("For people")] = ""
+    tenant: Annotated[
+        str, Doc("The key sees the collections of this tenant alone; empty: your own tenant")
+    ] = ""
+    collections: Annotated[list[str], Doc("Only these collections or aliases; empty: all of the tenant")] = (
+        field(default_factory=list)
+    )
+    groups: Annotated[
+        Groups | None, Doc("Only documents whose `acl` names one of these, or that have none; null: all")
+    ] = None
+    signed_groups: Annotated[bool, Doc("Take groups from the header X-Nearline-Groups of each request")] = (
+        False
+    )
+    limits: Annotated[Limits | None, Doc("How much may be asked with it; null: no limits of its own")] = None
+    expires_s: Annotated[Seconds | None, Doc("Seconds until the key ends; null: never")] = None
+
+
+class RotateKey(Request, frozen=True, kw_only=True):
+    grace_s: Annotated[float, Meta(ge=0, le=31_536_000), Doc("Seconds for which the old key stays valid")] = 0
+
+
+class KeyBody(msgspec.Struct):
+    """A key without its secret. Times are milliseconds since 1970."""
+
+    id: Annotated[str, Doc("The middle part of the key, which the log names it by")]
+    name: Annotated[str, Doc("For people")]
+    scopes: Annotated[list[Scope], Doc("What it may do")]
+    tenant: Annotated[str, Doc("Whose collections it sees; empty: all")]
+    collections: Annotated[list[str], Doc("Only these; empty: all of the tenant")]
+    groups: Annotated[list[str] | None, Doc("Whose documents it sees; null: all")]
+    signed_groups: Annotated[bool, Doc("Whether requests bring groups of their own")]
+    limits: Annotated[Limits | None, Doc("How much may be asked with it; null: no limits of its own")]
+    created_ms: Annotated[int, Doc("When it was made")]
+    expires_ms: Annotated[int | None, Doc("When it ends; null: never")]
+    revoked_ms: Annotated[int | None, Doc("When it was revoked; null: it was not")]
+    used_today: Annotated[
+        int, Doc("Requests since midnight UTC, counted for keys with limits; with Redis, of all services")
+    ] = 0
+
+    @staticmethod
+    def of(key: Key, used_today: int = 0) -> KeyBody:
+        body = msgspec.convert(key, KeyBody, from_attributes=True)
+        return msgspec.structs.replace(body, used_today=used_today)
+
+
+class KeyList(msgspec.Struct):
+    keys: Annotated[list[KeyBody], Doc("Oldest first, also those that ended")]
+
+
+class KeyMade(msgspec.Struct):
+    key: Annotated[str, Doc("What to send as `Authorization: Bearer`. Shown once, never again")]
+    record: Annotated[KeyBody, Doc("What is known of it from now on")]

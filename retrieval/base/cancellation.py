@@ -1,0 +1,79 @@
+"""Work that ends early: because its caller has gone, its deadline has passed, or the service is stopping."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Executor
+from contextvars import copy_context
+from typing import TypeVar
+
+from indexes.base.courtesy import GoOn
+from indexes.base.errors import DeadlineExceeded, NotReady
+
+T = TypeVar("T")
+
+RETRY_AFTER_S = 5.0  # until another process has taken over
+
+
+class Abandoned(Exception):
+    """Ends the work. Nobody is left to see it."""
+
+
+async def abandonable(
+    work: Callable[[GoOn], T], *, deadline: float | None = None, threads: Executor | None = None
+) -> T:
+    """What `work` returns. It must call its argument between any two of its steps, which raises once nobody waits.
+
+    `deadline` in the loop's time; raises DeadlineExceeded after it. `threads`, where not those that everybody uses.
+    """
+    loop, context = asyncio.get_running_loop(), copy_context()
+    gone = threading.Event()
+
+    def go_on() -> None:
+        if gone.is_set():
+            raise Abandoned
+
+    try:
+        async with asyncio.timeout_at(deadline):
+            return await loop.run_in_executor(threads, context.run, work, go_on)
+    except TimeoutError:
+        raise DeadlineExceeded(
+            "the deadline passed before the answer was complete", param="deadline_ms"
+        ) from None
+    finally:
+        gone.set()
+
+
+class Stopping:
+    """Knows the requests under way, which may finish within a grace period. For one event loop."""
+
+    def __init__(self) -> None:
+        self._over: float | None = None  # in the loop's time
+        self._under_way: set[asyncio.Timeout] = set()
+
+    @contextlib.asynccontextmanager
+    async def within_grace(self) -> AsyncIterator[None]:
+        """Cancels the block when the grace is over, and raises NotReady instead."""
+        limit = asyncio.timeout_at(self._over)
+        try:
+            async with limit:
+                self._under_way.add(limit)
+                yield
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise NotReady(
+                "the service is stopping and could not finish this in time; send it again",
+                retry_after_s=RETRY_AFTER_S,
+            ) from None
+        finally:
+            self._under_way.discard(limit)
+
+    def end_grace(self) -> None:
+        self._over = asyncio.get_running_loop().time()
+        for limit in self._under_way:
+            if not limit.expired():
+                limit.reschedule(self._over)

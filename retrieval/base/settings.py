@@ -1,0 +1,324 @@
+"""The settings themselves: every section and key with its default and the values it may take.
+
+`configs/default.toml` says what each key is for, with its unit and its reason; a test holds the two equal.
+Loading, overriding and refusing are in `retrieval/base/config.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, field
+
+Count = Annotated[int, Meta(ge=0)]
+Positive = Annotated[int, Meta(ge=1)]
+Duration = Annotated[float, Meta(gt=0, le=31_536_000)]  # of a unit; a bound also keeps infinity out
+Weight = Annotated[float, Meta(ge=0, le=1_000_000)]
+Share = Annotated[float, Meta(gt=0, le=1)]
+Name = Annotated[str, Meta(min_length=1)]
+# As browsers write it in their header; anything else would never match.
+Origin = Annotated[str, Meta(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/*\sA-Z]+)$")]
+# The name alone, in lower case: the port is not compared.
+HostName = Annotated[str, Meta(pattern=r"^(\*|[^*:/\s\[\]A-Z]+)$")]
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One table of the file. Only a reload changes it, key by key (`config.take_over`), so any thread may read it."""
+
+
+class Server(Section, frozen=True, kw_only=True):
+    host: Name = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65_535)] = 8080
+    body_bytes_max: Positive = 33_554_432
+    body_timeout_s: Duration = 15.0
+    header_timeout_s: Duration = 15.0
+    write_timeout_s: Duration = 15.0
+    keepalive_timeout_s: Duration = 75.0
+    connections_max: Positive = 1000
+    connections_per_address_max: Positive = 500
+    memory_bytes_max: Count = 0
+    shutdown_grace_s: Duration = 25.0
+    hosts: list[HostName] = []
+    cors_origins: list[Origin] = []
+    insecure: bool = False
+    tls_certificate: str = ""
+    tls_key: str = ""
+
+
+class Auth(Section, frozen=True, kw_only=True):
+    groups_secret: Annotated[
+        str, Meta(pattern=r"^$|^.{32,}$", description="32 characters or more, or nothing")
+    ] = ""
+
+
+class Privacy(Section, frozen=True, kw_only=True):
+    vector_noise: Annotated[float, Meta(ge=0, le=10)] = 0.0
+    secret: Annotated[str, Meta(pattern=r"^$|^.{16,}$", description="16 characters or more, or nothing")] = ""
+
+
+class Admission(Section, frozen=True, kw_only=True):
+    searches_max: Positive = 64
+    writes_max: Positive = 32
+    changes_max: Positive = 64
+    embeds_max: Positive = 64
+    heavy_max: Positive = 16
+    answers_max: Positive = 16
+    watches_max: Positive = 64
+    bodies_max: Positive = 512
+    body_bytes_max: Positive = 67_108_864
+    queue_ms_target: Duration = 250.0
+    queue_ms_max: Duration = 1000.0
+    wait_s_max: Duration = 30.0
+
+
+class Models(Section, frozen=True, kw_only=True):
+    folder: Name = "models"
+    default: Name = "all-MiniLM-L6-v2"
+    aliases: dict[Name, Name] = field(default_factory=dict)
+    matryoshka: list[Name] = []
+    threads: Count = 0
+    run_threads: Positive = 1
+
+
+class Embedding(Section, frozen=True, kw_only=True):
+    query_run_ms: Duration = 5.0
+    bulk_run_ms: Duration = 10.0
+    batch_texts_max: Positive = 64
+    queue_tokens_max: Positive = 262_144
+    query_wait_ms_max: Duration = 1000.0
+    query_cache_bytes: Count = 33_554_432
+
+
+class Passages(Section, frozen=True, kw_only=True):
+    tokens_max: Annotated[int, Meta(ge=8)] = 200
+    overlap_tokens: Count = 32
+
+
+class Limits(Section, frozen=True, kw_only=True):
+    documents_per_request_max: Positive = 1000
+    document_bytes_max: Positive = 16_777_216
+    metadata_bytes_max: Positive = 16_384
+    metadata_keys_max: Count = 512
+    metadata_values_max: Count = 4096
+    id_chars_max: Positive = 512
+    query_chars_max: Positive = 8192
+    texts_per_request_max: Positive = 2048
+    k_max: Positive = 1000
+    searches_per_batch_max: Positive = 100
+    queries_per_context_max: Positive = 16
+    feedback_per_request_max: Positive = 1000
+    filter_conditions_max: Positive = 64
+    filter_bytes_max: Positive = 1_048_576
+    token_budget_max: Positive = 100_000
+    expanded_chars_max: Positive = 65_536
+    page_limit_max: Positive = 1000
+    answer_bytes_max: Positive = 33_554_432
+
+
+class Index(Section, frozen=True, kw_only=True):
+    hot_capacity: Count = 10_000
+    delta_passages_max: Positive = 4096
+    segments_max: Count = 8
+    dead_fraction_max: Share = 0.2
+    recall_target: Share = 0.99
+    recall_floor: Annotated[float, Meta(ge=0, le=1)] = 0.9
+    build_threads: Positive = 1
+    build_timeout_s: Duration = 7200.0
+    generations_kept: Positive = 2
+    commit_ops_max: Positive = 512
+    erase_after_h: Duration = 24.0
+    expire_every_s: Duration = 30.0
+    resident_bytes: Count = 0
+
+
+class Search(Section, frozen=True, kw_only=True):
+    k: Positive = 10
+    mode: Literal["hybrid", "dense", "lexical"] = "hybrid"
+    candidates: Positive = 100
+    strained_from: Count = 48
+    strained_candidates: Positive = 20
+    fusion: Literal["rrf", "weighted"] = "weighted"
+    rrf_k: Positive = 10
+    weight_dense: Weight = 0.45
+    weight_lexical: Weight = 0.55
+    exact_scan_passages_max: Count = 10_000
+    cold: Literal["always", "calibrated", "never"] = "always"
+    cold_loss_budget: Share = 0.005
+    cold_audit_share: Share = 0.01
+    deadline_ms: Positive = 10_000
+    threads: Positive = 2
+
+
+class Rerank(Section, frozen=True, kw_only=True):
+    model: str = ""
+    candidates: Positive = 20
+    budget_ms: Duration = 200.0
+    weight: Annotated[float, Meta(ge=0, le=1)] = 0.3
+
+
+class Context(Section, frozen=True, kw_only=True):
+    excerpt_tokens: Count = 32
+    min_similarity: Annotated[float, Meta(ge=-1, le=1)] | Literal["model"] = "model"
+
+
+class Assess(Section, frozen=True, kw_only=True):
+    outcome_key: Name = "outcome"
+    bad: list[str | int | float | bool] = field(
+        default_factory=lambda: ["failed", "failure", "rollback", "rolled_back", "incident", "outage"]
+    )
+    bad_from: float | Literal["none"] = "none"
+    remedy_key: Name = "remedy"
+    neighbors: Positive = 50
+    near_from: Annotated[float, Meta(ge=0, le=1)] = 0.2
+    prior_events: Duration = 2.0
+    review_from: Share = 0.2
+    stop_from: Share = 0.5
+
+
+class Llm(Section, frozen=True, kw_only=True):
+    base_url: Annotated[
+        str,
+        Meta(pattern=r"^$|^https?://[^?#]+$", description="an address that begins with http, or nothing"),
+    ] = ""
+    model: str = ""
+    api_key: str = ""
+    timeout_s: Duration = 120.0
+    max_tokens: Positive = 512
+    temperature: Annotated[float, Meta(ge=0, le=2)] = 0.0
+    reply_bytes_max: Positive = 8_388_608
+
+
+class Cache(Section, frozen=True, kw_only=True):
+    results_bytes_max: Count = 67_108_864
+    ttl_s: Duration = 3600.0
+    warm_searches: Count = 200
+
+
+class SemanticSettings(Section, frozen=True, kw_only=True):
+    enabled: bool = False
+    similarity_from: Annotated[float, Meta(gt=0, le=1)] = 0.9
+    words_min: Positive = 3
+    bytes_max: Count = 33_554_432
+    checked_share: Share = 0.01
+    false_budget: Share = 0.01
+
+
+class Redis(Section, frozen=True, kw_only=True):
+    url: Annotated[
+        str,
+        Meta(
+            pattern=r"^$|^(rediss?(\+(sentinel|cluster))?|unix)://",
+            description="redis://, rediss://, unix:// or redis+sentinel:// and its like, or nothing",
+        ),
+    ] = ""
+    secret: Annotated[str, Meta(pattern=r"^$|^.{16,}$", description="16 characters or more, or nothing")] = ""
+    timeout_ms: Duration = 15.0
+    retry_after_s: Duration = 5.0
+    prefix: Name = "nearline"
+
+
+class QueryLog(Section, frozen=True, kw_only=True):
+    enabled: bool = False
+    queries_per_day_max: Positive = 500
+    days: Positive = 7
+    file_bytes_max: Positive = 1_048_576
+    write_every_s: Duration = 60.0
+
+
+class Feedback(Section, frozen=True, kw_only=True):
+    days: Count = 90
+    file_bytes_max: Positive = 4_194_304
+
+
+class Files(Section, frozen=True, kw_only=True):
+    bytes_max: Positive = 1_073_741_824
+    days: Positive = 30
+
+
+class Log(Section, frozen=True, kw_only=True):
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["text", "json"] = "text"
+    queries: bool = False
+    slow_ms: Annotated[float, Meta(ge=0)] = 1000.0
+
+
+class Tracing(Section, frozen=True, kw_only=True):
+    enabled: bool = False
+
+
+class Config(Section, frozen=True, kw_only=True):
+    """All settings. `Config()` holds the defaults."""
+
+    server: Server = field(default_factory=Server)
+    auth: Auth = field(default_factory=Auth)
+    privacy: Privacy = field(default_factory=Privacy)
+    admission: Admission = field(default_factory=Admission)
+    models: Models = field(default_factory=Models)
+    embedding: Embedding = field(default_factory=Embedding)
+    passages: Passages = field(default_factory=Passages)
+    limits: Limits = field(default_factory=Limits)
+    index: Index = field(default_factory=Index)
+    search: Search = field(default_factory=Search)
+    rerank: Rerank = field(default_factory=Rerank)
+    context: Context = field(default_factory=Context)
+    assess: Assess = field(default_factory=Assess)
+    llm: Llm = field(default_factory=Llm)
+    cache: Cache = field(default_factory=Cache)
+    semantic_cache: SemanticSettings = field(default_factory=SemanticSettings)
+    redis: Redis = field(default_factory=Redis)
+    query_log: QueryLog = field(default_factory=QueryLog)
+    feedback: Feedback = field(default_factory=Feedback)
+    files: Files = field(default_factory=Files)
+    log: Log = field(default_factory=Log)
+    tracing: Tracing = field(default_factory=Tracing)
+
+
+# What a reload cannot change, because something was made of it when the service started. All other keys are read anew
+# with each use. A section alone stands for all of its keys.
+RESTART = frozenset(
+    {
+        "server.host",
+        "server.port",
+        "server.body_bytes_max",
+        "server.connections_max",
+        "server.memory_bytes_max",
+        "server.shutdown_grace_s",
+        "server.insecure",
+        "server.tls_certificate",
+        "server.tls_key",
+        "auth",
+        "privacy",
+        "models.folder",
+        "models.default",
+        "models.matryoshka",
+        "models.threads",
+        "models.run_threads",
+        "embedding",
+        "index.delta_passages_max",
+        "index.segments_max",
+        "index.dead_fraction_max",
+        "index.recall_target",
+        "index.recall_floor",
+        "index.build_threads",
+        "index.build_timeout_s",
+        "index.generations_kept",
+        "index.commit_ops_max",
+        "index.erase_after_h",
+        "index.expire_every_s",
+        "index.resident_bytes",
+        "search.exact_scan_passages_max",
+        "search.cold",
+        "search.cold_loss_budget",
+        "search.cold_audit_share",
+        "search.threads",
+        "rerank.model",
+        "llm.timeout_s",
+        "cache.results_bytes_max",
+        "cache.warm_searches",
+        "semantic_cache.bytes_max",
+        "redis",
+        "query_log.enabled",
+        "tracing",
+    }
+)

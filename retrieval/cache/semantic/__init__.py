@@ -1,0 +1,18 @@
+"""Questions asked before in other words, whose cached answers serve again.
+
+    wording.py     what two texts have to share to ask the same
+    questions.py   the questions of each scope by their vectors, in this process
+    shared.py      the same in Redis, in vector sets
+    cache.py       finds them, checks a share of what it found, and switches itself off
+
+It holds questions and no answers: those are looked up in the result cache, as the earlier question's own. So an answer
+is never staler here than there, and a caller gets none that was not computed with the same rights.
+"""
+
+from __future__ import annotations
+
+from retrieval.cache.semantic.cache import SemanticCache, SemanticCounts
+from retrieval.cache.semantic.questions import Question, Questions
+from retrieval.cache.semantic.shared import SharedQuestions
+
+__all__ = ["Question", "Questions", "SemanticCache", "SemanticCounts", "SharedQuestions"]

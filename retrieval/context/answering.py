@@ -1,0 +1,180 @@
+"""From a context to an answer that can be checked: the prompt, the citations in what the model says, its words.
+
+    [system]  what to do, and how to cite
+    [user]    the context, then the question
+
+What is checked of an answer: that each number it cites is that of a passage it was shown, and how many of a sentence's
+words the cited passages have. That is no proof: a sentence may use all words of a passage and say the opposite.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from itertools import pairwise
+from typing import Literal
+
+from indexes.lexical.analysis import query_terms, terms
+from retrieval.context.framing import Framing
+from retrieval.context.llm import LanguageModel
+from retrieval.documents.chunking import SENTENCE
+from retrieval.search.stopwatch import elapsed_ms
+from retrieval.wire.answer import Answer, AnswerRequest, AnswerSentence
+from retrieval.wire.message import Message
+from retrieval.wire.search import Citation, ContextAnswer
+
+DECLINED = "Not in the documents."
+INSTRUCTION = (
+    "Answer the question from the passages in the user's message and from nothing else, in the language of the "
+    f"question, in a few sentences. If the passages do not answer it, reply exactly: {DECLINED}"
+)
+RULES = (
+    "After each sentence cite the passages it is taken from by their numbers in brackets, as [1] or [2, 3]."
+)
+CITED = re.compile(r" ?\[(\d{1,6}(?: ?, ?\d{1,6})*)\]")
+# "It takes 14 days. [1]" cites for the sentence before it.
+AFTER_MARK = re.compile(r"([.!?…。！？])((?: ?\[\d[\d, ]*\])+)")
+# What may still become a citation, at the end of what has arrived.
+OPEN = re.compile(r" ?\[[\d, ]{0,64}$| $")
+
+
+class Asking:
+    """One question on its way to the model and back. First `pieces`, to the end, then `answer`."""
+
+    def __init__(
+        self,
+        wanted: AnswerRequest,
+        context: ContextAnswer,
+        model: LanguageModel,
+        passages: Callable[[Sequence[Citation]], dict[int, tuple[str, str]]],
+    ) -> None:
+        self._context = context
+        self._model = model
+        self._passages = passages
+        self._messages: list[Message] = messages_for(wanted, context)
+        # Where nothing found is about the question a model would make something up, so it is not asked.
+        self._found = bool(context.citations) and (context.receipt.supported is not False)
+        self._asks = model.configured and (self._found or wanted.ask_anyway)
+        self._citations = Citations(len(context.citations))
+        self._said: list[str] = []
+        self._finish: str | None = None
+        self._model_ms = 0.0
+
+    async def pieces(self) -> AsyncGenerator[str, None]:
+        """What the model says, without citations of passages it was not shown; nothing where it is not asked."""
+        if not self._asks:
+            return
+        started = time.perf_counter()
+        async with aclosing(self._model.answer(self._messages)) as pieces:
+            async for piece in pieces:
+                self._finish = piece.finish
+                if text := self._citations.feed(piece.text):
+                    self._said.append(text)
+                    yield text
+        if text := self._citations.end():
+            self._said.append(text)
+            yield text
+        self._model_ms = elapsed_ms(started)
+
+    async def answer(self) -> Answer:
+        context = self._context
+        said = "".join(self._said).strip() if self._asks else None
+        reason: Literal["no_model", "not_in_documents", "declined"] | None = None
+        if not self._model.configured:
+            reason = "no_model"
+        if not self._asks and not self._found:
+            reason = "not_in_documents"
+        if said is not None and declines(said):
+            reason = "declined"
+        checked = []
+        if said and reason is None:
+            checked = await asyncio.to_thread(
+                lambda: checked_sentences(said, self._passages(context.citations))
+            )
+        return Answer(
+            answer=said,
+            reason=reason,
+            supported=context.receipt.supported,
+            citations=context.citations,
+            cited=self._citations.cited,
+            unknown_citations=self._citations.unknown,
+            sentences=checked,
+            messages=None if self._model.configured else self._messages,
+            model=self._model.name if self._asks else None,
+            finish_reason=self._finish,
+            tokens=context.tokens,
+            model_ms=self._model_ms,
+            receipt=context.receipt,
+            timings_ms=context.timings_ms,
+        )
+
+
+def messages_for(wanted: AnswerRequest, context: ContextAnswer) -> list[Message]:
+    """The prompt. An `instruction` of the caller takes the place of ours; how to cite, and where passages begin and
+    end, is always said."""
+    guard = Framing(wanted, context.fence).guard
+    return [
+        Message("system", f"{wanted.instruction or INSTRUCTION}\n\n{RULES} {guard}"),
+        Message("user", f"{context.context}\n\nQuestion: {wanted.query}"),
+    ]
+
+
+class Citations:
+    """Takes numbers that no passage has out of an answer as it passes. `cited` and `unknown` are in its order."""
+
+    def __init__(self, passages: int) -> None:
+        self._passages = passages
+        self._held = ""
+        self.cited: list[int] = []
+        self.unknown: list[int] = []
+
+    def feed(self, text: str) -> str:
+        """What can be shown by now: all but the beginning of what may be a citation."""
+        text = self._held + text
+        start = found.start() if (found := OPEN.search(text)) else len(text)
+        self._held = text[start:]
+        return CITED.sub(self._checked, text[:start])
+
+    def end(self) -> str:
+        """The rest."""
+        rest, self._held = CITED.sub(self._checked, self._held), ""
+        return rest
+
+    def _checked(self, found: re.Match[str]) -> str:
+        numbers = [int(one) for one in found[1].split(",")]
+        known = [one for one in numbers if 1 <= one <= self._passages]
+        for one in numbers:
+            seen = self.cited if one in known else self.unknown
+            if one not in seen:
+                seen.append(one)
+        if len(known) == len(numbers):
+            return found[0]
+        space = " " if found[0].startswith(" ") else ""
+        return f"{space}[{', '.join(map(str, known))}]" if known else ""
+
+
+def declines(answer: str) -> bool:
+    """Whether the model says that the passages do not answer the question, in the words it was given for that."""
+    return answer.strip(" \n\"'*[").casefold().startswith(DECLINED.rstrip(".").casefold())
+
+
+def checked_sentences(answer: str, passages: Mapping[int, tuple[str, str]]) -> list[AnswerSentence]:
+    """Each sentence with the share of its words that the passages it cites have; one that cites none is compared with
+    all of them. `passages` has the text of each and its language, by number."""
+    words = {number: set(terms(text, language)) for number, (text, language) in passages.items()}
+    language = next((language for _, language in passages.values()), "en")
+    answer = AFTER_MARK.sub(r"\2\1", answer)
+    bounds = [0, *(found.end() for found in SENTENCE.finditer(answer)), len(answer)]
+    sentences = []
+    for start, end in pairwise(bounds):
+        numbers = [int(one) for found in CITED.finditer(answer[start:end]) for one in found[1].split(",")]
+        text = CITED.sub("", answer[start:end]).strip()
+        asked = set(query_terms(text, language))
+        known = set().union(*(words[one] for one in numbers or words if one in words))
+        if text:
+            share = round(len(asked & known) / len(asked), 2) if asked else None
+            sentences.append(AnswerSentence(text, list(dict.fromkeys(numbers)), share))
+    return sentences

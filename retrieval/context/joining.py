@@ -1,0 +1,137 @@
+"""The hits of several searches as one ranking, without repetition, and one receipt for all of them."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+from msgspec import UNSET
+
+from indexes.base.courtesy import GoOn, nobody_waits
+from retrieval.wire.search import Hit, Receipt, SearchAnswer, Timings
+
+Key = tuple[str, int]  # of a passage: its document and its place there
+OVERLAP_MAX = 0.5  # of the shorter passage: beyond it, two passages of one document repeat each other
+WORDS = re.compile(r"\w+")
+FIRST_WORDS, FIRST_CHARS = 3, 100
+RANK_CONSTANT = 10  # of reciprocal ranks, which part those that stand equally high
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """`hits` are all of them, best first; each is either relevant or not."""
+
+    hits: list[Hit]
+    relevant: list[Hit]
+    irrelevant: list[Hit]
+    receipt: Receipt
+    timings_ms: Timings
+
+
+def key_of(hit: Hit) -> Key:
+    return hit.document_id, hit.passage
+
+
+def joined(found: Sequence[SearchAnswer], floor: float) -> Joined:
+    """At least one. A passage stands where its best search puts it, so that each query has its share; of those that
+    stand equally high, the one that more searches rank high comes first. It is relevant if it is so for one of them.
+    """
+    relevant_keys: set[Key] = set()
+    best: dict[Key, tuple[int, Hit]] = {}
+    support: dict[Key, float] = {}
+    for answer in found:
+        relevant_keys.update(map(key_of, relevant_of(answer.hits, floor)))
+        for place, hit in enumerate(answer.hits):
+            key = key_of(hit)
+            support[key] = support.get(key, 0.0) + 1 / (RANK_CONSTANT + place)
+            if key not in best or place < best[key][0]:
+                best[key] = place, hit
+    hits = [best[key][1] for key in sorted(best, key=lambda key: (best[key][0], -support[key]))]
+    hits = hits[: max(len(answer.hits) for answer in found)]
+    return Joined(
+        hits,
+        [hit for hit in hits if key_of(hit) in relevant_keys],
+        [hit for hit in hits if key_of(hit) not in relevant_keys],
+        receipt_of([answer.receipt for answer in found]),
+        max((answer.timings_ms for answer in found), key=lambda timings: timings.total),
+    )
+
+
+def relevant_of(hits: Sequence[Hit], floor: float) -> list[Hit]:
+    """Without those whose meaning is far from the query's, unless they hold its words about as well as any."""
+    words = max((hit.scores.lexical or 0.0 for hit in hits), default=0.0) / 2
+    return [
+        hit
+        for hit in hits
+        if hit.scores.dense is None or hit.scores.dense >= floor or (hit.scores.lexical or 0.0) > words
+    ]
+
+
+def receipt_of(receipts: Sequence[Receipt]) -> Receipt:
+    """What holds of all of them; supported if one is."""
+    first, *others = receipts
+    if not others:
+        return first
+    supported = [one.supported for one in receipts]
+    read = [one.share_read for one in receipts if one.share_read is not None]
+    degraded = {what for one in receipts for what in one.degraded or ()}
+    over_budget = {what for one in receipts for what in one.over_budget or ()}
+    return msgspec.structs.replace(
+        first,
+        degraded=sorted(degraded) or UNSET,
+        over_budget=sorted(over_budget) or UNSET,
+        generation=min(one.generation for one in receipts),
+        seq=min(one.seq for one in receipts),
+        tiers=list(dict.fromkeys(tier for one in receipts for tier in one.tiers)),
+        cold_skipped=next((one.cold_skipped for one in receipts if one.cold_skipped), None),
+        share_read=min(read, default=None),
+        cache="hit"
+        if all(one.cache == "hit" for one in receipts)
+        else ("bypass" if first.cache == "bypass" else "miss"),
+        supported=True if True in supported else (None if None in supported else False),
+    )
+
+
+def without_repetition(hits: Sequence[Hit], go_on: GoOn = nobody_waits) -> tuple[list[Hit], dict[Key, Hit]]:
+    """The first of passages that say the same: equal words, or mostly the same stretch of one document. And the others,
+    each with the one that it repeats."""
+    kept: list[Hit] = []
+    repeats: dict[Key, Hit] = {}
+    by_document: dict[str, list[Hit]] = {}
+    alike: dict[
+        tuple[str, ...], list[Hit]
+    ] = {}  # by their first words: all of them are compared only where these agree
+    for hit in hits:
+        go_on()
+        others = by_document.setdefault(hit.document_id, [])
+        near = alike.setdefault(first_words(hit), [])
+        same = next((one for one in near if words_of(one) == words_of(hit)), None)
+        same = same or next((one for one in others if overlapping(hit, one)), None)
+        if same is not None:
+            repeats[key_of(hit)] = same
+            continue
+        near.append(hit)
+        others.append(hit)
+        kept.append(hit)
+    return kept, repeats
+
+
+def first_words(hit: Hit) -> tuple[str, ...]:
+    """Equal for passages with equal words."""
+    words = words_of(hit, FIRST_CHARS)
+    return tuple((words if len(words) > FIRST_WORDS else words_of(hit))[:FIRST_WORDS])
+
+
+def words_of(hit: Hit, chars: int | None = None) -> list[str]:
+    """Without case, marks and white space; a document may have a title alone."""
+    text = (hit.text or hit.title)[:chars]
+    return WORDS.findall(unicodedata.normalize("NFKC", text).casefold())
+
+
+def overlapping(hit: Hit, other: Hit) -> bool:
+    """Whether two passages of one document are mostly the same."""
+    shared = min(hit.end, other.end) - max(hit.start, other.start)
+    return shared > OVERLAP_MAX * min(hit.end - hit.start, other.end - other.start)

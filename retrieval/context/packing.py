@@ -1,0 +1,341 @@
+"""Which passages fit into a token budget: whole, as excerpts, neighbours as one; and how many tokens that takes."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from indexes.base.courtesy import GoOn, nobody_waits
+from indexes.base.model import Scalar
+from indexes.base.paths import values_at
+from indexes.lexical.analysis import query_terms, terms
+from retrieval.base.settings import Config
+from retrieval.context.framing import BETWEEN, Framing, Shown
+from retrieval.context.joining import Key, key_of
+from retrieval.documents.chunking import SENTENCE
+from retrieval.documents.metadata import instant_at
+from retrieval.documents.outline import PATH_SEPARATOR
+from retrieval.wire.message import Message
+from retrieval.wire.search import ContextRequest, Hit
+
+StartsOf = Callable[[str], Sequence[int]]  # where each token of a text begins
+
+WHOLE_SHARE = 1 / 4  # of the budget, for the best passages of the first documents
+CUT_MARK = " …"  # after an excerpt
+LEAST_TOKENS = 24  # less room is not worth a further frame
+MISSES_MAX = 100  # passages in a row that did not fit: no smaller one is looked for behind them
+STEM_CHARS = 5  # that a word and its stem nearly always share, if the stem is longer: "happy" is "happi"
+NOT_SPACE = re.compile(r"\S+")
+SPACES = str.maketrans(dict.fromkeys("\t\n\r\v\f\x1c\x1d\x1e\x1f", " "))
+USUAL_TOKEN_CHARS = 4  # where a passage does not say its tokens
+USUAL_NUMBER = 10  # takes as many tokens as most numbers of frames
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What one frame shows: a passage, neighbouring passages in the order of the document, or an excerpt of one.
+
+    `text`, of so many `tokens`, is the document's from `start` to `end`, but for the white space between neighbours.
+    """
+
+    hits: tuple[Hit, ...]
+    start: int
+    end: int
+    text: str
+    tokens: int
+    excerpt: bool = False
+
+
+@dataclass(slots=True)
+class Page:
+    """What is shown of one document, and the tokens that takes."""
+
+    blocks: list[Block] = field(default_factory=list)
+    tokens: int = 0
+
+    @property
+    def hits(self) -> list[Hit]:
+        return [hit for block in self.blocks for hit in block.hits]
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A context as it is sent, with the tokens of all of it and of each frame."""
+
+    context: str
+    messages: list[Message]
+    blocks: list[Block]
+    tokens: int
+    of_blocks: list[int]
+
+
+class Packer:
+    """Takes what still fits. Texts are tokenised as seldom as can be: a passage brings its number of tokens."""
+
+    def __init__(
+        self, wanted: ContextRequest, framing: Framing, starts_of: StartsOf, go_on: GoOn = nobody_waits
+    ) -> None:
+        self.wanted = wanted
+        self.queries = wanted.queries or [wanted.query or ""]
+        self.framing = framing
+        self.starts_of = starts_of
+        self.go_on = go_on
+        self.besides = sum(map(self.count, [framing.tail, *self._contents("")]))
+        self.left = wanted.token_budget - self.besides
+        self._asked: dict[str, Asked] = {}
+        self._counted: dict[Key, int] = {}
+        self._frames: dict[str, int] = {}  # tokens of a frame without its text
+
+    def count(self, text: str) -> int:
+        return len(self.starts_of(text)) if text else 0
+
+    def tokens(self, block: Block) -> int:
+        frame = self.framing.frame(shown(block, text="."), USUAL_NUMBER)
+        if frame not in self._frames:
+            self._frames[frame] = self.count(frame + BETWEEN) - 1
+        return self._frames[frame] + block.tokens
+
+    def rendered(self, pages: Sequence[Page]) -> Whole:
+        """These pages in the order wanted, counted exactly."""
+        blocks = [block for page in ordered(pages, self.wanted) for block in page.blocks]
+        frames = [self.framing.frame(shown(block), number) for number, block in enumerate(blocks, 1)]
+        context = self.framing.joined(frames)
+        messages = self._messages(context) if frames else []
+        # The last message begins with the context.
+        *before, last = [message.content for message in messages] or [context]
+        starts = self.starts_of(last) if last else ()
+        begins = accumulate((len(frame) + len(BETWEEN) for frame in frames), initial=0)
+        counts = [
+            bisect_left(starts, begin + len(frame)) - bisect_left(starts, begin)
+            for begin, frame in zip(begins, frames)
+        ]
+        return Whole(context, messages, blocks, sum(map(self.count, before)) + len(starts), counts)
+
+    def _messages(self, context: str) -> list[Message]:
+        return self.framing.messages(context, self.queries) if self.wanted.format == "messages" else []
+
+    def _contents(self, context: str) -> list[str]:
+        return [message.content for message in self._messages(context)]
+
+    def put(self, page: Page, blocks: list[Block]) -> bool:
+        """Show these blocks of a document instead of the ones so far, if there is room."""
+        tokens = sum(self.tokens(block) for block in blocks)
+        if tokens - page.tokens > self.left:
+            return False
+        self.left -= tokens - page.tokens
+        page.blocks, page.tokens = blocks, tokens
+        return True
+
+    def at_least(self, hit: Hit) -> int:
+        """A number of tokens that its text hardly falls short of, at no cost."""
+        return hit.tokens if self.wanted.tokenizer is None else hit.tokens // 2
+
+    def size(self, hit: Hit) -> int:
+        if self.wanted.tokenizer is None and hit.tokens:
+            return hit.tokens
+        key = key_of(hit)
+        if key not in self._counted:
+            self._counted[key] = self.count(hit.text)
+        return self._counted[key]
+
+    def whole(self, hit: Hit) -> Block:
+        return Block((hit,), hit.start, hit.end, hit.text, self.size(hit))
+
+    def excerpt(self, hit: Hit, tokens_max: int) -> Block:
+        asked = self._asked.get(hit.language)
+        if asked is None:
+            asked = self._asked[hit.language] = Asked(" ".join(self.queries), hit.language)
+        return excerpt(hit, asked, tokens_max, self.starts_of, self.go_on)
+
+    def merged(self, hits: Iterable[Hit]) -> Iterator[Block]:
+        """Whole passages of one document, in its order, neighbours as one block."""
+        before: Block | None = None
+        for hit in sorted(hits, key=lambda hit: hit.start):
+            block = self.whole(hit)
+            if before and (hit.start <= before.end or hit.passage == before.hits[-1].passage + 1):
+                shared = max(before.end - hit.start, 0)
+                more = hit.text[shared:] if hit.start <= before.end else BETWEEN + hit.text
+                tokens = block.tokens - (len(self.starts_of(hit.text[:shared])) if shared else 0)
+                block = Block(
+                    (*before.hits, hit),
+                    before.start,
+                    max(before.end, hit.end),
+                    before.text + more,
+                    before.tokens + tokens,
+                )
+            elif before:
+                yield before
+            before = block
+        if before:
+            yield before
+
+
+def excerpt_tokens_of(wanted: ContextRequest, config: Config) -> int:
+    return config.context.excerpt_tokens if wanted.excerpt_tokens is None else wanted.excerpt_tokens
+
+
+def per_document_of(wanted: ContextRequest) -> int | None:
+    return 1 if wanted.group_by_document else wanted.per_document
+
+
+def pack(hits: list[Hit], wanted: ContextRequest, packer: Packer, config: Config) -> list[Page]:
+    """The documents to show, best first."""
+    excerpt_tokens, per_document = excerpt_tokens_of(wanted, config), per_document_of(wanted)
+    pages: dict[str, Page] = {}
+    whole_left, misses = WHOLE_SHARE * wanted.token_budget, 0
+    for hit in hits:
+        packer.go_on()
+        if packer.left < (LEAST_TOKENS if pages else 1) or misses >= MISSES_MAX:
+            break
+        if hit.document_id in pages:
+            continue
+        page, block = Page(), packer.whole(hit)
+        long = bool(excerpt_tokens) and block.tokens > excerpt_tokens
+        fits = False
+        if not (long and pages and packer.tokens(block) > whole_left) and (fits := packer.put(page, [block])):
+            whole_left -= page.tokens if long else 0
+        if fits or (long and packer.put(page, [packer.excerpt(hit, excerpt_tokens)])):
+            pages[hit.document_id] = page
+            misses = 0
+        else:
+            misses += 1
+    misses = 0
+    for page in pages.values():
+        if page.blocks[0].excerpt:
+            packer.put(page, [packer.whole(page.hits[0])])
+    for hit in hits:
+        packer.go_on()
+        if packer.left < LEAST_TOKENS or misses >= MISSES_MAX:
+            break
+        if packer.at_least(hit) > packer.left:
+            continue
+        page = pages.setdefault(hit.document_id, Page())
+        if hit not in page.hits and (per_document is None or len(page.hits) < per_document):
+            misses = 0 if packer.put(page, list(packer.merged([*page.hits, hit]))) else misses + 1
+    return [page for page in pages.values() if page.blocks]
+
+
+def ordered(pages: Sequence[Page], wanted: ContextRequest) -> list[Page]:
+    """Documents without a date come last."""
+    if wanted.order == "relevance":
+        return list(pages)
+    if wanted.order == "position":
+        return sorted(pages, key=lambda page: page.hits[0].document_id)
+    sign = -1 if wanted.order == "newest" else 1
+    dates = [(page, newest_of(values_at(page.hits[0].metadata, wanted.date_key or ""))) for page in pages]
+    dated = sorted(((page, at) for page, at in dates if at is not None), key=lambda one: sign * one[1])
+    return [page for page, _ in dated] + [page for page, at in dates if at is None]
+
+
+def newest_of(values: Sequence[Scalar]) -> int | None:
+    """The newest of the dates among these values."""
+    instants = map(instant_at, values)
+    return max((one for one in instants if one is not None), default=None)
+
+
+class Asked:
+    """The terms of a query in one language, to be looked for in many texts."""
+
+    def __init__(self, query: str, language: str) -> None:
+        self._language = language
+        self._terms = frozenset(query_terms(query, language))
+        self._known: dict[str, frozenset[str]] = {}
+        self._beginnings = {term[: max(2, min(len(term) - 1, STEM_CHARS))] for term in self._terms}
+        self._ascii = all(map(str.isascii, self._terms))
+
+    def places(self, text: str) -> list[tuple[int, frozenset[str]]]:
+        """Where words stand that have some of them, and which."""
+        lowered = text.lower()
+        if not (self._ascii and lowered.isascii()):
+            words = ((match.start(), self._of(match[0])) for match in NOT_SPACE.finditer(text))
+            return [(at, some) for at, some in words if some]
+        # A word begins as its stem does, or at least holds that, as in an identifier: few words need stemming.
+        spaced, found = lowered.translate(SPACES), dict[int, frozenset[str]]()
+        for beginning in self._beginnings:
+            at = spaced.find(beginning)
+            while at >= 0:
+                start, end = spaced.rfind(" ", 0, at) + 1, spaced.find(" ", at)
+                end = end if end >= 0 else len(text)
+                if some := self._of(text[start:end]):
+                    found[start] = some
+                at = spaced.find(beginning, end)
+        return list(found.items())
+
+    def _of(self, word: str) -> frozenset[str]:
+        some = self._known.get(word)
+        if some is None:
+            some = self._known[word] = self._terms.intersection(terms(word, self._language))
+        return some
+
+
+def excerpt(
+    hit: Hit, asked: Asked, tokens_max: int, starts_of: StartsOf, go_on: GoOn = nobody_waits
+) -> Block:
+    """Of a longer passage: the run of sentences with the most words of the query, the first among equals.
+
+    At most `tokens_max` tokens. A single sentence that is longer is cut after a word. Which run is best is judged by
+    characters; only its tokens are counted.
+    """
+    text = hit.text
+    room = len(text) * tokens_max // max(hit.tokens, 1) if hit.tokens else tokens_max * USUAL_TOKEN_CHARS
+    bounds = [0, *(match.end() for match in SENTENCE.finditer(text))]
+    ends = [*bounds[1:], len(text)]
+    words: list[set[str]] = [set() for _ in bounds]
+    for at, some in asked.places(text):
+        words[bisect_right(bounds, at) - 1] |= some
+    best, best_words = 0, -1
+    go_on()
+    for first, start in enumerate(bounds):
+        if not words[first] and best_words >= 0:
+            continue
+        last = max(first + 1, bisect_right(ends, start + room))
+        count = len(words[first].union(*words[first + 1 : last]))
+        if count > best_words:
+            best, best_words = first, count
+    start = bounds[best]
+    piece = text[start : start + 2 * room]
+    starts = starts_of(piece)
+    limit = start + after_tokens(piece, starts, 0, tokens_max)
+    whole = bisect_right(ends, limit)
+    cut = text[start : ends[whole - 1] if whole > best else limit].rstrip()
+    tokens = bisect_left(starts, len(cut)) + 1  # and the mark behind it
+    return Block((hit,), hit.start + start, hit.start + start + len(cut), cut, tokens, excerpt=True)
+
+
+def after_tokens(text: str, starts: Sequence[int], begin: int, tokens: int) -> int:
+    """Where so many tokens from `begin` end: at the last white space before the next one, if there is any."""
+    next_token = bisect_left(starts, begin) + tokens
+    if next_token >= len(starts):
+        return len(text)
+    end = starts[next_token]
+    return next((at for at in range(end, begin, -1) if text[at - 1].isspace()), end)
+
+
+def title_of(block: Block) -> str:
+    first = block.hits[0]
+    title, heading = first.title or first.document_id, first.heading
+    # An excerpt is short: the path to its section would take as many tokens again.
+    if block.excerpt or not heading or heading == title:
+        return title
+    if heading.startswith(title + PATH_SEPARATOR):  # the page's own heading is its title
+        return heading
+    return title + PATH_SEPARATOR + heading
+
+
+def shown(block: Block, text: str | None = None) -> Shown:
+    """What the block's frame says; `text`, to see how much the rest of it takes."""
+    first = block.hits[0]
+    if text is None:
+        text = block.text + (CUT_MARK if block.excerpt else "")
+    return Shown(
+        title_of(block),
+        first.heading,
+        first.document_id,
+        text,
+        block.start,
+        block.end,
+        max(hit.score for hit in block.hits),
+    )

@@ -1,0 +1,205 @@
+"""Metadata as people send it: what is accepted, how much of it, and changes to what is stored.
+
+Metadata is JSON and comes back as it was sent. Filters see the values in it under dotted paths (`indexes/base/paths`).
+Errors name the path; `where` is the place of the metadata in the request.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from indexes.base.errors import InvalidInput, TooLarge
+from indexes.base.model import Metadata, Scalar
+from indexes.base.paths import leaves
+from indexes.filters.dates import instant_of_date
+from indexes.filters.grammar import fits
+from retrieval.access.auth import ACL
+from retrieval.base.settings import Config
+from retrieval.wire.decoding import decode_part
+
+RAW_FACTOR = 16  # of the bytes that may be stored: white space, escapes and nulls are not
+SECOND_US = 1_000_000
+EXPIRES_MS_MAX = 253_402_300_799_999  # the end of the year 9999
+SECONDS_MAX = 2**63 / SECOND_US  # 290,000 years
+PATH_CHARS_MAX = 512  # each path is the name of a column of the filter index
+PATH_CHARS_SHOWN = 100
+DEPTH_MAX = 32  # objects and lists inside one another: recursion needs a bound
+
+
+def metadata_of(raw: msgspec.Raw, where: str, config: Config) -> Metadata:
+    """What a request has as metadata, checked by `check_metadata`. Raises TooLarge before decoding far too much."""
+    most = RAW_FACTOR * config.limits.metadata_bytes_max
+    if len(raw) > most:
+        raise TooLarge(f"{where} has {len(raw)} bytes, at most {most} are read", param=where)
+    return check_metadata(decode_part(raw, dict[str, Any], where), where)
+
+
+def check_metadata(metadata: Metadata, where: str) -> Metadata:
+    """The same metadata. Raises InvalidInput for what cannot be stored or compared: integers beyond 64 bits, NUL
+    characters, long paths, and deep nesting."""
+    for path, value, depth in _nodes(metadata):
+        fault = None
+        if len(path) > PATH_CHARS_MAX:
+            fault = f"is a path of more than {PATH_CHARS_MAX} characters"
+        elif depth > DEPTH_MAX:
+            fault = f"is nested too deep, at most {DEPTH_MAX} objects and lists"
+        elif "\0" in path:
+            fault = "has a NUL character in its key"
+        elif isinstance(value, str) and "\0" in value:
+            fault = "holds a NUL character"
+        elif isinstance(value, int) and not fits(value):
+            fault = "does not fit into 64 bits"
+        if fault:
+            shown = path if len(path) <= PATH_CHARS_MAX else f"{path[:PATH_CHARS_SHOWN]}..."
+            raise InvalidInput(f"{where}.{shown} {fault}", param=f"{where}.{shown}")
+    return metadata
+
+
+def patched(metadata: Metadata, patch: Metadata) -> Metadata:
+    """The metadata after a JSON merge patch (RFC 7396); the very same where the patch changes nothing.
+
+    A null removes a key and all below it, an object changes what is below its key, and anything else takes the place of
+    a key and all below it. A key with dots means an object in an object, in the patch and in what is stored.
+    """
+    changed = copy.deepcopy(metadata)
+    _merge(changed, patch)
+    return metadata if same(changed, metadata) else changed
+
+
+def check_acl(metadata: Metadata, where: str) -> None:
+    """Raises InvalidInput for an `acl` that is no list of groups: an empty list would be no value, and so visible to
+    all."""
+    groups = metadata.get(ACL)
+    listed = [one for one in (groups if isinstance(groups, list) else [groups]) if one is not None]
+    nested = any(key.startswith(f"{ACL}.") for key in metadata)
+    if nested or (groups is not None and not (listed and all(isinstance(one, str) for one in listed))):
+        place = f"{where}.{ACL}"
+        raise InvalidInput(f"{place} must list the groups that may see the document", param=place)
+
+
+def check_limits(title: str, metadata: Metadata, where: str, config: Config) -> None:
+    """Raises TooLarge, and InvalidInput for `acl`. Title and metadata share a limit: both are read again with each
+    hit."""
+    check_acl(metadata, where)
+    limits = config.limits
+    paths = {key: [path for path, _ in leaves({key: value})] for key, value in metadata.items()}
+    sizes = {key: len(msgspec.json.encode(value)) for key, value in metadata.items()}
+    bytes_all = len(msgspec.json.encode((title, metadata)))
+    for unit, most, of_each, total in (
+        ("bytes with the title", limits.metadata_bytes_max, sizes, bytes_all),
+        ("values", limits.metadata_values_max, {key: len(some) for key, some in paths.items()}, None),
+        (
+            "different keys",
+            limits.metadata_keys_max,
+            {key: len({*some}) for key, some in paths.items()},
+            None,
+        ),
+    ):
+        found = sum(of_each.values()) if total is None else total
+        if found > most:
+            key = max(of_each, key=of_each.__getitem__, default="")
+            share = f"; {of_each[key]} of them are in {key!r:.100}" if of_each else ""
+            raise TooLarge(f"{where} has {found} {unit}, at most {most} are allowed{share}", param=where)
+
+
+def instant_at(value: Scalar) -> int | None:
+    """In microseconds since 1970: an ISO 8601 date, UTC unless it says otherwise, or a number of seconds. None for what
+    is neither."""
+    if isinstance(value, str):
+        return instant_of_date(value)
+    return None if isinstance(value, bool) or not abs(value) < SECONDS_MAX else int(value * SECOND_US)
+
+
+def expires_ms_of(value: str | int | None, where: str) -> int | None:
+    """In milliseconds since 1970: an ISO 8601 date, UTC unless it says otherwise, or the milliseconds themselves."""
+    if value is None:
+        return None
+    micros = instant_of_date(value) if isinstance(value, str) else 1000 * value
+    if micros is None or not 0 <= micros // 1000 <= EXPIRES_MS_MAX:
+        raise InvalidInput(
+            f"{where} must be a date such as 2027-01-31T12:00:00Z, or milliseconds since 1970, found {value!r:.40}",
+            param=where,
+        )
+    return micros // 1000
+
+
+def date_of(instant_ms: int) -> str:
+    """As `expires_ms_of` reads it."""
+    date = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=instant_ms)
+    return date.isoformat(timespec="milliseconds" if instant_ms % 1000 else "seconds").replace("+00:00", "Z")
+
+
+def same(one: Metadata, other: Metadata) -> bool:
+    """Whether they are equal as JSON, in any order. To Python 1, 1.0 and True are equal."""
+    return msgspec.json.encode(one, order="sorted") == msgspec.json.encode(other, order="sorted")
+
+
+def _nodes(metadata: Metadata) -> Iterator[tuple[str, object, int]]:
+    """Everything in it, objects and lists before what they hold, with its path and depth."""
+    for key, value in metadata.items():
+        yield from _nodes_of(value, key, 1)
+
+
+def _nodes_of(value: object, path: str, depth: int) -> Iterator[tuple[str, object, int]]:
+    yield path, value, depth
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _nodes_of(inner, f"{path}.{key}", depth + 1)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _nodes_of(inner, path, depth + 1)
+
+
+def _merge(tree: Metadata, patch: Metadata) -> None:
+    """Removals come first, so that {"a": null, "a.b": 1} leaves a.b."""
+    for key, value in patch.items():
+        if not isinstance(value, dict):
+            _remove(tree, key)
+    for key, value in patch.items():
+        inside, rest = _inside(tree, key)
+        if isinstance(value, dict):
+            _merge_object(inside, rest, value)
+        elif value is not None:
+            inside[rest] = value
+
+
+def _merge_object(tree: Metadata, key: str, patch: Metadata) -> None:
+    dotted = {one.removeprefix(f"{key}."): one for one in tree if one.startswith(f"{key}.")}
+    if key not in tree and dotted:  # stored flat, as all metadata once was
+        flat = {rest: tree.pop(one) for rest, one in dotted.items()}
+        _merge(flat, patch)
+        tree |= {f"{key}.{rest}": value for rest, value in flat.items()}
+        return
+    if not isinstance(tree.get(key), dict):
+        tree[key] = {}
+    for path, value, _ in _nodes(patch):
+        if not isinstance(value, dict):
+            for one in [one for one in dotted.values() if _covers(f"{key}.{path}", one)]:
+                tree.pop(one, None)
+    _merge(tree[key], patch)
+
+
+def _remove(tree: Metadata, path: str) -> None:
+    """Remove what is at a path and below it, however its keys are spelled."""
+    for key in list(tree):
+        if _covers(path, key):
+            del tree[key]
+        elif path.startswith(f"{key}.") and isinstance(tree[key], dict):
+            _remove(tree[key], path[len(key) + 1 :])
+
+
+def _inside(tree: Metadata, path: str) -> tuple[Metadata, str]:
+    """The innermost object that a path leads into, and the rest of the path."""
+    for key, value in tree.items():
+        if path.startswith(f"{key}.") and isinstance(value, dict):
+            return _inside(value, path[len(key) + 1 :])
+    return tree, path
+
+
+def _covers(path: str, key: str) -> bool:
+    return key == path or key.startswith(f"{path}.")

@@ -1,0 +1,190 @@
+"""Files that clients upload through OpenAI's API, kept until they are deleted or expire.
+
+    data/openai.files/file-<24 hex digits>      mode 0600; no collection can have the folder's name
+        {"version": 1, "id": "file-...", "filename": "refunds.md", ...}     one line, then the bytes as they came
+
+A file that is attached to a vector store becomes a document of that collection, and stays one when its upload expires.
+
+Durability: a file that `keep` returned is synced. Bounds: `bytes_max` for all of them on the disk, and `days`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import secrets
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from indexes.base.durable import disk_errors, publish, remove, sync_folder
+from indexes.base.errors import InvalidInput, NearlineError, NotFound, TooLarge
+from retrieval.access.auth import PRINCIPAL
+from retrieval.base.settings import Files as Settings
+
+logger = logging.getLogger(__name__)
+
+FOLDER = "openai.files"
+VERSION = 1
+MODE = 0o600
+ID = re.compile(r"file-[0-9a-f]{24}")
+BLOCK_BYTES = 4096  # what the smallest file takes on a disk
+DAY_S = 86_400
+FORGET_EVERY_S = 3600.0
+
+
+class Upload(msgspec.Struct, frozen=True):
+    """What is known of a file. Times are seconds since 1970. `tenant` is that of the key it was uploaded with."""
+
+    version: int
+    id: str
+    filename: str
+    purpose: str
+    bytes: int
+    created_at: int
+    expires_at: int
+    tenant: str = ""
+
+
+class Uploads:
+    """All uploaded files of a service; of those of another tenant than the caller's, none can be told. Thread-safe;
+    every method waits for the disk."""
+
+    def __init__(self, data: Path, settings: Settings, *, now: Callable[[], float]) -> None:
+        self._folder = data / FOLDER
+        self._settings = settings
+        self._now = now
+        self._changing = threading.Lock()
+
+    def keep(self, filename: str, content: bytes, purpose: str, expires_s: int | None = None) -> Upload:
+        """Raises TooLarge where there is no room. Without `expires_s` it stays for the `days` of the settings."""
+        created = int(self._now())
+        kept_s = self._settings.days * DAY_S if expires_s is None else expires_s
+        made = Upload(
+            VERSION,
+            f"file-{secrets.token_hex(12)}",
+            filename,
+            purpose,
+            len(content),
+            created,
+            created + kept_s,
+            PRINCIPAL.get().tenant,
+        )
+        with self._changing:
+            if not self._folder.is_dir():
+                with disk_errors(self._folder):
+                    self._folder.mkdir(mode=0o700)
+                    sync_folder(self._folder.parent)
+            held = sum(max(size, BLOCK_BYTES) for size in self._sizes().values())
+            if held + max(len(content), BLOCK_BYTES) > self._settings.bytes_max:
+                raise TooLarge(
+                    f"uploaded files have no room left of the {self._settings.bytes_max} bytes allowed for all of them "
+                    "(files.bytes_max); delete some, or wait until they expire",
+                    param="file",
+                )
+            publish(self._folder / made.id, msgspec.json.encode(made) + b"\n" + content, MODE)
+        return made
+
+    def find(self, file_id: str) -> Upload:
+        """Raises NotFound, also for one that has expired."""
+        # Nothing but an id may become part of a path.
+        found = self._upload(file_id) if ID.fullmatch(file_id) else None
+        if found is None:
+            raise gone(file_id)
+        return found
+
+    def read(self, file_id: str) -> tuple[Upload, bytes]:
+        """The file and its bytes. Raises NotFound."""
+        found, path = self.find(file_id), self._folder / file_id
+        with disk_errors(path):
+            try:
+                return found, path.read_bytes().partition(b"\n")[2]
+            except FileNotFoundError:
+                raise gone(file_id) from None
+
+    def listed(self) -> list[Upload]:
+        """Oldest first, without those that have expired."""
+        found = filter(None, map(self._upload, self._sizes()))
+        return sorted(found, key=lambda one: (one.created_at, one.id))
+
+    def remove(self, file_id: str) -> bool:
+        """Durably. Whether it was there."""
+        if not ID.fullmatch(file_id) or self._upload(file_id) is None:
+            return False
+        remove(self._folder / file_id)
+        return True
+
+    def forget_old(self) -> None:
+        """Remove what has expired, and what a kill left of an upload."""
+        with self._changing:
+            if self._folder.is_dir():
+                with disk_errors(self._folder):
+                    for leftover in self._folder.glob(".*.draft"):
+                        leftover.unlink(missing_ok=True)
+            kept = {one.id for one in self.listed()}
+            for name in self._sizes().keys() - kept:
+                remove(self._folder / name)
+
+    async def keep_forgetting(self) -> None:
+        """At once, and then every so often, for ever."""
+        while True:
+            try:
+                await asyncio.to_thread(self.forget_old)
+            except NearlineError as error:
+                logger.warning("expired files are not removed: %s", error)
+            await asyncio.sleep(FORGET_EVERY_S)
+
+    def _upload(self, name: str) -> Upload | None:
+        path = self._folder / name
+        with disk_errors(path):
+            try:
+                with path.open("rb") as file:
+                    upload = decoded(file.readline())
+            except FileNotFoundError:
+                return None
+        tenant = PRINCIPAL.get().tenant
+        hidden = upload is None or upload.expires_at <= self._now() or (tenant and upload.tenant != tenant)
+        return None if hidden else upload
+
+    def _sizes(self) -> dict[str, int]:
+        """Bytes of each file on the disk."""
+        with disk_errors(self._folder):
+            try:
+                with os.scandir(self._folder) as entries:
+                    return {one.name: one.stat().st_size for one in entries if ID.fullmatch(one.name)}
+            except FileNotFoundError:
+                return {}
+
+
+def gone(file_id: str) -> NotFound:
+    message = f"no file {file_id[:64]!r}; it was never uploaded, or has expired"
+    return NotFound(message, param="file_id")
+
+
+def decoded(line: bytes) -> Upload | None:
+    """None for what is no file of ours, or of a later version."""
+    try:
+        upload = msgspec.json.decode(line, type=Upload)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    return upload if upload.version == VERSION else None
+
+
+def text_of(content: bytes, filename: str) -> str:
+    """Raises InvalidInput for what is not text in UTF-8."""
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text:
+        raise InvalidInput(
+            f"the file {filename!r} is neither text in UTF-8 nor named as a PDF or office file",
+            param="file",
+        )
+    if not text.strip():
+        raise InvalidInput(f"the file {filename!r} is empty", param="file")
+    return text

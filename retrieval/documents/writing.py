@@ -1,0 +1,313 @@
+"""Documents in: checked, cut into passages, embedded, and written to the log as one whole.
+
+Documents that the collection holds exactly as they come are recognised by their digests before any of that work, and
+cost a lookup. Everything that can be refused is refused before the first passage is embedded, so a bad document in a
+request leaves none of the others behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from dataclasses import replace
+from functools import partial
+from hashlib import blake2b
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+from msgspec import UNSET, UnsetType
+
+from indexes.base.courtesy import GoOn, give_way, nobody_waits
+from indexes.base.errors import InvalidInput, NearlineError, TooLarge
+from indexes.base.languages import check_language
+from indexes.base.model import Floats, Metadata, NewPassage, Upsert, WriteResult
+from indexes.collection.collection import Collection
+from indexes.filters.grammar import Filter
+from indexes.log.content import DIGEST_BYTES
+from indexes.log.reader import searchable_text
+from retrieval.admission.gates import Entry
+from retrieval.base.cancellation import abandonable
+from retrieval.base.settings import Config, Passages
+from retrieval.documents.chunking import CHUNKING_VERSION, Span, split
+from retrieval.documents.metadata import check_limits, check_metadata, expires_ms_of, metadata_of, patched
+from retrieval.documents.outline import has_literals
+from retrieval.embedding.embedders import Embedder, Embedders
+from retrieval.wire.documents import NewDocument, SentDocument
+from retrieval.wire.vectors import unit_vector, vector_of
+
+T = TypeVar("T")
+
+TITLE_TOKENS_MAX = 48  # of a passage's budget; a longer title is cut for embedding, kept whole for reading
+SPECIAL_TOKENS = 2
+CODE_KEY = (
+    "programming_language"  # in the metadata of a document that is source code; `nearline ingest` sets it
+)
+CODE_VERSION, LITERALS_VERSION = 2, 1  # of the rules that concern those documents alone; see CHUNKING_VERSION
+INLINE_CHARS = 4000  # about a millisecond of work
+# How much of a vector takes as long as a character of text: of its JSON, and of its numbers.
+VECTOR_BYTES_PER_CHAR, VALUES_PER_CHAR = 32, 8
+
+
+async def write_documents(
+    collection: Collection, embedders: Embedders, sent: list[SentDocument], config: Config, entry: Entry
+) -> WriteResult:
+    """All of them or none, synced and searchable when this returns. `entry` is told how far this is.
+
+    Those that are unchanged when this begins are left alone, also where another request changes them meanwhile.
+    Raises InvalidInput or TooLarge naming the field.
+    """
+    chars = sum(len(one.text) + len(one.metadata) + len(one.vector) // VECTOR_BYTES_PER_CHAR for one in sent)
+    dimensions = collection.settings.dimensions
+    documents = await off_loop(chars, lambda: check_documents(sent, dimensions, config))
+    sizes = await off_loop(chars, lambda: {document.id: text_bytes(document) for document in documents})
+    digests = await off_loop(chars, lambda: [digest_of(document, config.passages) for document in documents])
+    known = await asyncio.to_thread(collection.log.digests, [document.id for document in documents])
+    changed = {
+        document.id: digest
+        for document, digest in zip(documents, digests, strict=True)
+        if known.get(document.id) != digest
+    }
+    fresh = [document for document in documents if document.id in changed]
+    entry.expect(sum(sizes[document.id] for document in fresh))
+    if any(document.vector is None for document in fresh):
+        embedder = await embedders.of(collection)
+        upserts = await embed(fresh, embedder, config, embedders.cutting, entry)
+    else:
+        upserts = await off_loop(chars, lambda: [with_vector(document) for document in fresh])
+    upserts = [replace(upsert, digest=changed[upsert.id]) for upsert in upserts]
+    # Also where nothing is left to write: what was found unchanged is searchable when the writer comes to this.
+    # In a thread: languages are found out there, and the first of all loads the detector.
+    result = await asyncio.wrap_future(await asyncio.to_thread(collection.write, upserts))
+    return replace(result, unchanged=len(documents) - len(fresh))
+
+
+async def delete_matching(collection: Collection, condition: Filter) -> WriteResult:
+    """Delete the documents that match now, except those that are replaced before their turn comes.
+
+    They go in commits of at most `commit_ops_max` passages and their documents: others write between them, and memory
+    does not grow with their number. An error in the middle says how many are gone.
+    """
+    snapshot, most = collection.snapshot, collection.options.commit_ops_max
+    passages = await asyncio.to_thread(snapshot.matching, condition)
+    total = WriteResult(snapshot.seq, documents=0, passages=0, tokens=0, deleted=0)
+    for at in range(0, len(passages), most):
+        try:
+            done = await asyncio.wrap_future(collection.delete_holding(passages[at : at + most]))
+        except NearlineError as error:
+            if not total.deleted:
+                raise
+            told = copy.copy(error)
+            told.message += f"; {total.deleted} documents were deleted before, up to seq {total.seq}"
+            raise told from error
+        total = replace(total, seq=done.seq, deleted=total.deleted + done.deleted)
+    return total
+
+
+def text_bytes(document: NewDocument) -> int:
+    """How much of it will be embedded."""
+    return len(document.text.encode()) if document.vector is None else 0
+
+
+def digest_of(document: NewDocument, passages: Passages) -> bytes:
+    """Equal for documents that would be stored alike by one model. The order of metadata keys does not matter."""
+    # Digests are older than passages of code, than languages, and than literal blocks: what has none keeps its digest.
+    code = (CODE_KEY, CODE_VERSION) if is_code(document) else ()
+    literals = () if code or not has_literals(document.text) else (LITERALS_VERSION,)
+    shaped_by = (CHUNKING_VERSION, passages.tokens_max, passages.overlap_tokens, *code, *literals)
+    language = (document.language,) if document.language else ()
+    expires = () if document.expires_ms is None else (document.expires_ms,)
+    encoded = msgspec.msgpack.encode(
+        (document.text, document.title, document.metadata, document.vector or shaped_by, *language, *expires),
+        order="deterministic",
+    )
+    return blake2b(encoded, digest_size=DIGEST_BYTES, person=b"nearline-docum-1").digest()
+
+
+def patch_metadata(
+    collection: Collection,
+    document_id: str,
+    patch: Metadata,
+    config: Config,
+    expires_ms: int | UnsetType | None = UNSET,
+) -> Future[WriteResult]:
+    """Merge into the stored metadata, without embedding again; UNSET leaves the expiry. Raises TooLarge or
+    InvalidInput, through the future, for the result."""
+
+    def change(stored: Upsert) -> Upsert:
+        metadata = patched(stored.metadata, patch)
+        expires = stored.expires_ms if expires_ms is UNSET else expires_ms
+        if metadata is stored.metadata and expires == stored.expires_ms:
+            return stored
+        check_limits(stored.title, check_metadata(metadata, "metadata"), "metadata", config)
+        return replace(stored, metadata=metadata, expires_ms=expires)
+
+    return collection.change(document_id, change)
+
+
+async def off_loop(chars: int, work: Callable[[], T]) -> T:
+    """In a thread, if the text is long enough to hold up every search; a short one is done before a thread wakes."""
+    return work() if chars <= INLINE_CHARS else await asyncio.to_thread(work)
+
+
+def check_documents(documents: list[SentDocument], dimensions: int, config: Config) -> list[NewDocument]:
+    """The documents as they will be stored. Raises InvalidInput or TooLarge for the first bad one."""
+    limits = config.limits
+    if not documents:
+        raise InvalidInput("documents is empty, expected at least one", param="documents")
+    if len(documents) > limits.documents_per_request_max:
+        raise TooLarge(
+            f"{len(documents)} documents in one request, at most {limits.documents_per_request_max} are allowed",
+            param="documents",
+        )
+    seen: dict[str, int] = {}
+    checked = []
+    for at, sent in enumerate(documents):
+        where = f"documents[{at}]"
+        document = NewDocument(
+            id=str(sent.id),
+            text=sent.text,
+            title=sent.title,
+            metadata=metadata_of(sent.metadata, f"{where}.metadata", config),
+            vector=vector_of(sent.vector, dimensions, f"{where}.vector"),
+            language=check_language(sent.language, f"{where}.language") if sent.language else "",
+            expires_ms=expires_ms_of(sent.expires_at, f"{where}.expires_at"),
+        )
+        check_document(document, where, config)
+        if (first := seen.setdefault(document.id, at)) != at:
+            raise InvalidInput(
+                f"{where}.id {document.id!r} is also documents[{first}].id", param=f"{where}.id"
+            )
+        if document.vector is not None:
+            unit_vector(document.vector, dimensions, f"{where}.vector")
+        checked.append(document)
+    return checked
+
+
+def check_document(document: NewDocument, where: str, config: Config) -> None:
+    limits = config.limits
+    if not document.text.strip() and not document.title.strip():
+        raise InvalidInput(f"{where}.text is empty, expected text or a title", param=f"{where}.text")
+    size = len(document.text.encode())
+    if size > limits.document_bytes_max:
+        raise TooLarge(
+            f"{where}.text has {size} bytes, at most {limits.document_bytes_max} are allowed",
+            param=f"{where}.text",
+        )
+    if len(document.id) > limits.id_chars_max:
+        raise TooLarge(f"{where}.id is longer than {limits.id_chars_max} characters", param=f"{where}.id")
+    check_limits(document.title, document.metadata, f"{where}.metadata", config)
+    for name, text in (("id", document.id), ("text", document.text), ("title", document.title)):
+        if "\0" in text:
+            raise InvalidInput(f"{where}.{name} holds a NUL character", param=f"{where}.{name}")
+    if any(character < " " or character == "\x7f" for character in document.id):
+        raise InvalidInput(f"{where}.id holds a control character", param=f"{where}.id")
+    if document.id in (".", ".."):
+        raise InvalidInput(
+            f"{where}.id is {document.id!r}, which clients take out of an address, so that it could not be read back",
+            param=f"{where}.id",
+        )
+
+
+async def embed(
+    documents: list[NewDocument],
+    embedder: Embedder,
+    config: Config,
+    cutting: Callable[[int], Executor],
+    entry: Entry,
+) -> list[Upsert]:
+    """Documents with vectors of their own keep them; the others are chunked, on the threads `cutting` where they are
+    long, and embedded together."""
+
+    def cut(go_on: GoOn) -> list[list[Piece]]:
+        def step() -> None:
+            go_on()
+            give_way()
+
+        return [chunk(document, embedder, config, step) for document in documents]
+
+    chars = sum(len(one.text) + len(one.vector or ()) // VALUES_PER_CHAR for one in documents)
+    if chars <= INLINE_CHARS:
+        pieces = [chunk(document, embedder, config) for document in documents]
+    else:
+        pieces = await abandonable(cut, threads=cutting(chars))
+    texts = [piece.embedded for spans in pieces for piece in spans]
+    vectors = await embedder.documents(texts, entry.advance) if texts else np.empty((0, 0), np.float32)
+    return await off_loop(chars, lambda: assemble(documents, pieces, vectors))
+
+
+def assemble(documents: list[NewDocument], pieces: list[list[Piece]], vectors: Floats) -> list[Upsert]:
+    """Documents with their passages; `vectors` [passages, dimensions] are those of all pieces in order."""
+    upserts, at = [], 0
+    for document, own in zip(documents, pieces, strict=True):
+        if document.vector is not None:
+            upserts.append(with_vector(document))
+            continue
+        upserts.append(upsert_of(document, own, vectors[at : at + len(own)]))
+        at += len(own)
+    return upserts
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """A passage to be: where it lies, and the text that is embedded for it (with the title)."""
+
+    span: Span
+    embedded: str
+
+
+def chunk(
+    document: NewDocument, embedder: Embedder, config: Config, go_on: GoOn = nobody_waits
+) -> list[Piece]:
+    """The document's passages. One that has only a title is one empty passage, found by the title."""
+    if document.vector is not None:
+        return []
+    counter = embedder.counter
+    title = document.title
+    tokens_max = min(config.passages.tokens_max, embedder.encoder.tokens_max - SPECIAL_TOKENS)
+    if not document.text.strip():
+        starts = counter.starts(title)
+        return [Piece(Span(0, 0), title if len(starts) <= tokens_max else title[: starts[tokens_max]])]
+    title_starts = counter.starts(title) if title else ()
+    if len(title_starts) > TITLE_TOKENS_MAX:
+        title = title[: title_starts[TITLE_TOKENS_MAX]]
+    room = embedder.encoder.tokens_max - SPECIAL_TOKENS - min(len(title_starts), TITLE_TOKENS_MAX)
+    tokens_max = min(tokens_max, room)
+    overlap = min(config.passages.overlap_tokens, tokens_max // 4)
+    starts_of = partial(counter.starts, go_on=go_on)
+    spans = split(
+        document.text, starts_of, tokens_max=tokens_max, overlap_tokens=overlap, code=is_code(document)
+    )
+    return [Piece(span, searchable_text(title, document.text[span.start : span.end])) for span in spans]
+
+
+def is_code(document: NewDocument) -> bool:
+    return bool(document.metadata.get(CODE_KEY))
+
+
+def upsert_of(document: NewDocument, pieces: list[Piece], vectors: Floats) -> Upsert:
+    passages = tuple(
+        NewPassage(piece.span.start, piece.span.end, piece.span.tokens, vector, piece.span.heading)
+        for piece, vector in zip(pieces, vectors, strict=True)
+    )
+    return upsert(document, passages)
+
+
+def with_vector(document: NewDocument) -> Upsert:
+    """A document that brings its vector is one passage, whatever its length."""
+    assert document.vector is not None
+    vector = unit_vector(document.vector, len(document.vector), "vector")
+    return upsert(document, (NewPassage(0, len(document.text), 0, vector),))
+
+
+def upsert(document: NewDocument, passages: tuple[NewPassage, ...]) -> Upsert:
+    return Upsert(
+        document.id,
+        document.text,
+        document.title,
+        document.metadata,
+        passages,
+        language=document.language,
+        expires_ms=document.expires_ms,
+    )

@@ -1,0 +1,194 @@
+"""Errors in the shape that each dialect's clients read. The path alone decides, so that an unknown path below a
+dialect's, a wrong method or a broken body are answered in it too.
+
+    OpenAI   {"error": {"message", "type", "param", "code"}}
+    Ollama   {"error": "..."}
+    TEI      {"error": "...", "error_type": "Validation"}
+    Cohere   {"message": "..."}
+    Jina     {"detail": "...", "message": "..."}      `message` for clients of Cohere's first version, on the same path
+    ours     everywhere else: `retrieval/wire/errors.py`
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+from aiohttp import web
+
+from indexes.base.errors import InvalidInput, NearlineError, NotFound, TooLarge
+from retrieval.embedding.results import TooLong
+from retrieval.wire import errors
+
+NAME_CHARS_SHOWN = 200  # of a model that a request asks for in vain
+
+
+class ModelNotFound(NotFound):
+    """A request names a model that is not there. `name` as the client wrote it, `known` what it could have written."""
+
+    def __init__(self, name: str, known: list[str]) -> None:
+        self.name = name[:NAME_CHARS_SHOWN]
+        listed = ", ".join(known) or "none; nearline export-model makes one"
+        super().__init__(f"the model '{self.name}' does not exist; models here: {listed}", param="model")
+
+
+class NoReranker(NotFound):
+    """A request wants texts reranked, and no model for that is configured."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "no reranker is configured: name an exported cross-encoder in rerank.model", param="model"
+        )
+
+
+class NoTokenVectors(NotFound):
+    """A request wants a vector for each token, and models give one for each text."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "no vectors of tokens: the models here pool inside their graphs; /embed gives the vector of each text"
+        )
+
+
+class EmptyInput(InvalidInput):
+    """There is no text to embed."""
+
+
+class OpenAIErrorDetail(msgspec.Struct):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class OpenAIErrorBody(msgspec.Struct):
+    error: OpenAIErrorDetail
+
+
+class OllamaErrorBody(msgspec.Struct):
+    error: str
+
+
+class CohereErrorBody(msgspec.Struct):
+    message: str
+
+
+class JinaErrorBody(msgspec.Struct):
+    detail: str
+    message: str
+
+
+class TeiErrorBody(msgspec.Struct):
+    error: str
+    error_type: str
+
+
+def response(path: str, error: NearlineError, *, status: int | None = None) -> web.Response:
+    """The answer to a request on `path` that failed. `status` is ours, where the error's class does not say it."""
+    dialect = dialect_of(path)
+    if dialect is None:
+        return errors.response(error, status=status)
+    theirs = dialect.status(error, status or errors.status_of(error))
+    return web.Response(
+        body=msgspec.json.encode(dialect.body(error, theirs)),
+        status=theirs,
+        content_type="application/json",
+        headers=errors.error_headers(error),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How one family of clients reads errors. `paths` and all below them are the dialect's."""
+
+    paths: tuple[str, ...]
+    body: Callable[[NearlineError, int], msgspec.Struct]
+    statuses: Mapping[int, int]  # theirs by ours, where they differ
+    kinds: Mapping[type[NearlineError], int] = field(default_factory=dict)  # and of single errors
+
+    def status(self, error: NearlineError, ours: int) -> int:
+        # Too many inputs are 413 to us, as a body too large is; most dialects know 413 for the body alone.
+        if ours == 413 and error.param == "body":
+            return ours
+        return self.kinds.get(type(error)) or self.statuses.get(ours, ours)
+
+
+@functools.lru_cache(maxsize=1024)
+def dialect_of(path: str) -> Dialect | None:
+    """Whose path it is; None for ours."""
+    for dialect in (OPENAI, OLLAMA, TEI, COHERE, JINA):
+        if any(path == own or path.startswith(f"{own}/") for own in dialect.paths):
+            return dialect
+    return None
+
+
+def openai_body(error: NearlineError, status: int) -> OpenAIErrorBody:
+    message, param, code = error.message, error.param, None
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    match error:
+        case ModelNotFound():
+            code = "model_not_found"
+        case TooLong():
+            # Gateways tell this error from others by these words or by the code.
+            message = f"This model's maximum context length is {error.tokens_max} tokens: {message}"
+            param, code = "input", "context_length_exceeded"
+        case _ if status == 429:
+            kind, code = "rate_limit_error", "rate_limit_exceeded"
+    return OpenAIErrorBody(OpenAIErrorDetail(message, kind, param, code))
+
+
+def ollama_body(error: NearlineError, status: int) -> OllamaErrorBody:
+    match error:
+        case ModelNotFound():
+            return OllamaErrorBody(f"model '{error.name}' not found")  # word for word: clients look for it
+        case TooLong():
+            return OllamaErrorBody(f"input length exceeds maximum context length: {error.message}")
+        case _:
+            return OllamaErrorBody(error.message)
+
+
+def tei_body(error: NearlineError, status: int) -> TeiErrorBody:
+    match error:
+        case EmptyInput():
+            return TeiErrorBody(f"Input validation error: {error.message}", "Empty")
+        case TooLong():
+            limit = f"`inputs` must have less than {error.tokens_max} tokens"
+            return TeiErrorBody(f"Input validation error: {limit}: {error.message}", "Validation")
+        case TooLarge():
+            return TeiErrorBody(error.message, "Validation")
+        case InvalidInput():
+            return TeiErrorBody(f"Input validation error: {error.message}", "Validation")
+    match status:
+        case 424:
+            return TeiErrorBody(f"Backend error: {error.message}", "Backend")
+        case 429:
+            return TeiErrorBody("Model is overloaded", "Overloaded")
+        case 503:
+            return TeiErrorBody(error.message, "Unhealthy")
+        case _:
+            return TeiErrorBody(error.message, "Validation")
+
+
+def cohere_body(error: NearlineError, status: int) -> CohereErrorBody:
+    return CohereErrorBody(error.message)
+
+
+def jina_body(error: NearlineError, status: int) -> JinaErrorBody:
+    return JinaErrorBody(error.message, error.message)
+
+
+OPENAI_PATHS = "/v1/embeddings /v1/models /v1/vector_stores /v1/files"
+OPENAI = Dialect(tuple(OPENAI_PATHS.split()), openai_body, {413: 400, 422: 400})
+OLLAMA = Dialect(("/api",), ollama_body, {413: 400, 422: 400, 429: 503})
+# With what TEI serves and Nearline does not (yet), so that its clients read why.
+TEI_PATHS = "/ /embed /embed_all /embed_sparse /rerank /predict /similarity /tokenize /decode /info /health"
+TEI = Dialect(
+    tuple(TEI_PATHS.split()),
+    tei_body,
+    {409: 424, 500: 424, 507: 424},
+    {EmptyInput: 400, ModelNotFound: 424, NoReranker: 424, NoTokenVectors: 424},
+)
+COHERE = Dialect(("/v2",), cohere_body, {413: 400, 422: 400})
+JINA = Dialect(("/v1/rerank",), jina_body, {413: 400, 422: 400})

@@ -1,0 +1,65 @@
+"""What the application carries: one typed key for each part, defined once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from indexes.directory.catalog import Catalog
+from retrieval.access.auth import Keys, Needed
+from retrieval.access.limits import Limiter
+from retrieval.admission.ceiling import Ceiling, Held
+from retrieval.admission.gates import Entry, Gates, Load
+from retrieval.base.cancellation import Stopping
+from retrieval.base.config import Config
+from retrieval.cache import SharedStore
+from retrieval.context.llm import LanguageModel
+from retrieval.documents.extracting import Texts
+from retrieval.documents.uploads import Uploads
+from retrieval.embedding.embedders import Embedders
+from retrieval.observe.metrics import Metrics
+from retrieval.search.pipeline import Pipeline
+from retrieval.search.reranking import Reranker
+from retrieval.upkeep.feedback import Feedback
+from retrieval.upkeep.frequent import Frequent
+from retrieval.upkeep.query_log import QueryLog
+from retrieval.upkeep.starting import Start
+from retrieval.upkeep.tasks import Tasks
+
+CONFIG = web.AppKey("CONFIG", Config)
+FOLDERS = web.AppKey[tuple[Path, ...]]("FOLDERS")  # of data and models: no answer says where they lie
+METRICS = web.AppKey("METRICS", Metrics)
+KEYS = web.AppKey("KEYS", Keys)
+LIMITER = web.AppKey("LIMITER", Limiter)
+SCOPES = web.AppKey[Mapping[object, Needed]]("SCOPES")  # what each handler asks for
+CEILING = web.AppKey("CEILING", Ceiling)
+BODY = web.RequestKey("BODY", bytes)  # of a request whose body came after its head
+HELD = web.RequestKey("HELD", Held)
+GATES = web.AppKey("GATES", Gates)
+ENTRY = web.RequestKey("ENTRY", Entry)  # of a request of some class
+LOADS = web.AppKey[Mapping[object, Load]]("LOADS")  # the class of each handler that has one
+CATALOG = web.AppKey("CATALOG", Catalog)
+SHARED = web.AppKey[SharedStore | None]("SHARED")  # what services share; None where there is no Redis
+EMBEDDERS = web.AppKey("EMBEDDERS", Embedders)
+PIPELINE = web.AppKey("PIPELINE", Pipeline)
+RERANKER = web.AppKey[Reranker | None]("RERANKER")  # None where none is configured, or it cannot be loaded
+LLM = web.AppKey("LLM", LanguageModel)
+QUERY_LOG = web.AppKey("QUERY_LOG", QueryLog)
+FREQUENT = web.AppKey("FREQUENT", Frequent)
+FEEDBACK = web.AppKey("FEEDBACK", Feedback)
+UPLOADS = web.AppKey("UPLOADS", Uploads)
+TEXTS = web.AppKey("TEXTS", Texts)  # of uploads
+USED = web.AppKey(
+    "USED", dict[str, float]
+)  # when collections were used last, as far as store_expiry has not kept it
+TASKS = web.AppKey("TASKS", Tasks)
+API = web.AppKey("API", dict[str, Any])
+READY = web.AppKey("READY", dict[str, bool])
+RELOADED = web.AppKey[list[Callable[[], None]]]("RELOADED")  # what to do when CONFIG has changed
+START = web.AppKey("START", Start)
+STOPPING = web.AppKey("STOPPING", Stopping)
+FAILED = web.AppKey("FAILED", asyncio.Event)  # set when the storage has failed and the service has to leave

@@ -1,0 +1,246 @@
+"""How risky an action is, going by how the most similar past events ended.
+
+    risk = (prior_events * base_rate + sum of the similarities of the bad neighbors)
+         / (prior_events             + sum of the similarities of all neighbors)
+
+A beta-binomial estimate in which each neighbor counts as that part of an event which it is similar: an identical one as
+one event, an unrelated one as none. Its prior is the share of bad outcomes in the whole collection, worth
+`prior_events`, so that few or distant neighbors say little more than that share.
+
+Similarity is the score of weighted fusion: meaning from where unrelated texts are, and words, as parts of what an equal
+text would have. The relevance of a hit says less here: it asks how far a hit is ahead of the tenth, and ten equal
+events in the past are no reason to trust none. docs/assess.md has what this was measured on, and what was tried.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from indexes.base.errors import InvalidInput
+from indexes.base.model import Metadata, Scalar
+from indexes.base.paths import value_at, values_at
+from indexes.rebuild.shares import wilson
+from retrieval.base.settings import Assess
+from retrieval.wire.assess import Assessment, AssessRequest, Outcome, PastEvent, RemedyOf
+from retrieval.wire.search import Fusion, Hit, SearchAnswer, SearchRequest
+
+EVIDENCE = 3
+REMEDIES_MAX = 3
+Z = 1.645  # nine of ten
+DECIMALS = 4
+TITLE_CHARS = 80
+DEPTH_MAX = 32  # of an alert
+OWN = re.compile(r"\d|://")
+
+Abstained = Literal["nothing_near", "no_outcomes"]
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """Says which outcomes are bad."""
+
+    key: str
+    bad: Sequence[Scalar]
+    bad_from: float | None
+
+    @staticmethod
+    def of(wanted: Outcome | None, settings: Assess) -> Judge:
+        wanted = wanted or Outcome()
+        key = wanted.key or settings.outcome_key
+        if wanted.bad is None and wanted.bad_from is None:
+            return Judge(key, settings.bad, None if settings.bad_from == "none" else settings.bad_from)
+        return Judge(key, wanted.bad or [], wanted.bad_from)
+
+    def is_bad(self, metadata: Metadata) -> bool | None:
+        """None where the outcome is unknown. Of a list one bad value is enough."""
+        outcomes = values_at(metadata, self.key)
+        if not outcomes and metadata.get(self.key) is None:
+            return None
+        return any(map(self._is_bad, outcomes))
+
+    def _is_bad(self, value: Scalar) -> bool:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if number and self.bad_from is not None and float(value) >= self.bad_from:
+            return True
+        # To Python 1 and True are equal.
+        return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in self.bad)
+
+    def filters(self) -> list[dict[str, Any]]:
+        """Two filters: of the events with an outcome, and of those with a bad one."""
+        bad: list[dict[str, Any]] = []
+        if self.bad:
+            bad.append({"type": "in", "key": self.key, "value": list(self.bad)})
+        if self.bad_from is not None:
+            bad.append({"type": "gte", "key": self.key, "value": self.bad_from})
+        return [{"type": "exists", "key": self.key}, {"type": "or", "filters": bad}]
+
+
+def text_of(action: object) -> str:
+    """The text of an action. Of an object its sentences, then its labels as `key: value`, each once. Labels with digits
+    and addresses are left out: times, pods and links are of this alert alone, and push the similar ones away."""
+    if isinstance(action, str):
+        return action.strip()
+    found = dict.fromkeys(leaves(action))
+    sentences = [value for _, value in found if " " in value]
+    labels = [f"{key}: {value}" for key, value in found if " " not in value and not OWN.search(value)]
+    return "\n".join(dict.fromkeys([*sentences, *labels]))
+
+
+def leaves(value: object, key: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
+    """Each text, number and truth value in it with the last key above it, in order. Raises InvalidInput."""
+    if depth > DEPTH_MAX:
+        raise InvalidInput(
+            f"action is nested too deep, at most {DEPTH_MAX} objects and lists", param="action"
+        )
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from leaves(inner, name, depth + 1)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from leaves(inner, key, depth + 1)
+    elif value is not None and (text := str(value).strip()):
+        yield key, text
+
+
+def search_request(wanted: AssessRequest, text: str, neighbors: int) -> SearchRequest:
+    return SearchRequest(
+        query=text,
+        k=neighbors,
+        mode="hybrid",
+        fusion=Fusion(method="weighted"),
+        group_by_document=True,
+        filter=wanted.filter,
+        language=wanted.language,
+        min_seq=wanted.min_seq,
+        deadline_ms=wanted.deadline_ms,
+        cache=wanted.cache,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbor:
+    hit: Hit
+    similarity: float
+    bad: bool | None
+    near: bool
+
+    @property
+    def counted(self) -> bool:
+        return self.near and self.bad is not None
+
+
+def assess(
+    found: SearchAnswer,
+    wanted: AssessRequest,
+    judge: Judge,
+    base_rate: float | None,
+    settings: Assess,
+) -> Assessment:
+    """What the found events say. `base_rate` is None where no event has an outcome. `read_chars` and `cut` are the
+    caller's to set."""
+    near_from = settings.near_from if wanted.near_from is None else wanted.near_from
+    neighbors = neighbors_of(found.hits, judge, near_from)
+    counted = [one for one in neighbors if one.counted]
+    abstained: Abstained | None = None
+    if not any(one.near for one in neighbors):
+        abstained = "nothing_near"
+    elif not counted:
+        abstained = "no_outcomes"
+    worth = sum(one.similarity for one in counted)
+    risk = interval = None
+    if abstained is None and base_rate is not None:
+        risk = risk_of(counted, base_rate, settings.prior_events)
+        interval = [round(end, DECIMALS) for end in wilson(risk, worth + settings.prior_events, Z)]
+    return Assessment(
+        risk_score=None if risk is None else round(risk, DECIMALS),
+        interval=interval,
+        recommendation=recommended(risk, settings),
+        summary=summary(abstained, counted, neighbors, judge, base_rate),
+        abstained=abstained,
+        base_rate=None if base_rate is None else round(base_rate, DECIMALS),
+        events=len(counted),
+        events_worth=round(worth, DECIMALS),
+        evidence=[past_event(one, judge) for one in neighbors[:EVIDENCE]],
+        remedies=remedies_of(neighbors, wanted.remedy_key or settings.remedy_key),
+        read_chars=0,
+        cut=False,
+        receipt=found.receipt,
+        timings_ms=found.timings_ms,
+    )
+
+
+def neighbors_of(hits: list[Hit], judge: Judge, near_from: float) -> list[Neighbor]:
+    """The hits, most similar first as they are."""
+    return [
+        Neighbor(hit, min(1.0, max(0.0, hit.score)), judge.is_bad(hit.metadata), hit.score >= near_from)
+        for hit in hits
+    ]
+
+
+def risk_of(counted: list[Neighbor], base_rate: float, prior_events: float) -> float:
+    worth = sum(one.similarity for one in counted)
+    bad = sum(one.similarity for one in counted if one.bad)
+    return (prior_events * base_rate + bad) / (prior_events + worth)
+
+
+def recommended(risk: float | None, settings: Assess) -> Literal["proceed", "review", "stop"]:
+    if risk is None:
+        return "review"
+    if risk >= settings.stop_from:
+        return "stop"
+    return "review" if risk >= settings.review_from else "proceed"
+
+
+def summary(
+    abstained: Abstained | None,
+    counted: list[Neighbor],
+    neighbors: list[Neighbor],
+    judge: Judge,
+    base_rate: float | None,
+) -> str:
+    if abstained == "nothing_near":
+        return "No past event is similar to this one, so nothing can be said."
+    if abstained == "no_outcomes":
+        near = sum(one.near for one in neighbors)
+        events = "One past event is" if near == 1 else f"{near} past events are"
+        return f"{events} similar to this one, but none has {judge.key!r} in its metadata."
+    bad = [one for one in counted if one.bad]
+    ended = Counter(str(value_at(one.hit.metadata, judge.key)) for one in bad)
+    how = f" ({', '.join(f'{number} {name}' for name, number in ended.most_common(EVIDENCE))})" if bad else ""
+    first = counted[0].hit
+    of_all = f", {base_rate:.0%} of all do" if base_rate is not None else ""
+    return (
+        f"{len(bad)} of {len(counted)} similar past events ended badly{how}{of_all}; the most similar, "
+        f"{shortened(first.title or first.text)!r}, ended with {judge.key}: {value_at(first.metadata, judge.key)}."
+    )
+
+
+def shortened(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= TITLE_CHARS else f"{line[: TITLE_CHARS - 1]}…"
+
+
+def past_event(one: Neighbor, judge: Judge) -> PastEvent:
+    return PastEvent(
+        document_id=one.hit.document_id,
+        title=one.hit.title,
+        text=one.hit.text,
+        metadata=one.hit.metadata,
+        similarity=round(one.similarity, DECIMALS),
+        outcome=value_at(one.hit.metadata, judge.key),
+        bad=one.bad,
+        counted=one.counted,
+    )
+
+
+def remedies_of(neighbors: list[Neighbor], key: str) -> list[RemedyOf]:
+    """Those of the events that are near, whether their outcome is known or not."""
+    events: dict[str, list[str]] = {}
+    for one in neighbors:
+        for remedy in values_at(one.hit.metadata, key) if one.near else []:
+            events.setdefault(str(remedy), []).append(one.hit.document_id)
+    return [RemedyOf(remedy, ids) for remedy, ids in list(events.items())[:REMEDIES_MAX]]

@@ -1,0 +1,381 @@
+"""Why a search did not return a document: the first stage that kept it out, and what decided there.
+
+A cause that needs more than a look at numbers is confirmed by what would follow without it: words that no index holds
+count as the cause only if a passage that had them would be among the hits.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from indexes.base.model import Floats
+from indexes.base.paths import value_at
+from indexes.filters.grammar import Comparison, parse_filter
+from indexes.filters.unmet import Unmet, relaxed
+from indexes.parts.standing import holding
+from retrieval.documents.writing import TITLE_TOKENS_MAX
+from retrieval.embedding.embedders import Embedder
+from retrieval.insight.trail import WORD, Trail, rounded, strings_in, terms_in
+from retrieval.search.relevance import READ_MIN
+from retrieval.wire.explain import Cause
+
+SHOWN_CHARS = 80
+PASSAGES, LISTED_MAX = "other passages", 5
+# Of metadata and of what was cut from a title, to see whether they would have found the document.
+PIECES_MAX, PIECE_WORDS, PIECE_CHARS_MAX = 32, 16, 400
+
+
+def cause_of_rank(trail: Trail) -> Cause:
+    """For a document that is among the hits."""
+    first, plan = trail.first, trail.plan
+    parts = []
+    if first.dense is not None and plan.mode != "lexical":
+        parts.append(f"{ordinal(first.dense_rank)} by meaning (cosine {first.dense:.3f})")
+    if plan.mode != "dense":
+        rows = [row for row in trail.word_rows(first) if row.score]
+        words = ", ".join(f"{row.word} {row.share:.0%}" for row in rows) or "none of its words"
+        place = "last by words" if first.lexical is None else f"{ordinal(first.lexical_rank)} by words"
+        parts.append(f"{place} (BM25 {first.lexical or 0:.3f}: {words})")
+    return Cause(
+        "found",
+        "page",
+        f"it is hit {trail.rank}: its passage {trail.passage.ordinal} is {' and '.join(parts)}",
+        numbers(trail),
+    )
+
+
+def ordinal(rank: int | None) -> str:
+    if rank is None:
+        return "unranked"
+    ending = "th" if rank % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(rank % 10, "th")
+    return f"{rank}{ending}"
+
+
+def counted(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+def numbers(trail: Trail) -> dict[str, Any]:
+    """What most causes have as evidence. `score` is what the best passage has, or would have had as a candidate."""
+    first, plan = trail.first, trail.plan
+    score = trail.score_with(first.dense, first.lexical)
+    if (position := trail.position(first)) is not None:
+        score = float(trail.search.fused.scores[position])
+    found: dict[str, Any] = {
+        "passage": trail.passage.ordinal,
+        "score": rounded(score) if np.isfinite(score) else None,
+        "last_hit_score": rounded(trail.last_score) if np.isfinite(trail.last_score) else None,
+        "dense_rank": first.dense_rank,
+        "lexical_rank": first.lexical_rank,
+        "place": trail.place(first),
+        "k": plan.k,
+        "depth": plan.query.depth,
+        "weight_dense": plan.weight_dense,
+        "share_read": plan.share_read,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+# --- stages before scores ---------------------------------------------------------------------------------------
+
+
+def filtered(trail: Trail, value: dict[str, Any]) -> tuple[Cause, dict[str, Any] | None] | None:
+    """The conditions that the document fails, and the filter without them. `value` is the request's filter, without
+    what its caller may see."""
+    condition = parse_filter(value, conditions_max=sys.maxsize)
+    rest, unmet = relaxed(value, condition, trail.satisfies)
+    if not unmet:
+        return None
+    metadata = trail.target.document.metadata
+    reason = "; ".join(said(one, value_at(metadata, one.condition.key)) for one in unmet)
+    evidence = [
+        {
+            "where": one.where,
+            "condition": msgspec.to_builtins(one.condition),
+            "document_value": value_at(metadata, one.condition.key),
+        }
+        for one in unmet
+    ]
+    return Cause("filtered", "filter", f"the filter leaves it out: {reason}", {"conditions": evidence}), rest
+
+
+def said(unmet: Unmet, value: object) -> str:
+    """`filter.filters[0] asks for lang eq "en", the document has "de"`."""
+    one = unmet.condition
+    wanted = f"{one.type} {shown(one.value)}" if isinstance(one, Comparison) else f"exists {shown(one.value)}"
+    has = f"no {one.key}" if value is None else shown(value)
+    text = f"{unmet.where} asks for {'not ' * unmet.negated}{one.key} {wanted}, the document has {has}"
+    given = [type(side) for side in (getattr(one, "value", None), value)]
+    if (
+        isinstance(one, Comparison)
+        and given[0] is not given[1]
+        and {str, bool} & set(given)
+        and list not in given
+    ):
+        text += "; values compare only with their own kind: string, number or boolean"
+    return text
+
+
+def shown(value: object) -> str:
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "..."
+
+
+def grouped(trail: Trail) -> Cause | None:
+    """Another passage of the document stands for it."""
+    other = trail.target.other_in(trail.search.answer.hits) if trail.plan.request.group_by_document else None
+    if other is None:
+        return None
+    rank, passage = other
+    return Cause(
+        "grouped",
+        "group",
+        f"group_by_document shows one passage of each document, here passage {passage} at rank {rank}",
+        {**numbers(trail), "shown_passage": passage, "shown_rank": rank},
+    )
+
+
+def below_floor(trail: Trail) -> tuple[Cause, dict[str, float]] | None:
+    """A candidate that `min_score` or `min_relevance` dropped, and the floors that would keep it."""
+    position = trail.position(trail.first)
+    if position is None:
+        return None
+    request, fused = trail.plan.request, trail.search.fused
+    values = {"min_score": fused.scores[position], "min_relevance": fused.relevance[position]}
+    floors = {"min_score": request.min_score, "min_relevance": request.min_relevance}
+    lower = {
+        name: float(values[name])
+        for name, floor in floors.items()
+        if floor is not None and not values[name] >= floor
+    }
+    if not lower:
+        return None
+    text = " and ".join(
+        f"{name.removeprefix('min_')} is {value:.4f}, {name} asks for {floors[name]}"
+        for name, value in lower.items()
+    )
+    return Cause("below_floor", "floor", f"its {text}", {**numbers(trail), **floors, "has": lower}), lower
+
+
+# --- candidates and scores --------------------------------------------------------------------------------------
+
+
+def missed_by_index(trail: Trail) -> Cause | None:
+    """Exact search would have found it, the indexes did not."""
+    plan, first = trail.plan, trail.first
+    if first.dense is None or first.dense_rank is None or plan.request.exact:
+        return None
+    position = trail.position(first)
+    candidates = trail.search.fused.candidates
+    if position is not None and candidates.dense_ranks[position] >= 0:
+        return None
+    wanted = plan.k if plan.mode == "dense" else plan.query.depth
+    if first.dense_rank > wanted or trail.score_with(first.dense, first.lexical) < trail.last_score:
+        return None
+    if position is not None and plan.weight_dense is not None:
+        return None  # weighted fusion scored it all the same
+    evidence = {**numbers(trail), "tier": first.tier}
+    cold = first.cold_list
+    if first.tier == "cold" and candidates.cold_skipped:
+        how = f"the cold tier, where it is, was not searched: {candidates.cold_skipped}"
+        evidence["cold_skipped"] = candidates.cold_skipped
+    elif cold is not None and not candidates.cold_skipped:
+        how = (
+            f"it is in list {cold.number}, the {ordinal(cold.place)} nearest to the query of {cold.lists}; "
+            f"{cold.always_read} are always read, others where they promise more"
+        )
+        evidence |= {
+            "list": cold.number,
+            "list_place": cold.place,
+            "lists": cold.lists,
+            "lists_always_read": cold.always_read,
+        }
+    else:
+        how = f"the {first.tier} tier is searched approximately, and this search missed it"
+    reason = f"exact search has it in place {first.dense_rank} by meaning, but {how}"
+    return Cause("missed_by_index", "candidates", reason, evidence)
+
+
+def unread_query(trail: Trail) -> Cause | None:
+    """Dense search of a query that the model cannot read."""
+    plan = trail.plan
+    if plan.mode != "dense" or plan.share_read is None or plan.share_read >= READ_MIN:
+        return None
+    # Of such a query cosines are no evidence, but its words may stand in the metadata as they are.
+    words = set(WORD.findall((plan.request.query or "").lower()))
+    if words <= set(WORD.findall(" ".join(strings_in(trail.target.document.metadata)).lower())):
+        return elsewhere(trail, "metadata", "all words of the query stand", sorted(words))
+    return Cause(
+        "unread_query",
+        "candidates",
+        f"the model reads {plan.share_read:.0%} of this query, and mode dense has nothing else to go by",
+        numbers(trail),
+    )
+
+
+async def own_vector(trail: Trail, embedder: Embedder) -> Cause | None:
+    """It brought a vector of its own, and that of its text would have found it."""
+    plan, first, passage = trail.plan, trail.first, trail.passage
+    vector = plan.query.vector
+    if passage.tokens or not passage.text or vector is None or first.dense is None:
+        return None
+    (of_text,) = await embedder.documents([f"{passage.title}\n{passage.text}".strip()])
+    similarity = float(of_text @ vector)
+    if similarity <= first.dense or trail.score_with(similarity, first.lexical) < trail.last_score:
+        return None
+    return Cause(
+        "own_vector",
+        "candidates",
+        f"it was written with a vector of its own, whose cosine with the query is {first.dense:.3f}; "
+        f"that of its text would be {similarity:.3f}, enough to be a hit",
+        {**numbers(trail), "own_cosine": rounded(first.dense), "text_cosine": rounded(similarity)},
+    )
+
+
+def words_elsewhere(trail: Trail) -> Cause | None:
+    """The query's words stand where no index looks, or in other passages; with them, it would be a hit."""
+    first = trail.first
+    lacking = {word: own for word, own in trail.words.items() if not any(one in first.gains for one in own)}
+    for place, held in places_of(trail, {one for own in lacking.values() for one in own}).items():
+        words = {word: [one for one in own if one in held] for word, own in lacking.items()}
+        words = {word: own for word, own in words.items() if own}
+        gain = sum(first.lacks.get(one, 0.0) for own in words.values() for one in own)
+        if gain and trail.score_with(first.dense, (first.lexical or 0.0) + gain) >= trail.last_score:
+            named = ", ".join(map(repr, words))
+            cause = elsewhere(trail, place, f"{named} {'stand' if len(words) > 1 else 'stands'}", list(words))
+            if place == PASSAGES:
+                cause.evidence["passages"] = {
+                    word: sorted({ordinal for one in own for ordinal in held[one]})[:LISTED_MAX]
+                    for word, own in words.items()
+                }
+            return cause
+    return None
+
+
+def places_of(trail: Trail, lacking: set[str]) -> dict[str, dict[str, list[int]]]:
+    """Where else the document may have words that the best passage lacks: which of these terms are there, and in which
+    passages."""
+    passage, ids = trail.passage, trail.target.ids
+    metadata = "\n".join(strings_in(trail.target.document.metadata))
+    others = holding(trail.prepared, np.array(ids, np.int64), lacking)
+    return {
+        "metadata": {key: [] for key in lacking & terms_in(metadata, passage.language)},
+        "headings": {key: [] for key in lacking & terms_in(passage.heading, passage.language)},
+        PASSAGES: {term: [ids.index(one) for one in held.tolist()] for term, held in others.items()},
+    }
+
+
+async def meant_elsewhere(trail: Trail, embedder: Embedder) -> Cause | None:
+    """By meaning: what was cut from the title, or metadata, embedded by itself, would be a hit."""
+    vector, title = trail.plan.query.vector, trail.passage.title
+    starts = embedder.counter.starts(title) if title and trail.passage.tokens else ()
+    pieces = [("metadata", text[:PIECE_CHARS_MAX]) for text in strings_in(trail.target.document.metadata)]
+    if len(starts) > TITLE_TOKENS_MAX:
+        words = title[starts[TITLE_TOKENS_MAX] :].split()
+        pieces += [
+            ("title", " ".join(words[at : at + PIECE_WORDS])) for at in range(0, len(words), PIECE_WORDS // 2)
+        ]
+    pieces = pieces[:PIECES_MAX]
+    if not pieces or vector is None:
+        return None
+    similarities: Floats = await embedder.documents([text for _, text in pieces]) @ vector
+    best = int(np.argmax(similarities))
+    (place, text), similarity = pieces[best], float(similarities[best])
+    if similarity < trail.last_score or similarity <= (trail.first.dense or -1.0):
+        return None
+    return elsewhere(trail, place, f"{text[:SHOWN_CHARS]!r} (cosine {similarity:.3f}) stands", [text])
+
+
+WHERE = {
+    "title": f"beyond the first {TITLE_TOKENS_MAX} tokens of its title, which are all that is embedded of a title",
+    "metadata": "in its metadata, which filters read and searches do not",
+    "headings": "in the headings above the passage, which are shown with it but not searched",
+    PASSAGES: "in other passages of the document: no single one has what the query asks for",
+}
+
+
+def elsewhere(trail: Trail, place: str, what: str, words: list[str]) -> Cause:
+    evidence = {**numbers(trail), "where": place, "words": words}
+    return Cause("words_elsewhere", "candidates", f"{what} {WHERE[place]}", evidence)
+
+
+def missing_terms(trail: Trail) -> Cause | None:
+    """Words decide, and it has none of the query's."""
+    plan = trail.plan
+    unread = plan.share_read is not None and plan.share_read < READ_MIN
+    if plan.mode == "dense" or (plan.mode == "hybrid" and not unread) or trail.first.lexical is not None:
+        return None
+    language = trail.passage.language
+    rows = trail.word_rows(trail.first)
+    near = {row.word: row.near for row in rows if row.near}
+    reason = f"words decide here, and it holds none of {', '.join(repr(row.word) for row in rows)}"
+    if near:
+        reason += "; but it holds " + ", ".join(f"{own!r} for {word!r}" for word, own in near.items())
+    if language and trail.query_language and language != trail.query_language:
+        reason += f"; it is in language {language!r}, the query in {trail.query_language!r}"
+    evidence = {
+        **numbers(trail),
+        "words": [row.word for row in rows],
+        "near": near,
+        "language": language,
+        "query_language": trail.query_language,
+    }
+    return Cause("missing_terms", "candidates", reason, evidence)
+
+
+def beyond_depth(trail: Trail) -> tuple[Cause, int] | None:
+    """A hybrid search fuses so many of each ranking, and it is in neither; and the depth that would reach it."""
+    first, plan = trail.first, trail.plan
+    ranks = [rank for rank in (first.dense_rank, first.lexical_rank) if rank is not None]
+    if plan.mode != "hybrid" or trail.position(first) is not None or not ranks:
+        return None
+    reason = (
+        f"each ranking hands its first {plan.query.depth} passages on, and it is {ordinal(first.dense_rank)} by "
+        f"meaning and {ordinal(first.lexical_rank)} by words"
+    )
+    if trail.score_with(first.dense, first.lexical) >= trail.last_score:
+        reason += "; its score would make it a hit"
+    return Cause("beyond_depth", "candidates", reason, {**numbers(trail), "depth_needed": min(ranks)}), min(
+        ranks
+    )
+
+
+def outscored(trail: Trail) -> tuple[Cause, int]:
+    """Others score more; and how many hits would reach it, by what is known so far."""
+    first, evidence, plan = trail.first, numbers(trail), trail.plan
+    if plan.leaves_out(trail.passage):
+        example = plan.examples is not None and trail.passage.document_id in plan.examples.documents
+        reason = "it is an example itself" if example else "it does not hold a phrase or prefix of the query"
+        return Cause("left_out", "page", f"{reason}, and so no hit", evidence), plan.k
+    needed = place_after_floors(trail) or first.dense_rank or first.lexical_rank or trail.plan.k + 1
+    if needed <= trail.plan.k:
+        reason = f"by its scores it would be hit {needed}: another option of the search leaves it out"
+        return Cause("left_out", "page", reason, evidence), needed
+    reason = f"{counted(needed - 1, 'passage')} {'scores' if needed == 2 else 'score'} more"
+    if plan.request.sort:
+        reason = f"{counted(needed - 1, 'passage')} {'stands' if needed == 2 else 'stand'} before it as `sort` has it"
+    elif "score" in evidence and "last_hit_score" in evidence:
+        behind = evidence["last_hit_score"] - evidence["score"]
+        reason += f"; it lacks {behind:.4f} to the last of the {trail.plan.k} hits"
+    if trail.plan.mode != "dense":
+        lacking = [row.word for row in trail.word_rows(first) if not row.score]
+        if lacking:
+            reason += f"; it does not hold {', '.join(map(repr, lacking))}"
+    return Cause("outscored", "page", reason, {**evidence, "k_needed": needed}), needed
+
+
+def place_after_floors(trail: Trail) -> int | None:
+    position, fused = trail.position(trail.first), trail.search.fused
+    if position is None:
+        return None
+    order, request = fused.order, trail.plan.request
+    if request.min_score is not None:
+        order = order[fused.scores[order] >= request.min_score]
+    if request.min_relevance is not None:
+        order = order[fused.relevance[order] >= request.min_relevance]
+    at = np.flatnonzero(order == position)
+    return int(at[0]) + 1 if len(at) else None

@@ -1,0 +1,355 @@
+"""Why is this document (not) among the hits of this search, and what is the smallest change that finds it?
+
+    search -> its trail -> the first cause -> changes that may help, each run as a search of its own
+                 ^                                        |
+                 +---- none does: with the change that the cause asks for, on to the next cause
+
+Every search here is the service's own, beside the caches and not counted. What is proposed was run and found it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from indexes.base.errors import DeadlineExceeded, InvalidInput, NotFound, TooLarge
+from indexes.base.suggestions import similar
+from indexes.collection.collection import Collection
+from retrieval.access.auth import PRINCIPAL
+from retrieval.base.cancellation import abandonable
+from retrieval.base.settings import Config
+from retrieval.embedding.embedders import Embedders
+from retrieval.insight.causes import (
+    below_floor,
+    beyond_depth,
+    cause_of_rank,
+    filtered,
+    grouped,
+    meant_elsewhere,
+    missed_by_index,
+    missing_terms,
+    numbers,
+    outscored,
+    own_vector,
+    unread_query,
+    words_elsewhere,
+)
+from retrieval.insight.trail import Target, Trail, as_json, trail_of
+from retrieval.search.pipeline import Pipeline
+from retrieval.search.plan import SPARE_HITS, filter_of
+from retrieval.wire.decoding import decode, decode_part, is_absent
+from retrieval.wire.explain import Cause, Change, ExplainAnswer, ExplainRequest
+from retrieval.wire.search import Mode, SearchRequest
+
+JSON = dict[str, Any]
+
+CAUSES_MAX = 5  # one after the other
+SEARCHES_MAX = 24  # for one explanation; most take two to six, planted ones at most 12
+SEARCHED_S_MAX = 0.15  # of CPU time: once they have taken that, no further one is run
+IDS_COMPARED = 1000  # with one that no document has, of each sort
+SIMILAR_MAX = 3
+HALVINGS_MAX = 4  # in the search for the fewest hits
+# Those that causes of their own ask to change, and those that change no answer.
+NAMED_OPTIONS = frozenset({
+    "cache", "deadline_ms", "exact", "explain", "filter", "group_by_document", "k", "min_relevance", "min_score",
+    "min_seq", "mode", "query", "rerank", "vector",
+})  # fmt: skip
+MODES: tuple[Mode, ...] = ("hybrid", "lexical", "dense")
+
+
+async def explain(
+    pipeline: Pipeline, embedders: Embedders, collection: Collection, wanted: ExplainRequest, config: Config
+) -> ExplainAnswer:
+    """Raises what the search itself would, and InvalidInput for a passage that the document does not have."""
+    document_id = str(wanted.document_id)
+    # Checked before its filter is decoded here, too.
+    filter_of(wanted.filter, config)
+    search: JSON = as_json(wanted, SearchRequest)
+    if skipped := search.pop("offset", 0):  # what is on an earlier page is found, too
+        search["k"] = search.get("k", config.search.k) + skipped
+    try:
+        target = await asyncio.to_thread(target_of, collection, document_id, wanted.passage)
+    except NotFound:
+        absent = await asyncio.to_thread(no_document, collection, document_id)
+        await pipeline.follow(collection, request_of(search))  # refuses what the search would refuse
+        return ExplainAnswer(None, absent, [], None, [], [], 1, collection.snapshot.seq)
+    return await Inquiry(pipeline, embedders, collection, target, search, config).explain(wanted.answer_seq)
+
+
+def target_of(collection: Collection, document_id: str, passage: int | None) -> Target:
+    """Raises NotFound, also for a document that the caller may not see."""
+    document, ids = collection.document(document_id), collection.log.passages_of(document_id)
+    if not PRINCIPAL.get().may_read(document.metadata):
+        raise NotFound(f"no document {document_id!r}", param="document_id")
+    if passage is not None and passage >= len(ids):
+        raise InvalidInput(
+            f"passage {passage} is none of the document's, which has {len(ids)}", param="passage"
+        )
+    return Target(document, ids, passage)
+
+
+def no_document(collection: Collection, document_id: str) -> Cause:
+    """It was never written, or deleted: of what was deleted the log keeps no id. And what it may be called."""
+    # A caller who sees some documents only is told of no others.
+    whole = PRINCIPAL.get().groups is None
+    groups = collection.log.ids_like(document_id, IDS_COMPARED) if whole else []
+    closest = {one for group in groups for one in similar(document_id, group, SIMILAR_MAX)}
+    alike = [one for one in similar(document_id, closest, SIMILAR_MAX) if collection.log.document(one)]
+    reason = f"no document has the id {document_id!r}: it was never written, or was deleted"
+    if alike:
+        reason += f"; similar ids: {', '.join(map(repr, alike))}"
+    return Cause("no_document", "log", reason, {"similar_ids": alike})
+
+
+class Inquiry:
+    """One explanation. `search` is the request as JSON, `patch` what causes found so far ask to change."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        embedders: Embedders,
+        collection: Collection,
+        target: Target,
+        search: JSON,
+        config: Config,
+    ) -> None:
+        self._pipeline, self._embedders, self._collection = pipeline, embedders, collection
+        self._target, self._search, self._config = target, search, config
+        self._patch: JSON = {}
+        self._causes: list[Cause] = []
+        self._changes: list[Change] = []
+        self._searches, self._searched_s, self._whole = 0, 0.0, True
+
+    async def explain(self, answer_seq: int | None) -> ExplainAnswer:
+        written = self._target.document.seq
+        try:
+            trail = await self._trail()
+        except DeadlineExceeded as error:
+            if error.param != "min_seq":
+                raise
+            seq = self._collection.snapshot.seq
+            cause = Cause(
+                "not_visible",
+                "snapshot",
+                f"the search fails: it asks for min_seq {self._search['min_seq']}, and the log is at {seq}",
+                {"min_seq": self._search["min_seq"], "seq": seq, "written_seq": written},
+            )
+            await self._next(cause, [{"min_seq": None}], {"min_seq": None})
+            trail = await self._trail()
+        first = trail
+        if answer_seq is not None and written > answer_seq:
+            cause = Cause(
+                "not_visible",
+                "snapshot",
+                f"it was written, or last changed, by operation {written}; the answer saw those up to {answer_seq}",
+                {"written_seq": written, "answer_seq": answer_seq},
+            )
+            await self._next(cause, [{"min_seq": written}], {"min_seq": written})
+        elif trail.rank is not None and not self._causes:
+            self._causes.append(await asyncio.to_thread(cause_of_rank, trail))
+        while not self._changes and trail.rank is None and len(self._causes) < CAUSES_MAX:
+            if not await self._cause(trail):
+                break
+            if not self._changes:
+                if self._spent():
+                    break
+                trail = await self._trail()
+        return ExplainAnswer(
+            found=first.rank if self._causes[0].kind == "found" else None,
+            cause=self._causes[0],
+            also=self._causes[1:],
+            change=self._changes[0] if self._changes else None,
+            others=self._changes[1:],
+            passages=await asyncio.to_thread(first.rows),
+            searches=self._searches,
+            over_budget=UNSET if self._whole else True,
+            seq=first.search.snapshot.seq,
+        )
+
+    # --- one cause after the other: stage by stage ----------------------------------------------------------------
+
+    async def _cause(self, trail: Trail) -> bool:
+        """Find the cause of a miss, and try what may help. False: nothing more can be done."""
+        plan = trail.plan
+        if not trail.best:
+            written = self._target.document.seq
+            seq = trail.search.snapshot.seq
+            reason = f"it was written by operation {written}, and this search saw those up to {seq}"
+            evidence = {"written_seq": written, "seq": seq}
+            return await self._next(
+                Cause("not_visible", "snapshot", reason, evidence), [{"min_seq": written}]
+            )
+        if not is_absent(plan.request.filter):
+            value = decode_part(plan.request.filter, dict[str, Any], "filter")
+            if kept_out := await asyncio.to_thread(filtered, trail, value):
+                patch: JSON = {"filter": merge_patch(value, kept_out[1])}
+                return await self._next(kept_out[0], [patch], patch)
+        if one := grouped(trail):
+            alone: JSON = {"group_by_document": False}
+            return await self._next(one, [alone], alone)
+        if low := below_floor(trail):
+            return await self._next(low[0], [dict(low[1])], dict(low[1]))
+        if plan.rerank is not None and (change := await self._tried({"rerank": False})):
+            reason = (
+                f"the cross-encoder put it behind the last hit; without it, it is hit {change.verified_rank}"
+            )
+            self._causes.append(Cause("reranked", "rerank", reason, numbers(trail)))
+            self._changes.append(change)
+            return True
+        return await self._cause_of_scores(trail)
+
+    async def _cause_of_scores(self, trail: Trail) -> bool:
+        if missed := missed_by_index(trail):
+            await self._deeper(trail.plan.k + 1, most=4 * trail.plan.k)
+            if await self._next(missed, self._modes(trail)):
+                return True
+            exact = await self._tried(
+                {"mode": "dense", "exact": True}
+            )  # last: it reads every vector of the log
+            self._changes += [exact] if exact else []
+            return exact is not None
+        deeper = beyond_depth(trail)
+        other, needed = await asyncio.to_thread(outscored, trail)
+        if deeper is not None:
+            needed = deeper[1]
+        cause = await self._confirmed(trail) or await asyncio.to_thread(missing_terms, trail)
+        if cause is not None:
+            # Words alone never rank a passage without them.
+            speechless = trail.plan.mode == "lexical" and trail.first.lexical is None and self._modes(trail)
+            found = await self._next(cause, self._modes(trail), {"mode": "hybrid"} if speechless else None)
+            if not self._changes and not speechless:
+                await self._deeper(needed)
+            return found or bool(self._changes)
+        if needed > trail.plan.k:
+            await self._deeper(needed)
+        return await self._next(deeper[0] if deeper else other, [*self._modes(trail), *self._options()])
+
+    async def _confirmed(self, trail: Trail) -> Cause | None:
+        """A cause that is one only if the document would be a hit without it."""
+        if trail.plan.mode == "lexical" or trail.plan.request.query is None:
+            return await asyncio.to_thread(words_elsewhere, trail)
+        embedder = await self._embedders.of(self._collection)
+        if vector := await own_vector(trail, embedder):
+            return vector
+        if trail.plan.mode == "hybrid":
+            return await asyncio.to_thread(words_elsewhere, trail)
+        return unread_query(trail) or await meant_elsewhere(trail, embedder)
+
+    async def _next(self, cause: Cause, patches: Sequence[JSON], needed: JSON | None = None) -> bool:
+        """Note a cause and try what may help against it. `needed` is kept for what comes next. False: no way on."""
+        self._causes.append(cause)
+        for patch in patches:
+            if change := await self._tried(patch):
+                self._changes.append(change)
+        if needed is not None:
+            self._patch = {**self._patch, **needed}
+        return bool(self._changes) or needed is not None
+
+    def _modes(self, trail: Trail) -> list[JSON]:
+        """The other modes, where the search has a text for them."""
+        plan = trail.plan
+        if not plan.request.query:
+            return []
+        return [
+            {"mode": mode, **({"exact": False} if plan.request.exact else {})}
+            for mode in MODES
+            if mode != plan.mode
+        ]
+
+    def _options(self) -> list[JSON]:
+        """Each further option of the search, left out."""
+        return [{name: None} for name in self._search if name not in NAMED_OPTIONS]
+
+    async def _deeper(self, needed: int, most: int | None = None) -> None:
+        """Ask for so many hits, or more where that is not enough: deeper rankings have new candidates."""
+        most, failed = min(most or self._config.limits.k_max, self._config.limits.k_max), 0
+        while needed <= most:
+            if change := await self._tried({"k": needed}):
+                self._changes.append(await self._least(change, failed, needed))
+                return
+            failed, needed = needed, 2 * needed + SPARE_HITS
+
+    async def _least(self, change: Change, failed: int, enough: int) -> Change:
+        """The change with about the fewest hits that still finds it, between those that do not and those that do."""
+        guess = max(change.verified_rank, failed + 1)
+        for _ in range(HALVINGS_MAX):
+            if guess >= enough:
+                break
+            if fewer := await self._tried({"k": guess}):
+                change, enough = fewer, guess
+                guess = max(change.verified_rank, failed + 1)
+            else:
+                failed, guess = guess, (guess + enough) // 2 + 1
+        return change
+
+    # --- searches -------------------------------------------------------------------------------------------------
+
+    async def _trail(self) -> Trail:
+        self._searches += 1
+        followed = await self._pipeline.follow(
+            self._collection, request_of(apply_patch(self._search, self._patch))
+        )
+        self._searched_s += followed.cpu_s
+        return await abandonable(partial(trail_of, self._collection, followed, self._target))
+
+    def _spent(self) -> bool:
+        """Whether the searches have taken too long for another one, which the answer says."""
+        if self._searched_s >= SEARCHED_S_MAX:
+            self._whole = False
+        return not self._whole
+
+    async def _tried(self, patch: JSON) -> Change | None:
+        """The change, if it finds the document; None also where it is refused, or the searches have taken too long."""
+        together = {**self._patch, **patch}
+        if self._searches >= SEARCHES_MAX or self._spent():
+            return None
+        self._searches += 1
+        try:
+            request = request_of(apply_patch(self._search, together))
+            found = await self._pipeline.follow(self._collection, request)
+        except (InvalidInput, TooLarge, DeadlineExceeded):
+            return None
+        self._searched_s += found.cpu_s
+        rank = self._target.rank_in(found.answer.hits)
+        return None if rank is None else Change(together, rank)
+
+
+# --- JSON merge patches (RFC 7396) ------------------------------------------------------------------------------
+
+
+def request_of(search: JSON) -> SearchRequest:
+    return decode(msgspec.json.encode(search), SearchRequest)
+
+
+def apply_patch(value: JSON, patch: JSON) -> JSON:
+    result = dict(value)
+    for name, change in patch.items():
+        if change is None:
+            result.pop(name, None)
+        elif isinstance(change, dict):
+            before = result.get(name)
+            if isinstance(before, msgspec.Raw):
+                before = msgspec.json.decode(before)
+            result[name] = apply_patch(before if isinstance(before, dict) else {}, change)
+        else:
+            result[name] = change
+    return result
+
+
+def merge_patch(before: JSON, after: JSON | None) -> JSON | None:
+    """What turns the one into the other."""
+    if after is None:
+        return None
+    patch: JSON = {name: None for name in before if name not in after}
+    for name, value in after.items():
+        if before.get(name) != value:
+            own = before.get(name)
+            patch[name] = (
+                merge_patch(own, value) if isinstance(own, dict) and isinstance(value, dict) else value
+            )
+    return patch

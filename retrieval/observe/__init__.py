@@ -1,0 +1,4 @@
+"""What can an operator see?
+
+Metrics, traces and the request log.
+"""

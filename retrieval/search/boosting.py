@@ -1,0 +1,83 @@
+"""Boosts and sorting: what the metadata of the candidates does to their order.
+
+    score = score * product of max(1 + weight * f(value), 0) over the boosts
+
+f is the value itself (true is 1), ln(1 + value), or for dates 0.5 ** (age / half-life), which is 1 now and later. A
+passage without a value has f = 0. A score below 0 is divided instead, so that a boost never harms.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from indexes.base.model import Scalar
+from indexes.filters.dates import instant_of_date
+from retrieval.documents.metadata import instant_at
+from retrieval.search.executor import Execution
+from retrieval.search.fusion import Scores, best_first
+from retrieval.search.plan import Plan
+from retrieval.search.stages import Fused, rounded
+from retrieval.wire.options import Boost
+
+DAY_US = 86_400_000_000
+LEAST_FACTOR, FACTOR_MAX = 1e-6, 1e9
+
+Values = Sequence[Sequence[Scalar]]  # of each candidate, those under one key
+
+
+def arrange(plan: Plan, fused: Fused, execution: Execution) -> Fused:
+    """The candidates in the order that boosts and sort give them. Raises InvalidInput for an unknown key."""
+    ids = fused.candidates.ids
+    for at, boost in enumerate(plan.request.boosts or []):
+        values = execution.values(ids, boost.key, f"boosts[{at}].key")
+        factors = np.array([factor(boost, one) for one in values])
+        fused = replace(fused, boosts=factors if fused.boosts is None else fused.boosts * factors)
+    if fused.boosts is not None:
+        boosted = rounded(boosted_scores(fused.scores, fused.boosts))
+        order = fused.order[best_first(ids[fused.order], boosted[fused.order])]
+        fused = replace(fused, order=order, scores=boosted)
+    positions: list[int] = fused.order.tolist()
+    for at, sort in reversed(list(enumerate(plan.request.sort or []))):
+        values = execution.values(ids, sort.key, f"sort[{at}].key")
+        keys = sort_keys(values, last=sort.order == "desc")
+        present = [position for position in positions if keys[position] is not None]
+        present.sort(key=keys.__getitem__, reverse=sort.order == "desc")
+        positions = present + [position for position in positions if keys[position] is None]
+    return replace(fused, order=np.array(positions, np.intp))
+
+
+def boosted_scores(scores: Scores, factors: Scores) -> Scores:
+    return np.where(scores >= 0, scores * factors, scores / np.maximum(factors, LEAST_FACTOR))
+
+
+def factor(boost: Boost, values: Sequence[Scalar]) -> float:
+    """What one boost multiplies the score of a candidate with these values by; of several the largest counts."""
+    if boost.decay is not None:
+        now = instant_of_date(boost.decay.now or "") or 0
+        ages = [max(now - instant, 0) / DAY_US for one in values if (instant := instant_at(one)) is not None]
+        f = 0.5 ** (min(ages) / boost.decay.half_life_days) if ages else 0.0
+    else:
+        number = max((float(one) for one in values if not isinstance(one, str)), default=0.0)
+        f = math.log1p(max(number, 0.0)) if boost.scale == "log" else number
+    return min(max(1 + boost.weight * f, 0.0), FACTOR_MAX)
+
+
+def sort_keys(values: Values, *, last: bool) -> list[Any]:
+    """Something to compare for each candidate, None for one without a value; of several the first in the order.
+
+    Booleans come before numbers and these before strings, which compare as instants if all of them are dates.
+    """
+    instants = {one: instant_of_date(one) for some in values for one in some if isinstance(one, str)}
+    dated = None not in instants.values()
+
+    def key(one: Scalar) -> tuple[int, Any]:
+        if isinstance(one, str):
+            return 2, instants[one] if dated else one
+        return (0 if isinstance(one, bool) else 1), one
+
+    return [(max if last else min)(map(key, some), default=None) for some in values]

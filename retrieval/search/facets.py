@@ -1,0 +1,73 @@
+"""Facets of a search: requests checked, counts as they are shown."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from indexes.base.courtesy import GoOn, nobody_waits
+from indexes.base.errors import InvalidInput
+from indexes.base.model import Scalar
+from indexes.collection.collection import Collection
+from indexes.filters.dates import instant_of_date
+from indexes.filters.grammar import Filter, fits
+from indexes.parts.snapshot import Snapshot
+from indexes.reading.facets import FacetCounts, FacetQuery, count_facets
+from retrieval.wire.options import Bound, Facet, FacetBody, RangeCount, ValueCount
+
+FACETS_MAX, BOUNDS_MAX = 16, 100
+
+
+def facet_queries(asked: list[str | Facet] | None) -> list[tuple[Facet, FacetQuery]]:
+    """Raises InvalidInput naming the field."""
+    if asked is not None and len(asked) > FACETS_MAX:
+        raise InvalidInput(f"at most {FACETS_MAX} facets are counted, found {len(asked)}", param="facets")
+    found = []
+    for at, one in enumerate(asked or []):
+        facet = Facet(key=one) if isinstance(one, str) else one
+        where = f"facets[{at}]"
+        found.append((facet, FacetQuery(facet.key, _bounds(facet.ranges, where), where)))
+    return found
+
+
+def _bounds(ranges: list[Bound] | None, where: str) -> tuple[Scalar, ...]:
+    if ranges is None:
+        return ()
+    if not 1 <= len(ranges) <= BOUNDS_MAX:
+        raise InvalidInput(f"{where}.ranges needs from 1 to {BOUNDS_MAX} bounds", param=f"{where}.ranges")
+    if not all(map(fits, ranges)):
+        raise InvalidInput(f"{where}.ranges does not fit into 64 bits", param=f"{where}.ranges")
+    dates = [one for one in ranges if isinstance(one, str)]
+    if dates and len(dates) < len(ranges):
+        raise InvalidInput(f"{where}.ranges mixes numbers and dates", param=f"{where}.ranges")
+    order = [instant_of_date(one) if isinstance(one, str) else one for one in ranges]
+    if None in order:
+        raise InvalidInput(
+            f"{where}.ranges holds a string that is no date; write 2026-01-05 or 2026-01-05T10:00:00Z",
+            param=f"{where}.ranges",
+        )
+    if any(not low < high for low, high in pairwise(order)):  # type: ignore[operator]
+        raise InvalidInput(f"{where}.ranges must ascend", param=f"{where}.ranges")
+    return tuple(ranges)
+
+
+def facets_of(
+    collection: Collection,
+    snapshot: Snapshot,
+    condition: Filter | None,
+    asked: list[tuple[Facet, FacetQuery]],
+    go_on: GoOn = nobody_waits,
+) -> list[FacetBody]:
+    """Calls `go_on` between its steps. Raises InvalidInput for a key that no document has."""
+    counts = count_facets(collection, snapshot, condition, [query for _, query in asked], go_on)
+    return [_shown(facet, found) for (facet, _), found in zip(asked, counts, strict=True)]
+
+
+def _shown(facet: Facet, found: FacetCounts) -> FacetBody:
+    return FacetBody(
+        key=facet.key,
+        values=[ValueCount(value, count) for value, count in found.values[: facet.top]],
+        ranges=[RangeCount(count, low, high) for (low, high), count in found.ranges],
+        distinct=found.distinct,
+        missing=found.missing,
+        documents=found.documents,
+    )

@@ -1,0 +1,52 @@
+"""Operators in a query: words in double quotes must follow each other so, `inst*` stands for words that begin so."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from indexes.base.errors import InvalidInput
+from indexes.base.model import StoredPassage
+from indexes.lexical.operators import plain_words
+
+QUOTED = re.compile(r'["\u201c\u201d\u201e]([^"\u201c\u201d\u201e]*)["\u201c\u201d\u201e]')
+STARRED = re.compile(r"(?<!\S)(\w+)\*(?!\S)")
+OPERATORS_MAX = 16
+PREFIX_CHARS_MIN = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Operators:
+    """`words` are for BM25, without prefixes; `text` is for the model, without their marks."""
+
+    words: str
+    text: str
+    phrases: tuple[str, ...]
+    prefixes: tuple[str, ...]
+
+    wanted: tuple[str, ...]  # all of them as `plain_words` has them, a prefix without the space behind it
+
+    def hold_in(self, passage: StoredPassage) -> bool:
+        """Whether the passage, or its title, has all that the query asks for."""
+        texts = plain_words(passage.text), plain_words(passage.title)
+        return all(any(one in text for text in texts) for one in self.wanted)
+
+
+def operators_in(query: str) -> Operators:
+    """Raises InvalidInput naming the query."""
+    phrases = [phrase.strip() for phrase in QUOTED.findall(query)]
+    outside = QUOTED.sub(" ", query)
+    prefixes = STARRED.findall(outside)
+    for prefix in prefixes:
+        if len(prefix) < PREFIX_CHARS_MIN:
+            raise InvalidInput(f"{prefix}* needs at least {PREFIX_CHARS_MIN} letters", param="query")
+    if len(phrases) + len(prefixes) > OPERATORS_MAX:
+        raise InvalidInput(f"query has more than {OPERATORS_MAX} phrases and prefixes", param="query")
+    unquoted = QUOTED.sub(r" \1 ", query)
+    text = STARRED.sub(r"\1", unquoted).strip()
+    if not plain_words(text).strip():
+        raise InvalidInput("query has no words", param="query")
+    words = " ".join((STARRED.sub(" ", outside), *phrases))
+    kept = tuple(phrase for phrase in phrases if plain_words(phrase).strip())
+    wanted = [*map(plain_words, kept), *(plain_words(prefix)[:-1] for prefix in prefixes)]
+    return Operators(words, text, kept, tuple(prefixes), tuple(dict.fromkeys(wanted)))

@@ -1,0 +1,78 @@
+"""The options of a search, checked and completed: errors name the field."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from indexes.base.errors import InvalidInput
+from indexes.filters.dates import instant_of_date
+from indexes.reading.surroundings import Reach
+from retrieval.base.settings import Config
+from retrieval.wire.options import Boost, Expand, Neighbors
+from retrieval.wire.search import SearchRequest
+
+HOUR_S = 3600
+MMR_CANDIDATES = 128  # that mmr may move, or k where that is more: the rest keep their places behind them
+
+
+def check_offset(offset: int, k: int, config: Config) -> int:
+    """The place of the last hit of the page, from 1."""
+    last, most = offset + k, config.limits.k_max
+    if last > most:
+        raise InvalidInput(
+            f"offset + k must be at most {most}, found {last}; to read all documents, scroll them",
+            param="offset",
+        )
+    return last
+
+
+def check_arranged(request: SearchRequest, last: int, page_depth: int) -> None:
+    """Raises InvalidInput where boosts, sort or mmr would have to order more than the first candidates, or two of them
+    would give an order each."""
+    if request.mmr is not None and request.sort:
+        raise InvalidInput("mmr and sort are two orders, expected one", param="mmr")
+    if request.mmr is not None and request.offset and last > MMR_CANDIDATES:
+        raise InvalidInput(
+            f"mmr orders the first {MMR_CANDIDATES} candidates, offset + k is {last}", param="offset"
+        )
+    if last > page_depth and (request.boosts or request.sort):
+        raise InvalidInput(
+            f"boosts and sort order the first {page_depth} candidates, offset + k is {last}",
+            param="offset",
+        )
+
+
+def reach_of(expand: Expand | None, chars_max: int) -> Reach | None:
+    if expand is None:
+        return None
+    if isinstance(expand, Neighbors):
+        return Reach(expand.before, expand.after, chars_max)
+    return Reach(None, None, chars_max, same_heading=expand == "section")
+
+
+def boosts_at(boosts: list[Boost] | None, now_s: float) -> list[Boost] | None:
+    """With the time that decays count from: the present hour where they name none, so that answers can be cached.
+
+    Raises InvalidInput naming the field.
+    """
+    if boosts is None:
+        return None
+    return [_boost_at(boost, f"boosts[{at}]", now_s) for at, boost in enumerate(boosts)]
+
+
+def _boost_at(boost: Boost, where: str, now_s: float) -> Boost:
+    decay = boost.decay
+    if decay is None:
+        return boost
+    if boost.scale != "linear":
+        raise InvalidInput(f"{where}.scale is for numbers, and decay for dates", param=f"{where}.scale")
+    if decay.now is None:
+        hour = np.datetime64(int(now_s) // HOUR_S * HOUR_S, "s")
+        return msgspec.structs.replace(boost, decay=msgspec.structs.replace(decay, now=f"{hour}Z"))
+    if instant_of_date(decay.now) is None:
+        raise InvalidInput(
+            f"{where}.decay.now is no date; write 2026-01-05 or 2026-01-05T10:00:00Z",
+            param=f"{where}.decay.now",
+        )
+    return boost

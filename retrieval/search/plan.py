@@ -1,0 +1,363 @@
+"""A search request, checked against the limits and completed from the configuration: what the stages work on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from indexes.base.errors import InvalidInput, TooLarge
+from indexes.base.languages import AUTO, check_language
+from indexes.base.model import Floats, StoredPassage
+from indexes.filters.grammar import Filter, parse_filter
+from indexes.lexical.analysis import ANALYSIS_VERSION
+from indexes.parts.learned import RankingSettings
+from indexes.parts.query import Query
+from indexes.reading.facets import FacetQuery
+from indexes.reading.surroundings import Reach
+from retrieval.access.auth import PRINCIPAL
+from retrieval.base.settings import Config
+from retrieval.embedding.models import SIMILARITY_FLOOR
+from retrieval.search.facets import facet_queries
+from retrieval.search.fusion import DEEPER
+from retrieval.search.operators import Operators, operators_in
+from retrieval.search.option_checks import boosts_at, check_arranged, check_offset, reach_of
+from retrieval.search.relevance import BUILT_IN, Calibration, Calibrations, calibration_for, calibrations_of
+from retrieval.search.similar import ExampleDocuments
+from retrieval.wire.decoding import decode_part, is_absent
+from retrieval.wire.options import Facet, Rerank
+from retrieval.wire.search import Degraded, Fusion, Mode, SearchRequest, Weights
+from retrieval.wire.vectors import unit_vector, vector_of
+
+ANSWER_VERSION = 7  # of what the cache keeps
+SHARE_READ_MIN = 0.1  # numbers and names are read in any text
+SPARE_HITS = 16  # of a dense ranking beyond k, for candidates that die while they are on their way
+EXAMPLE_PASSAGES_MAX = 4096  # that a ranking is made deeper for; beyond, `deeper` goes on
+
+
+@dataclass(frozen=True, slots=True)
+class RerankOptions:
+    """How many of the first candidates the reranker reads, for how long at most, and what its word weighs."""
+
+    candidates: int
+    budget_ms: float
+    weight: float
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """A checked request with every choice made. `query` is what the indexes are asked, its vector absent until the text
+    is embedded. `identity` is equal for requests that must get the same answer. Of a `counted` search the k hits are
+    remembered, for the hot tier. The page ends with the hit in place `last`; `page_depth` is how deep the first page
+    goes."""
+
+    request: SearchRequest
+    k: int
+    last: int
+    page_depth: int
+    counted: bool
+    query: Query
+    operators: Operators | None
+    reach: Reach | None
+    facets: list[tuple[Facet, FacetQuery]]
+    mode: Mode
+    method: Literal["rrf", "weighted"]
+    rrf_k: int
+    base_weight: float  # of the dense score, from 0 to 1; the lexical score has the rest
+    rerank: RerankOptions | None
+    deadline_ms: int | None
+    identity: bytes
+    reads: Callable[[], float] | None = (
+        None  # of an embedded text, how much the model reads; takes some 50 us
+    )
+    share_read: float | None = None  # what that said; None: no text was embedded
+    similarity_floor: float = SIMILARITY_FLOOR  # of the model
+    examples: ExampleDocuments | None = None
+    calibrations: Calibrations = msgspec.field(default_factory=lambda: BUILT_IN)
+    degraded: tuple[Degraded, ...] = ()  # what was left out for the load
+
+    @property
+    def text(self) -> str | None:
+        """To be embedded; None if the vector is there, or not needed."""
+        if self.mode == "lexical" or self.query.vector is not None:
+            return None
+        return (self.operators.text if self.operators else self.request.query) or None
+
+    def embedded(self, vector: Floats, reads: Callable[[], float], similarity_floor: float) -> Plan:
+        """With the query's vector, and what fusion should know of the model that made it."""
+        query = replace(self.query, vector=vector)
+        return replace(self, query=query, reads=reads, similarity_floor=similarity_floor)
+
+    def like(self, examples: ExampleDocuments) -> Plan:
+        """With the examples in the query's vector, and as much deeper as they are found themselves."""
+        more = min(len(examples.passages), EXAMPLE_PASSAGES_MAX)
+        page_depth = self.page_depth + more
+        depth = self.query.depth + more if self.alone else level_for(self.last + more, page_depth)
+        query = replace(self.query, vector=examples.moved(self.query.vector), depth=depth)
+        return replace(self, query=query, page_depth=page_depth, examples=examples)
+
+    def leaves_out(self, passage: StoredPassage) -> bool:
+        """Whether a candidate is no hit: it is of an example, or lacks a phrase."""
+        if self.examples is not None and passage.document_id in self.examples.documents:
+            return True
+        return self.operators is not None and not self.operators.hold_in(passage)
+
+    @property
+    def alone(self) -> bool:
+        """Whether the hits are the dense ranking as it is."""
+        return self.mode == "dense" and not self.request.group_by_document
+
+    def read(self) -> Plan:
+        """With the share of the query that the model reads. Not for the event loop."""
+        return self if self.reads is None else replace(self, reads=None, share_read=self.reads())
+
+    @property
+    def weight_dense(self) -> float | None:
+        """Of the dense score, 0 to 1, less where the model reads less of the query. None unless scores are fused."""
+        if self.mode != "hybrid" or self.method != "weighted":
+            return None
+        share_read = 1.0 if self.share_read is None else max(self.share_read, SHARE_READ_MIN)
+        return self.base_weight * share_read
+
+    def deeper(self) -> Plan:
+        """The same search with deeper rankings, all of which matters now. Only the first one is counted.
+
+        Each round costs what the depth does, so it grows fast; an exact round scans everything, so it grows faster.
+        """
+        depth = (DEEPER**2 if self.request.exact else DEEPER) * self.query.depth
+        return replace(self, query=replace(self.query, k=depth, depth=depth, counted=False))
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """By which hits are judged once the query is embedded."""
+        return None if self.examples else calibration_for(self.calibrations, self.mode, self.share_read)
+
+
+def planned(
+    request: SearchRequest,
+    dimensions: int,
+    config: Config,
+    ranking: RankingSettings | None = None,
+    now: Callable[[], float] = time.time,
+    *,
+    strained: bool = False,
+) -> Plan:
+    """What the request leaves open comes from `ranking`, the collection's own settings, else from the configuration.
+    `strained`: the service has more to do than it can, and searches cost less than they might.
+
+    Raises InvalidInput or TooLarge naming the field.
+    """
+    request = replace(request, boosts=boosts_at(request.boosts, now()))
+    text = check_query(request, config)
+    mode = mode_of(request, text, config)
+    operators = operators_of(request, text, mode)
+    k = check_k(request.k, config)
+    last, page_depth = check_offset(request.offset, k, config), max(config.search.candidates, k)
+    check_arranged(request, last, page_depth)
+    degraded: list[Degraded] = []
+    # What is arranged, or goes on from another page, is not what it was among fewer candidates.
+    if strained and not (request.exact or request.offset or request.boosts or request.sort or request.mmr):
+        fewer = max(config.search.strained_candidates, k)
+        if fewer < page_depth and (mode != "dense" or request.group_by_document):
+            page_depth, degraded = fewer, ["candidates"]
+    fusion = request.fusion or Fusion()
+    weights = fusion.weights or default_weights(config, ranking)
+    if weights.dense + weights.lexical <= 0:
+        raise InvalidInput("one weight must be above 0", param="fusion.weights")
+    wanted = reranking = rerank_options(request, text, config)
+    if strained and wanted:
+        reranking = None
+        degraded.append("rerank")
+    query = query_of(request, text, mode, operators, (last, page_depth), dimensions, config)
+    return Plan(
+        request=replace(request, query=text),
+        k=k,
+        last=last,
+        page_depth=page_depth,
+        counted=query.counted,
+        query=query,
+        operators=operators,
+        reach=reach_of(request.expand, config.limits.expanded_chars_max),
+        facets=facet_queries(request.facets),
+        mode=mode,
+        method=fusion.method
+        or (fusion.weights and "weighted")
+        or (ranking and ranking.method)
+        or config.search.fusion,
+        rrf_k=fusion.k or config.search.rrf_k,
+        base_weight=weights.dense / (weights.dense + weights.lexical),
+        rerank=reranking,
+        deadline_ms=request.deadline_ms or (None if request.exact else config.search.deadline_ms),
+        identity=identity_of(asked_of(request, text, k, mode, wanted), config, ranking),
+        calibrations=calibrations_of(ranking.coefficients) if ranking else BUILT_IN,
+        degraded=tuple(degraded),
+    )
+
+
+def query_of(
+    request: SearchRequest,
+    text: str,
+    mode: Mode,
+    operators: Operators | None,
+    depths: tuple[int, int],
+    dimensions: int,
+    config: Config,
+) -> Query:
+    """What the indexes are asked. `depths`: the place of the last hit, and how deep the first page goes."""
+    last, page_depth = depths
+    numbers = vector_of(request.vector, dimensions, "vector")
+    vector = None if numbers is None else unit_vector(numbers, dimensions, "vector")
+    # A ranking that is fused or grouped has a depth independent of k, so that the page size does not change the order,
+    # unless that depth does not hold enough hits (`deeper`).
+    alone = mode == "dense" and not request.group_by_document
+    return Query(
+        k=last,
+        depth=last + SPARE_HITS if alone else level_for(last, page_depth),
+        text=None if mode == "dense" else operators.words if operators else text,
+        phrases=operators.phrases if operators else (),
+        prefixes=operators.prefixes if operators else (),
+        vector=None if mode == "lexical" else vector,
+        condition=filter_of(request.filter, config),
+        language=given_language(request.language, "language"),
+        typos=request.typos and PRINCIPAL.get().groups is None,  # words of documents that it may not see
+        # What bypasses the cache is a measurement: it moves no passage and teaches nothing.
+        counted=request.cache and not request.exact,
+    )
+
+
+def identity_of(asked: SearchRequest, config: Config, ranking: RankingSettings | None) -> bytes:
+    """Everything but the documents that the answer depends on. The configuration too: a cache in Redis outlives a
+    restart with other settings."""
+    own = ranking and (ranking.method, ranking.weight_dense, ranking.coefficients)
+    bound = config.limits.expanded_chars_max if asked.expand else None
+    caller = PRINCIPAL.get()  # its tenant too: a hit would tell that another has the same documents and query
+    settings = config.search, BUILT_IN, own, bound, caller.tenant, caller.groups
+    return msgspec.json.encode((ANSWER_VERSION, ANALYSIS_VERSION, *settings, asked))
+
+
+def operators_of(request: SearchRequest, text: str, mode: Mode) -> Operators | None:
+    """Raises InvalidInput for what the mode cannot do with the query's words."""
+    if request.highlight and not text:
+        raise InvalidInput("highlight needs a query text, whose words are shown", param="highlight")
+    operators = operators_in(text) if request.operators else None
+    if operators and mode == "dense":
+        raise InvalidInput("operators are about words, which mode dense does not search", param="operators")
+    return operators
+
+
+def mode_of(request: SearchRequest, text: str, config: Config) -> Mode:
+    """Raises InvalidInput for what that mode of search cannot do."""
+    mode = request.mode or (config.search.mode if text else "dense")
+    if mode != "dense" and not text:
+        raise InvalidInput(f"mode {mode} needs a query text", param="query")
+    if request.exact and mode != "dense":
+        raise InvalidInput(f"exact search is dense search, found mode {mode}", param="exact")
+    examples = "like" if request.like else "unlike" if request.unlike else None
+    if examples and mode == "lexical":
+        raise InvalidInput(f"{examples} compares vectors, which mode lexical does not", param=examples)
+    if request.min_relevance is not None and (
+        examples or (mode == "dense" and not is_absent(request.vector))
+    ):
+        raise InvalidInput(
+            f"hits of {'examples' if examples else 'a vector of your own'} have no relevance: only scores of queries "
+            "are calibrated",
+            param="min_relevance",
+        )
+    return mode
+
+
+def default_weights(config: Config, ranking: RankingSettings | None) -> Weights:
+    """The collection's own, else the configured ones."""
+    if ranking is not None and ranking.weight_dense is not None:
+        return Weights(dense=ranking.weight_dense, lexical=1 - ranking.weight_dense)
+    return Weights(dense=config.search.weight_dense, lexical=config.search.weight_lexical)
+
+
+def rerank_options(request: SearchRequest, query: str, config: Config) -> RerankOptions | None:
+    """None for no reranking. Raises InvalidInput where it is asked for and cannot be done."""
+    if request.rerank is None or request.rerank is False:
+        return None
+    settings = config.rerank
+    if not settings.model:
+        raise InvalidInput(
+            "no reranker is configured: name an exported cross-encoder in rerank.model", param="rerank"
+        )
+    if not query:
+        raise InvalidInput("rerank needs a query text, which is read beside the candidates", param="rerank")
+    wanted = Rerank() if request.rerank is True else request.rerank
+    return RerankOptions(
+        candidates=wanted.candidates or settings.candidates,
+        budget_ms=wanted.budget_ms or settings.budget_ms,
+        weight=settings.weight if wanted.weight is None else wanted.weight,
+    )
+
+
+def asked_of(
+    request: SearchRequest, query: str, k: int, mode: Mode, reranking: RerankOptions | None
+) -> SearchRequest:
+    """The request without what does not change the answer: no budget, since answers it cut short are not kept."""
+    rerank = Rerank(candidates=reranking.candidates, weight=reranking.weight) if reranking else None
+    return replace(
+        request,
+        query=query or None,
+        k=k,
+        mode=mode,
+        rerank=rerank,
+        min_seq=None,
+        deadline_ms=None,
+        cache=True,
+    )
+
+
+def filter_of(raw: msgspec.Raw, config: Config) -> Filter | None:
+    """What a request's filter means, within what its caller may see; None for all. Raises TooLarge before decoding it,
+    and InvalidInput."""
+    if len(raw) > config.limits.filter_bytes_max:
+        raise TooLarge(
+            f"filter has {len(raw)} bytes, at most {config.limits.filter_bytes_max} are allowed",
+            param="filter",
+        )
+    value = decode_part(raw, object, "filter")
+    asked = None if value is None else parse_filter(value, conditions_max=config.limits.filter_conditions_max)
+    return PRINCIPAL.get().allowed(asked)
+
+
+def check_query(request: SearchRequest, config: Config) -> str:
+    if request.query is None:
+        if is_absent(request.vector) and not request.like:
+            raise InvalidInput(
+                "a search needs a query text, a vector, or documents that it should be like", param="query"
+            )
+        return ""
+    query = request.query.strip()
+    if not query:
+        raise InvalidInput("query is empty, expected text", param="query")
+    if len(query) > config.limits.query_chars_max:
+        raise TooLarge(
+            f"query has {len(query)} characters, at most {config.limits.query_chars_max} are allowed",
+            param="query",
+        )
+    return query
+
+
+def given_language(code: str | None, where: str) -> str | None:
+    """None if it is left to us. Raises InvalidInput naming the field."""
+    return None if code in {None, AUTO} else check_language(str(code), where)
+
+
+def check_k(k: int | None, config: Config) -> int:
+    if k is None:
+        return config.search.k
+    if not 1 <= k <= config.limits.k_max:
+        raise InvalidInput(f"k must be from 1 to {config.limits.k_max}, found {k}", param="k")
+    return k
+
+
+def level_for(last: int, depth: int) -> int:
+    """The depth of a ranking that holds so many hits: each level is what `deeper` goes to from the one before."""
+    while depth < last:
+        depth *= DEEPER
+    return depth

@@ -1,0 +1,128 @@
+"""Rerank: a cross-encoder reads the query beside each of the first candidates, and the order follows what it says.
+
+A searcher compares vectors or words that were computed apart. A cross-encoder sees both texts at once, which is better
+where many passages speak of the same thing, and costs a run of the model for each pair. So only the first candidates
+are read, best first, until the budget ends; the receipt says how many were.
+
+    score = (1 - weight) * fused score, from 0 for the last candidate to 1 for the first
+            + weight * sigmoid(score of the cross-encoder)
+
+A candidate that was not read has 0 for the second term, as if it did not answer.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from indexes.base.errors import InvalidInput
+from indexes.base.model import Floats
+from indexes.log.reader import searchable_text
+from retrieval.embedding.costs import CostModel
+from retrieval.embedding.encoder import Encoder
+from retrieval.embedding.models import Manifest, load_model
+from retrieval.embedding.results import TooLong
+from retrieval.search.executor import Execution
+from retrieval.search.fusion import best_first
+from retrieval.search.plan import Plan
+from retrieval.search.stages import Fused, Rounds, rounded
+from retrieval.wire.options import Reranked
+
+PAIRS_A_RUN = 4  # the budget is looked at between runs
+FETCHED = 16  # texts in memory at once
+WARM_UP_QUERY, WARM_UP_TOKENS = "warm up", (8, 32, 120)
+
+Doubles = npt.NDArray[np.float64]
+
+
+class Reranker:
+    """A cross-encoder ready to run. Every method may be called from any thread."""
+
+    def __init__(self, folder: Path, *, threads: int) -> None:
+        """Raises NotFound, Damaged, or InvalidInput for a model that makes vectors."""
+        model = load_model(folder)
+        if model.manifest.makes != "scores":
+            raise InvalidInput(f"{folder.name} is an embedding model, not a reranker", param="rerank.model")
+        self.manifest: Manifest = model.manifest
+        self.encoder = Encoder(model, threads=threads)
+        self._costs, self._learning = CostModel(), threading.Lock()
+        for tokens in WARM_UP_TOKENS:
+            for _ in range(2):
+                self.scores(WARM_UP_QUERY, ["a " * tokens] * PAIRS_A_RUN)
+
+    def scores(
+        self, query: str, texts: Sequence[str], until: float = math.inf, *, refuse: bool = False
+    ) -> Floats:
+        """Of as many texts as can be read `until` then (monotonic), in order, float32 [read]; 0 is even odds.
+
+        With `refuse` raises TooLong for a text that would be cut.
+        """
+        found = [np.empty(0, np.float32)]
+        for at in range(0, len(texts), PAIRS_A_RUN):
+            batch = self.encoder.pairs(query, texts[at : at + PAIRS_A_RUN])
+            if refuse and any(tokens.truncated for tokens in batch):
+                raise TooLong("a text and the query are longer together", self.encoder.tokens_max)
+            longest = max(map(len, batch))
+            begun = time.monotonic()
+            if begun + self._costs.seconds(len(batch), longest) > until:
+                break
+            found.append(self.encoder.run(batch)[:, 0])
+            with self._learning:
+                self._costs.learn(len(batch), longest, time.monotonic() - begun)
+        return np.concatenate(found)
+
+
+def rerank(
+    plan: Plan,
+    fused: Fused,
+    execution: Execution,
+    reranker: Reranker,
+    rounds: Rounds,
+    deadline: float | None = None,
+) -> tuple[Fused, Reranked]:
+    """The candidates in their new order, and how many were read of how many: within the plan's budget for all rounds of
+    the search, and before its `deadline` (monotonic), since it holds one of few threads."""
+    wanted, query, known = plan.rerank, plan.request.query, rounds.rerank_scores
+    assert wanted is not None
+    assert query
+    if rounds.rerank_until is None:
+        rounds.rerank_until = min(time.monotonic() + wanted.budget_ms / 1000, deadline or math.inf)
+    ids, first = fused.candidates.ids, fused.order[: wanted.candidates]
+    firsts = ids[first].tolist()
+    unread, gone = [one for one in firsts if one not in known], 0
+    for at in range(0, len(unread), FETCHED):
+        stored = execution.fetch(unread[at : at + FETCHED])
+        gone += len(unread[at : at + FETCHED]) - len(stored)
+        live = [stored[one] for one in unread[at : at + FETCHED] if one in stored]
+        texts = [searchable_text(passage.title, passage.text) for passage in live]
+        scores = reranker.scores(query, texts, rounds.rerank_until).tolist()
+        known.update(zip((passage.id for passage in live), scores))
+        if len(scores) < len(live):
+            break
+    found: Doubles = np.full(len(ids), np.nan)
+    found[first] = [known.get(one, math.nan) for one in firsts]
+    combined = rounded(mixed(fused.scores, found, wanted.weight))
+    order = fused.order[best_first(ids[fused.order], combined[fused.order])]
+    answer = replace(fused, order=order, scores=combined, reranked=rounded(found))
+    read = sum(one in known for one in firsts)
+    return answer, Reranked(reranker.manifest.name, read, len(first) - gone)
+
+
+def mixed(fused: Doubles, scores: Doubles, weight: float) -> Doubles:
+    """Fused scores and those of the cross-encoder, NaN where it did not read, as one from 0 to 1."""
+    least, span = fused.min(initial=np.inf), np.ptp(fused) if len(fused) else 0.0
+    scaled = (fused - least) / span if span > 0 else np.ones(len(fused))
+    return (1 - weight) * scaled + weight * np.nan_to_num(sigmoid(scores))
+
+
+def sigmoid(scores: npt.NDArray[np.floating[Any]]) -> Doubles:
+    """From a score to about the chance that the passage answers; NaN stays."""
+    return np.asarray(1 / (1 + np.exp(-scores.astype(np.float64))))

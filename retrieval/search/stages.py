@@ -1,0 +1,294 @@
+"""What becomes of candidates: fused into one order, then the first k fetched from the log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from msgspec import UNSET
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from indexes.base.courtesy import Work
+from indexes.base.model import TIERS, Floats, StoredPassage
+from indexes.lexical.spans import Marks
+from indexes.parts.query import Candidates
+from indexes.reading.surroundings import Surroundings
+from retrieval.admission.ceiling import BudgetShare, size_of
+from retrieval.search.executor import Execution
+from retrieval.search.fusion import best_first, levels_of, reciprocal_rank, weighted, within
+from retrieval.search.highlighting import snippet
+from retrieval.search.plan import SPARE_HITS, Plan
+from retrieval.search.relevance import Columns, features_of, relevance_of
+from retrieval.wire.options import Expanded, Highlight
+from retrieval.wire.search import Hit, Ranks, RelevanceEvidence, Scores
+
+DECIMALS = 6
+DEPTH_MAX = 32_768  # of a ranking: a search that still lacks hits there ends with those it has
+HITS_READ_MAX = 128  # at once, so that too large an answer is refused before all of it is in memory
+# Reading a passage costs as much as looking for phrases in this many characters more. Where a passage is not all ASCII,
+# each character costs as much as eight.
+PASSAGE_CHARS, FOLDED_CHARS = 1000, 8
+
+Positions = NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """Candidates with their final order: positions among them, best first; and columns of what is known of each: its
+    score, its relevance (NaN where that is unknown) and what that was computed from, and what the cross-encoder said.
+
+    Each candidate has both of its scores in a hybrid search.
+    """
+
+    candidates: Candidates
+    order: Positions
+    scores: NDArray[np.float64]
+    features: Columns
+    relevance: Columns
+    reranked: NDArray[np.float64] | None = None
+    boosts: NDArray[np.float64] | None = None
+
+
+def fuse(plan: Plan, candidates: Candidates, execution: Execution) -> Fused:
+    if plan.mode == "hybrid":
+        candidates = completed(candidates, execution)
+        ranks = [candidates.dense_ranks, candidates.lexical_ranks]
+        # On later pages, what a deeper ranking adds comes after what the first page chose from.
+        levels = levels_of(ranks, plan.page_depth) if plan.request.offset else None
+        if plan.weight_dense is None:
+            fused = reciprocal_rank(
+                ranks if levels is None else within(levels, ranks, plan.page_depth), plan.rrf_k
+            )
+        else:
+            fused = added(plan, plan.weight_dense, candidates, candidates.dense, candidates.lexical)
+        order, scores = best_first(candidates.ids, fused, levels), rounded(fused)
+    else:
+        order = np.arange(len(candidates))
+        scores = rounded(candidates.dense if plan.mode == "dense" else candidates.lexical)
+    if plan.examples is not None:
+        order = order[~np.isin(candidates.ids[order], plan.examples.passages)]
+    features = features_of(candidates, candidates.dense, candidates.lexical, plan.similarity_floor)
+    return Fused(candidates, order, scores, features, relevance_of(features, plan.calibration))
+
+
+def completed(candidates: Candidates, execution: Execution) -> Candidates:
+    """What a searcher did not find is scored now, for absent is not the same as 0."""
+    dense, lexical = candidates.dense.copy(), candidates.lexical.copy()
+    lacking = np.flatnonzero(np.isnan(dense) | np.isnan(lexical))
+    if len(lacking):
+        dense[lacking], lexical[lacking] = execution.scores(candidates.ids[lacking])
+    return replace(candidates, dense=dense, lexical=lexical)
+
+
+def added(plan: Plan, weight: float, found: Candidates, dense: Floats, lexical: Floats) -> Columns:
+    floor, bound = plan.similarity_floor, found.lexical_bound
+    return weighted(dense, lexical, weight=weight, floor=floor, bound=bound)
+
+
+@dataclass(slots=True)
+class Rounds:
+    """What the rounds of one search share, each deeper than the one before.
+
+    `documents` is how many there are in all, None if a filter leaves out some. `document_of` keeps whose passages were
+    read, `left_out` the passages that are no hits, `rerank_scores` what the reranker said, until `rerank_until`
+    (monotonic), `last` the last round's plan and candidates, `shown` the positions of its hits among them.
+    `phrases_whole`: no hit is lacking because there was no work left to look for phrases in its text.
+    `highlights_whole`: all hits have theirs.
+    """
+
+    budget: BudgetShare
+    documents: int | None = None
+    document_of: dict[int, str] = field(default_factory=dict)
+    left_out: set[int] = field(default_factory=set)
+    phrases_whole: bool = True
+    highlights_whole: bool = True
+    rerank_scores: dict[int, float] = field(default_factory=dict)
+    rerank_until: float | None = None
+    last: tuple[Plan, Fused] | None = None
+    shown: list[int] = field(default_factory=list)
+
+    def leaves_out(self, plan: Plan, passage: StoredPassage) -> bool:
+        """Whether a candidate is no hit, which is remembered."""
+        if plan.operators is not None:
+            text, title = passage.text, passage.title
+            each = 1 if text.isascii() and title.isascii() else FOLDED_CHARS
+            self.budget.work.phrase_chars -= PASSAGE_CHARS + each * (len(text) + len(title))
+        if left_out := plan.leaves_out(passage):
+            self.left_out.add(passage.id)
+        return left_out
+
+    def may_read_on(self, plan: Plan) -> bool:
+        """Whether another candidate may be read, which takes work where phrases are looked for in it."""
+        self.phrases_whole = plan.operators is None or self.budget.work.phrase_chars >= 0
+        return self.phrases_whole
+
+
+def hydrate(plan: Plan, fused: Fused, execution: Execution, rounds: Rounds) -> tuple[list[Hit], bool] | None:
+    """The k candidates of the page that still live, one a document if asked; and whether some did not.
+
+    None if these are fewer than k and a deeper search may find more. Raises TooLarge as soon as they have no room.
+    """
+    ids, order, grouped = fused.candidates.ids, fused.order, plan.request.group_by_document
+    if plan.request.min_score is not None:
+        order = order[fused.scores[order] >= plan.request.min_score]
+    if plan.request.min_relevance is not None:
+        order = order[fused.relevance[order] >= plan.request.min_relevance]
+    chosen: list[tuple[int, StoredPassage]] = []
+    seen: set[str] = set()
+    vanished = False
+    first, wanted, at, size = plan.request.offset, plan.last, 0, 0
+    while at < len(order) and len(chosen) < wanted and rounds.may_read_on(plan):
+        execution.go_on()
+        # What is needed, at first: hardly any candidate dies between its search and here.
+        step = min(wanted if at == 0 else wanted + SPARE_HITS, HITS_READ_MAX)
+        positions = [
+            position
+            for position in order[at : at + step].tolist()
+            if int(ids[position]) not in rounds.left_out
+            and not (grouped and rounds.document_of.get(int(ids[position])) in seen)
+        ]
+        stored = execution.fetch(ids[positions].tolist())
+        already = max(len(chosen), first)
+        for position in positions:
+            passage = stored.get(int(ids[position]))
+            vanished |= passage is None
+            if passage is None or rounds.leaves_out(plan, passage):
+                continue
+            if grouped:
+                rounds.document_of[passage.id] = passage.document_id
+                if passage.document_id in seen:
+                    continue
+            seen.add(passage.document_id)
+            chosen.append((position, passage))
+        size += sum(size_of(passage) for _, passage in chosen[already:wanted])
+        rounds.budget.reach(size)
+        at += step
+    lacking = len(chosen) < wanted and (not grouped or len(seen) != rounds.documents)
+    if lacking and rounds.may_read_on(plan) and goes_on(plan, fused):
+        return None
+    chosen = chosen[first:wanted]
+    rounds.shown = [position for position, _ in chosen]
+    if plan.counted:
+        execution.answered([passage.id for _, passage in chosen])
+    hits = hits_of(plan, fused, chosen)
+    if plan.reach is not None:
+        around = execution.around([passage.id for _, passage in chosen], plan.reach)
+        rounds.budget.reach(size + sum(len(one.text) for one in around.values()))
+        expand(hits, [around.get(passage.id) for _, passage in chosen])
+    if plan.request.highlight:
+        rounds.highlights_whole = highlight(plan, hits, execution, rounds.budget.work)
+    return hits, vanished
+
+
+def goes_on(plan: Plan, fused: Fused) -> bool:
+    """Whether passages beyond the depth of this search may pass its floors: a ranking is longer than that, and one with
+    the last scores of both would. No later one scores more."""
+    found, depth = fused.candidates, plan.query.depth
+    rankings = (found.dense, found.dense_ranks), (found.lexical, found.lexical_ranks)
+    lasts = [scores[ranks >= 0] for scores, ranks in rankings]
+    if depth >= DEPTH_MAX or all(len(listed) < depth for listed in lasts):
+        return False
+    dense, lexical = (np.array([listed.min(initial=np.inf)], np.float32) for listed in lasts)
+    dense[np.isinf(dense)], lexical[np.isinf(lexical)] = np.nan, 0.0
+    if plan.request.min_relevance is not None:
+        features = features_of(found, dense, lexical, plan.similarity_floor)
+        if relevance_of(features, plan.calibration)[0] < plan.request.min_relevance:
+            return False
+    if plan.request.min_score is None or fused.reranked is not None:
+        return True
+    if fused.boosts is not None:
+        return False  # nothing is known of the metadata of what comes later
+    best = last_score(plan, found, dense, lexical)
+    return bool(best >= plan.request.min_score)
+
+
+def last_score(plan: Plan, found: Candidates, dense: Floats, lexical: Floats) -> float:
+    """What a passage would score that has these scores, or the places after the last."""
+    if plan.mode != "hybrid":
+        return float((dense if plan.mode == "dense" else lexical)[0])
+    if plan.weight_dense is None:
+        place = np.array([plan.query.depth], np.int32)
+        return float(reciprocal_rank([place, place], plan.rrf_k)[0])
+    return float(added(plan, plan.weight_dense, found, dense, lexical)[0])
+
+
+def hits_of(plan: Plan, fused: Fused, chosen: list[tuple[int, StoredPassage]]) -> list[Hit]:
+    candidates = fused.candidates
+    at = np.array([position for position, _ in chosen], np.intp)
+    evidence = [
+        RelevanceEvidence(*row[1:]) if plan.request.explain else None
+        for row in rounded(fused.features[at]).tolist()
+    ]
+    read = [UNSET] * len(at) if fused.reranked is None else map(known, fused.reranked[at].tolist())
+    boosts = [UNSET] * len(at) if fused.boosts is None else rounded(fused.boosts[at]).tolist()
+    dense = rounded(np.clip(candidates.dense[at], -1, 1))
+    shown = dense, rounded(candidates.lexical[at]), fused.scores[at], fused.relevance[at]
+    columns = zip(*(one.tolist() for one in shown), read, boosts, evidence, strict=True)
+    return [
+        Hit(
+            document_id=passage.document_id,
+            passage=passage.ordinal,
+            start=passage.start,
+            end=passage.end,
+            text=passage.text,
+            title=passage.title,
+            metadata=passage.metadata,
+            score=score,
+            scores=Scores(known(by_meaning), known(by_words), by_reading, boost),
+            tier=TIERS[candidates.tiers[position]],
+            ranks=ranks_of(candidates, position) if plan.request.explain else None,
+            heading=passage.heading,
+            tokens=passage.tokens,
+            language=passage.language,
+            relevance=known(likely),
+            evidence=why,
+        )
+        for (position, passage), (by_meaning, by_words, score, likely, by_reading, boost, why) in zip(
+            chosen, columns, strict=True
+        )
+    ]
+
+
+def expand(hits: list[Hit], around: list[Surroundings | None]) -> None:
+    """Show each hit with its surroundings; alone, if it was deleted a moment ago."""
+    for hit, found in zip(hits, around, strict=True):
+        hit.expanded = (
+            Expanded((found.first, found.last), found.start, found.end, found.text, found.cut)
+            if found
+            else Expanded((hit.passage, hit.passage), hit.start, hit.end, hit.text)
+        )
+
+
+def highlight(plan: Plan, hits: list[Hit], execution: Execution, work: Work) -> bool:
+    """Show in each hit where words of the query stand. False: only in the first ones, since to read all of them would
+    take too long."""
+    assert plan.request.query
+    wanted = Highlight() if plan.request.highlight is True else plan.request.highlight
+    assert wanted
+    marks = Marks(execution.looked_up(plan.request.query))
+    for hit in hits:
+        execution.go_on()
+        before = marks.read
+        hit.highlights = marks.of(hit.text, hit.language, before + work.highlight_words)
+        work.highlight_words -= marks.read - before
+        if hit.highlights is None:
+            return False
+        hit.snippet = snippet(hit.text, hit.highlights, wanted.snippet_chars)
+    return True
+
+
+def ranks_of(candidates: Candidates, position: int) -> Ranks:
+    dense, lexical = int(candidates.dense_ranks[position]), int(candidates.lexical_ranks[position])
+    return Ranks(dense + 1 if dense >= 0 else None, lexical + 1 if lexical >= 0 else None)
+
+
+def rounded(scores: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+    """As they are shown, so that `min_score` compares with what the client sees."""
+    shown: NDArray[np.float64] = np.round(scores, DECIMALS, out=np.empty(scores.shape, np.float64))
+    return shown
+
+
+def known(score: float) -> float | None:
+    return None if np.isnan(score) else score

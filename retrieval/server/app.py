@@ -1,0 +1,104 @@
+"""The application, put together. What each part does is said where it lives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from aiohttp import web
+
+from retrieval.access.auth import Keys
+from retrieval.access.limits import Limiter
+from retrieval.admission.ceiling import Ceiling
+from retrieval.admission.gates import Gates
+from retrieval.base.cancellation import Stopping
+from retrieval.base.config import Config
+from retrieval.documents.extracting import Extract, Texts
+from retrieval.handlers.browsers import protective_headers
+from retrieval.handlers.state import (
+    CEILING,
+    CONFIG,
+    FOLDERS,
+    GATES,
+    KEYS,
+    LIMITER,
+    METRICS,
+    READY,
+    RELOADED,
+    START,
+    STOPPING,
+    TEXTS,
+    USED,
+)
+from retrieval.observe.metrics import Metrics
+from retrieval.observe.tracing import trace
+from retrieval.server import lifecycle
+from retrieval.server.door import DOOR, Door
+from retrieval.server.middlewares import admitted, cross_origin, errors_as_json, observed, within_grace
+from retrieval.server.routes import ROUTES, add_routes
+from retrieval.upkeep.starting import Start
+
+
+def create_app(config: Config, data: Path, extract: Extract | None = None) -> web.Application:
+    """A service over the data directory `data`, opened when the application starts.
+
+    `extract` finds the text of uploaded files that are no text; without it they are refused.
+
+    Starting raises Damaged for keys that cannot be read, NotADataDirectory, Locked or Damaged, as `Catalog` promises.
+    """
+    app = web.Application(
+        client_max_size=config.server.body_bytes_max,
+        middlewares=[
+            observed,
+            cross_origin,
+            errors_as_json,
+            within_grace,
+            admitted,
+        ],
+    )
+    app.on_response_prepare.append(protective_headers)
+    app[CONFIG] = config
+    folders = (data, Path(config.models.folder))
+    app[FOLDERS] = (*folders, *(folder.resolve() for folder in folders))
+    app[METRICS] = Metrics()
+    app[KEYS] = Keys(data, config.auth.groups_secret)
+    app[LIMITER] = Limiter(data)
+    app[CEILING] = Ceiling(config.server.memory_bytes_max)
+    app[GATES] = Gates(config.admission)
+    app[RELOADED] = [lambda: app[GATES].reload(config.admission), app[KEYS].reload]
+    app[READY] = {"ready": False}
+    app[START] = Start()
+    app[STOPPING] = Stopping()
+    app[TEXTS] = Texts(extract)
+    app[USED] = {}
+    # Closed in the reverse order: first no more jobs, then no more searches, then the models and the
+    # cache that services share, last the log.
+    app.cleanup_ctx.extend(
+        [
+            lifecycle.catalog_ctx(data),
+            lifecycle.privacy_ctx,
+            lifecycle.shared_ctx,
+            lifecycle.embedders_ctx,
+            lifecycle.reranker_ctx,
+            lifecycle.llm_ctx,
+            lifecycle.query_log_ctx,
+            lifecycle.feedback_ctx,
+            lifecycle.uploads_ctx,
+            lifecycle.pipeline_ctx,
+            lifecycle.tasks_ctx,
+            lifecycle.expiry_ctx,
+            lifecycle.loop_lag_ctx,
+            lifecycle.memory_ctx,
+            lifecycle.ready_ctx,
+            lifecycle.warm_ctx,
+        ]
+    )
+    if config.tracing.enabled:
+        trace(app)
+    add_routes(app)
+    app[DOOR] = Door(
+        app[GATES],
+        app[KEYS],
+        app[METRICS],
+        {one.path: one.load for one in ROUTES if one.load and one.method == "POST"},
+    )
+    return app

@@ -1,0 +1,401 @@
+"""Opening and closing what the application carries, one context a part. aiohttp closes them in reverse order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import replace
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+from threadpoolctl import threadpool_limits
+
+from indexes.base import failures
+from indexes.base.durable import publish
+from indexes.base.errors import NearlineError, StorageError
+from indexes.base.model import ColdPolicy, Floats, IndexOptions
+from indexes.base.residency import Budget
+from indexes.collection.collection import Collection
+from indexes.directory.catalog import Catalog
+from retrieval.access.privacy import VECTOR_EXPORT, VectorExport
+from retrieval.base.config import Config
+from retrieval.cache import MemoryStore, ResultCache, SharedVectors
+from retrieval.cache.semantic import Questions, SemanticCache, SharedQuestions
+from retrieval.context.llm import LanguageModel
+from retrieval.dialects.store_expiry import keep_expiring
+from retrieval.documents.uploads import Uploads
+from retrieval.embedding.embedders import Embedders, runs_of
+from retrieval.handlers.state import (
+    CATALOG,
+    CEILING,
+    CONFIG,
+    EMBEDDERS,
+    FAILED,
+    FEEDBACK,
+    FOLDERS,
+    FREQUENT,
+    GATES,
+    KEYS,
+    LIMITER,
+    LLM,
+    METRICS,
+    PIPELINE,
+    QUERY_LOG,
+    READY,
+    RELOADED,
+    RERANKER,
+    SHARED,
+    START,
+    TASKS,
+    UPLOADS,
+)
+from retrieval.observe import collectors
+from retrieval.search.pipeline import Pipeline
+from retrieval.search.reranking import Reranker
+from retrieval.upkeep.expiring import keep_deleting
+from retrieval.upkeep.feedback import Feedback
+from retrieval.upkeep.frequent import Frequent
+from retrieval.upkeep.healing import keep_healing
+from retrieval.upkeep.query_log import QueryLog
+from retrieval.upkeep.starting import StartBody
+from retrieval.upkeep.tasks import Tasks
+from retrieval.wire.search import SearchRequest
+
+if TYPE_CHECKING:
+    from retrieval.cache.redis_store import RedisStore
+
+logger = logging.getLogger(__name__)
+
+Context = Callable[[web.Application], AsyncIterator[None]]
+SECRET_BYTES = 32
+LAG_EVERY_S = 0.05
+MEMORY_EVERY_S = 0.5
+# Queries of the log that a rebuild measures with. Of fewer the interval is too wide.
+LOGGED_MIN, LOGGED_MAX = 200, 1000
+# While a new generation is swapped in, the old one's files are held beside it: half of the ceiling for a moment.
+RESIDENT_SHARE = 4
+
+
+@contextlib.asynccontextmanager
+async def running(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Do something in the background for the duration of a with-block."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def catalog_ctx(data: Path) -> Context:
+    async def context(app: web.Application) -> AsyncIterator[None]:
+        app[FAILED] = asyncio.Event()
+        forget = failures.listen(leave_on_failure(app, asyncio.get_running_loop()))
+        try:
+            start, options = app[START], options_of(app[CONFIG], app[CEILING].bytes_max)
+            options = replace(options, read=start.read, room=app[CEILING].left)
+            app[CATALOG] = await start.on_thread(Catalog, data, options, start.collection)
+            await asyncio.to_thread(app[KEYS].remember)
+            app[METRICS].watch(partial(collectors.collections, app[CATALOG]))
+            asked = asyncio.Event()
+            app[RELOADED].append(asked.set)
+            async with running(keep_healing(app[CATALOG], asked)):
+                yield
+            await asyncio.to_thread(app[CATALOG].close)
+        finally:
+            forget()
+
+    return context
+
+
+def leave_on_failure(app: web.Application, loop: asyncio.AbstractEventLoop) -> failures.Listener:
+    """After a failed sync: not ready any more, and `FAILED` is set, so that whoever runs the service ends it."""
+
+    def leave(error: StorageError) -> None:
+        logger.critical("the storage failed, leaving: %s", error.message)
+        app[READY]["ready"] = False
+        app[FAILED].set()
+
+    def on_any_thread(error: StorageError) -> None:
+        loop.call_soon_threadsafe(leave, error)
+
+    return on_any_thread
+
+
+async def privacy_ctx(app: web.Application) -> AsyncIterator[None]:
+    privacy, data = app[CONFIG].privacy, app[CATALOG].folder
+    secret = shared_secret(privacy.secret)
+    if privacy.vector_noise and not privacy.secret:
+        secret = await asyncio.to_thread(own_secret, data, "vectors.secret")
+    app[VECTOR_EXPORT] = VectorExport(privacy.vector_noise, secret)
+    yield
+
+
+async def shared_ctx(app: web.Application) -> AsyncIterator[None]:
+    """What services share: one store for answers, query vectors and limits, so that a dead Redis is noticed once."""
+    app[SHARED] = store = await asyncio.to_thread(shared_store, app[CONFIG], app[CATALOG].folder)
+    app[LIMITER].shared = store
+    async with running(app[LIMITER].keep_writing()):
+        yield
+    await asyncio.to_thread(app[LIMITER].write)
+    if store is not None:
+        await store.close()
+
+
+async def embedders_ctx(app: web.Application) -> AsyncIterator[None]:
+    """Load the models in use now, so that the first query does not wait. One that cannot be loaded is a warning:
+    other collections still serve, and those of this model answer with the reason."""
+    store = app[SHARED]
+    shared = None if store is None else SharedVectors(store, ttl_s=ttl_s(app[CONFIG]))
+    app[EMBEDDERS] = embedders = Embedders(app[CONFIG], app[METRICS].embedding_observer, shared)
+    app[GATES].text_pace = embedders.bytes_per_s
+    app[METRICS].watch(partial(collectors.query_vectors, embedders.cache))
+    app[METRICS].watch(partial(collectors.models, embedders))
+    app[CEILING].relief.append(embedders.cache.clear)
+    models = {one.settings.model for one in app[CATALOG].collections.values()} | {app[CONFIG].models.default}
+    app[START].at = StartBody("models", 0, len(models), app[CONFIG].models.default)
+    try:
+        await embedders.get(app[CONFIG].models.default)
+    except NearlineError as error:
+        logger.warning("the default model is not available: %s", error.message)
+    for name, collection in app[CATALOG].collections.items():
+        app[START].at = StartBody("models", len(embedders.names()), len(models), collection.settings.model)
+        try:
+            await embedders.of(collection)
+        except NearlineError as error:
+            logger.warning("collection %s cannot embed text: %s", name, error.message)
+    yield
+    await embedders.close()
+
+
+async def reranker_ctx(app: web.Application) -> AsyncIterator[None]:
+    """One that cannot be loaded is a warning: searches that do not ask for it still work."""
+    app[RERANKER] = None
+    config = app[CONFIG]
+    if config.rerank.model:
+        try:
+            folder = Path(config.models.folder) / config.rerank.model
+            app[RERANKER] = await asyncio.to_thread(Reranker, folder, threads=runs_of(config)[0])
+        except NearlineError as error:
+            logger.warning("the reranker is not available: %s", error.message)
+    yield
+
+
+async def llm_ctx(app: web.Application) -> AsyncIterator[None]:
+    """It is asked when the first answer is wanted: a server that is down stops no start."""
+    app[LLM] = LanguageModel(app[CONFIG].llm)
+    yield
+    await app[LLM].close()
+
+
+async def query_log_ctx(app: web.Application) -> AsyncIterator[None]:
+    """Switched off, as by default, it reads and keeps nothing, and nothing runs for it."""
+    catalog, settings = app[CATALOG], app[CONFIG].query_log
+    app[QUERY_LOG] = log = QueryLog(settings, now=time.time)
+    if not settings.enabled:
+        yield
+        return
+    await asyncio.to_thread(log.load, list(catalog.collections.values()))
+    async with running(log.keep_writing(lambda: list(catalog.collections.values()))):
+        yield
+    await log.write(list(catalog.collections.values()))
+
+
+async def feedback_ctx(app: web.Application) -> AsyncIterator[None]:
+    app[FEEDBACK] = feedback = Feedback(app[CONFIG].feedback, now=time.time)
+    async with running(feedback.keep_forgetting(lambda: list(app[CATALOG].collections.values()))):
+        yield
+    await asyncio.to_thread(feedback.close)
+
+
+async def uploads_ctx(app: web.Application) -> AsyncIterator[None]:
+    app[UPLOADS] = uploads = Uploads(app[CATALOG].folder, app[CONFIG].files, now=time.time)
+    async with running(uploads.keep_forgetting()):
+        yield
+
+
+async def pipeline_ctx(app: web.Application) -> AsyncIterator[None]:
+    config = app[CONFIG]
+    near, far = MemoryStore(config.cache.results_bytes_max, time.monotonic), app[SHARED]
+    results = ResultCache(near, far, ttl_s=ttl_s(config), now=time.time)
+    app[METRICS].watch(partial(collectors.caches, results, app[EMBEDDERS].shared, near, far))
+    app[CEILING].relief.append(near.clear)
+
+    def reloaded() -> None:
+        results.ttl_s = ttl_s(config)
+        if asked_elsewhere is not None:
+            asked_elsewhere.ttl_s = results.ttl_s
+        if (vectors := app[EMBEDDERS].shared) is not None:
+            vectors.ttl_s = ttl_s(config)
+
+    questions = Questions(config.semantic_cache.bytes_max)
+    asked_elsewhere = None if far is None else SharedQuestions(far, ttl_s=ttl_s(config))
+    semantic = SemanticCache(lambda: config.semantic_cache, questions, asked_elsewhere)
+    app[METRICS].watch(partial(collectors.semantic, semantic))
+    app[CEILING].relief.append(questions.clear)
+    app[RELOADED] += [reloaded, semantic.reset]
+    app[PIPELINE] = Pipeline(
+        app[EMBEDDERS],
+        results,
+        config,
+        app[RERANKER],
+        semantic,
+        # On a service without keys, all callers are one that has none.
+        lambda key: app[GATES].is_crowded("search", key or None),
+    )
+    app[METRICS].watch(partial(collectors.load, app[GATES], app[LIMITER], app[PIPELINE]))
+    # Every product of a search is small; BLAS would spread it over all cores and wait for each of them.
+    with threadpool_limits(1, user_api="blas"):
+        yield
+    await asyncio.to_thread(app[PIPELINE].close)
+    await near.close()
+    if asked_elsewhere is not None:
+        await asked_elsewhere.close()
+
+
+async def tasks_ctx(app: web.Application) -> AsyncIterator[None]:
+    app[TASKS] = tasks = Tasks(app[METRICS].job_finished, app[FOLDERS], partial(logged_queries, app))
+    app[METRICS].watch(partial(collectors.jobs, tasks))
+    after_s = app[CONFIG].index.erase_after_h * 3600
+    async with running(tasks.keep_up(lambda: app[CATALOG].collections, after_s)):
+        yield
+    await tasks.close()
+
+
+async def expiry_ctx(app: web.Application) -> AsyncIterator[None]:
+    """Delete documents, and OpenAI's stores, that have expired."""
+    every_s = app[CONFIG].index.expire_every_s
+    async with running(keep_deleting(lambda: app[CATALOG].collections, every_s)), running(keep_expiring(app)):
+        yield
+
+
+async def logged_queries(app: web.Application, collection: Collection) -> Floats | None:
+    """Vectors of what users asked last; None for too few to measure with, or if they cannot be embedded."""
+    texts = app[QUERY_LOG].texts(collection, LOGGED_MAX)
+    if len(texts) < LOGGED_MIN:
+        return None
+    try:
+        return await (await app[EMBEDDERS].of(collection)).queries(texts)
+    except NearlineError as error:
+        logger.warning("%s is measured with synthetic queries: %s", collection.name, error.message)
+        return None
+
+
+async def warm_ctx(app: web.Application) -> AsyncIterator[None]:
+    """Search again what is asked often where caches begin anew. The service is ready meanwhile."""
+    app[FREQUENT] = frequent = Frequent(app[CONFIG].cache.warm_searches)
+    app[METRICS].watch(partial(collectors.warm_ups, frequent))
+    log, catalog = app[QUERY_LOG], app[CATALOG]
+    async with running(frequent.keep_warm(app[PIPELINE], lambda: catalog.collections, log.texts)):
+        yield
+
+
+async def loop_lag_ctx(app: web.Application) -> AsyncIterator[None]:
+    """Measure, again and again, how late the event loop comes to what is due."""
+
+    async def watch() -> None:
+        while True:
+            due = time.perf_counter() + LAG_EVERY_S
+            await asyncio.sleep(LAG_EVERY_S)
+            app[METRICS].loop_lag(max(0.0, time.perf_counter() - due))
+
+    async with running(watch()):
+        yield
+
+
+async def memory_ctx(app: web.Application) -> AsyncIterator[None]:
+    """Free memory while the process holds nearly as much as it may."""
+    ceiling = app[CEILING]
+
+    async def watch() -> None:
+        while True:
+            await asyncio.sleep(MEMORY_EVERY_S)
+            if ceiling.is_near:
+                for relieve in ceiling.relief:
+                    relieve()
+                await asyncio.to_thread(ceiling.relieve)
+
+    app[METRICS].watch(partial(collectors.memory, ceiling))
+    async with running(watch()):
+        yield
+
+
+async def ready_ctx(app: web.Application) -> AsyncIterator[None]:
+    """Ready is a service that has answered a search with each of its models. Of each collection it would take too long,
+    and whether it is whole was seen when it was opened."""
+    tried = {one.settings.model: (name, one) for name, one in app[CATALOG].collections.items()}
+    for done, (name, collection) in enumerate(tried.values()):
+        app[START].at = StartBody("searches", done, len(tried), name)
+        try:
+            await app[PIPELINE].search(name, collection, SearchRequest(query="ready", k=1, cache=False))
+        except NearlineError as error:
+            logger.warning("collection %s cannot answer a search of words: %s", name, error.message)
+    app[READY]["ready"] = True
+    if refusing := app[CEILING].refusing():
+        logger.warning(
+            "server.memory_bytes_max is less than this process needs: %s are refused", ", ".join(refusing)
+        )
+    yield
+    app[READY]["ready"] = False
+
+
+def ttl_s(config: Config) -> int:
+    """Of whatever is cached, in the whole seconds that stores count in."""
+    return max(1, int(config.cache.ttl_s))
+
+
+def shared_store(config: Config, data: Path) -> RedisStore | None:
+    """The Redis of `redis.url`, for those who hold the same secret."""
+    if not config.redis.url:
+        return None
+    from retrieval.cache.redis_store import RedisStore
+
+    return RedisStore(
+        config.redis.url,
+        secret=shared_secret(config.redis.secret)
+        if config.redis.secret
+        else own_secret(data, "cache.secret"),
+        timeout_ms=config.redis.timeout_ms,
+        retry_after_s=config.redis.retry_after_s,
+        prefix=config.redis.prefix.encode(),
+        clock=time.monotonic,
+    )
+
+
+def shared_secret(text: str) -> bytes:
+    return blake2b(text.encode(), digest_size=SECRET_BYTES, person=b"nearline-secret").digest()
+
+
+def own_secret(data: Path, name: str) -> bytes:
+    """A random one of this data directory and its copies, made when it is first needed."""
+    path = data / name
+    if not path.is_file():
+        publish(path, secrets.token_bytes(SECRET_BYTES), mode=0o600)
+    return path.read_bytes()
+
+
+def options_of(config: Config, memory_bytes_max: int = 0) -> IndexOptions:
+    """`memory_bytes_max` is what the process may hold; one that does not say so keeps no files resident."""
+    index = config.index
+    resident_bytes = min(index.resident_bytes or memory_bytes_max // RESIDENT_SHARE, memory_bytes_max)
+    return IndexOptions(
+        delta_passages_max=index.delta_passages_max,
+        segments_max=index.segments_max,
+        dead_fraction_max=index.dead_fraction_max,
+        recall_target=index.recall_target,
+        recall_floor=index.recall_floor,
+        build_threads=index.build_threads,
+        build_timeout_s=index.build_timeout_s,
+        generations_kept=index.generations_kept,
+        commit_ops_max=index.commit_ops_max,
+        exact_scan_passages_max=config.search.exact_scan_passages_max,
+        resident=Budget(resident_bytes),
+        cold=ColdPolicy(config.search.cold, config.search.cold_loss_budget, config.search.cold_audit_share),
+    )

@@ -1,0 +1,247 @@
+"""What every request passes through: an id and metrics, errors as JSON, a known caller, a key, its body, admission."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from indexes.base.errors import (
+    Conflict,
+    InvalidInput,
+    NearlineError,
+    NotFound,
+    Quarantined,
+    StorageError,
+    TooLarge,
+)
+from retrieval.access.auth import PRINCIPAL
+from retrieval.admission.gates import Load
+from retrieval.admission.turns import PATIENT
+from retrieval.cache import PATIENCE, Patience
+from retrieval.handlers.browsers import FORM, let_page_read, require_known_caller
+from retrieval.handlers.error_shapes import response
+from retrieval.handlers.state import (
+    BODY,
+    CEILING,
+    CONFIG,
+    ENTRY,
+    GATES,
+    HELD,
+    KEYS,
+    LIMITER,
+    LOADS,
+    METRICS,
+    READY,
+    SCOPES,
+    STOPPING,
+)
+from retrieval.handlers.wire import form, in_callers_words
+from retrieval.observe.request_log import CLIENT_LEFT, GIVEN_ID, LOG, REQUEST_ID, log_request, new_request_id
+from retrieval.server.door import DOOR
+from retrieval.wire.errors import (
+    MalformedRequest,
+    MethodNotAllowed,
+    RequestTimeout,
+    UnsupportedEncoding,
+)
+
+logger = logging.getLogger(__name__)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+PREFLIGHT_S = "7200"  # a browser asks again after this; Chromium's own most
+LAST_WORD_S = 1.0  # for an answer to leave
+
+
+@web.middleware
+async def observed(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Count and time the request; echo the client's X-Request-Id or give one."""
+    given = request.headers.get("X-Request-Id", "")
+    request_id = given if GIVEN_ID.fullmatch(given) else new_request_id()
+    REQUEST_ID.set(request_id)  # aiohttp gives every request a task, and so a context, of its own
+    request[LOG] = request.app[CONFIG].log
+    started = time.perf_counter()
+    try:
+        answer = await handler(request)
+    except asyncio.CancelledError:
+        log_request(request, CLIENT_LEFT, time.perf_counter() - started)
+        raise
+    answer.headers["X-Request-Id"] = request_id
+    if not request.app[READY]["ready"]:
+        answer.force_close()  # the service is stopping: tell clients that keep connections
+    route = request.match_info.route.resource
+    request.app[METRICS].request(
+        request.method,
+        route.canonical if route else "unknown",
+        answer.status,
+        time.perf_counter() - started,
+    )
+    return answer
+
+
+@web.middleware
+async def cross_origin(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """CORS: let pages of the configured origins call from a browser, and read answers, errors and all headers.
+
+    Cookies are never asked for, so `*` may stand for all headers; only a preflight has to name them.
+    """
+    allowed = request.app[CONFIG].server.cors_origins
+    if not allowed:
+        return await handler(request)
+    origin = request.headers.get("Origin", "")
+    known = origin in allowed or "*" in allowed
+    method = request.headers.get("Access-Control-Request-Method")
+    if known and method is not None and request.method == "OPTIONS":
+        answer: web.StreamResponse = web.Response(status=204)
+        answer.headers["Access-Control-Allow-Methods"] = (
+            method  # the request itself is told what it may not do
+        )
+        answer.headers["Access-Control-Allow-Headers"] = request.headers.get(
+            "Access-Control-Request-Headers", "*"
+        )
+        answer.headers["Access-Control-Max-Age"] = PREFLIGHT_S
+    else:
+        answer = await handler(request)
+    let_page_read(request, answer)
+    return answer
+
+
+@web.middleware
+async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Every error leaves in the shape of its path's dialect. One nobody expected is logged whole, and told as little
+    as possible; one of the storage is logged with its path, and told without."""
+    try:
+        return await handler(request)
+    except NearlineError as error:
+        if isinstance(error, StorageError) and not isinstance(error, Quarantined):  # which was logged once
+            logger.error("%s %s failed: %s", request.method, request.rel_url.raw_path, error.message)
+        refusal = response(request.path, in_callers_words(request.app, error))
+        if isinstance(error, RequestTimeout):
+            refusal.force_close()
+        return refusal
+    except web.HTTPException as error:
+        return from_aiohttp(request, error)
+    except Exception:
+        logger.exception("%s %s failed", request.method, request.rel_url.raw_path)
+        return response(request.path, NearlineError("internal error; the service's log has the details"))
+
+
+@web.middleware
+async def within_grace(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """End what a stopping service cannot wait for."""
+    async with request.app[STOPPING].within_grace():
+        return await handler(request)
+
+
+@web.middleware
+async def admitted(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Let in a known caller whose key allows the request, once its body is here and its class has room for it.
+
+    In this order, so that nothing holds a place while it waits for its client. From here on `PRINCIPAL` says who the
+    caller is, and handlers tell `HELD` how much memory their answers take. What is not in the table of routes needs a
+    key too.
+    """
+    app = request.app
+    entry = app[DOOR].let_in(request.protocol)
+    done = False
+    PATIENCE.set(Patience())
+    try:
+        require_known_caller(request)
+        caller = app[KEYS].admit(request.headers, app[SCOPES].get(request.match_info.handler, "key"))
+        PRINCIPAL.set(caller)
+        with app[LIMITER].under_way(caller.key, caller.limits):
+            load = load_of(request)
+            if load is None:
+                await app[LIMITER].take(caller.key, caller.limits)
+                return await handler(request)
+            PATIENT.set(load != "search")
+            key, stated = caller.key if app[KEYS].required else None, announced_bytes(request)
+            if entry is None:
+                app[GATES].require_room(load, key, stated)
+            await app[LIMITER].take(caller.key, caller.limits)
+            with app[CEILING].hold(load) as held:
+                request[HELD] = held
+                await receive(request, key)
+                entry = entry or app[GATES].enter(load, key, request.content.total_bytes)
+                request[ENTRY] = entry
+                answer = await handler(request)
+        done = True
+    finally:
+        if entry is not None:
+            entry.leave(done=done)
+    return answer
+
+
+def load_of(request: web.Request) -> Load | None:
+    return request.app[LOADS].get(request.match_info.handler, "change" if request.body_exists else None)
+
+
+def announced_bytes(request: web.Request) -> int:
+    """How large the head says that the body is; 0 where it does not. Raises TooLarge, and UnsupportedEncoding for a
+    compressed one."""
+    encoding = request.headers.get("Content-Encoding", "identity")
+    if request.body_exists and encoding.strip().lower() not in ("", "identity"):
+        raise UnsupportedEncoding(
+            f"Content-Encoding {encoding[:40]!r} is not supported, send the body as it is"
+        )
+    most, stated = request.app[CONFIG].server.body_bytes_max, request.content_length or 0
+    if stated > most:
+        raise body_too_large(most)
+    return stated
+
+
+async def receive(request: web.Request, key: str | None) -> None:
+    """Read the body whole and within the time limit: aiohttp itself would wait for a slow one for ever.
+
+    Its bytes count as they come. Raises TooLarge for a chunked one, and Overloaded for what the share of its key or the
+    memory has no room for.
+    """
+    app, content, held = request.app, request.content, request[HELD]
+    most, limit_s = app[CONFIG].server.body_bytes_max, app[CONFIG].server.body_timeout_s
+    if content.is_eof():  # most come with their heads
+        held.body(content.total_bytes)
+        return
+    try:
+        with app[GATES].bodies.arriving(key) as grow:
+            async with asyncio.timeout(limit_s):
+                if request.content_type == FORM:
+                    await form(request)  # aiohttp keeps large parts on the disk
+                    held.body(content.total_bytes)
+                    return
+                body = bytearray()
+                async for piece in content.iter_any():
+                    body += piece
+                    if len(body) > most:
+                        raise body_too_large(most)
+                    grow(len(body))
+                    held.body(len(piece))
+                request[BODY] = bytes(body)
+    except TimeoutError:
+        if request.transport is not None:
+            # Else aiohttp reads on for ten seconds, for clients that read only once they have sent everything.
+            asyncio.get_running_loop().call_later(LAST_WORD_S, request.transport.close)
+        raise RequestTimeout(f"the body did not arrive within {limit_s:g} seconds") from None
+
+
+def body_too_large(most: int) -> TooLarge:
+    return TooLarge(f"the body is larger than {most} bytes", param="body")
+
+
+def from_aiohttp(request: web.Request, error: web.HTTPException) -> web.StreamResponse:
+    """aiohttp's own plain-text errors, in the shape of the path's dialect."""
+    if error.status < 400:
+        return error
+    kinds: dict[int, NearlineError] = {
+        400: MalformedRequest(f"bad request: {error.text or error.reason}"),
+        404: NotFound(f"no such path: {request.path}"),
+        405: MethodNotAllowed(f"{request.method} is not allowed on {request.path}"),
+        409: Conflict(error.reason),
+        413: body_too_large(request.app[CONFIG].server.body_bytes_max),
+    }
+    answer = response(request.path, kinds.get(error.status, InvalidInput(error.reason)), status=error.status)
+    if allowed := error.headers.get("Allow"):
+        answer.headers["Allow"] = allowed
+    return answer

@@ -1,0 +1,363 @@
+"""Jobs beside the serving, one at a time: rebuilds, tunings, erasures. Their progress and outcome are kept."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal, ParamSpec, Protocol, TypeVar
+
+import msgspec
+
+from indexes.base.errors import Conflict, NearlineError, NotFound, NotReady, RecallTooLow
+from indexes.base.model import Floats, now_ms
+from indexes.collection.collection import Collection
+from indexes.rebuild.builder import Rebuild
+from indexes.upkeep.erasing import Erasure
+from indexes.upkeep.tuner import TuneRun, check_target
+from retrieval.wire.collections import JobBody, JobProgress, RebuildDue
+from retrieval.wire.errors import without_folders
+
+logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+JOBS_KEPT = 1000
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 60.0, 3600.0
+LOOK_EVERY_S = 2.0  # for what is due while nobody writes
+Finished = Callable[[JobBody], None]
+Work = Callable[[JobBody], Awaitable[None]]  # puts what it made into the job's result
+Queries = Callable[[], Awaitable[Floats]]
+Asked = Callable[[Collection], Awaitable[Floats | None]]
+Forget = Callable[[], Awaitable[object]]
+
+
+class Child(Protocol):
+    """What a job waits for and a closing service ends: a process of its own, or texts being embedded."""
+
+    def cancel(self) -> object: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A failed rebuild, the last of so many in a row, and how long none starts by itself. `until_s` is monotonic."""
+
+    job: JobBody
+    attempts: int
+    pause_s: float
+    until_s: float
+
+
+def unknown_job(job_id: str) -> NotFound:
+    """Also for a job that the caller may not see: both are told in the same words."""
+    return NotFound(f"no job {job_id!r}; the last {JOBS_KEPT} since the start are known", param="job")
+
+
+class Tasks:
+    """Starts jobs and remembers the last JOBS_KEPT. For the event loop; `close` ends what still runs."""
+
+    def __init__(
+        self, on_finish: Finished, folders: tuple[Path, ...] = (), asked: Asked | None = None
+    ) -> None:
+        """`folders` are told to clients by their last names. `asked` gives vectors of a collection's logged queries for
+        its rebuilds to measure with; None for too few."""
+        self._jobs: OrderedDict[str, JobBody] = OrderedDict()
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._children: dict[str, Child] = {}
+        self._building = asyncio.Lock()
+        # Jobs wait for hours; on the threads that everybody shares they would leave fewer for reads.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="job")
+        self._failures: dict[str, Failure] = {}
+        self._folders = folders
+        self._asked = asked
+        self._closing = False
+        self._on_finish = on_finish
+
+    def get(self, job_id: str) -> JobBody:
+        job = self._jobs.get(job_id)
+        if job is None:
+            raise unknown_job(job_id)
+        return job
+
+    def all(self) -> list[JobBody]:
+        """Newest first."""
+        return list(reversed(self._jobs.values()))
+
+    def reindex(self, name: str, collection: Collection, hot_capacity: int | None = None) -> JobBody:
+        """Queue a rebuild. Raises Conflict while a job of the same collection is queued or running."""
+        return self._start("reindex", name, lambda job: self._rebuild(job, collection, hot_capacity))
+
+    def tune(
+        self,
+        name: str,
+        collection: Collection,
+        recall_target: float,
+        queries: Queries | None = None,
+        *,
+        apply: bool = True,
+    ) -> JobBody:
+        """Queue a choice of search settings, by these queries or by made-up ones; `apply` puts them to use.
+
+        Raises Conflict as `reindex` does, or if there is no generation; InvalidInput for a target below the floor.
+        """
+        check_target(collection, recall_target)
+        return self._start(
+            "tune", name, lambda job: self._tune(job, collection, recall_target, queries, apply)
+        )
+
+    def erase(self, name: str, collection: Collection, forget: Forget | None = None) -> JobBody:
+        """Queue the erasure of what was deleted or overwritten; `forget` does what is left to do elsewhere.
+
+        It waits behind a rebuild or tuning that is under way. Raises Conflict while another erasure is.
+        """
+        return self._start("erase", name, lambda job: self._erase(job, collection, forget))
+
+    def erase_if_due(self, name: str, collection: Collection, after_s: float) -> None:
+        """Start an erasure if the oldest of what is owed went so long ago. Cheap."""
+        since_ms = collection.log.owed.since_ms
+        if since_ms is None or now_ms() < since_ms + 1000 * after_s or self._must_wait(name):
+            return
+        logger.info("erasing by itself what was deleted from %s", name)
+        self.erase(name, collection)
+
+    def reindex_if_due(self, name: str, collection: Collection) -> None:
+        """Start a rebuild by the collection's own rules. Cheap: called after every write."""
+        if self._must_wait(name):
+            return
+        reason = collection.wants_rebuild()
+        if reason is not None:
+            logger.info("rebuilding %s by itself: %s", name, reason)
+            self.reindex(name, collection)
+
+    def _must_wait(self, name: str) -> bool:
+        """Whether nothing starts by itself now: something is under way, or failed not long ago."""
+        failure = self._failures.get(name)
+        return self.busy(name) or (failure is not None and time.monotonic() < failure.until_s)
+
+    async def keep_up(
+        self, collections: Callable[[], Mapping[str, Collection]], erase_after_s: float
+    ) -> None:
+        """Start rebuilds that are due without a write, above all after an upgrade, and erasures of what is old enough.
+
+        Until cancelled, one after the other. The next is not even queued while a job runs: a queued one would keep its
+        collection from being renamed or deleted.
+        """
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            for name, collection in sorted(collections().items()):
+                if self._running:
+                    break
+                self.reindex_if_due(name, collection)
+                self.erase_if_due(name, collection, erase_after_s)
+
+    def rebuild_due(self, name: str, collection: Collection) -> RebuildDue | None:
+        """What a listing says of a rebuild that starts by itself, or has started."""
+        reason = collection.wants_rebuild()
+        if reason is None:
+            return None
+        reason = without_folders(reason, self._folders)
+        failure = self._failures.get(name)
+        if failure is None:
+            return RebuildDue(reason)
+        next_ms = now_ms() + round((failure.until_s - time.monotonic()) * 1000)
+        return RebuildDue(reason, failure.attempts, failure.job.error, next_ms)
+
+    def forget(self, name: str) -> None:
+        """No collection has this name any more."""
+        self._failures.pop(name, None)
+
+    def busy(self, name: str) -> bool:
+        return bool(self._running_jobs(name))
+
+    def require_idle(self, name: str) -> None:
+        """Raises Conflict naming the job that is queued or running for the collection."""
+        if jobs := self._running_jobs(name):
+            raise under_way(jobs[0])
+
+    def _running_jobs(self, name: str) -> list[JobBody]:
+        """What is queued or running for a collection."""
+        jobs = (self._jobs[job_id] for job_id in self._running if job_id in self._jobs)
+        return [job for job in jobs if job.collection == name]
+
+    def _start(self, kind: Literal["reindex", "tune", "erase"], name: str, work: Work) -> JobBody:
+        # Jobs run one at a time. Who wants something erased must not have to ask again after a rebuild.
+        others = [one for one in self._running_jobs(name) if kind != "erase" or one.kind == "erase"]
+        if others:
+            raise under_way(others[0])
+        job = JobBody(
+            id=uuid.uuid4().hex,
+            kind=kind,
+            collection=name,
+            status="queued",
+            progress=JobProgress(),
+            created_ms=now_ms(),
+        )
+        self._jobs[job.id] = job
+        while len(self._jobs) > JOBS_KEPT:
+            self._jobs.popitem(last=False)
+        self._running[job.id] = asyncio.create_task(self._run(job, work))
+        return job
+
+    async def _run(self, job: JobBody, work: Work) -> None:
+        try:
+            async with self._building:
+                job.status = "running"
+                await work(job)
+            job.status = "succeeded"
+            seconds = (now_ms() - job.created_ms) / 1000
+            logger.info("%s of %s succeeded after %.1f s: %s", job.kind, job.collection, seconds, job.result)
+        except RecallTooLow as error:
+            job.status, job.error = "refused", error.message
+            logger.warning("%s of %s refused: %s", job.kind, job.collection, error.message)
+        except NearlineError as error:
+            job.status, job.error = "failed", error.message
+            logger.warning("%s of %s failed: %s", job.kind, job.collection, error.message)
+        except Exception as error:
+            logger.exception("job %s failed", job.id)
+            job.status, job.error = "failed", f"{type(error).__name__}: {error}"
+        finally:
+            job.finished_ms = now_ms()
+            if job.error is not None:
+                job.error = without_folders(job.error, self._folders)
+            if job.kind in ("reindex", "erase"):
+                self._note(job)
+            self._running.pop(job.id, None)
+            self._children.pop(job.id, None)
+            self._on_finish(job)
+
+    def _note(self, job: JobBody) -> None:
+        """After a failure, wait ever longer before anything starts by itself again: it costs as much each time."""
+        if job.status == "succeeded":
+            self._failures.pop(job.collection, None)
+            return
+        before = self._failures.get(job.collection)
+        attempts, pause_s = 1, FIRST_PAUSE_S
+        if before:
+            attempts, pause_s = before.attempts + 1, min(2 * before.pause_s, LONGEST_PAUSE_S)
+        self._failures[job.collection] = Failure(job, attempts, pause_s, time.monotonic() + pause_s)
+
+    async def _rebuild(self, job: JobBody, collection: Collection, hot_capacity: int | None) -> None:
+        try:
+            await self._rebuilt(job, collection, hot_capacity)
+        except BaseException:
+            with contextlib.suppress(NearlineError):  # why the rebuild failed is what matters
+                await self._waiting(collection.rebuild_failed)
+            raise
+
+    async def _rebuilt(self, job: JobBody, collection: Collection, hot_capacity: int | None) -> None:
+        progress = progress_of(job)
+        self._require_open()
+        request = await self._waiting(collection.begin_build, hot_capacity)
+        self._require_open()
+        queries = await self._embedded(job, partial(self._asked, collection)) if self._asked else None
+        self._require_open()
+        rebuild = Rebuild(request, timeout_s=collection.options.build_timeout_s, queries=queries)
+        self._children[job.id] = rebuild
+        number = await self._waiting(rebuild.run, progress)
+        progress("adopt", 0, 1)
+        try:
+            generation = await self._waiting(collection.adopt, number)
+        except BaseException:
+            await self._waiting(collection.discard, number)
+            raise
+        progress("adopt", 1, 1)
+        manifest = generation.manifest
+        job.result = {
+            "generation": manifest.number,
+            "seq": manifest.seq,
+            "hot": manifest.hot,
+            "cold": manifest.cold,
+            "moves": manifest.moves,
+            "recall": manifest.recall,
+            "recall_evidence": manifest.evidence or None,
+            "build_s": manifest.build_s,
+        }
+
+    async def _erase(self, job: JobBody, collection: Collection, forget: Forget | None) -> None:
+        self._require_open()
+        erasure = await self._waiting(Erasure, collection)
+        if erasure.needs_rebuild:
+            await self._rebuild(job, collection, None)
+        self._require_open()
+        self._children[job.id] = erasure
+        erased = await self._waiting(erasure.run, progress_of(job))
+        if forget is not None:
+            await forget()
+        job.result = asdict(erased)
+
+    async def _tune(
+        self,
+        job: JobBody,
+        collection: Collection,
+        recall_target: float,
+        queries: Queries | None,
+        apply: bool,
+    ) -> None:
+        self._require_open()
+        progress = progress_of(job)
+        progress("embed", 0, 1)
+        vectors = None if queries is None else await self._embedded(job, queries)
+        self._require_open()
+        tuner = TuneRun(collection, recall_target, vectors)
+        self._children[job.id] = tuner
+        tuned = await self._waiting(tuner.run, progress)
+        # What the cold policy does is its own to learn: reported, so that the times can be judged.
+        cold = (await self._waiting(collection.info)).cold
+        job.result = {**msgspec.to_builtins(tuned), "cold_policy": cold, "applied": False}
+        if not tuned.met:
+            raise RecallTooLow(tuned.why_unmet)
+        if apply:
+            await self._waiting(collection.set_search, tuned.chosen())
+            job.result["applied"] = True
+
+    async def _embedded(self, job: JobBody, queries: Callable[[], Awaitable[T]]) -> T:
+        embedding = asyncio.ensure_future(queries())
+        self._children[job.id] = embedding
+        try:
+            return await embedding
+        except asyncio.CancelledError:
+            self._require_open()
+            raise
+
+    async def close(self) -> None:
+        """End what is being built; let a generation that is being adopted take its place."""
+        self._closing = True
+        for child in list(self._children.values()):
+            child.cancel()
+        await asyncio.gather(*self._running.values(), return_exceptions=True)
+        self._thread.shutdown()
+
+    async def _waiting(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """What `work` returns, on the thread of the job that runs."""
+        call = partial(copy_context().run, work, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+
+    def _require_open(self) -> None:
+        if self._closing:
+            raise NotReady("the service is closing")
+
+
+def progress_of(job: JobBody) -> Callable[[str, int, int], None]:
+    def progress(stage: str, done: int, total: int) -> None:
+        job.progress = JobProgress(stage, done, total)
+
+    return progress
+
+
+def under_way(job: JobBody) -> Conflict:
+    article = "an" if job.kind == "erase" else "a"
+    return Conflict(
+        f"{article} {job.kind} of {job.collection!r} is under way: job {job.id}",
+        param="collection",
+        job=job.id,
+    )

@@ -1,0 +1,257 @@
+"""The wire types of collections, of feedback about their hits, and of their jobs: rebuilds, tunings and erasures."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, field
+
+from indexes.base.languages import AUTO
+from indexes.base.model import Tier
+from indexes.collection.info import SearchSettings
+from indexes.dense.cold_skips import ColdState
+from indexes.directory.marker import NAME
+from indexes.parts.manifest import Moves, RecallEvidence
+from retrieval.base.settings import Count
+from retrieval.wire.search import Doc, DocumentId, NonEmpty, Request, Seq
+
+Capacity = Annotated[int, Meta(ge=0, le=1_000_000_000)]
+# Only described here: the catalog refuses other names, and says what one is made of.
+CollectionName = Annotated[str, Meta(extra_json_schema={"pattern": f"^{NAME.pattern}$"})]
+RankingMethod = Annotated[
+    Literal["rrf", "weighted"] | None, Doc("`rrf` joins by rank, `weighted` by score; null: as configured")
+]
+DenseWeight = Annotated[
+    Annotated[float, Meta(ge=0, le=1)] | None,
+    Doc("Of the ranking by meaning, that by words has the rest; null: as configured"),
+]
+JudgedQueries = Annotated[Count, Doc("Judged queries it was learned from; 0 if set by hand")]
+Gain = Annotated[float | None, Doc("Gain in nDCG@10 on held-out queries; null if set by hand")]
+GainLow = Annotated[float | None, Doc("Lower bound of its 95 percent interval")]
+GainHigh = Annotated[float | None, Doc("Upper bound of its 95 percent interval")]
+JobStatus = Literal["queued", "running", "succeeded", "failed", "refused"]
+
+
+# --- collections ----------------------------------------------------------------------------------------------
+
+
+class CreateCollection(Request, frozen=True, kw_only=True):
+    name: Annotated[CollectionName, Doc("1 to 63 of a-z, 0-9, '-' and '_', beginning with a letter or digit")]
+    model: Annotated[str | None, Doc("Name of the embedding model")] = None
+    hot_capacity: Annotated[Capacity | None, Doc("Passages to keep in the hot tier")] = None
+    language: Annotated[
+        str, Doc("BCP 47 code of the language of documents that name none; `auto` finds it out for each")
+    ] = AUTO
+
+
+class RenameCollection(Request, frozen=True, kw_only=True):
+    name: Annotated[CollectionName, Doc("1 to 63 of a-z, 0-9, '-' and '_', beginning with a letter or digit")]
+
+
+class SetAlias(Request, frozen=True, kw_only=True):
+    collection: Annotated[str, Doc("Name or alias of a collection")]
+
+
+class RequestLimits(msgspec.Struct):
+    """What one request to write documents may hold."""
+
+    documents_per_request: Annotated[int, Doc("Documents in one write")]
+    document_bytes: Annotated[int, Doc("UTF-8 bytes of one text")]
+    request_bytes: Annotated[int, Doc("Bytes of a request's body")]
+    metadata_keys: Annotated[int, Doc("Keys in the metadata of one document")]
+
+
+class RebuildDue(msgspec.Struct):
+    """A rebuild that the service starts by itself. After failed attempts the next one begins at `next_ms`."""
+
+    reason: Annotated[str, Doc("Why")]
+    failed_attempts: Annotated[int, Doc("Failures since the last rebuild that succeeded")] = 0
+    error: Annotated[str | None, Doc("What went wrong; null if nothing did")] = None
+    next_ms: Annotated[int | None, Doc("Unix time of the next attempt in milliseconds")] = None
+
+
+class SetRanking(Request, frozen=True, kw_only=True):
+    """How a collection ranks where a search does not say. What is absent comes from the configuration."""
+
+    method: RankingMethod = None
+    weight_dense: DenseWeight = None
+    coefficients: Annotated[
+        dict[Annotated[str, Meta(max_length=64)], Annotated[list[float], Meta(max_length=256)]],
+        Meta(max_length=64),
+        Doc("Further numbers by name, such as those of a calibration of relevance"),
+    ] = field(default_factory=dict)
+    queries: JudgedQueries = 0
+    gain: Gain = None
+    gain_low: GainLow = None
+    gain_high: GainHigh = None
+
+
+class RankingBody(msgspec.Struct, kw_only=True):
+    """A collection's own ranking settings. `gain` is in nDCG@10, on queries that they were not chosen by."""
+
+    method: RankingMethod
+    weight_dense: DenseWeight
+    coefficients: Annotated[dict[str, list[float]], Doc("Further numbers by name")]
+    queries: JudgedQueries
+    gain: Gain
+    gain_low: GainLow
+    gain_high: GainHigh
+    set_ms: Annotated[int, Doc("Unix time of the setting in milliseconds")]
+
+
+class CollectionBody(msgspec.Struct, kw_only=True):
+    """One collection. Recall is what the last rebuild measured at 10, with its settings; memory is of the indexes,
+    less the files that they read in place: copies of those are `resident_bytes`, the others `mapped_bytes`."""
+
+    name: Annotated[str, Doc("The collection's own name, not an alias")]
+    aliases: Annotated[list[str], Doc("Other names of this collection")]
+    tenant: Annotated[str, Doc("Whose collection it is; empty: nobody's in particular")]
+    model: Annotated[str, Doc("Name of the embedding model")]
+    fingerprint: Annotated[str, Doc("Hash of everything that shapes a vector")]
+    model_languages: Annotated[
+        list[str] | None, Doc("BCP 47 codes of the languages that the model reads; null if it does not say")
+    ]
+    dimensions: Annotated[int, Doc("Length of a vector")]
+    hot_capacity: Annotated[int, Doc("Passages to keep in the hot tier")]
+    language: Annotated[str, Doc("Language of documents that name none; `auto`: found out for each")]
+    languages: Annotated[dict[str, int], Doc("Live passages by language, the most frequent first")]
+    documents: Annotated[int, Doc("Number of documents")]
+    passages: Annotated[dict[Tier, int], Doc("Live passages by tier")]
+    dead_passages: Annotated[int, Doc("Deleted passages that are still in an index")]
+    segments: Annotated[int, Doc("Sealed batches of recent passages; a rebuild empties them")]
+    seq: Seq
+    generation: Annotated[int, Doc("Number of the live build of the indexes; 0 before the first rebuild")]
+    generations: Annotated[list[int], Doc("Builds on disk; the older ones can be rolled back to")]
+    recall: Annotated[dict[str, float], Doc("Recall@10 measured by the last rebuild or tuning, by tier")]
+    recall_evidence: Annotated[
+        RecallEvidence | None, Doc("What that rests on: queries, and a 95 percent interval for each recall")
+    ]
+    recall_target: Annotated[float, Doc("Recall@10 that the next rebuild aims for")]
+    search: Annotated[SearchSettings | None, Doc("Search settings in use; null before the first rebuild")]
+    memory_bytes: Annotated[int, Doc("Memory of the indexes, mapped files not counted")]
+    tier_bytes: Annotated[dict[Tier, int], Doc("Memory of the indexes by tier")]
+    resident_bytes: Annotated[
+        int, Doc("Index files read in place and copied into memory, up to `index.resident_bytes`")
+    ]
+    mapped_bytes: Annotated[int, Doc("Mapped index files, which the system may drop from memory")]
+    moves: Annotated[Moves | None, Doc("Passages the last rebuild moved between tiers")]
+    cold: Annotated[
+        ColdState | None, Doc("How often queries needed the cold tier; null before the first rebuild")
+    ]
+    owed_bytes: Annotated[int, Doc("Deleted or overwritten and not erased yet")]
+    owed_since_ms: Annotated[int | None, Doc("Unix time of the oldest of them in milliseconds")]
+    rebuild_due: Annotated[
+        RebuildDue | None, Doc("A rebuild that the service starts by itself; null if none is due")
+    ]
+    ranking: Annotated[
+        RankingBody | None, Doc("Ranking settings of this collection's own; null if it ranks as configured")
+    ]
+    limits: Annotated[RequestLimits, Doc("What one write may hold")]
+
+
+class QuarantinedBody(msgspec.Struct):
+    """A collection that cannot serve, and why. It can be deleted; everything else answers 503 `quarantined`."""
+
+    name: Annotated[str, Doc("The collection's own name")]
+    aliases: Annotated[list[str], Doc("Other names of this collection")]
+    reason: Annotated[str, Doc("Why")]
+
+
+class CollectionList(msgspec.Struct):
+    collections: Annotated[list[CollectionBody], Doc("Those that serve")]
+    quarantined: Annotated[list[QuarantinedBody], Doc("Those out of service, with the reason")]
+
+
+class AliasBody(msgspec.Struct):
+    alias: Annotated[str, Doc("The other name; it can be moved to another collection atomically")]
+    collection: Annotated[str, Doc("Name or alias of a collection")]
+
+
+# --- feedback -------------------------------------------------------------------------------------------------
+
+
+class SentFeedback(Request, frozen=True, kw_only=True):
+    """With a `grade`, a judgment; without, the user opened this document, and passed over what was shown above it."""
+
+    query: Annotated[NonEmpty, Doc("The text that was searched for")]
+    document_id: Annotated[DocumentId, Doc("Id of the document, as hits show it")]
+    grade: Annotated[
+        Annotated[int, Meta(ge=0, le=3)] | None,
+        Doc("From 0, not relevant, to 3; null: the user opened the document"),
+    ] = None
+    shown: Annotated[
+        Annotated[list[DocumentId], Meta(max_length=100)],
+        Doc("Ids of the documents that the user saw, best first, this one among them"),
+    ] = field(default_factory=list)
+
+
+class SendFeedback(Request, frozen=True, kw_only=True):
+    feedback: Annotated[list[SentFeedback], Doc("Kept all or none")]
+
+
+class FeedbackKept(msgspec.Struct):
+    """What is counted here is on the disk."""
+
+    kept: Annotated[int, Doc("How many were kept")]
+
+
+class FeedbackBody(msgspec.Struct, kw_only=True):
+    time_ms: Annotated[int, Doc("Unix time of its arrival in milliseconds")]
+    query: Annotated[str, Doc("The text that was searched for")]
+    document_id: Annotated[str, Doc("Id of the document")]
+    grade: Annotated[int | None, Doc("From 0 to 3; null: the user opened the document")]
+    passed: Annotated[list[str], Doc("Ids of the documents shown above the one that the user opened")]
+
+
+class FeedbackList(msgspec.Struct):
+    feedback: Annotated[list[FeedbackBody], Doc("Oldest first; without documents that are gone")]
+
+
+# --- jobs -----------------------------------------------------------------------------------------------------
+
+
+class Reindex(Request, frozen=True, kw_only=True):
+    hot_capacity: Annotated[Capacity | None, Doc("Passages to keep in the hot tier")] = None
+
+
+class Tune(Request, frozen=True, kw_only=True):
+    """Find the cheapest search settings of this recall@10, by these queries or by made-up ones; `apply` uses them."""
+
+    recall_target: Annotated[float, Meta(gt=0, le=1), Doc("Recall@10 to reach")]
+    queries: Annotated[list[str] | None, Doc("Queries to measure with; absent: synthetic ones")] = None
+    apply: Annotated[bool, Doc("Whether to use the settings found; false only reports them")] = True
+
+
+class JobStarted(msgspec.Struct):
+    job: Annotated[str, Doc("Id of the job")]
+
+
+class JobProgress(msgspec.Struct):
+    stage: Annotated[str, Doc("What it is doing")] = "waiting"
+    done: Annotated[int, Doc("Steps done")] = 0
+    total: Annotated[int, Doc("Steps in all")] = 0
+
+
+class JobBody(msgspec.Struct):
+    id: Annotated[str, Doc("Id of the job")]
+    kind: Annotated[str, Doc("reindex, tune or erase")]
+    collection: Annotated[str, Doc("Name or alias of a collection")]
+    status: Annotated[JobStatus, Doc("`refused`: measured below its recall floor, and nothing changed")]
+    progress: Annotated[JobProgress, Doc("How far it has come")]
+    created_ms: Annotated[int, Doc("Unix time in milliseconds")]
+    finished_ms: Annotated[int | None, Doc("Unix time in milliseconds; null while it is not finished")] = None
+    result: Annotated[dict[str, Any], Doc("What the job found or made")] = field(default_factory=dict)
+    error: Annotated[str | None, Doc("What went wrong; null if nothing did")] = None
+
+
+class JobList(msgspec.Struct):
+    jobs: Annotated[list[JobBody], Doc("Newest first")]
+
+
+class Nothing(Request, frozen=True, kw_only=True):
+    """A body without fields."""
+
+
+class RolledBack(msgspec.Struct):
+    generation: Annotated[int, Doc("Number of the live build of the indexes; 0 before the first rebuild")]

@@ -1,0 +1,188 @@
+"""Request bodies as wire types; what does not fit becomes one error that names the field.
+
+Some parts of a request stay JSON until their bytes are counted: decoded, a megabyte takes up to 30 MB, and blocks every
+other thread for up to 100 ms. `decode_part` reads them.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, TypeVar
+
+import msgspec
+from msgspec import Meta, inspect
+
+from indexes.base.errors import InvalidInput
+from indexes.base.suggestions import suggestion
+from retrieval.wire.errors import MalformedRequest
+
+T = TypeVar("T")
+
+FilterJson = Annotated[msgspec.Raw, Meta(extra_json_schema={"type": ["object", "null"]})]
+VectorJson = Annotated[
+    msgspec.Raw, Meta(extra_json_schema={"type": ["array", "null"], "items": {"type": "number"}})
+]
+IdsJson = Annotated[
+    msgspec.Raw,
+    Meta(extra_json_schema={"type": ["array", "null"], "items": {"type": ["string", "integer"]}}),
+]
+MetadataJson = Annotated[
+    msgspec.Raw,
+    Meta(
+        description="JSON, returned as it is sent. Filters reach values in objects and lists by dotted paths.",
+        extra_json_schema={"type": "object"},
+    ),
+]
+SearchJson = Annotated[msgspec.Raw, Meta(extra_json_schema={"$ref": "#/components/schemas/SearchRequest"})]
+SearchesJson = Annotated[list[SearchJson], Meta(extra_json_schema={"minItems": 1})]
+
+# Already JSON when the answer is put together.
+SearchOutcome = Annotated[
+    msgspec.Raw,
+    Meta(
+        extra_json_schema={
+            "anyOf": [{"$ref": f"#/components/schemas/{name}"} for name in ("SearchAnswer", "ErrorBody")]
+        }
+    ),
+]
+
+
+def Doc(text: str) -> Meta:  # noqa: N802 - reads as a type's annotation
+    """What a field means, for the API description. A test holds that each field has it."""
+    return Meta(description=text)
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all request bodies."""
+
+
+def absent() -> msgspec.Raw:
+    return msgspec.Raw(b"null")
+
+
+def is_absent(raw: msgspec.Raw) -> bool:
+    return len(raw) == len(b"null") and bytes(raw) == b"null"
+
+
+def no_metadata() -> msgspec.Raw:
+    return msgspec.Raw(b"{}")
+
+
+# What people call a field who know another server or library. Each group has one name in any of our bodies.
+ALIKE = (
+    frozenset({"k", "top_k", "topk", "limit", "size", "n_results", "num_results", "n", "count", "top", "max_results"}),
+    frozenset({"filter", "filters", "where", "query_filter", "conditions"}),
+    frozenset({"query", "q", "text", "question", "query_text", "query_texts", "input", "prompt", "search"}),
+    frozenset({"text", "content", "page_content", "body", "document", "chunk", "contents"}),
+    frozenset({"metadata", "metadatas", "meta", "payload", "attributes", "properties"}),
+    frozenset({"id", "_id", "doc_id", "document_id", "uid", "key"}),
+    frozenset({"vector", "vectors", "embedding", "embeddings", "values", "query_vector", "query_embeddings"}),
+    frozenset({"documents", "docs", "points", "records", "items", "upserts", "data"}),
+    frozenset({"ids", "points", "document_ids"}),
+    frozenset({"highlight", "highlighting", "highlights"}),
+    frozenset({"facets", "aggs", "aggregations", "facet"}),
+    frozenset({"sort", "order_by", "sort_by", "order"}),
+    frozenset({"boosts", "boost", "functions", "score_functions"}),
+    frozenset({"like", "positive", "more_like_this", "similar_to", "recommend"}),
+    frozenset({"unlike", "negative"}),
+    frozenset({"typos", "fuzzy", "fuzziness", "typo_tolerance"}),
+    frozenset({"expand", "neighbors", "neighbours", "window"}),
+    frozenset({"min_score", "score_threshold", "threshold", "min_similarity"}),
+    frozenset({"token_budget", "max_tokens", "budget", "tokens"}),
+    frozenset({"cursor", "offset", "page_token", "next_cursor", "next_page_offset", "skip", "from"}),
+    frozenset({"name", "collection", "collection_name", "index"}),
+)  # fmt: skip
+
+_PLACE = re.compile(r"(?:key in )?\$(?P<path>(?:\.\w+|\[[^\[\]]*\])*)`")
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(?P<name>.*)`", re.DOTALL)
+_TYPES = re.compile(r"(?:Expected|got) `[^`]*`")
+NAME_CHARS_SHOWN = 100  # of a field's name that a request made up
+JSON_WORDS = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}  # for Python's
+_STEP = re.compile(r"\[[^\[\]]*\]|[^.\[\]]+")
+
+
+def decode(body: bytes | msgspec.Raw, kind: type[T]) -> T:
+    """A request body as `kind`. Raises MalformedRequest if it is not JSON, InvalidInput naming the field otherwise."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise invalid(error, kind) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise MalformedRequest(f"the body is not valid JSON: {error}") from None
+    except RecursionError:
+        raise MalformedRequest("the body is nested too deep") from None
+
+
+def decode_part(part: bytes | msgspec.Raw, kind: type[T], where: str) -> T:
+    """A field of a request body that was left as it came, as `decode` does; `where` is its place in the body."""
+    try:
+        return decode(part, kind)
+    except InvalidInput as error:
+        inside = error.param or ""
+        place = where + (inside if inside.startswith("[") or not inside else f".{inside}")
+        raise InvalidInput(f"{place}: {error.message.removeprefix(f'{inside}: ')}", param=place) from None
+
+
+def invalid(error: msgspec.ValidationError, kind: type) -> InvalidInput:
+    """msgspec's message in JSON's words, without its path notation, and the path as `param`; an unknown field with the
+    likely one."""
+    message, path = split_place(_TYPES.sub(in_json_words, str(error)))
+    unknown = _UNKNOWN.fullmatch(message)
+    named = unknown or _MISSING.fullmatch(message)
+    name = shorten(named["name"]) if named else ""
+    if unknown:
+        likely = suggestion(unknown["name"], fields_at(kind, path), ALIKE)
+        message = f"Object contains unknown field `{name}`; {likely}"
+    param = ".".join(filter(None, [path, name]))
+    return InvalidInput(f"{param}: {message}" if param else message, param=param or None)
+
+
+def split_place(text: str) -> tuple[str, str]:
+    """A message of msgspec's without the place that it ends with, and that place: a path, empty for the whole body."""
+    message, _, place = text.rpartition(" - at `")  # a name that the sender chose may hold the same words
+    found = _PLACE.fullmatch(place)
+    return (message, found["path"].removeprefix(".")) if found else (text, "")
+
+
+def shorten(name: str) -> str:
+    """A name from a request, as an error repeats it."""
+    return name if len(name) <= NAME_CHARS_SHOWN else f"{name[:NAME_CHARS_SHOWN]}..."
+
+
+def in_json_words(types: re.Match[str]) -> str:
+    return re.sub(r"\w+", lambda word: JSON_WORDS.get(word[0], word[0]), types[0])
+
+
+def fields_at(kind: type, path: str) -> list[str]:
+    """The fields that an object at this path may have."""
+    here = [inspect.type_info(kind)]
+    for step in _STEP.findall(path):
+        here = [inner for one in here for inner in inside(one, step)]
+    return [
+        field.encode_name
+        for one in here
+        for inner in alternatives(one)
+        if isinstance(inner, inspect.StructType)
+        for field in inner.fields
+    ]
+
+
+def inside(one: inspect.Type, step: str) -> list[inspect.Type]:
+    """The types behind a field's name, or behind the place in a list."""
+    found: list[inspect.Type] = []
+    for inner in alternatives(one):
+        if isinstance(inner, inspect.ListType) and step.startswith("["):
+            found.append(inner.item_type)
+        elif isinstance(inner, inspect.StructType):
+            found += [field.type for field in inner.fields if field.encode_name == step]
+    return found
+
+
+def alternatives(one: inspect.Type) -> list[inspect.Type]:
+    """Of a union each, else the one; without what describes it."""
+    while isinstance(one, inspect.Metadata):
+        one = one.type
+    if not isinstance(one, inspect.UnionType):
+        return [one]
+    return [inner for each in one.types for inner in alternatives(each)]

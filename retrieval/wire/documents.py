@@ -1,0 +1,150 @@
+"""The wire types of documents: what is written, listed, counted and deleted."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType, field
+
+from indexes.base.model import Metadata
+from retrieval.wire.decoding import IdsJson, MetadataJson, absent, no_metadata
+from retrieval.wire.search import Condition, Doc, DocumentId, End, OwnVector, Request, Seq, Start
+
+Expiry = Annotated[
+    str | int | None,
+    Doc(
+        "From then on it is not there any more: an ISO 8601 date, or milliseconds since 1970; null: it stays"
+    ),
+]
+
+
+class SentDocument(Request, frozen=True, kw_only=True):
+    """A document as people send it. A number as `id` is the string of its digits. Without a text it needs a title, and
+    is found by that."""
+
+    id: Annotated[DocumentId, Doc("Unique in its collection; a number is the string of its digits")]
+    text: Annotated[str, Doc("The text; may be empty if there is a title")] = ""
+    title: Annotated[str, Doc("Title of the document")] = ""
+    metadata: MetadataJson = field(default_factory=no_metadata)
+    vector: OwnVector = field(default_factory=absent)
+    language: Annotated[
+        str | None,
+        Doc(
+            "BCP 47 code of its language, such as `en` or `pt-BR`; `auto`: found out; absent: the collection's"
+        ),
+    ] = None
+    expires_at: Expiry = None
+
+
+class NewDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """The same as it will be stored, its metadata flat."""
+
+    id: Annotated[str, Doc("Unique in its collection; a number is the string of its digits")]
+    text: Annotated[str, Doc("The text")]
+    title: Annotated[str, Doc("Title of the document")] = ""
+    metadata: Annotated[Metadata, Doc("As it was sent")] = {}
+    vector: Annotated[list[float] | None, Doc("A vector of your own; it is normalized")] = None
+    language: Annotated[str, Doc("BCP 47 code of its language; empty: the collection's")] = ""
+    expires_ms: Annotated[int | None, Doc("When it expires, in milliseconds since 1970")] = None
+
+
+class WriteDocuments(Request, frozen=True, kw_only=True):
+    """`wait` is accepted for clients that send it; an answer always means synced and searchable."""
+
+    documents: Annotated[list[SentDocument], Doc("Documents to write; those of a known id are replaced")]
+    wait: Annotated[bool, Doc("Accepted and ignored: an answer always means synced and searchable")] = True
+
+
+class PatchDocument(Request, frozen=True, kw_only=True):
+    """A JSON merge patch (RFC 7396) of the metadata: a null removes a key, what is not named stays as it is.
+    `expires_at` stays where it is absent, and null takes it away. At least one of the two."""
+
+    metadata: Annotated[MetadataJson, Meta(extra_json_schema={"type": ["object", "null"]})] = field(
+        default_factory=absent
+    )
+    expires_at: Expiry | UnsetType = UNSET
+
+
+class DeleteDocuments(Request, frozen=True, kw_only=True):
+    ids: Annotated[IdsJson, Doc("Ids of documents")] = field(default_factory=absent)
+    filter: Condition = field(default_factory=absent)
+
+
+class ScrollDocuments(Request, frozen=True, kw_only=True):
+    """One page in the order of writing. `cursor` is that of the page before; the filter stays the same throughout."""
+
+    filter: Condition = field(default_factory=absent)
+    cursor: Annotated[str | None, Doc("Where the page begins: `cursor` of the page before")] = None
+    limit: Annotated[int, Doc("Documents on one page")] = 100
+    vectors: Annotated[
+        bool, Doc("Whether to list the passages with their vectors; a key needs the scope `vectors`")
+    ] = False
+    text: Annotated[bool, Doc("Whether to return texts")] = True
+
+
+class CountDocuments(Request, frozen=True, kw_only=True):
+    filter: Condition = field(default_factory=absent)
+
+
+class Written(msgspec.Struct, kw_only=True):
+    """`documents` were written, with so many passages of so many tokens to embed; `unchanged` were there already."""
+
+    seq: Seq
+    documents: Annotated[int, Doc("Number of documents")]
+    unchanged: Annotated[int, Doc("Documents that were there already, unchanged")]
+    passages: Annotated[int, Doc("Number of passages")]
+    tokens: Annotated[int, Doc("Number of tokens")]
+    took_ms: Annotated[float, Doc("Milliseconds until it was synced and searchable")]
+
+
+class Deleted(msgspec.Struct):
+    seq: Seq
+    deleted: Annotated[int, Doc("Documents deleted")]
+
+
+class PassageBody(msgspec.Struct):
+    """`text[start:end]` of its document, with its vector."""
+
+    passage: Annotated[int, Doc("Position of the passage in its document, from 0")]
+    start: Start
+    end: End
+    tokens: Annotated[int, Doc("Number of tokens")]
+    vector: Annotated[
+        list[float], Doc("The unit vector it is searched by, with the noise that is configured")
+    ]
+
+
+class DocumentBody(msgspec.Struct, kw_only=True):
+    """`passages` is their number, or with `vectors` the passages themselves; `text` may be left out of a scroll."""
+
+    id: Annotated[str, Doc("Unique in its collection; a number is the string of its digits")]
+    seq: Seq
+    text: Annotated[str | UnsetType, Doc("The text")] = UNSET
+    title: Annotated[str, Doc("Title of the document")]
+    metadata: Annotated[Metadata, Doc("As it was sent")]
+    passages: Annotated[int | list[PassageBody], Doc("Number of passages")]
+    language: Annotated[str, Doc("BCP 47 code of its language, given or found out when it was written")]
+    expires_at: Annotated[str | UnsetType, Doc("When it expires, in UTC; absent: never")] = UNSET
+
+
+class DocumentPage(msgspec.Struct):
+    """`next_cursor` is null on the last page. A page of long documents may hold fewer than `limit`."""
+
+    documents: Annotated[list[DocumentBody], Doc("In the order they were written")]
+    next_cursor: Annotated[str | None, Doc("`cursor` of the next page; null on the last one")]
+
+
+class ScrollPage(msgspec.Struct):
+    """`cursor` is null on the last page. A page of long documents may hold fewer than `limit`."""
+
+    documents: Annotated[list[DocumentBody], Doc("In the order they were written")]
+    cursor: Annotated[str | None, Doc("Where the next page begins; null on the last one")]
+
+
+class CountBody(msgspec.Struct):
+    """What matches, or everything, as it was after operation `seq`."""
+
+    documents: Annotated[int, Doc("Number of documents")]
+    passages: Annotated[int, Doc("Number of passages")]
+    seq: Seq

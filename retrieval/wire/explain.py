@@ -1,0 +1,100 @@
+"""The wire types of `POST explain`: why a document is, or is not, among the hits of a search."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from indexes.base.model import Tier
+from retrieval.base.settings import Count
+from retrieval.wire.search import Doc, DocumentId, Ranks, Scores, SearchRequest
+
+Kind = Literal[
+    "found",
+    "no_document",
+    "not_visible",
+    "filtered",
+    "missed_by_index",
+    "beyond_depth",
+    "missing_terms",
+    "words_elsewhere",
+    "unread_query",
+    "own_vector",
+    "reranked",
+    "grouped",
+    "below_floor",
+    "outscored",
+    "left_out",
+]
+Stage = Literal["log", "snapshot", "filter", "candidates", "fusion", "rerank", "floor", "group", "page"]
+
+
+class ExplainRequest(SearchRequest, frozen=True, kw_only=True):
+    """A search, and the document, or one passage of it, to follow through it."""
+
+    document_id: Annotated[DocumentId, Doc("The document to follow")]
+    passage: Annotated[Count | None, Doc("One of its passages, from 0; absent: whichever ranks best")] = None
+    answer_seq: Annotated[
+        Count | None, Doc("`seq` in the receipt of an answer that lacked it: was it written later?")
+    ] = None
+
+
+class Cause(msgspec.Struct):
+    """What decided, in the stage where it did."""
+
+    kind: Annotated[Kind, Doc("What it was")]
+    stage: Annotated[Stage, Doc("The stage of the search that decided")]
+    reason: Annotated[str, Doc("The same in words")]
+    evidence: Annotated[dict[str, Any], Doc("The numbers behind it; their names depend on the kind")]
+
+
+class Change(msgspec.Struct):
+    """A change of the request that finds the document. It was run: `verified_rank` is what that search gave."""
+
+    patch: Annotated[dict[str, Any], Doc("JSON merge patch (RFC 7396) of the search; null removes a field")]
+    verified_rank: Annotated[int, Doc("Place among the hits of the changed search, from 1")]
+
+
+class FollowedWord(msgspec.Struct):
+    """A word of the query and what it does for one passage. Stopwords are left out."""
+
+    word: Annotated[str, Doc("As it stands in the query")]
+    score: Annotated[float, Doc("What it adds to the BM25 score; 0 if the passage lacks it")]
+    share: Annotated[float, Doc("Of the passage's BM25 score, 0 to 1")]
+    near: Annotated[str | None, Doc("A similar word that the passage has instead")] = None
+
+
+class FollowedPassage(msgspec.Struct):
+    """One passage on its way through the search. `exact` ranks count all passages that the filter allows; `candidate`
+    ranks are those of the search, null where it did not reach the passage."""
+
+    passage: Annotated[int, Doc("Position of the passage in its document, from 0")]
+    tier: Annotated[Tier, Doc("Where the passage is kept")]
+    scores: Annotated[Scores, Doc("Score in each ranking")]
+    exact: Annotated[Ranks, Doc("Rank in each ranking by exact search")]
+    candidate: Annotated[Ranks, Doc("Rank in each ranking of this search")]
+    score: Annotated[float | None, Doc("Final score; null where it was no candidate")]
+    place: Annotated[
+        int | None, Doc("Among all candidates in their final order, from 1, before floors and grouping")
+    ]
+    words: Annotated[list[FollowedWord], Doc("The words of the query")]
+
+
+class ExplainAnswer(msgspec.Struct):
+    """`found` is the place among the hits, null for a miss. Then `cause` is the first thing in its way, and `also` what
+    comes next once that is changed. `change` is the smallest change that finds it; `others` find it too."""
+
+    found: Annotated[int | None, Doc("Place among the hits, from 1; null if it is not among them")]
+    cause: Annotated[Cause, Doc("Why")]
+    also: Annotated[list[Cause], Doc("What stands in its way next")]
+    change: Annotated[Change | None, Doc("The smallest change that finds it; null if none was found")]
+    others: Annotated[list[Change], Doc("Other changes that find it")]
+    passages: Annotated[list[FollowedPassage], Doc("Passages of the document, the best first")]
+    searches: Annotated[int, Doc("Searches that were run for this explanation")]
+    seq: Annotated[int, Doc("Last operation that the search could see")]
+    over_budget: Annotated[
+        bool | UnsetType,
+        Doc("True: the searches took so long that not every change was tried; absent otherwise"),
+    ] = UNSET
