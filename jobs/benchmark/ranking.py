@@ -25,7 +25,7 @@ from indexes.base.errors import InvalidInput
 from jobs.benchmark.report import Found, Row, Say
 from jobs.benchmark.texts import model_folder, model_settings
 from jobs.evaluation.asking import Asker
-from jobs.evaluation.judgements import Judgement, Query, read_judgements, read_queries
+from jobs.sources.judgments import Judgement, Query, read_judgements, read_queries
 from jobs.evaluation.rankings import NDCG, SEARCHES, judged_queries, scored
 from jobs.evaluation.report import Score
 from jobs.ingestion.ingesting import ingest

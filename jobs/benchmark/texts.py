@@ -23,7 +23,7 @@ from indexes.base.durable import publish_folder
 from indexes.base.errors import InvalidInput
 from indexes.base.model import Floats
 from jobs.benchmark.report import Say
-from jobs.evaluation.judgements import read_queries
+from jobs.sources.judgments import read_queries
 from jobs.sources import SourceDocument, read_documents
 from jobs.sources.docstrings import docstrings
 from retrieval.base.config import load_config

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from indexes.base.model import Progress
-from jobs.evaluation.judgements import Query
+from jobs.sources.judgments import Query
 from jobs.ingestion.pace import Pace
 from nearline import JSON, AsyncClient
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from indexes.rebuild.shares import Z
 from jobs.evaluation.asking import Asker
-from jobs.evaluation.judgements import Judgement, Query
+from jobs.sources.judgments import Judgement, Query
 from jobs.evaluation.rankings import NDCG, scored
 from jobs.evaluation.relevance import JudgedHits, calibrated, judged_hits
 from nearline import JSON

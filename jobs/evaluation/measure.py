@@ -12,7 +12,7 @@ from pathlib import Path
 from indexes.base.model import TIERS, Progress
 from jobs.evaluation import queries as sources
 from jobs.evaluation.asking import Asker
-from jobs.evaluation.judgements import Query, read_judgements
+from jobs.sources.judgments import Query, read_judgements
 from jobs.evaluation.rankings import judged_queries, measure_contexts, measure_rankings
 from jobs.evaluation.recall import Outcome, add_cohort, outcomes
 from jobs.evaluation.relevance import judged_hits, reliability

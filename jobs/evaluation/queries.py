@@ -16,7 +16,7 @@ import msgspec
 
 from indexes.base.errors import InvalidInput
 from jobs.evaluation.asking import Asker
-from jobs.evaluation.judgements import Query, read_queries
+from jobs.sources.judgments import Query, read_queries
 from jobs.evaluation.report import Source
 from nearline import JSON, ServiceError
 from retrieval.upkeep.query_log import read

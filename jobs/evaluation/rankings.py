@@ -15,7 +15,7 @@ from ir_measures import RR, R, nDCG
 
 from indexes.base.errors import InvalidInput
 from jobs.evaluation.asking import Asker
-from jobs.evaluation.judgements import Judgement, Query
+from jobs.sources.judgments import Judgement, Query
 from jobs.evaluation.report import Score
 from nearline import JSON
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from indexes.rebuild.shares import share_interval
 from jobs.evaluation.asking import Asker
-from jobs.evaluation.judgements import Query
+from jobs.sources.judgments import Query
 from jobs.evaluation.report import Cohort, CohortKind, Report
 from nearline import JSON
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jobs.evaluation.asking import Asker
-from jobs.evaluation.judgements import Judgement, Query
+from jobs.sources.judgments import Judgement, Query
 from jobs.evaluation.report import Bin, Reliability, Score
 from retrieval.search.relevance import SUPPORT_HITS, Calibration, Columns, fit, relevance_of, support_from
 

@@ -26,7 +26,7 @@ from indexes.parts.manifest import read_manifest
 from indexes.parts.shelf import Shelf
 from jobs.commands.evaluate import command
 from jobs.evaluation.asking import Asker
-from jobs.evaluation.judgements import read_queries
+from jobs.sources.judgments import read_queries
 from jobs.evaluation.recall import TIE
 from jobs.evaluation.survey import make_filters, survey
 from jobs.ingestion.pace import Pace

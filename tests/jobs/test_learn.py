@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from indexes.base.errors import InvalidInput
 from jobs.commands.learn import command, learn_and_adopt, show
-from jobs.evaluation.judgements import Judgement, Query
+from jobs.sources.judgments import Judgement, Query
 from jobs.evaluation.learning import CHOICES, from_feedback, held_out_gains, mean_interval, usable
 from jobs.serving.process import ServerProcess
 from tests.support.http import Http

@@ -17,7 +17,7 @@ import pytest
 
 from indexes.log.reader import LogReader
 from jobs.evaluation.asking import Asker
-from jobs.evaluation.judgements import read_judgements, read_queries
+from jobs.sources.judgments import read_judgements, read_queries
 from jobs.evaluation.rankings import measure_rankings
 from jobs.evaluation.recall import TIE
 from jobs.ingestion.ingesting import ingest

@@ -14,7 +14,7 @@ import msgspec
 
 from indexes.log.reader import searchable_text
 from indexes.base.model import Progress
-from jobs.evaluation.judgements import read_judgements, read_queries
+from jobs.sources.judgments import read_judgements, read_queries
 from nearline import JSON, AsyncClient
 
 DEPTH = 30  # hits searched for negatives: a little deeper than a reranker reads
