@@ -20,7 +20,7 @@ from typing import BinaryIO, TypeVar
 import msgspec
 
 from indexes.base import failpoints, failures
-from indexes.base.errors import Damaged, DiskFull, Locked, OutOfDescriptors, StorageError
+from indexes.base.errors import Damaged, DiskFull, Locked, OlderFormat, OutOfDescriptors, StorageError
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -38,16 +38,20 @@ def with_checksum(document: msgspec.Struct) -> bytes:
     return msgspec.json.format(msgspec.json.encode(final), indent=2) + b"\n"
 
 
-def format_of(content: bytes) -> int:
-    """The `format_version` of a JSON file, the one field common to all formats. Raises msgspec.DecodeError."""
-    return msgspec.json.decode(content, type=Versioned).format_version
+def format_of(content: bytes) -> int | None:
+    """The `format` of a JSON file, the one field common to all formats. None for a file from before 0.1.0. Raises
+    msgspec.DecodeError."""
+    numbered = msgspec.json.decode(content, type=Numbered)
+    return None if numbered.format_version else numbered.format
 
 
-def decode_checked(path: Path, content: bytes, kind: type[T], *versions: int) -> T:
-    """The content of a file that `with_checksum` made, of one of these format versions. Raises Damaged for others."""
+def decode_checked(path: Path, content: bytes, kind: type[T], known: int) -> T:
+    """The content of a file that `with_checksum` made, of the known format. Raises Damaged for another
+    one, OlderFormat for a file from before 0.1.0."""
     try:
-        if (found := format_of(content)) not in versions:
-            known = " and ".join(map(str, versions))
+        if (found := format_of(content)) is None:
+            raise OlderFormat.of(path)
+        if found != known:
             raise Damaged(f"{path}: format {found}; this version reads {known}")
         document = msgspec.json.decode(content, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -57,8 +61,9 @@ def decode_checked(path: Path, content: bytes, kind: type[T], *versions: int) ->
     return document
 
 
-class Versioned(msgspec.Struct, frozen=True):
-    format_version: int
+class Numbered(msgspec.Struct, frozen=True):
+    format: int = 0
+    format_version: int = 0  # before 0.1.0
 
 
 class Disk:

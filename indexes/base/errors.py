@@ -18,6 +18,7 @@
         ├── Quarantined         this collection's log is damaged or cannot be opened; the others keep serving
         ├── NotADataDirectory   the folder holds files that are not ours
         ├── NewerFormat         a newer version wrote it; names both formats
+        ├── OlderFormat         a development version wrote it, before 0.1.0
         └── Locked              another process writes here
 
 The service maps each to one HTTP status (`retrieval/wire/errors.py`); a test keeps that map complete.
@@ -109,6 +110,18 @@ class NotADataDirectory(StorageError):
 
 class NewerFormat(StorageError):
     """Written by a newer version of Nearline, and left unchanged; the message names both formats."""
+
+
+class OlderFormat(StorageError):
+    """Written by a development version before 0.1.0, and left unchanged. Their formats were numbered, too, but in a
+    field of another name, `format_version`."""
+
+    @staticmethod
+    def of(path: object) -> OlderFormat:
+        return OlderFormat(
+            f"a development version of nearline before 0.1.0 wrote {path}, and no version reads that: "
+            "ingest the documents into a new data directory"
+        )
 
 
 class Locked(StorageError):

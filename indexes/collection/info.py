@@ -32,8 +32,8 @@ class CollectionInfo:
     `resident_bytes` of them are copied into memory, and `mapped_bytes` are memory-mapped.
 
     `moves`: passages that the live generation's rebuild moved between tiers; `cold`: how often queries needed the cold
-    tier; `recall`: measured by that rebuild, or by tuning since, on the queries of `recall_evidence` (None: an earlier
-    version measured it); `recall_target`: for the next rebuild. `owed_bytes`:
+    tier; `recall`: measured by that rebuild, or by tuning since, on the queries of `recall_evidence` (None: there
+    was nothing to measure); `recall_target`: for the next rebuild. `owed_bytes`:
     deleted or replaced content that is not erased yet, the oldest since `owed_since_ms`.
     """
 
@@ -83,7 +83,7 @@ def describe(
         generation=snapshot.generation,
         generations=generations,
         recall=measured.recall if measured else {},
-        recall_evidence=(measured.evidence or None) if measured else None,
+        recall_evidence=measured.evidence if measured else None,
         recall_target=recall_target,
         search=search_settings(generation, tuned=tuned is not None) if generation else None,
         memory_bytes=sum(part.bytes for part in parts),

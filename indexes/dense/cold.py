@@ -32,7 +32,6 @@ FEW_LEFT_OUT = 0.9  # from this allowed share on, as after deletions, a search i
 FILTERED_REACH_MIN = 0.1  # with a filter: a query's nearest allowed rows may lie far from it, in many lists
 WIDE_SHARE = 0.5  # from this allowed share on, scan the nearest lists and filter while scanning
 FILE_BYTES_MAX = 1 << 36
-ADDED_ROWS = 8192  # at once
 
 
 class ColdSettings(msgspec.Struct, frozen=True):
@@ -79,16 +78,11 @@ class ColdShard:
         self._centres = self.centres()
 
     @staticmethod
-    def load(path: Path, vectors: StoredVectors, settings: ColdSettings, *, lacking: int = 0) -> ColdShard:
-        """Read a file whose checksum was verified, and add the first rows that it is `lacking`. Raises Damaged if faiss
-        still cannot parse it."""
+    def load(path: Path, vectors: StoredVectors, settings: ColdSettings) -> ColdShard:
+        """Read a file whose checksum was verified. Raises Damaged if faiss still cannot parse it."""
         faiss.set_deserialization_vector_byte_limit(FILE_BYTES_MAX)
         try:
-            index = faiss.read_index(str(path))
-            for at in range(0, lacking, ADDED_ROWS):
-                rows = np.arange(at, min(at + ADDED_ROWS, lacking))
-                index.add_with_ids(vectors.take(rows), rows)
-            return ColdShard(index, vectors, settings)
+            return ColdShard(faiss.read_index(str(path)), vectors, settings)
         except RuntimeError as error:
             raise Damaged(f"{path}: {error}") from error
 

@@ -31,11 +31,11 @@ from indexes.base.durable import (
     sync_folder,
     with_checksum,
 )
-from indexes.base.errors import Damaged, NewerFormat, NotADataDirectory
+from indexes.base.errors import Damaged, NewerFormat, NotADataDirectory, OlderFormat
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 1
+FORMAT = 1
 MARKER, MARKER_COPY = "nearline.json", "nearline.copy.json"
 DAMAGED = "nearline.json.damaged"  # the damaged bytes, kept when it was replaced
 KEYS, KEYS_LOCK = "keys.json", "keys.lock"  # both are left by the first access key
@@ -60,10 +60,10 @@ class Marker(msgspec.Struct, frozen=True, omit_defaults=True):
     """`renaming` is (old, new) while a collection's folder is renamed; `aliases` already use the new name.
 
     `locked`: every request needs a key, also where none is left. `keys_revision`: the newest revision of the keys that
-    was published. Earlier versions wrote neither, and no checksum.
+    was published.
     """
 
-    format_version: int
+    format: int
     aliases: dict[str, str]
     renaming: tuple[str, str] | None = None
     locked: bool = False
@@ -99,7 +99,7 @@ def prepare(folder: Path) -> dict[str, str]:
         for path in made:
             sync_folder(path.parent)
     failpoints.reach("prepare.folder_made")
-    write(folder, Marker(FORMAT_VERSION, {}))
+    write(folder, Marker(FORMAT, {}))
     return {}
 
 
@@ -154,7 +154,7 @@ def read_marker(folder: Path) -> Marker:
         wrong,
         DAMAGED,
     )
-    return Marker(FORMAT_VERSION, {}, locked=True)
+    return Marker(FORMAT, {}, locked=True)
 
 
 def is_locked(data: Path) -> bool:
@@ -192,24 +192,22 @@ def read(path: Path) -> bytes:
 
 
 def decoded(path: Path) -> Marker | None:
-    """None if it is missing or damaged. Raises NewerFormat: that is known only once its checksum is right."""
+    """None if it is missing or damaged. Raises OlderFormat, and NewerFormat once its checksum is right."""
     try:
         content = path.read_bytes()
         fields = msgspec.json.decode(content, type=dict[str, Any])
-        seal, found = fields.pop("sha256", ""), fields.get("format_version")
-        if seal and hashlib.sha256(msgspec.json.encode(fields)).hexdigest() != seal:
+        seal, found = fields.pop("sha256", ""), fields.get("format")
+        if "format_version" in fields:
+            raise OlderFormat.of(path.parent)
+        if hashlib.sha256(msgspec.json.encode(fields)).hexdigest() != seal:
             return None
         if not isinstance(found, int):
             return None
-        if found != FORMAT_VERSION and (seal or decoded_copy(path) is None):
+        if found != FORMAT:
             raise NewerFormat(
                 f"a newer version of nearline wrote {path.parent}: "
-                f"it has format {found}, this version reads {FORMAT_VERSION}"
+                f"it has format {found}, this version reads {FORMAT}"
             )
-        return msgspec.json.decode(content, type=Marker) if found == FORMAT_VERSION else None
+        return msgspec.json.decode(content, type=Marker)
     except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
         return None
-
-
-def decoded_copy(path: Path) -> Marker | None:
-    return decoded(path.with_name(MARKER_COPY)) if path.name == MARKER else None

@@ -10,7 +10,7 @@ import msgspec
 
 from indexes.base.expiry import with_expiry
 from indexes.base.model import Operation, Upsert, now_ms
-from indexes.log.content import ContentHash, stand_in
+from indexes.log.content import ContentHash
 from indexes.log.reader import searchable_text
 
 INSERT_DOCUMENT = (
@@ -27,7 +27,7 @@ INSERT_OPERATION = (
     " VALUES(?, '', ?, ?, ?, ?)"
 )
 REMOVED_DOCUMENT = (
-    "SELECT pk, seq, first_passage, passages, digest, title, language, text,"
+    "SELECT pk, first_passage, passages, digest, title, language, text,"
     " octet_length(id) + octet_length(title) + octet_length(metadata) + octet_length(text)"
     " FROM documents WHERE id = ?"
 )
@@ -55,12 +55,12 @@ class Applied:
     dead_bytes: int
 
 
-def apply(db: apsw.Connection, operation: Operation, content: ContentHash, seed: bytes) -> Applied | None:
+def apply(db: apsw.Connection, operation: Operation, content: ContentHash) -> Applied | None:
     """Inside a transaction: remove the old version, insert the new one, record both in `operations` and `content`.
 
     Returns None for the deletion of a missing document, which records nothing.
     """
-    dead, dead_texts, dead_language, dead_bytes = remove(db, operation.id, content, seed)
+    dead, dead_texts, dead_language, dead_bytes = remove(db, operation.id, content)
     upsert = operation if isinstance(operation, Upsert) else None
     if not dead and upsert is None:
         return None
@@ -75,19 +75,19 @@ def apply(db: apsw.Connection, operation: Operation, content: ContentHash, seed:
 
 
 def remove(
-    db: apsw.Connection, document_id: str, content: ContentHash, seed: bytes
+    db: apsw.Connection, document_id: str, content: ContentHash
 ) -> tuple[range, tuple[str, ...], str, int]:
     """Remove a document. Returns its passage ids, their searchable texts in the same order, its language, and the total
     bytes."""
     row: Any = db.execute(REMOVED_DOCUMENT, (document_id,)).fetchone()
     if row is None:
         return range(0), (), "", 0
-    pk, seq, first, count, digest, title, language, text, size = row
+    pk, first, count, digest, title, language, text, size = row
     spans: Any = db.execute(REMOVED_PASSAGES, (first, first + count)).fetchall()
     vectors: Any = db.execute(REMOVE_VECTORS, (first, first + count)).fetchall()
     db.execute("DELETE FROM passages WHERE id >= ? AND id < ?", (first, first + count))
     db.execute("DELETE FROM documents WHERE pk = ?", (pk,))
-    content.remove(document_id, stand_in(seed, document_id, seq) if digest is None else digest)
+    content.remove(document_id, digest)
     texts = tuple(searchable_text(title, text[start:end]) for start, end, _ in spans)
     size += sum(one[-1] for one in [*spans, *vectors])
     return range(first, first + count), texts, language, size

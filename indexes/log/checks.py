@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from indexes.base.errors import NearlineError
 from indexes.base.model import Progress
 from indexes.filters.checks import UNIT_TOLERANCE
-from indexes.log.content import ContentHash, stand_in
+from indexes.log.content import ContentHash
 from indexes.log.pinned import LogState, PinnedLog, pin
 from indexes.log.reader import decode_metadata
 
@@ -83,8 +83,7 @@ def check_log(collection: str, path: Path, *, frozen: bool, progress: Progress) 
             state = log.state()
             yield from check_rows(collection, log, state, progress)
             yield check_history(collection, log, state)
-            if state.format_version > 1:
-                yield check_content(collection, log)
+            yield check_content(collection, log)
     except NearlineError as error:
         yield Check(collection, "log", False, error.message, RESTORE)
 
@@ -198,10 +197,9 @@ def check_history(collection: str, log: PinnedLog, state: LogState) -> Check:
 def check_content(collection: str, log: PinnedLog) -> Check:
     """Check the content hash, under which services share cached answers: a wrong one would mix up collections."""
     trouble = Trouble()
-    seed = bytes.fromhex(log.value("SELECT value FROM meta WHERE key = 'digest_seed'") or "")
     expected = ContentHash()
-    for document_id, seq, digest in log.rows("SELECT id, seq, digest FROM documents"):
-        expected.add(document_id, stand_in(seed, document_id, seq) if digest is None else digest)
+    for document_id, digest in log.rows("SELECT id, digest FROM documents"):
+        expected.add(document_id, digest)
     if log.value("SELECT sums FROM content") != expected.stored:
         trouble.add("the content hash is not that of the documents")
     return trouble.check(collection, "content", "its hash is that of the documents", RESTORE)

@@ -55,12 +55,3 @@ def element(document_id: str, digest: bytes) -> NDArray[np.uint16]:
     """The lanes of one document. Id and digest are framed, so no other pair encodes to the same bytes."""
     framed = msgspec.msgpack.encode((document_id, digest))
     return np.frombuffer(shake_128(framed).digest(SUMS_BYTES), LANE)
-
-
-def stand_in(seed: bytes, document_id: str, seq: int) -> bytes:
-    """A substitute digest for a document written before digests existed.
-
-    Its operation's seq identifies it within one log, and the log's random `seed` makes it unique across logs.
-    """
-    framed = msgspec.msgpack.encode((document_id, seq))
-    return blake2b(framed, digest_size=DIGEST_BYTES, key=seed, person=b"nearline-old-doc").digest()

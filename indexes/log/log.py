@@ -17,8 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import shutil
-import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,7 +26,7 @@ import apsw
 import msgspec
 
 from indexes.base import failpoints, failures
-from indexes.base.courtesy import GoOn, give_way, nobody_waits
+from indexes.base.courtesy import GoOn, give_way
 from indexes.base.durable import publish, replace_synced
 from indexes.base.errors import Conflict, Damaged, DiskFull, StorageError, Unavailable
 from indexes.base.model import Delete, Operation, Settings, Upsert, WriteResult, now_ms
@@ -37,16 +35,15 @@ from indexes.log.content import ContentHash
 from indexes.log.mark import FILE as MARK
 from indexes.log.mark import Known, Mark, MarkFile, cycle_of, first_cycle, following
 from indexes.log.owed import OWED, Owed
-from indexes.log.reader import FORMAT_VERSION, LogReader
+from indexes.log.reader import FORMAT, LogReader
 from indexes.log.rewriting import Copy, remove_copies
-from indexes.log.schema import INSERT_CONTENT, SCHEMA, add_content
+from indexes.log.schema import INSERT_CONTENT, SCHEMA
 from indexes.log.sqlite import Checkpoints, checkpoint, connect, empty_wal, sqlite_errors
 from indexes.log.wal import require_whole_wal, wal_of
 
 # Idle logs that keep their write connection open, with up to four descriptors each: 1,024 descriptors must suffice for
 # a thousand logs plus client connections.
 OPEN_KEPT = 64
-READ_ELSEWHERE_S_MAX = 60.0  # that a migration waits for another program that reads the log
 
 PUT_META = "INSERT OR REPLACE INTO meta VALUES(?, ?)"
 
@@ -68,10 +65,7 @@ class Transacted:
 
 
 class Log(LogReader):
-    """A log open for reading and writing. `Log.create` makes one, `Log(path)` opens one. `close` ends all connections.
-
-    Opening migrates an older log format. If the process dies midway, the next opening starts over.
-    """
+    """A log open for reading and writing. `Log.create` makes one, `Log(path)` opens one; `close` it."""
 
     def __init__(self, path: Path, clock: Callable[[], int] = now_ms) -> None:
         known = Known.read(path)
@@ -88,26 +82,16 @@ class Log(LogReader):
             remove_copies(path)
             self._complete = known.without_wal  # log.db alone holds every commit: the next one begins a cycle
             self._mark = MarkFile(path, known.mark)
-            if self.format_version == 1:
-                with self._changing() as db:
-                    add_content(db)
             rows = self._rows("SELECT sums FROM content")
             if len(rows) != 1:
                 raise Damaged(f"{path} has {len(rows)} content hashes, expected one")
             self._content = ContentHash(rows[0][0])
-            meta: dict[str, str] = dict(self._rows("SELECT key, value FROM meta"))
-            self._seed = bytes.fromhex(
-                meta.get("digest_seed", "")
-            )  # only logs created before digests have one
-            self.owed = Owed.read(meta[OWED]) if OWED in meta else self._owed_before()
+            [(owed,)] = self._rows("SELECT value FROM meta WHERE key = ?", (OWED,))
+            self.owed = Owed.read(owed)
             # Always connect: a log that is not writable should fail here, not at the first write.
-            with contextlib.suppress(DiskFull), self._changing() as db:
+            with contextlib.suppress(DiskFull), self._changing():
                 self._note(complete=self._complete)
                 self._mark.sync()
-                if OWED not in meta:
-                    db.execute(PUT_META, (OWED, self.owed.stored))
-            if self.format_version < FORMAT_VERSION:
-                self._migrate()
             self.rest()
         except BaseException:
             self.close(as_is=True)
@@ -119,7 +103,7 @@ class Log(LogReader):
         if path.exists():
             raise Conflict(f"{path} exists already")
         meta = {
-            "format_version": str(FORMAT_VERSION),
+            "format": str(FORMAT),
             "uid": uid,
             "settings": msgspec.json.encode(settings).decode(),
             OWED: Owed().stored,
@@ -194,8 +178,8 @@ class Log(LogReader):
         return self._content.short
 
     def digests(self, ids: Iterable[str]) -> dict[str, bytes]:
-        """Digests of the live documents among these, by id. Documents from before digests existed have none."""
-        sql = "SELECT id, digest FROM documents WHERE id IN (SELECT value FROM json_each(?)) AND digest IS NOT NULL"
+        """Digests of the live documents among these, by id."""
+        sql = "SELECT id, digest FROM documents WHERE id IN (SELECT value FROM json_each(?))"
         return dict(self._rows(sql, (msgspec.json.encode(list(ids)).decode(),)))
 
     def commit(self, writes: Sequence[Sequence[Operation]]) -> tuple[list[WriteResult], list[Applied]]:
@@ -226,7 +210,7 @@ class Log(LogReader):
                     done = []
                     for operation in operations:
                         give_way()
-                        done.append(apply(db, operation, content, self._seed))
+                        done.append(apply(db, operation, content))
                     applied += [one for one in done if one is not None]
                     results.append(summarise(operations, done, last_seq(db)))
                 if applied:
@@ -300,41 +284,6 @@ class Log(LogReader):
         failpoints.reach("erase.replaced")
         self.owed, self._cycle, self._complete = owed, copy.cycle, True
         self._note(complete=True)
-
-    def _migrate(self) -> None:
-        """To the present format: a copy replaces the log, as in an erasure. A crash leaves one or the other."""
-        size, free = self.path.stat().st_size, shutil.disk_usage(self.path.parent).free
-        name = f"{self.path.parent.name}/{self.path.name}"
-        if free < size:
-            raise DiskFull(
-                f"{name} has log format {self.format_version}. Migrating it to format {FORMAT_VERSION} needs "
-                f"{size} bytes for a copy; {free} are free"
-            )
-        logger.info("%s is migrated from log format %d to %d", name, self.format_version, FORMAT_VERSION)
-        until = time.monotonic() + READ_ELSEWHERE_S_MAX
-        try:
-            copy = Copy(self.path)
-            self.follow(copy, nobody_waits)
-            while True:
-                try:
-                    self.replace_by(copy, Owed(), self.owed.since_ms or 0)
-                    break
-                except Unavailable:  # a running backup, for example
-                    if time.monotonic() > until:
-                        raise
-                time.sleep(1)
-        finally:
-            remove_copies(self.path)
-        self.format_version = FORMAT_VERSION
-
-    def _owed_before(self) -> Owed:
-        """Estimate for a log from before `owed` was tracked: nothing was removed if operations equal documents."""
-        if self.newest_seq == self.document_count():
-            return Owed()
-        [(pages, page_bytes)] = self._rows(
-            "SELECT freelist_count, page_size FROM pragma_freelist_count, pragma_page_size"
-        )
-        return Owed().plus(max(1, pages * page_bytes), now_ms())
 
     def forget_operations(self, before_seq: int) -> None:
         """Delete operations up to and including `before_seq`; no kept generation may be older than that."""

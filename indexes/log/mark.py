@@ -35,7 +35,7 @@ from indexes.log.wal import FRAME_HEADER, HEADER, wal_of
 
 FILE = "log.mark"
 MARK_BYTES = 256
-CYCLES = (1 << 31) - 1  # user_version is a signed 32-bit number; 0 in logs that earlier versions wrote
+CYCLES = (1 << 31) - 1  # user_version is a signed 32-bit number
 SQLITE_HEADER, MAGIC, USER_VERSION_AT = 100, b"SQLite format 3\0", 60
 SMALLEST_PAGE = 512
 NEWEST_SEQ = "SELECT seq FROM sqlite_sequence WHERE name = 'operations'"
@@ -147,15 +147,14 @@ class Known:
         mark, alone = self.mark, self.seq
         if (cycle - self.cycle) % CYCLES > 1 or (alone is not None and alone > seq):
             return f"{self.name} and its write-ahead log are from different times"
-        if mark is None:  # earlier versions leave none, and no cycle
-            gone = f"{FILE} is gone or damaged, and nothing else tells whether {self.name} has its last operations"
-            return gone if self.cycle else None
+        if mark is None:
+            return f"{FILE} is gone or damaged, and nothing else tells whether {self.name} has its last operations"
         if mark.uid != uid:
             return f"{FILE} belongs to another log than {self.name}"
         if mark.seq > seq:
             return f"{self.name} ends at operation {seq}, and operations up to {mark.seq} were acknowledged"
         fits = mark.complete and self.cycle in (mark.cycle, mark.next_cycle)
-        if self.without_wal and self.cycle and not fits:
+        if self.without_wal and not fits:
             return f"the write-ahead log of {self.name} is gone, and {FILE} is from another time"
         return None
 

@@ -21,7 +21,6 @@ from indexes.base.errors import Damaged
 from indexes.base.model import Ids, Progress, Settings
 from indexes.log.mark import NEWEST_SEQ, Known, cycle_of
 from indexes.log.reader import require_format
-from indexes.log.schema import show_vectors
 from indexes.log.sqlite import connect, connect_frozen, sqlite_errors
 from indexes.log.wal import require_whole_wal
 
@@ -34,7 +33,6 @@ LOOKS, PAUSE_S = 4, 0.05  # at files that seem to be from different times: perha
 class LogState:
     """The state of a log at one commit. Its history holds every operation after `forgotten` up to `seq`."""
 
-    format_version: int
     uid: str
     settings: Settings
     seq: int
@@ -58,7 +56,6 @@ def pin(path: Path, *, frozen: bool = False) -> Iterator[PinnedLog]:
     with sqlite_errors(path):
         db = connect_frozen(path) if frozen else begin_whole(path)
         try:
-            show_vectors(db)
             yield PinnedLog(path, db)
         finally:
             db.close()
@@ -137,7 +134,7 @@ class PinnedLog:
     def state(self) -> LogState:
         """Raises StorageError for an unsupported log format, Damaged if its `meta` cannot be read."""
         meta: dict[str, str] = dict(self.rows("SELECT key, value FROM meta"))
-        format_version = require_format(meta, self.path)
+        require_format(meta, self.path)
         try:
             uid, settings = meta["uid"], msgspec.json.decode(meta["settings"], type=Settings)
         except (KeyError, msgspec.DecodeError) as error:
@@ -148,7 +145,6 @@ class PinnedLog:
         oldest = self.value("SELECT min(seq) FROM operations")
         [(documents, passages)] = self.rows("SELECT count(*), coalesce(sum(passages), 0) FROM documents")
         return LogState(
-            format_version=format_version,
             uid=uid,
             settings=settings,
             seq=seq,

@@ -17,7 +17,7 @@ import apsw
 import msgspec
 import numpy as np
 
-from indexes.base.errors import Damaged, NewerFormat, Quarantined, StorageError
+from indexes.base.errors import Damaged, NewerFormat, OlderFormat, Quarantined, StorageError
 from indexes.base.expiry import take_expiry
 from indexes.base.model import (
     Floats,
@@ -35,8 +35,7 @@ from indexes.log.sqlite import Readers, close_idle_readers
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-FORMAT_VERSION = 4
-FORMATS_READ = ("1", "2", "3", "4")  # writers migrate older ones first
+FORMAT = 1
 SCAN_ROWS = 2048
 AGAIN_AFTER_S = (0.01, 0.1)  # after which a read that finds damage is tried again
 METADATA = msgspec.json.Decoder(
@@ -98,7 +97,7 @@ class LogReader:
         self.clock = clock
         self._readers = Readers(path)
         meta: dict[str, str] = dict(self._rows("SELECT key, value FROM meta"))
-        self.format_version = require_format(meta, path)
+        require_format(meta, path)
         self.uid = meta["uid"]
         self._firsts: tuple[int, Ids] = 0, np.empty(0, np.int64)  # upto which position, and what it is
         self.settings = msgspec.json.decode(meta["settings"], type=Settings)
@@ -329,17 +328,17 @@ class LogReader:
             after = rows[-1][0]
 
 
-def require_format(meta: Mapping[str, str], path: Path) -> int:
-    """The format version of a log. Raises NewerFormat or StorageError if this version cannot read it."""
-    found = meta.get("format_version", "")
-    if found in FORMATS_READ:
-        return int(found)
-    reads = f"{FORMATS_READ[0]} to {FORMATS_READ[-1]}"
-    if found.isdigit() and int(found) > FORMAT_VERSION:
+def require_format(meta: Mapping[str, str], path: Path) -> None:
+    """Raises NewerFormat, OlderFormat or StorageError if this version cannot read a log."""
+    found = meta.get("format", "")
+    if "format_version" in meta:
+        raise OlderFormat.of(path)
+    if found.isdigit() and int(found) > FORMAT:
         raise NewerFormat(
-            f"a newer version of nearline wrote {path}: it has log format {found}, this version reads {reads}"
+            f"a newer version of nearline wrote {path}: it has log format {found}, this version reads {FORMAT}"
         )
-    raise StorageError(f"{path} has log format {found!r}; this version reads {reads}")
+    if found != str(FORMAT):
+        raise StorageError(f"{path} has log format {found!r}; this version reads {FORMAT}")
 
 
 def searchable_text(title: str, text: str) -> str:

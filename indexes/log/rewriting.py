@@ -1,9 +1,8 @@
-"""Copies a log's live rows to a new file that replaces it: how removed content is erased, and how logs migrate.
+"""Copies a log's live rows to a new file that replaces it: how removed content is erased.
 
 SQLite keeps deleted bytes in its pages. `secure_delete` zeroes almost all of them, but misses copies left in gaps when
 cells move between pages (3 of 60,000 deleted keys were still there), and frees no space. A copy of the live rows
 holds nothing else and has minimal size. VACUUM would make one too, but blocks all writes while it runs.
-The copy always has the current format, so it also serves as the migration.
 
 1. Rows are copied in blocks, each in a short read transaction, while searches and writes continue.
 2. Later commits are copied in rounds, each shorter than the one before.
@@ -24,29 +23,24 @@ import apsw
 
 from indexes.base.courtesy import GoOn, nobody_waits
 from indexes.base.durable import sync_file
-from indexes.base.languages import language_of
 from indexes.log.mark import first_cycle
 from indexes.log.owed import OWED, Owed
-from indexes.log.reader import FORMAT_VERSION
-from indexes.log.schema import DOCUMENTS, PASSAGES, VECTORS
 from indexes.log.sqlite import BUSY_TIMEOUT_MS, WRITER_CACHE_KIB, sqlite_errors
 
 ROWS = 1024  # per statement: searches run between statements
-TABLES_OF = "SELECT name, sql FROM old.sqlite_schema WHERE name NOT LIKE 'sqlite_%' ORDER BY rowid"
+TABLES_OF = "SELECT sql FROM old.sqlite_schema WHERE name NOT LIKE 'sqlite_%' ORDER BY rowid"
 # Passages before documents: if a copied document is deleted later, it is found through its passages.
 TABLES = (
     ("vectors", "id", "id, vector"),
     ("passages", "id", "id, document, ordinal, start, end, tokens, heading, text"),
-    ("documents", "pk", "pk, id, seq, first_passage, passages, digest, title, metadata, {language}, text"),
+    ("documents", "pk", "pk, id, seq, first_passage, passages, digest, title, metadata, language, text"),
     ("operations", "seq", "seq, at_ms, '', first_passage, passages, dead_first, dead_passages"),
 )
 BLOCK_ENDS = (
-    "SELECT max(n) FROM (SELECT {key} AS n FROM old.{source} WHERE n > ? AND n <= ? ORDER BY n LIMIT ?)"
+    "SELECT max(n) FROM (SELECT {key} AS n FROM old.{table} WHERE n > ? AND n <= ? ORDER BY n LIMIT ?)"
 )
 # OR REPLACE: after an interrupted round, the next one copies some rows again.
-COPY_BLOCK = (
-    "INSERT OR REPLACE INTO {table} SELECT {columns} FROM old.{source} WHERE {key} > ? AND {key} <= ?"
-)
+COPY_BLOCK = "INSERT OR REPLACE INTO {table} SELECT {columns} FROM old.{table} WHERE {key} > ? AND {key} <= ?"
 REMOVE_DOCUMENTS = (
     "DELETE FROM documents WHERE pk IN (SELECT document FROM passages WHERE id IN"
     " (SELECT dead_first FROM old.operations WHERE seq > ? AND seq <= ? AND dead_passages > 0))"
@@ -78,15 +72,8 @@ class Copy:
         self._reached = dict.fromkeys((table for table, _, _ in TABLES), 0)
         remove_copies(log)
         with self._open() as db:
-            tables = {str(name): str(sql) for name, sql in db.execute(TABLES_OF)}
-            self._sources = {table: table for table in self._reached}
-            if "vectors" not in tables:
-                self._sources["vectors"] = "passages"
-            # Documents from before languages were stored: found out as they are copied.
-            self._language = "language" if "language" in tables["documents"] else "language_of(title, text)"
-            present = {"documents": DOCUMENTS, "passages": PASSAGES, "vectors": VECTORS}
-            for sql in (tables | present).values():
-                db.execute(sql)
+            for (sql,) in db.execute(TABLES_OF).fetchall():
+                db.execute(str(sql))
 
     def follow(self, go_on: GoOn = nobody_waits) -> int:
         """Catch up with the log. Returns by how many operations the copy advanced.
@@ -101,8 +88,7 @@ class Copy:
         with self._open() as db:
             self._follow(db, nobody_waits)
             db.execute(FINISH)
-            changed = [(owed.stored, OWED), (str(FORMAT_VERSION), "format_version")]
-            db.executemany("UPDATE meta SET value = ? WHERE key = ?", changed)
+            db.execute("UPDATE meta SET value = ? WHERE key = ?", (owed.stored, OWED))
             db.execute("DETACH old")
             db.execute(f"PRAGMA user_version = {self.cycle}")
             db.execute("PRAGMA journal_mode = WAL")  # as the next opener expects
@@ -117,14 +103,13 @@ class Copy:
         for sql, table in REMOVALS:
             db.execute(sql.format(table=table), (before["operations"], now["operations"]))
         for table, key, columns in TABLES:
-            at, upto, source = before[table], now[table], self._sources[table]
+            at, upto = before[table], now[table]
             while at < upto:
                 go_on()
-                ends = db.execute(BLOCK_ENDS.format(source=source, key=key), (at, upto, ROWS)).get
+                ends = db.execute(BLOCK_ENDS.format(table=table, key=key), (at, upto, ROWS)).get
                 if not isinstance(ends, int):
                     break
-                chosen = columns.format(language=self._language)
-                db.execute(COPY_BLOCK.format(table=table, source=source, key=key, columns=chosen), (at, ends))
+                db.execute(COPY_BLOCK.format(table=table, key=key, columns=columns), (at, ends))
                 at = ends
         self._reached = now
         return now["operations"] - before["operations"]
@@ -142,16 +127,10 @@ class Copy:
                 db.execute("PRAGMA journal_mode = OFF")
                 db.execute("PRAGMA synchronous = OFF")
                 db.execute(f"PRAGMA cache_size = -{WRITER_CACHE_KIB}")
-                db.create_scalar_function("language_of", language_of_row, 2, deterministic=True)
                 db.execute("ATTACH ? AS old", (f"file:{quote(str(self._log))}?mode=ro",))
                 yield db
         finally:
             db.close()
-
-
-def language_of_row(*columns: Any) -> str:
-    title, text = columns
-    return language_of(title, text)
 
 
 def remove_copies(log: Path) -> None:

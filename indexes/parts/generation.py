@@ -6,7 +6,7 @@
         order.npy          uint32  [rows]  rows sorted by passage id
         vectors.f16        float16 [rows, dimensions], see StoredVectors
         hot.hnsw           hnswlib graph of the hot rows (absent if there are none)
-        cold.ivf           faiss lists of all rows (absent if none is cold); before format 3, of the cold rows only
+        cold.ivf           faiss lists of all rows (absent if none is cold)
         lowest.npy         float32 [lists] inner product of each list's centroid with its farthest cold member
         lexical/*.npy      see SealedLexical
         filters/           see SealedFilters
@@ -56,9 +56,7 @@ class Generation:
         self._graph: HotGraph | None = None
         self._loading = threading.Lock()
         self._cold = (
-            ColdShard.load(folder / "cold.ivf", self.vectors, manifest.search, lacking=manifest.unlisted)
-            if manifest.cold
-            else None
+            ColdShard.load(folder / "cold.ivf", self.vectors, manifest.search) if manifest.cold else None
         )
         self.watch: ColdSkipper | None = None
         self.lexical = SealedLexical.load(folder / "lexical", files)

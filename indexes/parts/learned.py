@@ -18,7 +18,7 @@ from indexes.base.errors import Damaged
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 1
+FORMAT = 1
 FILE = "ranking.json"
 
 
@@ -29,7 +29,7 @@ class RankingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     0 and None where somebody set this by hand.
     """
 
-    format_version: int = FORMAT_VERSION
+    format: int = FORMAT
     method: Literal["rrf", "weighted"] | None = None
     weight_dense: float | None = None
     coefficients: dict[str, list[float]] = {}
@@ -73,4 +73,4 @@ def read_ranking(collection: Path) -> RankingSettings | None:
         content = path.read_bytes()
     except FileNotFoundError:
         return None
-    return decode_checked(path, content, RankingSettings, FORMAT_VERSION)
+    return decode_checked(path, content, RankingSettings, FORMAT)

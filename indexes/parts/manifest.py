@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
 from indexes.base.durable import decode_checked, sha256
 from indexes.base.errors import Damaged, NotFound
@@ -14,8 +13,7 @@ from indexes.dense.cold import ColdSettings
 from indexes.dense.training import Training
 from indexes.lexical import analysis
 
-FORMAT_VERSION = 3
-FORMATS = 2, FORMAT_VERSION  # that can be read
+FORMAT = 1
 MANIFEST = "manifest.json"
 
 
@@ -44,11 +42,11 @@ class RecallEvidence(msgspec.Struct, frozen=True):
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Description of a generation.
 
-    Recalls are recall@10, measured by the builder on the loaded index; earlier versions left no `evidence` of them.
+    Recalls are recall@10, measured by the builder on the loaded index; `evidence` is None where it is empty.
     `peak_bytes` is the builder's memory by stage.
     """
 
-    format_version: int = FORMAT_VERSION
+    format: int = FORMAT
     number: int
     seq: int
     last_passage: int
@@ -62,7 +60,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     training: Training
     search: ColdSettings
     recall: dict[str, float]
-    evidence: RecallEvidence | UnsetType = UNSET
+    evidence: RecallEvidence | None = None
     built_ms: int
     build_s: float
     peak_bytes: dict[str, int]
@@ -73,11 +71,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def walked(self, policy: ColdPolicy) -> bool:
         """Whether searches walk the graph of the hot tier: nothing is cold, or the cold tier may be skipped."""
         return bool(self.hot) and (not self.cold or policy.mode != "always")
-
-    @property
-    def unlisted(self) -> int:
-        """Hot rows that are not in the lists: all of them before format 3."""
-        return self.hot if self.format_version < FORMAT_VERSION else 0
 
     def require_fit(self, fingerprint: str, forgotten: int) -> None:
         """Raise Damaged unless it fits this model, this version, and a log that has all operations after
@@ -96,7 +89,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def below(self, floor: float) -> str | None:
         """A description of every cohort whose recall is below this, beyond chance where the interval is known; None if
         there is none."""
-        intervals = {} if self.evidence is UNSET else self.evidence.intervals
+        intervals = self.evidence.intervals if self.evidence else {}
         highest = self.recall | {name: high for name, (_, high) in intervals.items() if name in self.recall}
         low = [
             f"recall@10 {name} {self.recall[name]:.4f}" for name, value in highest.items() if value < floor
@@ -109,7 +102,7 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     if not path.is_file():
         raise NotFound(f"no generation in {folder}")
-    return decode_checked(path, path.read_bytes(), Manifest, *FORMATS)
+    return decode_checked(path, path.read_bytes(), Manifest, FORMAT)
 
 
 def seal_files(folder: Path) -> dict[str, SealedFile]:

@@ -11,7 +11,6 @@ import logging
 from pathlib import Path
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
 from indexes.base.durable import publish, with_checksum
 from indexes.dense.cold import ColdSettings
@@ -20,21 +19,21 @@ from indexes.parts.manifest import RecallEvidence
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 1
+FORMAT = 1
 FILE = "search.json"
 
 
 class TunedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`recall`: recall@10 by tier, on held-out queries, with its `evidence`; `seal`: the manifest's SHA-256."""
 
-    format_version: int = FORMAT_VERSION
+    format: int = FORMAT
     recall_target: float
     generation: int
     seal: str
     ef: int
     search: ColdSettings
     recall: dict[str, float]
-    evidence: RecallEvidence | UnsetType = UNSET
+    evidence: RecallEvidence | None = None
     chosen_ms: int
     sha256: str = ""
 
@@ -63,7 +62,7 @@ def read_chosen(collection: Path) -> TunedSettings | None:
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         logger.error("%s is not used: %s", path, error)
         return None
-    if chosen.format_version != FORMAT_VERSION or with_checksum(chosen) != content:
+    if chosen.format != FORMAT or with_checksum(chosen) != content:
         logger.error("%s is not used: another format, or its checksum differs", path)
         return None
     return chosen

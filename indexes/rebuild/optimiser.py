@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
-from msgspec import UNSET, UnsetType
 
 from indexes.base.model import Floats, Progress
 from indexes.dense.cold import ColdSettings, ColdShard
@@ -77,7 +76,7 @@ class Measured:
     ef: int
     search: ColdSettings
     recall: dict[str, float]
-    evidence: RecallEvidence | UnsetType = UNSET
+    evidence: RecallEvidence | None
 
 
 def choose_settings(
@@ -86,7 +85,7 @@ def choose_settings(
     """Settings for a new generation, by real queries that were `asked`, else by synthetic ones. If none reach the
     target, those with the highest recall."""
     if not generation.size:
-        return Measured(*generation.search_settings, {})
+        return Measured(*generation.search_settings, recall={}, evidence=None)
     queries = synthetic_queries(generation, QUERIES, seed=5) if asked is None else asked
     truth, other = halves(true_neighbours(generation, queries))
     best = optimise(generation, truth, target, floor).best

@@ -25,12 +25,12 @@ from indexes.base.errors import InvalidInput
 from jobs.benchmark.report import Found, Row, Say
 from jobs.benchmark.texts import model_folder, model_settings
 from jobs.evaluation.asking import Asker
-from jobs.sources.judgments import Judgement, Query, read_judgements, read_queries
 from jobs.evaluation.rankings import NDCG, SEARCHES, judged_queries, scored
 from jobs.evaluation.report import Score
 from jobs.ingestion.ingesting import ingest
 from jobs.serving.process import serving
 from jobs.sources import SourceReport, read_documents
+from jobs.sources.judgments import Judgement, Query, read_judgements, read_queries
 from nearline import JSON, AsyncClient, ServiceError
 from retrieval.embedding.models import read_manifest
 

@@ -23,9 +23,9 @@ from indexes.base.durable import publish_folder
 from indexes.base.errors import InvalidInput
 from indexes.base.model import Floats
 from jobs.benchmark.report import Say
-from jobs.sources.judgments import read_queries
 from jobs.sources import SourceDocument, read_documents
 from jobs.sources.docstrings import docstrings
+from jobs.sources.judgments import read_queries
 from retrieval.base.config import load_config
 from retrieval.embedding.encoder import Encoder, available_threads
 from retrieval.embedding.models import Kind, load_model

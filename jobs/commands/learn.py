@@ -13,11 +13,11 @@ from rich.table import Table
 from indexes.base.model import Progress
 from jobs.commands.options import COLLECTION, JSON, PATH, URL, ask, console, print_json, print_result, stages
 from jobs.evaluation.asking import Asker
-from jobs.sources.judgments import read_judgements, read_queries
 from jobs.evaluation.learning import CHOICES, JUDGED_MIN, from_feedback, learn, learn_relevance, usable
 from jobs.evaluation.private import served
 from jobs.evaluation.rankings import judged_queries
 from jobs.ingestion.pace import Pace
+from jobs.sources.judgments import read_judgements, read_queries
 from nearline import AsyncClient
 from retrieval.search.relevance import calibrations_of
 

@@ -14,10 +14,10 @@ from indexes.base.durable import replace_unsynced
 from indexes.base.errors import InvalidInput
 from indexes.base.model import Progress
 from jobs.commands.options import URL, errors, stages
-from jobs.sources.judgments import lines_of
 from jobs.models.export import sources
 from jobs.models.reranker.mining import Example, mine
 from jobs.models.reranker.training import Options, train
+from jobs.sources.judgments import lines_of
 from nearline import AsyncClient
 
 EXAMPLES, MADE_FROM = "examples.jsonl", "examples-from.json"

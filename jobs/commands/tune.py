@@ -14,9 +14,9 @@ from rich.table import Table
 
 from indexes.base.model import Progress
 from jobs.commands.options import COLLECTION, JSON, PATH, URL, console, print_json, require_matplotlib, stages
-from jobs.sources.judgments import read_queries
 from jobs.evaluation.private import served
 from jobs.evaluation.queries import from_log
+from jobs.sources.judgments import read_queries
 from nearline import AsyncClient
 from retrieval.clients.endpoints import failure_of
 

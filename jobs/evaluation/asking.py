@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from indexes.base.model import Progress
-from jobs.sources.judgments import Query
 from jobs.ingestion.pace import Pace
+from jobs.sources.judgments import Query
 from nearline import JSON, AsyncClient
 
 

@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 
 from indexes.rebuild.shares import Z
 from jobs.evaluation.asking import Asker
-from jobs.sources.judgments import Judgement, Query
 from jobs.evaluation.rankings import NDCG, scored
 from jobs.evaluation.relevance import JudgedHits, calibrated, judged_hits
+from jobs.sources.judgments import Judgement, Query
 from nearline import JSON
 from retrieval.search.relevance import READ_MIN, Calibration, relevance_of
 

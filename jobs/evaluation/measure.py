@@ -12,13 +12,13 @@ from pathlib import Path
 from indexes.base.model import TIERS, Progress
 from jobs.evaluation import queries as sources
 from jobs.evaluation.asking import Asker
-from jobs.sources.judgments import Query, read_judgements
 from jobs.evaluation.rankings import judged_queries, measure_contexts, measure_rankings
 from jobs.evaluation.recall import Outcome, add_cohort, outcomes
 from jobs.evaluation.relevance import judged_hits, reliability
 from jobs.evaluation.report import Report
 from jobs.evaluation.survey import Survey, make_filters, survey
 from jobs.ingestion.pace import Pace
+from jobs.sources.judgments import Query, read_judgements
 from nearline import JSON, AsyncClient, ServiceError
 
 SELECTIVITIES = {"filter-10": 0.1, "filter-1": 0.01, "filter-0.1": 0.001}

@@ -16,8 +16,8 @@ import msgspec
 
 from indexes.base.errors import InvalidInput
 from jobs.evaluation.asking import Asker
-from jobs.sources.judgments import Query, read_queries
 from jobs.evaluation.report import Source
+from jobs.sources.judgments import Query, read_queries
 from nearline import JSON, ServiceError
 from retrieval.upkeep.query_log import read
 

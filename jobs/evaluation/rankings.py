@@ -15,8 +15,8 @@ from ir_measures import RR, R, nDCG
 
 from indexes.base.errors import InvalidInput
 from jobs.evaluation.asking import Asker
-from jobs.sources.judgments import Judgement, Query
 from jobs.evaluation.report import Score
+from jobs.sources.judgments import Judgement, Query
 from nearline import JSON
 
 CONTEXT_BUDGETS = (1000, 2000)  # tokens

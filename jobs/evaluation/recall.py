@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from indexes.rebuild.shares import share_interval
 from jobs.evaluation.asking import Asker
-from jobs.sources.judgments import Query
 from jobs.evaluation.report import Cohort, CohortKind, Report
+from jobs.sources.judgments import Query
 from nearline import JSON
 
 BATCH = 50

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jobs.evaluation.asking import Asker
-from jobs.sources.judgments import Judgement, Query
 from jobs.evaluation.report import Bin, Reliability, Score
+from jobs.sources.judgments import Judgement, Query
 from retrieval.search.relevance import SUPPORT_HITS, Calibration, Columns, fit, relevance_of, support_from
 
 BINS = 10

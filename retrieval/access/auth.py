@@ -219,10 +219,8 @@ class Keys(KeyStore):
     # --- what is in use -----------------------------------------------------------------------------------------
 
     def remember(self) -> None:
-        """Store the lock of a directory whose keys are from an earlier version, which did not."""
-        if self._keys and self._revision == 0:
-            self.number()
-        elif self._locked:
+        """Store the lock in a marker that lost it: keys, or the file beside them, say that it was there."""
+        if self._locked:
             self.lock(self._revision)
 
     def changed(self) -> None:

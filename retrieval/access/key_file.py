@@ -31,7 +31,7 @@ from retrieval.access.limits import Limits
 
 Scope = Literal["search", "write", "admin", "metrics", "vectors"]
 
-FORMAT_VERSION = 1
+FORMAT = 1
 TENANT = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 GROUPS_MAX, GROUP_CHARS_MAX = 100, 200
 
@@ -58,9 +58,9 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class KeyFile(msgspec.Struct, frozen=True):
-    """`revision` grows with each change; 0 if an earlier version wrote it."""
+    """`revision` grows with each change."""
 
-    format_version: int = FORMAT_VERSION
+    format: int = FORMAT
     revision: int = 0
     keys: list[Key] = []
 
@@ -146,11 +146,6 @@ class KeyStore:
         if is_data_directory(self.data):
             change_marker(self.data, lock)
 
-    def number(self) -> None:
-        """Give keys that an earlier version wrote a revision."""
-        with self._changed():
-            pass
-
     @contextmanager
     def _changed(self) -> Iterator[dict[str, Key]]:
         """All keys, to be changed; then published. Commands and the service may change them at the same time.
@@ -181,7 +176,7 @@ class KeyStore:
             lock.close()
 
     def remembered(self) -> tuple[bool, int]:
-        """Whether keys are needed, and the newest revision of them. Earlier versions left only the lock file."""
+        """Whether keys are needed, and the newest revision of them."""
         left = self.path.with_name(KEYS_LOCK).exists()
         if not is_data_directory(self.data):
             return left, 0
@@ -205,8 +200,8 @@ def read_key_file(path: Path) -> KeyFile | None:
         found = msgspec.json.decode(content, type=KeyFile)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Damaged(f"{path}: {error}") from None
-    if found.format_version != FORMAT_VERSION:
-        raise Damaged(f"{path} has format {found.format_version}; this version reads {FORMAT_VERSION}")
+    if found.format != FORMAT:
+        raise Damaged(f"{path} has format {found.format}; this version reads {FORMAT}")
     return found
 
 

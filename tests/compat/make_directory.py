@@ -69,7 +69,7 @@ class CollectionExpected(msgspec.Struct):
     deleted: list[str]
     words: dict[str, str]
     vectors: dict[str, list[float]]
-    languages: dict[str, str] = {}
+    languages: dict[str, str]
 
 
 class Expected(msgspec.Struct):
@@ -81,11 +81,11 @@ class Expected(msgspec.Struct):
 def present_formats() -> dict[str, int | str]:
     """Of all that a data directory holds."""
     return {
-        "directory": marker.FORMAT_VERSION,
-        "log": reader.FORMAT_VERSION,
-        "generation": manifest.FORMAT_VERSION,
+        "directory": marker.FORMAT,
+        "log": reader.FORMAT,
+        "generation": manifest.FORMAT,
         "text analysis": analysis.ANALYSIS_VERSION,
-        "search settings": chosen.FORMAT_VERSION,
+        "search settings": chosen.FORMAT,
         "query log": query_log.VERSION,
     }
 
@@ -117,6 +117,7 @@ def make_tiers(docs: Collection) -> list[str]:
     docs.set_search(
         TunedSettings(
             recall_target=0.95, generation=2, seal=live.sha256, ef=live.ef, search=live.search, recall=live.recall,
+            evidence=live.evidence,
             chosen_ms=1_790_000_000_000,
         )
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Data directories of earlier versions open, serve, and are brought to the present formats without loss.
+"""Data directories of released versions open and serve without loss.
 
 Each fixture was written by the version that it is of (`make_directory`). One is added when a format is raised; none is
 ever replaced or removed, because that is what users have on their disks.
@@ -6,6 +6,7 @@ ever replaced or removed, because that is what users have on their disks.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import tarfile
@@ -184,13 +185,15 @@ def test_a_service_rebuilds_it_unasked(
 
 def raise_marker(data: Path) -> None:
     """With another shape too: the number has to be read before all else."""
-    (data / "nearline.json").write_text('{"format_version": 2, "aliases": ["another shape"]}')
+    fields = {"format": 2, "aliases": ["another shape"]}
+    digest = hashlib.sha256(msgspec.json.encode(fields)).hexdigest()
+    (data / "nearline.json").write_bytes(msgspec.json.encode({**fields, "sha256": digest}))
 
 
 def raise_log(data: Path) -> None:
     Catalog(data, IndexOptions()).close()  # adds what the newer version has too
     db = apsw.Connection(str(data / "notes" / "log.db"))
-    db.execute("UPDATE meta SET value = '5' WHERE key = 'format_version'")
+    db.execute("UPDATE meta SET value = '5' WHERE key = 'format'")
     db.close()
 
 
@@ -198,7 +201,7 @@ def raise_log(data: Path) -> None:
     ("make_newer", "reason"),
     [
         (raise_marker, "it has format 2, this version reads 1"),
-        (raise_log, "it has log format 5, this version reads 1 to 4"),
+        (raise_log, "it has log format 5, this version reads 1"),
     ],
 )
 def test_a_newer_directory_is_refused_and_left_alone(
@@ -234,7 +237,7 @@ def test_a_newer_generation_is_rebuilt(newest: tuple[Path, Expected]) -> None:
     """Indexes can be made again from the log, so they keep nobody from going back: the reason names both formats."""
     data, expected = newest
     manifest = data / "docs" / "generations" / "000002" / "manifest.json"
-    manifest.write_text(json.dumps({"format_version": 99, "another": "shape"}))
+    manifest.write_text(json.dumps({"format": 99, "another": "shape"}))
     shutil.rmtree(data / "docs" / "generations" / "000001")
     catalog = Catalog(data, TUNING)
     docs = catalog.get("docs")

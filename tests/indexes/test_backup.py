@@ -445,7 +445,7 @@ def test_a_backup_cannot_name_other_places(kept: Path, tmp_path: Path, name: str
 
 def test_a_later_format_is_refused(kept: Path, tmp_path: Path) -> None:
     """It says which format it is, and which one this version reads."""
-    (tmp_path / MANIFEST).write_bytes(b'{"format_version": 9, "more": 1}')
+    (tmp_path / MANIFEST).write_bytes(b'{"format": 9, "more": 1}')
     with pytest.raises(Damaged, match="format 9; this version reads 1"):
         restore(tmp_path, tmp_path / "restored", progress=quiet)
 

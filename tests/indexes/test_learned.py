@@ -67,7 +67,7 @@ def test_settings_last(tmp_path: Path) -> None:
         lambda content: content.replace(b"0.9", b"0.1"),
         lambda content: content[: len(content) // 2],
         lambda content: b"\xff" + content,
-        lambda content: content.replace(b'"format_version": 1', b'"format_version": 2'),
+        lambda content: content.replace(b'"format": 1', b'"format": 2'),
     ],
     ids=["changed", "cut", "no text", "newer"],
 )

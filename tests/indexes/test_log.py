@@ -132,18 +132,6 @@ def test_what_is_removed_is_owed(log: Log) -> None:
     again.close()
 
 
-def test_a_log_that_counted_nothing_owes_what_went(log: Log) -> None:
-    """Opening a log of an earlier version notes that something was removed from it, if it was."""
-    log.commit([[WORLD.document(1)]])
-    for gone in (False, True):
-        log._db.execute("DELETE FROM meta WHERE key = 'owed'")
-        log.close()
-        log = Log(log.path)
-        assert (log.owed.bytes > 0, log.owed.since_ms is not None) == (gone, gone)
-        log.commit([[WORLD.document(1, version=1)]])
-    log.close()
-
-
 def test_a_failing_operation_takes_the_whole_commit_back(log: Log) -> None:
     """If one write of a group cannot be stored, none is, and the next commit works."""
     broken = WORLD.document(2)

@@ -351,7 +351,7 @@ def test_a_damaged_file_is_not_used(collection: Collection, damage: str) -> None
         "cut": content[: len(content) // 2],
         "changed": content.replace(b'"recall_target": 0.95', b'"recall_target": 0.15'),
         "not json": b"\xff\x00",
-        "other format": msgspec.json.encode({**chosen, "format_version": 2}),
+        "other format": msgspec.json.encode({**chosen, "format": 2}),
     }[damage]
     assert damaged != content
     path.write_bytes(damaged)

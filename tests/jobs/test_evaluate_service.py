@@ -26,11 +26,11 @@ from indexes.parts.manifest import read_manifest
 from indexes.parts.shelf import Shelf
 from jobs.commands.evaluate import command
 from jobs.evaluation.asking import Asker
-from jobs.sources.judgments import read_queries
 from jobs.evaluation.recall import TIE
 from jobs.evaluation.survey import make_filters, survey
 from jobs.ingestion.pace import Pace
 from jobs.serving.process import ServerProcess, serving
+from jobs.sources.judgments import read_queries
 from nearline import AsyncClient
 from retrieval.embedding.encoder import Encoder
 from retrieval.embedding.models import load_model

@@ -15,9 +15,9 @@ from click.testing import CliRunner, Result
 
 from indexes.base.errors import InvalidInput
 from jobs.commands.learn import command, learn_and_adopt, show
-from jobs.sources.judgments import Judgement, Query
 from jobs.evaluation.learning import CHOICES, from_feedback, held_out_gains, mean_interval, usable
 from jobs.serving.process import ServerProcess
+from jobs.sources.judgments import Judgement, Query
 from tests.support.http import Http
 
 QUERIES, DECOYS = 26, 3

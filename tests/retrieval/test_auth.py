@@ -21,7 +21,7 @@ from indexes.base.errors import Conflict, Damaged, InvalidInput, NotFound
 from indexes.base.model import now_ms
 from indexes.directory.backup.backup import back_up
 from indexes.directory.backup.restoring import restore
-from indexes.directory.marker import KEYS, KEYS_LOCK, MARKER, MARKER_COPY, prepare, read_marker
+from indexes.directory.marker import KEYS, KEYS_LOCK, MARKER, prepare
 from jobs.serving.process import log_of, serving
 from retrieval.access.auth import RELOAD_S, Keys, Principal
 from retrieval.access.key_file import Key, Scope
@@ -140,11 +140,11 @@ def lose_with_its_lock(data: Path) -> None:
 
 
 def empty(data: Path) -> None:
-    (data / KEYS).write_text('{"format_version": 1, "keys": []}')
+    (data / KEYS).write_text('{"format": 1, "keys": []}')
 
 
 def empty_as_the_newest(data: Path) -> None:
-    (data / KEYS).write_text('{"format_version": 1, "revision": 99, "keys": []}')
+    (data / KEYS).write_text('{"format": 1, "revision": 99, "keys": []}')
 
 
 def put_back(data: Path) -> None:
@@ -240,23 +240,6 @@ def test_a_service_stays_closed(tmp_path: Path, model_folder: Path) -> None:
     with serving(data, environ) as server:
         assert Caller(server.url).call("GET", "/v1/collections").status == 401
     assert "nearline keys create" in log_of(data).read_text()
-
-
-def test_keys_of_an_earlier_version_lock_their_directory(tmp_path: Path, model_folder: Path) -> None:
-    """It left no lock in the marker and no revision: the first start stores both, and keeps the keys."""
-    data, environ = tmp_path / "data", {"NEARLINE_MODELS_FOLDER": str(model_folder.parent)}
-    prepare(data)
-    text = Keys(data).create(key("admin"))[1]
-    (data / KEYS).write_text((data / KEYS).read_text().replace('"revision": 1', '"revision": 0'))
-    (data / MARKER).write_text('{"format_version":1,"aliases":{}}\n')
-    (data / MARKER_COPY).unlink()
-    (data / KEYS_LOCK).unlink()
-    with serving(data, environ) as server:
-        assert Caller(server.url, text).call("GET", "/v1/collections").status == 200
-        assert Caller(server.url).call("GET", "/v1/collections").status == 401
-    assert read_marker(data).locked
-    lose(data)
-    assert Keys(data).required
 
 
 def test_commands_that_read_make_no_directory(tmp_path: Path) -> None:

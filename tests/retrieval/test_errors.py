@@ -89,7 +89,7 @@ def test_no_answer_tells_where_files_lie(tmp_path: Path, model_folder: Path) -> 
             Http(server.url).ok("POST", "/v1/collections", {"name": name})
             Http(server.url).write(name, {"id": "a", "text": "A boat."})
     db = apsw.Connection(str(data / "docs" / "log.db"))
-    db.execute("UPDATE meta SET value = 'strange' WHERE key = 'format_version'")
+    db.execute("UPDATE meta SET value = 'strange' WHERE key = 'format'")
     db.close()
     with serving(data, environ) as server:
         http = Http(server.url)

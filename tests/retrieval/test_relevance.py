@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from indexes.base.errors import InvalidInput
 from indexes.base.model import DenseResult, Ranking
 from indexes.parts.query import Candidates
-from jobs.sources.judgments import read_judgements
 from jobs.evaluation.relevance import JudgedHits, calibrated, reliability
+from jobs.sources.judgments import read_judgements
 from retrieval.base.settings import Config
 from retrieval.search.plan import planned
 from retrieval.search.relevance import (

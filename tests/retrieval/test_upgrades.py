@@ -34,7 +34,7 @@ def upgraded(tmp_path: Path, environ: Mapping[str, str]) -> Path:
             http.write(name, *DOCUMENTS)
             assert http.reindex(name)["status"] == "succeeded"
     change_manifests(data / "analysed", analysis="snowball-english-0")
-    change_manifests(data / "formatted", format_version=1)
+    change_manifests(data / "formatted", format=2)
     return data
 
 
@@ -49,7 +49,7 @@ def test_an_idle_service_rebuilds_one_after_the_other(upgraded: Path, environ: M
             assert http.found(name, query="boat number 7", k=1, mode="lexical") == ["d7"]
         assert [reason.partition(": ")[0] for reason in reasons] == ["generation 1 could not be used"] * 2
         assert "text analysis snowball-english-0" in reasons[0]
-        assert "manifest.json: format 1; this version reads 2" in reasons[1]
+        assert "manifest.json: format 2; this version reads 1" in reasons[1]
         assert str(upgraded.parent) not in reasons[1]
         awaited(lambda: not any(one["rebuild_due"] for one in listing(http).values()))
         generations = {name: one["generation"] for name, one in listing(http).items()}

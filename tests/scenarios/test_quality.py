@@ -17,12 +17,12 @@ import pytest
 
 from indexes.log.reader import LogReader
 from jobs.evaluation.asking import Asker
-from jobs.sources.judgments import read_judgements, read_queries
 from jobs.evaluation.rankings import measure_rankings
 from jobs.evaluation.recall import TIE
 from jobs.ingestion.ingesting import ingest
 from jobs.serving.process import ServerProcess, serving
 from jobs.sources import read_documents
+from jobs.sources.judgments import read_judgements, read_queries
 from nearline import AsyncClient
 from retrieval.embedding.encoder import Encoder
 from retrieval.embedding.models import load_model

@@ -27,7 +27,6 @@ from typing import Literal
 
 import apsw
 import msgspec
-from msgspec import UNSET
 
 from indexes.base import durable, failpoints
 from indexes.base.durable import Disk
@@ -272,7 +271,7 @@ def first_life(actor: Actor, options: Options) -> None:
 def measuring_badly() -> Iterator[None]:
     def measure(generation: Generation, target: float, floor: float, asked: Floats | None = None) -> Measured:
         measured = choose_settings(generation, target, floor, asked)
-        return replace(measured, recall=dict.fromkeys(measured.recall, 0.5), evidence=UNSET)
+        return replace(measured, recall=dict.fromkeys(measured.recall, 0.5), evidence=None)
 
     vars(builder)["choose_settings"] = measure
     try:

@@ -32,7 +32,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
 from indexes.base.durable import (
     READ_BYTES,
@@ -70,7 +69,7 @@ from indexes.rebuild.chosen import FILE as CHOSEN
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 1
+FORMAT = 1
 MANIFEST = "backup.json"
 GENERATIONS_TRIED = 10
 HITS = "hits.msgpack"
@@ -99,16 +98,15 @@ class CollectionBackup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 class Backup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The content of `backup.json`. `created` is UTC; `aliases` are those of collections in the backup.
 
-    `locked`: the data directory needed access keys, which no backup holds; backups of earlier versions do
-    not say so.
+    `locked`: the data directory needed access keys, which no backup holds.
     """
 
-    format_version: int
+    format: int
     nearline_version: str
     created: str
     aliases: dict[str, str]
     collections: list[CollectionBackup]
-    locked: bool | UnsetType = UNSET
+    locked: bool
     sha256: str = ""
 
 
@@ -137,7 +135,7 @@ def back_up(
                 shutil.rmtree(draft / folder.name)
         held = {one.name for one in made}
         backup = Backup(
-            format_version=FORMAT_VERSION,
+            format=FORMAT,
             nearline_version=version("nearline"),
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             aliases={alias: name for alias, name in aliases.items() if name in held},
@@ -335,7 +333,7 @@ def read_backup(folder: Path) -> Backup:
         raise NotFound(f"{folder} holds no backup: it has no {MANIFEST}")
     with disk_errors(path):
         content = path.read_bytes()
-    backup = decode_checked(path, content, Backup, FORMAT_VERSION)
+    backup = decode_checked(path, content, Backup, FORMAT)
     for one in backup.collections:
         if not NAME.fullmatch(one.name) or not all(FILE.fullmatch(name) for name in one.files):
             raise Damaged(f"{path} names files that no backup has")

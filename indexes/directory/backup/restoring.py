@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-from msgspec import UNSET
 
 from indexes.base.durable import FolderLock, disk_errors, publish_folder, verify
 from indexes.base.errors import Conflict, Damaged, InvalidInput, NotFound
@@ -105,11 +104,6 @@ def about_keys(folder: Path, data: Path) -> str:
             f"{data} is locked: access keys were needed where this comes from, and backups hold none. Every request is "
             f"refused until `nearline keys create --data {data}` makes a key, or `nearline keys open --data {data}` "
             "opens it to everybody"
-        )
-    if read_backup(folder).locked is UNSET and not is_locked(data):
-        return (
-            "this backup is of an earlier version and does not say whether access keys were needed: without any, "
-            "everybody who reaches the port may read and write"
         )
     return ""
 
