@@ -125,7 +125,7 @@ def write_until_refused(http: Http, name: str, status: int) -> int:
 BUILDER_WITH_A_LIMIT = """
 import resource, sys
 from indexes.rebuild.builder import BuildRequest, build
-from indexes.child import answer
+from indexes.base.child import answer
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv.pop(1)), resource.RLIM_INFINITY))
 sys.exit(answer(BuildRequest, build))
 """

@@ -326,7 +326,7 @@ def test_a_full_disk(catalog: Catalog) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from indexes.backup.backup import back_up
+from indexes.directory.backup.backup import back_up
 def stop(stage, done, total):
     if stage == sys.argv[3]:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -27,8 +27,8 @@ ROOT = Path(__file__).parents[2]
 # A warning, an error nobody caught on a thread, one in a finaliser, and one that ends the program.
 PROGRAM = """
 import logging, threading, warnings
-from jobs.log_lines import set_up_logging
-from retrieval.settings import Log
+from jobs.serving.log_lines import set_up_logging
+from retrieval.base.settings import Log
 set_up_logging(Log(format="json"))
 warnings.warn("old\\nways")
 logging.getLogger("some.library").warning("two\\nlines")

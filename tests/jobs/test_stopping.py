@@ -178,7 +178,7 @@ PROGRAM = """
 import sys, threading, time
 from pathlib import Path
 from jobs import serving
-from retrieval.config import load_config
+from retrieval.base.config import load_config
 serving.CLOSING_S = 0.5
 threading.Thread(target=time.sleep, args=(600,)).start()
 environ = {"NEARLINE_SERVER_PORT": "0", "NEARLINE_SERVER_SHUTDOWN_GRACE_S": "0.5"}
