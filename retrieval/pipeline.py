@@ -23,7 +23,6 @@ from indexes import (
     Candidates,
     Collection,
     DeadlineExceeded,
-    Floats,
     Prepared,
     Snapshot,
     Unavailable,
@@ -36,7 +35,7 @@ from retrieval.embedders import Embedders
 from retrieval.executor import LocalExecutor
 from retrieval.flights import Flights
 from retrieval.plan import Plan, planned
-from retrieval.reranking import PAIRS_A_RUN, Reranker
+from retrieval.reranking import PAIRS_A_RUN, PairsRead, Reranker
 from retrieval.rounds import (
     CachedAnswer,
     Found,
@@ -116,19 +115,22 @@ class Pipeline:
             )
         return self._reranker
 
-    async def reread(self, query: str, texts: list[str], *, refuse: bool = False) -> Floats:
-        """What the reranker says of each text, float32 [texts]. A few texts at a time, so that searches get their turn
-        in between; ends with its caller. With `refuse` raises TooLong for a text that would be cut."""
+    async def reread(self, query: str, texts: list[str], *, refuse: bool = False) -> PairsRead:
+        """What the reranker says of each text, float32 [texts], and the tokens it read. A few texts at a time, so that
+        searches get their turn in between; ends with its caller. With `refuse` raises TooLong for a text that would be
+        cut."""
         reranker = self.reranker
-        scores = np.empty(len(texts), np.float32)
+        scores, tokens = np.empty(len(texts), np.float32), 0
+        asked = await self._threads.run(partial(reranker.encoder.read_query, query), long=True)
         order = sorted(range(len(texts)), key=lambda at: len(texts[at]))
         for at in range(0, len(order), PAIRS_A_RUN):
             some = order[at : at + PAIRS_A_RUN]
             batch = [texts[one] for one in some]
             async with self._rereading.turn(Flow(PRINCIPAL.get().key, patient=True)):
-                work = partial(reranker.scores, query, batch, refuse=refuse)
-                scores[some] = await self._threads.run(work, long=True)
-        return scores
+                work = partial(reranker.read, asked, batch, refuse=refuse)
+                scores[some], more = await self._threads.run(work, long=True)
+                tokens += more
+        return PairsRead(scores, tokens)
 
     def joint_scan(self, collection: Collection, members: int) -> JointScan:
         """One scan for so many exact searches of a collection; each gives its place in it to `search`."""
