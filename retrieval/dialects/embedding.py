@@ -130,7 +130,11 @@ async def embed(
             param="normalize",
         )
     started = time.perf_counter()
-    embedded = await embedder.embed(texts, kind=kind, long=long, progress=entry.advance)
+    try:
+        embedded = await embedder.embed(texts, kind=kind, long=long, progress=entry.advance)
+    except TooLarge as error:  # more windows than one request may have, which OpenAI's dialect alone offers
+        error.param = error.param or "input"
+        raise
     embed_s = time.perf_counter() - started
     shorten = normalise and (dimensions not in {None, whole} or not embedder.manifest.normalise)
     return Answered(embedded, embed_s, dimensions or whole, shorten)

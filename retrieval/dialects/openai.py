@@ -7,13 +7,13 @@ those of `cl100k_base`, which LangChain sends by default, and are read as the te
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated, Literal
 
 import msgspec
 from aiohttp import web
 
 from indexes.base.errors import InvalidInput
+from retrieval.base.cancellation import abandonable
 from retrieval.dialects.embedding import (
     Dimensions,
     Inputs,
@@ -132,7 +132,7 @@ async def texts_of(request: web.Request, given: Inputs) -> list[str]:
     if len(texts) < len(inputs):
         request[HELD].token_ids(sum(len(one) for one in inputs if isinstance(one, list)))
         bytes_max = request.app[CONFIG].server.body_bytes_max  # as much as could have come as text
-        texts = await asyncio.to_thread(texts_of_cl100k_ids, inputs, bytes_max=bytes_max)
+        texts = await abandonable(lambda go_on: texts_of_cl100k_ids(inputs, bytes_max=bytes_max, go_on=go_on))
     bounded(texts, request, param="input")
     return texts
 

@@ -7,7 +7,6 @@ they do. TEI's request names no model; the others name the configured one or an 
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from typing import Annotated
 
@@ -21,7 +20,7 @@ from retrieval.dialects.embedding import Direction, Texts, Words, bounded
 from retrieval.handlers.error_shapes import EmptyInput, ModelNotFound, NoReranker
 from retrieval.handlers.state import CONFIG, PIPELINE
 from retrieval.handlers.wire import answer, body
-from retrieval.search.reranking import Reranker, sigmoid
+from retrieval.search.reranking import PairsRead, Reranker, sigmoid
 
 SEARCH_UNIT_TEXTS = 100  # one of Cohere's units of billing is a query with up to so many documents
 
@@ -125,7 +124,7 @@ async def tei_rerank(request: web.Request) -> web.Response:
             "`truncation_direction` must be `right`: texts are cut at their end", param="truncation_direction"
         )
     reranker = reranker_of(request)
-    scores = await scores_of(
+    scores, _ = await read_pairs(
         request, wanted.query, wanted.texts, param="texts", refuse=wanted.truncate is False
     )
     shown = scores if wanted.raw_scores else sigmoid(scores)
@@ -140,7 +139,7 @@ async def cohere_rerank(request: web.Request) -> web.Response:
     wanted = await body(request, CohereRerank)
     named_reranker(request, wanted.model)
     check_top_n(wanted.top_n)
-    scores = await scores_of(request, wanted.query, wanted.documents, param="documents")
+    scores, _ = await read_pairs(request, wanted.query, wanted.documents, param="documents")
     shown = sigmoid(scores)
     results = [CohereResult(at, float(shown[at])) for at in best_first(scores)[: wanted.top_n]]
     return answer(CohereReranked(str(uuid.uuid4()), results, meta_of(len(scores), "2")))
@@ -152,9 +151,8 @@ async def jina_rerank(request: web.Request) -> web.Response:
     reranker = named_reranker(request, wanted.model)
     check_top_n(wanted.top_n)
     texts = [one if isinstance(one, str) else one.text for one in wanted.documents]
-    scores = await scores_of(request, wanted.query, texts, param="documents")
-    read = await asyncio.to_thread(reranker.encoder.pairs, wanted.query, texts)
-    shown, tokens = sigmoid(scores), sum(map(len, read))
+    scores, tokens = await read_pairs(request, wanted.query, texts, param="documents")
+    shown = sigmoid(scores)
     with_texts = wanted.return_documents is not False
     results = [
         JinaResult(at, float(shown[at]), JinaText(texts[at]) if with_texts else None)
@@ -196,10 +194,10 @@ def reranker_of(request: web.Request) -> Reranker:
     return request.app[PIPELINE].reranker
 
 
-async def scores_of(
+async def read_pairs(
     request: web.Request, query: str, texts: list[str], *, param: str, refuse: bool = False
-) -> Floats:
-    """Of each text. Raises EmptyInput, TooLarge, and with `refuse` TooLong."""
+) -> PairsRead:
+    """Have the model read each text beside the query. Raises EmptyInput, TooLarge, and with `refuse` TooLong."""
     limits = request.app[CONFIG].limits
     if not texts:
         raise EmptyInput(f"`{param}` cannot be empty", param=param)

@@ -10,7 +10,7 @@ POST /embed_all is always refused, saying why: the graphs pool inside, and give 
 
 from __future__ import annotations
 
-import asyncio
+from functools import partial
 from typing import Annotated
 
 import msgspec
@@ -18,6 +18,7 @@ import numpy as np
 from aiohttp import web
 
 from indexes.base.errors import InvalidInput, NotReady, TooLarge
+from retrieval.base.cancellation import abandonable
 from retrieval.base.version import VERSION
 from retrieval.dialects.embedding import (
     Answered,
@@ -249,7 +250,7 @@ async def texts_of(request: web.Request, embedder: Embedder, inputs: Inputs) -> 
     texts = [text for text in batch if isinstance(text, str)]
     if len(texts) < len(batch):
         request[HELD].token_ids(sum(len(one) for one in batch if isinstance(one, list)))
-        texts = await asyncio.to_thread(texts_of_ids, embedder.encoder.tokenizers, batch)
+        texts = await abandonable(partial(texts_of_ids, embedder.encoder.tokenizers, batch))
     bounded(texts, request, param="inputs")
     return texts
 

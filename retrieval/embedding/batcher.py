@@ -18,8 +18,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from typing import Protocol
 
 import numpy as np
@@ -44,7 +45,8 @@ from retrieval.embedding.results import (
 from retrieval.embedding.tokens import Tokens
 
 QUERY_CHARS_MAX = 1024  # a single text up to here goes to the query lane
-TOKENISED_AT_ONCE = 16  # texts of a bulk request: then others have their turn, and a cancelled one stops
+# Texts of a bulk request, and windows of a text: then others have their turn, and a cancelled one stops.
+TOKENISED_AT_ONCE, WINDOWS_AT_ONCE = 16, 64
 PART_TOKENS_MAX = 16_384  # of a large request, queued at a time: enough that sorting by length still pays
 
 
@@ -55,7 +57,7 @@ class Runner(Tokeniser, Protocol):
     def dimensions(self) -> int: ...
     @property
     def normalises(self) -> bool: ...
-    def windows(self, text: str, kind: Kind) -> list[Tokens]: ...
+    def windows(self, text: str, kind: Kind) -> Iterator[Tokens]: ...
     def run(self, batch: Sequence[Tokens]) -> Floats: ...
 
 
@@ -308,10 +310,15 @@ class Batcher:
         if job.dead:
             return
         if job.long == "windows":
-            windows = self._encoder.windows(job.texts[job.read], job.kind)  # the text may be a megabyte
-            job.pieces.extend(windows)
-            job.windows.append(len(windows))
-            job.read += 1
+            if job.reading is None:
+                job.reading = self._encoder.windows(job.texts[job.read], job.kind)
+                job.windows.append(0)
+            some = list(islice(job.reading, WINDOWS_AT_ONCE))
+            job.pieces.extend(some)
+            job.windows[-1] += len(some)
+            if len(some) < WINDOWS_AT_ONCE:
+                job.reading = None
+                job.read += 1
         else:
             found = self._encoder.tokenise(job.texts[job.read : job.read + TOKENISED_AT_ONCE], job.kind)
             if job.long == "refuse":

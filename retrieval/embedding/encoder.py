@@ -13,17 +13,15 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Tokenizer
+from tokenizers import Encoding
 
 from indexes.base.model import Floats
 from retrieval.base.cgroups import cgroup_cores
 from retrieval.embedding.models import Kind, KnownAnswer, Model
-from retrieval.embedding.pairs import pairs
+from retrieval.embedding.pairs import pairs, read_query
 from retrieval.embedding.sessions import OUTPUT, open_model
-from retrieval.embedding.tokens import Frame, TokenizerPool, Tokens, pad_id, windows
+from retrieval.embedding.tokens import Frame, TokenizerPool, Tokens, pad_id, read_enough, windows
 
-CHARS_PER_TOKEN = 32  # first guess of how much of a huge text fills the window
-CHARS_READ_MAX = 1 << 18  # where it does not fill it: a megabyte of white space takes half a second to read
 BATCH_TOKENS_MAX = 1024  # of one run in `encode`; more is not faster, and memory grows with it
 
 
@@ -58,45 +56,34 @@ class Encoder:
     def tokenise(self, texts: Sequence[str], kind: Kind) -> list[Tokens]:
         """One Tokens a text, in order, with the model's prefix for `kind`. Long texts are cut, never refused."""
         prefix = self._prefixes[kind]
-        chars = CHARS_PER_TOKEN * self.tokens_max
         with self.tokenizers.borrow() as tokenizer:
-            encodings = tokenizer.encode_batch_fast([prefix + text[:chars] for text in texts])
-            return [
-                self._frame.cut(encoding.ids, self.tokens_max)
-                if len(text) <= chars
-                else self._tokens_of_long(tokenizer, prefix + text, chars)
-                for text, encoding in zip(texts, encodings)
-            ]
+            read = read_enough(tokenizer, [prefix + text for text in texts], self.tokens_max)
+        return [self._frame.cut(encoding.ids, self.tokens_max, whole=whole) for encoding, whole in read]
 
     def _known(self, answer: KnownAnswer) -> Tokens:
         if answer.query is None:
             return self.tokenise([answer.text], "document")[0]
-        return self.pairs(answer.query, [answer.text])[0]
+        return self.pairs(self.read_query(answer.query), [answer.text])[0]
 
-    def pairs(self, query: str, texts: Sequence[str]) -> list[Tokens]:
+    def read_query(self, query: str) -> Encoding:
+        """For a reranker: the tokens of a query, read once for all its texts. A long one is cut."""
+        with self.tokenizers.borrow() as tokenizer:
+            return read_query(tokenizer, query, self.tokens_max)
+
+    def pairs(self, query: Encoding, texts: Sequence[str]) -> list[Tokens]:
         """For a reranker: one Tokens a text, in order, with the query before it. Long texts are cut."""
         with self.tokenizers.borrow() as tokenizer:
             return pairs(tokenizer, self._frame, query, texts, self.tokens_max)
 
-    def _tokens_of_long(self, tokenizer: Tokenizer, text: str, chars: int) -> Tokens:
-        """Read no more of a huge text than fills the window: tokenising all of a megabyte takes a second. One that has
-        hardly any token in its first CHARS_READ_MAX characters is cut there."""
-        while True:
-            ids = tokenizer.encode_batch_fast([text[:chars]])[0].ids
-            tokens = self._frame.cut(ids, self.tokens_max)
-            if tokens.truncated or chars >= len(text):
-                return tokens
-            if chars >= CHARS_READ_MAX:
-                return Tokens(tokens.ids, True)
-            chars *= 2
-
-    def windows(self, text: str, kind: Kind) -> list[Tokens]:
-        """All of a text in pieces that fit the model, in order; one that fits whole is one piece."""
-        whole = self.tokenise([text], kind)
-        if not whole[0].truncated:
-            return whole
+    def windows(self, text: str, kind: Kind) -> Iterator[Tokens]:
+        """All of a text in pieces that fit the model, in order; one that fits whole is one piece. Tokenises the text as
+        far as pieces are asked for."""
+        whole = self.tokenise([text], kind)[0]
+        if not whole.truncated:
+            yield whole
+            return
         with self.tokenizers.borrow() as tokenizer:
-            return windows(tokenizer, self._frame, self._prefixes[kind], text, self.tokens_max)
+            yield from windows(tokenizer, self._frame, self._prefixes[kind], text, self.tokens_max)
 
     def run(self, batch: Sequence[Tokens]) -> Floats:
         """Vectors float32 [texts, dimensions], in order, in one run of at most (texts x longest) padded tokens."""

@@ -17,7 +17,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -62,6 +62,7 @@ class Job:
     windows: list[int] = field(default_factory=list)  # how many pieces each text has; empty: one each
     plan: deque[list[int]] = field(default_factory=deque)  # batches of pieces, similar lengths together
     read: int = 0  # texts tokenised so far
+    reading: Iterator[Tokens] | None = None  # the windows to come of a text that is being tokenised
     tokenise_s: float = 0.0
     started: float = 0.0  # time.monotonic() of its first run; 0 before
     ended: float = 0.0  # and of the end of its last

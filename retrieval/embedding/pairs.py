@@ -4,26 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
-from retrieval.embedding.tokens import Frame, Tokens
+from retrieval.embedding.tokens import CHARS_READ_MAX, Frame, Tokens, read_enough
 
-CHARS_PER_TOKEN = 32  # what is read of a huge text, at most
 QUERY_SHARE = 2  # a query takes at most half of the window, the passage what is left
 
 
+def read_query(tokenizer: Tokenizer, query: str, tokens_max: int) -> Encoding:
+    """The tokens of a query without special ones, at most its share of the window."""
+    most = tokens_max // QUERY_SHARE
+    read = tokenizer.encode(query[:CHARS_READ_MAX], add_special_tokens=False)
+    return (
+        read
+        if len(read.ids) <= most
+        else tokenizer.encode(query[: read.offsets[most][0]], add_special_tokens=False)
+    )
+
+
 def pairs(
-    tokenizer: Tokenizer, frame: Frame, query: str, texts: Sequence[str], tokens_max: int
+    tokenizer: Tokenizer, frame: Frame, query: Encoding, texts: Sequence[str], tokens_max: int
 ) -> list[Tokens]:
     """One Tokens a text, in order, with the tokenizer's own special tokens around both parts. Long texts are cut."""
-    chars = CHARS_PER_TOKEN * tokens_max
-    head = tokenizer.encode(query[:chars], add_special_tokens=False)
-    most = tokens_max // QUERY_SHARE
-    if len(head.ids) > most:
-        query = query[: head.offsets[most][0]]
-    encodings = tokenizer.encode_batch_fast([(query, text[:chars]) for text in texts])
-    found = [frame.cut(encoding.ids, tokens_max) for encoding in encodings]
+    read = read_enough(tokenizer, texts, tokens_max, special_tokens=False)
     return [
-        Tokens(tokens.ids, tokens.truncated or len(text) > chars)
-        for tokens, text in zip(found, texts, strict=True)
+        frame.cut(tokenizer.post_process(query, encoding).ids, tokens_max, whole=whole)
+        for encoding, whole in read
     ]

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from indexes.base.errors import Damaged
 
 SEGMENT_CHARS = 16_384  # tokenised at once; bounds memory, and the time that one call holds a thread
+CHARS_PER_TOKEN = 8  # first guess of how much of a long text fills the window; English has four or five
+WORD_CHARS = 128  # a tokenizer looks no further: where a text is cut changes none of its earlier tokens
+CHARS_READ_MAX = (
+    1 << 18
+)  # of a text that does not fill the window: a megabyte of white space takes half a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,25 +76,54 @@ class Frame:
                 return Frame(framed[:at], framed[at + len(bare) :])
         return Frame([], [])
 
-    def cut(self, ids: list[int], tokens_max: int) -> Tokens:
-        """As much of a framed text as the model reads; what stands at its end stays there."""
+    def cut(self, ids: list[int], tokens_max: int, *, whole: bool = True) -> Tokens:
+        """As much of a framed text as the model reads; what stands at its end stays there. `whole`: the ids are those
+        of all the text."""
         if len(ids) <= tokens_max:
-            return Tokens(ids, False)
+            return Tokens(ids, not whole)
         return Tokens(ids[: tokens_max - len(self.tail)] + self.tail, True)
 
 
-def windows(tokenizer: Tokenizer, frame: Frame, prefix: str, text: str, tokens_max: int) -> list[Tokens]:
+def read_enough(
+    tokenizer: Tokenizer, texts: Sequence[str], tokens_max: int, *, special_tokens: bool = True
+) -> list[tuple[Encoding, bool]]:
+    """For each text, the encoding of as much of its beginning as fills `tokens_max`, and whether that is all of it.
+
+    The first `tokens_max` tokens are those of the whole text. To tokenise all of a megabyte takes a second, so a long
+    text is read in steps; one that has hardly any token in its first CHARS_READ_MAX characters is cut there.
+    """
+    chars = CHARS_PER_TOKEN * tokens_max + WORD_CHARS
+    encodings = tokenizer.encode_batch_fast(
+        [text[:chars] for text in texts], add_special_tokens=special_tokens
+    )
+    found = []
+    for text, first in zip(texts, encodings, strict=True):
+        read, encoding = chars, first
+        while read < len(text) and len(encoding) < tokens_max + WORD_CHARS and read < CHARS_READ_MAX:
+            read = min(4 * read, CHARS_READ_MAX)
+            encoding = tokenizer.encode_batch_fast([text[:read]], add_special_tokens=special_tokens)[0]
+        found.append((encoding, read >= len(text)))
+    return found
+
+
+def windows(tokenizer: Tokenizer, frame: Frame, prefix: str, text: str, tokens_max: int) -> Iterator[Tokens]:
     """All of a text, in pieces that the model can read, each with the prefix and the special tokens.
 
-    Pieces do not overlap.
+    Pieces do not overlap. The text is tokenised as far as pieces are asked for.
     """
     before = tokenizer.encode(prefix, add_special_tokens=False).ids if prefix else []
     room = max(1, tokens_max - len(frame.head) - len(frame.tail) - len(before))
     ids: list[int] = []
+    none = True
     for start, end in segments(text):
         ids.extend(tokenizer.encode_batch_fast([text[start:end]], add_special_tokens=False)[0].ids)
-    starts = range(0, max(1, len(ids)), room)
-    return [Tokens([*frame.head, *before, *ids[at : at + room], *frame.tail], False) for at in starts]
+        full = len(ids) // room * room
+        for at in range(0, full, room):
+            yield Tokens([*frame.head, *before, *ids[at : at + room], *frame.tail], False)
+        none = none and not full
+        del ids[:full]
+    if ids or none:
+        yield Tokens([*frame.head, *before, *ids, *frame.tail], False)
 
 
 def segments(text: str, chars_max: int = SEGMENT_CHARS) -> Iterator[tuple[int, int]]:

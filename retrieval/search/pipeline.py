@@ -21,7 +21,6 @@ from msgspec.structs import replace
 
 from indexes.base.courtesy import Work
 from indexes.base.errors import DeadlineExceeded, Unavailable
-from indexes.base.model import Floats
 from indexes.collection.collection import Collection
 from indexes.parts.prepared import Prepared
 from indexes.parts.query import Candidates
@@ -36,7 +35,7 @@ from retrieval.cache.semantic import Questions, SemanticCache
 from retrieval.embedding.embedders import Embedders
 from retrieval.search.executor import LocalExecutor
 from retrieval.search.plan import Plan, planned
-from retrieval.search.reranking import PAIRS_A_RUN, Reranker
+from retrieval.search.reranking import PAIRS_A_RUN, PairsRead, Reranker
 from retrieval.search.rounds import (
     CachedAnswer,
     Found,
@@ -113,19 +112,22 @@ class Pipeline:
             )
         return self._reranker
 
-    async def reread(self, query: str, texts: list[str], *, refuse: bool = False) -> Floats:
-        """What the reranker says of each text, float32 [texts]. A few texts at a time, so that searches get their turn
-        in between; ends with its caller. With `refuse` raises TooLong for a text that would be cut."""
+    async def reread(self, query: str, texts: list[str], *, refuse: bool = False) -> PairsRead:
+        """What the reranker says of each text, float32 [texts], and the tokens it read. A few texts at a time, so that
+        searches get their turn in between; ends with its caller. With `refuse` raises TooLong for a text that would be
+        cut."""
         reranker = self.reranker
-        scores = np.empty(len(texts), np.float32)
+        scores, tokens = np.empty(len(texts), np.float32), 0
+        asked = await self._threads.run(partial(reranker.encoder.read_query, query), long=True)
         order = sorted(range(len(texts)), key=lambda at: len(texts[at]))
         for at in range(0, len(order), PAIRS_A_RUN):
             some = order[at : at + PAIRS_A_RUN]
             batch = [texts[one] for one in some]
             async with self._rereading.turn(Flow(PRINCIPAL.get().key, patient=True)):
-                work = partial(reranker.scores, query, batch, refuse=refuse)
-                scores[some] = await self._threads.run(work, long=True)
-        return scores
+                work = partial(reranker.read, asked, batch, refuse=refuse)
+                scores[some], more = await self._threads.run(work, long=True)
+                tokens += more
+        return PairsRead(scores, tokens)
 
     def joint_scan(self, collection: Collection, members: int) -> JointScan:
         """One scan for so many exact searches of a collection; each gives its place in it to `search`."""

@@ -18,11 +18,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from tokenizers import Encoding
 
+from indexes.base.courtesy import GoOn, nobody_waits
 from indexes.base.errors import InvalidInput
 from indexes.base.model import Floats
 from indexes.log.reader import searchable_text
@@ -43,6 +45,13 @@ WARM_UP_QUERY, WARM_UP_TOKENS = "warm up", (8, 32, 120)
 Doubles = npt.NDArray[np.float64]
 
 
+class PairsRead(NamedTuple):
+    """Scores in the order of the texts, float32 [read]; 0 is even odds. `tokens` of all pairs, the query in each."""
+
+    scores: Floats
+    tokens: int
+
+
 class Reranker:
     """A cross-encoder ready to run. Every method may be called from any thread."""
 
@@ -58,15 +67,27 @@ class Reranker:
             for _ in range(2):
                 self.scores(WARM_UP_QUERY, ["a " * tokens] * PAIRS_A_RUN)
 
-    def scores(
-        self, query: str, texts: Sequence[str], until: float = math.inf, *, refuse: bool = False
-    ) -> Floats:
-        """Of as many texts as can be read `until` then (monotonic), in order, float32 [read]; 0 is even odds.
+    def scores(self, query: str, texts: Sequence[str], until: float = math.inf) -> Floats:
+        """Of as many texts as can be read `until` then (monotonic), in order, float32 [read]; 0 is even odds."""
+        return self.read(self.encoder.read_query(query), texts, until).scores
+
+    def read(
+        self,
+        query: Encoding,
+        texts: Sequence[str],
+        until: float = math.inf,
+        *,
+        refuse: bool = False,
+        go_on: GoOn = nobody_waits,
+    ) -> PairsRead:
+        """Read as many texts as can be read `until` then (monotonic). `query` is what `encoder.read_query` made of it:
+        one request tokenises it once. `go_on` is called before each run.
 
         With `refuse` raises TooLong for a text that would be cut.
         """
-        found = [np.empty(0, np.float32)]
+        found, read = [np.empty(0, np.float32)], 0
         for at in range(0, len(texts), PAIRS_A_RUN):
+            go_on()
             batch = self.encoder.pairs(query, texts[at : at + PAIRS_A_RUN])
             if refuse and any(tokens.truncated for tokens in batch):
                 raise TooLong("a text and the query are longer together", self.encoder.tokens_max)
@@ -75,9 +96,10 @@ class Reranker:
             if begun + self._costs.seconds(len(batch), longest) > until:
                 break
             found.append(self.encoder.run(batch)[:, 0])
+            read += sum(map(len, batch))
             with self._learning:
                 self._costs.learn(len(batch), longest, time.monotonic() - begun)
-        return np.concatenate(found)
+        return PairsRead(np.concatenate(found), read)
 
 
 def rerank(
@@ -98,12 +120,13 @@ def rerank(
     ids, first = fused.candidates.ids, fused.order[: wanted.candidates]
     firsts = ids[first].tolist()
     unread, gone = [one for one in firsts if one not in known], 0
+    asked = reranker.encoder.read_query(query)
     for at in range(0, len(unread), FETCHED):
         stored = execution.fetch(unread[at : at + FETCHED])
         gone += len(unread[at : at + FETCHED]) - len(stored)
         live = [stored[one] for one in unread[at : at + FETCHED] if one in stored]
         texts = [searchable_text(passage.title, passage.text) for passage in live]
-        scores = reranker.scores(query, texts, rounds.rerank_until).tolist()
+        scores = reranker.read(asked, texts, rounds.rerank_until, go_on=execution.go_on).scores.tolist()
         known.update(zip((passage.id for passage in live), scores))
         if len(scores) < len(live):
             break

@@ -7,15 +7,19 @@ A new option or route fails here until its worst request is written down.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from indexes.base.errors import DeadlineExceeded
+from indexes.base.model import Floats
 from indexes.parts.query import Query
 from indexes.reading.facets import FacetQuery, count_facets
 from retrieval.base.cancellation import Abandoned
+from retrieval.embedding.encoder import Encoder
+from retrieval.embedding.tokens import Tokens
 from retrieval.insight import explaining
 from retrieval.search.executor import LocalExecutor
 from retrieval.search.stopwatch import Stopwatch
@@ -41,10 +45,12 @@ BYTES_MAX = 10_000
 TIMES = (1, 2, 4)
 SUPERLINEAR_MAX, NOISE_S = 1.5, 0.06  # of four times as much; quadratic work takes four times that
 LEFT_AFTER_S, QUIET_AFTER_S, IDLE_CPU_S = 0.1, 1.0, 0.03
+TOKEN_S = 0.0001  # that a model of usual size takes for each
 
 C, STORE = f"/v1/collections/{NAME}", f"POST /v1/vector_stores/{NAME}"
 OWN = document_id(100)  # of 496 characters
 PHRASE = f'"{" ".join(FREQUENT * 2)}"'  # each passage has its words, none has it
+LONG_QUERY = "a/" * 2000  # of many more tokens than a pair may have
 Made = Callable[[int], Any]
 
 
@@ -172,7 +178,7 @@ BODIES: dict[str, Made] = {
     "PUT /v1/aliases/help": lambda times: {"collection": "x" * 2000 * times},
     "POST /v1/keys": lambda times: {"scopes": ["search"], "collections": [f"c{at}" for at in range(200 * times)]},
     "POST /v1/keys/none/rotate": lambda times: {"grace_s": 3600},
-    "POST /v1/embeddings": lambda times: {"model": "encoder", "input": [[58040] * 350 * times]},  # 128 spaces each
+    "POST /v1/embeddings": lambda times: {"model": "encoder", "input": [[99574, 0, 0, 0, 0, 0] * 2] * 50 * times},
     "POST /v1/vector_stores": lambda times: {"name": "x" * 2000 * times},
     STORE: lambda times: {"name": "x" * 2000 * times},
     f"{STORE}/search": lambda times: {"query": [f"data {at}" for at in range(2 * times)]},
@@ -185,12 +191,12 @@ BODIES: dict[str, Made] = {
     "POST /api/show": lambda times: {"model": "x" * 2000 * times},
     "POST /embed": lambda times: {"inputs": ["a"] * 400 * times},
     "POST /": lambda times: {"inputs": " " * 2000 * times},
-    "POST /rerank": lambda times: {"query": "data", "texts": ["a"] * 400 * times},
+    "POST /rerank": lambda times: {"query": LONG_QUERY, "texts": ["a"] * 200 * times},
     "POST /embed_all": lambda times: {"inputs": ["a"] * 100 * times},
     "POST /v2/embed": lambda times: {"model": "encoder", "input_type": "search_query", "texts": ["a"] * 24 * times},
     "POST /similarity": lambda times: {"inputs": {"source_sentence": "data", "sentences": ["a"] * 300 * times}},
-    "POST /v1/rerank": lambda times: {"model": "reader", "query": "data", "documents": ["a"] * 400 * times},
-    "POST /v2/rerank": lambda times: {"model": "reader", "query": "data", "documents": ["a"] * 400 * times},
+    "POST /v1/rerank": lambda times: {"model": "reader", "query": LONG_QUERY, "documents": ["a"] * 200 * times},
+    "POST /v2/rerank": lambda times: {"model": "reader", "query": LONG_QUERY, "documents": ["a"] * 200 * times},
 }  # fmt: skip
 STARTS_A_JOB = {f"POST {C}/reindex", f"POST {C}/tune"}  # which is what takes the time
 BY_OPTION = {f"POST {C}/search", f"POST {C}/context", f"POST {C}/explain", f"POST {C}/watch"}
@@ -263,6 +269,78 @@ def test_it_takes_little_and_no_more_than_its_share(service: Service, case: str)
         assert status < 500, answer
     assert max(spent.values()) <= CPU_S_MAX, spent
     assert spent[4] <= 4 * SUPERLINEAR_MAX * spent[1] + NOISE_S, spent
+
+
+def dear_requests(file_id: str) -> Iterator[Request]:
+    """Requests that take the service long if it is let: large ones, and those that have the models read much."""
+    full = ["a/" * 125] * 2000
+    long = "a/" * 1_500_000
+    ids = [[9906, 1917, 0] * 2000] * 1000
+    query = "a/" * 4000
+    document = {"id": "left", "text": long}
+    for path, body in [
+        ("/v1/embeddings", {"model": "encoder", "input": full}),
+        ("/v1/embeddings", {"model": "encoder", "input": "a/" * 350_000, "long_inputs": "windows"}),
+        ("/v1/embeddings", {"model": "encoder", "input": ids}),
+        ("/api/embed", {"model": "encoder", "input": full}),
+        ("/embed", {"inputs": full}),
+        ("/embed", {"inputs": [[500, 600] * 400_000]}),
+        ("/", {"inputs": full}),
+        ("/similarity", {"inputs": {"source_sentence": long, "sentences": full}}),
+        ("/v2/embed", {"model": "encoder", "input_type": "search_query", "texts": full}),
+        ("/rerank", {"query": query, "texts": full}),
+        ("/v1/rerank", {"model": "reader", "query": query, "documents": full}),
+        ("/v2/rerank", {"model": "reader", "query": query, "documents": full}),
+        (f"{C}/documents", {"documents": [document]}),
+        (f"{C}/search/batch", {"searches": [{"query": long_query(4), "k": 1000, "cache": False}] * 100}),
+        (f"/v1/vector_stores/{NAME}/search", {"query": [f"{query[:2000]}{at}" for at in range(8)]}),
+        (f"/v1/vector_stores/{NAME}/files", {"file_id": file_id}),
+        (f"/v1/vector_stores/{NAME}/file_batches", {"file_ids": [file_id] * 20}),
+    ]:  # fmt: skip
+        yield Request(path, body)
+    yield Request("/v1/files", form({"file": "a/" * 4_000_000, "purpose": "assistants"}))
+    reranked = {"query": long_query(1), "k": 250, "rerank": {"candidates": 250, "budget_ms": 10_000}}
+    yield Request(f"{C}/search", {**reranked, "cache": False})
+
+
+# What takes a body and is not in `dear_requests`: no body makes it take long, or its options are among the cases.
+NEVER_LONG = {
+    f"POST {C}/answer", f"POST {C}/assess", f"POST {C}/feedback", f"POST {C}/documents/scroll",
+    f"POST {C}/documents/count", f"POST {C}/documents/delete", f"PATCH {C}/documents/{OWN}", "POST /v1/collections",
+    f"POST {C}/rename", f"PUT {C}/ranking", f"PUT {C}/evaluation", "PUT /v1/aliases/help", "POST /v1/keys",
+    "POST /v1/keys/none/rotate", "POST /v1/vector_stores", STORE, f"{STORE}/files/{OWN}", "POST /api/show",
+    "POST /api/embeddings", "POST /embed_all",
+}  # fmt: skip
+
+
+def test_no_large_request_outlives_its_caller(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is left once it is under way, with models as slow as those of usual size. A second later, nothing is
+    done for any of them."""
+    run = Encoder.run
+
+    def slow_run(encoder: Encoder, batch: Sequence[Tokens]) -> Floats:
+        until = time.thread_time() + TOKEN_S * sum(map(len, batch))
+        found = run(encoder, batch)
+        while time.thread_time() < until:
+            time.sleep(0)
+        return found
+
+    _, _, uploaded = service.ask(
+        Request("/v1/files", form({"file": "a/ " * 1_000_000, "purpose": "assistants"}))
+    )
+    monkeypatch.setattr(Encoder, "run", slow_run)
+    seq = service.collection.snapshot.seq
+    requests = list(dear_requests(uploaded["id"]))
+    assert {f"{one.method} {one.path}" for one in requests} | NEVER_LONG >= set(BODIES)
+    for some in (
+        requests[:-1],
+        requests[-1:],
+    ):  # a search that reranks waits for other rerankings, so it comes alone
+        for one in some:
+            service.leave([one], LEFT_AFTER_S)
+        service.wait(QUIET_AFTER_S)
+        assert service.quiet_cpu_s() <= IDLE_CPU_S
+    assert service.collection.snapshot.seq == seq
 
 
 def test_nothing_is_done_for_callers_that_have_left(service: Service) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,8 +118,8 @@ class FakeEncoder:
             for text, count in zip(texts, counts)
         ]
 
-    def windows(self, text: str, kind: Kind) -> list[Tokens]:
-        return self.tokenise([text], kind)
+    def windows(self, text: str, kind: Kind) -> Iterator[Tokens]:
+        return iter(self.tokenise([text], kind))
 
     def run(self, batch: Sequence[Tokens]) -> Floats:
         here = threading.get_ident() == self.loops

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -50,11 +50,11 @@ class FakeEncoder:
             [POISON if text == "poison" else 1] * min(words, self.tokens_max), words > self.tokens_max
         )
 
-    def windows(self, text: str, kind: Kind) -> list[Tokens]:
+    def windows(self, text: str, kind: Kind) -> Iterator[Tokens]:
         self.read.append(text)
         assert self.reading.wait(10)
         words = text.split()
-        return self.tokenise([" ".join(words[at : at + 32]) for at in range(0, len(words), 32)], kind)
+        yield from self.tokenise([" ".join(words[at : at + 32]) for at in range(0, len(words), 32)], kind)
 
     def run(self, batch: Sequence[Tokens]) -> Floats:
         self.runs.append([len(tokens) for tokens in batch])
@@ -736,6 +736,30 @@ def test_reading_in_windows_ends_with_its_caller() -> None:
         encoder.reading.set()
         await documents(batcher, ["behind it", "in the one thread that tokenises"])
         assert encoder.read == ["first"]
+
+    with_batcher(scenario)
+
+
+def test_a_long_text_is_read_in_turns() -> None:
+    """Other requests are tokenised between two parts of a text, and the rest is not read once its caller has left."""
+    given = 0
+
+    async def scenario(batcher: Batcher, encoder: FakeEncoder) -> None:
+        def endless(text: str, kind: Kind) -> Iterator[Tokens]:
+            nonlocal given
+            while True:
+                given += 1
+                yield Tokens([1], False)
+
+        encoder.windows = endless  # type: ignore[method-assign]
+        asking = asyncio.create_task(batcher.embed(["endless"], "document", long="windows"))
+        await documents(batcher, ["beside it", "in the one thread that tokenises"])
+        assert given > 0
+        asking.cancel()
+        await documents(batcher, ["behind", "it"])
+        read = given
+        await documents(batcher, ["and", "later"])
+        assert given == read
 
     with_batcher(scenario)
 

@@ -97,17 +97,32 @@ def test_long_texts_are_cut(encoder: Encoder) -> None:
 
 
 @pytest.mark.model
+@pytest.mark.parametrize(
+    "text",
+    ["a/" * 5000, "plain words of prose " * 800, "x" * 90 + " ", "x" * 120 + " ", "\u4e2d\u6587" * 3000],
+)
+def test_the_beginning_of_a_long_text_is_read_as_all_of_it(encoder: Encoder, text: str) -> None:
+    """As many characters are read as fill the window, and where that ends changes none of its tokens."""
+    text = text * (60_000 // len(text) + 1)
+    with encoder.tokenizers.borrow() as tokenizer:
+        whole = tokenizer.encode(text).ids
+    (cut,) = encoder.tokenise([text], "document")
+    room = encoder.tokens_max - 1
+    assert (cut.ids, cut.truncated) == ([*whole[:room], whole[-1]], True)
+
+
+@pytest.mark.model
 def test_windows_hold_all_of_a_text(encoder: Encoder, counter: TokenCounter) -> None:
     """A long text is spread over windows that fit the model, framed like any text; nothing of it is left out."""
     text = " ".join(f"word{number} of many" for number in range(400))
-    pieces = encoder.windows(text, "document")
+    pieces = list(encoder.windows(text, "document"))
     assert len(pieces) > 1
     assert all(len(piece) <= encoder.tokens_max and not piece.truncated for piece in pieces)
     cut = encoder.tokenise([text], "document")[0]
     assert pieces[0].ids == cut.ids
     frame = 2
     assert sum(len(piece) - frame for piece in pieces) == len(counter.starts(text))
-    assert encoder.windows("short", "document") == encoder.tokenise(["short"], "document")
+    assert list(encoder.windows("short", "document")) == encoder.tokenise(["short"], "document")
     assert encoder.tokenise([text], "document")[0] == cut, "the tokenizer must truncate again afterwards"
 
 
@@ -118,7 +133,7 @@ def test_windows_repeat_the_prefix(model_folder: Path) -> None:
     manifest = msgspec.structs.replace(model.manifest, document_prefix="passage: ", known_answers=[])
     encoder = Encoder(Model(model.folder, manifest), threads=1)
     prefix = encoder.tokenise([""], "document")[0].ids[:-1]
-    pieces = encoder.windows("word " * 600, "document")
+    pieces = list(encoder.windows("word " * 600, "document"))
     assert len(pieces) == 3
     assert all(piece.ids[: len(prefix)] == prefix for piece in pieces)
     assert all(len(piece) <= encoder.tokens_max for piece in pieces)
@@ -129,7 +144,7 @@ def test_windows_of_one_topic_keep_its_meaning(encoder: Encoder) -> None:
     """The mean of a long text's windows lies near the text's own topic, and has length 1 like any vector."""
     sentence = "Bees make honey from the nectar of flowers. "
     text = sentence * 60
-    pieces = encoder.windows(text, "document")
+    pieces = list(encoder.windows(text, "document"))
     vectors = encoder.run(pieces)
     (mean,) = joined(vectors, [len(piece) for piece in pieces], [len(pieces)], normalise=True)
     about, other = encoder.encode(["honey bees and flowers", "reset a password"], "query")

@@ -157,6 +157,13 @@ def test_a_reranker_that_is_not_there(tmp_path: Path, model_folder: Path) -> Non
 TEXTS = ["Iron rusts.", "The quick brown fox.", "Gold never does, which is why it was money.", "x"]
 
 
+def test_pairs_are_those_of_the_tokenizer(reranker: Reranker) -> None:
+    """A query that is tokenised once gives the same pairs as one that is tokenised with each text."""
+    pairs = reranker.encoder.pairs(reranker.encoder.read_query(QUERY), [*TEXTS, ""])
+    with reranker.encoder.tokenizers.borrow() as tokenizer:
+        assert [pair.ids for pair in pairs] == [tokenizer.encode(QUERY, text).ids for text in [*TEXTS, ""]]
+
+
 def test_tei(http: Http, reranker: Reranker) -> None:
     """Every text once, best first, with sigmoids of the scores, or the scores themselves, and texts where wanted."""
     expected = reranker.scores(QUERY, TEXTS)
@@ -203,7 +210,7 @@ def test_jina(http: Http, reranker: Reranker) -> None:
     assert [one["document"]["text"] for one in answer["results"]] == [
         TEXTS[one["index"]] for one in answer["results"]
     ]
-    tokens = sum(map(len, reranker.encoder.pairs(QUERY, TEXTS)))
+    tokens = sum(map(len, reranker.encoder.pairs(reranker.encoder.read_query(QUERY), TEXTS)))
     assert (answer["model"], answer["object"]) == ("tiny", "list")
     assert answer["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
     bare = http.ok("POST", "/v1/rerank", {"query": QUERY, "documents": TEXTS, "return_documents": False})
@@ -277,7 +284,7 @@ def test_long_texts_are_cut(reranker: Reranker) -> None:
     """A query takes at most half of the window, a passage the rest; the special tokens around both stay."""
     encoder = reranker.encoder
     (short,), (cut,), (both,) = (
-        encoder.pairs(query, [text])
+        encoder.pairs(encoder.read_query(query), [text])
         for query, text in ((QUERY, "x"), (QUERY, "long " * 5000), ("why " * 5000, "long " * 5000))
     )
     assert (short.truncated, cut.truncated, both.truncated) == (False, True, True)
@@ -307,7 +314,7 @@ def test_the_known_scores_are_checked(rerank_environ: dict[str, str]) -> None:
     assert (encoder.makes, encoder.refused) == ("scores", ())
     for answer in model.manifest.known_answers:
         assert answer.query is not None
-        score = encoder.run(encoder.pairs(answer.query, [answer.text]))[0]
+        score = encoder.run(encoder.pairs(encoder.read_query(answer.query), [answer.text]))[0]
         assert score == pytest.approx(answer.vector, abs=1e-3)
 
 
