@@ -215,7 +215,8 @@ class Tasks:
                 await work(job)
             job.status = "succeeded"
             seconds = (now_ms() - job.created_ms) / 1000
-            logger.info("%s of %s succeeded after %.1f s: %s", job.kind, job.collection, seconds, job.result)
+            result = msgspec.json.encode(job.result).decode()
+            logger.info("%s of %s succeeded after %.1f s: %s", job.kind, job.collection, seconds, result)
         except RecallTooLow as error:
             job.status, job.error = "refused", error.message
             logger.warning("%s of %s refused: %s", job.kind, job.collection, error.message)
