@@ -213,6 +213,13 @@ class LogReader:
         sql = "SELECT id FROM documents WHERE id IN (SELECT value FROM json_each(?))"
         return {one for (one,) in self._rows(sql, (wanted,))}
 
+    def metadata_of(self, document_ids: Iterable[str]) -> dict[str, Metadata]:
+        """That of those among these documents that live."""
+        wanted = msgspec.json.encode(list(document_ids)).decode()
+        sql = "SELECT id, metadata FROM documents WHERE id IN (SELECT value FROM json_each(?))"
+        found = {one: decode_metadata(metadata) for one, metadata in self._rows(sql, (wanted,))}
+        return {one: metadata for one, metadata in found.items() if self.is_live(take_expiry(metadata))}
+
     def upsert_of(self, document_id: str) -> Upsert | None:
         """The upsert that would recreate this document with its passages and vectors; None if it does not exist."""
         with self.transaction() as db:

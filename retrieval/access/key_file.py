@@ -227,13 +227,20 @@ def check(key: Key) -> None:
             msgspec.convert(msgspec.to_builtins(key.limits), Limits)
         except msgspec.ValidationError as error:
             raise InvalidInput(f"limits: {error}", param="limits") from None
-    for name in key.collections:
-        if not NAME.fullmatch(name):
-            raise InvalidInput(f"collections: {name!r} cannot be a name", param="collections")
+    check_collections(key)
     if key.groups is not None:
         check_groups(key.groups, "groups")
     if (key.groups is not None or key.signed_groups) and {*key.scopes} - {"vectors"} != {"search"}:
         raise InvalidInput("a key with groups can search and read, nothing else", param="scopes")
+
+
+def check_collections(key: Key) -> None:
+    for name in key.collections:
+        if not NAME.fullmatch(name):
+            raise InvalidInput(f"collections: {name!r} cannot be a name", param="collections")
+        if key.tenant and "@" in name:
+            words = f"collections: {name!r} names a tenant; a key of one calls its collections without it"
+            raise InvalidInput(words, param="collections")
 
 
 def check_groups(groups: Sequence[str], where: str) -> list[str]:

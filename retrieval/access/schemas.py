@@ -78,3 +78,4 @@ class KeyList(msgspec.Struct):
 class KeyMade(msgspec.Struct):
     key: Annotated[str, Doc("What to send as `Authorization: Bearer`. Shown once, never again")]
     record: Annotated[KeyBody, Doc("What is known of it from now on")]
+    absent: Annotated[list[str], Doc("Those of its collections that do not exist yet")]

@@ -72,12 +72,12 @@ def patched(metadata: Metadata, patch: Metadata) -> Metadata:
 
 
 def check_acl(metadata: Metadata, where: str) -> None:
-    """Raises InvalidInput for an `acl` that is no list of groups: an empty list would be no value, and so visible to
-    all."""
+    """Raises InvalidInput for an `acl` that is no list of groups: null or an empty list would be no value, and so
+    visible to all."""
     groups = metadata.get(ACL)
     listed = [one for one in (groups if isinstance(groups, list) else [groups]) if one is not None]
     nested = any(key.startswith(f"{ACL}.") for key in metadata)
-    if nested or (groups is not None and not (listed and all(isinstance(one, str) for one in listed))):
+    if nested or (ACL in metadata and not (listed and all(isinstance(one, str) for one in listed))):
         place = f"{where}.{ACL}"
         raise InvalidInput(f"{place} must list the groups that may see the document", param=place)
 

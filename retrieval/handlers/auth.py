@@ -8,11 +8,12 @@ from collections.abc import Iterable
 from aiohttp import web
 
 from indexes.base.model import now_ms
-from retrieval.access.auth import PRINCIPAL
+from indexes.directory.catalog import Catalog
+from retrieval.access.auth import PRINCIPAL, Principal
 from retrieval.access.key_file import Key, Scope
 from retrieval.access.privacy import SCOPE, require_vectors
 from retrieval.access.schemas import CreateKey, KeyBody, KeyList, KeyMade, RotateKey
-from retrieval.handlers.state import KEYS, LIMITER
+from retrieval.handlers.state import CATALOG, KEYS, LIMITER
 from retrieval.handlers.wire import answer, body
 from retrieval.wire.errors import Forbidden
 
@@ -36,7 +37,7 @@ async def create(request: web.Request) -> web.Response:
         expires_ms=None if wanted.expires_s is None else now_ms() + round(wanted.expires_s * 1000),
     )
     made, text = await asyncio.to_thread(request.app[KEYS].create, key)
-    return answer(KeyMade(text, KeyBody.of(made)), status=201)
+    return made_answer(request.app[CATALOG], made, text)
 
 
 async def listed(request: web.Request) -> web.Response:
@@ -54,12 +55,19 @@ async def rotate(request: web.Request) -> web.Response:
         return keys.rotate(key_id, tenant, wanted.grace_s)
 
     made, text = await asyncio.to_thread(work)
-    return answer(KeyMade(text, KeyBody.of(made)), status=201)
+    return made_answer(request.app[CATALOG], made, text)
 
 
 async def revoke(request: web.Request) -> web.Response:
     await asyncio.to_thread(request.app[KEYS].revoke, request.match_info["key"], within_reach(""))
     return web.Response(status=204)
+
+
+def made_answer(catalog: Catalog, made: Key, text: str) -> web.Response:
+    holder = Principal(tenant=made.tenant)
+    present = {*catalog.collections, *catalog.quarantined, *catalog.aliases}
+    absent = [name for name in made.collections if holder.full(name) not in present]
+    return answer(KeyMade(text, KeyBody.of(made), absent), status=201)
 
 
 def require_grantable(scopes: Iterable[Scope]) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import msgspec
 from aiohttp import web
+from msgspec.structs import replace
 
 from indexes.base.errors import InvalidInput, TooLarge
 from indexes.base.model import now_ms
+from indexes.collection.collection import Collection
+from retrieval.access.auth import PRINCIPAL
 from retrieval.base.settings import Config
 from retrieval.handlers.state import CONFIG, FEEDBACK, HELD
 from retrieval.handlers.wire import answer, answer_from, body, collection_of
@@ -25,7 +28,8 @@ async def write(request: web.Request) -> web.Response:
         raise TooLarge(f"{len(sent)} in one request, at most {most} are allowed", param="feedback")
     received_ms = now_ms()
     entries = [checked(one, f"feedback[{at}]", received_ms, app[CONFIG]) for at, one in enumerate(sent)]
-    await app[FEEDBACK].on_thread(app[FEEDBACK].keep, collection, entries)
+    feedback = app[FEEDBACK]
+    await feedback.on_thread(lambda: feedback.keep(collection, about_visible(collection, entries)))
     return answer(FeedbackKept(len(entries)))
 
 
@@ -49,6 +53,20 @@ async def deleted(request: web.Request) -> web.Response:
     feedback = request.app[FEEDBACK]
     await feedback.on_thread(feedback.forget, collection)
     return web.Response(status=204)
+
+
+def about_visible(collection: Collection, entries: list[Entry]) -> list[Entry]:
+    """What the caller may say: nothing about documents that it may not see, of which some may come to be later."""
+    caller = PRINCIPAL.get()
+    if caller.groups is None:
+        return entries
+    held = collection.log.metadata_of({each for one in entries for each in (one.document_id, *one.passed)})
+    visible = {document_id for document_id, metadata in held.items() if caller.may_read(metadata)}
+    return [
+        replace(one, passed=[each for each in one.passed if each in visible])
+        for one in entries
+        if one.document_id in visible
+    ]
 
 
 def chars_of(one: Entry) -> int:

@@ -191,9 +191,9 @@ class SendFeedback(Request, frozen=True, kw_only=True):
 
 
 class FeedbackKept(msgspec.Struct):
-    """What is counted here is on the disk."""
+    """What is counted here is on the disk, but for what is about documents that a key with groups may not see."""
 
-    kept: Annotated[int, Doc("How many were kept")]
+    kept: Annotated[int, Doc("How many were kept; from a key with groups, how many were sent")]
 
 
 class FeedbackBody(msgspec.Struct, kw_only=True):

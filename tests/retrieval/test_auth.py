@@ -354,6 +354,18 @@ def test_rights_that_make_no_sense_are_refused(tmp_path: Path, wrong: Key, param
     assert not (tmp_path / KEYS).exists()
 
 
+def test_collections_of_a_key_that_do_not_exist_are_told(guarded: Guarded) -> None:
+    """One that may be made later is named in the answer; one that no key of the tenant could call so is refused."""
+    acme = guarded.caller("admin", tenant="acme-bound")
+    acme.ok("POST", "/v1/collections", {"name": "here"})
+    wanted = {"scopes": ["search"], "collections": ["here", "later"]}
+    made = acme.ok("POST", "/v1/keys", wanted)
+    assert made["absent"] == ["later"]
+    assert acme.ok("POST", f"/v1/keys/{made['record']['id']}/rotate", {})["absent"] == ["later"]
+    reply = acme.call("POST", "/v1/keys", {**wanted, "collections": ["here@other-http"]})
+    assert (reply.status, reply.body["error"]["param"]) == (422, "collections")
+
+
 def test_an_admin_makes_keys_over_http(guarded: Guarded) -> None:
     """Of its own tenant alone; it sees, rotates and revokes no others. Nobody without a key makes the first."""
     acme, other = guarded.caller("admin", tenant="acme-http"), guarded.caller("admin", tenant="other-http")
@@ -768,7 +780,7 @@ def test_a_key_with_groups_does_nothing_but_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "acl", [[], 1, ["staff", 2], True, {"groups": ["staff"]}, [None], [["staff"]], [{"group": "staff"}]]
+    "acl", [None, [], 1, ["staff", 2], True, {"groups": ["staff"]}, [None], [["staff"]], [{"group": "staff"}]]
 )
 def test_an_acl_that_lists_no_groups_is_refused(http: Http, acl: object) -> None:
     """An empty list would be no value, and the document for all to see."""
@@ -778,8 +790,28 @@ def test_an_acl_that_lists_no_groups_is_refused(http: Http, acl: object) -> None
     reply = http.call("POST", path, {"documents": [document]})
     assert (reply.status, reply.body["error"]["param"]) == (422, "documents[0].metadata.acl")
     http.write(collection, {"id": "d", "text": "words"})
-    reply = http.call("PATCH", f"{path}/d", {"metadata": {"acl": acl}})
-    assert (reply.status, reply.body["error"]["param"]) == (422, "metadata.acl")
+    if acl is not None:  # which removes it, as a merge patch does
+        reply = http.call("PATCH", f"{path}/d", {"metadata": {"acl": acl}})
+        assert (reply.status, reply.body["error"]["param"]) == (422, "metadata.acl")
+
+
+def test_feedback_is_about_visible_documents(guarded: Guarded, shared: str) -> None:
+    """A key with groups leaves no word on a document that it may not see, and is told the same of those as of others
+    that do not exist; not even what it said before they came to be counts."""
+    admin, caller = (
+        guarded.caller("admin", tenant="firm"),
+        guarded.caller("search", tenant="firm", groups=["x"]),
+    )
+    path = f"/v1/collections/{shared}/feedback"
+    for document_id in ("board", "later"):
+        sent = [{"query": "noon", "document_id": document_id, "grade": 0}]
+        assert caller.ok("POST", path, {"feedback": sent}) == {"kept": 1}
+    opened = {"query": "noon", "document_id": "all", "shown": ["staff", "later", "all"]}
+    assert caller.ok("POST", path, {"feedback": [opened]}) == {"kept": 1}
+    admin.write(shared, {"id": "later", "text": "A secret at noon.", "metadata": {"acl": ["board"]}})
+    kept = admin.ok("GET", path)["feedback"]
+    assert [(one["document_id"], one["passed"]) for one in kept] == [("all", [])]
+    admin.ok("DELETE", f"/v1/collections/{shared}/documents/later")
 
 
 def test_attributes_leave_the_acl_in_place(http: Http) -> None:
