@@ -7,13 +7,17 @@ script without spaces, is a name or a code and stays.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, islice
+from typing import Any
 
+import numpy as np
 from rapidfuzz import process
 from rapidfuzz.distance import OSA
 
 from indexes.base.courtesy import GoOn, Work, nobody_waits
+from indexes.base.masks import Bits, bits_at
+from indexes.base.model import Rows
 from indexes.lexical.analysis import BARE, query_terms
 from indexes.lexical.bm25 import LexicalPart
 from indexes.lexical.postings import CHARACTER_BYTES_MAX
@@ -25,6 +29,7 @@ CORRECTED_MAX = 3  # words of one query
 TERMS_MAX = 32  # of a query; a longer one has enough other words
 FREQUENCY_COST = 16  # of looking up how frequent a term is, in comparisons
 COMPARED_AT_ONCE = 16_384
+FIRST_ROWS = 256  # of a word's passages, one of which can mostly be seen
 
 
 class Corrections:
@@ -32,17 +37,23 @@ class Corrections:
     some passage has. The most frequent of several equally near; at most CORRECTED_MAX words, the first ones.
 
     `whole` is False if some words are left as they are: there are more than TERMS_MAX, or no comparisons left for them
-    in `work`. `compared`: some were compared at all.
+    in `work`. `compared`: some were compared at all. `visible` has a mask of the rows of each part, or None for all
+    rows: of other passages it is as if they were not there.
     """
 
     def __init__(
-        self, parts: Sequence[LexicalPart], go_on: GoOn = nobody_waits, work: Work | None = None
+        self,
+        parts: Sequence[LexicalPart],
+        go_on: GoOn = nobody_waits,
+        work: Work | None = None,
+        visible: Sequence[Bits | None] = (),
     ) -> None:
         self.found: dict[str, tuple[frozenset[str], str]] = {}
         self.whole = True
         self.compared = False
         self._parts, self._go_on = parts, go_on
         self._work = work or Work()
+        self._visible = visible or [None] * len(parts)
 
     def look_up(self, text: str, language: str, others: Mapping[str, float]) -> None:
         words = list(dict.fromkeys(text.split()))
@@ -53,7 +64,7 @@ class Corrections:
             if len(query_terms(word, language)) != 1:
                 continue  # parts of an identifier, or a script without spaces
             meant = frozenset(query_terms(word, language, others))
-            if any(self._frequency(term) for term in meant):
+            if any(self._is_held(term) for term in meant):
                 continue
             near = [one for term in sorted(meant) if (one := self._nearest(term)) is not None]
             if not self.whole:
@@ -103,7 +114,23 @@ class Corrections:
         return None
 
     def _frequency(self, term: str) -> int:
-        return sum(len(part.postings(term)[0]) for part in self._parts)
+        return sum(
+            len(rows) if seen is None else int(np.count_nonzero(bits_at(seen, rows)))
+            for rows, seen in self._postings(term)
+        )
+
+    def _is_held(self, term: str) -> bool:
+        return any(
+            len(rows) > 0
+            if seen is None
+            else bits_at(seen, rows[:FIRST_ROWS]).any() or bits_at(seen, rows).any()
+            for rows, seen in self._postings(term)
+        )
+
+    def _postings(self, term: str) -> Iterator[tuple[Rows, Bits | None]]:
+        for part, seen in zip(self._parts, self._visible, strict=True):
+            rows: Any = part.postings(term)[0]  # uint32, which converting would copy
+            yield rows, seen
 
 
 def _is_plain(term: str) -> bool:

@@ -21,12 +21,12 @@ class Query(msgspec.Struct, frozen=True):
     """`text` is for BM25, `vector` (unit length, float32 [dimensions]) for the dense indexes; None skips that searcher.
 
     `language` is that of the text; None: guessed among those of the passages. `typos`: its words that no passage has
-    are looked up as the nearest ones. Only passages that may hold all `phrases`, and for each of the `prefixes` a word
-    that begins with it, are found: their texts decide. BM25 and the dense indexes each return
-    `depth` candidates. `k` results will be shown: the cold policy judges loss on them. `counted`: the query is real
-    traffic, and the cold policy learns from it. `steps`: the depths, ascending, of the searches that this one goes on
-    from, whose dense rankings it extends. `ranks`: the first so many of the shallowest dense ranking are found with
-    the full recall; 0: `k`.
+    are looked up as the nearest ones; only passages that match `visible` count, None: all. Only passages that may hold
+    all `phrases`, and for each of the `prefixes` a word that begins with it, are found: their texts decide. BM25 and
+    the dense indexes each return `depth` candidates. `k` results will be shown: the cold policy judges loss on them.
+    `counted`: the query is real traffic, and the cold policy learns from it. `steps`: the depths, ascending, of the
+    searches that this one goes on from, whose dense rankings it extends. `ranks`: the first so many of the shallowest
+    dense ranking are found with the full recall; 0: `k`.
     """
 
     k: int
@@ -37,6 +37,7 @@ class Query(msgspec.Struct, frozen=True):
     counted: bool = True
     language: str | None = None
     typos: bool = False
+    visible: Filter | None = None
     phrases: tuple[str, ...] = ()
     prefixes: tuple[str, ...] = ()
     steps: tuple[int, ...] = ()

@@ -100,8 +100,13 @@ class Snapshot:
         statistics, corrected = self.statistics(), NO_CORRECTIONS
         groups = prefix_groups(query.prefixes, lexical, *languages, go_on, work)
         weighed = weigh(query.text, lexical, statistics, self.bm25, *languages, groups=groups)
-        corrections = Corrections(lexical, go_on, work)
-        if query.typos and not weighed.complete:
+        typos, visible = query.typos and not weighed.complete, query.visible
+        if query.typos and visible is not None:
+            typos, seen = True, [chosen.allowed for chosen in select(self.parts, visible)]
+            corrections = Corrections(lexical, go_on, work, seen)
+        else:
+            corrections = Corrections(lexical, go_on, work)
+        if typos:
             corrections.look_up(query.text, *languages)
             if found := corrections.found:
                 corrected = {word: near for word, (_, near) in found.items()}

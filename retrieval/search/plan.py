@@ -228,7 +228,8 @@ def query_of(
         vector=None if mode == "lexical" else vector,
         condition=filter_of(request.filter, config),
         language=given_language(request.language, "language"),
-        typos=request.typos and PRINCIPAL.get().groups is None,  # words of documents that it may not see
+        typos=request.typos,
+        visible=PRINCIPAL.get().allowed(None),  # a correction would tell words of other documents
         # What bypasses the cache is a measurement: it moves no passage and teaches nothing.
         counted=request.cache and not request.exact,
     )

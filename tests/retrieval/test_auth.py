@@ -795,6 +795,24 @@ def test_an_acl_that_lists_no_groups_is_refused(http: Http, acl: object) -> None
         assert (reply.status, reply.body["error"]["param"]) == (422, "metadata.acl")
 
 
+def test_typing_errors_are_corrected_to_visible_words(guarded: Guarded, shared: str) -> None:
+    """A key with groups gets them corrected, to words of documents that it may see alone; a misspelt word counts as one
+    that no passage has although a hidden document has it."""
+    admin = guarded.caller("admin", tenant="firm")
+    admin.write(shared, {"id": "hidden", "text": "A canten and a payrrolle.", "metadata": {"acl": ["board"]}})
+    for group, query, found, corrected in (
+        ("staff", "payrroll", ["staff"], {"payrroll": "payroll"}),
+        ("nobody", "payrroll", [], None),
+        ("nobody", "canten", ["all"], {"canten": "canteen"}),
+        ("board", "canten", ["hidden"], None),
+    ):
+        caller = guarded.caller("search", tenant="firm", groups=[group])
+        answer = caller.search(shared, query=query, mode="lexical")
+        assert [hit["document_id"] for hit in answer["hits"]] == found, (group, query)
+        assert answer["receipt"].get("corrected") == corrected, (group, query)
+    admin.ok("DELETE", f"/v1/collections/{shared}/documents/hidden")
+
+
 def test_feedback_is_about_visible_documents(guarded: Guarded, shared: str) -> None:
     """A key with groups leaves no word on a document that it may not see, and is told the same of those as of others
     that do not exist; not even what it said before they came to be counts."""
