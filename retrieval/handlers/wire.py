@@ -17,10 +17,24 @@ from indexes.collection.collection import Collection
 from indexes.reading import scrolling
 from indexes.reading.scrolling import ScrolledDocument
 from retrieval.access.auth import PRINCIPAL
-from retrieval.handlers.state import BODY, CATALOG, CONFIG, EMBEDDERS, FOLDERS, HELD, LIMITER, TASKS, USED
+from retrieval.handlers.state import (
+    BODY,
+    CATALOG,
+    CONFIG,
+    EMBEDDERS,
+    FOLDERS,
+    FREQUENT,
+    HELD,
+    LIMITER,
+    METRICS,
+    QUERY_LOG,
+    TASKS,
+    USED,
+)
 from retrieval.wire.collections import CollectionBody, RankingBody, RequestLimits
 from retrieval.wire.decoding import decode
 from retrieval.wire.errors import MalformedRequest, without_folders
+from retrieval.wire.search import SearchAnswer, SearchRequest
 
 T = TypeVar("T")
 
@@ -52,6 +66,15 @@ def in_callers_words(app: web.Application, error: NearlineError) -> NearlineErro
     folders = app[FOLDERS]
     error.message = PRINCIPAL.get().in_own_words(without_folders(error.message, folders))
     return error
+
+
+def note_search(
+    app: web.Application, collection: Collection, asked: SearchRequest, found: SearchAnswer
+) -> None:
+    """Count an answered search in the metrics, the query log, and the frequent queries."""
+    app[METRICS].search(found)
+    app[QUERY_LOG].note(collection, asked)
+    app[FREQUENT].note(collection, asked)
 
 
 async def charge(app: web.Application, searches: int) -> None:
