@@ -1,1 +1,1 @@
-"""HTTP handlers. Each decodes, calls one thing, and encodes."""
+"""How does each endpoint answer? Every handler decodes its request, makes one call, and encodes the answer."""

@@ -1,4 +1,4 @@
-"""Judgments and clicks: kept, listed, forgotten."""
+"""Judgments and clicks: keep, list and delete them."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ async def write(request: web.Request) -> web.Response:
     app, sent = request.app, wanted.feedback
     most = app[CONFIG].limits.feedback_per_request_max
     if not sent:
-        raise InvalidInput("feedback is empty, expected at least one", param="feedback")
+        raise InvalidInput("feedback is empty, expected at least one entry", param="feedback")
     if len(sent) > most:
-        raise TooLarge(f"{len(sent)} in one request, at most {most} are allowed", param="feedback")
+        raise TooLarge(f"{len(sent)} entries in one request, at most {most} are allowed", param="feedback")
     received_ms = now_ms()
-    entries = [checked(one, f"feedback[{at}]", received_ms, app[CONFIG]) for at, one in enumerate(sent)]
+    entries = [check_entry(one, f"feedback[{at}]", received_ms, app[CONFIG]) for at, one in enumerate(sent)]
     await app[FEEDBACK].on_thread(app[FEEDBACK].keep, collection, entries)
     return answer(FeedbackKept(len(entries)))
 
 
-async def listed(request: web.Request) -> web.Response:
+async def list_feedback(request: web.Request) -> web.Response:
     _, collection = collection_of(request)
     held, feedback = request[HELD], request.app[FEEDBACK]
 
@@ -43,8 +43,8 @@ async def listed(request: web.Request) -> web.Response:
     return await answer_from(work)
 
 
-async def deleted(request: web.Request) -> web.Response:
-    """Also where there is none: what was asked for is then so."""
+async def delete(request: web.Request) -> web.Response:
+    """Delete the feedback. Idempotent: succeeds if there is none."""
     _, collection = collection_of(request)
     feedback = request.app[FEEDBACK]
     await feedback.on_thread(feedback.forget, collection)
@@ -55,8 +55,11 @@ def chars_of(one: Entry) -> int:
     return len(one.query) + len(one.document_id) + sum(map(len, one.passed))
 
 
-def checked(one: SentFeedback, where: str, received_ms: int, config: Config) -> Entry:
-    """As it is kept: of what was shown, what is above the document. Raises InvalidInput or TooLarge."""
+def check_entry(one: SentFeedback, where: str, received_ms: int, config: Config) -> Entry:
+    """Return feedback in the form that is kept: of the documents shown, only those ranked above this one.
+
+    Raises InvalidInput or TooLarge.
+    """
     query, document_id, shown = one.query.strip(), str(one.document_id), [str(each) for each in one.shown]
     limits = config.limits
     if not query:

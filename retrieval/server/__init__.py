@@ -1,4 +1,4 @@
-"""How is the service put together?
+"""How is the service assembled?
 
-The application with its routes and middlewares, connections, the OpenAPI description, start and stop.
+The application with its routes and middlewares, connections, the OpenAPI description, startup and shutdown.
 """
