@@ -1,4 +1,4 @@
 """What goes to a language model, and what comes back?
 
-Packing passages into a budget of tokens, and answers with citations.
+Packing passages into a token budget, and answers with citations.
 """
