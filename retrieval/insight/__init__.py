@@ -1,4 +1,4 @@
-"""Why is a passage found or not, and is an answer in the collection?
+"""Why is a document found or not, and how risky is an action?
 
-Explanations of rankings, and the verdict on a query.
+Explanations of rankings, and assessments by similar past events.
 """
