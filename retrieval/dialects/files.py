@@ -71,7 +71,7 @@ async def listed(request: web.Request) -> web.Response:
     PRINCIPAL.get().require_unbound()
     limit = query_int(request, "limit", LISTED_MAX, least=1, most=LISTED_MAX)
     newest_first = order_of(request, default="desc") == "desc"
-    found = await asyncio.to_thread(request.app[UPLOADS].listed)
+    found = await asyncio.to_thread(request.app[UPLOADS].all)
     if purpose := request.query.get("purpose"):
         found = [one for one in found if one.purpose == purpose]
     if newest_first:

@@ -1,4 +1,4 @@
-"""What becomes of a document that is written?
+"""What happens to a document that is written?
 
-Uploads, outlines, cutting into passages, metadata, and writing to a collection.
+Uploads, outlines, chunking into passages, metadata, and writing to a collection.
 """

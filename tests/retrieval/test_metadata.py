@@ -18,7 +18,7 @@ from indexes.base.model import IndexOptions
 from indexes.collection.collection import Collection
 from indexes.filters.grammar import parse_filter
 from nearline import AsyncClient, ServiceError
-from retrieval.documents.metadata import DEPTH_MAX, check_metadata, patched
+from retrieval.documents.metadata import DEPTH_MAX, apply_patch, check_metadata
 from tests.support.http import Http
 from tests.support.vectors import World, make_collection
 
@@ -340,7 +340,7 @@ def test_a_patch_merges_as_rfc_7396_says(
 ) -> None:
     """With keys that have dots, as older versions stored all that was nested, read as objects in objects."""
     before = json.dumps(stored)
-    assert json.dumps(patched(stored, patch), sort_keys=True) == json.dumps(after, sort_keys=True)
+    assert json.dumps(apply_patch(stored, patch), sort_keys=True) == json.dumps(after, sort_keys=True)
     assert json.dumps(stored) == before
 
 

@@ -674,7 +674,7 @@ def test_uploads_expire_and_are_bounded(tmp_path: Path) -> None:
     second = uploads.keep("b.txt", b"b" * BLOCK_BYTES, "assistants")
     with pytest.raises(TooLarge, match=r"files\.bytes_max"):
         uploads.keep("c.txt", b"c", "assistants")
-    assert [one.id for one in uploads.listed()] == sorted([first.id, second.id])
+    assert [one.id for one in uploads.all()] == sorted([first.id, second.id])
     (tmp_path / FOLDER / f".{first.id}.draft").write_bytes(b"half")
     now += 3600
     with pytest.raises(NotFound):
