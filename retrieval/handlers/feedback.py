@@ -10,7 +10,7 @@ from indexes.base.model import now_ms
 from retrieval.base.settings import Config
 from retrieval.handlers.state import CONFIG, FEEDBACK, HELD
 from retrieval.handlers.wire import answer, answer_from, body, collection_of
-from retrieval.upkeep.feedback import Entry
+from retrieval.upkeep.feedback import FeedbackEntry
 from retrieval.wire.collections import FeedbackBody, FeedbackKept, FeedbackList, SendFeedback, SentFeedback
 
 
@@ -51,11 +51,11 @@ async def delete(request: web.Request) -> web.Response:
     return web.Response(status=204)
 
 
-def chars_of(one: Entry) -> int:
+def chars_of(one: FeedbackEntry) -> int:
     return len(one.query) + len(one.document_id) + sum(map(len, one.passed))
 
 
-def check_entry(one: SentFeedback, where: str, received_ms: int, config: Config) -> Entry:
+def check_entry(one: SentFeedback, where: str, received_ms: int, config: Config) -> FeedbackEntry:
     """Return feedback in the form that is kept: of the documents shown, only those ranked above this one.
 
     Raises InvalidInput or TooLarge.
@@ -77,4 +77,4 @@ def check_entry(one: SentFeedback, where: str, received_ms: int, config: Config)
     if shown and document_id not in shown:
         raise InvalidInput(f"{where}.shown does not hold {document_id!r}", param=f"{where}.shown")
     passed = shown[: shown.index(document_id)] if shown else []
-    return Entry(received_ms, query, document_id, one.grade, passed)
+    return FeedbackEntry(received_ms, query, document_id, one.grade, passed)

@@ -1,4 +1,4 @@
-"""What does the service do besides answering?
+"""What does the service do besides answering requests?
 
-Background tasks: rebuilds, expiry, healing, frequent queries; and the logs of queries and feedback.
+Background tasks: rebuilds, expiry, healing, frequent queries; and the query and feedback logs.
 """
