@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import msgspec
 from msgspec import UNSET
 
-from indexes.base.courtesy import GoOn, nobody_waits
+from indexes.base.work import OnStep, do_nothing
 from retrieval.wire.search import Hit, Receipt, SearchAnswer, Timings
 
 Key = tuple[str, int]  # a passage's document id and its position there
@@ -97,7 +97,7 @@ def receipt_of(receipts: Sequence[Receipt]) -> Receipt:
     )
 
 
-def without_repetition(hits: Sequence[Hit], go_on: GoOn = nobody_waits) -> tuple[list[Hit], dict[Key, Hit]]:
+def without_repetition(hits: Sequence[Hit], on_step: OnStep = do_nothing) -> tuple[list[Hit], dict[Key, Hit]]:
     """Return the hits without repetitions, and the repetitions with the hit that each repeats.
 
     Hits repeat each other if they have equal words, or are mostly the same stretch of one document.
@@ -108,7 +108,7 @@ def without_repetition(hits: Sequence[Hit], go_on: GoOn = nobody_waits) -> tuple
     # By their first words: all words are compared only if these are equal.
     alike: dict[tuple[str, ...], list[Hit]] = {}
     for hit in hits:
-        go_on()
+        on_step()
         others = by_document.setdefault(hit.document_id, [])
         near = alike.setdefault(first_words(hit), [])
         same = next((one for one in near if words_of(one) == words_of(hit)), None)

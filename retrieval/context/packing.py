@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from indexes.base.courtesy import GoOn, nobody_waits
 from indexes.base.model import Scalar
 from indexes.base.paths import values_at
+from indexes.base.work import OnStep, do_nothing
 from indexes.lexical.analysis import query_terms, terms
 from retrieval.base.settings import Config
 from retrieval.context.framing import BETWEEN, FrameContent, Framing
@@ -78,13 +78,13 @@ class Packer:
     """Packs blocks while they fit. Texts are tokenized as rarely as possible: passages come with their token counts."""
 
     def __init__(
-        self, wanted: ContextRequest, framing: Framing, starts_of: StartsOf, go_on: GoOn = nobody_waits
+        self, wanted: ContextRequest, framing: Framing, starts_of: StartsOf, on_step: OnStep = do_nothing
     ) -> None:
         self.wanted = wanted
         self.queries = wanted.queries or [wanted.query or ""]
         self.framing = framing
         self.starts_of = starts_of
-        self.go_on = go_on
+        self.on_step = on_step
         self.besides = sum(map(self.count, [framing.tail, *self._contents("")]))
         self.left = wanted.token_budget - self.besides
         self._asked: dict[str, QueryTerms] = {}
@@ -150,7 +150,7 @@ class Packer:
         asked = self._asked.get(hit.language)
         if asked is None:
             asked = self._asked[hit.language] = QueryTerms(" ".join(self.queries), hit.language)
-        return excerpt(hit, asked, tokens_max, self.starts_of, self.go_on)
+        return excerpt(hit, asked, tokens_max, self.starts_of, self.on_step)
 
     def merge(self, hits: Iterable[Hit]) -> Iterator[Block]:
         """Yield whole passages of one document in document order, with neighbors merged into one block."""
@@ -189,7 +189,7 @@ def pack(hits: list[Hit], wanted: ContextRequest, packer: Packer, config: Config
     pages: dict[str, Page] = {}
     whole_left, misses = WHOLE_SHARE * wanted.token_budget, 0
     for hit in hits:
-        packer.go_on()
+        packer.on_step()
         if packer.left < (LEAST_TOKENS if pages else 1) or misses >= MISSES_MAX:
             break
         if hit.document_id in pages:
@@ -209,7 +209,7 @@ def pack(hits: list[Hit], wanted: ContextRequest, packer: Packer, config: Config
         if page.blocks[0].excerpt:
             packer.put(page, [packer.whole(page.hits[0])])
     for hit in hits:
-        packer.go_on()
+        packer.on_step()
         if packer.left < LEAST_TOKENS or misses >= MISSES_MAX:
             break
         if packer.at_least(hit) > packer.left:
@@ -274,7 +274,7 @@ class QueryTerms:
 
 
 def excerpt(
-    hit: Hit, asked: QueryTerms, tokens_max: int, starts_of: StartsOf, go_on: GoOn = nobody_waits
+    hit: Hit, asked: QueryTerms, tokens_max: int, starts_of: StartsOf, on_step: OnStep = do_nothing
 ) -> Block:
     """Cut a longer passage to the first run of sentences with the most query words.
 
@@ -289,7 +289,7 @@ def excerpt(
     for at, some in asked.places(text):
         words[bisect_right(bounds, at) - 1] |= some
     best, best_words = 0, -1
-    go_on()
+    on_step()
     for first, start in enumerate(bounds):
         if not words[first] and best_words >= 0:
             continue
