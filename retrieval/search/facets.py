@@ -1,4 +1,4 @@
-"""Facets of a search: requests checked, counts as they are shown."""
+"""Facets of a search: check the request, and present the counts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FACETS_MAX, BOUNDS_MAX = 16, 100
 
 
 def facet_queries(asked: list[str | Facet] | None) -> list[tuple[Facet, FacetQuery]]:
-    """Raises InvalidInput naming the field."""
+    """Check the requested facets. Raises InvalidInput naming the field."""
     if asked is not None and len(asked) > FACETS_MAX:
         raise InvalidInput(f"at most {FACETS_MAX} facets are counted, found {len(asked)}", param="facets")
     found = []
@@ -57,12 +57,12 @@ def facets_of(
     asked: list[tuple[Facet, FacetQuery]],
     go_on: GoOn = nobody_waits,
 ) -> list[FacetBody]:
-    """Calls `go_on` between its steps. Raises InvalidInput for a key that no document has."""
+    """Count the facets of a search. Calls `go_on` between steps. Raises InvalidInput for a key that no document has."""
     counts = count_facets(collection, snapshot, condition, [query for _, query in asked], go_on)
-    return [_shown(facet, found) for (facet, _), found in zip(asked, counts, strict=True)]
+    return [_facet_body(facet, found) for (facet, _), found in zip(asked, counts, strict=True)]
 
 
-def _shown(facet: Facet, found: FacetCounts) -> FacetBody:
+def _facet_body(facet: Facet, found: FacetCounts) -> FacetBody:
     return FacetBody(
         key=facet.key,
         values=[ValueCount(value, count) for value, count in found.values[: facet.top]],
