@@ -1,5 +1,5 @@
-"""Which requests are let in, and whose turn is it?
+"""Which requests are admitted, and whose turn is it?
 
-Bounds for each class of requests, shares by access key, turns, the pace of work, and the ceiling of memory. Who a
-caller is, is decided in `access`.
+Bounds for each class of requests, shares by access key, turns, the pace of work, and the memory ceiling. `access`
+decides who a caller is.
 """

@@ -28,7 +28,7 @@ from indexes.collection.collection import Collection
 from indexes.filters.grammar import Filter
 from indexes.log.content import DIGEST_BYTES
 from indexes.log.reader import searchable_text
-from retrieval.admission.gates import Entry
+from retrieval.admission.gates import AdmittedRequest
 from retrieval.base.cancellation import abandonable
 from retrieval.base.settings import Config, Passages
 from retrieval.documents.chunking import CHUNKING_VERSION, Span, split
@@ -52,7 +52,11 @@ VECTOR_BYTES_PER_CHAR, VALUES_PER_CHAR = 32, 8
 
 
 async def write_documents(
-    collection: Collection, embedders: Embedders, sent: list[SentDocument], config: Config, entry: Entry
+    collection: Collection,
+    embedders: Embedders,
+    sent: list[SentDocument],
+    config: Config,
+    entry: AdmittedRequest,
 ) -> WriteResult:
     """All of them or none, synced and searchable when this returns. `entry` is told how far this is.
 
@@ -216,7 +220,7 @@ async def embed(
     embedder: Embedder,
     config: Config,
     cutting: Callable[[int], Executor],
-    entry: Entry,
+    entry: AdmittedRequest,
 ) -> list[Upsert]:
     """Documents with vectors of their own keep them; the others are chunked, on the threads `cutting` where they are
     long, and embedded together."""

@@ -13,7 +13,7 @@ from indexes.directory.catalog import Catalog
 from retrieval.access.auth import Keys, Needed
 from retrieval.access.limits import Limiter
 from retrieval.admission.ceiling import Ceiling, Held
-from retrieval.admission.gates import Entry, Gates, Load
+from retrieval.admission.gates import AdmittedRequest, Gates, Load
 from retrieval.base.cancellation import Stopping
 from retrieval.base.config import Config
 from retrieval.cache import SharedStore
@@ -40,7 +40,7 @@ CEILING = web.AppKey("CEILING", Ceiling)
 BODY = web.RequestKey("BODY", bytes)  # of a request whose body came after its head
 HELD = web.RequestKey("HELD", Held)
 GATES = web.AppKey("GATES", Gates)
-ENTRY = web.RequestKey("ENTRY", Entry)  # of a request of some class
+ENTRY = web.RequestKey("ENTRY", AdmittedRequest)  # of a request of some class
 LOADS = web.AppKey[Mapping[object, Load]]("LOADS")  # the class of each handler that has one
 CATALOG = web.AppKey("CATALOG", Catalog)
 SHARED = web.AppKey[SharedStore | None]("SHARED")  # what services share; None where there is no Redis
