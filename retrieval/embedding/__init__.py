@@ -1,8 +1,8 @@
-"""Text to vectors: find and verify a model, tokenise, run it in shared batches."""
+"""From text to vectors: find and verify a model, tokenize, run texts in shared batches."""
 
 from __future__ import annotations
 
 import os
 
-# Before the first import of onnxruntime: from 1.32 on it reports its use to its makers. `=0` allows that.
+# Set before the first import of onnxruntime, which sends telemetry from 1.32 on. `=0` allows it.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

@@ -124,7 +124,7 @@ def describe(app: web.Application, collection: Collection) -> CollectionBody:
     some documents only."""
     PRINCIPAL.get().require_whole()
     caller, name, settings, config = PRINCIPAL.get(), collection.name, collection.settings, app[CONFIG]
-    ranking, manifest = collection.ranking.current, app[EMBEDDERS].described(settings.model)
+    ranking, manifest = collection.ranking.current, app[EMBEDDERS].try_manifest(settings.model)
     return CollectionBody(
         name=caller.own(name),
         aliases=[caller.own(alias) for alias in aliases_of(name, app[CATALOG].aliases)],

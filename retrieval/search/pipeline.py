@@ -388,8 +388,8 @@ class Pipeline:
             floor = self._embedders.similarity_floor(collection.settings.model)
             return replace(plan, similarity_floor=floor)
         embedder = await self._embedders.of(collection)
-        meanwhile = self._lexical_head_start(executor, plan, watch)
-        query = embedder.query(plan.text, watch.deadline, cached=plan.request.cache, meanwhile=meanwhile)
+        head_start = self._lexical_head_start(executor, plan, watch)
+        query = embedder.query(plan.text, watch.deadline, cached=plan.request.cache, on_start=head_start)
         return plan.embedded(
             await watch.time_await("embed", query),
             partial(embedder.share_read, plan.text, plan.query.language, lambda: snapshot.spoken),
