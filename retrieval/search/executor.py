@@ -13,8 +13,8 @@ from typing import Protocol
 import msgspec
 from msgspec.structs import replace
 
-from indexes.base.courtesy import Work
 from indexes.base.model import Floats, Ids, Ranking, Scalar, StoredPassage
+from indexes.base.work import WorkBudget
 from indexes.collection.collection import Collection
 from indexes.parts.prepared import Prepared
 from indexes.parts.query import Candidates, Query
@@ -28,7 +28,7 @@ Submit = Callable[[Callable[[], "LocalExecution"]], Future["LocalExecution"]]
 class Execution(Protocol):
     """One query, answered on one frozen state of a collection. Call from any thread, one call at a time."""
 
-    def go_on(self) -> None:
+    def on_step(self) -> None:
         """Raise what ends the search: Abandoned if its caller has left, DeadlineExceeded after its deadline."""
         ...
 
@@ -103,7 +103,7 @@ class LocalExecutor:
     snapshot: Snapshot
     begun: Future[LocalExecution] | None = None
     first: LocalExecution | None = None
-    work: Work = field(default_factory=Work)
+    work: WorkBudget = field(default_factory=WorkBudget)
 
     def begin(self, query: Query, watch: Stopwatch, submit: Submit) -> None:
         """Start the lexical search while the text is being embedded. `prepare` is then called with the same query and
@@ -121,11 +121,11 @@ class LocalExecutor:
         if self.first is None:
             self.first = self._prepared(query, watch) if self.begun is None else self.begun.result()
         words = self.first.words if self.first.prepared.query.depth == query.depth else None
-        return replace(self.first, prepared=self.first.prepared.again(query, watch.go_on), words=words)
+        return replace(self.first, prepared=self.first.prepared.again(query, watch.on_step), words=words)
 
     def _prepared(self, query: Query, watch: Stopwatch) -> LocalExecution:
         stage = None if query.text is None else "lexical"  # preparing weighs the terms
-        prepared = watch.time_stage(stage, lambda: self.snapshot.prepare(query, watch.go_on, self.work))
+        prepared = watch.time_stage(stage, lambda: self.snapshot.prepare(query, watch.on_step, self.work))
         return LocalExecution(self.collection, self.snapshot, prepared, watch)
 
 
@@ -136,8 +136,8 @@ class LocalExecution(msgspec.Struct, frozen=True):
     watch: Stopwatch
     words: Ranking | None = None
 
-    def go_on(self) -> None:
-        self.watch.go_on()
+    def on_step(self) -> None:
+        self.watch.on_step()
 
     def lexical(self) -> Ranking:
         """Return the BM25 ranking, computing it if it is not there yet."""

@@ -30,7 +30,7 @@ class Stopwatch:
     started: float = field(default_factory=time.perf_counter)
     spans: list[tuple[float, float, str]] = field(default_factory=list)  # begun, ended, stage
 
-    def go_on(self) -> None:
+    def on_step(self) -> None:
         """Raise Abandoned once the caller has left, or DeadlineExceeded after its deadline. Work on any thread calls
         this between its steps."""
         if self.left:

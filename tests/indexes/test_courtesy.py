@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from indexes.base import courtesy
-from indexes.base.courtesy import give_way, searching
 from indexes.base.model import IndexOptions, Ranking
+from indexes.base.yielding import as_search, yield_to_searches
 from indexes.collection.collection import Collection
 from indexes.log import log
 from indexes.parts import assembly, sealing
@@ -33,7 +33,7 @@ class Search:
         self._thread.start()
         assert self._begun.wait(LONG_S)
 
-    @searching
+    @as_search
     def _search(self) -> None:
         self._begun.set()
         self._end.wait(LONG_S)
@@ -54,7 +54,7 @@ class Writer:
     """Gives way once, on a thread of its own."""
 
     def __init__(self, at_most_s: float = LONG_S) -> None:
-        self._thread = threading.Thread(target=give_way, args=(at_most_s,), daemon=True)
+        self._thread = threading.Thread(target=yield_to_searches, args=(at_most_s,), daemon=True)
         self._thread.start()
 
     def waits(self) -> bool:
@@ -93,7 +93,7 @@ def test_a_search_without_end_does_not_stop_a_writer(search: Search) -> None:
 def test_a_search_that_fails_is_over() -> None:
     """Nobody waits for it, and the error reaches whoever searched."""
 
-    @searching
+    @as_search
     def fail() -> None:
         raise ValueError("no such thing")
 
@@ -124,7 +124,7 @@ def test_writing_and_sealing_give_way(tmp_path: Path, monkeypatch: pytest.Monkey
     """Each document gives way before it goes to the log and to the delta, and so does the sealing of a segment."""
     waits: Counter[str] = Counter()
     for module in (log, assembly, sealing):
-        monkeypatch.setattr(module, "give_way", lambda name=module.__name__: waits.update([name]))
+        monkeypatch.setattr(module, "yield_to_searches", lambda name=module.__name__: waits.update([name]))
     collection = filled(tmp_path, documents=8, options=IndexOptions(delta_passages_max=4))
     collection._sealing.wait()
     passages = sum(collection.info().passages.values())
