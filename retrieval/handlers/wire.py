@@ -19,13 +19,12 @@ from indexes.reading.scrolling import ScrolledDocument
 from retrieval.access.auth import PRINCIPAL
 from retrieval.handlers.state import BODY, CATALOG, CONFIG, EMBEDDERS, FOLDERS, HELD, LIMITER, TASKS, USED
 from retrieval.wire.collections import CollectionBody, RankingBody, RequestLimits
-from retrieval.wire.decoding import decode
+from retrieval.wire.decoding import INLINE_BYTES, decode
 from retrieval.wire.errors import MalformedRequest, without_folders
 
 T = TypeVar("T")
 
 DIGITS_MAX = 19  # of 64 bits
-INLINE_BYTES = 1 << 20  # of a body, decoded on the event loop: about a millisecond
 
 
 async def body(request: web.Request, kind: type[T]) -> T:
