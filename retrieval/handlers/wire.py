@@ -12,7 +12,7 @@ import msgspec
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from indexes.base.errors import InvalidInput, NearlineError, NotFound
+from indexes.base.errors import InvalidInput, NearlineError, NotFound, TooLarge
 from indexes.collection.collection import Collection
 from indexes.reading import scrolling
 from indexes.reading.scrolling import ScrolledDocument
@@ -37,9 +37,11 @@ async def body(request: web.Request, kind: type[T]) -> T:
 
 
 async def form(request: web.Request) -> Mapping[str, Any]:
-    """The parts of a form; aiohttp keeps large ones on the disk. Raises MalformedRequest."""
+    """The parts of a form; aiohttp keeps large ones on the disk. Raises MalformedRequest, and TooLarge."""
     try:
         return await request.post()
+    except web.HTTPRequestEntityTooLarge as error:
+        raise TooLarge(f"the form is too large: {error.text}", param="body") from None
     except (ValueError, LookupError, RuntimeError) as error:  # of its boundary, a charset, an encoding
         raise MalformedRequest(f"the body is not a valid form: {error}") from None
     except HttpProcessingError as error:  # of a part's own head

@@ -22,7 +22,7 @@ NAMED_DEPTH = 2  # of keys that an error names: `inputs.sentences`
 UNITS = np.zeros(256, np.int64)
 UNITS[list(b",")] = VALUE_UNITS
 UNITS[list(b":[{")] = PART_UNITS
-STEPS = np.zeros(256, np.int64)
+STEPS = np.zeros(256, np.int8)
 STEPS[list(b"[{")], STEPS[list(b"]}")] = 1, -1
 IS_STRUCTURE = np.zeros(256, np.uint8)
 IS_STRUCTURE[list(b",:[]{}")] = 1
@@ -39,20 +39,25 @@ def check_values(body: bytes | msgspec.Raw, depth_max: int) -> None:
     colons = dict.fromkeys(range(1, NAMED_DEPTH + 1), -1)  # the last one at each depth
     for start in range(0, len(whole), SLICE_BYTES):
         piece = whole[start : start + SLICE_BYTES]
-        at = np.flatnonzero(IS_STRUCTURE[piece] & strings.outside(piece))
-        if not len(at):
+        is_structure = IS_STRUCTURE[piece] & strings.outside(piece)
+        found = piece[is_structure.view(np.bool_)]
+        depths = depth + np.cumsum(STEPS[found], dtype=np.int32)
+        depth = int(depths[-1]) if len(depths) else depth
+        counted = depths <= depth_max
+        if not counted.any():
             continue
-        found = piece[at]
-        depths = depth + np.cumsum(STEPS[found])
-        depth = int(depths[-1])
-        spent = units + np.cumsum(UNITS[found] * (depths <= depth_max))
+        spent = units + np.cumsum(UNITS[found] * counted)
         units = int(spent[-1])
-        end = len(at) if units <= UNITS_MAX else int(np.argmax(spent > UNITS_MAX))
+        end = len(found) if units <= UNITS_MAX else int(np.argmax(spent > UNITS_MAX))
+        at = np.flatnonzero(is_structure)[:end]
         for level in colons:
-            if len(its := at[:end][(found[:end] == COLON) & (depths[:end] == level)]):
+            if len(its := at[(found[:end] == COLON) & (depths[:end] == level)]):
                 colons[level] = start + int(its[-1])
         if units > UNITS_MAX:
-            param = field_at(body, colons, int(depths[end]))
+            within = int(depths[end]) - bool(
+                STEPS[found[end]]
+            )  # an opening bracket is a value of what is around it
+            param = field_at(body, colons, within)
             raise TooLarge(
                 f"{param or 'the body'} holds too many values: one request may have {UNITS_MAX}, of which each key, "
                 f"list and object counts as {PART_UNITS}",
@@ -88,11 +93,11 @@ class Strings:
 
 
 def field_at(body: bytes | msgspec.Raw, colons: dict[int, int], depth: int) -> str | None:
-    """The dotted path of the keys that lead to a place in the body, up to the first list."""
+    """The dotted path of the keys whose values a place in the body is inside of, up to the first list."""
     names: list[str] = []
     before = -1
     for level, colon in colons.items():
-        if level > depth or colon <= before:  # the colon is of an object that has ended
+        if level >= depth or colon <= before:  # such a colon is of an object that has ended
             break
         names.append(key_before(body, colon))
         before = colon
