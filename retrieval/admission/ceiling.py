@@ -50,6 +50,7 @@ READ_EVERY_S = 0.02
 TOKEN_ID_BYTES = 120  # of one id of an input, while it is made text again and read as tokens
 HIT_BYTES = 256  # of a hit's numbers and names
 OBJECT_BYTES, ITEM_BYTES = 250, 64  # of one object, and of one list or one of the values in it, decoded
+DECODED_BYTES_MAX = 64_000_000  # of a body, without its texts: `wire.value_budget` lets no more be decoded
 
 
 class Ceiling:
@@ -149,7 +150,7 @@ class Held:
     async def decoding(self, body: bytes) -> AsyncIterator[None]:
         """While a large body is decoded: one at a time, as each may grow to many times its bytes. Raises Overloaded."""
         async with self._ceiling.decoding:
-            grown = await asyncio.to_thread(decoded_bytes, body)
+            grown = min(await asyncio.to_thread(decoded_bytes, body), DECODED_BYTES_MAX)
             self._ceiling.take(self._load, grown)
             try:
                 yield
