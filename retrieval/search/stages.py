@@ -55,8 +55,8 @@ def fuse(plan: Plan, candidates: Candidates, execution: Execution) -> Fused:
     if plan.mode == "hybrid":
         candidates = completed(candidates, execution)
         ranks = [candidates.dense_ranks, candidates.lexical_ranks]
-        # On later pages, what a deeper ranking adds comes after what the first page chose from.
-        levels = levels_of(ranks, plan.page_depth) if plan.request.offset else None
+        # What a deeper ranking adds comes after what the first page chose from.
+        levels = levels_of(ranks, plan.page_depth) if plan.query.steps else None
         if plan.weight_dense is None:
             fused = reciprocal_rank(
                 ranks if levels is None else within(levels, ranks, plan.page_depth), plan.rrf_k
