@@ -13,7 +13,7 @@ from itertools import groupby, islice
 from rapidfuzz import process
 from rapidfuzz.distance import OSA
 
-from indexes.base.courtesy import GoOn, Work, nobody_waits
+from indexes.base.work import OnStep, WorkBudget, do_nothing
 from indexes.lexical.analysis import BARE, query_terms
 from indexes.lexical.bm25 import LexicalPart
 from indexes.lexical.postings import CHARACTER_BYTES_MAX
@@ -36,13 +36,13 @@ class Corrections:
     """
 
     def __init__(
-        self, parts: Sequence[LexicalPart], go_on: GoOn = nobody_waits, work: Work | None = None
+        self, parts: Sequence[LexicalPart], on_step: OnStep = do_nothing, work: WorkBudget | None = None
     ) -> None:
         self.found: dict[str, tuple[frozenset[str], str]] = {}
         self.whole = True
         self.compared = False
-        self._parts, self._go_on = parts, go_on
-        self._work = work or Work()
+        self._parts, self._on_step = parts, on_step
+        self._work = work or WorkBudget()
 
     def look_up(self, text: str, language: str, others: Mapping[str, float]) -> None:
         words = list(dict.fromkeys(text.split()))
@@ -78,7 +78,7 @@ class Corrections:
         self.compared = True
         known: set[str] = set()
         for part in self._parts:
-            self._go_on()
+            self._on_step()
             known.update(part.starting(term[0], least, size + room))
             if len(known) > work.comparisons:
                 break
@@ -87,11 +87,11 @@ class Corrections:
         near: list[tuple[int, str]] = []
         names = iter(known)
         while self.whole and (some := list(islice(names, COMPARED_AT_ONCE))):
-            self._go_on()
+            self._on_step()
             found = process.extract(term, some, scorer=OSA.distance, score_cutoff=edits, limit=None)
             near += [(distance, name) for name, distance, _ in found if _is_plain(name)]
         for distance, equals in groupby(sorted(near), key=lambda one: one[0]):
-            self._go_on()
+            self._on_step()
             alike = [name for _, name in equals]
             work.comparisons -= FREQUENCY_COST * len(alike)
             if work.comparisons < 0:

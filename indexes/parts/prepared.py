@@ -11,9 +11,10 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-from indexes.base.courtesy import GoOn, nobody_waits, searching
 from indexes.base.masks import Bits, bits_at, pack_flags, rows_in
 from indexes.base.model import TIERS, DenseResult, Floats, Ids, Ranking, Rows, Scalar, Tier
+from indexes.base.work import OnStep, do_nothing
+from indexes.base.yielding import as_search
 from indexes.dense.cold_skips import ColdSkipper
 from indexes.dense.vectors import Found
 from indexes.filters.bitmaps import to_bits
@@ -72,10 +73,10 @@ def _matching(visible: Visible, condition: Filter) -> Selected:
     return Selected(visible, bits, count_by_tier(part, bits))
 
 
-def _narrowed(chosen: Selected, required: Sequence[Alternatives | Prefixed], go_on: GoOn) -> Selected:
+def _narrowed(chosen: Selected, required: Sequence[Alternatives | Prefixed], on_step: OnStep) -> Selected:
     """Only the rows that have a term of each."""
     part = chosen.part
-    bits = pack_flags(rows_with(part.lexical, required, go_on))
+    bits = pack_flags(rows_with(part.lexical, required, on_step))
     if chosen.allowed is not None:
         bits &= chosen.allowed
     return Selected(chosen.visible, bits, count_by_tier(part, bits))
@@ -97,16 +98,16 @@ class Prepared:
         *,
         typos_whole: bool = True,
         light: bool = True,
-        go_on: GoOn = nobody_waits,
+        on_step: OnStep = do_nothing,
     ) -> None:
         """`watch` may decide to skip the cold tier. `corrected`: words of the query, and the terms taken for them;
         `typos_whole`: all that should be looked up were. `light`: it takes no time to prepare. `required`: only rows
-        with one term of each. `spoken`: languages that the query was read among. `go_on` is called between steps.
+        with one term of each. `spoken`: languages that the query was read among. `on_step` is called between steps.
         """
         self.query = query
         self.corrected = corrected
         self.typos_whole, self.light = typos_whole, light
-        self._go_on = go_on
+        self._on_step = on_step
         self._required = required
         self._parts = parts
         self._weighed = weighed
@@ -120,12 +121,12 @@ class Prepared:
         selected = select(self._parts, self.query.condition)
         if not self._required:
             return selected
-        return [_narrowed(one, self._required, self._go_on) for one in selected]
+        return [_narrowed(one, self._required, self._on_step) for one in selected]
 
-    def again(self, query: Query, go_on: GoOn) -> Prepared:
+    def again(self, query: Query, on_step: OnStep) -> Prepared:
         """The same for a query that differs in its vector or its depth alone."""
         found = copy(self)
-        found.query, found._ranked, found._go_on = query, [], go_on
+        found.query, found._ranked, found._on_step = query, [], on_step
         return found
 
     @property
@@ -134,7 +135,7 @@ class Prepared:
         groups = self._weighed.groups.values() if self._weighed else ()
         return frozenset().union(*(group.terms for group in groups))
 
-    @searching
+    @as_search
     def lexical(self) -> Ranking:
         """Passages with the highest BM25 scores above zero."""
         if self._weighed is None:
@@ -143,7 +144,7 @@ class Prepared:
         rankings = []
         # The largest part first: what it finds lets the others leave out more.
         for chosen in sorted(self.selection, key=lambda one: -one.count):
-            self._go_on()
+            self._on_step()
             if chosen.count:
                 part = chosen.part
                 found = best_of(
@@ -154,7 +155,7 @@ class Prepared:
                     floor = max(floor, float(found[1][-1]))
         return Ranking.merge(rankings, depth)
 
-    @searching
+    @as_search
     def dense(self) -> DenseResult:
         """Passages nearest to the vector. With a filter, only the `never` policy skips the cold tier.
 
@@ -224,7 +225,7 @@ class Prepared:
     def _nearest_in(
         self, chosen: Selected, vector: Floats, depth: int, ranks: int, *, warm: bool = False
     ) -> Ranking:
-        self._go_on()
+        self._on_step()
         nearest = chosen.part.nearest_warm if warm else chosen.part.nearest
         return self._ranking(chosen, nearest(vector, depth, chosen.allowed, self._scan_max, ranks))
 
@@ -266,7 +267,7 @@ class Prepared:
             allowed = visible.alive if condition is None else _matching(visible, condition).allowed
             if self._required:
                 chosen = Selected(visible, allowed, visible.by_tier)
-                allowed = _narrowed(chosen, self._required, self._go_on).allowed
+                allowed = _narrowed(chosen, self._required, self._on_step).allowed
             rows = visible.part.rows_after(after)
             found.append(visible.part.ids_of(rows if allowed is None else rows[bits_at(allowed, rows)]))
         ids = np.concatenate(found)

@@ -15,10 +15,10 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from indexes.base.courtesy import GoOn, Work, nobody_waits
 from indexes.base.languages import UNSURE, guessed, primary
 from indexes.base.masks import bits_at
 from indexes.base.model import Bm25, DenseResult, Floats, Ids, Ranking, Tier
+from indexes.base.work import OnStep, WorkBudget, do_nothing
 from indexes.dense.cold_skips import ColdSkipper
 from indexes.filters.grammar import Filter
 from indexes.lexical.analysis import TAG, query_terms
@@ -86,21 +86,21 @@ class Snapshot:
             return None
         return self.matching(condition)
 
-    def prepare(self, query: Query, go_on: GoOn = nobody_waits, work: Work | None = None) -> Prepared:
+    def prepare(self, query: Query, on_step: OnStep = do_nothing, work: WorkBudget | None = None) -> Prepared:
         """Prepare a query. The methods of the result raise InvalidInput for a filter on a key or kind of
-        value that no passage has. `go_on` is called between steps, here and there. `work` is what the request may
+        value that no passage has. `on_step` is called between steps, here and there. `work` is what the request may
         still do; None: as much as any."""
         if query.text is None:
             return Prepared(
-                self.parts, query, None, self.exact_scan_max, self.watch, spoken=self.spoken, go_on=go_on
+                self.parts, query, None, self.exact_scan_max, self.watch, spoken=self.spoken, on_step=on_step
             )
         lexical = [visible.part.lexical for visible in self.parts]
         spoken = self.language_of(query.text, query.language)
         languages = spoken.language, spoken.others
         statistics, corrected = self.statistics(), NO_CORRECTIONS
-        groups = prefix_groups(query.prefixes, lexical, *languages, go_on, work)
+        groups = prefix_groups(query.prefixes, lexical, *languages, on_step, work)
         weighed = weigh(query.text, lexical, statistics, self.bm25, *languages, groups=groups)
-        corrections = Corrections(lexical, go_on, work)
+        corrections = Corrections(lexical, on_step, work)
         if query.typos and not weighed.complete:
             corrections.look_up(query.text, *languages)
             if found := corrections.found:
@@ -119,7 +119,7 @@ class Snapshot:
             self.spoken,
             typos_whole=corrections.whole,
             light=not (corrections.compared or query.phrases or query.prefixes),
-            go_on=go_on,
+            on_step=on_step,
         )
 
     def matching(self, condition: Filter | None) -> Ids:

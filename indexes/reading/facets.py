@@ -15,10 +15,10 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from pyroaring import BitMap
 
-from indexes.base.courtesy import GoOn, nobody_waits
 from indexes.base.errors import InvalidInput
 from indexes.base.masks import Bits, Flags, flags_of, pack_flags
 from indexes.base.model import Ids, Scalar
+from indexes.base.work import OnStep, do_nothing
 from indexes.collection.collection import Collection
 from indexes.filters.bitmaps import bitmap_of
 from indexes.filters.filter_part import FilterPart
@@ -68,9 +68,9 @@ def count_facets(
     snapshot: Snapshot,
     condition: Filter | None,
     asked: Sequence[FacetQuery],
-    go_on: GoOn = nobody_waits,
+    on_step: OnStep = do_nothing,
 ) -> list[FacetCounts]:
-    """Equal ones are counted once. Calls `go_on` between its steps.
+    """Equal ones are counted once. Calls `on_step` between its steps.
 
     Raises InvalidInput for a key that no document has, or too many different values.
     """
@@ -81,7 +81,7 @@ def count_facets(
     known: dict[tuple[str, tuple[Scalar, ...]], FacetCounts] = {}
     for one in asked:
         if (one.key, one.bounds) not in known:
-            known[one.key, one.bounds] = _counted(one, matching, go_on)
+            known[one.key, one.bounds] = _counted(one, matching, on_step)
     return [known[one.key, one.bounds] for one in asked]
 
 
@@ -107,11 +107,11 @@ def _is_first(part: Part, firsts: Ids) -> Flags:
     return flags
 
 
-def _counted(asked: FacetQuery, matching: Sequence[tuple[FilterPart, Flags]], go_on: GoOn) -> FacetCounts:
+def _counted(asked: FacetQuery, matching: Sequence[tuple[FilterPart, Flags]], on_step: OnStep) -> FacetCounts:
     found: dict[Kind, list[tuple[Values, Positions]]] = defaultdict(list)
     ranges, documents, present = [0] * len(asked.ranges), 0, 0
     for filters, flags in matching:
-        go_on()
+        on_step()
         rows = bitmap_of(np.flatnonzero(flags).astype(np.uint32), filters.size)
         documents += len(rows)
         columns = filters.columns(asked.key)
@@ -131,7 +131,7 @@ def _counted(asked: FacetQuery, matching: Sequence[tuple[FilterPart, Flags]], go
                     param=asked.where,
                 )
             found[kind].append(column.counted(flags))
-    values, distinct = _most_frequent(found, go_on)
+    values, distinct = _most_frequent(found, on_step)
     return FacetCounts(
         values,
         distinct,
@@ -142,7 +142,7 @@ def _counted(asked: FacetQuery, matching: Sequence[tuple[FilterPart, Flags]], go
 
 
 def _most_frequent(
-    found: dict[Kind, list[tuple[Values, Positions]]], go_on: GoOn
+    found: dict[Kind, list[tuple[Values, Positions]]], on_step: OnStep
 ) -> tuple[list[tuple[Scalar, int]], int]:
     """The values of all parts with their sums, most first, of equals in their order; and how many there are.
 
@@ -151,7 +151,7 @@ def _most_frequent(
     listed: list[tuple[int, Kind, Scalar]] = []
     distinct = 0
     for kind, columns in found.items():
-        go_on()
+        on_step()
         values = (Texts if kind == "string" else Numbers).joined(values for values, _ in columns)
         firsts, ranks = ranked(values)
         sums = np.bincount(ranks, np.concatenate([counts for _, counts in columns])).astype(np.int64)

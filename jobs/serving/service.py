@@ -29,9 +29,9 @@ from typing import TypeVar
 
 from aiohttp import web
 
-from indexes.base.courtesy import keep_turns_short
 from indexes.base.durable import keep_private
 from indexes.base.errors import Conflict, InvalidInput, NearlineError
+from indexes.base.yielding import tune_interpreter
 from jobs.serving.log_lines import set_up_logging
 from jobs.serving.tls import Tls, tls_of
 from jobs.serving.watchdog import start_watchdog
@@ -131,7 +131,7 @@ async def serve(config: Config, data: Path, reread: Callable[[], Config]) -> boo
             return True
         assert runner.server is not None
         server = runner.server
-        keep_turns_short()
+        tune_interpreter()
         print(f"{READY_LINE}{url}", flush=True)  # noqa: T201 - parent processes wait for this line
         ends = [loop.create_task(event.wait()) for event in (stop, app[FAILED])]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)

@@ -23,9 +23,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import msgspec
 import numpy as np
 
-from indexes.base.courtesy import Work
 from indexes.base.errors import Overloaded, TooLarge
 from indexes.base.model import StoredPassage
+from indexes.base.work import WorkBudget
 from indexes.parts.memory import give_back, memory_bytes
 from retrieval.admission.gates import Load
 from retrieval.base.cgroups import cgroup_bytes
@@ -190,7 +190,7 @@ class AnswerBudget:
         self._hold = hold
         self._lock = threading.Lock()
         self.taken = 0
-        self.work = Work()
+        self.work = WorkBudget()
 
     def take(self, size: int) -> None:
         """Raises TooLarge, naming what to ask less of, or what `hold` raises, and takes nothing then."""

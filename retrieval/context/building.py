@@ -20,8 +20,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-from indexes.base.courtesy import GoOn, nobody_waits
 from indexes.base.errors import InvalidInput, TooLarge
+from indexes.base.work import OnStep, do_nothing
 from retrieval.base.settings import Config
 from retrieval.context.framing import Framing, check_template, fence_for
 from retrieval.context.joining import Key, joined, key_of, without_repetition
@@ -88,21 +88,21 @@ def build_context(
     wanted: ContextRequest,
     starts_of: StartsOf,
     config: Config,
-    go_on: GoOn = nobody_waits,
+    on_step: OnStep = do_nothing,
     *,
     similarity_floor: float,
 ) -> ContextAnswer:
     """Never more than `wanted.token_budget` tokens; a passage that does not fit makes room for a smaller one.
 
     `found` has an answer for each query. `similarity_floor` is the model's, for requests and settings that name none.
-    `go_on` is called between its steps, and `starts_of` should do the same in long texts.
+    `on_step` is called between its steps, and `starts_of` should do the same in long texts.
     """
     usual = config.context.min_similarity
     floor = similarity_floor if usual == "model" else usual
     together = joined(found, floor if wanted.min_similarity is None else wanted.min_similarity)
-    distinct, repeats = without_repetition(together.relevant, go_on)
+    distinct, repeats = without_repetition(together.relevant, on_step)
     framing = Framing(wanted, fence_for(distinct))
-    packer = Packer(wanted, framing, starts_of, go_on)
+    packer = Packer(wanted, framing, starts_of, on_step)
     pages = pack(distinct, wanted, packer, config)
     whole = packer.rendered(pages)
     while whole.tokens > wanted.token_budget:
@@ -112,7 +112,7 @@ def build_context(
         beyond = whole.tokens - wanted.token_budget
         while beyond > 0:
             beyond -= max(sum(counted[id(block)] for block in pages.pop().blocks), 1)
-        go_on()
+        on_step()
         whole = packer.rendered(pages)
     return ContextAnswer(
         context=whole.context,
@@ -141,7 +141,7 @@ def hint(hits: list[Hit], packer: Packer, config: Config) -> str:
     excerpt_tokens = excerpt_tokens_of(packer.wanted, config)
 
     def needed(hit: Hit) -> int:
-        packer.go_on()
+        packer.on_step()
         block = packer.whole(hit)
         if 0 < excerpt_tokens < block.tokens:
             block = packer.excerpt(hit, excerpt_tokens)

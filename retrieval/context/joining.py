@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import msgspec
 from msgspec import UNSET
 
-from indexes.base.courtesy import GoOn, nobody_waits
+from indexes.base.work import OnStep, do_nothing
 from retrieval.wire.search import Hit, Receipt, SearchAnswer, Timings
 
 Key = tuple[str, int]  # of a passage: its document and its place there
@@ -95,7 +95,7 @@ def receipt_of(receipts: Sequence[Receipt]) -> Receipt:
     )
 
 
-def without_repetition(hits: Sequence[Hit], go_on: GoOn = nobody_waits) -> tuple[list[Hit], dict[Key, Hit]]:
+def without_repetition(hits: Sequence[Hit], on_step: OnStep = do_nothing) -> tuple[list[Hit], dict[Key, Hit]]:
     """The first of passages that say the same: equal words, or mostly the same stretch of one document. And the others,
     each with the one that it repeats."""
     kept: list[Hit] = []
@@ -105,7 +105,7 @@ def without_repetition(hits: Sequence[Hit], go_on: GoOn = nobody_waits) -> tuple
         tuple[str, ...], list[Hit]
     ] = {}  # by their first words: all of them are compared only where these agree
     for hit in hits:
-        go_on()
+        on_step()
         others = by_document.setdefault(hit.document_id, [])
         near = alike.setdefault(first_words(hit), [])
         same = next((one for one in near if words_of(one) == words_of(hit)), None)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from indexes.base.courtesy import GoOn, nobody_waits
 from indexes.base.model import Scalar
 from indexes.base.paths import values_at
+from indexes.base.work import OnStep, do_nothing
 from indexes.lexical.analysis import query_terms, terms
 from retrieval.base.settings import Config
 from retrieval.context.framing import BETWEEN, Framing, Shown
@@ -76,13 +76,13 @@ class Packer:
     """Takes what still fits. Texts are tokenised as seldom as can be: a passage brings its number of tokens."""
 
     def __init__(
-        self, wanted: ContextRequest, framing: Framing, starts_of: StartsOf, go_on: GoOn = nobody_waits
+        self, wanted: ContextRequest, framing: Framing, starts_of: StartsOf, on_step: OnStep = do_nothing
     ) -> None:
         self.wanted = wanted
         self.queries = wanted.queries or [wanted.query or ""]
         self.framing = framing
         self.starts_of = starts_of
-        self.go_on = go_on
+        self.on_step = on_step
         self.besides = sum(map(self.count, [framing.tail, *self._contents("")]))
         self.left = wanted.token_budget - self.besides
         self._asked: dict[str, Asked] = {}
@@ -148,7 +148,7 @@ class Packer:
         asked = self._asked.get(hit.language)
         if asked is None:
             asked = self._asked[hit.language] = Asked(" ".join(self.queries), hit.language)
-        return excerpt(hit, asked, tokens_max, self.starts_of, self.go_on)
+        return excerpt(hit, asked, tokens_max, self.starts_of, self.on_step)
 
     def merged(self, hits: Iterable[Hit]) -> Iterator[Block]:
         """Whole passages of one document, in its order, neighbours as one block."""
@@ -187,7 +187,7 @@ def pack(hits: list[Hit], wanted: ContextRequest, packer: Packer, config: Config
     pages: dict[str, Page] = {}
     whole_left, misses = WHOLE_SHARE * wanted.token_budget, 0
     for hit in hits:
-        packer.go_on()
+        packer.on_step()
         if packer.left < (LEAST_TOKENS if pages else 1) or misses >= MISSES_MAX:
             break
         if hit.document_id in pages:
@@ -207,7 +207,7 @@ def pack(hits: list[Hit], wanted: ContextRequest, packer: Packer, config: Config
         if page.blocks[0].excerpt:
             packer.put(page, [packer.whole(page.hits[0])])
     for hit in hits:
-        packer.go_on()
+        packer.on_step()
         if packer.left < LEAST_TOKENS or misses >= MISSES_MAX:
             break
         if packer.at_least(hit) > packer.left:
@@ -272,7 +272,7 @@ class Asked:
 
 
 def excerpt(
-    hit: Hit, asked: Asked, tokens_max: int, starts_of: StartsOf, go_on: GoOn = nobody_waits
+    hit: Hit, asked: Asked, tokens_max: int, starts_of: StartsOf, on_step: OnStep = do_nothing
 ) -> Block:
     """Of a longer passage: the run of sentences with the most words of the query, the first among equals.
 
@@ -287,7 +287,7 @@ def excerpt(
     for at, some in asked.places(text):
         words[bisect_right(bounds, at) - 1] |= some
     best, best_words = 0, -1
-    go_on()
+    on_step()
     for first, start in enumerate(bounds):
         if not words[first] and best_words >= 0:
             continue

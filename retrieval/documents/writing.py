@@ -20,10 +20,11 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, UnsetType
 
-from indexes.base.courtesy import GoOn, give_way, nobody_waits
 from indexes.base.errors import InvalidInput, NearlineError, TooLarge
 from indexes.base.languages import check_language
 from indexes.base.model import Floats, Metadata, NewPassage, Upsert, WriteResult
+from indexes.base.work import OnStep, do_nothing
+from indexes.base.yielding import yield_to_searches
 from indexes.collection.collection import Collection
 from indexes.filters.grammar import Filter
 from indexes.log.content import DIGEST_BYTES
@@ -221,10 +222,10 @@ async def embed(
     """Documents with vectors of their own keep them; the others are chunked, on the threads `cutting` where they are
     long, and embedded together."""
 
-    def cut(go_on: GoOn) -> list[list[Piece]]:
+    def cut(on_step: OnStep) -> list[list[Piece]]:
         def step() -> None:
-            go_on()
-            give_way()
+            on_step()
+            yield_to_searches()
 
         return [chunk(document, embedder, config, step) for document in documents]
 
@@ -258,7 +259,7 @@ class Piece(msgspec.Struct, frozen=True):
 
 
 def chunk(
-    document: NewDocument, embedder: Embedder, config: Config, go_on: GoOn = nobody_waits
+    document: NewDocument, embedder: Embedder, config: Config, on_step: OnStep = do_nothing
 ) -> list[Piece]:
     """The document's passages. One that has only a title is one empty passage, found by the title."""
     if document.vector is not None:
@@ -275,7 +276,7 @@ def chunk(
     room = embedder.encoder.tokens_max - SPECIAL_TOKENS - min(len(title_starts), TITLE_TOKENS_MAX)
     tokens_max = min(tokens_max, room)
     overlap = min(config.passages.overlap_tokens, tokens_max // 4)
-    starts_of = partial(counter.starts, go_on=go_on)
+    starts_of = partial(counter.starts, on_step=on_step)
     spans = split(
         document.text, starts_of, tokens_max=tokens_max, overlap_tokens=overlap, code=is_code(document)
     )

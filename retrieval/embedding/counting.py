@@ -15,7 +15,7 @@ from itertools import accumulate
 import msgspec
 from tokenizers import Tokenizer
 
-from indexes.base.courtesy import GoOn, nobody_waits
+from indexes.base.work import OnStep, do_nothing
 from retrieval.embedding.tokens import TokenizerPool, segments
 
 LONG_TOKEN_CHARS = 32  # no entry of a vocabulary is longer
@@ -37,17 +37,17 @@ class TokenCounter:
         self._known: dict[str, tuple[int, ...]] = {}
         self._known_chars = 0
 
-    def starts(self, text: str, go_on: GoOn = nobody_waits) -> array[int]:
+    def starts(self, text: str, on_step: OnStep = do_nothing) -> array[int]:
         """The character of `text` at which each token begins, ascending. Empty tokens are left out. Exact up to
         SEGMENT_CHARS characters; beyond, a cut inside a word may add a few.
 
         A very long word, which the model reads as a single unknown token, counts once for every LONG_TOKEN_CHARS: a
-        megabyte without spaces must not pass for one token. `go_on` is called before each SEGMENT_CHARS.
+        megabyte without spaces must not pass for one token. `on_step` is called before each SEGMENT_CHARS.
         """
         found = array("q")
         with self._pool.borrow() as tokenizer:
             for begin, stop in segments(text):
-                go_on()
+                on_step()
                 segment = text[begin:stop]
                 if self._whole is None or any(special in segment for special in self._whole):
                     starts = read_whole(tokenizer, segment)

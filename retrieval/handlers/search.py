@@ -141,12 +141,12 @@ async def context_of(request: web.Request, wanted: ContextRequest) -> ContextAns
         for search in searches:  # one failed, or the caller has gone: the others would be for nobody
             search.cancel()
     return await abandonable(
-        lambda go_on: build_context(
+        lambda on_step: build_context(
             found,
             wanted,
-            partial(counter.starts, go_on=go_on),
+            partial(counter.starts, on_step=on_step),
             config,
-            go_on,
+            on_step,
             similarity_floor=embedder.manifest.similarity_floor,
         ),
         deadline=deadline,

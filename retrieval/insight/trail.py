@@ -10,10 +10,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from indexes.base.courtesy import GoOn
 from indexes.base.model import Floats, Ids, Metadata, StoredDocument, StoredPassage
 from indexes.base.paths import leaves
 from indexes.base.suggestions import similar
+from indexes.base.work import OnStep
 from indexes.collection.collection import Collection
 from indexes.dense.vectors import search_with_one_thread
 from indexes.filters.grammar import Filter
@@ -161,16 +161,16 @@ class Trail:
         return found
 
 
-def trail_of(collection: Collection, search: Followed, target: Target, go_on: GoOn) -> Trail:
-    """Scores everything that the filter allows once: not for the event loop. Calls `go_on` in between."""
+def trail_of(collection: Collection, search: Followed, target: Target, on_step: OnStep) -> Trail:
+    """Scores everything that the filter allows once: not for the event loop. Calls `on_step` in between."""
     search_with_one_thread()
     plan, snapshot = search.plan, search.snapshot
     words, language = words_of(snapshot, plan.query)
     counts: dict[str, float] = {}
     for of_word in words.values():
         counts.update(of_word)
-    prepared = search.prepared.again(plan.query, go_on)
-    best = standings(prepared, furthest(prepared, search, target.followed), counts, go_on)
+    prepared = search.prepared.again(plan.query, on_step)
+    best = standings(prepared, furthest(prepared, search, target.followed), counts, on_step)
     stored = collection.passages([one.id for one in best])
     trail = Trail(
         target=target,

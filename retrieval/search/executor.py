@@ -13,8 +13,8 @@ from typing import Protocol
 import msgspec
 from msgspec.structs import replace
 
-from indexes.base.courtesy import Work
 from indexes.base.model import Floats, Ids, Ranking, Scalar, StoredPassage
+from indexes.base.work import WorkBudget
 from indexes.collection.collection import Collection
 from indexes.parts.prepared import Prepared
 from indexes.parts.query import Candidates, Query
@@ -28,7 +28,7 @@ Submit = Callable[[Callable[[], "LocalExecution"]], Future["LocalExecution"]]
 class Execution(Protocol):
     """One query being answered on one frozen state of a collection. Call from any thread, one call at a time."""
 
-    def go_on(self) -> None:
+    def on_step(self) -> None:
         """Raises what ends the search: its caller has left, or its deadline has passed."""
         ...
 
@@ -98,7 +98,7 @@ class LocalExecutor:
     snapshot: Snapshot
     begun: Future[LocalExecution] | None = None
     first: LocalExecution | None = None
-    work: Work = field(default_factory=Work)
+    work: WorkBudget = field(default_factory=WorkBudget)
 
     def begin(self, query: Query, watch: Stopwatch, submit: Submit) -> None:
         """Search its words meanwhile. Then ask for the same query with its vector, or for a deeper one."""
@@ -114,11 +114,11 @@ class LocalExecutor:
         if self.first is None:
             self.first = self._prepared(query, watch) if self.begun is None else self.begun.result()
         words = self.first.words if self.first.prepared.query.depth == query.depth else None
-        return replace(self.first, prepared=self.first.prepared.again(query, watch.go_on), words=words)
+        return replace(self.first, prepared=self.first.prepared.again(query, watch.on_step), words=words)
 
     def _prepared(self, query: Query, watch: Stopwatch) -> LocalExecution:
         stage = None if query.text is None else "lexical"  # it weighs the terms
-        prepared = watch.timed(stage, lambda: self.snapshot.prepare(query, watch.go_on, self.work))
+        prepared = watch.timed(stage, lambda: self.snapshot.prepare(query, watch.on_step, self.work))
         return LocalExecution(self.collection, self.snapshot, prepared, watch)
 
 
@@ -129,8 +129,8 @@ class LocalExecution(msgspec.Struct, frozen=True):
     watch: Stopwatch
     words: Ranking | None = None
 
-    def go_on(self) -> None:
-        self.watch.go_on()
+    def on_step(self) -> None:
+        self.watch.on_step()
 
     def lexical(self) -> Ranking:
         """That of BM25, unless it is there already."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from indexes.base.courtesy import GoOn, nobody_waits
 from indexes.base.errors import InvalidInput
 from indexes.base.model import Scalar
+from indexes.base.work import OnStep, do_nothing
 from indexes.collection.collection import Collection
 from indexes.filters.dates import span_of
 from indexes.filters.grammar import Filter, fits
@@ -58,10 +58,10 @@ def facets_of(
     snapshot: Snapshot,
     condition: Filter | None,
     asked: list[tuple[Facet, FacetQuery]],
-    go_on: GoOn = nobody_waits,
+    on_step: OnStep = do_nothing,
 ) -> list[FacetBody]:
-    """Calls `go_on` between its steps. Raises InvalidInput for a key that no document has."""
-    counts = count_facets(collection, snapshot, condition, [query for _, query in asked], go_on)
+    """Calls `on_step` between its steps. Raises InvalidInput for a key that no document has."""
+    counts = count_facets(collection, snapshot, condition, [query for _, query in asked], on_step)
     return [_shown(facet, found) for (facet, _), found in zip(asked, counts, strict=True)]
 
 

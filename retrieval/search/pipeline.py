@@ -19,8 +19,8 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from indexes.base.courtesy import Work
 from indexes.base.errors import DeadlineExceeded, Unavailable
+from indexes.base.work import WorkBudget
 from indexes.collection.collection import Collection
 from indexes.parts.prepared import Prepared
 from indexes.parts.query import Candidates
@@ -283,7 +283,7 @@ class Pipeline:
         return self._planned(collection, replace(plan.request, query=text))
 
     async def _alike(
-        self, scope: bytes | None, collection: Collection, snapshot: Snapshot, plan: Plan, work: Work
+        self, scope: bytes | None, collection: Collection, snapshot: Snapshot, plan: Plan, work: WorkBudget
     ) -> bytes | None:
         """The kept answer to a question that asks the same in other words."""
         text, vector = plan.request.query, plan.query.vector
@@ -306,7 +306,7 @@ class Pipeline:
         collection: Collection,
         snapshot: Snapshot,
         plan: Plan,
-        work: Work,
+        work: WorkBudget,
         *,
         counted: bool = True,
     ) -> bytes | None:

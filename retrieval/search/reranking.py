@@ -24,9 +24,9 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Encoding
 
-from indexes.base.courtesy import GoOn, nobody_waits
 from indexes.base.errors import InvalidInput
 from indexes.base.model import Floats
+from indexes.base.work import OnStep, do_nothing
 from indexes.log.reader import searchable_text
 from retrieval.embedding.costs import CostModel
 from retrieval.embedding.encoder import Encoder
@@ -78,16 +78,16 @@ class Reranker:
         until: float = math.inf,
         *,
         refuse: bool = False,
-        go_on: GoOn = nobody_waits,
+        on_step: OnStep = do_nothing,
     ) -> PairsRead:
         """Read as many texts as can be read `until` then (monotonic). `query` is what `encoder.read_query` made of it:
-        one request tokenises it once. `go_on` is called before each run.
+        one request tokenises it once. `on_step` is called before each run.
 
         With `refuse` raises TooLong for a text that would be cut.
         """
         found, read = [np.empty(0, np.float32)], 0
         for at in range(0, len(texts), PAIRS_A_RUN):
-            go_on()
+            on_step()
             batch = self.encoder.pairs(query, texts[at : at + PAIRS_A_RUN])
             if refuse and any(tokens.truncated for tokens in batch):
                 raise TooLong("a text and the query are longer together", self.encoder.tokens_max)
@@ -126,7 +126,7 @@ def rerank(
         gone += len(unread[at : at + FETCHED]) - len(stored)
         live = [stored[one] for one in unread[at : at + FETCHED] if one in stored]
         texts = [searchable_text(passage.title, passage.text) for passage in live]
-        scores = reranker.read(asked, texts, rounds.rerank_until, go_on=execution.go_on).scores.tolist()
+        scores = reranker.read(asked, texts, rounds.rerank_until, on_step=execution.on_step).scores.tolist()
         known.update(zip((passage.id for passage in live), scores))
         if len(scores) < len(live):
             break

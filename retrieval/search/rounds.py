@@ -135,7 +135,7 @@ def count_facets_of(plan: Plan, executor: LocalExecutor, watch: Stopwatch, answe
         answer.over_budget = [*(answer.over_budget or ()), "facets"]
         return
     condition = plan.query.condition
-    answer.facets = facets_of(executor.collection, executor.snapshot, condition, plan.facets, watch.go_on)
+    answer.facets = facets_of(executor.collection, executor.snapshot, condition, plan.facets, watch.on_step)
     executor.work.facet_counts -= sum(
         one.documents * (1 + len(one.ranges) // 16) + one.distinct for one in answer.facets
     )

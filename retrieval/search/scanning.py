@@ -128,12 +128,12 @@ def grouped(asked: Sequence[Asked]) -> list[list[Asked]]:
 
 
 def rank_all(collection: Collection, group: Sequence[Asked]) -> list[Ranking]:
-    def go_on() -> None:
+    def on_step() -> None:
         if all(one.answer.done() for one in group):
             raise Abandoned
 
     vectors = np.stack([one.vector for one in group])
-    found = collection.exact(vectors, max(one.depth for one in group), group[0].condition, go_on)
+    found = collection.exact(vectors, max(one.depth for one in group), group[0].condition, on_step)
     return [
         Ranking(ids[: one.depth], scores[: one.depth], np.zeros(min(len(ids), one.depth), np.int8))
         for one, (ids, scores) in zip(group, found, strict=True)

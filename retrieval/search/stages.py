@@ -10,8 +10,8 @@ from msgspec import UNSET
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from indexes.base.courtesy import Work
 from indexes.base.model import TIERS, Floats, StoredPassage
+from indexes.base.work import WorkBudget
 from indexes.lexical.spans import Marks
 from indexes.parts.query import Candidates
 from indexes.reading.surroundings import Surroundings
@@ -140,7 +140,7 @@ def hydrate(plan: Plan, fused: Fused, execution: Execution, rounds: Rounds) -> t
     vanished = False
     first, wanted, at, size = plan.request.offset, plan.last, 0, 0
     while at < len(order) and len(chosen) < wanted and rounds.may_read_on(plan):
-        execution.go_on()
+        execution.on_step()
         # What is needed, at first: hardly any candidate dies between its search and here.
         step = min(wanted if at == 0 else wanted + SPARE_HITS, HITS_READ_MAX)
         positions = [
@@ -261,7 +261,7 @@ def expand(hits: list[Hit], around: list[Surroundings | None]) -> None:
         )
 
 
-def highlight(plan: Plan, hits: list[Hit], execution: Execution, work: Work) -> bool:
+def highlight(plan: Plan, hits: list[Hit], execution: Execution, work: WorkBudget) -> bool:
     """Show in each hit where words of the query stand. False: only in the first ones, since to read all of them would
     take too long."""
     assert plan.request.query
@@ -269,7 +269,7 @@ def highlight(plan: Plan, hits: list[Hit], execution: Execution, work: Work) -> 
     assert wanted
     marks = Marks(execution.looked_up(plan.request.query))
     for hit in hits:
-        execution.go_on()
+        execution.on_step()
         before = marks.read
         hit.highlights = marks.of(hit.text, hit.language, before + work.highlight_words)
         work.highlight_words -= marks.read - before

@@ -30,7 +30,7 @@ class Stopwatch:
     started: float = field(default_factory=time.perf_counter)
     spans: list[tuple[float, float, str]] = field(default_factory=list)  # begun, ended, stage
 
-    def go_on(self) -> None:
+    def on_step(self) -> None:
         """Work on any thread calls this between its steps. Raises Abandoned once the caller has left, DeadlineExceeded
         after its deadline."""
         if self.left:

@@ -21,8 +21,8 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from indexes.base.courtesy import Work
 from indexes.base.model import Floats, Ids
+from indexes.base.work import WorkBudget
 from indexes.parts.query import Candidates
 from indexes.parts.snapshot import Snapshot
 from retrieval.search.plan import Plan
@@ -119,7 +119,9 @@ def is_light(kept: bytes) -> bool:
         return True
 
 
-def still_holding(kept: bytes, plan: Plan, snapshot: Snapshot, work: Work | None = None) -> bytes | None:
+def still_holding(
+    kept: bytes, plan: Plan, snapshot: Snapshot, work: WorkBudget | None = None
+) -> bytes | None:
     """The grounds that an answer has on this later snapshot; None if it does not hold there. `plan` is of the same
     request, not embedded."""
     try:

@@ -40,11 +40,11 @@ class Start:
         self._ended = threading.Event()
 
     def collection(self, name: str, done: int, total: int) -> None:
-        self._go_on()
+        self._on_step()
         self.at = StartBody("collections", done, total, name)
 
     def read(self, passages: int) -> None:
-        self._go_on()
+        self._on_step()
         self.at = msgspec.structs.replace(self.at, passages=self.at.passages + passages)
 
     async def on_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -55,6 +55,6 @@ class Start:
             self._ended.set()
             raise
 
-    def _go_on(self) -> None:
+    def _on_step(self) -> None:
         if self._ended.is_set():
             raise StartEnded

@@ -1,0 +1,28 @@
+"""How long work is called back between its steps, and how much work the searches of one request may do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+OnStep = Callable[[], None]  # long work calls it between steps; it may raise to cancel the work
+
+
+def do_nothing() -> None:
+    """The `OnStep` of work that cannot be cancelled."""
+
+
+@dataclass(slots=True)
+class WorkBudget:
+    """The work that the searches of one request may still do; a number below 0 is used up.
+
+    Each limit costs about a tenth of a second of CPU. Searches on several threads share the budget, and each may exceed
+    it by one step.
+    """
+
+    searches: int = 0  # counts up: searches that have started
+    comparisons: int = 300_000  # of query words that occur nowhere with terms of the dictionary
+    prefix_terms: int = 16_384  # that the prefixes expand to
+    phrase_chars: int = 8_000_000  # of candidates, scanned for phrases
+    highlight_words: int = 10_000  # distinct words of one search's hits, compared with its query
+    facet_counts: int = 2_000_000  # documents and values that facets count
