@@ -50,6 +50,7 @@ READ_EVERY_S = 0.02
 TOKEN_ID_BYTES = 120  # for one token id of an input, while it is decoded to text and tokenized again
 HIT_BYTES = 256  # for a hit's numbers and field names
 OBJECT_BYTES, ITEM_BYTES = 250, 64  # decoded: one object; one list, or one value in it
+DECODED_BYTES_MAX = 64_000_000  # of a body, without its texts: `wire.value_budget` lets no more be decoded
 
 
 class Ceiling:
@@ -151,7 +152,7 @@ class Held:
         """Reserve memory while a large body is decoded, one at a time: each may grow to many times its size. Raises
         Overloaded."""
         async with self._ceiling.decoding:
-            grown = await asyncio.to_thread(decoded_bytes, body)
+            grown = min(await asyncio.to_thread(decoded_bytes, body), DECODED_BYTES_MAX)
             self._ceiling.take(self._load, grown)
             try:
                 yield

@@ -14,8 +14,8 @@ from indexes.collection.collection import Collection
 from indexes.reading import scrolling
 from retrieval.base.config import Config
 from retrieval.handlers.search import budget_of, headers_of
-from retrieval.handlers.state import CONFIG, METRICS, PIPELINE, QUERY_LOG
-from retrieval.handlers.wire import answer, body, collection_of
+from retrieval.handlers.state import CONFIG, PIPELINE
+from retrieval.handlers.wire import answer, body, collection_of, note_search
 from retrieval.insight.assessing import Judge, search_request, text_of
 from retrieval.insight.assessing import assess as assessed
 from retrieval.observe.request_log import note_queries
@@ -42,8 +42,7 @@ async def assess(request: web.Request) -> web.Response:
     search = search_request(wanted, read, neighbors)
     note_queries(request, [read])
     found = await app[PIPELINE].search(name, collection, search, budget=budget_of(request, "neighbors"))
-    app[METRICS].search(found)
-    app[QUERY_LOG].note(collection, search)
+    note_search(app, collection, search, found)
     base_rate = await asyncio.to_thread(base_rate_of, collection, wanted, judge, config)
     assessment = await asyncio.to_thread(assessed, found, wanted, judge, base_rate, config.assess)
     assessment.read_chars, assessment.cut = len(read), len(text) > len(read)

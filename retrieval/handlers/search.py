@@ -15,7 +15,7 @@ from retrieval.cache import PATIENCE, Patience
 from retrieval.context.building import build_context, check_context, search_requests
 from retrieval.context.encodings import Encoding, encoding
 from retrieval.embedding.counting import TokenCounter
-from retrieval.handlers.state import CONFIG, EMBEDDERS, FREQUENT, HELD, METRICS, PIPELINE, QUERY_LOG
+from retrieval.handlers.state import CONFIG, EMBEDDERS, HELD, PIPELINE
 from retrieval.handlers.wire import (
     answer,
     answer_from,
@@ -24,6 +24,7 @@ from retrieval.handlers.wire import (
     collection_of,
     in_callers_words,
     json_answer,
+    note_search,
     timing_headers,
 )
 from retrieval.observe.request_log import note_queries
@@ -51,9 +52,7 @@ async def search(request: web.Request) -> web.Response:
     budget = budget_of(request)
     found = await request.app[PIPELINE].search(name, collection, wanted, budget=budget)
     request[RECEIPT] = found.receipt
-    request.app[METRICS].search(found)
-    request.app[QUERY_LOG].note(collection, wanted)
-    request.app[FREQUENT].note(collection, wanted)
+    note_search(request.app, collection, wanted, found)
     return json_answer(await encoded(found, budget), headers_of(found.timings_ms))
 
 
@@ -100,9 +99,7 @@ async def search_batch(request: web.Request) -> web.Response:
             found = await find(search)
         except NearlineError as error:
             return msgspec.Raw(msgspec.json.encode(body_of(in_callers_words(request.app, error))))
-        request.app[METRICS].search(found)
-        request.app[QUERY_LOG].note(collection, search)
-        request.app[FREQUENT].note(collection, search)
+        note_search(request.app, collection, search, found)
         return msgspec.Raw(await encoded(found, budget))  # now: its parts take several times as much memory
 
     results = await asyncio.gather(*(one(search) for search in searches))
@@ -131,8 +128,7 @@ async def context_of(request: web.Request, wanted: ContextRequest) -> ContextAns
     async def find(search: SearchRequest) -> SearchAnswer:
         async with slots:
             found = await app[PIPELINE].search(name, collection, search, budget=budget)
-        app[METRICS].search(found)
-        app[QUERY_LOG].note(collection, search)
+        note_search(app, collection, search, found)
         return found
 
     wanted_searches = search_requests(wanted, config)

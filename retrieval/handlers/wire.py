@@ -12,20 +12,33 @@ import msgspec
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from indexes.base.errors import InvalidInput, NearlineError, NotFound
+from indexes.base.errors import InvalidInput, NearlineError, NotFound, TooLarge
 from indexes.collection.collection import Collection
 from indexes.reading import scrolling
 from indexes.reading.scrolling import ScrolledDocument
 from retrieval.access.auth import PRINCIPAL
-from retrieval.handlers.state import BODY, CATALOG, CONFIG, EMBEDDERS, FOLDERS, HELD, LIMITER, TASKS, USED
+from retrieval.handlers.state import (
+    BODY,
+    CATALOG,
+    CONFIG,
+    EMBEDDERS,
+    FOLDERS,
+    FREQUENT,
+    HELD,
+    LIMITER,
+    METRICS,
+    QUERY_LOG,
+    TASKS,
+    USED,
+)
 from retrieval.wire.collections import CollectionBody, RankingBody, RequestLimits
-from retrieval.wire.decoding import decode
+from retrieval.wire.decoding import INLINE_BYTES, decode
 from retrieval.wire.errors import MalformedRequest, without_folders
+from retrieval.wire.search import SearchAnswer, SearchRequest
 
 T = TypeVar("T")
 
 DIGITS_MAX = 19  # of 64 bits
-INLINE_BYTES = 1 << 20  # of a body, decoded on the event loop: about a millisecond
 
 
 async def body(request: web.Request, kind: type[T]) -> T:
@@ -38,9 +51,11 @@ async def body(request: web.Request, kind: type[T]) -> T:
 
 
 async def form(request: web.Request) -> Mapping[str, Any]:
-    """The parts of a form; aiohttp keeps large ones on the disk. Raises MalformedRequest."""
+    """The parts of a form; aiohttp keeps large ones on the disk. Raises MalformedRequest, and TooLarge."""
     try:
         return await request.post()
+    except web.HTTPRequestEntityTooLarge as error:
+        raise TooLarge(f"the form is too large: {error.text}", param="body") from None
     except (ValueError, LookupError, RuntimeError) as error:  # of its boundary, a charset, an encoding
         raise MalformedRequest(f"the body is not a valid form: {error}") from None
     except HttpProcessingError as error:  # of a part's own head
@@ -52,6 +67,15 @@ def in_callers_words(app: web.Application, error: NearlineError) -> NearlineErro
     folders = app[FOLDERS]
     error.message = PRINCIPAL.get().in_own_words(without_folders(error.message, folders))
     return error
+
+
+def note_search(
+    app: web.Application, collection: Collection, asked: SearchRequest, found: SearchAnswer
+) -> None:
+    """Count an answered search in the metrics, the query log, and the frequent queries."""
+    app[METRICS].search(found)
+    app[QUERY_LOG].note(collection, asked)
+    app[FREQUENT].note(collection, asked)
 
 
 async def charge(app: web.Application, searches: int) -> None:

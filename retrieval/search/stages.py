@@ -56,8 +56,8 @@ def fuse(plan: Plan, candidates: Candidates, execution: Execution) -> Fused:
     if plan.mode == "hybrid":
         candidates = complete_scores(candidates, execution)
         ranks = [candidates.dense_ranks, candidates.lexical_ranks]
-        # On later pages, what a deeper ranking adds comes after the candidates of the first page.
-        levels = levels_of(ranks, plan.page_depth) if plan.request.offset else None
+        # What a deeper ranking adds comes after the candidates of the first page.
+        levels = levels_of(ranks, plan.page_depth) if plan.query.steps else None
         if plan.weight_dense is None:
             fused = reciprocal_rank(
                 ranks if levels is None else within(levels, ranks, plan.page_depth), plan.rrf_k

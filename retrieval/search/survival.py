@@ -71,7 +71,9 @@ def grounds_of(
     found, request = fused.candidates, plan.request
     # Ranks, which `explain` shows, count every candidate.
     by_content = plan.examples or plan.facets or request.exact or request.explain
-    if by_content or max(len(found), len(snapshot.expired)) > RESTS_ON_MAX:
+    # After steps, a later place of the dense ranking may have a better score.
+    stepped = plan.query.steps and plan.query.vector is not None
+    if by_content or stepped or max(len(found), len(snapshot.expired)) > RESTS_ON_MAX:
         return b""
     depth = plan.query.depth
     dense, lexical = (found.dense, found.dense_ranks), (found.lexical, found.lexical_ranks)

@@ -37,6 +37,8 @@ from retrieval.server.middlewares import admitted, cross_origin, errors_as_json,
 from retrieval.server.routes import ROUTES, add_routes
 from retrieval.upkeep.starting import Start
 
+FORM_FIELDS_MAX = 16  # an upload has four
+
 
 def create_app(config: Config, data: Path, extract: Extract | None = None) -> web.Application:
     """A service over the data directory `data`, opened when the application starts.
@@ -47,6 +49,7 @@ def create_app(config: Config, data: Path, extract: Extract | None = None) -> we
     """
     app = web.Application(
         client_max_size=config.server.body_bytes_max,
+        client_max_fields=FORM_FIELDS_MAX,
         middlewares=[
             observed,
             cross_origin,

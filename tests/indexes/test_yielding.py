@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from indexes.base import courtesy
+from indexes.base import yielding
 from indexes.base.model import IndexOptions, Ranking
 from indexes.base.yielding import as_search, yield_to_searches
 from indexes.collection.collection import Collection
@@ -87,7 +87,7 @@ def test_a_writer_waits_for_all_searches(search: Search) -> None:
 def test_a_search_without_end_does_not_stop_a_writer(search: Search) -> None:
     """It goes on while the search is still under way, and leaves nothing for the search to open."""
     assert Writer(0.001).goes_on()
-    assert not courtesy._gates
+    assert not yielding._gates
 
 
 def test_a_search_that_fails_is_over() -> None:
@@ -108,7 +108,7 @@ def test_searches_of_a_collection_are_seen(tmp_path: Path, monkeypatch: pytest.M
     seen: list[bool] = []
 
     def looked(rankings: list[Ranking], depth: int) -> Ranking:
-        seen.append(threading.get_ident() in courtesy._under_way)
+        seen.append(threading.get_ident() in yielding._searching)
         return merge(rankings, depth)
 
     merge = Ranking.merge
@@ -116,11 +116,11 @@ def test_searches_of_a_collection_are_seen(tmp_path: Path, monkeypatch: pytest.M
     collection.snapshot.dense(WORLD.vector(1), 3)
     collection.snapshot.lexical(WORLD.text(1, 0), 3)
     assert seen == [True, True]
-    assert not courtesy._under_way
+    assert not yielding._searching
     collection.close()
 
 
-def test_writing_and_sealing_give_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writing_and_sealing_yield(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each document gives way before it goes to the log and to the delta, and so does the sealing of a segment."""
     waits: Counter[str] = Counter()
     for module in (log, assembly, sealing):
@@ -145,8 +145,8 @@ def test_turns_get_short() -> None:
     """The process switches threads sooner, and what is there now is left out of garbage collection."""
     before, frozen = sys.getswitchinterval(), gc.get_freeze_count()
     try:
-        courtesy.keep_turns_short()
-        assert sys.getswitchinterval() == pytest.approx(courtesy.TURN_S)
+        yielding.tune_interpreter()
+        assert sys.getswitchinterval() == pytest.approx(yielding.SWITCH_INTERVAL_S)
         assert gc.get_freeze_count() > frozen
     finally:
         sys.setswitchinterval(before)
