@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -36,11 +38,18 @@ def find_sorted(haystack: Ids, ids: Ids) -> Rows:
     return np.where(haystack[at] == ids, at, -1).astype(np.int64)
 
 
-def top(rows: Rows, scores: Floats, depth: int) -> tuple[Rows, Floats]:
-    """The best `depth` of these rows, best first; ties in row order."""
-    if len(rows) > depth:
+def top(
+    rows: Rows, scores: Floats, depth: int, ids_of: Callable[[Rows], Ids] | None = None
+) -> tuple[Rows, Floats]:
+    """The best `depth` of these rows, best first. Ties are in the order of their ids, in row order without `ids_of`."""
+    if len(rows) > depth > 0:
         threshold = np.partition(scores, len(scores) - depth)[len(scores) - depth]
-        kept = np.flatnonzero(scores >= threshold)
+        above, tied = np.flatnonzero(scores > threshold), np.flatnonzero(scores == threshold)
+        lacking = depth - len(above)
+        if len(tied) > lacking:
+            order = rows[tied] if ids_of is None else ids_of(rows[tied])
+            tied = tied[np.argpartition(order, lacking - 1)[:lacking]]
+        kept = np.concatenate([above, tied])
         rows, scores = rows[kept], scores[kept]
-    order = np.lexsort((rows, -scores))[:depth]
+    order = np.lexsort((rows if ids_of is None else ids_of(rows), -scores))[:depth]
     return rows[order], scores[order]

@@ -117,6 +117,15 @@ class Ranking:
         order = np.lexsort((ids, -scores))[:depth]
         return Ranking(ids[order], scores[order], tiers[order])
 
+    def extended(self, deeper: Ranking, depth: int) -> Ranking:
+        """This one, followed by what a deeper one has besides: `depth` in all."""
+        new = ~np.isin(deeper.ids, self.ids)
+        return Ranking(
+            np.concatenate([self.ids, deeper.ids[new]])[:depth],
+            np.concatenate([self.scores, deeper.scores[new]])[:depth],
+            np.concatenate([self.tiers, deeper.tiers[new]])[:depth],
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class DenseResult:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from indexes.base.arrays import changes, top
 from indexes.base.masks import Bits, bits_at
-from indexes.base.model import Bm25, Floats, Rows
+from indexes.base.model import Bm25, Floats, Ids, Rows
 from indexes.lexical.analysis import NONE, query_terms_and_own
 from indexes.lexical.prefixed import NO_GROUPS, Groups, Lists, Postings, postings_of
 
@@ -222,8 +222,10 @@ def best_of(
     *,
     floor: float = 0.0,
     pruned_from: int = PRUNED_POSTINGS_MIN,
+    ids_of: Callable[[Rows], Ids] | None = None,
 ) -> tuple[Rows, Floats]:
-    """Rows with the `depth` largest scores above zero, and the scores, best first; ties in row order.
+    """Rows with the `depth` largest scores above zero, and the scores, best first. Of those that tie with the last
+    one, it keeps those with the lowest ids, or the first ones without `ids_of`: a deeper ranking holds a shallower one.
 
     `allowed` is a packed mask of the rows that may be returned, None for all. Rows that score below `floor`, such as
     the `depth`-th best score of other parts, may be omitted. Queries with `pruned_from` or more postings are pruned,
@@ -232,7 +234,7 @@ def best_of(
     found = query.postings_in(part)
     if sum(len(rows) for rows, _ in found) >= pruned_from:
         rows = promising(part, query, found, depth, allowed, floor)
-        return top(rows, score_rows(part, query, rows), depth)
+        return top(rows, score_rows(part, query, rows), depth, ids_of)
     rows, gains = _gains(part, query, found)
     if allowed is not None:
         permitted = bits_at(allowed, rows)
@@ -244,13 +246,18 @@ def best_of(
     # Sort by (score descending, row) as one integer: positive floats order like their bits, inverted for best first.
     keys = (~scores.view(np.uint32)).astype(np.uint64) << np.uint64(32)
     keys |= rows.view(np.uint64)
-    enough = depth * len(found)  # a row occurs at most once per term
+    enough = (depth + 1) * len(found)  # a row occurs at most once per term
     if len(keys) > enough:
         keys.partition(enough)
     keys = keys[:enough]
     keys.sort()
-    keys = keys[changes(keys)][:depth]
+    keys = keys[changes(keys)][: depth + 1]
     best = (~(keys >> np.uint64(32)).astype(np.uint32)).view(np.float32)
+    if ids_of is not None and len(keys) > depth and best[-1] == best[-2]:
+        reaching = np.flatnonzero(scores >= best[-1])
+        rows, first = np.unique(rows[reaching], return_index=True)
+        return top(rows, scores[reaching[first]], depth, ids_of)
+    keys, best = keys[:depth], best[:depth]
     return keys.astype(np.uint32).astype(np.int64), best
 
 

@@ -93,7 +93,8 @@ def prefix_groups(
 
 def _too_many() -> InvalidInput:
     return InvalidInput(
-        f"the prefixes of the request stand for more than {WorkBudget().prefix_terms} words together; write more letters",
+        f"the prefixes of the request stand for more than {WorkBudget().prefix_terms} words together; "
+        "write more letters",
         param="query",
     )
 

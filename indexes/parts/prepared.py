@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
 
@@ -146,7 +146,10 @@ class Prepared:
         for chosen in sorted(self.selection, key=lambda one: -one.count):
             self._on_step()
             if chosen.count:
-                found = best_of(chosen.part.lexical, self._weighed, depth, chosen.allowed, floor=floor)
+                part = chosen.part
+                found = best_of(
+                    part.lexical, self._weighed, depth, chosen.allowed, floor=floor, ids_of=part.ids_of
+                )
                 rankings.append(self._ranking(chosen, found))
                 if len(found[1]) == depth:
                     floor = max(floor, float(found[1][-1]))
@@ -154,25 +157,41 @@ class Prepared:
 
     @as_search
     def dense(self) -> DenseResult:
-        """Passages nearest to the vector. With a filter, only the `never` policy skips the cold tier."""
-        vector, depth, watch = self.query.vector, self.query.depth, self._watch
+        """Passages nearest to the vector. With a filter, only the `never` policy skips the cold tier.
+
+        After `steps`, what each depth adds follows what the ones before it found, so a deeper ranking extends a
+        shallower one although the indexes are approximate.
+        """
+        vector, watch = self.query.vector, self._watch
         tiers = tiers_in(chosen.by_tier for chosen in self.selection)
         if vector is None:
             return DenseResult(Ranking.empty(), tiers, None)
+        first, *deeper = (*self.query.steps, self.query.depth)
+        ranks = self.query.ranks or self.query.k
         if watch is not None and (not self._is_filtered or watch.policy.mode == "never"):
-            return self._sparing(vector, watch, tiers)
-        rankings = [self._nearest(chosen, vector) for chosen in self.selection if chosen.count]
-        return DenseResult(Ranking.merge(rankings, depth), tiers, self._why_no_cold(tiers))
+            found = self._sparing(vector, watch, tiers, first, ranks)
+        else:
+            ranking = self._nearest(vector, first, ranks)
+            found = DenseResult(ranking, tiers, self._why_no_cold(tiers))
+        warm = found.tiers != tiers
+        for depth in deeper:
+            more = self._nearest(vector, depth, depth, warm=warm)
+            found = replace(found, ranking=found.ranking.extended(more, depth))
+        return found
 
     @property
     def _is_filtered(self) -> bool:
         return self.query.condition is not None or bool(self._required)
 
-    def _sparing(self, vector: Floats, watch: ColdSkipper, tiers: tuple[Tier, ...]) -> DenseResult:
+    def _sparing(
+        self, vector: Floats, watch: ColdSkipper, tiers: tuple[Tier, ...], depth: int, ranks: int
+    ) -> DenseResult:
         """Search the cold tier last, and only if needed. An audited skip searches it and discards the results."""
-        depth, k = self.query.depth, self.query.k
+        k = self.query.k
         found = [
-            (chosen, self._nearest(chosen, vector, warm=True)) for chosen in self.selection if chosen.count
+            (chosen, self._nearest_in(chosen, vector, depth, ranks, warm=True))
+            for chosen in self.selection
+            if chosen.count
         ]
         warm = Ranking.merge([ranking for _, ranking in found], depth)
         if "cold" not in tiers:
@@ -182,7 +201,7 @@ class Prepared:
         if decision.search or decision.note:
             both = Ranking.merge(
                 [
-                    self._nearest(chosen, vector) if chosen.by_tier.get("cold") else ranking
+                    self._nearest_in(chosen, vector, depth, ranks) if chosen.by_tier.get("cold") else ranking
                     for chosen, ranking in found
                 ],
                 depth,
@@ -193,11 +212,22 @@ class Prepared:
             return DenseResult(both, tiers, None)
         return DenseResult(warm, tuple(tier for tier in tiers if tier != "cold"), decision.reason)
 
-    def _nearest(self, chosen: Selected, vector: Floats, *, warm: bool = False) -> Ranking:
+    def _nearest(self, vector: Floats, depth: int, ranks: int, *, warm: bool = False) -> Ranking:
+        return Ranking.merge(
+            [
+                self._nearest_in(chosen, vector, depth, ranks, warm=warm)
+                for chosen in self.selection
+                if chosen.count
+            ],
+            depth,
+        )
+
+    def _nearest_in(
+        self, chosen: Selected, vector: Floats, depth: int, ranks: int, *, warm: bool = False
+    ) -> Ranking:
         self._on_step()
         nearest = chosen.part.nearest_warm if warm else chosen.part.nearest
-        found = nearest(vector, self.query.depth, chosen.allowed, self._scan_max, self.query.k)
-        return self._ranking(chosen, found)
+        return self._ranking(chosen, nearest(vector, depth, chosen.allowed, self._scan_max, ranks))
 
     def _ranking(self, chosen: Selected, found: Found) -> Ranking:
         ranking = as_ranking(chosen.part, found)

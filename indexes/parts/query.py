@@ -24,7 +24,9 @@ class Query(msgspec.Struct, frozen=True):
     are looked up as the nearest ones. Only passages that may hold all `phrases`, and for each of the `prefixes` a word
     that begins with it, are found: their texts decide. BM25 and the dense indexes each return
     `depth` candidates. `k` results will be shown: the cold policy judges loss on them. `counted`: the query is real
-    traffic, and the cold policy learns from it.
+    traffic, and the cold policy learns from it. `steps`: the depths, ascending, of the searches that this one goes on
+    from, whose dense rankings it extends. `ranks`: the first so many of the shallowest dense ranking are found with
+    the full recall; 0: `k`.
     """
 
     k: int
@@ -37,6 +39,8 @@ class Query(msgspec.Struct, frozen=True):
     typos: bool = False
     phrases: tuple[str, ...] = ()
     prefixes: tuple[str, ...] = ()
+    steps: tuple[int, ...] = ()
+    ranks: int = 0
 
 
 class Candidates(msgspec.Struct, frozen=True):

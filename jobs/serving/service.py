@@ -21,9 +21,11 @@ import resource
 import signal
 import ssl
 import sys
+import threading
 from collections.abc import Callable, Mapping
-from functools import partial
+from concurrent.futures import Future
 from pathlib import Path
+from typing import TypeVar
 
 from aiohttp import web
 
@@ -31,7 +33,7 @@ from indexes.base.durable import keep_private
 from indexes.base.errors import Conflict, InvalidInput, NearlineError
 from indexes.base.yielding import tune_interpreter
 from jobs.serving.log_lines import set_up_logging
-from jobs.serving.tls import renew, tls_context
+from jobs.serving.tls import Tls, tls_of
 from jobs.serving.watchdog import start_watchdog
 from jobs.sources.extraction import extract
 from retrieval.access.auth import Keys
@@ -46,12 +48,15 @@ from retrieval.server.door import DOOR
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 READY_LINE = "nearline listens on "
 BACKLOG = 128  # connections queued by the kernel
 HEAPS_MAX = 2
 M_ARENA_MAX = -8  # of glibc's mallopt
 DRAIN_S = 0.2  # from failing readiness to closing the socket, for load balancers to notice
 LAST_ANSWERS_S = 1.0  # after the grace period, to send the 503s
+RELOAD_S = 5.0  # for reading the configuration, and for reading the certificate and its key
 CLOSING_S = 4.5  # after the grace period, until a forced exit
 
 
@@ -108,18 +113,19 @@ async def serve(config: Config, data: Path, reread: Callable[[], Config]) -> boo
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(AcceptErrors())
     stop = asyncio.Event()
-    handle_signals(
-        {signal.SIGTERM: stop.set, signal.SIGINT: stop.set, signal.SIGHUP: partial(reload, app, reread)}
-    )
+    tls = tls_of(config.server)
+    reload = asyncio.Event()
+    handle_signals({signal.SIGTERM: stop.set, signal.SIGINT: stop.set, signal.SIGHUP: reload.set})
     watchdog = start_watchdog(grace_s + CLOSING_S)
     server = starting_server(app)
-    tls = tls_context(config.server)
-    if tls:
-        app[RELOADED].append(partial(renew, tls, config.server))
-    listening = await listen(lambda: connections.accept(server), config.server, tls)
-    url = url_of(listening, tls)
+    context = tls.context if tls else None
+    listening = await listen(lambda: connections.accept(server), config.server, context)
+    url = url_of(listening, context)
     logger.info("starting on %s", url)
-    watch = loop.create_task(connections.watch())
+    beside = [
+        loop.create_task(connections.watch()),
+        loop.create_task(keep_reloading(app, reread, tls, reload)),
+    ]
     try:
         if not await open_unless_stopped(runner, stop):
             return True
@@ -138,7 +144,8 @@ async def serve(config: Config, data: Path, reread: Callable[[], Config]) -> boo
     finally:
         listening.close()
         await runner.cleanup()
-        watch.cancel()
+        for task in beside:
+            task.cancel()
     logger.debug("the watchdog %d sees to it that the process ends", watchdog.pid)
     return not app[FAILED].is_set()
 
@@ -172,20 +179,66 @@ def handle_signals(handlers: Mapping[signal.Signals, Callable[[], object]]) -> N
         signal.signal(one, handle)
 
 
-def reload(app: web.Application, reread: Callable[[], Config]) -> None:
-    """Take over all of a configuration that can change while the service runs; none of one that is in error."""
-    config = app[CONFIG]
-    try:
-        changed, waiting = take_over(config, reread())
-    except (NearlineError, OSError) as error:
-        logger.error("the configuration is in error, the old one stays: %s", error)
-        return
+async def keep_reloading(
+    app: web.Application, reread: Callable[[], Config], tls: Tls | None, asked: asyncio.Event
+) -> None:
+    """Whenever asked, take over all of a configuration that can change while the service runs, none of one that is in
+    error; and the certificate, whatever became of the configuration."""
+    while await asked.wait():
+        asked.clear()
+        try:
+            changed, waiting = take_over(app[CONFIG], await read_within(RELOAD_S, "configuration", reread))
+        except (NearlineError, OSError) as error:
+            logger.error("the configuration is in error, the old one stays: %s", error)
+        except Exception:
+            logger.exception("the configuration could not be read, the old one stays")
+        else:
+            follow_config(app)
+            logger.info("the configuration was read again; changed: %s", ", ".join(changed) or "nothing")
+            if waiting:
+                logger.warning("these settings differ and need a restart: %s", ", ".join(waiting))
+        if tls is None:
+            continue
+        try:
+            await read_within(RELOAD_S, "certificate", tls.renew)
+        except (NearlineError, OSError) as error:
+            logger.error("the certificate is in error, the old one stays: %s", error)
+        except Exception:
+            logger.exception("the certificate could not be read, the old one stays")
+        else:
+            logger.info("the certificate was read again")
+
+
+def follow_config(app: web.Application) -> None:
+    """Let every part see the changed configuration; the failure of one holds up no other."""
+    set_up_logging(app[CONFIG].log)
     for follow in app[RELOADED]:
-        follow()
-    set_up_logging(config.log)
-    logger.info("the configuration was read again; changed: %s", ", ".join(changed) or "nothing")
-    if waiting:
-        logger.warning("these settings differ and need a restart: %s", ", ".join(waiting))
+        try:
+            follow()
+        except Exception:
+            logger.exception("a part of the service did not follow the configuration")
+
+
+async def read_within(seconds: float, what: str, read: Callable[[], T]) -> T:
+    """What `read` returns, on a thread that neither the event loop nor the end of the process waits for: a file may be
+    a pipe, or on a file system that does not answer. Raises TimeoutError then, and what `read` raises."""
+    name = f"read-{what}"
+    if any(thread.name == name for thread in threading.enumerate()):
+        raise TimeoutError("its files are still being read since an earlier signal")
+    done: Future[T] = Future()
+    done.set_running_or_notify_cancel()
+
+    def work() -> None:
+        try:
+            done.set_result(read())
+        except BaseException as error:  # noqa: BLE001 - raised again by whatever waits
+            done.set_exception(error)
+
+    threading.Thread(target=work, name=name, daemon=True).start()
+    try:
+        return await asyncio.wait_for(asyncio.wrap_future(done), seconds)
+    except TimeoutError:
+        raise TimeoutError(f"its files were not read within {seconds:g} s") from None
 
 
 def leave_within(seconds: float) -> None:

@@ -2,23 +2,44 @@
 
 from __future__ import annotations
 
-import logging
 import ssl
+import stat
 from pathlib import Path
 
-from indexes.base.errors import InvalidInput, NearlineError
+from indexes.base.errors import InvalidInput
 from retrieval.base.settings import Server
 
-logger = logging.getLogger(__name__)
+
+class Tls:
+    """What the service proves itself with: the listener's `context`, which gives each connection the newest pair."""
+
+    def __init__(self, settings: Server) -> None:
+        """Raises InvalidInput as `tls_context` does."""
+        self._settings = settings
+        self._newest = self.context = tls_context(settings)
+        self.context.sni_callback = self._use_newest
+
+    def _use_newest(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+        """OpenSSL calls this for each connection, also where the client names no host."""
+        connection.context = self._newest
+
+    def renew(self) -> None:
+        """Use what the files hold now for connections to come. Raises InvalidInput where they are in error, and the old
+        certificate stays. May block as long as the files do."""
+        # A new context, for loading half of a pair would leave the old one without a working certificate.
+        self._newest = tls_context(self._settings)
 
 
-def tls_context(settings: Server) -> ssl.SSLContext | None:
-    """What the service proves itself with, or None where no certificate is set.
+def tls_of(settings: Server) -> Tls | None:
+    """None where no certificate is set. Raises InvalidInput as `tls_context` does."""
+    return Tls(settings) if settings.tls_certificate or settings.tls_key else None
+
+
+def tls_context(settings: Server) -> ssl.SSLContext:
+    """A context with the certificate and the key that the files hold.
 
     Raises InvalidInput naming the setting for a file that cannot be read, or a key that is not the certificate's.
     """
-    if not settings.tls_certificate and not settings.tls_key:
-        return None
     for name in ("tls_certificate", "tls_key"):
         path = getattr(settings, name)
         if not path:
@@ -26,13 +47,16 @@ def tls_context(settings: Server) -> ssl.SSLContext | None:
                 f"server.{name} is missing; TLS needs tls_certificate and tls_key", param=f"server.{name}"
             )
         try:
-            Path(path).read_bytes()
+            if not stat.S_ISREG(Path(path).stat().st_mode):  # reading a pipe would wait for its writer
+                raise OSError(f"{path} is not a regular file")
+            with Path(path).open("rb"):
+                pass
         except OSError as error:
             raise InvalidInput(f"server.{name}: {error}", param=f"server.{name}") from None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)  # TLS 1.2 and newer
     try:
         context.load_cert_chain(settings.tls_certificate, settings.tls_key, password=refuse_password)
-    except (ssl.SSLError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise InvalidInput(
             f"server.tls_certificate and server.tls_key are no certificate and its key, in PEM: {error}",
             param="server.tls_certificate",
@@ -43,14 +67,3 @@ def tls_context(settings: Server) -> ssl.SSLContext | None:
 def refuse_password() -> str:
     """Refuse a key with a password, which OpenSSL would ask for on the terminal."""
     raise ValueError("the key has a password")
-
-
-def renew(context: ssl.SSLContext, settings: Server) -> None:
-    """Use what the files hold now for connections to come. Where they are in error, the old certificate stays."""
-    try:
-        tls_context(settings)  # loading half of a pair would leave the context without a working certificate
-        context.load_cert_chain(settings.tls_certificate, settings.tls_key, password=refuse_password)
-    except NearlineError as error:
-        logger.error("the certificate is in error, the old one stays: %s", error)
-    else:
-        logger.info("the certificate was read again")

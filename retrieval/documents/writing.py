@@ -29,7 +29,7 @@ from indexes.collection.collection import Collection
 from indexes.filters.grammar import Filter
 from indexes.log.content import DIGEST_BYTES
 from indexes.log.reader import searchable_text
-from retrieval.admission.gates import Entry
+from retrieval.admission.gates import AdmittedRequest
 from retrieval.base.cancellation import abandonable
 from retrieval.base.settings import Config, Passages
 from retrieval.documents.chunking import CHUNKING_VERSION, Span, split
@@ -53,7 +53,11 @@ VECTOR_BYTES_PER_CHAR, VALUES_PER_CHAR = 32, 8
 
 
 async def write_documents(
-    collection: Collection, embedders: Embedders, sent: list[SentDocument], config: Config, entry: Entry
+    collection: Collection,
+    embedders: Embedders,
+    sent: list[SentDocument],
+    config: Config,
+    entry: AdmittedRequest,
 ) -> WriteResult:
     """Write all documents or none, synced and searchable on return. `entry` is told the progress.
 
@@ -221,7 +225,7 @@ async def embed(
     embedder: Embedder,
     config: Config,
     cutting: Callable[[int], Executor],
-    entry: Entry,
+    entry: AdmittedRequest,
 ) -> list[Upsert]:
     """Chunk and embed documents, except those that bring their own vectors.
 

@@ -142,7 +142,7 @@ async def delete_many(request: web.Request) -> web.Response:
     wanted = await body(request, DeleteDocuments)
     _, collection = collection_of(request)
     condition = filter_of(wanted.filter, request.app[CONFIG])
-    ids = ids_of(wanted.ids, request.app[CONFIG])
+    ids = await asyncio.to_thread(ids_of, wanted.ids, request.app[CONFIG])
     if (ids is None) == (condition is None):
         raise InvalidInput("expected either ids or filter", param="ids")
     if ids is not None:
@@ -162,10 +162,11 @@ def ids_of(raw: msgspec.Raw, config: Config) -> list[str] | None:
     limits = config.limits
     most = limits.documents_per_request_max
     if len(raw) <= most * (limits.id_chars_max + 4) * ESCAPED_BYTES:
-        ids = [str(one) for one in decode_part(raw, list[str | int], "ids")]
-        if any(len(one) > limits.id_chars_max for one in ids):
-            raise TooLarge(f"an id is longer than {limits.id_chars_max} characters", param="ids")
-        if len(ids) <= most:
+        sent = decode_part(raw, list[str | int], "ids")
+        if len(sent) <= most:
+            ids = [str(one) for one in sent]
+            if any(len(one) > limits.id_chars_max for one in ids):
+                raise TooLarge(f"an id is longer than {limits.id_chars_max} characters", param="ids")
             return list(dict.fromkeys(ids))
     raise TooLarge(f"at most {most} ids in one request", param="ids")
 

@@ -39,7 +39,7 @@ async def keep(request: web.Request) -> web.Response:
     if len(wanted.report) > BYTES_MAX:
         words = f"report has {len(wanted.report)} bytes, at most {BYTES_MAX} are allowed"
         raise TooLarge(words, param="report")
-    decode_part(wanted.report, dict[str, Any], "report")
+    await asyncio.to_thread(decode_part, wanted.report, dict[str, Any], "report")
     kept = EvaluationBody(now_ms(), wanted.report)
 
     def work() -> None:

@@ -13,7 +13,7 @@ from indexes.directory.catalog import Catalog
 from retrieval.access.auth import Keys, Needed
 from retrieval.access.limits import Limiter
 from retrieval.admission.ceiling import Ceiling, Held
-from retrieval.admission.gates import Entry, Gates, Load
+from retrieval.admission.gates import AdmittedRequest, Gates, Load
 from retrieval.base.cancellation import Stopping
 from retrieval.base.config import Config
 from retrieval.cache import SharedStore
@@ -40,7 +40,7 @@ CEILING = web.AppKey("CEILING", Ceiling)
 BODY = web.RequestKey("BODY", bytes)  # the body, if it was read before the handler
 HELD = web.RequestKey("HELD", Held)
 GATES = web.AppKey("GATES", Gates)
-ENTRY = web.RequestKey("ENTRY", Entry)  # the admission of a request that has a load class
+ENTRY = web.RequestKey("ENTRY", AdmittedRequest)  # the admission of a request that has a load class
 LOADS = web.AppKey[Mapping[object, Load]]("LOADS")  # the load class of each handler that has one
 CATALOG = web.AppKey("CATALOG", Catalog)
 SHARED = web.AppKey[SharedStore | None]("SHARED")  # state shared between services; None without Redis

@@ -12,7 +12,7 @@ import msgspec
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from indexes.base.errors import InvalidInput, NearlineError, NotFound
+from indexes.base.errors import InvalidInput, NearlineError, NotFound, TooLarge
 from indexes.collection.collection import Collection
 from indexes.reading import scrolling
 from indexes.reading.scrolling import ScrolledDocument
@@ -32,14 +32,13 @@ from retrieval.handlers.state import (
     USED,
 )
 from retrieval.wire.collections import CollectionBody, RankingBody, RequestLimits
-from retrieval.wire.decoding import decode
+from retrieval.wire.decoding import INLINE_BYTES, decode
 from retrieval.wire.errors import MalformedRequest, without_folders
 from retrieval.wire.search import SearchAnswer, SearchRequest
 
 T = TypeVar("T")
 
 DIGITS_MAX = 19  # of a 64-bit integer
-INLINE_BYTES = 1 << 20  # bodies up to this size are decoded on the event loop, in about a millisecond
 
 
 async def body(request: web.Request, kind: type[T]) -> T:
@@ -52,9 +51,11 @@ async def body(request: web.Request, kind: type[T]) -> T:
 
 
 async def form(request: web.Request) -> Mapping[str, Any]:
-    """Return the parts of a form; aiohttp spools large ones to disk. Raises MalformedRequest."""
+    """Return the parts of a form; aiohttp spools large ones to disk. Raises MalformedRequest, and TooLarge."""
     try:
         return await request.post()
+    except web.HTTPRequestEntityTooLarge as error:
+        raise TooLarge(f"the form is too large: {error.text}", param="body") from None
     except (ValueError, LookupError, RuntimeError) as error:  # from the boundary, a charset or an encoding
         raise MalformedRequest(f"the body is not a valid form: {error}") from None
     except HttpProcessingError as error:  # from a part's headers
@@ -147,7 +148,7 @@ def describe(app: web.Application, collection: Collection) -> CollectionBody:
     documents."""
     PRINCIPAL.get().require_whole()
     caller, name, settings, config = PRINCIPAL.get(), collection.name, collection.settings, app[CONFIG]
-    ranking, manifest = collection.ranking.current, app[EMBEDDERS].described(settings.model)
+    ranking, manifest = collection.ranking.current, app[EMBEDDERS].try_manifest(settings.model)
     return CollectionBody(
         name=caller.own(name),
         aliases=[caller.own(alias) for alias in aliases_of(name, app[CATALOG].aliases)],

@@ -1,4 +1,5 @@
-"""Why is a document found or not, and how risky is an action?
+"""Why was a document found or not, and how risky is an action?
 
-Explanations of rankings, and assessments by similar past events.
+Explanations of one document's way through a search, and assessments by how the most similar past events ended. Not
+here: the relevance of a hit (`search`), or the quality of a whole collection (`jobs/evaluation`).
 """

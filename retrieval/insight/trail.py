@@ -24,9 +24,9 @@ from indexes.parts.query import Query
 from indexes.parts.snapshot import Snapshot
 from indexes.parts.standing import Standing, holds, standings
 from retrieval.search.fusion import reciprocal_rank
-from retrieval.search.pipeline import Followed
+from retrieval.search.pipeline import TracedSearch
 from retrieval.search.plan import Plan
-from retrieval.search.stages import added, known, ranks_of
+from retrieval.search.stages import fuse_scores, none_if_nan, ranks_of
 from retrieval.wire.explain import FollowedPassage, FollowedWord
 from retrieval.wire.search import Hit, Ranks, Scores
 
@@ -74,7 +74,7 @@ class Trail:
     """
 
     target: Target
-    search: Followed
+    search: TracedSearch
     prepared: Prepared
     best: list[Standing]
     stored: Mapping[int, StoredPassage]
@@ -114,7 +114,7 @@ class Trail:
             return -np.inf if score is None else score
         both = [np.array([np.nan if one is None else one], np.float32) for one in (dense, lexical)]
         if plan.weight_dense is not None:
-            return float(added(plan, plan.weight_dense, found, *both)[0])
+            return float(fuse_scores(plan, plan.weight_dense, found, *both)[0])
         places = [
             before(both[0], found.dense, found.dense_ranks),
             before(both[1], found.lexical, found.lexical_ranks),
@@ -156,7 +156,7 @@ class Trail:
                     scores=Scores(round_score(one.dense), round_score(one.lexical)),
                     exact=Ranks(one.dense_rank, one.lexical_rank),
                     candidate=Ranks() if position is None else ranks_of(candidates, position),
-                    score=None if position is None else known(float(fused.scores[position])),
+                    score=None if position is None else none_if_nan(float(fused.scores[position])),
                     place=self.place(one),
                     words=self.word_rows(one),
                 )
@@ -164,7 +164,7 @@ class Trail:
         return found
 
 
-def trail_of(collection: Collection, search: Followed, target: Target, on_step: OnStep) -> Trail:
+def trail_of(collection: Collection, search: TracedSearch, target: Target, on_step: OnStep) -> Trail:
     """Follow a document. Scores everything that the filter allows: keep it off the event loop. Calls `on_step` in
     between."""
     search_with_one_thread()
@@ -196,7 +196,7 @@ def trail_of(collection: Collection, search: Followed, target: Target, on_step: 
     return trail
 
 
-def furthest(prepared: Prepared, search: Followed, ids: Ids) -> Ids:
+def furthest(prepared: Prepared, search: TracedSearch, ids: Ids) -> Ids:
     """Return a few of these passages: the best by each score, and those ranked first by the search."""
     chosen: set[int] = set()
     for scores in prepared.scores(ids):

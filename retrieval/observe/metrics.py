@@ -172,7 +172,7 @@ class EmbeddingObserver(Observer):
         self._metrics = metrics
         self._model = model
 
-    def tokenised(self, lane: Lane, texts: int, seconds: float) -> None:
+    def tokenized(self, lane: Lane, texts: int, seconds: float) -> None:
         self._metrics.tokenise_seconds(self._model, lane).observe(seconds)
 
     def ran(

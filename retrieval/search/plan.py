@@ -24,7 +24,7 @@ from retrieval.base.settings import Config
 from retrieval.embedding.models import SIMILARITY_FLOOR
 from retrieval.search.facets import facet_queries
 from retrieval.search.fusion import DEEPER
-from retrieval.search.operators import Operators, operators_in
+from retrieval.search.operators import Operators, parse_operators
 from retrieval.search.option_checks import boosts_at, check_arranged, check_offset, reach_of
 from retrieval.search.relevance import BUILT_IN, Calibration, Calibrations, calibration_for, calibrations_of
 from retrieval.search.similar import ExampleDocuments
@@ -94,9 +94,11 @@ class Plan(msgspec.Struct, frozen=True):
     def like(self, examples: ExampleDocuments) -> Plan:
         """With the examples in the query's vector, and as much deeper as they are found themselves."""
         more = min(len(examples.passages), EXAMPLE_PASSAGES_MAX)
-        page_depth = self.page_depth + more
-        depth = self.query.depth + more if self.alone else level_for(self.last + more, page_depth)
-        query = replace(self.query, vector=examples.moved(self.query.vector), depth=depth)
+        page_depth, first = self.page_depth + more, (*self.query.steps, self.query.depth)[0] + more
+        *steps, depth = depths_to(self.last + more, first)
+        query = replace(
+            self.query, vector=examples.move_query(self.query.vector), depth=depth, steps=tuple(steps)
+        )
         return replace(self, query=query, page_depth=page_depth, examples=examples)
 
     def leaves_out(self, passage: StoredPassage) -> bool:
@@ -128,7 +130,8 @@ class Plan(msgspec.Struct, frozen=True):
         Each round costs what the depth does, so it grows fast; an exact round scans everything, so it grows faster.
         """
         depth = (DEEPER**2 if self.request.exact else DEEPER) * self.query.depth
-        return replace(self, query=replace(self.query, k=depth, depth=depth, counted=False))
+        steps = *self.query.steps, self.query.depth
+        return replace(self, query=replace(self.query, k=depth, depth=depth, steps=steps, counted=False))
 
     @property
     def calibration(self) -> Calibration | None:
@@ -171,7 +174,7 @@ def planned(
     if strained and wanted:
         reranking = None
         degraded.append("rerank")
-    query = query_of(request, text, mode, operators, (last, page_depth), dimensions, config)
+    query = query_of(request, text, mode, operators, (k, last, page_depth), dimensions, config)
     return Plan(
         request=replace(request, query=text),
         k=k,
@@ -202,20 +205,25 @@ def query_of(
     text: str,
     mode: Mode,
     operators: Operators | None,
-    depths: tuple[int, int],
+    pages: tuple[int, int, int],
     dimensions: int,
     config: Config,
 ) -> Query:
-    """What the indexes are asked. `depths`: the place of the last hit, and how deep the first page goes."""
-    last, page_depth = depths
+    """What the indexes are asked. `pages`: the size of a page, the place of the last hit, and how deep the first page
+    goes."""
+    k, last, page_depth = pages
     numbers = vector_of(request.vector, dimensions, "vector")
     vector = None if numbers is None else unit_vector(numbers, dimensions, "vector")
     # A ranking that is fused or grouped has a depth independent of k, so that the page size does not change the order,
     # unless that depth does not hold enough hits (`deeper`).
+    # A later page goes on from the depth of the first one, so that it repeats nothing.
     alone = mode == "dense" and not request.group_by_document
+    *steps, depth = depths_to(last, k + SPARE_HITS if alone else page_depth)
     return Query(
         k=last,
-        depth=last + SPARE_HITS if alone else level_for(last, page_depth),
+        depth=depth,
+        steps=tuple(steps),
+        ranks=k,
         text=None if mode == "dense" else operators.words if operators else text,
         phrases=operators.phrases if operators else (),
         prefixes=operators.prefixes if operators else (),
@@ -242,7 +250,7 @@ def operators_of(request: SearchRequest, text: str, mode: Mode) -> Operators | N
     """Raises InvalidInput for what the mode cannot do with the query's words."""
     if request.highlight and not text:
         raise InvalidInput("highlight needs a query text, whose words are shown", param="highlight")
-    operators = operators_in(text) if request.operators else None
+    operators = parse_operators(text) if request.operators else None
     if operators and mode == "dense":
         raise InvalidInput("operators are about words, which mode dense does not search", param="operators")
     return operators
@@ -356,8 +364,10 @@ def check_k(k: int | None, config: Config) -> int:
     return k
 
 
-def level_for(last: int, depth: int) -> int:
-    """The depth of a ranking that holds so many hits: each level is what `deeper` goes to from the one before."""
-    while depth < last:
-        depth *= DEEPER
-    return depth
+def depths_to(last: int, depth: int) -> list[int]:
+    """The depths of the searches, from this one on, up to the first that holds so many hits: each is what `deeper` goes
+    to from the one before."""
+    depths = [depth]
+    while depths[-1] < last:
+        depths.append(depths[-1] * DEEPER)
+    return depths

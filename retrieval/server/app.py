@@ -37,6 +37,8 @@ from retrieval.server.middlewares import admit, cross_origin, errors_as_json, ob
 from retrieval.server.routes import ROUTES, add_routes
 from retrieval.upkeep.starting import Start
 
+FORM_FIELDS_MAX = 16  # an upload has four
+
 
 def create_app(config: Config, data: Path, extract: Extract | None = None) -> web.Application:
     """Return a service over the data directory `data`, which is opened when the application starts.
@@ -47,6 +49,7 @@ def create_app(config: Config, data: Path, extract: Extract | None = None) -> we
     """
     app = web.Application(
         client_max_size=config.server.body_bytes_max,
+        client_max_fields=FORM_FIELDS_MAX,
         middlewares=[
             observe,
             cross_origin,

@@ -19,7 +19,7 @@ from aiohttp import web
 
 from indexes.base.errors import Overloaded
 from retrieval.access.auth import Keys
-from retrieval.admission.gates import Entry, Gates, Load
+from retrieval.admission.gates import AdmittedRequest, Gates, Load
 from retrieval.handlers.browsers import protect
 from retrieval.handlers.error_shapes import response
 from retrieval.observe.metrics import Metrics
@@ -51,7 +51,9 @@ class Door:
             (re.compile(re.sub(r"\{\w+\}", "[^/]+", path)), path, load) for path, load in classes.items()
         ]
         self._class_of = functools.lru_cache(maxsize=256)(self._find)
-        self._let_in: dict[object, Entry] = {}  # by connection, until its request has reached the middlewares
+        self._let_in: dict[
+            object, AdmittedRequest
+        ] = {}  # by connection, until its request has reached the middlewares
         self._refused = 0  # since the last log line
 
     def refusal(self, connection: object, data: bytes) -> bytes | None:
@@ -94,7 +96,7 @@ class Door:
         """Return the route that a path belongs to and its class."""
         return next(((route, load) for like, route, load in self._classes if like.fullmatch(path)), None)
 
-    def let_in(self, connection: object) -> Entry | None:
+    def let_in(self, connection: object) -> AdmittedRequest | None:
         """Hand over the admission of the request that arrived on this connection, if it was decided here."""
         return self._let_in.pop(connection, None)
 

@@ -7,6 +7,7 @@ other thread for up to 100 ms. `decode_part` reads them.
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -15,8 +16,11 @@ from msgspec import Meta, inspect
 from indexes.base.errors import InvalidInput
 from indexes.base.suggestions import suggestion
 from retrieval.wire.errors import MalformedRequest
+from retrieval.wire.value_budget import check_values
 
 T = TypeVar("T")
+INLINE_BYTES = 1 << 18  # of JSON: decoded within 15 ms, whatever it holds
+DEPTH_MAX = 1 << 20  # more than msgspec decodes
 
 FilterJson = Annotated[msgspec.Raw, Meta(extra_json_schema={"type": ["object", "null"]})]
 VectorJson = Annotated[
@@ -103,7 +107,10 @@ _STEP = re.compile(r"\[[^\[\]]*\]|[^.\[\]]+")
 
 
 def decode(body: bytes | msgspec.Raw, kind: type[T]) -> T:
-    """A request body as `kind`. Raises MalformedRequest if it is not JSON, InvalidInput naming the field otherwise."""
+    """A request body as `kind`. Raises MalformedRequest if it is not JSON, InvalidInput naming the field otherwise,
+    and TooLarge for far too many values. For a thread, if it is longer than INLINE_BYTES."""
+    if len(body) > INLINE_BYTES:
+        check_values(body, decoded_depth(kind))
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
@@ -121,7 +128,7 @@ def decode_part(part: bytes | msgspec.Raw, kind: type[T], where: str) -> T:
     except InvalidInput as error:
         inside = error.param or ""
         place = where + (inside if inside.startswith("[") or not inside else f".{inside}")
-        raise InvalidInput(f"{place}: {error.message.removeprefix(f'{inside}: ')}", param=place) from None
+        raise type(error)(f"{place}: {error.message.removeprefix(f'{inside}: ')}", param=place) from None
 
 
 def invalid(error: msgspec.ValidationError, kind: type) -> InvalidInput:
@@ -177,6 +184,27 @@ def inside(one: inspect.Type, step: str) -> list[inspect.Type]:
         elif isinstance(inner, inspect.StructType):
             found += [field.type for field in inner.fields if field.encode_name == step]
     return found
+
+
+@cache
+def decoded_depth(kind: type) -> int:
+    """How many lists and objects inside one another decoding makes; what is left as JSON does not count."""
+    return depth_of(inspect.type_info(kind))
+
+
+def depth_of(one: inspect.Type) -> int:
+    depth = 0
+    for each in alternatives(one):
+        match each:
+            case inspect.AnyType():
+                return DEPTH_MAX
+            case inspect.CollectionType():
+                depth = max(depth, 1 + depth_of(each.item_type))
+            case inspect.DictType():
+                depth = max(depth, 1 + depth_of(each.value_type))
+            case inspect.StructType():
+                depth = max([depth, *(1 + depth_of(field.type) for field in each.fields)])
+    return depth
 
 
 def alternatives(one: inspect.Type) -> list[inspect.Type]:

@@ -16,7 +16,8 @@ PATIENCE_S = 20.0
 
 
 def test_sighup_takes_over_what_can_change(tmp_path: Path, model_folder: Path) -> None:
-    """Limits, defaults, admission, origins and the log follow at once; others are named; an error changes nothing."""
+    """Limits, defaults, admission, origins and the log follow at once; others are named; an error changes nothing,
+    and a file that cannot be read holds nothing up, not even the end."""
     settings, told = tmp_path / "nearline.toml", tmp_path / "log"
     settings.write_text("[search]\nk = 2\n")
     command = [sys.executable, "-m", "jobs.cli", "serve", "--port", "0", "--data", str(tmp_path / "data")]
@@ -55,6 +56,11 @@ def test_sighup_takes_over_what_can_change(tmp_path: Path, model_folder: Path) -
             for wrong, named in [("[limits]\nk_max = 0\n", "k_max"), ("[limits\n", "not valid TOML")]:
                 reload(wrong, lambda named=named: f"{named}" in told.read_text().partition("in error")[2])  # type: ignore[misc]
                 assert len(http.search("docs", query="apple")["hits"]) == 4
+            settings.unlink()
+            os.mkfifo(settings)
+            child.send_signal(signal.SIGHUP)
+            time.sleep(0.3)
+            assert len(http.search("docs", query="apple")["hits"]) == 4
         finally:
             child.terminate()
         assert child.wait(PATIENCE_S) == 0

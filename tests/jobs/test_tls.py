@@ -15,6 +15,7 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -22,7 +23,7 @@ import trustme
 
 from indexes.base.errors import InvalidInput
 from jobs.serving.service import READY_LINE
-from jobs.serving.tls import tls_context
+from jobs.serving.tls import Tls, tls_context, tls_of
 from retrieval.base.settings import Server
 
 
@@ -150,6 +151,71 @@ def test_a_renewed_certificate_is_taken_over(secured: Secured) -> None:
         assert status(connection) == 200
 
 
+@pytest.mark.model
+@pytest.mark.parametrize("hidden", ["c.pem", "k.pem"])
+def test_a_pipe_in_place_of_a_file_freezes_nothing(secured: Secured, hidden: str) -> None:
+    """SIGHUP while a file is a pipe: the service goes on with what it has, and takes the next good pair."""
+    first = shown(secured)
+    (secured.folder / hidden).unlink()
+    os.mkfifo(secured.folder / hidden)
+    secured.child.send_signal(signal.SIGHUP)
+    time.sleep(0.3)
+    assert shown(secured) == first
+    (secured.folder / hidden).unlink()
+    write(trustme.CA(), secured.folder)
+    until = time.monotonic() + 20
+    while shown(secured) == first:
+        assert time.monotonic() < until
+        secured.child.send_signal(signal.SIGHUP)
+        time.sleep(0.1)
+
+
+def test_a_pair_that_changes_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is read in the middle of a renewal, handshakes go on with a whole pair: with the old one where the files
+    are in error, and with the new one as soon as they fit."""
+    old, new = trustme.CA(), trustme.CA()
+    write(old, tmp_path)
+    tls = Tls(Server(tls_certificate=str(tmp_path / "c.pem"), tls_key=str(tmp_path / "k.pem")))
+    handshake(tls, old)
+    kept = (tmp_path / "k.pem").read_bytes()
+    load, times = ssl.SSLContext.load_cert_chain, list[int]()
+
+    def load_and_change(context: ssl.SSLContext, *args: Any, **options: Any) -> None:
+        """The certificate is new and the key is not from the second reading on."""
+        if times:
+            (tmp_path / "k.pem").write_bytes(kept)
+        times.append(1)
+        load(context, *args, **options)
+
+    write(new, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(ssl.SSLContext, "load_cert_chain", load_and_change)
+        tls.renew()
+        handshake(tls, new)
+        with pytest.raises(InvalidInput):
+            tls.renew()
+    handshake(tls, new)
+    write(old, tmp_path)
+    tls.renew()
+    handshake(tls, old)
+
+
+def handshake(tls: Tls, authority: trustme.CA) -> None:
+    """Raises ssl.SSLError unless a client that trusts this authority alone gets a connection."""
+    trusting = ssl.create_default_context()
+    authority.configure_trust(trusting)
+    for name in ("localhost", "127.0.0.1"):  # no name is sent for an address
+        to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+        client = trusting.wrap_bio(to_client, to_server, server_hostname=name)
+        server = tls.context.wrap_bio(to_server, to_client, server_side=True)
+        ended: set[ssl.SSLObject] = set()
+        for side in (client, server) * 4:
+            with contextlib.suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+                ended.add(side)
+        assert len(ended) == 2
+
+
 def status(connection: http.client.HTTPSConnection) -> int:
     connection.request("GET", "/readyz")
     answer = connection.getresponse()
@@ -174,5 +240,8 @@ def test_files_that_are_no_pair(tmp_path: Path) -> None:
     ]:
         with pytest.raises(InvalidInput, match=named):
             tls_context(Server(tls_certificate=certificate, tls_key=of_key))
-    assert tls_context(Server()) is None
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InvalidInput, match=r"tls_key.*not a regular file"):
+        tls_context(Server(tls_certificate=good, tls_key=str(tmp_path / "pipe")))
+    assert tls_of(Server()) is None
     assert tls_context(Server(tls_certificate=good, tls_key=key)) is not None

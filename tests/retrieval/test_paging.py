@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jobs.serving.process import ServerProcess
 from retrieval.search.fusion import best_first, levels_of, reciprocal_rank, within
 from tests.support.http import Http
 
 DOCUMENTS = 150
+TIED = 600
 WORDS = "river bridge market winter letter garden engine window paper silver"
 
 
@@ -64,6 +66,50 @@ def test_pages_go_on_to_the_end(http: Http, crowd: str, options: dict[str, Any])
     ]
     assert len(found) == DOCUMENTS
     assert set(found) == {f"d{at}" for at in range(DOCUMENTS)}
+
+
+@pytest.fixture(scope="module")
+def rebuilt(service: ServerProcess) -> tuple[Http, str]:
+    """A collection of two tiers, whose rows a rebuild has put in another order: its texts are equal in thirds."""
+    http = Http(service.url)
+    name = http.new_collection(hot_capacity=100, language="en")
+    vectors = np.random.default_rng(1).normal(size=(TIED, 384)).round(4)
+    http.write(
+        name,
+        *(
+            {
+                "id": f"d{at}",
+                "text": f"disk full on host {at % 3}",
+                "metadata": {"host": at % 3},
+                "vector": one,
+            }
+            for at, one in enumerate(vectors.tolist())
+        ),
+    )
+    assert http.reindex(name)["status"] == "succeeded"
+    assert http.ok("GET", f"/v1/collections/{name}")["passages"]["cold"]
+    return http, name
+
+
+@pytest.mark.parametrize("options", MODES, ids=str)
+@pytest.mark.parametrize("filtered", [False, True], ids=["all", "filtered"])
+def test_pages_of_ties_hold_each_hit_once(
+    rebuilt: tuple[Http, str], options: dict[str, Any], filtered: bool
+) -> None:
+    """However many hits tie at a cut, and approximate as dense rankings are: pages of any size repeat none
+    and leave none out, and lexical ones are the pieces of one long answer."""
+    http, name = rebuilt
+    search: dict[str, Any] = {"query": "disk full", "cache": False, **options}
+    if filtered:
+        search["filter"] = {"type": "in", "key": "host", "value": [0, 2]}
+    held = TIED * 2 // 3 if filtered else TIED
+    pages = [http.found(name, k=100, offset=at, **search) for at in range(0, TIED, 100)]
+    found = [each for page in pages for each in page]
+    assert len(found) == len(set(found)) == held
+    small = [each for at in range(0, 200, 20) for each in http.found(name, k=20, offset=at, **search)]
+    assert len(small) == len(set(small)) == 200
+    if options["mode"] == "lexical":
+        assert small == [*pages[0], *pages[1]]
 
 
 def test_a_page_is_not_the_cached_first_one(http: Http, crowd: str) -> None:
