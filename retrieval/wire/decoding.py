@@ -1,7 +1,8 @@
 """Request bodies as wire types; what does not fit becomes one error that names the field.
 
-Some parts of a request stay JSON until their bytes are counted: decoded, a megabyte takes up to 30 MB, and blocks every
-other thread for up to 100 ms. `decode_part` reads them.
+Decoding blocks every other thread, so that a large body is decoded only once its values are counted (`value_budget`).
+Some parts of a request stay JSON until their bytes are counted, too: decoded, a megabyte takes up to 30 MB.
+`decode_part` reads them.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ def decode(body: bytes | msgspec.Raw, kind: type[T]) -> T:
     """A request body as `kind`. Raises MalformedRequest if it is not JSON, InvalidInput naming the field otherwise,
     and TooLarge for far too many values. For a thread, if it is longer than INLINE_BYTES."""
     if len(body) > INLINE_BYTES:
-        check_values(body, decoded_depth(kind))
+        check_values(body, decoded_depth(kind))  # type: ignore[arg-type]  # mypy: a type[T] is not hashable
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:

@@ -60,7 +60,7 @@ def check_values(body: bytes | msgspec.Raw, depth_max: int) -> None:
             param = field_at(body, colons, within)
             raise TooLarge(
                 f"{param or 'the body'} holds too many values: one request may have {UNITS_MAX}, of which each key, "
-                f"list and object counts as {PART_UNITS}",
+                f"list and object counts as {PART_UNITS} more",
                 param=param,
             )
 
@@ -78,9 +78,10 @@ class Strings:
         if self._escaped or slashes.any():
             quotes &= ~self._escapes(slashes)
         inside: Bytes = np.bitwise_xor.accumulate(quotes)
-        inside ^= self._inside
+        inside ^= np.uint8(self._inside)
         self._inside = int(inside[-1])
-        return inside ^ 1
+        outside: Bytes = inside ^ np.uint8(1)
+        return outside
 
     def _escapes(self, slashes: npt.NDArray[np.bool_]) -> Bytes:
         """1 for each byte behind an odd number of backslashes."""

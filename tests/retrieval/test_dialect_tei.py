@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 
 from retrieval.base.settings import Config, Models
 from retrieval.dialects.tei import health
+from retrieval.dialects.token_ids import TEXT_IDS_MAX
 from retrieval.embedding.embedders import Embedders
 from retrieval.embedding.results import Observer
 from retrieval.handlers.state import CONFIG, EMBEDDERS, FOLDERS, READY
@@ -49,6 +50,13 @@ def test_token_ids(http: Http, model_folder: Path) -> None:
     assert vectors(http, ids[0]) == pytest.approx(expected[:1], abs=1e-6)
     assert vectors(http, ids) == pytest.approx(expected, abs=1e-6)
     assert vectors(http, [texts[0], ids[1]]) == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_text_of_too_many_token_ids(http: Http) -> None:
+    """Is refused, as its tokenizer would hold the interpreter while it decodes them."""
+    reply = http.call("POST", "/embed", {"inputs": ["a text", [1] * (TEXT_IDS_MAX + 1)]})
+    assert (reply.status, reply.body["error_type"]) == (413, "Validation")
+    assert "65537 token ids" in reply.body["error"]
 
 
 @pytest.mark.parametrize(
