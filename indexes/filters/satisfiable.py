@@ -14,12 +14,13 @@ import msgspec
 from indexes.base.errors import InvalidInput
 from indexes.base.expiry import EXPIRES
 from indexes.base.suggestions import suggestion
-from indexes.filters.dates import looks_like_a_date
+from indexes.filters.dates import is_month_or_year, looks_like_a_date, span_of
 from indexes.filters.filter_part import Column, FilterPart
 from indexes.filters.grammar import ORDERINGS, Comparison, Filter, Kind, conditions, kind_of
 
 EXAMPLE_CHARS_MAX = 40
 DATES = "2026-01-05, 2026-01-05T10:00:00Z"
+FORMS = f"{DATES}, 2026-01 or 2026"
 
 
 def require_satisfiable(condition: Filter, parts: Sequence[FilterPart]) -> None:
@@ -50,25 +51,37 @@ def _require_kind(
     kinds = [kind_of(value) for value in asked.values]
     if kinds and not held.keys() & set(kinds):
         missing: str = kinds[0]
-    elif asked.type not in ORDERINGS or not isinstance(asked.value, str) or asked.period:
+    elif "string" not in held or asked.type == "prefix":
         return
-    elif asked.instant is not None:
-        if any(part.has_dates(asked.key) for part in parts):
+    else:
+        texts = [value for value in asked.values if isinstance(value, str)]
+        for text in texts:
+            if span_of(text) is None and _must_be_a_date(text, asked, parts):
+                raise InvalidInput(
+                    f"{where}: {asked.key!r} holds dates, and {_shortened(text)!r} is not one; write {FORMS}",
+                    param=where,
+                )
+        dated = asked.type in ORDERINGS and any(
+            span_of(text) and not is_month_or_year(text) for text in texts
+        )
+        if not dated or any(part.has_dates(asked.key) for part in parts):
             return
         missing = f"date ({DATES})"
-    else:
-        others = any(part.has_other_strings(asked.key) for part in parts)
-        if others and not (
-            looks_like_a_date(asked.value) and any(part.has_dates(asked.key) for part in parts)
-        ):
-            return
-        raise InvalidInput(
-            f"{where}: {asked.key!r} holds dates, and {_shortened(asked.value)!r} is not one; "
-            f"write {DATES}, 2026-01 or 2026",
-            param=where,
-        )
     there = " and ".join(f"{kind}s (such as {_shown(kind, column)})" for kind, column in sorted(held.items()))
     raise InvalidInput(f"{where}: {asked.key!r} holds {there}, no {missing} is among them", param=where)
+
+
+def _must_be_a_date(text: str, asked: Comparison, parts: Sequence[FilterPart]) -> bool:
+    """Return whether a text that is no date cannot be meant as it is written.
+
+    That is so where the key holds nothing but dates, or dates among others and the text looks like a date; but a
+    text that a document has, letter for letter, is always meant.
+    """
+    if not any(part.has_other_strings(asked.key) for part in parts):
+        return True
+    if not looks_like_a_date(text) or not any(part.has_dates(asked.key) for part in parts):
+        return False
+    return asked.type in ORDERINGS or not any(part.match(Comparison("eq", asked.key, text)) for part in parts)
 
 
 def _shown(kind: Kind, column: Column) -> str:

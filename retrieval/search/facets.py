@@ -8,8 +8,9 @@ from indexes.base.courtesy import GoOn, nobody_waits
 from indexes.base.errors import InvalidInput
 from indexes.base.model import Scalar
 from indexes.collection.collection import Collection
-from indexes.filters.dates import instant_of_date
+from indexes.filters.dates import span_of
 from indexes.filters.grammar import Filter, fits
+from indexes.filters.satisfiable import FORMS
 from indexes.parts.snapshot import Snapshot
 from indexes.reading.facets import FacetCounts, FacetQuery, count_facets
 from retrieval.wire.options import Bound, Facet, FacetBody, RangeCount, ValueCount
@@ -39,13 +40,15 @@ def _bounds(ranges: list[Bound] | None, where: str) -> tuple[Scalar, ...]:
     dates = [one for one in ranges if isinstance(one, str)]
     if dates and len(dates) < len(ranges):
         raise InvalidInput(f"{where}.ranges mixes numbers and dates", param=f"{where}.ranges")
-    order = [instant_of_date(one) if isinstance(one, str) else one for one in ranges]
-    if None in order:
-        raise InvalidInput(
-            f"{where}.ranges holds a string that is no date; write 2026-01-05 or 2026-01-05T10:00:00Z",
-            param=f"{where}.ranges",
-        )
-    if any(not low < high for low, high in pairwise(order)):  # type: ignore[operator]
+    order: list[int | float] = []
+    for one in ranges:
+        span = span_of(one) if isinstance(one, str) else (one, one)
+        if span is None:
+            raise InvalidInput(
+                f"{where}.ranges holds a string that is no date; write {FORMS}", param=f"{where}.ranges"
+            )
+        order.append(span[0])
+    if any(not low < high for low, high in pairwise(order)):
         raise InvalidInput(f"{where}.ranges must ascend", param=f"{where}.ranges")
     return tuple(ranges)
 

@@ -239,7 +239,16 @@ def papers(service: object) -> str:
     ("condition", "found"),
     [
         ({"type": "gte", "key": "day", "value": "2026-01-05"}, "p0 p1 p2"),
-        ({"type": "gt", "key": "day", "value": "2026-01-05"}, "p1 p2"),
+        ({"type": "gt", "key": "day", "value": "2026-01-05"}, "p2"),
+        ({"type": "lte", "key": "day", "value": "2026-01-05"}, "p0 p1"),
+        ({"type": "eq", "key": "day", "value": "2026-01-05"}, "p0 p1"),
+        ({"type": "ne", "key": "day", "value": "2026-01-05"}, "p2 p3 p4"),
+        ({"type": "eq", "key": "day", "value": "2026-01"}, "p0 p1 p2"),
+        ({"type": "eq", "key": "day", "value": "2026"}, "p0 p1 p2"),
+        ({"type": "in", "key": "day", "value": ["2026-01-06", "soon"]}, "p2 p3"),
+        ({"type": "nin", "key": "day", "value": ["2026-01-06", "2026-01-05"]}, "p3 p4"),
+        ({"type": "eq", "key": "day", "value": "2026-01-05T08:00:00.000Z"}, "p1"),
+        ({"type": "eq", "key": "day", "value": "later"}, ""),
         ({"type": "lt", "key": "day", "value": "2026-01-05T09:00:00Z"}, "p0 p1"),
         ({"type": "lte", "key": "day", "value": "2026-01-05T08:00:00"}, "p0 p1"),
         ({"type": "gte", "key": "day", "value": "2026-01"}, "p0 p1 p2 p3"),
@@ -249,7 +258,7 @@ def papers(service: object) -> str:
         ({"type": "lte", "key": "day", "value": "2026"}, "p0 p1 p2"),
         ({"type": "gt", "key": "day", "value": "2025"}, "p0 p1 p2 p3"),
         ({"type": "gte", "key": "year", "value": "2023"}, "p4"),
-        ({"type": "eq", "key": "day", "value": "2026-01-05T00:00:00Z"}, ""),
+        ({"type": "eq", "key": "day", "value": "2026-01-05T00:00:00Z"}, "p0"),
         ({"type": "prefix", "key": "day", "value": "2026-01-05"}, "p0 p1"),
         ({"type": "exists", "key": "day"}, "p0 p1 p2 p3"),
         ({"type": "exists", "key": "day", "value": False}, "p4"),
@@ -401,16 +410,50 @@ def test_the_client_patches(http: Http) -> None:
 
 
 @pytest.mark.model
-def test_a_bound_that_was_meant_as_a_date(http: Http) -> None:
+def test_a_value_that_was_meant_as_a_date(http: Http) -> None:
     """Where a key holds dates, one written otherwise is refused instead of compared by its characters."""
     name = http.new_collection()
     http.write(name, {"id": "a", "text": "x", "metadata": {"at": "2026-01-05"}})
     for bound in ("2026-1-5", "2026-13-45", "05/01/2000", "June 2024", "yesterday", "2024-13", "2024Q2", ""):
-        search = {"query": "x", "filter": {"type": "gte", "key": "at", "value": bound}}
-        reply = http.call("POST", f"/v1/collections/{name}/search", search)
-        assert reply.status == 422
-        assert "filter: 'at' holds dates" in reply.body["error"]["message"]
-        assert "write 2026-01-05, 2026-01-05T10:00:00Z, 2026-01 or 2026" in reply.body["error"]["message"]
+        for kind in ("gte", "lt", "eq", "ne", "in", "nin"):
+            value = [bound] if kind in ("in", "nin") else bound
+            search = {"query": "x", "filter": {"type": kind, "key": "at", "value": value}}
+            reply = http.call("POST", f"/v1/collections/{name}/search", search)
+            assert reply.status == 422, (kind, bound)
+            assert "filter: 'at' holds dates" in reply.body["error"]["message"]
+            assert "write 2026-01-05, 2026-01-05T10:00:00Z, 2026-01 or 2026" in reply.body["error"]["message"]
+
+
+def test_dates_beside_other_strings(http: Http) -> None:
+    """A string that a document has is found as it is written; what only looks like a date is refused."""
+    name = http.new_collection()
+    http.write(
+        name,
+        {"id": "a", "text": "x", "metadata": {"at": "2026-01-05"}},
+        {"id": "b", "text": "x", "metadata": {"at": "5/1/2026"}},
+        {"id": "c", "text": "x", "metadata": {"at": "2026-01"}},
+    )
+    path = f"/v1/collections/{name}/documents/scroll"
+    for value, ids in (("5/1/2026", ["b"]), ("2026-01", ["a", "c"]), ("2026-01-05", ["a"]), ("soon", [])):
+        answer = http.ok("POST", path, {"filter": {"type": "eq", "key": "at", "value": value}})
+        assert [document["id"] for document in answer["documents"]] == ids
+    reply = http.call("POST", path, {"filter": {"type": "eq", "key": "at", "value": "6/1/2026"}})
+    assert (reply.status, "holds dates" in reply.body["error"]["message"]) == (422, True)
+
+
+def test_ranges_of_months_and_years(http: Http) -> None:
+    """The bounds of a facet's ranges have the forms that filters read."""
+    name = http.new_collection()
+    http.write(
+        name,
+        *(
+            {"id": day, "text": "x", "metadata": {"at": day}}
+            for day in ("2023-12-31", "2024-05-31", "2024-06-01")
+        ),
+    )
+    facet = {"key": "at", "ranges": ["2024", "2024-06", "2024-06-02"]}
+    (found,) = http.search(name, query="x", facets=[facet])["facets"]
+    assert [one["count"] for one in found["ranges"]] == [1, 1, 1, 0]
 
 
 @pytest.mark.model
