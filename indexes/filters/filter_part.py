@@ -146,6 +146,10 @@ class FilterPart(ABC):
         """The columns of a key, by the kind of their values."""
         return {kind: column for kind in KINDS if (column := self.column(kind, key))}
 
+    def keys_below(self, key: str) -> list[str]:
+        """The dotted keys of what objects under this key hold, ascending."""
+        return sorted(one for one in self.keys if one.startswith(f"{key}."))
+
     def has_dates(self, key: str) -> bool:
         """Whether some string under the key is a date."""
         strings = self.column("string", key)
@@ -169,8 +173,9 @@ class FilterPart(ABC):
                 return self.match(inner)
             case Exists(key, wanted):
                 found = BitMap()
-                for column in self.columns(key).values():
-                    found |= column.present()
+                for name in (key, *self.keys_below(key)):
+                    for column in self.columns(name).values():
+                        found |= column.present()
                 return found if wanted else found.flip(0, self.size)
             case _:
                 return self._compare(condition)

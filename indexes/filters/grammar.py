@@ -48,7 +48,7 @@ class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Exists(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="exists"):
-    """Whether there is any value under the key; with `value` false, whether there is none."""
+    """Whether there is any value under the key, or in an object there; with `value` false, whether there is none."""
 
     key: str
     value: bool = True

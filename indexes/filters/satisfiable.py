@@ -19,6 +19,7 @@ from indexes.filters.filter_part import Column, FilterPart
 from indexes.filters.grammar import ORDERINGS, Comparison, Filter, Kind, conditions, kind_of
 
 EXAMPLE_CHARS_MAX = 40
+PATHS_MAX = 5  # named of an object
 DATES = "2026-01-05, 2026-01-05T10:00:00Z"
 FORMS = f"{DATES}, 2026-01 or 2026"
 
@@ -31,17 +32,30 @@ def require_satisfiable(condition: Filter, parts: Sequence[FilterPart]) -> None:
         held = {kind: column for part in parts for kind, column in part.columns(asked.key).items()}
         if held and isinstance(asked, Comparison):
             _require_kind(asked, where, held, parts)
-        elif not held and (isinstance(asked, Comparison) or asked.value):
+        elif isinstance(asked, Comparison) or (asked.value and not _below(asked.key, parts)):
             require_key(asked.key, where, parts)
 
 
 def require_key(key: str, where: str, parts: Sequence[FilterPart]) -> None:
-    """Raises InvalidInput where no row has a value under the key, unless there are no rows."""
+    """Raises InvalidInput where no row has a value under the key, unless there are no rows.
+
+    An object is no value: the message then names keys of what is in it.
+    """
     if any(part.size for part in parts) and not any(part.columns(key) for part in parts):
+        if below := _below(key, parts):
+            named = ", ".join(map(repr, below[:PATHS_MAX])) + (", ..." if len(below) > PATHS_MAX else "")
+            raise InvalidInput(
+                f"{where}: the metadata key {key!r} holds objects; name what is in them by a dotted path: {named}",
+                param=where,
+            )
         known = frozenset().union(*(part.keys for part in parts)) - {EXPIRES}
         raise InvalidInput(
             f"{where}: no document has the metadata key {key!r}; {suggestion(key, known)}", param=where
         )
+
+
+def _below(key: str, parts: Sequence[FilterPart]) -> list[str]:
+    return sorted({one for part in parts for one in part.keys_below(key)})
 
 
 def _require_kind(

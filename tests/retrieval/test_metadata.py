@@ -137,7 +137,7 @@ def test_options_of_a_search_reach_into_objects_and_lists(http: Http, orders: st
         ({"facets": ["items.nothing"]}, "facets[0]"),
         ({"sort": [{"key": "customer"}]}, "sort[0].key"),
         ({"boosts": [{"key": "items", "weight": 1}]}, "boosts[0].key"),
-        ({"filter": {"type": "exists", "key": "customer.address"}}, "filter"),
+        ({"filter": {"type": "eq", "key": "customer.address", "value": "Ulm"}}, "filter"),
     ):
         reply = http.call("POST", f"/v1/collections/{orders}/search", {"query": "x", **option})
         assert reply.status == 422, option
@@ -439,6 +439,48 @@ def test_dates_beside_other_strings(http: Http) -> None:
         assert [document["id"] for document in answer["documents"]] == ids
     reply = http.call("POST", path, {"filter": {"type": "eq", "key": "at", "value": "6/1/2026"}})
     assert (reply.status, "holds dates" in reply.body["error"]["message"]) == (422, True)
+
+
+def test_a_key_that_holds_objects(http: Http) -> None:
+    """It exists where the object has a value. To filter, sort or count by it is refused with the paths there are."""
+    name = http.new_collection()
+    http.write(
+        name,
+        {"id": "a", "text": "x", "metadata": {"customer": {"name": "Ada", "at": {"city": "Ulm"}}}},
+        {"id": "b", "text": "x", "metadata": {"customer": [{"name": "Bob"}]}},
+        {"id": "c", "text": "x", "metadata": {"customer": {}, "customers": 3}},
+    )
+    path = f"/v1/collections/{name}/documents/scroll"
+    for key, ids in (("customer", ["a", "b"]), ("customer.at", ["a"]), ("customer.at.city", ["a"])):
+        for value in (True, False):
+            answer = http.ok("POST", path, {"filter": {"type": "exists", "key": key, "value": value}})
+            found = [document["id"] for document in answer["documents"]]
+            assert found == (ids if value else [one for one in "abc" if one not in ids])
+    words = (
+        "'customer' holds objects; name what is in them by a dotted path: 'customer.at.city', 'customer.name'"
+    )
+    for asked in (
+        {"filter": {"type": "eq", "key": "customer", "value": "Ada"}},
+        {"filter": {"type": "ne", "key": "customer", "value": "Ada"}},
+        {"sort": [{"key": "customer"}]},
+        {"facets": ["customer"]},
+        {"boosts": [{"key": "customer"}]},
+    ):
+        reply = http.call("POST", f"/v1/collections/{name}/search", {"query": "x", **asked})
+        assert (reply.status, words in reply.body["error"]["message"]) == (422, True), reply
+
+
+def test_a_key_with_a_dot_is_the_path(http: Http) -> None:
+    """Both spellings are one key, and a document with both has both values."""
+    name = http.new_collection()
+    http.write(
+        name,
+        {"id": "a", "text": "x", "metadata": {"a.b": 1}},
+        {"id": "b", "text": "x", "metadata": {"a": {"b": 2}}},
+        {"id": "c", "text": "x", "metadata": {"a.b": 1, "a": {"b": 2}}},
+    )
+    for value, ids in ((1, {"a", "c"}), (2, {"b", "c"})):
+        assert set(http.found(name, query="x", filter={"type": "eq", "key": "a.b", "value": value})) == ids
 
 
 def test_ranges_of_months_and_years(http: Http) -> None:
