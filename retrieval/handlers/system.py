@@ -64,7 +64,7 @@ async def readyz(request: web.Request) -> web.Response:
     there are no access keys. Nor does a lack of memory fail it, which is over sooner than a balancer would notice.
     """
     if not request.app[READY]["ready"]:
-        return answer(Readiness("not ready"), status=503)
+        return answer(Readiness("not ready"), status=503, headers={"Retry-After": f"{START_RETRY_S}"})
     refusing = request.app[CEILING].refusing()
     # Where there are keys, names of collections are not for everybody.
     quarantined = UNSET if request.app[KEYS].required else sorted(request.app[CATALOG].quarantined)
