@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from indexes.base.courtesy import Work
 from indexes.base.model import Floats, Ids, Ranking, Scalar, StoredPassage
 from indexes.collection.collection import Collection
+from indexes.filters.grammar import Kind
 from indexes.parts.prepared import Prepared
 from indexes.parts.query import Candidates, Query
 from indexes.parts.snapshot import Snapshot
@@ -60,7 +61,9 @@ class Execution(Protocol):
         """Equal where the same query scores the same passages alike."""
         ...
 
-    def values(self, ids: Ids, key: str, where: str) -> Sequence[Sequence[Scalar]]:
+    def values(
+        self, ids: Ids, key: str, where: str, kinds: Sequence[Kind] = (), *, dates: bool = False
+    ) -> Sequence[Sequence[Scalar]]:
         """What each passage has under a metadata key. Raises InvalidInput naming `where` for a key that none has."""
         ...
 
@@ -164,8 +167,10 @@ class LocalExecution(msgspec.Struct, frozen=True):
     def scoring(self) -> bytes:
         return self.prepared.scoring
 
-    def values(self, ids: Ids, key: str, where: str) -> Sequence[Sequence[Scalar]]:
-        return self.prepared.values(ids, key, where)
+    def values(
+        self, ids: Ids, key: str, where: str, kinds: Sequence[Kind] = (), *, dates: bool = False
+    ) -> Sequence[Sequence[Scalar]]:
+        return self.prepared.values(ids, key, where, kinds, dates=dates)
 
     def looked_up(self, text: str) -> frozenset[str]:
         found = self.snapshot.looked_up(text, self.prepared.query.language)
