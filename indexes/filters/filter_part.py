@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import reduce
+from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,6 +124,13 @@ class Column(ABC):
         return self.chosen(begun > np.searchsorted(ends, instants, "right"))
 
 
+def _spellings(value: Scalar) -> Iterable[Scalar]:
+    """Return a value as it is written and, of a string, composed and decomposed: "é" is one character or two."""
+    if not isinstance(value, str) or value.isascii():
+        return (value,)
+    return {value, normalize("NFC", value), normalize("NFD", value)}
+
+
 class FilterPart(ABC):
     """The filter index of one part. Safe from any thread."""
 
@@ -191,7 +199,7 @@ class FilterPart(ABC):
             return column.ordered(asked.type, asked.value)
         wanted: dict[Kind, list[Scalar]] = {}
         for value in asked.values:
-            wanted.setdefault(kind_of(value), []).append(value)
+            wanted.setdefault(kind_of(value), []).extend(_spellings(value))
         rows = BitMap()
         for kind, values in wanted.items():
             if column := self.column(kind, asked.key):

@@ -81,8 +81,23 @@ def _require_kind(
         if not dated or any(part.has_dates(asked.key) for part in parts):
             return
         missing = f"date ({DATES})"
+    raise _without(missing, asked.key, where, held)
+
+
+def require_values(
+    key: str, where: str, parts: Sequence[FilterPart], kinds: Sequence[Kind], *, dates: bool = False
+) -> None:
+    """Raises InvalidInput where the key has values and none is of these kinds, nor a date if `dates` do, too."""
+    held = {kind: column for part in parts for kind, column in part.columns(key).items()}
+    if not held or held.keys() & set(kinds) or (dates and any(part.has_dates(key) for part in parts)):
+        return
+    wanted = [*kinds[:1], *([f"date ({DATES})"] if dates else [])]
+    raise _without(" or ".join(wanted), key, where, held)
+
+
+def _without(missing: str, key: str, where: str, held: dict[Kind, Column]) -> InvalidInput:
     there = " and ".join(f"{kind}s (such as {_shown(kind, column)})" for kind, column in sorted(held.items()))
-    raise InvalidInput(f"{where}: {asked.key!r} holds {there}, no {missing} is among them", param=where)
+    return InvalidInput(f"{where}: {key!r} holds {there}, no {missing} is among them", param=where)
 
 
 def _must_be_a_date(text: str, asked: Comparison, parts: Sequence[FilterPart]) -> bool:

@@ -23,7 +23,7 @@ from indexes.collection.collection import Collection
 from indexes.filters.bitmaps import bitmap_of
 from indexes.filters.filter_part import FilterPart
 from indexes.filters.grammar import Filter, Kind, Unchecked, kind_of
-from indexes.filters.satisfiable import require_key
+from indexes.filters.satisfiable import require_key, require_values
 from indexes.filters.values import Numbers, Positions, Texts, Values, ranked
 from indexes.parts.part import Part
 from indexes.parts.prepared import select
@@ -72,12 +72,17 @@ def count_facets(
 ) -> list[FacetCounts]:
     """Equal ones are counted once. Calls `on_step` between its steps.
 
-    Raises InvalidInput for a key that no document has, or too many different values.
+    Raises InvalidInput for a key that no document has, for ranges of numbers or dates where it has none, or for too
+    many different values.
     """
     matching = list(_matching(collection, snapshot, condition))
     if not isinstance(condition, Unchecked):
+        parts = [filters for filters, _ in matching]
         for one in asked:
-            require_key(one.key, one.where, [filters for filters, _ in matching])
+            require_key(one.key, one.where, parts)
+            if one.bounds:
+                dates = isinstance(one.bounds[0], str)
+                require_values(one.key, one.where, parts, () if dates else ("number",), dates=dates)
     known: dict[tuple[str, tuple[Scalar, ...]], FacetCounts] = {}
     for one in asked:
         if (one.key, one.bounds) not in known:

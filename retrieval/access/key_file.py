@@ -18,6 +18,7 @@ import msgspec
 from indexes.base.durable import FolderLock, publish, remove
 from indexes.base.errors import Conflict, Damaged, InvalidInput, NotFound
 from indexes.base.model import now_ms
+from indexes.directory.catalog import NAME_RULE
 from indexes.directory.marker import (
     KEYS,
     KEYS_LOCK,
@@ -215,7 +216,8 @@ def check(key: Key) -> None:
         raise InvalidInput("vectors come with documents: add the scope search", param="scopes")
     if key.tenant and not TENANT.fullmatch(key.tenant):
         raise InvalidInput(
-            f"tenant {key.tenant!r} cannot be a name; expected 1 to 63 of a-z, 0-9, '-' and '_'",
+            f"tenant {key.tenant!r} cannot be a name; expected 1 to 63 of a-z, 0-9, '-' and '_', beginning with a "
+            "letter or digit",
             param="tenant",
         )
     if key.tenant and "metrics" in key.scopes:
@@ -229,7 +231,9 @@ def check(key: Key) -> None:
             raise InvalidInput(f"limits: {error}", param="limits") from None
     for name in key.collections:
         if not NAME.fullmatch(name):
-            raise InvalidInput(f"collections: {name!r} cannot be a name", param="collections")
+            raise InvalidInput(
+                f"collections: {name!r} cannot be a name; expected {NAME_RULE}", param="collections"
+            )
     if key.groups is not None:
         check_groups(key.groups, "groups")
     if (key.groups is not None or key.signed_groups) and {*key.scopes} - {"vectors"} != {"search"}:

@@ -58,6 +58,9 @@ USED = web.AppKey(
 )  # when collections were last used, until store_expiry has stored it
 TASKS = web.AppKey("TASKS", Tasks)
 API = web.AppKey("API", dict[str, Any])
+PARAMETERS = web.AppKey(  # of query strings, by handler: where others are refused
+    "PARAMETERS", dict[object, tuple[str, ...]]
+)
 READY = web.AppKey("READY", dict[str, bool])
 RELOADED = web.AppKey[list[Callable[[], None]]]("RELOADED")  # called when CONFIG has changed
 START = web.AppKey("START", Start)

@@ -65,7 +65,7 @@ async def readyz(request: web.Request) -> web.Response:
     notice.
     """
     if not request.app[READY]["ready"]:
-        return answer(Readiness("not ready"), status=503)
+        return answer(Readiness("not ready"), status=503, headers={"Retry-After": f"{START_RETRY_S}"})
     refusing = request.app[CEILING].refusing()
     # With access keys, collection names are not public.
     quarantined = UNSET if request.app[KEYS].required else sorted(request.app[CATALOG].quarantined)

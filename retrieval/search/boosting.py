@@ -18,6 +18,7 @@ import numpy as np
 
 from indexes.base.model import Scalar
 from indexes.filters.dates import instant_of_date
+from indexes.filters.grammar import Kind
 from retrieval.documents.metadata import instant_at
 from retrieval.search.executor import Execution
 from retrieval.search.fusion import Scores, best_first
@@ -27,15 +28,26 @@ from retrieval.wire.options import Boost
 
 DAY_US = 86_400_000_000
 LEAST_FACTOR, FACTOR_MAX = 1e-6, 1e9
+COUNTED: dict[bool, tuple[Kind, ...]] = {  # kinds of values that a boost reads, with decay and without
+    True: ("number",),
+    False: ("number", "boolean"),
+}
 
 Values = Sequence[Sequence[Scalar]]  # for each candidate, its values under one key
 
 
 def arrange(plan: Plan, fused: Fused, execution: Execution) -> Fused:
-    """Order the candidates by boosts and sort. Raises InvalidInput for an unknown key."""
+    """Order the candidates by boosts and sort. Raises InvalidInput for an unknown key, or for a boost by a key without
+    numbers or dates."""
     ids = fused.candidates.ids
     for at, boost in enumerate(plan.request.boosts or []):
-        values = execution.values(ids, boost.key, f"boosts[{at}].key")
+        values = execution.values(
+            ids,
+            boost.key,
+            f"boosts[{at}].key",
+            COUNTED[boost.decay is not None],
+            dates=boost.decay is not None,
+        )
         factors = np.array([factor(boost, one) for one in values])
         fused = replace(fused, boosts=factors if fused.boosts is None else fused.boosts * factors)
     if fused.boosts is not None:

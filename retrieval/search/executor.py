@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from indexes.base.model import Floats, Ids, Ranking, Scalar, StoredPassage
 from indexes.base.work import WorkBudget
 from indexes.collection.collection import Collection
+from indexes.filters.grammar import Kind
 from indexes.parts.prepared import Prepared
 from indexes.parts.query import Candidates, Query
 from indexes.parts.snapshot import Snapshot
@@ -60,9 +61,11 @@ class Execution(Protocol):
         """Equal for two states if the same query scores the same passages alike on both."""
         ...
 
-    def values(self, ids: Ids, key: str, where: str) -> Sequence[Sequence[Scalar]]:
+    def values(
+        self, ids: Ids, key: str, where: str, kinds: Sequence[Kind] = (), *, dates: bool = False
+    ) -> Sequence[Sequence[Scalar]]:
         """Return the values of each passage under a metadata key. Raises InvalidInput naming `where` if no passage has
-        the key."""
+        the key, or none has a value of these `kinds`, or a date if `dates` count."""
         ...
 
     def terms_of(self, text: str) -> frozenset[str]:
@@ -171,8 +174,10 @@ class LocalExecution(msgspec.Struct, frozen=True):
     def scoring(self) -> bytes:
         return self.prepared.scoring
 
-    def values(self, ids: Ids, key: str, where: str) -> Sequence[Sequence[Scalar]]:
-        return self.prepared.values(ids, key, where)
+    def values(
+        self, ids: Ids, key: str, where: str, kinds: Sequence[Kind] = (), *, dates: bool = False
+    ) -> Sequence[Sequence[Scalar]]:
+        return self.prepared.values(ids, key, where, kinds, dates=dates)
 
     def terms_of(self, text: str) -> frozenset[str]:
         found = self.snapshot.looked_up(text, self.prepared.query.language)

@@ -18,6 +18,7 @@ from indexes.base.errors import (
     StorageError,
     TooLarge,
 )
+from indexes.base.suggestions import suggestion
 from retrieval.access.auth import PRINCIPAL
 from retrieval.admission.gates import Load
 from retrieval.admission.turns import PATIENT
@@ -35,6 +36,7 @@ from retrieval.handlers.state import (
     LIMITER,
     LOADS,
     METRICS,
+    PARAMETERS,
     READY,
     SCOPES,
     STOPPING,
@@ -42,6 +44,8 @@ from retrieval.handlers.state import (
 from retrieval.handlers.wire import form, in_callers_words
 from retrieval.observe.request_log import CLIENT_LEFT, GIVEN_ID, LOG, REQUEST_ID, log_request, new_request_id
 from retrieval.server.door import DOOR
+from retrieval.wire import errors
+from retrieval.wire.decoding import ALIKE, shorten
 from retrieval.wire.errors import (
     MalformedRequest,
     MethodNotAllowed,
@@ -155,6 +159,7 @@ async def admit(request: web.Request, handler: Handler) -> web.StreamResponse:
         require_known_caller(request)
         caller = app[KEYS].admit(request.headers, app[SCOPES].get(request.match_info.handler, "key"))
         PRINCIPAL.set(caller)
+        require_known_parameters(request)
         with app[LIMITER].under_way(caller.key, caller.limits):
             load = load_of(request)
             if load is None:
@@ -176,6 +181,18 @@ async def admit(request: web.Request, handler: Handler) -> web.StreamResponse:
         if entry is not None:
             entry.leave(done=done)
     return answer
+
+
+def require_known_parameters(request: web.Request) -> None:
+    """Raises InvalidInput for a parameter of the query string that the service's own API does not have here."""
+    known = request.app[PARAMETERS].get(request.match_info.handler)
+    if known is None:
+        return
+    for name in request.query:
+        if name not in known:
+            shown = shorten(name)
+            wanted = suggestion(name, known, ALIKE) if known else "there are none here"
+            raise InvalidInput(f"unknown parameter {shown!r} in the query string; {wanted}", param=shown)
 
 
 def load_of(request: web.Request) -> Load | None:
@@ -244,7 +261,11 @@ def from_aiohttp(request: web.Request, error: web.HTTPException) -> web.StreamRe
         409: Conflict(error.reason),
         413: body_too_large(request.app[CONFIG].server.body_bytes_max),
     }
-    answer = response(request.path, kinds.get(error.status, InvalidInput(error.reason)), status=error.status)
+    ours = kinds.get(error.status, InvalidInput(error.reason))
+    if request.path == "/" and error.status == 405:  # a dialect has only its POST
+        answer = errors.response(ours)
+    else:
+        answer = response(request.path, ours, status=error.status)
     if allowed := error.headers.get("Allow"):
         answer.headers["Allow"] = allowed
     return answer

@@ -44,8 +44,9 @@ from retrieval.handlers.error_shapes import (
     OllamaErrorBody,
     OpenAIErrorBody,
     TeiErrorBody,
+    dialect_of,
 )
-from retrieval.handlers.state import API, CONFIG, LOADS, SCOPES
+from retrieval.handlers.state import API, CONFIG, LOADS, PARAMETERS, SCOPES
 from retrieval.server.examples import make_examples
 from retrieval.server.openapi import Route, describe
 from retrieval.wire import (
@@ -273,6 +274,13 @@ def add_routes(app: web.Application) -> None:
     app[LOADS] = loads
     scopes: dict[object, Needed] = {system.asset: "public", ui.asset: "public"}
     app[SCOPES] = scopes
+    # Clients of other servers may send what those know; pages and probes answer whatever is sent.
+    parameters: dict[object, tuple[str, ...]] = {
+        route.handler: route.parameters
+        for route in ROUTES
+        if route.path.startswith("/v1/") and dialect_of(route.path) is None
+    }
+    app[PARAMETERS] = parameters
     for route in ROUTES:
         if route.scope is None:
             raise ValueError(f"{route.method} {route.path} has no scope, so anyone could call it")

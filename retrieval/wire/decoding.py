@@ -101,6 +101,7 @@ ALIKE = (
 _PLACE = re.compile(r"(?:key in )?\$(?P<path>(?:\.\w+|\[[^\[\]]*\])*)`")
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<name>.*)`", re.DOTALL)
+_NOT_ALLOWED = re.compile(r"Invalid enum value ")
 _TYPES = re.compile(r"(?:Expected|got) `[^`]*`")
 NAME_CHARS_SHOWN = 100  # of a field's name that a request made up
 JSON_WORDS = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}  # for Python's
@@ -137,6 +138,8 @@ def invalid(error: msgspec.ValidationError, kind: type) -> InvalidInput:
     likely one."""
     message, path = split_place(_TYPES.sub(in_json_words, str(error)))
     unknown = _UNKNOWN.fullmatch(message)
+    if _NOT_ALLOWED.match(message) and (allowed := values_at(kind, path)):
+        message = f"{shorten(message)}; allowed: {', '.join(map(repr, allowed))}"
     named = unknown or _MISSING.fullmatch(message)
     name = shorten(named["name"]) if named else ""
     if unknown:
@@ -164,16 +167,27 @@ def in_json_words(types: re.Match[str]) -> str:
 
 def fields_at(kind: type, path: str) -> list[str]:
     """The fields that an object at this path may have."""
+    structs = [one for one in types_at(kind, path) if isinstance(one, inspect.StructType)]
+    return [field.encode_name for one in structs for field in one.fields]
+
+
+def values_at(kind: type, path: str) -> list[object]:
+    """The values that a field at this path may have, where it may have only some."""
+    found: list[object] = []
+    for one in types_at(kind, path):
+        if isinstance(one, inspect.LiteralType):
+            found += one.values
+        elif isinstance(one, inspect.EnumType):
+            found += [member.value for member in one.cls]
+    return found
+
+
+def types_at(kind: type, path: str) -> list[inspect.Type]:
+    """Every type that a value at this path may have."""
     here = [inspect.type_info(kind)]
     for step in _STEP.findall(path):
         here = [inner for one in here for inner in inside(one, step)]
-    return [
-        field.encode_name
-        for one in here
-        for inner in alternatives(one)
-        if isinstance(inner, inspect.StructType)
-        for field in inner.fields
-    ]
+    return [inner for one in here for inner in alternatives(one)]
 
 
 def inside(one: inspect.Type, step: str) -> list[inspect.Type]:
@@ -182,6 +196,8 @@ def inside(one: inspect.Type, step: str) -> list[inspect.Type]:
     for inner in alternatives(one):
         if isinstance(inner, inspect.ListType) and step.startswith("["):
             found.append(inner.item_type)
+        elif isinstance(inner, inspect.DictType) and step.startswith("["):
+            found.append(inner.value_type)
         elif isinstance(inner, inspect.StructType):
             found += [field.type for field in inner.fields if field.encode_name == step]
     return found

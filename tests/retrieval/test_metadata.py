@@ -483,6 +483,47 @@ def test_a_key_with_a_dot_is_the_path(http: Http) -> None:
         assert set(http.found(name, query="x", filter={"type": "eq", "key": "a.b", "value": value})) == ids
 
 
+def test_what_cannot_count_is_refused(http: Http) -> None:
+    """Ranges of numbers or dates, and boosts, where the key has none of what they read."""
+    name = http.new_collection()
+    http.write(
+        name,
+        {"id": "a", "text": "x", "metadata": {"word": "b", "number": 5, "day": "2026-01-05", "ok": True}},
+    )
+    ages = {"decay": {"half_life_days": 3}}
+    for asked, place, missing in (
+        ({"facets": [{"key": "word", "ranges": [1, 2]}]}, "facets[0]", "no number is among them"),
+        ({"facets": [{"key": "number", "ranges": ["2025", "2026"]}]}, "facets[0]", "no date (2026-01-05"),
+        ({"facets": [{"key": "word", "ranges": ["2025"]}]}, "facets[0]", "no date (2026-01-05"),
+        ({"boosts": [{"key": "word"}]}, "boosts[0].key", "no number is among them"),
+        ({"boosts": [{"key": "day"}]}, "boosts[0].key", "no number is among them"),
+        ({"boosts": [{"key": "word", **ages}]}, "boosts[0].key", "no number or date (2026-01-05"),
+    ):
+        reply = http.call("POST", f"/v1/collections/{name}/search", {"query": "x", **asked})
+        assert (reply.status, reply.body["error"]["param"]) == (422, place), (asked, reply)
+        assert missing in reply.body["error"]["message"]
+    for fine in (
+        {"boosts": [{"key": "ok"}, {"key": "number"}, {"key": "day", **ages}, {"key": "number", **ages}]},
+        {"facets": [{"key": "day", "ranges": ["2026"]}, {"key": "number", "ranges": [1]}]},
+    ):
+        assert http.found(name, query="x", **fine) == ["a"]
+
+
+def test_letters_composed_or_not(http: Http) -> None:
+    """A string is equal to itself in Unicode's other form; case and everything else count."""
+    name = http.new_collection()
+    http.write(
+        name,
+        {"id": "composed", "text": "x", "metadata": {"size": "Gr\u00f6\u00dfe"}},
+        {"id": "decomposed", "text": "x", "metadata": {"size": "Gro\u0308\u00dfe"}},
+        {"id": "lower", "text": "x", "metadata": {"size": "gr\u00f6\u00dfe"}},
+    )
+    for value in ("Gr\u00f6\u00dfe", "Gro\u0308\u00dfe"):
+        for condition in ({"type": "eq", "value": value}, {"type": "in", "value": [value]}):
+            found = http.found(name, query="x", filter={**condition, "key": "size"})
+            assert set(found) == {"composed", "decomposed"}
+
+
 def test_ranges_of_months_and_years(http: Http) -> None:
     """The bounds of a facet's ranges have the forms that filters read."""
     name = http.new_collection()
