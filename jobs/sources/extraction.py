@@ -42,14 +42,11 @@ class FileExtraction:
         self._isolated = Isolated()
         self._ended = threading.Event()
 
-    def check(self) -> None:
+    def run(self) -> str:
         if not all(map(find_spec, NEEDS)):
             raise self._refusal(
                 "reading it needs the extra files: in a checkout of Nearline, pip install '.[files]'"
             )
-
-    def run(self) -> str:
-        self.check()
         if self._ended.is_set():
             raise self._refusal("its reading was ended")
         report = SourceReport()
