@@ -29,7 +29,7 @@ from jobs.sources.columns import ColumnType, parse_types
 from jobs.sources.files import FoundFile, printable
 from jobs.sources.finding import find_files
 from jobs.sources.model import Failure, FirstFailure, SourceDocument, SourceError, SourceOptions, SourceReport
-from jobs.sources.read import read_documents, read_files, total_bytes
+from jobs.sources.read import note_repeated, read_documents, read_files, total_bytes
 
 __all__ = [
     "ColumnType",
@@ -41,6 +41,7 @@ __all__ = [
     "SourceOptions",
     "SourceReport",
     "find_files",
+    "note_repeated",
     "parse_types",
     "printable",
     "read_documents",

@@ -33,6 +33,8 @@ class SourceDocument:
     expires_at: str | int | None = None
     source: str = ""
     bytes_read: int = 0
+    repeats: bool = False
+    """Whether a document before it in this run has the same id. It is not written: the first one is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +128,7 @@ class SourceReport:
     skips: Counter[str] = field(default_factory=Counter)
     """Their number by reason."""
     duplicates: int = 0
-    """Documents with an id seen before in this run: still yielded, and the service keeps the last."""
+    """Documents that are not written, because one before them has their id."""
     other_files: Counter[str] = field(default_factory=Counter)
     """Skipped files of unknown kinds, by extension."""
     options: dict[str, str] = field(default_factory=dict)
@@ -189,7 +191,7 @@ class SourceReport:
         left_out = [
             (self.failures, "failed"),
             (self.skips.total(), "skipped"),
-            (self.duplicates, "with an id seen before"),
+            (self.duplicates, "not written, their ids came before"),
             (self.notes_dropped, "more notes"),
         ]
         remarks = "; ".join(f"{count:,} {what}" for count, what in left_out if count)

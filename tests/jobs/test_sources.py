@@ -604,13 +604,18 @@ def test_missing_paths_are_refused_before_anything_is_read(tmp_path: Path) -> No
 
 
 def test_duplicate_ids_are_reported(tmp_path: Path) -> None:
-    """Both documents are yielded, since the last one counts; the report counts and names the second."""
+    """The first is yielded; the report counts the others and names the first of each file."""
     first = put(tmp_path, "one/a.txt", "first")
     second = put(tmp_path, "two/a.txt", "second")
-    documents, report = read(first, second)
-    assert [d.text for d in documents] == ["first", "second"]
-    assert report.duplicates == 1
-    assert report.notes == [f"{second}: the id 'a.txt' came before; the last one counts"]
+    table = put(tmp_path, "rows.csv", "id,text\n1,one\n1,again\n2,two\n2,again\n")
+    documents, report = read(first, second, table)
+    assert [d.text for d in documents] == ["first", "one", "two"]
+    assert report.duplicates == 3
+    assert [note.partition(";")[0] for note in report.notes] == [
+        f"{second}: the id 'a.txt' came before",
+        f"{table}:3: the id '1' came before",
+    ]
+    assert "--prefix-ids" in report.notes[0]
 
 
 def test_a_name_of_arbitrary_bytes_is_refused_legibly(tmp_path: Path) -> None:
