@@ -7,12 +7,15 @@ first to what a reader came for.
 from __future__ import annotations
 
 import codecs
+import io
 import re
+import zipfile
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jobs.sources.files import ENCODING_HINT, SourceFile
 from jobs.sources.generated import REDIRECTION
+from jobs.sources.hidden import HIDDEN_SLIDE, without_hidden_slides
 from jobs.sources.model import SourceDocument, SourceOptions, SourceReport
 from jobs.sources.texts import document_of, first_heading
 
@@ -74,8 +77,13 @@ def read_html(file: SourceFile, options: SourceOptions, report: SourceReport) ->
 
 
 def read_book(file: SourceFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:
-    """A DOCX, EPUB or PPTX file as one document; the title of each slide is a heading."""
-    found = extracted(file.content(options.extracted_bytes_max), file.found.format)
+    """A DOCX, EPUB or PPTX file as one document; the title of each slide is a heading. Hidden slides are skipped."""
+    content = file.content(options.extracted_bytes_max)
+    if file.found.format == "pptx" and zipfile.is_zipfile(io.BytesIO(content)):
+        content, hidden = without_hidden_slides(content)
+        for name in hidden:
+            report.skip(f"{file.place()}:{name}", HIDDEN_SLIDE)
+    found = extracted(content, file.found.format)
     yield from document_from(file, unlinked(found.content), found.metadata, None, options, report)
 
 

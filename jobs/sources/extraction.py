@@ -64,7 +64,12 @@ class FileExtraction:
         if report.failed:
             raise self._refusal(report.failed[0].reason)
         if not any(text.strip() for text in texts):
-            raise self._refusal("holds no text")
+            skipped = [
+                f"{one.source.rpartition(':')[2]} ({one.reason})"
+                for one in report.skipped
+                if ":" in one.source
+            ]
+            raise self._refusal(f"holds no text{'; skipped: ' * bool(skipped)}{', '.join(skipped)[:500]}")
         return "\n\n".join(texts)
 
     def end(self) -> None:

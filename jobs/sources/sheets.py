@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from jobs.sources.extracted import document_from, extracted
 from jobs.sources.files import SourceFile
+from jobs.sources.hidden import HIDDEN_SHEET, hidden_sheets
 from jobs.sources.model import SourceDocument, SourceError, SourceOptions, SourceReport
 from jobs.sources.rows import documents_of, has_text
 from jobs.sources.tables import TypedColumns
@@ -13,9 +14,13 @@ from jobs.sources.tables import TypedColumns
 
 def read_workbook(file: SourceFile, options: SourceOptions, report: SourceReport) -> Iterator[SourceDocument]:
     """A document for each row of a sheet whose first row names the text columns, with the ids of a table's rows; one
-    document for all other sheets, each under a heading.
+    document for all other sheets, each under a heading. Hidden sheets are skipped; hidden rows and columns are read.
     """
-    found = extracted(file.content(options.extracted_bytes_max), "xlsx")
+    content = file.content(options.extracted_bytes_max)
+    found = extracted(content, "xlsx")
+    hidden = hidden_sheets(content)
+    for name in sorted(hidden):
+        report.skip(f"{file.place()}:{name}", HIDDEN_SHEET)
     names = found.metadata.get("sheet_names") or []
     text = []
     for table in found.tables:
@@ -23,6 +28,8 @@ def read_workbook(file: SourceFile, options: SourceOptions, report: SourceReport
         name = (
             names[table.page_number - 1] if table.page_number <= len(names) else f"Sheet {table.page_number}"
         )
+        if name in hidden:
+            continue
         if rows and has_text([cell for cell in rows[0] if cell], options):
             yield from _documents(file.part(name), rows, options, report)
         else:

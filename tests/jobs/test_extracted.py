@@ -14,13 +14,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from indexes.base.errors import InvalidInput
 from jobs.sources import SourceOptions, SourceReport, isolated
 from jobs.sources.extracted import charset_of, page_text, unlinked
+from jobs.sources.extraction import extract
 from jobs.sources.files import FoundFile, SourceFile
 from jobs.sources.isolated import Isolated
 from jobs.sources.texts import rst_headings
 from tests.jobs.test_sources import put, read
-from tests.support.files import docx, eml, epub, pdf, pptx, xlsx
+from tests.support.files import docx, eml, epub, hiding, pdf, pptx, xlsx
 
 PAGE = """<html><head><title>Refunds &amp; returns</title><script>var x = 1;</script></head><body>
 <header><h1>Refunds</h1><a href="/">Home</a></header><nav><a href="/a">Products</a></nav>
@@ -178,6 +180,31 @@ def test_rows_of_a_workbook_are_documents_where_a_column_is_the_text(tmp_path: P
     assert [one.text for one in documents][-1] == "b: y"
 
 
+def test_what_is_hidden_is_not_read(tmp_path: Path) -> None:
+    """Sheets and slides are skipped by name; a file of nothing else says so."""
+    rows = [["a", "b"], ["secret", "y"]]
+    states = {"Old": "hidden", "Lists": "veryHidden"}
+    book = put(
+        tmp_path, "a.xlsx", xlsx(states, Old=rows, Lists=[["text"], ["secret"]], Open=[["a", "b"], [1, 2]])
+    )
+    slides = pptx(("One", "first"), ("Two", "secret"), ("Three", "third"))
+    talk = put(tmp_path, "a.pptx", hiding(slides, "slide2"))
+    documents, report = read(book, talk)
+    assert [one.text.strip() for one in documents] == [
+        "# Open\n\na: 1\nb: 2", "## One\n\nfirst\n\n## Three\n\nthird"
+    ]  # fmt: skip
+    assert [(one.source, one.reason) for one in report.skipped] == [
+        (f"{book}:Lists", "hidden sheets"),
+        (f"{book}:Old", "hidden sheets"),
+        (f"{talk}:slide2", "hidden slides"),
+    ]
+    assert "skipped: 2 hidden sheets (a.xlsx:Lists, a.xlsx:Old)" in report.summary()
+    uploaded = extract(xlsx({"Old": "hidden"}, Old=rows, Open=[]), "b.xlsx", 1000)
+    assert uploaded is not None
+    with pytest.raises(InvalidInput, match=r"b\.xlsx.*no text; skipped: Old \(hidden sheets\)"):
+        uploaded.run()
+
+
 def test_an_empty_workbook_is_named(tmp_path: Path) -> None:
     """As every file without text."""
     documents, report = read(put(tmp_path, "a.xlsx", xlsx(Empty=[])))
@@ -252,7 +279,6 @@ def test_attachments_are_documents(tmp_path: Path) -> None:
         ("a.eml/up.txt", "First."),
         ("a.eml/3-up.txt", "Second."),
         ("a.eml/prices.csv/1", "Lamp"),
-        ("a.eml/prices.csv/1", "Desk"),
         ("a.eml/rows.csv#2", "A row."),
         ("a.eml/inner.eml", "Inner text."),
         ("a.eml/inner.eml/note.md", "# Note"),
@@ -260,7 +286,7 @@ def test_attachments_are_documents(tmp_path: Path) -> None:
     assert documents[1].metadata == {
         "from": "ann@example.org", "pages": 1, "attachment": "terms.pdf", "message": "a.eml",
     }  # fmt: skip
-    assert documents[8].metadata["lang"] == "en"
+    assert documents[7].metadata["lang"] == "en"
     assert documents[1].source == f"{path}:terms.pdf"
     assert report.skips == {"files of other kinds": 1}
     assert [one.source for one in report.failed] == [f"{path}:bad.pdf", f"{path}:latin.txt:1:2"]
