@@ -8,6 +8,7 @@ import json
 import zipfile
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from email.message import EmailMessage
 from pathlib import Path
 
 import pyarrow as pa
@@ -251,6 +252,31 @@ def test_mail(tmp_path: Path) -> None:
     }
     assert rich.text.split() == ["#", "Rich", "text."]
     assert "no headers" in report.failed[0].reason
+
+
+@pytest.mark.parametrize(
+    ("named", "kind", "name"),
+    [
+        ("pic.png", "image/png", "pic.png"),
+        ("photo.jpeg", "image/jpeg", "photo.jpeg"),
+        ("old.tar.gz", "application/gzip", "old.tar.gz"),
+        ("pic", "image/png", "pic"),
+        ("v1.2", "application/pdf", "v1.2.pdf"),
+        ("notes", "text/plain", "notes.txt"),
+        ("TERMS.PDF", "application/octet-stream", "TERMS.PDF"),
+        ("", "image/png", "1.png"),
+        ("", "application/x-unknown", "1"),
+    ],
+)
+def test_names_of_attachments(tmp_path: Path, named: str, kind: str, name: str) -> None:
+    """What is skipped has the name that it was sent with; an ending is added where it says how to read the file."""
+    message = EmailMessage()
+    message.set_content("Text.")
+    message.add_attachment(b"x", *kind.split("/"), **({"filename": named} if named else {}))
+    _, report = read(put(tmp_path, "a.eml", bytes(message)))
+    ids = [one.id for one in read(tmp_path / "a.eml")[0]]
+    said = [one.source for one in (*report.skipped, *report.failed)]
+    assert [f"{tmp_path / 'a.eml'}:{name}"] == said or ids[1:] == [f"a.eml/{name}"]
 
 
 def test_attachments_are_documents(tmp_path: Path) -> None:
