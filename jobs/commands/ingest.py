@@ -168,10 +168,7 @@ def command(
         sys.exit(syncs.follow() if watch else syncs.run_all(lenient))
     report = SourceReport()
     done = send_all(paths, url, collection, settings if create else None, options, report, hidden=as_json)
-    for column in declared.keys() - report.types.keys():
-        report.note(f"types: no table has a column '{column}' of metadata")
-    for column in sorted({*options.columns, *options.skip_columns} - report.columns_found):
-        report.note(f"columns: nothing that was read has a column or field '{column}' of metadata")
+    report.check_columns(options)
     for line in report.notes:
         click.echo(line, err=True)
     show_failures(report)

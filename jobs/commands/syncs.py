@@ -124,6 +124,8 @@ class Syncs:
             except ServiceError:
                 show_failures(report)
                 raise
+        if not done.files_unchanged:  # those may have what the others lack
+            report.check_columns(self.options)
         self.tell(path, done, report)
         return done, report
 

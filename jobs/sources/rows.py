@@ -8,7 +8,15 @@ from collections.abc import Collection, Iterator, Mapping
 import msgspec
 
 from jobs.sources.files import SourceFile
-from jobs.sources.model import EMPTY, SourceDocument, SourceError, SourceOptions, SourceReport, metadata_of
+from jobs.sources.model import (
+    EMPTY,
+    SourceDocument,
+    SourceError,
+    SourceOptions,
+    SourceReport,
+    metadata_of,
+    named,
+)
 from jobs.sources.texts import document_of
 
 Row = tuple[int, "Mapping[str, object] | SourceError"]
@@ -136,10 +144,10 @@ def _too_wide(
     options: SourceOptions,
     more: str = "",
 ) -> SourceError:
-    named = f": {', '.join(fields)[:300]}" if fields else ""
+    columns = f": {named(fields)}" if fields else ""
     return file.error(
         f"{keys:,} columns would become metadata, and the service takes {options.metadata_keys_max}{more}; "
-        f"--columns names those to keep, --skip-columns those to leave out{named}",
+        f"--columns names those to keep, --skip-columns those to leave out{columns}",
         line,
     )
 
@@ -160,7 +168,7 @@ def _document(
 
     if not has_text(fields, options):
         missing = ", ".join(f"'{field}'" for field in options.text_fields)
-        found = ", ".join(fields) or "none"
+        found = named(fields) or "none"
         raise file.error(f"no field {missing}; found: {found}; {TEXT_FIELD_HINT}", line)
     if options.text_fields == ALL:
         text = lines_of(

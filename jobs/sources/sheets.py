@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from jobs.sources.extracted import document_from, extracted
 from jobs.sources.files import SourceFile
 from jobs.sources.hidden import HIDDEN_SHEET, hidden_sheets
-from jobs.sources.model import SourceDocument, SourceError, SourceOptions, SourceReport
+from jobs.sources.model import SourceDocument, SourceError, SourceOptions, SourceReport, named
 from jobs.sources.rows import documents_of, has_text
 from jobs.sources.tables import TypedColumns
 
@@ -44,7 +44,7 @@ def _documents(
     columns, *cells = rows
     twice = sorted({name for name in columns if name and columns.count(name) > 1})
     if twice:
-        report.fail(SourceError(file.place(), f"the header names a column twice: {', '.join(twice)}"))
+        report.fail(SourceError(file.place(), f"the header names a column twice: {named(twice)}"))
         return
     typed = TypedColumns.of(columns, cells, options, report)
     filled = ((number, row) for number, row in enumerate(cells, 2) if any(row))

@@ -369,13 +369,14 @@ def test_many_failures_are_shown_in_part(http: Http, service: ServerProcess, tmp
     assert len(json.loads(nearline(*arguments, "--json").stdout)["failed"]) == 50
 
 
-def test_a_type_for_no_column_is_noted(http: Http, service: ServerProcess, tmp_path: Path) -> None:
+def test_a_type_for_no_column_is_a_failure(http: Http, service: ServerProcess, tmp_path: Path) -> None:
     """A slip in the name would otherwise go unseen; one in the type is refused."""
     (tmp_path / "a.csv").write_text("id,text,price\n1,x,2\n")
     arguments = ["ingest", tmp_path, "--url", service.url, "-c", http.new_collection()]
     ended = nearline(*arguments, "--types", "prise=number")
-    assert ended.returncode == 0
-    assert "no table has a column 'prise'" in ended.stderr
+    assert ended.returncode == 1
+    assert "--types: nothing that was read has a column, field or key 'prise'" in ended.stderr
+    assert "there are price" in ended.stderr
     ended = nearline(*arguments, "--types", "price=money")
     assert (ended.returncode, "expected COLUMN=TYPE" in ended.stderr) == (1, True)
 
