@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from jobs.commands.ingested import as_value, ending, progress_bar, show_failures, stopped
+from jobs.commands.ingested import as_value, ending, note_nothing, progress_bar, show_failures, stopped
 from jobs.commands.options import COLLECTION, JSON, URL, ask, print_result
 from jobs.ingestion.ingesting import Ingested, fit_options, ingest
 from jobs.sources import SourceOptions, SourceReport, parse_types, read_documents, total_bytes
@@ -60,6 +60,10 @@ def known_encoding(_: click.Context, __: click.Parameter, name: str | None) -> s
 @click.option(
     "--expires-field",
     help="Column or field that holds when a document expires: a date, or milliseconds since 1970. [default: none]",
+)
+@click.option(
+    "--language-field",
+    help="Column or field that holds the BCP 47 code of a document's language. [default: none]",
 )
 @click.option(
     "--types",
@@ -142,8 +146,9 @@ def command(
 ) -> None:
     """Send files, or folders of them, to a running service: text, tables, mail, and with the extra `files` documents.
 
-    Whatever cannot be read or is refused by the service is listed at the end and makes the exit code 1; everything else
-    is written. What is left out of folders on purpose is counted there, with the reason and the option that reads it.
+    Whatever cannot be read or is refused by the service is listed at the end and makes the exit code 1, as does a
+    folder with nothing to read; everything else is written. What is left out of folders on purpose is counted there,
+    with the reason and the option that reads it.
     It is safe to run again after an interruption: no document is stored twice.
     """
     declared = {column: kind for one in types for column, kind in parse_types(one).items()}
@@ -173,7 +178,8 @@ def command(
         click.echo(line, err=True)
     show_failures(report)
     print_result(as_value(done, report), ending(done, collection), *report.summary(), as_json=as_json)
-    if report.failures and not lenient:
+    nothing = note_nothing(paths, report)
+    if (report.failures or nothing) and not lenient:
         sys.exit(1)
 
 

@@ -63,6 +63,7 @@ async def ingest(
                 "title": document.title or "",
                 "metadata": document.metadata,
                 **({} if document.expires_at is None else {"expires_at": document.expires_at}),
+                **({"language": document.language} if document.language else {}),
             }
 
     def refused(one: Refused) -> None:

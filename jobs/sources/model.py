@@ -34,6 +34,7 @@ class SourceDocument:
     title: str | None = None
     metadata: Mapping[str, object] = field(default_factory=dict)
     expires_at: str | int | None = None
+    language: str | None = None
     source: str = ""
     bytes_read: int = 0
     repeats: bool = False
@@ -61,6 +62,8 @@ class SourceOptions:
     title_field: str = "title"
     expires_field: str | None = None
     """Holds when a row's document expires: a date, or milliseconds since 1970."""
+    language_field: str | None = None
+    """Holds the BCP 47 code of the language of a row's document."""
     types: Mapping[str, ColumnType] = field(default_factory=dict)
     """Types of table columns by name; the others are inferred."""
     columns: tuple[str, ...] = ()

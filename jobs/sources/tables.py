@@ -59,7 +59,12 @@ class TypedColumns:
         report: SourceReport,
     ) -> TypedColumns:
         """Use declared types, or infer them from the first rows."""
-        strings = {id_field_in(names, options), *options.text_fields, options.title_field}
+        strings = {
+            id_field_in(names, options),
+            *options.text_fields,
+            options.title_field,
+            options.language_field,
+        }
         rows = list(first)
         types = {
             name: options.types.get(name) or infer(row[at] for row in rows)

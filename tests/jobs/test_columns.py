@@ -80,13 +80,13 @@ def test_no_message_lists_hundreds_of_columns(tmp_path: Path, name: str) -> None
     table = pa.table({column: ["1"] for column in columns})
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink)
-    content = {
+    content: dict[str, str | bytes] = {
         "a.csv": ",".join(columns) + "\n" + ",".join("1" * 600) + "\n",
         "a.jsonl": json.dumps(dict.fromkeys(columns, 1)) + "\n",
         "a.parquet": bytes(sink.getvalue()),
         "a.xlsx": xlsx(A=[["text", *columns, *columns], ["1"] * 1201]),
-    }[name]
-    _, report = read(put(tmp_path, name, content))
+    }
+    _, report = read(put(tmp_path, name, content[name]))
     assert report.failures == 1
     assert "580 more" in report.failed[0].reason
     assert len(report.failed[0].reason) < 2000

@@ -272,7 +272,8 @@ def test_names_of_attachments(tmp_path: Path, named: str, kind: str, name: str) 
     """What is skipped has the name that it was sent with; an ending is added where it says how to read the file."""
     message = EmailMessage()
     message.set_content("Text.")
-    message.add_attachment(b"x", *kind.split("/"), **({"filename": named} if named else {}))
+    maintype, subtype = kind.split("/")
+    message.add_attachment(b"x", maintype, subtype, filename=named or None)
     _, report = read(put(tmp_path, "a.eml", bytes(message)))
     ids = [one.id for one in read(tmp_path / "a.eml")[0]]
     said = [one.source for one in (*report.skipped, *report.failed)]

@@ -369,6 +369,52 @@ def test_many_failures_are_shown_in_part(http: Http, service: ServerProcess, tmp
     assert len(json.loads(nearline(*arguments, "--json").stdout)["failed"]) == 50
 
 
+def test_a_language_and_an_expiry_from_rows(http: Http, service: ServerProcess, tmp_path: Path) -> None:
+    """Reach the documents; values that the service refuses are failures of their lines."""
+    lines = tmp_path / "a.jsonl"
+    rows = [("en", "2099-01-31"), ("klingon tongue", "2099-01-31"), ("de", "in June")]
+    lines.write_text(
+        "".join(
+            json.dumps({"id": at, "text": "x", "language": language, "expires_at": expires}) + "\n"
+            for at, (language, expires) in enumerate(rows)
+        )
+    )
+    name = http.new_collection()
+    fields = ["--language-field", "language", "--expires-field", "expires_at"]
+    ended = nearline("ingest", lines, "--url", service.url, "-c", name, *fields)
+    assert ended.returncode == 1
+    assert f"{lines}:2: language" in ended.stderr
+    assert f"{lines}:3: expires_at" in ended.stderr
+    (one,) = http.ok("POST", f"/v1/collections/{name}/documents/scroll", {})["documents"]
+    assert (one["language"], one["expires_at"][:10]) == ("en", "2099-01-31")
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_nothing_to_read_is_said(http: Http, service: ServerProcess, tmp_path: Path, sync: bool) -> None:
+    """What was looked for, and what was skipped; the exit code is 1, since nothing was done."""
+    folder, name = tmp_path / "docs", http.new_collection()
+    folder.mkdir()
+    options = ["--sync", "--state", tmp_path / "state"] if sync else []
+    arguments = ["ingest", folder, "--url", service.url, "-c", name, *options]
+
+    def said(*more: object) -> str:
+        ended = nearline(*arguments, *more)
+        assert ended.returncode == 1, ended.stdout
+        return ended.stdout + ended.stderr
+
+    assert f"nothing to read in {folder}: it is empty" in said()
+    (folder / "a.png").write_bytes(b"x")
+    (folder / ".hidden.md").write_text("x")
+    text = said()
+    assert f"nothing to read in {folder}: all that is there was skipped" in text
+    assert ".md" in text
+    assert "1 files of other kinds (1 .png)" in text
+    assert "nothing to read" in said("--json")
+    assert nearline(*arguments, "--lenient").returncode == 0
+    (folder / "a.md").write_text("Text.")
+    assert nearline(*arguments).returncode == 0
+
+
 def test_a_type_for_no_column_is_a_failure(http: Http, service: ServerProcess, tmp_path: Path) -> None:
     """A slip in the name would otherwise go unseen; one in the type is refused."""
     (tmp_path / "a.csv").write_text("id,text,price\n1,x,2\n")

@@ -662,3 +662,26 @@ def test_a_field_may_say_when_documents_expire(tmp_path: Path) -> None:
     assert not any("until" in one.metadata for one in documents)
     lines.write_text('{"id": 1, "text": "a", "until": true}\n')
     assert "field 'until': expected a date, or milliseconds" in refusal(lines, options=options)
+
+
+def test_fields_that_the_api_has_too(tmp_path: Path) -> None:
+    """Are metadata with a note, once for each file, unless an option names them or leaves them out."""
+    row = '{"id": %d, "text": "a", "language": "English", "expires_at": "2030-01-31"}\n'
+    lines = put(tmp_path, "a.jsonl", row % 1 + row % 2)
+    table = put(tmp_path, "b.csv", "id,text,language,expires_at\n3,c,,\n4,d,no,2030-01-31\n")
+    documents, report = read(lines, table)
+    assert documents[0].metadata == {"language": "English", "expires_at": "2030-01-31"}
+    assert [note.partition(";")[0] for note in report.notes] == [
+        f"{lines}:1: the field 'expires_at' becomes metadata",
+        f"{lines}:1: the field 'language' becomes metadata",
+        f"{table}:3: the field 'expires_at' becomes metadata",
+        f"{table}:3: the field 'language' becomes metadata",
+    ]
+    options = SourceOptions(language_field="language", expires_field="expires_at")
+    documents, report = read(lines, table, options=options)
+    assert [one.language for one in documents] == ["English", "English", "", "no"]
+    assert [*map(str, (one.metadata for one in documents)), *report.notes] == ["{}"] * 4
+    for chosen in [SourceOptions(columns=("x",)), SourceOptions(skip_columns=("language", "expires_at"))]:
+        assert read(lines, options=chosen)[1].notes == []
+    put(tmp_path, "a.jsonl", '{"id": 1, "text": "a", "language": 5}\n')
+    assert "a.jsonl:1: field 'language': expected a string" in refusal(lines, options=options)
