@@ -48,7 +48,7 @@ class Syncs:
     failed_before: set[tuple[str, str]] = field(default_factory=set)
 
     def run_all(self, lenient: bool) -> int:
-        """Returns the exit code: 1 if something failed, is gone and was not deleted, or if there was nothing to read."""
+        """Returns the exit code: 1 if something failed, is gone and not deleted, or if there was nothing to read."""
         values, left = [], False
         try:
             with ended_by_sigterm():
